@@ -1,0 +1,197 @@
+"""An attribution beside its reference from raw hooks: a verdict that neither misses a fault nor invents one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from cutaway.engine.methods import Method
+from cutaway.engine.references import Evidence, Silent
+from cutaway.engine.witness import Pass, Question, Values
+from cutaway.requests import CheckRequest, Point
+from cutaway.results import Check, Verdict
+
+COMPLETENESS_TOLERANCE = 0.02
+"""How much of the attributions' total magnitude may be missing before the number of steps is in doubt."""
+
+FAINT_ROW = 1e-6
+"""A row this much fainter than the brightest is measured against the brightest: below it is rounding."""
+
+
+@dataclass(frozen=True)
+class Distance:
+    """How far an attribution lies from its reference, over all names."""
+
+    absolute: float = 0.0
+    relative: float = 0.0
+    cosine: float = 0.0
+
+
+def checks(
+    question: Question, method: Method, values: Values, passes: Sequence[Pass], request: CheckRequest
+) -> tuple[Check, ...]:
+    """Everything that raw hooks can say about ``values``, the identity first."""
+    made = [_identity(question, method, values, passes, request)]
+    if method.adds_up(question.request):
+        made.append(_completeness(question, values, request))
+    return tuple(made)
+
+
+def _identity(
+    question: Question, method: Method, values: Values, passes: Sequence[Pass], request: CheckRequest
+) -> Check:
+    tolerance = request.relative_tolerance
+    if tolerance is None:
+        tolerance = method.tolerances.of(question.subject.dtype)
+    blank = Check(
+        f"Captum's {type(question.request).__name__} with {method.identity}",
+        request.mode, 0.0, 0.0, 0.0, tolerance, Verdict.INCONCLUSIVE,
+    )  # fmt: skip
+    strayed = _strayed(question, method, passes)
+    if strayed:
+        return replace(blank, verdict=Verdict.DISAGREES, reason=strayed)
+    calls = max(1, len(passes[-1].layer)) if passes else 1
+    try:
+        references = [method.reference(Evidence(question, passes, call)) for call in range(calls)]
+    except Silent as silence:
+        return replace(blank, reason=f"the raw hooks saw nothing to compare with: {silence}")
+    distance = max((_distance(values, reference) for reference in references), key=lambda d: d.relative)
+    verdict, reason = _judge(question, method, passes, distance, tolerance, calls)
+    return replace(
+        blank,
+        max_absolute_error=distance.absolute,
+        max_relative_error=distance.relative,
+        cosine=distance.cosine,
+        verdict=verdict,
+        reason=reason,
+    )
+
+
+def _judge(
+    question: Question, method: Method, passes: Sequence[Pass], distance: Distance, tolerance: float, calls: int
+) -> tuple[Verdict, str]:
+    agrees = distance.relative <= tolerance  # False for NaN
+    if agrees and method.differentiates and _no_gradient(passes):
+        return Verdict.INCONCLUSIVE, (
+            "the gradient is exactly zero everywhere: either the target does not depend on this input, or the path "
+            "to it is cut (detach, round, argmax) or saturated"
+        )
+    if agrees:
+        return Verdict.AGREES, ""
+    if _random(question):
+        return Verdict.INCONCLUSIVE, (
+            "two runs of the model on the same input differ: something in its forward is random (dropout that "
+            "ignores eval mode?), so no explanation of it can be repeated"
+        )
+    if calls > 1:
+        return Verdict.DISAGREES, (
+            f"the layer was called {calls} times in one forward and Captum explains one call only; "
+            "captures have every call"
+        )
+    if not torch.isfinite(torch.tensor(distance.relative)):
+        return Verdict.DISAGREES, "one of the two is not finite where the other is, or their shapes differ"
+    return Verdict.DISAGREES, "the attribution is not what the raw hooks saw; do not rely on it"
+
+
+def _completeness(question: Question, values: Values, request: CheckRequest) -> Check:
+    """Sundararajan et al. 2017, proposition 1: the attributions sum to f(input) - f(baseline)."""
+    total = _row_sums(values, question.rows)
+    mass = _row_sums({name: value.abs() for name, value in values.items()}, question.rows)
+    with torch.no_grad():
+        change = _scalars_at(question, dict(question.inputs)) - _scalars_at(
+            question, {**question.inputs, **question.baselines}
+        )
+    missing = (total - change).abs()
+    relative = float((missing / torch.maximum(mass, change.abs()).clamp(min=1e-30)).max())
+    enough = relative <= COMPLETENESS_TOLERANCE
+    return Check(
+        "the sum of the attributions with the target's change from baseline to input (completeness)",
+        request.mode,
+        max_absolute_error=float(missing.max()),
+        max_relative_error=relative,
+        cosine=_cosine(total, change),
+        tolerance=COMPLETENESS_TOLERANCE,
+        verdict=Verdict.AGREES if enough else Verdict.INCONCLUSIVE,
+        reason=""
+        if enough
+        else f"the attributions miss {float(missing.max()):.3g} of the target's change: too few steps? "
+        f"try n_steps={2 * getattr(question.request, 'n_steps', 0)}",
+    )
+
+
+def _strayed(question: Question, method: Method, passes: Sequence[Pass]) -> str:
+    """Where the passes that were run are not the passes that the method is made of."""
+    expected = method.points(question)
+    for name in question.explained:
+        due = torch.cat([point[name].detach().cpu() for point in expected])
+        seen = torch.cat([each.points[name] for each in passes]) if passes else due[:0]
+        if due.shape != seen.shape:
+            return f"Captum ran {len(seen)} rows of {name!r} through the model; the method is made of {len(due)}"
+        if due.is_floating_point():
+            scale = float(due.abs().max()) or 1.0
+            allowed = 64 * torch.finfo(due.dtype).eps
+            if not float((due.double() - seen.double()).abs().max()) <= allowed * scale:
+                return f"Captum visited other points of {name!r} than the method is made of"
+        elif not torch.equal(due, seen):
+            return f"Captum visited other points of {name!r} than the method is made of"
+    return ""
+
+
+def _distance(values: Values, reference: Values) -> Distance:
+    if {name: value.shape for name, value in values.items()} != {n: r.shape for n, r in reference.items()}:
+        return Distance(float("inf"), float("inf"), 0.0)
+    pairs = [(values[name].detach().cpu().double(), reference[name]) for name in values]
+    absolute = max(_largest((ours - theirs).abs()) for ours, theirs in pairs)
+    relative = max(_relative(ours, theirs) for ours, theirs in pairs)
+    flat = [torch.cat([pair[side].flatten() for pair in pairs]) for side in (0, 1)]
+    return Distance(absolute, relative, _cosine(*flat))
+
+
+def _relative(ours: Tensor, theirs: Tensor) -> float:
+    """The largest error of a row over the reference's largest magnitude in that row, so that a bright row does not
+    hide a fault in a faint one."""
+    if not ours.numel():
+        return 0.0
+    errors = (ours - theirs).abs().reshape(ours.shape[0], -1).amax(dim=1)
+    scales = theirs.abs().reshape(theirs.shape[0], -1).amax(dim=1)
+    scales = scales.clamp(min=FAINT_ROW * float(scales.max())) if torch.isfinite(scales).all() else scales
+    exact = errors == 0
+    return _largest(torch.where(exact, torch.zeros_like(errors), errors / scales))
+
+
+def _largest(errors: Tensor) -> float:
+    # max() of a tensor passes NaN on, as it must: a NaN agrees with nothing.
+    return float(errors.max()) if errors.numel() else 0.0
+
+
+def _cosine(one: Tensor, other: Tensor) -> float:
+    lengths = float(one.norm() * other.norm())
+    return float(one @ other) / lengths if lengths else 0.0
+
+
+def _no_gradient(passes: Sequence[Pass]) -> bool:
+    seen = [gradient for each in passes for gradient in each.gradients.values()]
+    for each in passes:
+        for call in each.layer:
+            seen.extend(call.get(Point.GRAD_OUTPUT, {}).values())
+    return not any(bool(gradient.any()) for gradient in seen)
+
+
+def _random(question: Question) -> bool:
+    with torch.no_grad():
+        first, second = (_scalars_at(question, dict(question.inputs)) for _ in range(2))
+    return not torch.equal(first, second)
+
+
+def _scalars_at(question: Question, inputs: Values) -> Tensor:
+    outputs = question.subject.run(inputs)
+    return question.chosen.scalars(outputs).detach().cpu().double()
+
+
+def _row_sums(values: Values, rows: int) -> Tensor:
+    return torch.stack(
+        [value.detach().cpu().double().reshape(rows, -1).sum(dim=1) for value in values.values()]
+    ).sum(dim=0)

@@ -1,0 +1,85 @@
+"""The module tree of a model: names, aliases, globs."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from functools import cached_property
+
+from torch import nn
+
+from cutaway.errors import Reason, error
+
+
+class ModuleTree:
+    """The modules of a model by name, as ``named_modules()`` names them.
+
+    A module that sits in several places (weight tying) is one module: its first name is its own, the others are
+    aliases, and hooks asked for by any of them sit on it once.
+    """
+
+    def __init__(self, root: nn.Module) -> None:
+        self.root = root
+        self.modules: dict[str, nn.Module] = dict(root.named_modules())
+        own = {module: name for name, module in self.modules.items()}
+        self._own_name: dict[str, str] = {
+            name: own[module] for name, module in root.named_modules(remove_duplicate=False)
+        }
+
+    def __getitem__(self, name: str) -> nn.Module:
+        return self.modules[self.resolve(name)]
+
+    def resolve(self, name: str) -> str:
+        """The own name of the one module that ``name`` names.
+
+        Raises:
+            InvalidArgument: ``MODULE_NOT_FOUND``, with the nearest names.
+        """
+        if name not in self._own_name or not name:
+            raise error(Reason.MODULE_NOT_FOUND, f"no module is named {name!r}{self._hint(name)}")
+        return self._own_name[name]
+
+    def match(self, pattern: str) -> list[str]:
+        """The own names of all modules that ``pattern`` names, in the order of ``named_modules()``, each once.
+
+        The model itself (named ``""``) is matched by ``**`` alone.
+
+        Raises:
+            InvalidArgument: ``MODULE_NOT_FOUND`` where there is none, with the nearest names.
+        """
+        if not is_glob(pattern):
+            return [self.resolve(pattern)]
+        regex = _compiled(pattern)
+        hits = {own for name, own in self._own_name.items() if regex.fullmatch(name)}
+        if not hits:
+            raise error(Reason.MODULE_NOT_FOUND, f"the glob {pattern!r} matches no module{self._hint(pattern)}")
+        return [name for name in self.modules if name in hits]
+
+    @cached_property
+    def aliases(self) -> dict[str, tuple[str, ...]]:
+        """Own name to the further names of the same module."""
+        found: dict[str, list[str]] = {}
+        for name, own in self._own_name.items():
+            if name != own:
+                found.setdefault(own, []).append(name)
+        return {own: tuple(names) for own, names in found.items()}
+
+    def _hint(self, name: str) -> str:
+        known = [candidate for candidate in self._own_name if candidate]
+        near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
+        if near:
+            return "; nearest: " + ", ".join(near)
+        return "; the model has " + ", ".join(known[:6]) + (", ..." if len(known) > 6 else "")
+
+
+def is_glob(pattern: str) -> bool:
+    """Whether ``pattern`` can stand for several names."""
+    return any(mark in pattern for mark in "*?")
+
+
+_MARKS = {"**": ".*", "*": r"[^.]*", "?": r"[^.]"}
+
+
+def _compiled(pattern: str) -> re.Pattern[str]:
+    parts = re.split(r"(\*\*|\*|\?)", pattern)
+    return re.compile("".join(_MARKS.get(part, re.escape(part)) for part in parts))

@@ -1,0 +1,148 @@
+"""From what was asked to what must be done: globs resolved, inputs checked, layers found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from cutaway.engine.arrays import from_numpy
+from cutaway.engine.modules import ModuleTree
+from cutaway.engine.subject import Inputs, Subject, dtype_text
+from cutaway.engine.targets import Chosen
+from cutaway.engine.witness import Question
+from cutaway.errors import Reason, at, error
+from cutaway.requests import Attribution, Capture, InspectRequest, IntegratedGradients, LayerAttribution, Point, Quadrature
+from cutaway.tensors import Array
+
+MAX_STEPS = 4096
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one request needs.
+
+    Attributes:
+        taps: module names to the points to capture, in the order of the reply.
+        gradients_of: inputs whose gradients are returned.
+        differentiates: whether a backward pass is needed for captures or input gradients.
+    """
+
+    taps: dict[str, set[Point]]
+    gradients_of: tuple[str, ...]
+    differentiates: bool
+
+
+def plan(subject: Subject, request: InspectRequest, inputs: Inputs) -> Plan:
+    """Resolve what ``request`` asks of ``subject``.
+
+    Raises:
+        InvalidArgument: with the field at fault, before anything has run.
+    """
+    taps: dict[str, set[Point]] = {}
+    for index, capture in enumerate(request.captures):
+        with at(f"captures[{index}]"):
+            for name in _captured(subject.tree, capture):
+                taps.setdefault(name, set()).update(capture.points)
+    with at("input_gradients"):
+        gradients_of = () if request.input_gradients is None else differentiable(subject, inputs, request.input_gradients)
+    for index, attribution in enumerate(request.attributions):
+        with at(f"attributions[{index}]"):
+            _validate(subject, attribution, inputs)
+    differentiates = bool(gradients_of) or any(p.is_gradient for points in taps.values() for p in points)
+    return Plan(taps, gradients_of, differentiates)
+
+
+def question(subject: Subject, attribution: Attribution, inputs: Inputs, chosen: Chosen) -> Question:
+    """``attribution``, made definite for ``inputs``."""
+    if isinstance(attribution, LayerAttribution):
+        floating = tuple(name for name, tensor in inputs.items() if tensor.is_floating_point())
+        layer = subject.tree.resolve(attribution.layer)
+        return Question(subject, attribution, inputs, floating or tuple(inputs), chosen, layer)
+    explained = differentiable(subject, inputs, attribution.inputs)
+    baselines = _baselines(attribution, inputs, explained) if isinstance(attribution, IntegratedGradients) else {}
+    return Question(subject, attribution, inputs, explained, chosen, baselines=baselines)
+
+
+def differentiable(subject: Subject, inputs: Inputs, names: tuple[str, ...]) -> tuple[str, ...]:
+    """``names``, or where there are none every floating input; each has a gradient.
+
+    Raises:
+        InvalidArgument: ``INPUT_UNKNOWN`` or ``INPUT_NOT_DIFFERENTIABLE``.
+    """
+    for name in names:
+        if name not in inputs:
+            raise error(Reason.INPUT_UNKNOWN, f"no input {name!r} was sent; there are {', '.join(inputs)}", "inputs")
+    chosen = names or tuple(name for name, tensor in inputs.items() if tensor.is_floating_point())
+    whole = [name for name in chosen or inputs if not inputs[name].is_floating_point()]
+    if whole:
+        raise error(
+            Reason.INPUT_NOT_DIFFERENTIABLE,
+            f"the input {whole[0]!r} is {dtype_text(inputs[whole[0]])} and has no gradient{_embedding_hint(subject)}",
+            "inputs",
+        )
+    return chosen
+
+
+def _embedding_hint(subject: Subject) -> str:
+    embeddings = [name for name, module in subject.tree.modules.items() if isinstance(module, nn.Embedding)]
+    if not embeddings:
+        return ""
+    return f"; take the gradient where numbers begin: GRAD_OUTPUT of {embeddings[0]!r}"
+
+
+def _captured(tree: ModuleTree, capture: Capture) -> list[str]:
+    with at("module"):
+        return tree.match(capture.module)
+
+
+def _validate(subject: Subject, attribution: Attribution, inputs: Inputs) -> None:
+    if isinstance(attribution, LayerAttribution):
+        with at("layer"):
+            subject.tree.resolve(attribution.layer)
+        if attribution.inputs:
+            raise error(
+                Reason.INVALID_VALUE, "a layer method explains the layer: leave the inputs out", "inputs"
+            )
+        return
+    explained = differentiable(subject, inputs, attribution.inputs)
+    if isinstance(attribution, IntegratedGradients):
+        _validate_path(attribution)
+        _baselines(attribution, inputs, explained)
+
+
+def _validate_path(request: IntegratedGradients) -> None:
+    fewest = 1 if request.quadrature is Quadrature.GAUSS_LEGENDRE else 2
+    if not fewest <= request.n_steps <= MAX_STEPS:
+        raise error(
+            Reason.INVALID_VALUE,
+            f"{request.n_steps} steps; {request.quadrature.name} takes {fewest} to {MAX_STEPS}",
+            "path.n_steps",
+        )
+
+
+def _baselines(request: IntegratedGradients, inputs: Inputs, explained: tuple[str, ...]) -> Inputs:
+    with at("path.baselines"):
+        for name in request.baselines:
+            if name not in explained:
+                raise error(
+                    Reason.INPUT_UNKNOWN,
+                    f"a baseline for {name!r}, which is not explained; explained: {', '.join(explained)}",
+                    name,
+                )
+        return {name: _baseline(name, request.baselines.get(name, 0.0), inputs[name]) for name in explained}
+
+
+def _baseline(name: str, given: float | Array, like: torch.Tensor) -> torch.Tensor:
+    if isinstance(given, (int, float)):
+        return torch.full_like(like, float(given))
+    if given.dtype.name != dtype_text(like):
+        raise error(Reason.INPUT_DTYPE, f"{given.dtype.name}; the input is {dtype_text(like)}", name)
+    if given.shape[1:] != like.shape[1:] or given.shape[:1] not in ((1,), like.shape[:1]):
+        raise error(
+            Reason.INPUT_SHAPE,
+            f"{list(given.shape)}; send one row for all, {[1, *like.shape[1:]]}, or one an example, {list(like.shape)}",
+            name,
+        )
+    return from_numpy(given).to(like.device).expand_as(like)

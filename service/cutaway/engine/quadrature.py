@@ -1,0 +1,34 @@
+"""Where a path integral from 0 to 1 is sampled, and with which weights."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from cutaway.requests import Quadrature
+from cutaway.tensors import Array
+
+
+class Rule(NamedTuple):
+    """``integral of f from 0 to 1 = sum(weights * f(alphas))``, both of shape [n]; the weights sum to 1."""
+
+    alphas: Array
+    weights: Array
+
+
+def rule(quadrature: Quadrature, n: int) -> Rule:
+    """The rule with ``n`` points, from its textbook definition, in float64."""
+    if quadrature is Quadrature.GAUSS_LEGENDRE:
+        nodes, weights = np.polynomial.legendre.leggauss(n)
+        return Rule((nodes + 1) / 2, weights / 2)
+    if quadrature is Quadrature.RIEMANN_TRAPEZOID:
+        ends = np.full(n, 1 / (n - 1))
+        ends[[0, -1]] /= 2
+        return Rule(np.linspace(0, 1, n), ends)
+    shift = {
+        Quadrature.RIEMANN_LEFT: 0.0,
+        Quadrature.RIEMANN_MIDDLE: 0.5,
+        Quadrature.RIEMANN_RIGHT: 1.0,
+    }[quadrature]
+    return Rule((np.arange(n) + shift) / n, np.full(n, 1 / n))

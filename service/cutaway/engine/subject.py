@@ -1,0 +1,166 @@
+"""A model on the table: everything the engine needs to know about it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cutaway.engine.guard import Guard
+from cutaway.engine.leaves import leaves
+from cutaway.engine.modules import ModuleTree
+from cutaway.errors import CutawayError, Reason, error
+from cutaway.results import InputSpec
+
+Inputs = dict[str, Tensor]
+"""Tensors by forward-argument name, in the order in which the model declares them; axis 0 is the batch."""
+
+Outputs = dict[str, Tensor]
+"""What a model returned, by name; the first is the one that targets are read from."""
+
+
+@dataclass
+class Passes:
+    """How many passes were run since the counters were last set to zero.
+
+    Backward passes are counted by hooks on the model's outputs, so that Captum's own are counted too.
+    """
+
+    forwards: int = 0
+    _backwards: set[int] = field(default_factory=set)
+
+    @property
+    def backwards(self) -> int:
+        """Backward passes that began at an output of the model."""
+        return len(self._backwards)
+
+    def reset(self) -> None:
+        """Start counting anew."""
+        self.forwards = 0
+        self._backwards = set()
+
+    def count(self, outputs: Outputs) -> None:
+        """Count one forward pass, and the backward passes that will start from what it returned."""
+        self.forwards += 1
+        for output in outputs.values():
+            if output.requires_grad:
+                output.register_hook(lambda _: self._backwards.add(torch._C._current_graph_task_id()))
+
+
+@dataclass
+class Subject:
+    """One model, ready to be inspected.
+
+    Attributes:
+        module: the model, on its device.
+        call: runs it on named inputs; by default ``module(**inputs)``.
+        inputs: what it takes, in order; empty where nothing is known, and then nothing is checked beforehand.
+        labels: the names of its classes; empty for a model without classes.
+    """
+
+    module: nn.Module
+    call: Callable[[Inputs], Any]
+    inputs: Sequence[InputSpec] = ()
+    labels: Sequence[str] = ()
+    tree: ModuleTree = field(init=False)
+    guard: Guard = field(init=False)
+    device: torch.device = field(init=False)
+    dtype: torch.dtype = field(init=False)
+    weights_sha256: str = field(init=False)
+    passes: Passes = field(init=False, default_factory=lambda: Passes())
+
+    def __post_init__(self) -> None:
+        _refuse_unhookable(self.module)
+        self.tree = ModuleTree(self.module)
+        self.guard = Guard(self.module)
+        state = [*self.module.parameters(), *self.module.buffers()]
+        self.device = state[0].device if state else torch.device("cpu")
+        floating = [tensor.dtype for tensor in state if tensor.is_floating_point()]
+        self.dtype = floating[0] if floating else torch.float32
+        self.weights_sha256 = _digest(self.module)
+
+    def run(self, inputs: Inputs) -> Outputs:
+        """One forward pass, on copies of ``inputs``, which the model may change in place.
+
+        Raises:
+            InvalidArgument: ``MODEL_FAILED``, where the model raised, with what it said.
+        """
+        try:
+            with torch.backends.cudnn.flags(enabled=self._cudnn()):
+                returned = self.call({name: tensor.clone() for name, tensor in inputs.items()})
+        except CutawayError:
+            raise
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as failure:
+            shapes = ", ".join(f"{name} {dtype_text(t)}{list(t.shape)}" for name, t in inputs.items())
+            raise error(
+                Reason.MODEL_FAILED,
+                f"the model's forward raised {type(failure).__name__} on {shapes}: {_short(failure)}",
+            ) from failure
+        outputs = _named(returned)
+        self.passes.count(outputs)
+        return outputs
+
+    def _cudnn(self) -> bool:
+        # cuDNN's RNNs refuse a backward pass in evaluation mode; PyTorch's own kernels do not.
+        recurrent = torch.is_grad_enabled() and any(isinstance(m, nn.RNNBase) for m in self.tree.modules.values())
+        return torch.backends.cudnn.enabled and not recurrent
+
+
+def dtype_text(tensor: Tensor) -> str:
+    """``float32``, without ``torch.``."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _named(returned: Any) -> Outputs:
+    if isinstance(returned, Tensor):
+        return {"output": returned}
+    if isinstance(returned, Mapping):
+        found = {str(key): value for key, value in returned.items() if isinstance(value, Tensor)}
+    else:
+        found = {f"output{path}": tensor for path, tensor in leaves(returned).items()}
+    if not found:
+        raise error(
+            Reason.MODEL_FAILED,
+            f"the model returned no tensor but a {type(returned).__name__}; let the adapter's forward return a "
+            "tensor or a dict of tensors",
+        )
+    return found
+
+
+def _short(failure: Exception) -> str:
+    text = str(failure).strip().splitlines()
+    return (text[0] if text else repr(failure))[:400]
+
+
+def _refuse_unhookable(module: nn.Module) -> None:
+    """Hooks on these would never fire, or gradients would be missing, without a word (traps of torch, measured)."""
+    for name, child in module.named_modules():
+        kind = type(child)
+        where = f"module {name!r}" if name else "the model"
+        if isinstance(child, torch.jit.ScriptModule):
+            raise error(Reason.ADAPTER_INVALID, f"{where} is a ScriptModule, which takes no hooks: load eager code")
+        if kind.__name__ == "OptimizedModule" or child._compiled_call_impl is not None:
+            raise error(
+                Reason.ADAPTER_INVALID,
+                f"{where} went through torch.compile, where hooks never fire: return the model uncompiled",
+            )
+        if kind.__module__.startswith(("torch.ao.nn.quantized", "torch.nn.quantized")):
+            raise error(
+                Reason.ADAPTER_INVALID,
+                f"{where} is quantised ({kind.__name__}) and has no gradients: load the float model",
+            )
+
+
+def _digest(module: nn.Module) -> str:
+    digest = hashlib.sha256()
+    for name, tensor in module.state_dict().items():
+        if isinstance(tensor, Tensor):
+            digest.update(f"{name}:{tensor.dtype}:{list(tensor.shape)}".encode())
+            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,130 @@
+"""What is asked of an attribution method, and what raw hooks saw while it was answered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from cutaway.engine.hooks import Call, Seen, observing, on_host
+from cutaway.engine.subject import Inputs, Subject
+from cutaway.engine.targets import Chosen
+from cutaway.requests import Attribution, Point
+
+Values = dict[str, Tensor]
+"""Attributions by name: inputs for input methods, the layer for layer methods."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """One attribution asked for, made definite for one batch.
+
+    Attributes:
+        subject: the model.
+        request: the method and its parameters.
+        inputs: everything that forward takes, [batch, ...] each.
+        explained: names of the inputs that are attributed.
+        chosen: the scalar of each row.
+        layer: the layer's own name, or ``""``.
+        baselines: by explained input, of the input's shape; empty for methods without.
+    """
+
+    subject: Subject
+    request: Attribution
+    inputs: Inputs
+    explained: tuple[str, ...]
+    chosen: Chosen
+    layer: str = ""
+    baselines: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> int:
+        """The batch size."""
+        return next(iter(self.inputs.values())).shape[0]
+
+    @property
+    def arguments(self) -> tuple[Tensor, ...]:
+        """The explained inputs, as Captum takes them."""
+        return tuple(self.inputs[name] for name in self.explained)
+
+    @property
+    def further(self) -> tuple[Tensor, ...]:
+        """The inputs that are passed on unchanged."""
+        return tuple(tensor for name, tensor in self.inputs.items() if name not in self.explained)
+
+    def forward(self, *tensors: Tensor) -> Tensor:
+        """The model as Captum calls it: explained inputs first, then the further ones; returns the output that the
+        target is read from."""
+        further = (name for name in self.inputs if name not in self.explained)
+        given = dict(zip((*self.explained, *further), tensors))
+        in_order = {name: given[name] for name in self.inputs}
+        return self.subject.run(in_order)[self.chosen.output]
+
+
+@dataclass
+class Pass:
+    """What the hooks saw of one forward pass and of the backward pass from it, on the host.
+
+    Attributes:
+        points: the explained inputs that went in, by name.
+        gradients: the target's gradients at them; without those that no backward pass reached.
+        layer: the calls of the question's layer.
+    """
+
+    points: Values
+    gradients: Values = field(default_factory=dict)
+    layer: Sequence[Call] = ()
+
+
+class Witness:
+    """Raw hooks on the model's inputs and on one layer, listening while somebody runs passes."""
+
+    def __init__(self, question: Question, seen: Seen) -> None:
+        self._question = question
+        self._seen = seen
+        self.passes: list[Pass] = []
+
+    def forward(self, *tensors: Tensor) -> Tensor:
+        """`Question.forward`, with every pass noted."""
+        names = self._question.explained
+        noted = Pass({name: on_host(tensor) for name, tensor in zip(names, tensors)})
+        for name, tensor in zip(names, tensors):
+            if tensor.requires_grad and torch.is_grad_enabled():
+                _note_gradient(tensor, noted, name)
+        before = self._layer_calls()
+        output = self._question.forward(*tensors)
+        noted.layer = self._seen.calls[self._question.layer][before:] if self._question.layer else ()
+        self.passes.append(noted)
+        return output
+
+    def visit(self, points: Values, differentiate: bool) -> None:
+        """Run a forward pass of its own at ``points``, and a backward pass where the method needs gradients."""
+        with torch.set_grad_enabled(differentiate):
+            given = [points[name].detach().clone() for name in self._question.explained]
+            leaves = [tensor.requires_grad_() for tensor in given if differentiate and tensor.is_floating_point()]
+            before = len(self._seen.gradient_roots)
+            output = self.forward(*given, *self._question.further)
+            wanted = [*leaves, *self._seen.gradient_roots[before:]]
+            if differentiate and wanted and output.requires_grad:
+                torch.autograd.grad(self._question.chosen.of(output).sum(), wanted, allow_unused=True)
+
+    def _layer_calls(self) -> int:
+        return len(self._seen.calls[self._question.layer]) if self._question.layer else 0
+
+
+def _note_gradient(tensor: Tensor, noted: Pass, name: str) -> None:
+    def note(gradient: Tensor) -> None:
+        noted.gradients[name] = on_host(gradient)
+
+    tensor.register_hook(note)
+
+
+@contextmanager
+def witnessing(question: Question) -> Iterator[Witness]:
+    """Listen to the model for as long as the block runs."""
+    taps = {question.layer: {Point.OUTPUT, Point.GRAD_OUTPUT}} if question.layer else {}
+    with observing(question.subject.tree, taps) as seen:
+        yield Witness(question, seen)

@@ -1,0 +1,278 @@
+"""One TorchServe, as a process of our own.
+
+The ``torchserve`` command leaves behind a server known by one pid file for the whole machine. Here the JVM is
+started directly, as ``ts/model_server.py`` does it: it and its workers are ours to end, it listens only on
+loopback, on ports that were free, and what it writes goes when it goes.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple
+
+import psutil
+
+from cutaway import archive
+from cutaway.errors import CutawayError, Reason, error
+from cutaway.gateway.java import find_java
+from cutaway.gateway.processes import ProcessGroup
+
+LOG_NAME = "torchserve.log"
+_LOG_CONFIG = Path(__file__).with_name("log4j2.xml")
+_ATTEMPTS = 5  # at starting, should somebody else take a port first
+_TAIL_BYTES = 16 << 10
+_LONGEST_RUN_DIRECTORY = 80  # a socket's path has 104 characters at most, and "/.ts.sock.12345" comes on top
+
+_CONFIG = """\
+inference_address=http://127.0.0.1:{ports.rest}
+management_address=http://127.0.0.1:{ports.rest}
+grpc_inference_address=127.0.0.1
+grpc_inference_port={ports.inference}
+grpc_management_address=127.0.0.1
+grpc_management_port={ports.management}
+initial_worker_port={ports.first_worker}
+max_request_size={size}
+max_response_size={size}
+# The front door decides how many calls may wait; a full queue here is reported like a model without workers.
+job_queue_size=10000
+# Only this machine's own users reach these ports, and the token would lie in a file beside them.
+disable_token_authorization=true
+# Nor can they bring models along: the archives named at the start are all there is.
+enable_model_api=false
+allowed_urls=file:///nowhere
+install_py_dep_per_model=false
+enable_envvars_config=false
+# The front door has metrics; these would start a Python process every minute.
+enable_metrics_api=false
+disable_system_metrics=true
+"""
+
+
+class _Ports(NamedTuple):
+    rest: int = 0
+    inference: int = 0
+    management: int = 0
+    first_worker: int = 0  # a port only where Unix sockets cannot be used, else part of their names
+
+
+class TorchServe:
+    """A context manager that runs one TorchServe.
+
+    Args:
+        model_store: the directory that holds the archives.
+        models: the archives' file names; the first of several versions of a model is its default.
+        workers: how many workers each model gets, or None for what its archive says.
+        max_message_bytes: the largest request and the largest reply.
+        log_dir: where ``torchserve.log`` goes, or None to lose it with the server.
+        heap_bytes: the largest heap of the JVM, or None for its default, a quarter of the memory.
+        start_timeout_s: how long it may take until it listens.
+        grace_s: how long calls under way may go on when the ``with`` block is left.
+    """
+
+    def __init__(
+        self,
+        model_store: Path,
+        models: Sequence[str],
+        *,
+        workers: int | None = None,
+        max_message_bytes: int,
+        log_dir: Path | None = None,
+        heap_bytes: int | None = None,
+        start_timeout_s: float = 120.0,
+        grace_s: float = 10.0,
+    ) -> None:
+        self._archives = [model_store / name for name in models]
+        self._workers = workers
+        self._max_message_bytes = max_message_bytes
+        self._log_dir = log_dir
+        self._heap_bytes = heap_bytes
+        self._start_timeout_s = start_timeout_s
+        self._grace_s = grace_s
+        self._ports = _Ports()
+        self._log = _Log()
+        self._group: ProcessGroup | None = None
+        self._cleanup = ExitStack()
+
+    def __enter__(self) -> TorchServe:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop(self._grace_s)
+
+    @property
+    def inference_address(self) -> str:
+        """Where gRPC's ``InferenceAPIsService`` listens."""
+        return f"127.0.0.1:{self._ports.inference}"
+
+    @property
+    def management_address(self) -> str:
+        """Where gRPC's ``ManagementAPIsService`` listens."""
+        return f"127.0.0.1:{self._ports.management}"
+
+    @property
+    def rest_address(self) -> str:
+        """Where both of them listen for plain HTTP."""
+        return f"127.0.0.1:{self._ports.rest}"
+
+    def start(self) -> None:
+        """Start the server and return once it listens; its workers load their models from then on."""
+        java = find_java()
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                return self._start(java)
+            except CutawayError:
+                if attempt == _ATTEMPTS or "Failed to bind" not in self._log.tail():
+                    raise
+
+    def wait_listening(self, timeout_s: float) -> None:
+        """Return once both gRPC ports accept connections; raise if the server ends or takes too long."""
+        deadline = time.monotonic() + timeout_s
+        while not self._listens():
+            status = self.poll()
+            if status is not None:
+                raise self._failed(f"TorchServe ended with status {status} before it listened")
+            if time.monotonic() > deadline:
+                raise self._failed(f"TorchServe did not listen within {timeout_s:g} s")
+            time.sleep(0.05)
+
+    def poll(self) -> int | None:
+        """None while the server runs, else its exit status."""
+        if self._group is None:
+            raise error(Reason.INTERNAL, "TorchServe was not started")
+        return self._group.poll()
+
+    def stop(self, grace_s: float = 10.0) -> None:
+        """End the server. Calls under way may go on for ``grace_s``; nothing of it is left afterwards."""
+        with self._cleanup:
+            if self._group is not None:
+                self._group.terminate(grace_s)
+
+    def log_tail(self) -> str:
+        """The end of what the server has logged since it was last started, also once it has stopped."""
+        return self._log.tail()
+
+    def _start(self, java: Path) -> None:
+        with ExitStack() as undo:
+            directory = undo.enter_context(_run_directory())
+            self._ports = _Ports(*_free_ports(len(_Ports._fields)))
+            self._log = _Log((self._log_dir or directory) / LOG_NAME)
+            undo.callback(self._log.close)
+            self._write_files(directory)
+            with self._log.path.open("ab") as output:
+                self._group = ProcessGroup(self._command(java, directory), directory, _environment(), output)
+            undo.callback(self._group.kill)
+            self.wait_listening(self._start_timeout_s)
+            self._cleanup = undo.pop_all()
+
+    def _write_files(self, directory: Path) -> None:
+        config = _CONFIG.format(ports=self._ports, size=self._max_message_bytes)
+        (directory / "config.properties").write_text(config)
+        # Unpacked here and not by TorchServe: it cannot give a model another number of workers than its archive
+        # says, and would only log that an archive is damaged, and serve the others.
+        for path in self._archives:
+            archive.unpack(path, directory / "models" / path.stem, workers=self._workers)
+
+    def _command(self, java: Path, directory: Path) -> list[str]:
+        home = _torchserve_home()
+        heap = [] if self._heap_bytes is None else [f"-Xmx{self._heap_bytes}"]
+        return [
+            *(str(java), *heap),
+            f"-Djava.io.tmpdir={directory}",  # for the workers' sockets: two servers would share those in /tmp
+            f"-Dmodel_server_home={home}",
+            f"-Dlog4j.configurationFile={_LOG_CONFIG.as_uri()}",
+            f"-Dcutaway.log={self._log.path}",
+            *("-cp", f"{home}/ts/frontend/*", "org.pytorch.serve.ModelServer"),
+            *("--python", sys.executable),
+            *("-f", str(directory / "config.properties")),
+            *("-s", str(directory / "models"), "-ncs"),
+            *("-m", *(path.stem for path in self._archives)),
+        ]
+
+    def _listens(self) -> bool:
+        """Whether both ports are the server's own by now, rather than those of somebody who came first."""
+        if self._group is None:
+            return False
+        try:
+            connections = psutil.Process(self._group.pid).net_connections("tcp")
+        except psutil.Error:
+            return False
+        open_ports = {item.laddr.port for item in connections if item.status == psutil.CONN_LISTEN}
+        return {self._ports.inference, self._ports.management} <= open_ports
+
+    def _failed(self, what: str) -> CutawayError:
+        return error(Reason.BACKEND_UNAVAILABLE, f"{what}; its log ends:\n{self._log.tail()}")
+
+
+class _Log:
+    """The file that a server logs to, from where it began to."""
+
+    def __init__(self, path: Path = Path(os.devnull)) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path.resolve()
+        self._begin = path.stat().st_size if path.is_file() else 0
+        self._last_words: str | None = None
+
+    def tail(self) -> str:
+        if self._last_words is not None:
+            return self._last_words
+        with self.path.open("rb") as log:
+            size = log.seek(0, os.SEEK_END)
+            begin = self._begin if self._begin <= size else 0  # else it was rotated
+            log.seek(max(begin, size - _TAIL_BYTES))
+            return log.read().decode(errors="replace")
+
+    def close(self) -> None:
+        """Keep the tail, for the file may go."""
+        self._last_words = self.tail()
+
+
+@contextmanager
+def _run_directory() -> Iterator[Path]:
+    """A directory of the server's own, with a path short enough for the workers' sockets."""
+    parent = tempfile.gettempdir()
+    with tempfile.TemporaryDirectory(
+        prefix="cutaway-",
+        dir=parent if len(parent) < _LONGEST_RUN_DIRECTORY else "/tmp",
+        ignore_cleanup_errors=True,
+    ) as name:
+        yield Path(name)
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports of 127.0.0.1 that nobody listens on at the moment."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for item in sockets:
+            item.bind(("127.0.0.1", 0))
+        return [item.getsockname()[1] for item in sockets]
+
+
+def _torchserve_home() -> Path:
+    spec = importlib.util.find_spec("ts")
+    if spec is None or spec.origin is None:
+        raise error(Reason.BACKEND_UNAVAILABLE, "TorchServe is not installed: pip install 'cutaway[server]'")
+    return Path(spec.origin).parent.parent
+
+
+def _environment() -> dict[str, str]:
+    """Our own environment, without the variables that would overrule the configuration.
+
+    The workers inherit it, and with it ``PYTHONPATH``, absolute because they run in another directory.
+    """
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TS_")}
+    environment["PYTHONUNBUFFERED"] = "1"  # what a model prints is in the log before it crashes
+    if path := environment.get("PYTHONPATH"):
+        environment["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, path.split(os.pathsep)))
+    return environment

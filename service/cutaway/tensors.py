@@ -1,0 +1,81 @@
+"""Arrays as bytes: the data types of the contract, and nothing that needs torch or protobuf."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from cutaway.errors import Reason, error
+
+Array: TypeAlias = npt.NDArray[Any]
+
+DTYPES: dict[str, np.dtype[Any]] = {
+    "float16": np.dtype("<f2"),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+    "float32": np.dtype("<f4"),
+    "float64": np.dtype("<f8"),
+    "int8": np.dtype("i1"),
+    "int16": np.dtype("<i2"),
+    "int32": np.dtype("<i4"),
+    "int64": np.dtype("<i8"),
+    "uint8": np.dtype("u1"),
+    "bool": np.dtype("?"),
+}
+"""Every data type of the contract, by its name in torch and numpy; all little-endian."""
+
+MAX_RANK = 32
+MAX_ELEMENTS = 2**40
+"""Far past any memory; keeps a hostile shape from overflowing before it is compared with the bytes."""
+
+
+def dtype_name(array: Array) -> str:
+    """The contract's name for ``array``'s data type.
+
+    Raises:
+        InvalidArgument: ``INPUT_DTYPE``, for a data type that the contract does not have (complex, strings, ...).
+    """
+    name = array.dtype.name
+    if name not in DTYPES:
+        raise error(Reason.INPUT_DTYPE, f"{name} cannot be sent; the contract has {', '.join(DTYPES)}")
+    return name
+
+
+def to_bytes(array: Array) -> bytes:
+    """The elements of ``array``, row-major and little-endian."""
+    return np.ascontiguousarray(array, dtype=DTYPES[dtype_name(array)]).tobytes()
+
+
+def from_bytes(name: str, shape: Sequence[int], data: bytes) -> Array:
+    """A read-only array over ``data``, without a copy.
+
+    Raises:
+        InvalidArgument: ``INPUT_SHAPE`` for a negative, overflowing or too deep shape; ``TENSOR_SIZE`` where the
+            bytes are not what the shape and data type need; ``INPUT_DTYPE`` for a boolean that is neither 0 nor 1.
+    """
+    dtype = DTYPES[name]
+    expected = _elements(shape) * dtype.itemsize
+    if len(data) != expected:
+        raise error(
+            Reason.TENSOR_SIZE,
+            f"{name}{list(shape)} needs {expected} bytes, got {len(data)}",
+            "data",
+        )
+    if name == "bool" and np.frombuffer(data, np.uint8).max(initial=0) > 1:
+        raise error(Reason.INPUT_DTYPE, "a boolean is one byte, 0 or 1", "data")
+    return np.frombuffer(data, dtype).reshape(tuple(shape))
+
+
+def _elements(shape: Sequence[int]) -> int:
+    if len(shape) > MAX_RANK:
+        raise error(Reason.INPUT_SHAPE, f"{len(shape)} axes; at most {MAX_RANK} are allowed", "shape")
+    if any(size < 0 for size in shape):
+        raise error(Reason.INPUT_SHAPE, f"{list(shape)} has a negative size", "shape")
+    elements = math.prod(shape)
+    if elements > MAX_ELEMENTS:
+        raise error(Reason.INPUT_SHAPE, f"{list(shape)} has more than {MAX_ELEMENTS} elements", "shape")
+    return elements
