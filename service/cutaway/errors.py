@@ -100,9 +100,7 @@ TABLE: dict[Reason, Row] = {
     Reason.MALFORMED_REQUEST: Row(_BAD, False, "The bytes are not a request message."),
     Reason.UNKNOWN_FIELD: Row(_BAD, False, "The request sets a field that this server does not know."),
     Reason.INVALID_VALUE: Row(_BAD, False, "A field holds a value outside its range."),
-    Reason.NOT_IMPLEMENTED: Row(
-        Code.UNIMPLEMENTED, False, "The field is part of the contract but not served yet."
-    ),
+    Reason.NOT_IMPLEMENTED: Row(Code.UNIMPLEMENTED, False, "The field is part of the contract but not served yet."),
     Reason.MODEL_NOT_FOUND: Row(Code.NOT_FOUND, False, "No model of that name is served."),
     Reason.VERSION_NOT_FOUND: Row(Code.NOT_FOUND, False, "The model is served, but not in that version."),
     Reason.MODEL_NOT_LOADED: Row(Code.NOT_FOUND, False, "The model's archive is there but could not be loaded."),

@@ -71,7 +71,12 @@ def _identity(
 
 
 def _judge(
-    question: Question, method: Method, passes: Sequence[Pass], distance: Distance, tolerance: float, calls: int
+    question: Question,
+    method: Method,
+    passes: Sequence[Pass],
+    distance: Distance,
+    tolerance: float,
+    calls: int,
 ) -> tuple[Verdict, str]:
     agrees = distance.relative <= tolerance  # False for NaN
     if agrees and method.differentiates and _no_gradient(passes):
@@ -192,6 +197,6 @@ def _scalars_at(question: Question, inputs: Values) -> Tensor:
 
 
 def _row_sums(values: Values, rows: int) -> Tensor:
-    return torch.stack(
-        [value.detach().cpu().double().reshape(rows, -1).sum(dim=1) for value in values.values()]
-    ).sum(dim=0)
+    return torch.stack([value.detach().cpu().double().reshape(rows, -1).sum(dim=1) for value in values.values()]).sum(
+        dim=0
+    )

@@ -108,9 +108,7 @@ def _tap(module: nn.Module, name: str, points: Set[Point], seen: Seen) -> list[R
     ]
 
 
-def _see(
-    seen: Seen, call: Call, points: Set[Point], here: tuple[Point, Point], path: Path, tensor: Tensor
-) -> Tensor:
+def _see(seen: Seen, call: Call, points: Set[Point], here: tuple[Point, Point], path: Path, tensor: Tensor) -> Tensor:
     value_point, gradient_point = here
     if value_point in points:
         seen._note(call, value_point, path, tensor)
@@ -132,7 +130,6 @@ def _in_backward() -> bool:
 def gradient_root(tensor: Tensor) -> Tensor | None:
     """A copy of ``tensor`` whose gradient can be taken: a node of the graph, or a new leaf where there is no graph
     yet (behind an embedding of token ids with frozen weights). None where no graph is being built."""
-
 
     if not torch.is_grad_enabled():
         return None

@@ -29,6 +29,7 @@ from cutaway.requests import (
     Saliency,
 )
 
+
 class Tolerances(NamedTuple):
     """The largest relative error that still agrees, by the data type that the model computes in."""
 
@@ -194,6 +195,4 @@ def _translated(question: Question) -> Iterator[None]:
                 Reason.NOT_DIFFERENTIABLE,
                 f"{method}: the target does not depend on {where} through differentiable operations",
             ) from failure
-        raise error(
-            Reason.METHOD_INAPPLICABLE, f"Captum's {method} cannot be applied to {where}: {text}"
-        ) from failure
+        raise error(Reason.METHOD_INAPPLICABLE, f"Captum's {method} cannot be applied to {where}: {text}") from failure

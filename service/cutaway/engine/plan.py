@@ -13,7 +13,15 @@ from cutaway.engine.subject import Inputs, Subject, dtype_text
 from cutaway.engine.targets import Chosen
 from cutaway.engine.witness import Question
 from cutaway.errors import Reason, at, error
-from cutaway.requests import Attribution, Capture, InspectRequest, IntegratedGradients, LayerAttribution, Point, Quadrature
+from cutaway.requests import (
+    Attribution,
+    Capture,
+    InspectRequest,
+    IntegratedGradients,
+    LayerAttribution,
+    Point,
+    Quadrature,
+)
 from cutaway.tensors import Array
 
 MAX_STEPS = 4096
@@ -46,7 +54,9 @@ def plan(subject: Subject, request: InspectRequest, inputs: Inputs) -> Plan:
             for name in _captured(subject.tree, capture):
                 taps.setdefault(name, set()).update(capture.points)
     with at("input_gradients"):
-        gradients_of = () if request.input_gradients is None else differentiable(subject, inputs, request.input_gradients)
+        gradients_of = (
+            () if request.input_gradients is None else differentiable(subject, inputs, request.input_gradients)
+        )
     for index, attribution in enumerate(request.attributions):
         with at(f"attributions[{index}]"):
             _validate(subject, attribution, inputs)
@@ -102,9 +112,7 @@ def _validate(subject: Subject, attribution: Attribution, inputs: Inputs) -> Non
         with at("layer"):
             subject.tree.resolve(attribution.layer)
         if attribution.inputs:
-            raise error(
-                Reason.INVALID_VALUE, "a layer method explains the layer: leave the inputs out", "inputs"
-            )
+            raise error(Reason.INVALID_VALUE, "a layer method explains the layer: leave the inputs out", "inputs")
         return
     explained = differentiable(subject, inputs, attribution.inputs)
     if isinstance(attribution, IntegratedGradients):

@@ -49,8 +49,7 @@ def inspect(subject: Subject, request: InspectRequest, inputs: Inputs) -> Inspec
         seen, outputs, chosen, gradients = _primary(subject, request, inputs, todo, layers, timings)
         _refuse_silent_layers(request, subject, seen)
         attributions = tuple(
-            _attribute(subject, request, index, inputs, outputs, timings)
-            for index in range(len(request.attributions))
+            _attribute(subject, request, index, inputs, outputs, timings) for index in range(len(request.attributions))
         )
     warnings = _warnings(todo, seen, gradients)
     return InspectResult(
@@ -113,9 +112,7 @@ def _primary(
 
 
 def _target(request: InspectRequest, outputs: Outputs, differentiates: bool) -> Chosen | None:
-    needed = differentiates or any(
-        TABLE[type(a)].differentiates and a.target is None for a in request.attributions
-    )
+    needed = differentiates or any(TABLE[type(a)].differentiates and a.target is None for a in request.attributions)
     if not needed:
         return None
     with at("target"):
@@ -251,7 +248,9 @@ def _warnings(todo: Plan, seen: Seen, gradients: Values) -> Iterator[Warning]:
     for name, points in todo.taps.items():
         if not seen.calls[name]:
             yield Warning(
-                WarningCode.MODULE_NOT_CALLED, name, f"the model never called {name!r}: there is nothing to capture"
+                WarningCode.MODULE_NOT_CALLED,
+                name,
+                f"the model never called {name!r}: there is nothing to capture",
             )
             continue
         for point in sorted(points, key=list(Point).index):
@@ -263,5 +262,9 @@ def _warnings(todo: Plan, seen: Seen, gradients: Values) -> Iterator[Warning]:
 def _silence(name: str, point: Point, silent: list[int]) -> Warning:
     which = f"call {', '.join(map(str, silent))} of {name!r}"
     if point.is_gradient:
-        return Warning(WarningCode.NO_GRADIENT, name, f"the target's gradient does not reach the {point.value} of {which}")
+        return Warning(
+            WarningCode.NO_GRADIENT,
+            name,
+            f"the target's gradient does not reach the {point.value} of {which}",
+        )
     return Warning(WarningCode.NOT_A_TENSOR, name, f"there is no tensor at the {point.value} of {which}")

@@ -179,24 +179,28 @@ class TorchServe:
     def _write_files(self, directory: Path) -> None:
         config = _CONFIG.format(ports=self._ports, size=self._max_message_bytes)
         (directory / "config.properties").write_text(config)
+        # gRPC's own Java code logs past log4j: twenty lines for every message that is too large.
+        (directory / "logging.properties").write_text(".level=OFF\n")
         # Unpacked here and not by TorchServe: it cannot give a model another number of workers than its archive
         # says, and would only log that an archive is damaged, and serve the others.
         for path in self._archives:
-            archive.unpack(path, directory / "models" / path.stem, workers=self._workers)
+            archive.unpack(path, directory / "store" / path.stem, workers=self._workers)
 
     def _command(self, java: Path, directory: Path) -> list[str]:
         home = _torchserve_home()
         heap = [] if self._heap_bytes is None else [f"-Xmx{self._heap_bytes}"]
         return [
             *(str(java), *heap),
+            "-XX:-UsePerfData",  # writes to /tmp, and leaves it there when killed
             f"-Djava.io.tmpdir={directory}",  # for the workers' sockets: two servers would share those in /tmp
             f"-Dmodel_server_home={home}",
             f"-Dlog4j.configurationFile={_LOG_CONFIG.as_uri()}",
             f"-Dcutaway.log={self._log.path}",
+            f"-Djava.util.logging.config.file={directory}/logging.properties",
             *("-cp", f"{home}/ts/frontend/*", "org.pytorch.serve.ModelServer"),
             *("--python", sys.executable),
             *("-f", str(directory / "config.properties")),
-            *("-s", str(directory / "models"), "-ncs"),
+            *("-s", str(directory / "store"), "-ncs"),
             *("-m", *(path.stem for path in self._archives)),
         ]
 

@@ -1,0 +1,266 @@
+"""What a model's owner writes: how to load it, and how to read its inputs.
+
+A whole adapter, for a network that reads 8 x 8 grey images:
+
+    class Digits(ImageAdapter):
+        size = (8, 8)
+        mode = "L"
+        labels = tuple("0123456789")
+
+        def build(self) -> nn.Module:
+            return DigitsCNN()
+
+`cutaway package` puts it into an archive with its weights; `cutaway serve` serves it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from cutaway.engine.inputs import signature_of
+from cutaway.engine.subject import Inputs, Subject
+from cutaway.errors import CutawayError, Reason, error
+from cutaway.results import InputSpec
+
+
+class Adapter:
+    """How one model is loaded, fed and read. Override what differs.
+
+    Attributes:
+        inputs: what forward takes, in order; empty reads the names from the model's forward.
+        labels: the names of the classes, in the order of their index; empty for a model without classes.
+        media_types: what `preprocess` decodes, the default first; empty where it decodes nothing.
+        options: the options given to ``cutaway package``.
+        directory: where the archive's files lie; None for a model that is served from Python.
+    """
+
+    inputs: Sequence[InputSpec] = ()
+    labels: Sequence[str] = ()
+    media_types: Sequence[str] = ()
+
+    def __init__(self, options: Mapping[str, str] | None = None, directory: Path | None = None) -> None:
+        self.options: Mapping[str, str] = options or {}
+        self.directory = directory
+
+    def build(self) -> nn.Module:
+        """The network, with whatever weights it is born with."""
+        raise error(Reason.ADAPTER_INVALID, f"{type(self).__name__} must define build() or load()")
+
+    def load(self, weights: Path | None) -> nn.Module:
+        """The network with its weights, from a safetensors file whose names are those of its ``state_dict()``."""
+        model = self.build()
+        if weights is not None:
+            model.load_state_dict(load_file(weights), strict=True)
+        return model
+
+    def preprocess(self, data: bytes, media_type: str) -> Mapping[str, Tensor]:
+        """One example, decoded: tensors by forward-argument name, with a batch axis of 1.
+
+        Raises:
+            InvalidArgument: ``RAW_UNDECODABLE``, for bytes that are not what ``media_type`` says.
+        """
+        raise error(Reason.RAW_UNSUPPORTED, "this model takes tensors, not raw bytes")
+
+    def collate(self, examples: Sequence[Mapping[str, Tensor]]) -> Inputs:
+        """Several decoded examples as one batch."""
+        return {name: torch.cat([example[name] for example in examples]) for name in examples[0]}
+
+    def forward(self, model: nn.Module, inputs: Inputs) -> Any:
+        """Run the model: returns a tensor, or tensors in a dict, tuple or dataclass. Differentiable."""
+        return model(**inputs)
+
+    def example(self) -> Inputs | None:
+        """A small batch to try the model with, or None. By default ones of the declared shapes."""
+        if not self.inputs or any(not spec.shape or -1 in spec.shape[1:] for spec in self.inputs):
+            return None
+        return {
+            spec.name: torch.ones((1, *spec.shape[1:]), dtype=getattr(torch, spec.data_type or "float32"))
+            for spec in self.inputs
+            if not spec.optional
+        }
+
+    def decode(self, data: bytes, media_type: str) -> Mapping[str, Tensor]:
+        """`preprocess`, after a look at the media type."""
+        if not self.media_types:
+            raise error(Reason.RAW_UNSUPPORTED, "this model takes tensors, not raw bytes", "data")
+        kind = media_type.split(";")[0].strip().lower() or self.media_types[0]
+        if kind not in self.media_types:
+            raise error(Reason.RAW_UNSUPPORTED, f"{kind!r} is none of {', '.join(self.media_types)}", "media_type")
+        return self.preprocess(data, kind)
+
+
+class TensorAdapter(Adapter):
+    """Any network that takes tensors, as it is: ``TensorAdapter(module)``.
+
+    Args:
+        module: the network.
+        inputs: what forward takes; by default the names in its signature.
+        labels: the names of its classes.
+    """
+
+    def __init__(self, module: nn.Module, *, inputs: Sequence[InputSpec] = (), labels: Sequence[str] = ()) -> None:
+        super().__init__()
+        self._module = module
+        self.inputs = inputs
+        self.labels = labels
+
+    def build(self) -> nn.Module:
+        """The module it was made with."""
+        return self._module
+
+
+class ImageAdapter(Adapter):
+    """Images, by Pillow: decoded, converted to ``mode``, resized to ``size``, scaled to 0..1 and normalised.
+
+    Attributes:
+        size: (height, width) in pixels.
+        mode: ``L`` for grey, ``RGB`` for colour.
+        mean: subtracted from each channel, after scaling to 0..1.
+        std: divides each channel.
+        argument: the forward argument that takes the image, float32 [batch, channels, height, width].
+    """
+
+    size: tuple[int, int]
+    mode: str = "RGB"
+    mean: Sequence[float] = (0.0,)
+    std: Sequence[float] = (1.0,)
+    argument: str = "image"
+    media_types = ("image/png", "image/jpeg", "image/bmp", "image/gif", "image/webp", "image/tiff")
+
+    @property
+    def inputs(self) -> Sequence[InputSpec]:  # type: ignore[override]
+        """One image tensor."""
+        return (InputSpec(self.argument, "float32", (-1, len(Image.new(self.mode, (1, 1)).getbands()), *self.size)),)
+
+    def preprocess(self, data: bytes, media_type: str) -> Mapping[str, Tensor]:
+        """One image, [1, channels, height, width]."""
+        try:
+            with Image.open(io.BytesIO(data)) as opened:
+                image = opened.convert(self.mode).resize(self.size[::-1], Image.Resampling.BILINEAR)
+        except Exception as failure:  # Pillow raises many kinds; all mean the same to the caller
+            raise error(
+                Reason.RAW_UNDECODABLE,
+                f"these {len(data)} bytes are no image that can be read: {failure}",
+                "data",
+            ) from None
+        pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
+        scaled = pixels.reshape(1, *self.size, -1).permute(0, 3, 1, 2).contiguous() / 255
+        return {self.argument: (scaled - _channels(self.mean)) / _channels(self.std)}
+
+
+def _channels(values: Sequence[float]) -> Tensor:
+    return torch.tensor(values, dtype=torch.float32).reshape(1, -1, 1, 1)
+
+
+class TextAdapter(Adapter):
+    """Text, by a transformers tokenizer that lies in the archive (``tokenizer.json`` and its kin).
+
+    Attributes:
+        max_tokens: the longest text, in tokens; a longer one is refused, never cut.
+    """
+
+    max_tokens: int = 512
+    media_types = ("text/plain",)
+    inputs: Sequence[InputSpec] = (
+        InputSpec("input_ids", "int64", (-1, -1)),
+        InputSpec("attention_mask", "int64", (-1, -1)),
+    )
+
+    def __init__(self, options: Mapping[str, str] | None = None, directory: Path | None = None) -> None:
+        from transformers import AutoTokenizer
+
+        super().__init__(options, directory)
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
+
+    def preprocess(self, data: bytes, media_type: str) -> Mapping[str, Tensor]:
+        """One UTF-8 text: ``input_ids`` and ``attention_mask``, int64 [1, tokens]."""
+        try:
+            text = data.decode("utf-8")
+        except UnicodeDecodeError as failure:
+            raise error(Reason.RAW_UNDECODABLE, f"the text is not UTF-8: {failure}", "data") from None
+        encoded = self.tokenizer(text, return_tensors="pt", truncation=False, verbose=False)
+        tokens = encoded["input_ids"].shape[1]
+        if tokens > self.max_tokens:
+            raise error(Reason.TEXT_TOO_LONG, f"{tokens} tokens; the model reads at most {self.max_tokens}", "data")
+        return {spec.name: encoded[spec.name] for spec in self.inputs}
+
+    def collate(self, examples: Sequence[Mapping[str, Tensor]]) -> Inputs:
+        """Texts of several lengths, padded to the longest; the attention mask is 0 there."""
+        longest = max(example["input_ids"].shape[1] for example in examples)
+        fill = {"input_ids": self.tokenizer.pad_token_id or 0}
+        return {
+            spec.name: torch.cat([_padded(each[spec.name], longest, fill.get(spec.name, 0)) for each in examples])
+            for spec in self.inputs
+        }
+
+    def example(self) -> Inputs | None:
+        """A short sentence."""
+        return dict(self.preprocess(b"A cutaway drawing shows a machine running.", "text/plain"))
+
+
+def _padded(tensor: Tensor, length: int, value: int) -> Tensor:
+    return nn.functional.pad(tensor, (0, length - tensor.shape[1]), value=value)
+
+
+def mount(adapter: Adapter, weights: Path | None, device: str) -> Subject:
+    """Load ``adapter``'s model, ready to be inspected.
+
+    Raises:
+        InvalidArgument: ``ADAPTER_INVALID``, with what is wrong.
+    """
+    try:
+        module = adapter.load(weights)
+    except CutawayError:
+        raise
+    except (RuntimeError, OSError, safetensors.SafetensorError) as failure:
+        raise error(Reason.ADAPTER_INVALID, f"{type(adapter).__name__}.load failed: {failure}") from failure
+    if not isinstance(module, nn.Module):
+        raise error(
+            Reason.ADAPTER_INVALID,
+            f"{type(adapter).__name__}.load returned a {type(module).__name__}, no nn.Module",
+        )
+    module = module.eval().to(device)
+    return Subject(
+        module,
+        lambda inputs: adapter.forward(module, inputs),
+        tuple(adapter.inputs) or signature_of(module),
+        adapter.labels,
+    )
+
+
+def find(spec: str, directory: Path) -> type[Adapter]:
+    """The adapter class that ``spec`` names: ``digits_adapter.py:Digits``, a file in ``directory``, or
+    ``package.module:Class``, an installed one.
+
+    Raises:
+        InvalidArgument: ``ADAPTER_INVALID``.
+    """
+    where, _, name = spec.partition(":")
+    try:
+        module = _import_file(directory / where) if where.endswith(".py") else importlib.import_module(where)
+        found = getattr(module, name)
+    except Exception as failure:  # whatever an adapter's own code raises on import
+        raise error(Reason.ADAPTER_INVALID, f"{spec}: {type(failure).__name__}: {failure}", "adapter") from failure
+    if not (isinstance(found, type) and issubclass(found, Adapter)):
+        raise error(Reason.ADAPTER_INVALID, f"{spec} is no subclass of cutaway.adapters.Adapter", "adapter")
+    return found
+
+
+def _import_file(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(f"cutaway_adapter_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path.name} cannot be imported")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

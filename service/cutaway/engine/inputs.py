@@ -1,0 +1,81 @@
+"""What a model takes, and whether what was sent is that."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor, nn
+
+from cutaway.engine.subject import Inputs, dtype_text
+from cutaway.errors import Reason, at, error
+from cutaway.results import InputSpec
+
+
+def signature_of(module: nn.Module) -> list[InputSpec]:
+    """What ``module.forward`` says of its arguments: names and defaults, no types. Empty where it takes any names."""
+    parameters = inspect.signature(module.forward).parameters.values()
+    if any(each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD, each.POSITIONAL_ONLY) for each in parameters):
+        return []
+    return [InputSpec(each.name, optional=each.default is not each.empty) for each in parameters]
+
+
+def validated(specs: Sequence[InputSpec], tensors: Mapping[str, Tensor]) -> Inputs:
+    """``tensors`` in the order of ``specs``, fit to be run.
+
+    Raises:
+        InvalidArgument: ``INPUT_MISSING``, ``INPUT_UNKNOWN``, ``INPUT_EMPTY``, ``INPUT_DTYPE``, ``INPUT_SHAPE`` or
+            ``BATCH_MISMATCH``, with the tensor at fault.
+    """
+    _names(specs, tensors)
+    if not tensors:
+        raise error(Reason.INPUT_EMPTY, "no tensor was sent")
+    by_name = {spec.name: spec for spec in specs}
+    for name, tensor in tensors.items():
+        with at(name):
+            _fits(by_name.get(name, InputSpec(name)), tensor)
+    _one_batch(tensors)
+    ordered = [spec.name for spec in specs if spec.name in tensors] or list(tensors)
+    return {name: tensors[name] for name in ordered}
+
+
+def _names(specs: Sequence[InputSpec], tensors: Mapping[str, Tensor]) -> None:
+    if not specs:
+        return
+    known = [spec.name for spec in specs]
+    for name in tensors:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise error(Reason.INPUT_UNKNOWN, f"the model takes {', '.join(known)}, not {name!r}{hint}", name)
+    for spec in specs:
+        if not spec.optional and spec.name not in tensors:
+            raise error(Reason.INPUT_MISSING, f"the model needs {_described(spec)}", spec.name)
+
+
+def _fits(spec: InputSpec, tensor: Tensor) -> None:
+    if tensor.ndim == 0:
+        raise error(Reason.INPUT_SHAPE, "a single number has no batch axis; axis 0 must be the batch")
+    if tensor.shape[0] == 0:
+        raise error(Reason.INPUT_EMPTY, f"the shape is {list(tensor.shape)}: a batch of no rows; send at least one")
+    if spec.data_type and dtype_text(tensor) != spec.data_type:
+        raise error(Reason.INPUT_DTYPE, f"got {dtype_text(tensor)}, the model takes {_described(spec)}")
+    if spec.shape and not _matches(spec.shape, tensor.shape):
+        raise error(Reason.INPUT_SHAPE, f"got {list(tensor.shape)}, the model takes {_described(spec)}")
+
+
+def _matches(wanted: Sequence[int], shape: Sequence[int]) -> bool:
+    return len(wanted) == len(shape) and all(want in (-1, size) for want, size in zip(wanted, shape))
+
+
+def _one_batch(tensors: Mapping[str, Tensor]) -> None:
+    rows = {name: tensor.shape[0] for name, tensor in tensors.items()}
+    if len(set(rows.values())) > 1:
+        listed = ", ".join(f"{name} has {count}" for name, count in rows.items())
+        raise error(Reason.BATCH_MISMATCH, f"all inputs need the same number of rows on axis 0: {listed}")
+
+
+def _described(spec: InputSpec) -> str:
+    sizes = ", ".join("any" if size == -1 else str(size) for size in spec.shape)
+    return f"{spec.name}: {spec.data_type or 'a tensor'}{f' [{sizes}]' if spec.shape else ''}"

@@ -1,0 +1,73 @@
+"""The front door over models in this very process: for notebooks, tests and a first try.
+
+from cutaway.gateway import serve
+
+with serve({"net": module}) as server:
+    cutaway.Client(server.address).inspect("net", {"x": x})
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from torch import nn
+
+from cutaway.adapters import Adapter
+from cutaway.gateway.backends import Embedded
+from cutaway.gateway.server import FrontDoor
+from cutaway.settings import Settings
+from cutaway.worker import Worker
+
+
+@dataclass(frozen=True)
+class Served:
+    """A running server.
+
+    Attributes:
+        address: ``host:port``, for `cutaway.Client`.
+    """
+
+    address: str
+
+
+@contextmanager
+def serve(
+    models: Mapping[str, nn.Module | Adapter], address: str = "127.0.0.1:0", *, settings: Settings | None = None
+) -> Iterator[Served]:
+    """Serve ``models`` by name for as long as the block runs.
+
+    Args:
+        models: modules, or adapters, by the name they are served under. They are used where they are, in evaluation
+            mode; nobody else should run them meanwhile.
+        address: where to listen; port 0 picks a free one.
+        settings: limits; by default from ``CUTAWAY_...`` environment variables.
+
+    Raises:
+        CutawayError: a model cannot be served, or the address cannot be had.
+    """
+    limits = (settings or Settings()).model_copy(update={"address": address})
+    workers = [Worker.of(model, name, max_reply_bytes=limits.max_message_bytes) for name, model in models.items()]
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="cutaway-front-door", daemon=True)
+    thread.start()
+    try:
+        door = asyncio.run_coroutine_threadsafe(_open(workers, limits), loop).result()
+        try:
+            yield Served(door.address)
+        finally:
+            asyncio.run_coroutine_threadsafe(door.stop(limits.grace_s), loop).result()
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+async def _open(workers: list[Worker], settings: Settings) -> FrontDoor:
+    # Inside the loop: gRPC's server belongs to the loop it is made in.
+    door = FrontDoor(Embedded(workers, settings.queue), settings)
+    await door.start()
+    return door

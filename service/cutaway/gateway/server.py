@@ -1,0 +1,68 @@
+"""The front door as a gRPC server: our service, health, reflection."""
+
+from __future__ import annotations
+
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from cutaway.errors import Reason, error
+from cutaway.gateway.backends import Backend
+from cutaway.gateway.servicer import Servicer
+from cutaway.routes import SERVICE
+from cutaway.settings import Settings
+
+# Importing a service's module is what makes reflection know it.
+from cutaway.v1 import inspection_service_pb2  # noqa: F401
+
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+class FrontDoor:
+    """One listening front door over one backend.
+
+    Args:
+        backend: what answers; closed with the front door.
+        settings: addresses and limits.
+    """
+
+    def __init__(self, backend: Backend, settings: Settings) -> None:
+        self._backend = backend
+        self._settings = settings
+        self._health = health.aio.HealthServicer()
+        # A request a little over the limit is read, so that it can be told what the limit is.
+        limit = 2 * settings.max_message_bytes
+        self._server = grpc.aio.server(
+            options=[("grpc.max_receive_message_length", limit), ("grpc.max_send_message_length", -1)]
+        )
+        self.address = ""
+
+    async def start(self) -> None:
+        """Listen; sets ``address``, with the port that was picked.
+
+        Raises:
+            CutawayError: the address cannot be had.
+        """
+        servicer = Servicer(self._backend, self._settings.max_message_bytes, self._settings.default_deadline_s)
+        self._server.add_generic_rpc_handlers((servicer.handler(),))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
+        try:
+            port = self._server.add_insecure_port(self._settings.address)
+        except RuntimeError as failure:
+            raise error(Reason.BACKEND_UNAVAILABLE, f"cannot listen on {self._settings.address}: {failure}") from None
+        host = self._settings.address.rpartition(":")[0]
+        self.address = f"{host}:{port}"
+        await self._server.start()
+        await self._set_health(_SERVING)
+
+    async def stop(self, grace_s: float) -> None:
+        """Take no more calls, let running ones finish for ``grace_s`` seconds, close the backend."""
+        await self._set_health(_NOT_SERVING)
+        await self._server.stop(grace_s)
+        await self._backend.close()
+
+    async def _set_health(self, state: int) -> None:
+        for service in ("", SERVICE):
+            await self._health.set(service, state)

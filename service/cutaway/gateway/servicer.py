@@ -1,0 +1,124 @@
+"""`cutaway.v1.InspectionService`: bytes in, bytes out. Tensors pass through unread."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias
+
+import grpc
+import grpc.aio
+import structlog
+from google.protobuf.message import DecodeError
+
+from cutaway.errors import CutawayError, Reason, error
+from cutaway.gateway.backends import Backend
+from cutaway.routes import SERVICE
+from cutaway.v1 import inspection_service_pb2, worker_pb2
+from cutaway.wire import models as wire_models
+from cutaway.wire import status
+from cutaway.worker import supplement
+
+log = structlog.get_logger(__name__)
+
+Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
+Handler: TypeAlias = Callable[[bytes, float], Awaitable[bytes]]
+
+_PAGE = 100
+_LONGEST_PAGE = 1000
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+
+class Servicer:
+    """The front door's methods.
+
+    Args:
+        backend: what answers.
+        max_message_bytes: the largest request.
+        default_deadline_s: for calls that come without one.
+    """
+
+    def __init__(self, backend: Backend, max_message_bytes: int, default_deadline_s: float) -> None:
+        self._backend = backend
+        self._max_message_bytes = max_message_bytes
+        self._default_deadline_s = default_deadline_s
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """All methods, for a gRPC server; neither requests nor replies are parsed on the way."""
+        methods: dict[str, Handler] = {
+            "ListModels": self._list_models,
+            "GetModel": self._get_model,
+            "Inspect": self._inspect,
+        }
+        unary = {name: grpc.unary_unary_rpc_method_handler(self._guarded(method)) for name, method in methods.items()}
+        stream = {"InspectStream": grpc.unary_stream_rpc_method_handler(self._guarded(self._inspect_stream))}
+        return grpc.method_handlers_generic_handler(SERVICE, {**unary, **stream})
+
+    async def _list_models(self, data: bytes, timeout_s: float) -> bytes:
+        request = inspection_service_pb2.ListModelsRequest.FromString(data)
+        page, token = _page(self._backend.catalog.all(), request.page_size, request.page_token)
+        return inspection_service_pb2.ListModelsResponse(
+            models=[wire_models.encode_name(name) for name in page], next_page_token=token
+        ).SerializeToString()
+
+    async def _get_model(self, data: bytes, timeout_s: float) -> bytes:
+        return (await self._ask("describe", data, timeout_s)).response
+
+    async def _inspect(self, data: bytes, timeout_s: float) -> bytes:
+        start = time.perf_counter()
+        reply = await self._ask("inspect", data, timeout_s)
+        elsewhere_ms = (time.perf_counter() - start) * 1000 - reply.worker_ms
+        return reply.response + supplement(queue_ms=elsewhere_ms)
+
+    async def _inspect_stream(self, data: bytes, timeout_s: float) -> bytes:
+        raise error(Reason.NOT_IMPLEMENTED, "replies in pieces are not served yet; call Inspect", "InspectStream")
+
+    async def _ask(self, kind: str, data: bytes, timeout_s: float) -> worker_pb2.WorkerReply:
+        if len(data) > self._max_message_bytes:
+            raise error(
+                Reason.REQUEST_TOO_LARGE, f"the request has {len(data)} bytes, {self._max_message_bytes} are allowed"
+            )
+        wanted = worker_pb2.RoutedRequest.FromString(data).model
+        if not wanted:
+            raise error(Reason.INVALID_VALUE, "name the model", "model")
+        name = self._backend.catalog.resolve(wanted)
+        reply = worker_pb2.WorkerReply.FromString(await self._backend.call(name, kind, data, timeout_s))
+        if reply.HasField("failure"):
+            raise status.from_failure(reply.failure)
+        return reply
+
+    def _guarded(self, method: Handler) -> Callable[[bytes, Context], Awaitable[bytes]]:
+        """``method`` with every error as a gRPC status: the one place where that happens."""
+
+        async def guarded(data: bytes, context: Context) -> bytes:
+            try:
+                return await method(data, self._remaining(context))
+            except CutawayError as failure:
+                return await _abort(context, failure)
+            except DecodeError:
+                what = f"the {len(data)} bytes are not the request message of this method"
+                return await _abort(context, error(Reason.MALFORMED_REQUEST, what))
+            except Exception as failure:
+                log.exception("call failed in a way that nobody foresaw")
+                return await _abort(context, error(Reason.INTERNAL, type(failure).__name__))
+
+        return guarded
+
+    def _remaining(self, context: Context) -> float:
+        left = context.time_remaining()
+        return self._default_deadline_s if left is None else min(left, 24 * 3600.0)
+
+
+async def _abort(context: Context, failure: CutawayError) -> bytes:
+    details = ((status.DETAILS_KEY, status.encode(failure)),)
+    await context.abort(_CODES[failure.code], status.text(failure), details)
+    raise AssertionError("abort() always raises")
+
+
+def _page(names: list, size: int, token: str) -> tuple[list, str]:
+    if size < 0 or (token and not token.isdecimal()):
+        field = "page_size" if size < 0 else "page_token"
+        raise error(Reason.INVALID_VALUE, "page_size is from 0 to 1000, page_token is from the reply before", field)
+    start = int(token or 0)
+    end = start + (min(size, _LONGEST_PAGE) or _PAGE)
+    return names[start:end], str(end) if end < len(names) else ""

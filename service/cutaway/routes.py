@@ -1,0 +1,157 @@
+"""How a question reaches an answer: as a call of our own front door, or of TorchServe's gRPC port."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from cutaway.errors import Code, CutawayError, Reason, error
+from cutaway.requests import InspectRequest
+from cutaway.results import InspectResult, ModelDetail, ModelName
+from cutaway.v1 import inspection_pb2, inspection_service_pb2, worker_pb2
+from cutaway.wire import models as wire_models
+from cutaway.wire import requests as wire_requests
+from cutaway.wire import results as wire_results
+from cutaway.wire import status
+
+T = TypeVar("T")
+
+SERVICE = "cutaway.v1.InspectionService"
+TORCHSERVE_PREDICTIONS = "/org.pytorch.serve.grpc.inference.InferenceAPIsService/Predictions"
+TORCHSERVE_SCHEME = "torchserve://"
+
+
+@dataclass(frozen=True)
+class Call(Generic[T]):
+    """One unary call: the method's path, the request's bytes, and how to read the reply's."""
+
+    path: str
+    payload: bytes
+    read: Callable[[bytes], T]
+
+
+class Routes(Protocol):
+    """The calls that a client makes."""
+
+    def inspect(self, request: InspectRequest) -> Call[InspectResult]:
+        """Ask a question."""
+
+    def get_model(self, model: str) -> Call[ModelDetail]:
+        """Describe one model."""
+
+    def list_models(self, page_token: str) -> Call[tuple[list[ModelName], str]]:
+        """One page of the models, and the next page's token."""
+
+    def failure(self, code: int, details: str, trailers: list[tuple[str, str | bytes]]) -> CutawayError:
+        """The exception for a failed call."""
+
+
+class FrontDoor:
+    """Calls of `cutaway.v1.InspectionService`."""
+
+    def inspect(self, request: InspectRequest) -> Call[InspectResult]:
+        """Ask a question."""
+        return Call(f"/{SERVICE}/Inspect", wire_requests.encode(request).SerializeToString(), _result)
+
+    def get_model(self, model: str) -> Call[ModelDetail]:
+        """Describe one model."""
+        request = inspection_service_pb2.GetModelRequest(model=model)
+        return Call(f"/{SERVICE}/GetModel", request.SerializeToString(), _detail)
+
+    def list_models(self, page_token: str) -> Call[tuple[list[ModelName], str]]:
+        """One page of the models, and the next page's token."""
+        request = inspection_service_pb2.ListModelsRequest(page_token=page_token)
+        return Call(f"/{SERVICE}/ListModels", request.SerializeToString(), _page)
+
+    def failure(self, code: int, details: str, trailers: list[tuple[str, str | bytes]]) -> CutawayError:
+        """The exception for a failed call."""
+        return status.decode(code, details, trailers)
+
+
+class TorchServeDirect:
+    """Calls of TorchServe's own gRPC port, whose handler is ours."""
+
+    def inspect(self, request: InspectRequest) -> Call[InspectResult]:
+        """Ask a question."""
+        payload = wire_requests.encode(request).SerializeToString()
+        return Call(
+            TORCHSERVE_PREDICTIONS,
+            predictions(*_split(request.model), {"inspect": payload}),
+            lambda data: _result(worker_response(prediction(data))),
+        )
+
+    def get_model(self, model: str) -> Call[ModelDetail]:
+        """Describe one model."""
+        return Call(
+            TORCHSERVE_PREDICTIONS,
+            predictions(*_split(model), {"describe": b""}),
+            lambda data: _detail(worker_response(prediction(data))),
+        )
+
+    def list_models(self, page_token: str) -> Call[tuple[list[ModelName], str]]:
+        """Not to be had: TorchServe lists its models on its management port only."""
+        raise error(
+            Reason.NOT_IMPLEMENTED,
+            "TorchServe's inference port lists no models; ask the front door",
+            "torchserve://",
+        )
+
+    def failure(self, code: int, details: str, trailers: list[tuple[str, str | bytes]]) -> CutawayError:
+        """The exception for a failed call."""
+        return torchserve_failure(code, details)
+
+
+def predictions(model: str, version: str, parts: dict[str, bytes]) -> bytes:
+    """A serialised request to TorchServe."""
+    return worker_pb2.TorchServePredictionsRequest(
+        model_name=model, model_version=version, input=parts
+    ).SerializeToString()
+
+
+def prediction(data: bytes) -> bytes:
+    """What the handler returned, from TorchServe's serialised reply."""
+    return worker_pb2.TorchServePredictionResponse.FromString(data).prediction
+
+
+def worker_response(data: bytes) -> bytes:
+    """The serialised response in a serialised `cutaway.v1.WorkerReply`.
+
+    Raises:
+        CutawayError: the one that the worker sent instead.
+    """
+    reply = worker_pb2.WorkerReply.FromString(data)
+    if reply.HasField("failure"):
+        raise status.from_failure(reply.failure)
+    return reply.response
+
+
+def torchserve_failure(code: int, details: str) -> CutawayError:
+    """TorchServe's own errors, which know one code for everything, told apart by their text."""
+    if "Model not found" in details or "Model Not Found" in details:
+        return error(Reason.MODEL_NOT_FOUND, details, "model")
+    if "version" in details and "not found" in details.lower():
+        return error(Reason.VERSION_NOT_FOUND, details, "model")
+    if code == Code.DEADLINE_EXCEEDED:
+        return error(Reason.DEADLINE_EXCEEDED, "the deadline passed before TorchServe answered")
+    if code == Code.RESOURCE_EXHAUSTED:
+        return error(Reason.REQUEST_TOO_LARGE, details)
+    return error(Reason.BACKEND_UNAVAILABLE, f"TorchServe: {details}")
+
+
+def _split(model: str) -> tuple[str, str]:
+    name, _, version = model.partition("/versions/")
+    return name, version
+
+
+def _result(data: bytes) -> InspectResult:
+    return wire_results.decode(inspection_pb2.InspectResponse.FromString(data))
+
+
+def _detail(data: bytes) -> ModelDetail:
+    return wire_models.decode(inspection_service_pb2.GetModelResponse.FromString(data).model)
+
+
+def _page(data: bytes) -> tuple[list[ModelName], str]:
+    page = inspection_service_pb2.ListModelsResponse.FromString(data)
+    return [wire_models.decode_name(model) for model in page.models], page.next_page_token

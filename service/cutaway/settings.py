@@ -1,0 +1,24 @@
+"""Settings of the server, from ``CUTAWAY_...`` environment variables and from the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+MEBIBYTE = 1024 * 1024
+
+
+class Settings(BaseSettings):
+    """What an operator can set. Every field is also the environment variable ``CUTAWAY_<NAME>``."""
+
+    model_config = SettingsConfigDict(env_prefix="CUTAWAY_")
+
+    address: str = Field("127.0.0.1:50051", description="Where the front door listens; port 0 picks a free one.")
+    max_message_bytes: int = Field(64 * MEBIBYTE, gt=0, description="The largest request and the largest reply.")
+    default_deadline_s: float = Field(60.0, gt=0, description="For calls that come without a deadline.")
+    start_timeout_s: float = Field(180.0, gt=0, description="How long models may take to load.")
+    grace_s: float = Field(10.0, ge=0, description="How long running calls may finish when the server stops.")
+    queue: int = Field(64, gt=0, description="Calls that may wait for one embedded model.")
+    log_dir: Path = Field(Path("logs"), description="Where TorchServe's log goes.")

@@ -1,0 +1,42 @@
+"""Arrays and `cutaway.v1.Tensor`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from cutaway.errors import Reason, at, error
+from cutaway.tensors import Array, dtype_name, from_bytes, to_bytes
+from cutaway.v1 import tensor_pb2
+from cutaway.wire.enums import DATA_TYPE_NAMES, DATA_TYPES
+
+
+def encode(array: Array) -> tensor_pb2.Tensor:
+    """``array`` as a message; one copy."""
+    return tensor_pb2.Tensor(data_type=DATA_TYPES[dtype_name(array)], shape=array.shape, data=to_bytes(array))
+
+
+def decode(message: tensor_pb2.Tensor) -> Array:
+    """The array in ``message``, read-only, without a copy.
+
+    Raises:
+        InvalidArgument: ``INPUT_DTYPE``, ``INPUT_SHAPE`` or ``TENSOR_SIZE``.
+    """
+    name = DATA_TYPE_NAMES.get(message.data_type)
+    if name is None:
+        known = ", ".join(f"DATA_TYPE_{known.upper()}" for known in DATA_TYPES)
+        raise error(Reason.INPUT_DTYPE, f"data type {message.data_type} is none of {known}", "data_type")
+    return from_bytes(name, message.shape, message.data)
+
+
+def encode_named(arrays: Mapping[str, Array]) -> list[tensor_pb2.NamedTensor]:
+    """Named arrays, in order."""
+    return [tensor_pb2.NamedTensor(name=name, tensor=encode(array)) for name, array in arrays.items()]
+
+
+def decode_named(messages: Iterable[tensor_pb2.NamedTensor]) -> dict[str, Array]:
+    """The same, backwards."""
+    found = {}
+    for message in messages:
+        with at(message.name):
+            found[message.name] = decode(message.tensor)
+    return found

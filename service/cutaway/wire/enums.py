@@ -1,0 +1,57 @@
+"""Enums of the contract and enums of Python, matched by name."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any, Generic, TypeVar
+
+from cutaway.errors import Reason, error
+from cutaway.requests import CheckMode, Point, Quadrature
+from cutaway.results import Verdict, WarningCode
+from cutaway.tensors import DTYPES
+from cutaway.v1 import attribution_pb2, capture_pb2, check_pb2, inspection_pb2, tensor_pb2
+
+E = TypeVar("E", bound=Enum)
+
+
+class Names(Generic[E]):
+    """Two enums with the same members; the contract's carry a prefix (``HOOK_POINT_INPUT`` and ``Point.INPUT``).
+
+    A member that only the contract has belongs to a newer client: it is refused, never guessed at.
+    """
+
+    def __init__(self, wire: Any, prefix: str, plain: type[E], unset: E | None = None) -> None:
+        self._prefix = prefix
+        self._unset = unset
+        self._to_wire: dict[E, int] = {member: wire.Value(f"{prefix}_{member.name}") for member in plain}
+        self._to_plain = {number: member for member, number in self._to_wire.items()}
+
+    def to_wire(self, member: E) -> Any:
+        """The number on the wire."""
+        return self._to_wire[member]
+
+    def to_plain(self, number: int) -> E:
+        """The member; for 0 the default, where the field has one.
+
+        Raises:
+            InvalidArgument: ``INVALID_VALUE``.
+        """
+        if number == 0 and self._unset is not None:
+            return self._unset
+        if number not in self._to_plain:
+            allowed = ", ".join(f"{self._prefix}_{member.name}" for member in self._to_wire)
+            raise error(Reason.INVALID_VALUE, f"{number} is none of {allowed}")
+        return self._to_plain[number]
+
+
+POINTS = Names(capture_pb2.HookPoint, "HOOK_POINT", Point)
+CHECK_MODES = Names(check_pb2.CheckMode, "CHECK_MODE", CheckMode, CheckMode.SAME_PASS)
+VERDICTS = Names(check_pb2.Verdict, "VERDICT", Verdict)
+QUADRATURES = Names(attribution_pb2.Quadrature, "QUADRATURE", Quadrature, Quadrature.GAUSS_LEGENDRE)
+WARNINGS = Names(inspection_pb2.WarningCode, "WARNING_CODE", WarningCode)
+
+DATA_TYPES: dict[str, Any] = {name: tensor_pb2.DataType.Value(f"DATA_TYPE_{name.upper()}") for name in DTYPES}
+"""Data type name to its number on the wire."""
+
+DATA_TYPE_NAMES = {number: name for name, number in DATA_TYPES.items()}
+"""The same, backwards."""

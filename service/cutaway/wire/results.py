@@ -1,0 +1,154 @@
+"""Answers and `cutaway.v1.InspectResponse`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict
+
+import numpy as np
+
+from cutaway import results as plain
+from cutaway.requests import Point
+from cutaway.tensors import Array
+from cutaway.v1 import attribution_pb2, capture_pb2, check_pb2, inspection_pb2, model_pb2
+from cutaway.wire import arrays
+from cutaway.wire.enums import CHECK_MODES, DATA_TYPE_NAMES, DATA_TYPES, POINTS, VERDICTS, WARNINGS
+
+
+def encode(result: plain.InspectResult) -> inspection_pb2.InspectResponse:
+    """``result`` as a message."""
+    return inspection_pb2.InspectResponse(
+        predictions=inspection_pb2.Predictions(
+            outputs=arrays.encode_named(result.predictions),
+            classes=[inspection_pb2.ClassPrediction(**asdict(each)) for each in result.classes],
+            targets=_numbers(result.targets),
+            target_values=_numbers(result.target_values),
+        ),
+        captures=[message for name, capture in result.captures.items() for message in _encode_capture(name, capture)],
+        input_gradients=arrays.encode_named(result.input_gradients),
+        attributions=[_encode_attribution(attribution) for attribution in result.attributions],
+        warnings=[
+            inspection_pb2.Warning(
+                code=WARNINGS.to_wire(warning.code), subject=warning.subject, message=warning.message
+            )
+            for warning in result.warnings
+        ],
+        provenance=encode_provenance(result.provenance),
+        timings=inspection_pb2.Timings(**asdict(result.timings)),
+    )
+
+
+def decode(message: inspection_pb2.InspectResponse) -> plain.InspectResult:
+    """The answer in ``message``; its arrays are read-only views of the message's bytes."""
+    predictions = message.predictions
+    return plain.InspectResult(
+        predictions=arrays.decode_named(predictions.outputs),
+        classes=tuple(plain.ClassPrediction(each.index, each.label, each.probability) for each in predictions.classes),
+        targets=_array(predictions.targets, np.int64),
+        target_values=_array(predictions.target_values, np.float64),
+        captures=_decode_captures(message.captures),
+        input_gradients=arrays.decode_named(message.input_gradients),
+        attributions=tuple(_decode_attribution(attribution) for attribution in message.attributions),
+        warnings=tuple(
+            plain.Warning(WARNINGS.to_plain(each.code), each.subject, each.message) for each in message.warnings
+        ),
+        provenance=decode_provenance(message.provenance),
+        timings=plain.Timings(
+            **{field.name: getattr(message.timings, field.name) for field in message.timings.DESCRIPTOR.fields}
+        ),
+    )
+
+
+def encode_provenance(provenance: plain.Provenance) -> model_pb2.Provenance:
+    """Where a result comes from, as a message."""
+    fields = asdict(provenance)
+    fields["data_type"] = DATA_TYPES.get(provenance.data_type, 0)
+    return model_pb2.Provenance(**fields)
+
+
+def decode_provenance(message: model_pb2.Provenance) -> plain.Provenance:
+    """The same, backwards."""
+    fields = {field.name: getattr(message, field.name) for field in message.DESCRIPTOR.fields}
+    fields["data_type"] = DATA_TYPE_NAMES.get(message.data_type, "")
+    return plain.Provenance(**fields)
+
+
+def _encode_capture(name: str, capture: plain.ModuleCapture) -> Iterable[capture_pb2.Capture]:
+    """A message for each point that any call showed. A call that showed nothing there keeps its place, empty."""
+    for point in Point:
+        if not any(point in call.leaves for call in capture.calls):
+            continue
+        calls = [
+            capture_pb2.CapturedCall(
+                leaves=[
+                    capture_pb2.CapturedLeaf(path=path, tensor=arrays.encode(array))
+                    for path, array in call.leaves.get(point, {}).items()
+                ]
+            )
+            for call in capture.calls
+        ]
+        yield capture_pb2.Capture(module=name, point=POINTS.to_wire(point), calls=calls)
+
+
+def _decode_captures(messages: Iterable[capture_pb2.Capture]) -> dict[str, plain.ModuleCapture]:
+    modules: dict[str, list[dict[Point, dict[str, Array]]]] = {}
+    for message in messages:
+        calls = modules.setdefault(message.module, [{} for _ in message.calls])
+        for call, seen in zip(calls, message.calls):
+            if seen.leaves:
+                leaves = {leaf.path: arrays.decode(leaf.tensor) for leaf in seen.leaves}
+                call[POINTS.to_plain(message.point)] = leaves
+    return {
+        name: plain.ModuleCapture(tuple(plain.CapturedCall(call) for call in calls)) for name, calls in modules.items()
+    }
+
+
+def _encode_attribution(result: plain.AttributionResult) -> attribution_pb2.Attribution:
+    return attribution_pb2.Attribution(
+        method=result.method,
+        layer=result.layer,
+        values=arrays.encode_named(result.values),
+        convergence_delta=_numbers(result.convergence_delta),
+        value_at_input=_numbers(result.value_at_input),
+        value_at_baseline=_numbers(result.value_at_baseline),
+        targets=_numbers(result.targets),
+        checks=[_encode_check(check) for check in result.checks],
+    )
+
+
+def _decode_attribution(message: attribution_pb2.Attribution) -> plain.AttributionResult:
+    return plain.AttributionResult(
+        method=message.method,
+        layer=message.layer,
+        values=arrays.decode_named(message.values),
+        convergence_delta=_array(message.convergence_delta, np.float64),
+        value_at_input=_array(message.value_at_input, np.float64),
+        value_at_baseline=_array(message.value_at_baseline, np.float64),
+        targets=_array(message.targets, np.int64),
+        checks=tuple(_decode_check(check) for check in message.checks),
+    )
+
+
+def _encode_check(check: plain.Check) -> check_pb2.Check:
+    fields = {
+        **vars(check),
+        "mode": CHECK_MODES.to_wire(check.mode),
+        "verdict": VERDICTS.to_wire(check.verdict),
+    }
+    return check_pb2.Check(**fields)
+
+
+def _decode_check(message: check_pb2.Check) -> plain.Check:
+    fields = {field.name: getattr(message, field.name) for field in message.DESCRIPTOR.fields}
+    fields["mode"] = CHECK_MODES.to_plain(message.mode)
+    fields["verdict"] = VERDICTS.to_plain(message.verdict)
+    return plain.Check(**fields)
+
+
+def _numbers(array: Array | None) -> list[float]:
+    return [] if array is None else array.tolist()
+
+
+def _array(numbers: Iterable[float], dtype: type) -> Array | None:
+    array = np.array(list(numbers), dtype)
+    return array if len(array) else None

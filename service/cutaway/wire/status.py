@@ -1,0 +1,75 @@
+"""Errors and gRPC statuses, both ways: the one place where they are translated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from google.protobuf.message import DecodeError
+from google.rpc import error_details_pb2, status_pb2
+
+from cutaway.errors import DOMAIN, Code, CutawayError, Reason, from_wire
+from cutaway.v1 import worker_pb2
+
+DETAILS_KEY = "grpc-status-details-bin"
+"""The trailing metadata under which gRPC carries a `google.rpc.Status`."""
+
+_LONGEST_TEXT = 2000
+"""Trailers are small (8 KiB in most stacks); a name that a caller made up must not burst them."""
+
+
+def encode(failure: CutawayError) -> bytes:
+    """``failure`` as a serialised `google.rpc.Status` with ErrorInfo and, for bad input, BadRequest."""
+    status = status_pb2.Status(code=failure.code, message=text(failure))
+    status.details.add().Pack(error_details_pb2.ErrorInfo(reason=failure.reason, domain=DOMAIN))
+    if failure.field:
+        field = error_details_pb2.BadRequest.FieldViolation(
+            field=_short(failure.field), description=_short(failure.message)
+        )
+        status.details.add().Pack(error_details_pb2.BadRequest(field_violations=[field]))
+    return status.SerializeToString()
+
+
+def text(failure: CutawayError) -> str:
+    """What a person reads in a plain gRPC client: the field, then the message."""
+    where = f"{_short(failure.field)}: " if failure.field else ""
+    return where + _short(failure.message)
+
+
+def decode(code: int, details: str, trailers: Iterable[tuple[str, str | bytes]]) -> CutawayError:
+    """The exception for a failed call, from its status code, text and trailing metadata."""
+    carried = dict(trailers).get(DETAILS_KEY)
+    if isinstance(carried, bytes):
+        try:
+            return _unpacked(status_pb2.Status.FromString(carried))
+        except DecodeError:
+            pass  # some proxy's own bytes: the plain status is all there is
+    return from_wire(code, _PLAIN.get(code, Reason.INTERNAL), details)
+
+
+def from_failure(failure: worker_pb2.Failure) -> CutawayError:
+    """The exception for an error that travelled inside a worker's reply."""
+    return from_wire(failure.code, failure.reason, failure.message, failure.field)
+
+
+_PLAIN = {
+    int(Code.UNAVAILABLE): Reason.BACKEND_UNAVAILABLE,
+    int(Code.DEADLINE_EXCEEDED): Reason.DEADLINE_EXCEEDED,
+    int(Code.RESOURCE_EXHAUSTED): Reason.REQUEST_TOO_LARGE,
+    int(Code.UNIMPLEMENTED): Reason.NOT_IMPLEMENTED,
+    int(Code.INVALID_ARGUMENT): Reason.MALFORMED_REQUEST,
+}
+"""The reason behind a status that gRPC itself made up, without details."""
+
+
+def _unpacked(status: status_pb2.Status) -> CutawayError:
+    info, bad = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest()
+    for detail in status.details:
+        detail.Unpack(info)
+        detail.Unpack(bad)
+    violation = bad.field_violations[0] if bad.field_violations else None
+    message = violation.description if violation else status.message
+    return from_wire(status.code, info.reason or Reason.INTERNAL, message, violation.field if violation else "")
+
+
+def _short(words: str) -> str:
+    return words if len(words) <= _LONGEST_TEXT else words[: _LONGEST_TEXT - 3] + "..."
