@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
@@ -36,13 +36,16 @@ from cutaway.results import InspectResult, ModelDetail, ModelName
 from cutaway.routes import TORCHSERVE_SCHEME, Call, FrontDoor, Routes, TorchServeDirect
 from cutaway.tensors import Array
 
+if TYPE_CHECKING:
+    from typing_extensions import Never
+
 T = TypeVar("T")
 
 ArrayLike: TypeAlias = Any
 """A numpy array, a torch tensor, or what ``numpy.asarray`` takes."""
 
 Inputs: TypeAlias = Mapping[str, ArrayLike] | Raw | Sequence[Raw]
-TargetLike: TypeAlias = None | int | Sequence[int] | Target
+TargetLike: TypeAlias = int | Sequence[int] | Target | None
 CheckLike: TypeAlias = str | CheckMode | CheckRequest
 
 _OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
@@ -56,6 +59,7 @@ def question(
     captures: Sequence[Capture | str] = (),
     input_gradients: bool | Sequence[str] = False,
     attributions: Sequence[Attribution] = (),
+    edits: Sequence[Never] = (),
     check: CheckLike = CheckMode.SAME_PASS,
     max_reply_bytes: int = 0,
 ) -> InspectRequest:
@@ -68,9 +72,15 @@ def question(
         captures: what to bring back from inside; a bare name or glob brings back outputs.
         input_gradients: True for every floating input, or names.
         attributions: explanations.
+        edits: none yet; the contract has them, the server does not serve them.
         check: ``off``, ``same_pass`` or ``independent``, or a `CheckRequest` with a tolerance.
         max_reply_bytes: the largest reply to accept; 0 is the server's limit.
+
+    Raises:
+        Unimplemented: ``NOT_IMPLEMENTED``, for any edit.
     """
+    if edits:
+        raise error(Reason.NOT_IMPLEMENTED, "edits are part of the contract but not served yet", "edits")
     raw = (inputs,) if isinstance(inputs, Raw) else () if isinstance(inputs, Mapping) else tuple(inputs)
     return InspectRequest(
         model=model,
@@ -123,7 +133,7 @@ def _translated(routes: Routes) -> Iterator[None]:
         yield
     except grpc.RpcError as failure:
         code, _ = failure.code().value
-        trailers = [(key, value) for key, value in failure.trailing_metadata() or ()]
+        trailers: Any = failure.trailing_metadata() or ()
         raise routes.failure(code, failure.details() or "", trailers) from None
 
 
@@ -170,7 +180,7 @@ class Client:
 
     def _call(self, call: Call[T], timeout: float | None) -> T:
         with _translated(self._routes):
-            send = self._channel.unary_unary(call.path)
+            send: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(call.path)
             reply = send(call.payload, timeout=self._timeout if timeout is None else timeout)
         return call.read(reply)
 
@@ -226,7 +236,7 @@ class AsyncClient:
 
     async def _call(self, call: Call[T], timeout: float | None) -> T:
         with _translated(self._routes):
-            send = self._channel.unary_unary(call.path)
+            send: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(call.path)
             reply = await send(call.payload, timeout=self._timeout if timeout is None else timeout)
         return call.read(reply)
 

@@ -5,6 +5,7 @@ The client builds these, the wire carries them, the engine reads them. Shapes ha
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -127,6 +128,11 @@ class Attribution:
 
     target: Target | None = None
     inputs: tuple[str, ...] = ()
+
+
+def field_name(kind: type[Attribution]) -> str:
+    """The contract's field for a method: ``layer_grad_cam`` for `LayerGradCam`."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower()
 
 
 @dataclass(frozen=True, kw_only=True)

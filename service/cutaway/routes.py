@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -43,7 +43,7 @@ class Routes(Protocol):
     def list_models(self, page_token: str) -> Call[tuple[list[ModelName], str]]:
         """One page of the models, and the next page's token."""
 
-    def failure(self, code: int, details: str, trailers: list[tuple[str, str | bytes]]) -> CutawayError:
+    def failure(self, code: int, details: str, trailers: Iterable[tuple[str, str | bytes]]) -> CutawayError:
         """The exception for a failed call."""
 
 
@@ -64,7 +64,7 @@ class FrontDoor:
         request = inspection_service_pb2.ListModelsRequest(page_token=page_token)
         return Call(f"/{SERVICE}/ListModels", request.SerializeToString(), _page)
 
-    def failure(self, code: int, details: str, trailers: list[tuple[str, str | bytes]]) -> CutawayError:
+    def failure(self, code: int, details: str, trailers: Iterable[tuple[str, str | bytes]]) -> CutawayError:
         """The exception for a failed call."""
         return status.decode(code, details, trailers)
 
@@ -97,7 +97,7 @@ class TorchServeDirect:
             "torchserve://",
         )
 
-    def failure(self, code: int, details: str, trailers: list[tuple[str, str | bytes]]) -> CutawayError:
+    def failure(self, code: int, details: str, trailers: Iterable[tuple[str, str | bytes]]) -> CutawayError:
         """The exception for a failed call."""
         return torchserve_failure(code, details)
 

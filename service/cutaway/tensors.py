@@ -39,7 +39,7 @@ def dtype_name(array: Array) -> str:
     Raises:
         InvalidArgument: ``INPUT_DTYPE``, for a data type that the contract does not have (complex, strings, ...).
     """
-    name = array.dtype.name
+    name: str = array.dtype.name
     if name not in DTYPES:
         raise error(Reason.INPUT_DTYPE, f"{name} cannot be sent; the contract has {', '.join(DTYPES)}")
     return name

@@ -119,7 +119,7 @@ class Worker:
         return reply + supplement(decode_ms=timings.decode_ms, encode_ms=timings.encode_ms)
 
     def _inputs(self, request: InspectRequest) -> Inputs:
-        with at("raw" if request.raw else "tensors"):
+        with at("raw" if request.raw else "tensors.by_name"):
             tensors = self._decoded(request) if request.raw else {
                 name: from_numpy(array) for name, array in request.tensors.items()
             }  # fmt: skip

@@ -130,7 +130,6 @@ def _in_backward() -> bool:
 def gradient_root(tensor: Tensor) -> Tensor | None:
     """A copy of ``tensor`` whose gradient can be taken: a node of the graph, or a new leaf where there is no graph
     yet (behind an embedding of token ids with frozen weights). None where no graph is being built."""
-
     if not torch.is_grad_enabled():
         return None
     copy = tensor.clone()

@@ -21,6 +21,7 @@ from cutaway.requests import (
     LayerAttribution,
     Point,
     Quadrature,
+    field_name,
 )
 from cutaway.tensors import Array
 
@@ -109,15 +110,16 @@ def _captured(tree: ModuleTree, capture: Capture) -> list[str]:
 
 def _validate(subject: Subject, attribution: Attribution, inputs: Inputs) -> None:
     if isinstance(attribution, LayerAttribution):
-        with at("layer"):
+        with at(f"{field_name(type(attribution))}.layer"):
             subject.tree.resolve(attribution.layer)
         if attribution.inputs:
             raise error(Reason.INVALID_VALUE, "a layer method explains the layer: leave the inputs out", "inputs")
         return
     explained = differentiable(subject, inputs, attribution.inputs)
     if isinstance(attribution, IntegratedGradients):
-        _validate_path(attribution)
-        _baselines(attribution, inputs, explained)
+        with at(field_name(type(attribution))):
+            _validate_path(attribution)
+            _baselines(attribution, inputs, explained)
 
 
 def _validate_path(request: IntegratedGradients) -> None:
@@ -131,7 +133,7 @@ def _validate_path(request: IntegratedGradients) -> None:
 
 
 def _baselines(request: IntegratedGradients, inputs: Inputs, explained: tuple[str, ...]) -> Inputs:
-    with at("path.baselines"):
+    with at("path.baselines.by_input"):
         for name in request.baselines:
             if name not in explained:
                 raise error(

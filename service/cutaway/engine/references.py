@@ -14,9 +14,9 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from cutaway.engine.witness import Pass, Question, Values
 from cutaway.engine.hooks import Call
 from cutaway.engine.quadrature import rule
+from cutaway.engine.witness import Pass, Question, Values
 from cutaway.requests import IntegratedGradients, LayerGradCam, Point, Saliency
 
 

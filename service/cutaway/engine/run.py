@@ -15,14 +15,15 @@ from cutaway.engine.checks import checks
 from cutaway.engine.hooks import Call, Seen, observing
 from cutaway.engine.methods import TABLE, explain
 from cutaway.engine.plan import Plan, plan, question
-from cutaway.engine.subject import Inputs, Outputs, Subject, dtype_text
+from cutaway.engine.subject import Inputs, Outputs, Subject
 from cutaway.engine.targets import Chosen, choose
 from cutaway.engine.witness import Pass, Question, Values, witnessing
 from cutaway.errors import Reason, at, error
-from cutaway.requests import Attribution, CheckMode, InspectRequest, LayerAttribution, Point
+from cutaway.requests import Attribution, CheckMode, InspectRequest, LayerAttribution, Point, field_name
 from cutaway.results import (
     AttributionResult,
     CapturedCall,
+    Check,
     ClassPrediction,
     InspectResult,
     ModuleCapture,
@@ -130,7 +131,7 @@ def _backward(scalars: Tensor, leaves: Values, seen: Seen) -> Values:
             "the target does not depend differentiably on anything asked for: the model detaches, rounds or indexes",
             "target",
         )
-    found = torch.autograd.grad(scalars.sum(), wanted, allow_unused=True)
+    found: tuple[Tensor | None, ...] = torch.autograd.grad(scalars.sum(), wanted, allow_unused=True)
     return {name: gradient for name, gradient in zip(leaves, found) if gradient is not None}
 
 
@@ -140,7 +141,7 @@ def _refuse_silent_layers(request: InspectRequest, subject: Subject, seen: Seen)
             raise error(
                 Reason.METHOD_INAPPLICABLE,
                 f"the model never called its module {attribution.layer!r}, so there is nothing to explain there",
-                f"attributions[{index}].layer",
+                f"attributions[{index}].{field_name(type(attribution))}.layer",
             )
 
 
@@ -156,7 +157,7 @@ def _attribute(
             subject.guard.trainable()
         with torch.enable_grad():
             values, passes = _answer(asked, request.check.mode, timings)
-        verdicts = ()
+        verdicts: tuple[Check, ...] = ()
         if request.check.mode is not CheckMode.OFF:
             with timed(timings, "check_ms"):
                 verdicts = checks(asked, TABLE[type(attribution)], values, passes, request.check)
@@ -191,7 +192,7 @@ def _answer(asked: Question, mode: CheckMode, timings: Timings) -> tuple[Values,
     return values, witness.passes
 
 
-def _result(asked: Question, values: Values, outputs: Outputs, verdicts: tuple) -> AttributionResult:
+def _result(asked: Question, values: Values, outputs: Outputs, verdicts: tuple[Check, ...]) -> AttributionResult:
     method = TABLE[type(asked.request)]
     at_input = asked.chosen.scalars(outputs).double() if method.differentiates else None
     at_baseline = delta = None

@@ -48,7 +48,8 @@ def choose(target: Target, outputs: Outputs) -> Chosen:
     if not output.is_floating_point():
         raise error(Reason.TARGET_SHAPE, f"output {name!r} is {dtype_text(output)}: only floats have gradients")
     if output.ndim == 1:
-        return Chosen(name, _no_indices(target, output))
+        _refuse_indices(target, output)
+        return Chosen(name, None)
     if output.ndim != 2:
         raise error(
             Reason.TARGET_SHAPE,
@@ -57,7 +58,7 @@ def choose(target: Target, outputs: Outputs) -> Chosen:
     return Chosen(name, _indices(target, output))
 
 
-def _no_indices(target: Target, output: Tensor) -> None:
+def _refuse_indices(target: Target, output: Tensor) -> None:
     if isinstance(target, ClassIndex) and any(index != 0 for index in target.indices):
         raise error(
             Reason.TARGET_RANGE,

@@ -53,7 +53,9 @@ class Relay:
         self.catalog = catalog
         unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
         self._channel = grpc.aio.insecure_channel(address, options=unlimited)
-        self._predict = self._channel.unary_unary(TORCHSERVE_PREDICTIONS)
+        self._predict: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(
+            TORCHSERVE_PREDICTIONS
+        )
 
     async def call(self, name: ModelName, kind: str, payload: bytes, timeout_s: float) -> bytes:
         """One Predictions call, with the deadline both on the call and inside it: TorchServe passes no metadata on."""
@@ -75,10 +77,11 @@ class Embedded:
     Args:
         workers: the models.
         queue: calls that may wait for one model.
+        broken: models that could not be loaded, and why.
     """
 
-    def __init__(self, workers: Sequence[Worker], queue: int) -> None:
-        self.catalog = Catalog([worker.name for worker in workers])
+    def __init__(self, workers: Sequence[Worker], queue: int, broken: Mapping[str, str] | None = None) -> None:
+        self.catalog = Catalog([worker.name for worker in workers], broken)
         self._desks: Mapping[ModelName, _Desk] = {worker.name: _Desk(worker, queue) for worker in workers}
 
     async def call(self, name: ModelName, kind: str, payload: bytes, timeout_s: float) -> bytes:

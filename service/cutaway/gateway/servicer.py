@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError
 
 from cutaway.errors import CutawayError, Reason, error
 from cutaway.gateway.backends import Backend
+from cutaway.results import ModelName
 from cutaway.routes import SERVICE
 from cutaway.v1 import inspection_service_pb2, worker_pb2
 from cutaway.wire import models as wire_models
@@ -25,6 +26,7 @@ Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
 Handler: TypeAlias = Callable[[bytes, float], Awaitable[bytes]]
 
 _PAGE = 100
+_LONGEST_CALL_S = 24 * 3600.0
 _LONGEST_PAGE = 1000
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
@@ -50,9 +52,11 @@ class Servicer:
             "GetModel": self._get_model,
             "Inspect": self._inspect,
         }
-        unary = {name: grpc.unary_unary_rpc_method_handler(self._guarded(method)) for name, method in methods.items()}
-        stream = {"InspectStream": grpc.unary_stream_rpc_method_handler(self._guarded(self._inspect_stream))}
-        return grpc.method_handlers_generic_handler(SERVICE, {**unary, **stream})
+        handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
+            name: grpc.unary_unary_rpc_method_handler(self._guarded(method)) for name, method in methods.items()
+        }
+        handlers["InspectStream"] = grpc.unary_stream_rpc_method_handler(self._guarded(self._inspect_stream))
+        return grpc.method_handlers_generic_handler(SERVICE, handlers)
 
     async def _list_models(self, data: bytes, timeout_s: float) -> bytes:
         request = inspection_service_pb2.ListModelsRequest.FromString(data)
@@ -105,8 +109,8 @@ class Servicer:
         return guarded
 
     def _remaining(self, context: Context) -> float:
-        left = context.time_remaining()
-        return self._default_deadline_s if left is None else min(left, 24 * 3600.0)
+        left: float | None = context.time_remaining()  # None without a deadline, whatever the stubs say
+        return min(left or self._default_deadline_s, _LONGEST_CALL_S)
 
 
 async def _abort(context: Context, failure: CutawayError) -> bytes:
@@ -115,7 +119,7 @@ async def _abort(context: Context, failure: CutawayError) -> bytes:
     raise AssertionError("abort() always raises")
 
 
-def _page(names: list, size: int, token: str) -> tuple[list, str]:
+def _page(names: list[ModelName], size: int, token: str) -> tuple[list[ModelName], str]:
     if size < 0 or (token and not token.isdecimal()):
         field = "page_size" if size < 0 else "page_token"
         raise error(Reason.INVALID_VALUE, "page_size is from 0 to 1000, page_token is from the reply before", field)

@@ -14,6 +14,7 @@ from cutaway.requests import (
     LayerGradCam,
     LayerGradientXActivation,
     Saliency,
+    field_name,
 )
 from cutaway.tensors import Array
 from cutaway.v1 import attribution_pb2 as pb
@@ -22,9 +23,8 @@ from cutaway.wire.enums import QUADRATURES
 
 
 class Codec(NamedTuple):
-    """How one method travels: its field in the ``oneof``, and its own parameters both ways."""
+    """How one method's own parameters travel, both ways. Its field in the ``oneof`` is its `field_name`."""
 
-    field: str
     encode: Callable[[Any], Any]
     decode: Callable[[Any], dict[str, Any]]
 
@@ -76,24 +76,21 @@ def _layer(message: Any) -> dict[str, Any]:
 
 CODECS: dict[type[Attribution], Codec] = {
     Saliency: Codec(
-        "saliency",
         lambda request: pb.Saliency(absolute=request.absolute),
         lambda message: {"absolute": _default_true(message, "absolute")},
     ),
-    InputXGradient: Codec("input_x_gradient", lambda _: pb.InputXGradient(), lambda _: {}),
-    IntegratedGradients: Codec("integrated_gradients", _encode_path, _decode_path),
-    LayerActivation: Codec("layer_activation", lambda request: pb.LayerActivation(layer=request.layer), _layer),
+    InputXGradient: Codec(lambda _: pb.InputXGradient(), lambda _: {}),
+    IntegratedGradients: Codec(_encode_path, _decode_path),
+    LayerActivation: Codec(lambda request: pb.LayerActivation(layer=request.layer), _layer),
     LayerGradientXActivation: Codec(
-        "layer_gradient_x_activation",
         lambda request: pb.LayerGradientXActivation(layer=request.layer),
         _layer,
     ),
     LayerGradCam: Codec(
-        "layer_grad_cam",
         lambda request: pb.LayerGradCam(layer=request.layer, relu=request.relu),
         lambda message: {**_layer(message), "relu": message.relu},
     ),
 }
 
-BY_FIELD = {codec.field: kind for kind, codec in CODECS.items()}
+BY_FIELD = {field_name(kind): kind for kind in CODECS}
 """The ``oneof`` field to the kind of request."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 from google.protobuf.message import DecodeError
 
 from cutaway.errors import Reason, at, error
@@ -15,6 +18,7 @@ from cutaway.requests import (
     PredictedClass,
     Raw,
     Target,
+    field_name,
 )
 from cutaway.tensors import Array
 from cutaway.v1 import attribution_pb2, capture_pb2, check_pb2, input_pb2, inspection_pb2, target_pb2
@@ -22,6 +26,9 @@ from cutaway.wire import arrays
 from cutaway.wire.enums import CHECK_MODES, POINTS
 from cutaway.wire.methods import BY_FIELD, CODECS
 from cutaway.wire.strict import refuse_unserved
+
+M = TypeVar("M")
+T = TypeVar("T")
 
 
 def encode(request: InspectRequest) -> inspection_pb2.InspectRequest:
@@ -43,7 +50,7 @@ def encode(request: InspectRequest) -> inspection_pb2.InspectRequest:
     else:
         message.tensors.SetInParent()
         for name, array in request.tensors.items():
-            with at(f"tensors.{name}"):
+            with at(f"tensors.by_name.{name}"):
                 message.tensors.by_name[name].CopyFrom(arrays.encode(array))
     if request.input_gradients is not None:
         message.input_gradients.CopyFrom(inspection_pb2.InputGradientRequest(inputs=request.input_gradients))
@@ -87,7 +94,7 @@ def parsed(data: bytes) -> inspection_pb2.InspectRequest:
         raise error(Reason.MALFORMED_REQUEST, f"the {len(data)} bytes are not a cutaway.v1.InspectRequest") from None
 
 
-def _in(field, decode, message):  # type: ignore[no-untyped-def]
+def _in(field: str, decode: Callable[[M], T], message: M) -> T:
     with at(field):
         return decode(message)
 
@@ -100,7 +107,7 @@ def _decode_tensors(message: inspection_pb2.InspectRequest) -> dict[str, Array]:
     if given == "raw" and not message.raw.examples:
         raise error(Reason.INPUT_EMPTY, "raw holds no example; send at least one", "raw.examples")
     for name, tensor in message.tensors.by_name.items():
-        with at(f"tensors.{name}"):
+        with at(f"tensors.by_name.{name}"):
             found[name] = arrays.decode(tensor)
     return found
 
@@ -140,10 +147,10 @@ def _decode_capture(message: capture_pb2.CaptureRequest) -> Capture:
 
 
 def _encode_attribution(request: Attribution) -> attribution_pb2.AttributionRequest:
-    codec = CODECS[type(request)]
     message = attribution_pb2.AttributionRequest(inputs=request.inputs)
-    getattr(message, codec.field).CopyFrom(codec.encode(request))
-    getattr(message, codec.field).SetInParent()
+    method = getattr(message, field_name(type(request)))
+    method.CopyFrom(CODECS[type(request)].encode(request))
+    method.SetInParent()
     if request.target is not None:
         message.target.CopyFrom(_encode_target(request.target))
     return message

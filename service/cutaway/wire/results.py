@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 
@@ -145,10 +146,10 @@ def _decode_check(message: check_pb2.Check) -> plain.Check:
     return plain.Check(**fields)
 
 
-def _numbers(array: Array | None) -> list[float]:
-    return [] if array is None else array.tolist()
+def _numbers(array: Array | None) -> list[Any]:
+    return [] if array is None else list(array.tolist())
 
 
 def _array(numbers: Iterable[float], dtype: type) -> Array | None:
-    array = np.array(list(numbers), dtype)
+    array: Array = np.array(list(numbers), dtype)
     return array if len(array) else None

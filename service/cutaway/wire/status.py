@@ -26,7 +26,8 @@ def encode(failure: CutawayError) -> bytes:
             field=_short(failure.field), description=_short(failure.message)
         )
         status.details.add().Pack(error_details_pb2.BadRequest(field_violations=[field]))
-    return status.SerializeToString()
+    serialised: bytes = status.SerializeToString()
+    return serialised
 
 
 def text(failure: CutawayError) -> str:

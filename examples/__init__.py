@@ -1,0 +1,1 @@
+"""Real models, served: what to copy from when serving your own."""

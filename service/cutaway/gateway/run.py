@@ -1,0 +1,203 @@
+"""`cutaway serve`: everything from a directory of archives to a listening front door, and back to nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import structlog
+
+from cutaway import archive
+from cutaway.errors import CutawayError, Reason, error
+from cutaway.gateway.backends import Backend, Embedded, Relay
+from cutaway.gateway.catalog import Catalog
+from cutaway.gateway.server import FrontDoor
+from cutaway.gateway.store import Store, look_into
+from cutaway.gateway.torchserve import TorchServe
+from cutaway.results import ModelName
+from cutaway.settings import Settings
+from cutaway.v1 import worker_pb2
+from cutaway.wire import status
+from cutaway.worker import Worker
+
+Announce = Callable[[str], None]
+T = TypeVar("T")
+
+_PAUSE_S = 0.1
+
+
+def run(model_store: Path, settings: Settings, *, embedded: bool, workers: int | None, announce: Announce) -> int:
+    """Serve every archive in ``model_store`` until SIGTERM or SIGINT.
+
+    Args:
+        model_store: a directory with archives made by ``cutaway package``.
+        settings: address and limits.
+        embedded: True runs the models in this process, without TorchServe and Java.
+        workers: worker processes for each model; None is what each archive says.
+        announce: told what happens, line by line; ``ready: HOST:PORT`` once a real call has passed.
+
+    Returns:
+        0 after a signal; 1 where TorchServe ended by itself.
+
+    Raises:
+        CutawayError: nothing can be served.
+    """
+    # The log is for the operator; what is announced goes to standard output.
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    return asyncio.run(_run(model_store, settings, embedded, workers, announce))
+
+
+async def _run(model_store: Path, settings: Settings, embedded: bool, workers: int | None, announce: Announce) -> int:
+    stopped = _on_signals()
+    store = look_into(model_store)
+    for why in store.broken.values():
+        announce(f"not served: {why}")
+    behind = _in_process(store, settings, announce) if embedded else _torchserve(store, settings, workers, announce)
+    async with AsyncExitStack() as stack:
+        entered = await _unless(stopped, stack.enter_async_context(behind))
+        if entered is None:
+            return 0
+        backend, ended = entered
+        door = FrontDoor(backend, settings)
+        await door.start()
+        for name in backend.catalog.all():
+            announce(f"serving {name.model} {name.version}")
+        announce(f"ready: {door.address}")
+        await asyncio.wait([stopped, ended], return_when=asyncio.FIRST_COMPLETED)
+        await door.stop(settings.grace_s)
+    announce("stopped" if stopped.done() else "stopped, because TorchServe ended by itself; its log says why")
+    return 0 if stopped.done() else 1
+
+
+async def _unless(stopped: asyncio.Future[None], work: Coroutine[Any, Any, T]) -> T | None:
+    """What ``work`` returns; None where the end was asked for first, and then ``work`` has been undone."""
+    task = asyncio.ensure_future(work)
+    both: list[asyncio.Future[Any]] = [task, stopped]
+    await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+    if not task.done():
+        task.cancel()
+        await asyncio.wait([task])
+        return None
+    return task.result()
+
+
+def _on_signals() -> asyncio.Future[None]:
+    """Done once somebody asks for the end. From here on signals no longer kill: what was started is ended in order."""
+    loop = asyncio.get_running_loop()
+    stopped: asyncio.Future[None] = loop.create_future()
+
+    def stop() -> None:
+        if not stopped.done():
+            stopped.set_result(None)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    return stopped
+
+
+@asynccontextmanager
+async def _in_process(
+    store: Store, settings: Settings, announce: Announce
+) -> AsyncIterator[tuple[Backend, asyncio.Future[None]]]:
+    with _unpacked(store) as directories:
+        workers = []
+        for name, directory in directories.items():
+            try:
+                workers.append(Worker.load(directory, device="cpu"))
+            except CutawayError as failure:
+                _give_up(store, name, str(failure), announce)
+        _refuse_none(store)
+        yield Embedded(workers, settings.queue, store.broken), asyncio.get_running_loop().create_future()
+
+
+@contextmanager
+def _unpacked(store: Store) -> Iterator[dict[ModelName, Path]]:
+    with tempfile.TemporaryDirectory(prefix="cutaway-") as scratch:
+        directories = {name: Path(scratch) / path.stem for name, path in store.archives.items()}
+        for name, directory in directories.items():
+            archive.unpack(store.archives[name], directory)
+        yield directories
+
+
+@asynccontextmanager
+async def _torchserve(
+    store: Store, settings: Settings, workers: int | None, announce: Announce
+) -> AsyncIterator[tuple[Backend, asyncio.Future[None]]]:
+    paths = list(store.archives.values())
+    server = TorchServe(
+        paths[0].parent,
+        [path.name for path in paths],
+        workers=workers,
+        max_message_bytes=settings.max_message_bytes,
+        log_dir=settings.log_dir,
+    )
+    announce(f"starting TorchServe; its log is in {settings.log_dir}")
+    starting = asyncio.ensure_future(asyncio.to_thread(server.start))
+    try:
+        await asyncio.shield(starting)
+        await asyncio.wait_for(_answering(server, store, announce), settings.start_timeout_s)
+        _refuse_none(store)
+        ended = asyncio.ensure_future(_end_of(server))
+        yield Relay(server.inference_address, Catalog(store.archives, store.broken)), ended
+    except asyncio.TimeoutError:
+        raise error(
+            Reason.BACKEND_UNAVAILABLE, f"models did not load within {settings.start_timeout_s:g} s; see the log"
+        ) from None
+    finally:
+        # A start that is given up half-way must end before what it started can be ended.
+        await asyncio.wait([starting])
+        await asyncio.to_thread(server.stop, settings.grace_s)
+
+
+async def _answering(server: TorchServe, store: Store, announce: Announce) -> None:
+    """Return once every model has answered a real call, or has said why it never will."""
+    probe = Relay(server.inference_address, Catalog(store.archives))
+    try:
+        for name in list(store.archives):
+            why = await _first_answer(server, probe, name)
+            if why:
+                _give_up(store, name, why, announce)
+    finally:
+        await probe.close()
+
+
+async def _first_answer(server: TorchServe, probe: Relay, name: ModelName) -> str:
+    while True:
+        try:
+            reply = worker_pb2.WorkerReply.FromString(await probe.call(name, "describe", b"", 30.0))
+            return str(status.from_failure(reply.failure)) if reply.HasField("failure") else ""
+        except CutawayError:
+            pass  # no worker yet
+        if server.poll() is not None:
+            raise error(Reason.BACKEND_UNAVAILABLE, f"TorchServe ended while it started:\n{server.log_tail()}")
+        why = _load_failure(server.log_tail(), name.model)
+        if why:
+            return why
+        await asyncio.sleep(_PAUSE_S)
+
+
+def _load_failure(log: str, model: str) -> str:
+    """What the handler wrote when it could not load ``model``, or nothing."""
+    mark = f"cutaway cannot load {model}: "
+    return next((line.partition(mark)[2] for line in log.splitlines() if mark in line), "")
+
+
+async def _end_of(server: TorchServe) -> None:
+    while server.poll() is None:  # noqa: ASYNC110  # a process tells nobody when it ends
+        await asyncio.sleep(_PAUSE_S)
+
+
+def _give_up(store: Store, name: ModelName, why: str, announce: Announce) -> None:
+    store.give_up(name, why)
+    announce(f"not served: {name.model} {name.version}: {why}")
+
+
+def _refuse_none(store: Store) -> None:
+    if not store.archives:
+        raise error(Reason.MODEL_NOT_LOADED, "no model could be loaded: " + "; ".join(store.broken.values()))
