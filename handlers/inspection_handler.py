@@ -18,19 +18,17 @@ class InspectionHandler:
     """One copy of one model, in one worker process."""
 
     def initialize(self, context: Any) -> None:
-        """Load the model of ``context``, or end the process with one line that says why."""
-        # TorchServe logs two lines for every batch, and reads them all back; that costs throughput.
+        """Load the model of ``context``, or say in one line of the log why it cannot be."""
+        # TorchServe's own code would print two lines for every batch, for the server to read.
         logging.getLogger().setLevel(logging.WARNING)
-        model_dir = Path(context.system_properties["model_dir"])
         try:
             from cutaway.worker import Worker
 
             _share_cores(context.model_yaml_config)
+            model_dir = Path(context.system_properties["model_dir"])
             self.worker = Worker.load(model_dir, device=_device(context))
         except Exception as failure:
-            what = str(failure) or type(failure).__name__
-            # Standard error reaches the operator's log as a warning, standard output need not.
-            print(f"cutaway cannot load {context.manifest['model']['modelName']}: {what}", file=sys.stderr)
+            _report(context.manifest["model"]["modelName"], failure)
             raise
 
     def handle(self, data: Sequence[Mapping[str, Any]], context: Any) -> list[bytes]:
@@ -39,7 +37,19 @@ class InspectionHandler:
         A gRPC call gives bytearrays. A REST call may give text or parsed JSON instead, and is answered like a
         call that sent nothing: a row must never cost the others of its batch their answers.
         """
-        return self.worker.answer([_sent(row) for row in data])
+        answers: list[bytes] = self.worker.answer([_sent(row) for row in data])
+        return answers
+
+
+def _report(model: str, failure: Exception) -> None:
+    """Name the reason in one line; where that says it all, end the process without TorchServe's traceback."""
+    what = " ".join(str(failure).split()) or type(failure).__name__
+    print(f"cutaway cannot load {model}: {what}", file=sys.stderr)
+
+    from cutaway.errors import CutawayError
+
+    if isinstance(failure, CutawayError):
+        raise SystemExit(1)
 
 
 def _sent(row: Mapping[str, Any]) -> dict[str, bytes]:

@@ -33,7 +33,8 @@ class Examples(NamedTuple):
 
         From the same bytes that `as_png` writes: a digit sent as a file is the digit that was trained on.
         """
-        return self.pixels[:, np.newaxis].astype(np.float32) / np.float32(255)
+        scaled: npt.NDArray[np.float32] = self.pixels[:, np.newaxis].astype(np.float32) / np.float32(255)
+        return scaled
 
 
 def training() -> Examples:

@@ -32,12 +32,12 @@ def validated(specs: Sequence[InputSpec], tensors: Mapping[str, Tensor]) -> Inpu
     if not tensors:
         raise error(Reason.INPUT_EMPTY, "no tensor was sent")
     by_name = {spec.name: spec for spec in specs}
-    for name, tensor in tensors.items():
+    ordered = {name: tensors[name] for name in by_name or sorted(tensors) if name in tensors}
+    for name, tensor in ordered.items():
         with at(name):
             _fits(by_name.get(name, InputSpec(name)), tensor)
-    _one_batch(tensors)
-    ordered = [spec.name for spec in specs if spec.name in tensors] or list(tensors)
-    return {name: tensors[name] for name in ordered}
+    _one_batch(ordered)
+    return ordered
 
 
 def _names(specs: Sequence[InputSpec], tensors: Mapping[str, Tensor]) -> None:

@@ -19,7 +19,7 @@ from cutaway.engine.subject import Inputs, Outputs, Subject
 from cutaway.engine.targets import Chosen, choose
 from cutaway.engine.witness import Pass, Question, Values, witnessing
 from cutaway.errors import Reason, at, error
-from cutaway.requests import Attribution, CheckMode, InspectRequest, LayerAttribution, Point, field_name
+from cutaway.requests import Attribution, CheckMode, InspectRequest, LayerAttribution, Point, PredictedClass, field_name
 from cutaway.results import (
     AttributionResult,
     CapturedCall,
@@ -113,7 +113,13 @@ def _primary(
 
 
 def _target(request: InspectRequest, outputs: Outputs, differentiates: bool) -> Chosen | None:
-    needed = differentiates or any(TABLE[type(a)].differentiates and a.target is None for a in request.attributions)
+    # A target that was set is looked at even where nothing needs it: a wrong one must not pass in silence.
+    set_by_caller = request.target != PredictedClass()
+    needed = (
+        differentiates
+        or set_by_caller
+        or any(TABLE[type(a)].differentiates and a.target is None for a in request.attributions)
+    )
     if not needed:
         return None
     with at("target"):

@@ -47,7 +47,11 @@ class ProcessGroup:
         )
         self.pid = self._leader.pid
         self._gone = False
-        self._watchdog = _watch(self.pid, directory)
+        try:
+            self._watchdog = _watch(self.pid, directory)
+        except BaseException:
+            self._leader.kill()
+            raise
 
     def poll(self) -> int | None:
         """None while the command runs, else its exit status; what it left behind is then ended."""

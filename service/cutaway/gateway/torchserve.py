@@ -30,6 +30,8 @@ LOG_NAME = "torchserve.log"
 _LOG_CONFIG = Path(__file__).with_name("log4j2.xml")
 _ATTEMPTS = 5  # at starting, should somebody else take a port first
 _TAIL_BYTES = 16 << 10
+_SHOWN = 2000  # characters of the log in an error
+_FRAMING_BYTES = 64 << 10  # for a model's name, a deadline and the like around a message
 _LONGEST_RUN_DIRECTORY = 80  # a socket's path has 104 characters at most, and "/.ts.sock.12345" comes on top
 
 _CONFIG = """\
@@ -40,10 +42,10 @@ grpc_inference_port={ports.inference}
 grpc_management_address=127.0.0.1
 grpc_management_port={ports.management}
 initial_worker_port={ports.first_worker}
-max_request_size={size}
-max_response_size={size}
+max_request_size={largest}
+max_response_size={largest}
 # The front door decides how many calls may wait; a full queue here is reported like a model without workers.
-job_queue_size=10000
+job_queue_size=1000
 # Only this machine's own users reach these ports, and the token would lie in a file beside them.
 disable_token_authorization=true
 # Nor can they bring models along: the archives named at the start are all there is.
@@ -71,7 +73,7 @@ class TorchServe:
         model_store: the directory that holds the archives.
         models: the archives' file names; the first of several versions of a model is its default.
         workers: how many workers each model gets, or None for what its archive says.
-        max_message_bytes: the largest request and the largest reply.
+        max_message_bytes: the largest request and the largest reply; a larger reply costs the worker its life.
         log_dir: where ``torchserve.log`` goes, or None to lose it with the server.
         heap_bytes: the largest heap of the JVM, or None for its default, a quarter of the memory.
         start_timeout_s: how long it may take until it listens.
@@ -171,13 +173,13 @@ class TorchServe:
             undo.callback(self._log.close)
             self._write_files(directory)
             with self._log.path.open("ab") as output:
-                self._group = ProcessGroup(self._command(java, directory), directory, _environment(), output)
+                self._group = ProcessGroup(self._command(java, directory), directory, self._environment(), output)
             undo.callback(self._group.kill)
             self.wait_listening(self._start_timeout_s)
             self._cleanup = undo.pop_all()
 
     def _write_files(self, directory: Path) -> None:
-        config = _CONFIG.format(ports=self._ports, size=self._max_message_bytes)
+        config = _CONFIG.format(ports=self._ports, largest=self._max_message_bytes + _FRAMING_BYTES)
         (directory / "config.properties").write_text(config)
         # gRPC's own Java code logs past log4j: twenty lines for every message that is too large.
         (directory / "logging.properties").write_text(".level=OFF\n")
@@ -204,6 +206,15 @@ class TorchServe:
             *("-m", *(path.stem for path in self._archives)),
         ]
 
+    def _environment(self) -> dict[str, str]:
+        """Our own environment, which the workers inherit, less what would overrule the configuration."""
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("TS_")}
+        environment["PYTHONUNBUFFERED"] = "1"  # what a model prints is in the log before it crashes
+        environment["CUTAWAY_MAX_MESSAGE_BYTES"] = str(self._max_message_bytes)
+        if path := environment.get("PYTHONPATH"):  # the workers run in another directory
+            environment["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, path.split(os.pathsep)))
+        return environment
+
     def _listens(self) -> bool:
         """Whether both ports are the server's own by now, rather than those of somebody who came first."""
         if self._group is None:
@@ -216,7 +227,7 @@ class TorchServe:
         return {self._ports.inference, self._ports.management} <= open_ports
 
     def _failed(self, what: str) -> CutawayError:
-        return error(Reason.BACKEND_UNAVAILABLE, f"{what}; its log ends:\n{self._log.tail()}")
+        return error(Reason.BACKEND_UNAVAILABLE, f"{what}; its log ends:\n{self._log.tail()[-_SHOWN:]}")
 
 
 class _Log:
@@ -225,7 +236,8 @@ class _Log:
     def __init__(self, path: Path = Path(os.devnull)) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path.resolve()
-        self._begin = path.stat().st_size if path.is_file() else 0
+        with path.open("ab") as log:
+            self._begin = log.tell()
         self._last_words: str | None = None
 
     def tail(self) -> str:
@@ -268,15 +280,3 @@ def _torchserve_home() -> Path:
     if spec is None or spec.origin is None:
         raise error(Reason.BACKEND_UNAVAILABLE, "TorchServe is not installed: pip install 'cutaway[server]'")
     return Path(spec.origin).parent.parent
-
-
-def _environment() -> dict[str, str]:
-    """Our own environment, without the variables that would overrule the configuration.
-
-    The workers inherit it, and with it ``PYTHONPATH``, absolute because they run in another directory.
-    """
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("TS_")}
-    environment["PYTHONUNBUFFERED"] = "1"  # what a model prints is in the log before it crashes
-    if path := environment.get("PYTHONPATH"):
-        environment["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, path.split(os.pathsep)))
-    return environment

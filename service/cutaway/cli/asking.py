@@ -1,0 +1,179 @@
+"""``cutaway models``, ``layers`` and ``inspect``: a client's questions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import RenderableType
+from rich.text import Text
+
+from cutaway import tables
+from cutaway.cli import anatomy, files, screen, words
+from cutaway.client import Client, Inputs
+from cutaway.errors import Unavailable
+from cutaway.requests import Attribution, Capture, CheckMode
+from cutaway.results import InspectResult
+
+Address = Annotated[str, typer.Option(metavar="HOST:PORT", envvar="CUTAWAY_ADDRESS", help="Where the server listens.")]
+Timeout = Annotated[float, typer.Option(metavar="SECONDS", help="How long to wait for the answer.")]
+Model = Annotated[
+    str, typer.Argument(metavar="MODEL", help="The model's name, or NAME/versions/VERSION.", show_default=False)
+]
+
+_HERE = "127.0.0.1:50051"
+
+METHODS_HELP = "\n".join(
+    [
+        "Methods of attribution, with their parameters and defaults; each also takes target=CLASS and inputs=NAME:",
+        "",
+        "\b",
+        *(f"  {words.usage(kind)}" for kind in words.METHODS.values()),
+    ]
+)
+
+
+@contextmanager
+def _asking(address: str, timeout: float) -> Iterator[Client]:
+    try:
+        with Client(address, timeout=timeout) as client:
+            yield client
+    except Unavailable as failure:
+        cause = failure.message
+        if cause.startswith("failed to connect to all addresses"):  # gRPC's words, of which the last few matter
+            cause = cause.rpartition(": ")[2]
+        advice = "is a server running there? start one with: cutaway serve --model-store DIR"
+        raise Unavailable(failure.reason, f"no answer from {address} ({cause}); {advice}") from None
+
+
+def models(address: Address = _HERE, timeout: Timeout = 60.0) -> None:
+    """List the models that a server serves."""
+    with _asking(address, timeout) as client:
+        found = client.list_models()
+    table = tables.heading(f"{len(found)} model{'' if len(found) == 1 else 's'} at {address}", "name", "version")
+    for model in found:
+        table.add_row(Text(model.model), Text(model.version))
+    screen.show(table)
+
+
+def layers(
+    model: Model,
+    depth: Annotated[int | None, typer.Option(metavar="N", min=0, help="How many levels of modules to show.")] = None,
+    expand: Annotated[bool, typer.Option("--all", help="Show each of a list of modules that are alike.")] = False,
+    address: Address = _HERE,
+    timeout: Timeout = 60.0,
+) -> None:
+    """Show what a model takes and returns, and its module tree.
+
+    Modules are named as captures and layers are asked for.
+    """
+    with _asking(address, timeout) as client:
+        found = client.get_model(model)
+    screen.show(anatomy.summary(found), anatomy.module_table(found, depth, expand))
+
+
+def inspect(
+    model: Model,
+    inputs: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="INPUT...",
+            exists=True,
+            dir_okay=False,
+            show_default=False,
+            help="Images or text files, an example each; or tensors, .npz or .npy, batch first.",
+        ),
+    ] = None,
+    text: Annotated[
+        list[str] | None, typer.Option(metavar="WORDS", help="A text, in place of a file; repeatable.")
+    ] = None,
+    name: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="The input that a .npy file is for; repeatable.")
+    ] = None,
+    capture: Annotated[
+        list[Capture] | None,
+        typer.Option(
+            parser=words.capture,
+            metavar="MODULE[@POINT,...]",
+            help="What modules saw. MODULE is a name or a glob; a POINT is input, output, grad_input or grad_output; "
+            "repeatable.",
+        ),
+    ] = None,
+    input_gradient: Annotated[bool, typer.Option("--input-gradient", help="The gradient at every input.")] = False,
+    attribution: Annotated[
+        list[Attribution] | None,
+        typer.Option(
+            parser=words.attribution,
+            metavar="METHOD[:LAYER][,KEY=VALUE...]",
+            help="An explanation, such as Saliency or LayerGradCam:conv2,relu=true; repeatable.",
+        ),
+    ] = None,
+    target: Annotated[
+        list[int] | None,
+        typer.Option(
+            metavar="CLASS", help="The class explained, instead of the predicted; repeated, one for each example."
+        ),
+    ] = None,
+    check: Annotated[
+        CheckMode,
+        typer.Option(
+            metavar="MODE", help="How attributions are compared with what raw hooks see: off, same_pass or independent."
+        ),
+    ] = CheckMode.SAME_PASS,
+    plot: Annotated[Path | None, typer.Option(metavar="PNG", help="Draw the answer into this file.")] = None,
+    save: Annotated[Path | None, typer.Option(metavar="NPZ", help="Save every tensor into this file.")] = None,
+    address: Address = _HERE,
+    timeout: Timeout = 60.0,
+) -> None:
+    """Run a model on an input and look inside it.
+
+    Shows the prediction and, as far as asked: what modules saw, gradients, and attributions with their checks.
+    """
+    with _asking(address, timeout) as client:
+        given = _inputs(client, model, inputs or [], text or [], name or [])
+        result = client.inspect(
+            model,
+            given,
+            target=None if not target else target[0] if len(target) == 1 else target,
+            captures=capture or (),
+            input_gradients=input_gradient,
+            attributions=attribution or (),
+            check=check,
+        )
+    screen.show(*_blocks(result))
+    if plot:
+        _draw(result, given, plot)
+    if save:
+        screen.say(f"saved {files.save(result, save)} tensors to {save}")
+
+
+def _inputs(client: Client, model: str, paths: list[Path], texts: list[str], names: list[str]) -> Inputs:
+    if not (paths or texts):
+        raise typer.BadParameter("give a file, or --text", param_hint="INPUT")
+    if files.are_tensors(paths, texts):
+        return files.read_tensors(paths, names, lambda: client.get_model(model))
+    return files.read_raw(paths, texts)
+
+
+def _blocks(result: InspectResult) -> Iterator[RenderableType]:
+    yield tables.prediction_table(result)
+    if result.captures:
+        yield tables.capture_table(result)
+    if result.input_gradients:
+        yield tables.gradient_table(result)
+    if result.attributions:
+        yield tables.attribution_table(result)
+    if result.warnings:
+        yield tables.warning_lines(result)
+    yield tables.timing_table(result)
+    yield tables.provenance_line(result)
+
+
+def _draw(result: InspectResult, given: Inputs, path: Path) -> None:
+    from cutaway import plots
+
+    plots.save(result, given if isinstance(given, dict) else None, path)
+    screen.say(f"drew {path}")

@@ -1,0 +1,132 @@
+"""Files on both sides of a question: inputs read, replies saved."""
+
+from __future__ import annotations
+
+import mimetypes
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import typer
+
+from cutaway.errors import Reason, error
+from cutaway.requests import Raw
+from cutaway.results import AttributionResult, InspectResult, ModelDetail
+from cutaway.tables import captured
+from cutaway.tensors import Array
+
+_NUMPY = (".npy", ".npz")
+
+
+def read_raw(files: Sequence[Path], texts: Sequence[str]) -> list[Raw]:
+    """Files as they are, with the media type that their extension stands for, then texts."""
+    read = [Raw(_bytes(file), mimetypes.guess_type(file.name, strict=False)[0] or "") for file in files]
+    return read + [Raw(text.encode(), "text/plain") for text in texts]
+
+
+def _bytes(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as failure:
+        raise error(Reason.INVALID_VALUE, f"{file} cannot be read: {failure.strerror}") from None
+
+
+def are_tensors(files: Sequence[Path], texts: Sequence[str]) -> bool:
+    """Whether numpy files were given; they cannot be mixed with anything else."""
+    tensors = [file.suffix in _NUMPY for file in files]
+    if any(tensors) and (texts or not all(tensors)):
+        raise typer.BadParameter("tensors (.npy, .npz) cannot be mixed with images or text in one question")
+    return any(tensors)
+
+
+def read_tensors(files: Sequence[Path], names: Sequence[str], describe: Callable[[], ModelDetail]) -> dict[str, Array]:
+    """The arrays in ``files`` by input name.
+
+    Args:
+        files: ``.npz``, which hold names, and ``.npy``, which do not.
+        names: for the ``.npy`` files, in their order; none is needed for a single one and a model with one input.
+        describe: asks the server what the model takes.
+    """
+    bare = [file for file in files if file.suffix == ".npy"]
+    if len(bare) == 1 and not names:
+        names = [_only_input(describe())]
+    if len(bare) != len(names):
+        raise typer.BadParameter(f"{len(bare)} .npy files need as many names, not {len(names)}", param_hint="--name")
+    found = [(name, _load(file)[""]) for file, name in zip(bare, names)]
+    for file in files:
+        found += _load(file).items() if file.suffix == ".npz" else ()
+    tensors = dict(found)
+    if len(tensors) < len(found):
+        raise typer.BadParameter("two files give the same input: " + ", ".join(name for name, _ in found))
+    return tensors
+
+
+def _only_input(model: ModelDetail) -> str:
+    needed = [spec.name for spec in model.inputs if not spec.optional]
+    if len(needed) == 1:
+        return needed[0]
+    raise typer.BadParameter(
+        f"say which input it is: {model.model.model} takes {', '.join(needed)}", param_hint="--name"
+    )
+
+
+def _load(file: Path) -> dict[str, Array]:
+    try:
+        loaded = np.load(file, allow_pickle=False)
+        return {"": loaded} if isinstance(loaded, np.ndarray) else dict(loaded)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as failure:
+        raise error(Reason.INVALID_VALUE, f"{file} is no numpy file: {failure}") from None
+
+
+# Saving
+
+
+def save(result: InspectResult, path: Path) -> int:
+    """Write every tensor of ``result`` to ``path``, by a readable key, and return how many there are."""
+    tensors = dict(_tensors(result))
+    try:
+        with path.open("wb") as file:  # numpy would add .npz to a mere name
+            np.savez(file, **{key: _portable(array) for key, array in tensors.items()})  # type: ignore[arg-type]
+    except OSError as failure:
+        raise error(Reason.INVALID_VALUE, f"{path} cannot be written: {failure.strerror}", "save") from None
+    return len(tensors)
+
+
+def _portable(array: Array) -> Array:
+    """``array`` in a data type that numpy can read back without help; every bfloat16 is a float32."""
+    return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
+
+
+def _tensors(result: InspectResult) -> Iterator[tuple[str, Array]]:
+    for name, array in result.predictions.items():
+        yield f"predictions/{name}", array
+    if result.classes:
+        yield "classes/index", np.array([row.index for row in result.classes])
+        yield "classes/probability", np.array([row.probability for row in result.classes])
+    yield from _named("", targets=result.targets, target_values=result.target_values)
+    for each in captured(result):
+        call = f"[{each.call}]" if len(result.captures[each.module].calls) > 1 else ""
+        yield f"captures/{each.module}{call}/{each.point.value}{each.path}", each.array
+    for name, array in result.input_gradients.items():
+        yield f"input_gradients/{name}", array
+    for index, answer in enumerate(result.attributions):
+        yield from _attribution(f"attributions/{index}-{answer.method}", answer)
+
+
+def _attribution(key: str, answer: AttributionResult) -> Iterator[tuple[str, Array]]:
+    for name, array in answer.values.items():
+        yield f"{key}/values/{name}", array
+    yield from _named(
+        f"{key}/",
+        convergence_delta=answer.convergence_delta,
+        value_at_input=answer.value_at_input,
+        value_at_baseline=answer.value_at_baseline,
+        targets=answer.targets,
+    )
+
+
+def _named(prefix: str, **arrays: Array | None) -> Iterator[tuple[str, Array]]:
+    for name, array in arrays.items():
+        if array is not None:
+            yield prefix + name, array

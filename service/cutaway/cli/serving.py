@@ -1,0 +1,127 @@
+"""``cutaway package`` and ``serve``: a server's side. torch and Java come in here, and only when called."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cutaway.cli import screen, words
+from cutaway.errors import Reason, error
+
+
+@contextmanager
+def _server_extra() -> Iterator[None]:
+    """Around imports: says what to install where the server's dependencies are missing."""
+    try:
+        yield
+    except ModuleNotFoundError as missing:
+        if (missing.name or "").partition(".")[0] == "cutaway":
+            raise
+        screen.say(f"{missing.name} is missing; this command needs: pip install 'cutaway[server]'", "red")
+        raise typer.Exit(2) from None
+
+
+def package(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="The name to serve the model under.", show_default=False)
+    ],
+    adapter: Annotated[
+        str,
+        typer.Option(metavar="FILE.py:CLASS", help="How the model is built and fed; a cutaway.adapters.Adapter."),
+    ],
+    weights: Annotated[
+        Path | None, typer.Option(metavar="SAFETENSORS", help="The weights, where they are not built in.")
+    ] = None,
+    version: Annotated[str, typer.Option(metavar="VERSION", help="Which version of the model this is.")] = "1.0",
+    option: Annotated[
+        list[words.Pair] | None,
+        typer.Option(parser=words.pair, metavar="KEY=VALUE", help="A word for the adapter; repeatable."),
+    ] = None,
+    extra: Annotated[
+        list[Path] | None, typer.Option(metavar="FILE", help="A further file that the adapter reads; repeatable.")
+    ] = None,
+    batch_size: Annotated[
+        int, typer.Option(metavar="N", min=1, help="The most calls that one run of the model takes.")
+    ] = 8,
+    max_batch_delay: Annotated[
+        int, typer.Option(metavar="MS", min=1, help="How many milliseconds a call waits for others to join it.")
+    ] = 2,
+    workers: Annotated[int, typer.Option(metavar="N", min=1, help="Copies of the model.")] = 1,
+    response_timeout: Annotated[
+        int, typer.Option(metavar="SECONDS", min=1, help="After how long a worker that does not answer is replaced.")
+    ] = 120,
+    output: Annotated[
+        Path, typer.Option(metavar="DIR", file_okay=False, exists=True, help="Where the archive goes.")
+    ] = Path("."),
+    force: Annotated[bool, typer.Option("--force", help="Replace an archive that is there already.")] = False,
+) -> None:
+    """Put a model and its adapter into an archive that can be served."""
+    with _server_extra():
+        from cutaway import archive
+    built = archive.build(
+        model=model,
+        version=version,
+        adapter=adapter,
+        weights=weights,
+        options=dict(option or ()),
+        extra_files=extra or (),
+        batch_size=batch_size,
+        max_batch_delay_ms=max_batch_delay,
+        workers=workers,
+        response_timeout_s=response_timeout,
+        destination=output,
+        force=force,
+    )
+    screen.say(f"built {built} ({_size(built.stat().st_size)})")
+    screen.say(f"next: cutaway serve --model-store {output}")
+
+
+def _size(count: float) -> str:
+    for unit in ("bytes", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"
+
+
+def serve(
+    model_store: Annotated[
+        Path, typer.Option(metavar="DIR", exists=True, file_okay=False, help="The directory with the archives (.mar).")
+    ],
+    address: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Where to listen; port 0 picks a free one.")
+    ] = None,
+    embedded: Annotated[
+        bool, typer.Option("--embedded", help="Run the models in this process, without TorchServe and Java.")
+    ] = False,
+    workers: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Copies of each model, in place of what its archive says.")
+    ] = None,
+    log_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="Where TorchServe's log goes.")] = None,
+) -> None:
+    """Serve every model in a directory until stopped (Ctrl-C).
+
+    Prints "ready: HOST:PORT" when a first call has passed. Every further setting is an environment variable,
+    CUTAWAY_...; an option here wins.
+    """
+    if embedded and workers is not None:
+        raise typer.BadParameter("models in this process have no workers; leave out one of the two options")
+    with _server_extra():
+        from pydantic import ValidationError
+
+        from cutaway.gateway.run import run
+        from cutaway.settings import Settings
+    try:
+        settings = Settings()
+    except ValidationError as failure:
+        first = failure.errors()[0]
+        raise error(Reason.INVALID_VALUE, first["msg"], f"CUTAWAY_{str(first['loc'][0]).upper()}") from None
+    given = {name: value for name, value in {"address": address, "log_dir": log_dir}.items() if value is not None}
+    status = run(
+        model_store, settings.model_copy(update=given), embedded=embedded, workers=workers, announce=screen.say
+    )
+    raise typer.Exit(status)

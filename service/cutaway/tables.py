@@ -1,0 +1,234 @@
+"""Results as tables for a terminal: rich renderables, for the command line and for any script.
+
+    from rich.console import Console
+
+    Console().print(tables.attribution_table(result))
+
+Names that a model's author chose go into `Text`, never into markup: ``layers[0]`` must stay what it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import asdict
+from typing import NamedTuple
+
+import numpy as np
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from cutaway.requests import Point
+from cutaway.results import AttributionResult, Check, InspectResult, Verdict
+from cutaway.tensors import Array, dtype_name
+
+VERDICT_STYLES = {
+    Verdict.AGREES: "green",
+    Verdict.DISAGREES: "bold red",
+    Verdict.INCONCLUSIVE: "yellow",
+    Verdict.NOT_APPLICABLE: "dim",
+}
+
+_MOST_ROWS = 20  # of a batch; the rest is counted
+_MOST_VALUES = 4  # of a tensor that is shown by its first values
+
+
+class CapturedTensor(NamedTuple):
+    """One captured tensor and where it was seen."""
+
+    module: str
+    point: Point
+    call: int
+    path: str
+    array: Array
+
+
+def captured(result: InspectResult) -> Iterator[CapturedTensor]:
+    """Every tensor that hooks brought back, in order."""
+    for module, capture in result.captures.items():
+        for index, call in enumerate(capture.calls):
+            for point, leaves in call.leaves.items():
+                for path, array in leaves.items():
+                    yield CapturedTensor(module, point, index, path, array)
+
+
+def shape_text(array: Array) -> str:
+    """``float32[8, 10]``."""
+    return f"{dtype_name(array)}[{', '.join(map(str, array.shape))}]"
+
+
+def heading(title: str, *columns: str, numbers: int = 0, folds: Collection[str] = ()) -> Table:
+    """An empty table in the style of all others.
+
+    Args:
+        title: what stands above it.
+        columns: their names.
+        numbers: how many columns, from the last, are set flush right.
+        folds: columns that take several lines where the terminal is narrow.
+    """
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True, title=title)
+    table.title_justify, table.title_style = "left", "bold"
+    for index, column in enumerate(columns):
+        right = index >= len(columns) - numbers
+        table.add_column(column, justify="right" if right else "left", no_wrap=column not in folds, overflow="fold")
+    return table
+
+
+# Predictions
+
+
+def prediction_table(result: InspectResult) -> RenderableType:
+    """The predicted classes, an example a row; for a model without classes, or with several outputs, these."""
+    if not result.classes:
+        return _outputs(result, "Prediction")
+    if len(result.predictions) == 1:
+        return _classes(result)
+    return Group(_classes(result), "", _outputs(result, "Outputs"))
+
+
+def _classes(result: InspectResult) -> Table:
+    labelled = any(row.label for row in result.classes)
+    explained = {"target": result.targets, "target's value": result.target_values}
+    shown = {name: values for name, values in explained.items() if values is not None}
+    names = ["example", "class", *(["label"] if labelled else []), "probability", *shown]
+    table = heading("Prediction", *names, numbers=1 + len(shown), folds=("label",))
+    for index, row in enumerate(result.classes[:_MOST_ROWS]):
+        label = [Text(row.label, style="bold")] if labelled else []
+        about = [_number(float(values[index])) for values in shown.values()]
+        table.add_row(str(index), str(row.index), *label, _percent(row.probability), *about)
+    if len(result.classes) > _MOST_ROWS:
+        table.caption = f"and {len(result.classes) - _MOST_ROWS} more"
+    return table
+
+
+def _percent(probability: float) -> Text:
+    return Text(f"{probability:.1%}", style="bold" if probability >= 0.5 else "")
+
+
+def _outputs(result: InspectResult, title: str) -> Table:
+    table = heading(title, "output", "tensor", "first values", folds=("output", "first values"))
+    for name, array in result.predictions.items():
+        table.add_row(Text(name), shape_text(array), _first_values(array))
+    return table
+
+
+def _first_values(array: Array) -> Text:
+    values = [_number(float(value)) for value in array.reshape(-1)[:_MOST_VALUES]]
+    more = [Text("...")] if array.size > _MOST_VALUES else []
+    return Text(" ").join([*values, *more])
+
+
+# Captures and gradients
+
+
+def capture_table(result: InspectResult) -> Table:
+    """What the hooks saw: a tensor a row. Columns that would say nothing are left out."""
+    seen = list(captured(result))
+    several = any(each.call for each in seen)
+    nested = any(each.path for each in seen)
+    names = ["module", "point", *(["call"] if several else []), *(["path"] if nested else []), "tensor"]
+    table = heading("Captures", *names, "min", "mean", "max", numbers=3, folds=("module", "path"))
+    for each in seen:
+        call = [str(each.call)] if several else []
+        path = [Text(each.path)] if nested else []
+        table.add_row(
+            Text(each.module), each.point.value, *call, *path, shape_text(each.array), *_statistics(each.array)
+        )
+    return table
+
+
+def gradient_table(result: InspectResult) -> Table:
+    """The target's gradient at each input."""
+    return _tensors("Input gradients", "input", result.input_gradients)
+
+
+def _tensors(title: str, what: str, arrays: Mapping[str, Array]) -> Table:
+    table = heading(title, what, "tensor", "min", "mean", "max", numbers=3, folds=(what,))
+    for name, array in arrays.items():
+        table.add_row(Text(name), shape_text(array), *_statistics(array))
+    return table
+
+
+# Attributions
+
+
+def attribution_table(result: InspectResult) -> Group:
+    """Every attribution's values, and below them what the checks say."""
+    table = heading("Attributions", "method", "of", "tensor", "min", "max", "delta", numbers=3, folds=("of",))
+    for answer in result.attributions:
+        delta = "" if answer.convergence_delta is None else _number(float(np.abs(answer.convergence_delta).max()))
+        for name, array in answer.values.items():
+            low, _, high = _statistics(array)
+            table.add_row(answer.method, Text(name), shape_text(array), low, high, delta)
+    if not any(answer.checks for answer in result.attributions):
+        return Group(table)
+    return Group(table, "", _checks(result.attributions))
+
+
+def _checks(answers: tuple[AttributionResult, ...]) -> Table:
+    table = heading("Checks", "verdict", "method", "error (allowed)", "compared with", folds=("compared with",))
+    for answer in answers:
+        for check in answer.checks:
+            table.add_row(verdict_text(check.verdict), answer.method, _error(check), _comparison(check))
+    return table
+
+
+def verdict_text(verdict: Verdict) -> Text:
+    """A verdict in its colour."""
+    return Text(verdict.value, style=VERDICT_STYLES[verdict])
+
+
+def _error(check: Check) -> Text:
+    if not check.max_relative_error and check.verdict is not Verdict.AGREES:
+        return Text("")  # nothing was compared
+    return Text(f"{check.max_relative_error:.1e} ({check.tolerance:.0e})")
+
+
+def _comparison(check: Check) -> Text:
+    if not check.reason:
+        return Text(check.compared)
+    return Text.assemble(check.compared, "\n", (check.reason, VERDICT_STYLES[check.verdict]))
+
+
+# The rest
+
+
+def timing_table(result: InspectResult) -> Table:
+    """Where the time went, in milliseconds."""
+    stages = {name.removesuffix("_ms"): spent for name, spent in asdict(result.timings).items()}
+    table = heading("Time in ms", *stages, "total", numbers=len(stages) + 1)
+    table.add_row(*(f"{spent:.1f}" for spent in (*stages.values(), sum(stages.values()))))
+    return table
+
+
+def warning_lines(result: InspectResult) -> Group:
+    """What a careful reader should know, a line each; nothing where there is nothing to say."""
+    return Group(
+        *(
+            Text.assemble((warning.code.value, "yellow"), f" {warning.subject}: {warning.message}")
+            for warning in result.warnings
+        )
+    )
+
+
+def provenance_line(result: InspectResult) -> Text:
+    """Which model answered, on what, and how much work it was."""
+    found = result.provenance
+    return Text(
+        f"{found.model} {found.version} (weights {found.weights_sha256[:12]}), {found.data_type} on {found.device}, "
+        f"torch {found.torch_version}, Captum {found.captum_version}, "
+        f"{found.forwards} forward and {found.backwards} backward passes",
+        style="dim",
+    )
+
+
+def _statistics(array: Array) -> tuple[Text, Text, Text]:
+    if not array.size:
+        return Text("-"), Text("-"), Text("-")
+    values = array.astype(np.float64)
+    return _number(values.min()), _number(values.mean()), _number(values.max())
+
+
+def _number(value: float) -> Text:
+    return Text(f"{value:.4g}", style="" if np.isfinite(value) else "bold red")

@@ -1,0 +1,216 @@
+"""The promises of first light, over real gRPC through real TorchServe, on three real models."""
+
+from __future__ import annotations
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import cutaway as ca
+import numpy as np
+import psutil
+import pytest
+from captum import attr
+from cutaway.routes import TORCHSERVE_SCHEME
+from torch import Tensor
+
+from tests.handmade import Handmade, first
+from tests.serving import Server
+from tests.subjects import SUBJECTS, Subject
+
+RELATIVE = 1e-6
+POINTS = ("input", "output", "grad_input", "grad_output")
+
+
+@pytest.fixture(scope="module", params=list(SUBJECTS))
+def subject(request: pytest.FixtureRequest, store: Path) -> Subject:
+    """One of the three models, built in this process from the archive that is served."""
+    return SUBJECTS[request.param](store)
+
+
+@pytest.fixture(scope="module", params=["front door", "torchserve://"])
+def address(request: pytest.FixtureRequest, server: Server) -> str:
+    """The front door's address, or TorchServe's own behind it."""
+    return server.address if request.param == "front door" else torchserve_address(server)
+
+
+def torchserve_address(server: Server) -> str:
+    """Where the TorchServe of ``server`` takes gRPC calls, from the configuration that it was started with."""
+    children = psutil.Process(server.process.pid).children()
+    java = next(child for child in children if any("org.pytorch.serve" in part for part in child.cmdline()))
+    config = next(part for part in java.cmdline() if part.endswith("config.properties"))
+    port = re.search(r"grpc_inference_port=(\d+)", Path(config).read_text())
+    assert port
+    return f"{TORCHSERVE_SCHEME}127.0.0.1:{port[1]}"
+
+
+def close(ours: Any, theirs: Any) -> bool:
+    """Equal within 1e-6 of the largest magnitude."""
+    ours, theirs = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
+    return ours.shape == theirs.shape and bool(np.abs(ours - theirs).max() <= RELATIVE * np.abs(theirs).max())
+
+
+def by_hand(subject: Subject) -> tuple[Handmade, dict[str, Tensor]]:
+    """What hand-written hooks see, and the gradients at the inputs."""
+    inputs = {name: tensor.clone() for name, tensor in subject.inputs.items()}
+    if subject.floating:
+        inputs = {name: tensor.requires_grad_() for name, tensor in inputs.items()}
+
+    def scalar(output: Tensor) -> Tensor:
+        target = output.argmax(dim=1) if subject.target is None else output.new_tensor(subject.target).long()
+        return output.gather(1, target[:, None])
+
+    seen = Handmade(subject.model, subject.modules, lambda: subject.forward(*inputs.values()), scalar)
+    return seen, {name: tensor.grad for name, tensor in inputs.items() if tensor.grad is not None}
+
+
+def test_captures_equal_handwritten_hooks_exactly(subject: Subject, address: str) -> None:
+    """Every capture is what a hand-written hook saw, bit for bit; gradients and predictions too."""
+    seen, input_gradients = by_hand(subject)
+    with ca.Client(address) as client:
+        result = client.inspect(
+            subject.name,
+            subject.inputs,
+            target=subject.target,
+            captures=[ca.Capture(name, at=POINTS) for name in subject.modules],
+            input_gradients=subject.floating,
+        )
+    assert np.array_equal(next(iter(result.predictions.values())), seen.prediction.detach().numpy())
+    compared = 0
+    for name in subject.modules:
+        for point in POINTS:
+            calls = getattr(seen, point).get(name)
+            if calls is None or not any(isinstance(each, Tensor) for each in _listed(calls[0])):
+                continue  # token ids: PyTorch's own hook sees no gradient there either
+            ours = next(iter(result.captures[name].calls[0].leaves[ca.Point(point)].values()))
+            assert np.array_equal(ours, first(calls[0]).numpy()), f"{point} of {name}"
+            compared += 1
+    assert compared >= 3 * len(subject.modules)
+    assert set(result.input_gradients) == set(input_gradients)
+    for name, gradient in input_gradients.items():
+        assert close(result.input_gradients[name], gradient)
+
+
+def _listed(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+@pytest.mark.parametrize("mode", ["same_pass", "independent"])
+def test_attributions_equal_captum_in_process_and_agree(subject: Subject, server: Server, mode: str) -> None:
+    """Every attribution equals plain Captum in this process within 1e-6, and every check agrees."""
+    with ca.Client(server.address) as client:
+        result = client.inspect(
+            subject.name, subject.inputs, target=subject.target, attributions=subject.attributions, check=mode
+        )
+    for asked, got in zip(subject.attributions, result.attributions, strict=True):
+        expected = in_process(subject, asked)
+        assert close(next(iter(got.values.values())), expected.detach().numpy()), got.method
+        assert [check.verdict for check in got.checks] == ["AGREES"] * len(got.checks), got
+        assert got.checks
+        assert {check.mode.value for check in got.checks} == {mode}
+
+
+def in_process(subject: Subject, asked: Any) -> Tensor:
+    """``asked``, answered by Captum as its own documentation uses it."""
+    target = subject.forward(*subject.inputs.values()).argmax(dim=1) if subject.target is None else subject.target
+    inputs = tuple(subject.inputs.values())
+    layer = dict(subject.model.named_modules()).get(getattr(asked, "layer", ""))
+    match asked:
+        case ca.Saliency():
+            return attr.Saliency(subject.forward).attribute(inputs, target=target, abs=asked.absolute)[0]
+        case ca.InputXGradient():
+            return attr.InputXGradient(subject.forward).attribute(inputs, target=target)[0]
+        case ca.IntegratedGradients():
+            method = attr.IntegratedGradients(subject.forward, multiply_by_inputs=asked.multiply_by_inputs)
+            baselines = tuple(asked.baselines.get(name, 0) for name in subject.inputs)
+            return method.attribute(
+                inputs, baselines=baselines, target=target, n_steps=asked.n_steps, method=asked.quadrature.value
+            )[0]
+        case ca.LayerActivation():
+            return attr.LayerActivation(subject.forward, layer).attribute(inputs)
+        case ca.LayerGradientXActivation():
+            return attr.LayerGradientXActivation(subject.forward, layer).attribute(inputs, target=target)
+        case ca.LayerGradCam():
+            method = attr.LayerGradCam(subject.forward, layer)
+            return method.attribute(inputs, target=target, relu_attributions=asked.relu)
+    raise AssertionError(asked)
+
+
+def test_sixteen_callers_at_once_get_what_each_gets_alone(server: Server, store: Path) -> None:
+    """Different layers, targets and methods at once: every reply equals the same request alone."""
+    images = SUBJECTS["digits"](store).inputs["image"].numpy()
+    layers = ("conv1", "relu1", "conv2", "fc1")
+
+    def ask(index: int) -> ca.InspectResult:
+        layer = layers[index % len(layers)]
+        with ca.Client(server.address) as client:
+            return client.inspect(
+                "digits",
+                {"image": images[: 1 + index % 3]},
+                target=index % 10,
+                captures=[ca.Capture(layer, at=POINTS)],
+                input_gradients=index % 2 == 0,
+                attributions=[ca.Saliency(), ca.IntegratedGradients(n_steps=10 + index)] if index % 3 else (),
+            )
+
+    alone = [ask(index) for index in range(16)]
+    with ThreadPoolExecutor(16) as callers:
+        for _ in range(3):
+            together = list(callers.map(ask, range(16)))
+            for one, other in zip(alone, together, strict=True):
+                assert_same(one, other)
+
+
+def assert_same(one: ca.InspectResult, other: ca.InspectResult) -> None:
+    """Equal in every number."""
+    same(one.predictions, other.predictions)
+    same(one.input_gradients, other.input_gradients)
+    assert one.captures.keys() == other.captures.keys()
+    for name in one.captures:
+        for a, b in zip(one.captures[name].calls, other.captures[name].calls, strict=True):
+            assert a.leaves.keys() == b.leaves.keys()
+            for point in a.leaves:
+                same(a.leaves[point], b.leaves[point])
+    for a, b in zip(one.attributions, other.attributions, strict=True):
+        same(a.values, b.values)
+        assert [check.verdict for check in a.checks] == [check.verdict for check in b.checks]
+
+
+def same(one: Any, other: Any) -> None:
+    """The same names with the same numbers."""
+    assert one.keys() == other.keys()
+    for name in one:
+        assert np.array_equal(one[name], other[name]), name
+
+
+def test_a_bad_row_never_fails_its_neighbours(server: Server, store: Path) -> None:
+    """Good and bad requests that share TorchServe's batches: the good ones are answered, the bad ones get their own
+    error."""
+    images = SUBJECTS["digits"](store).inputs["image"].numpy()
+
+    def ask(index: int) -> str:
+        capture = "conv1" if index % 2 else "no_such_layer"
+        with ca.Client(torchserve_address(server)) as client:
+            try:
+                return str(
+                    client.inspect("digits", {"image": images}, captures=[capture]).captures["conv1"].output.sum()
+                )
+            except ca.CutawayError as failure:
+                return failure.reason
+
+    with ThreadPoolExecutor(32) as callers:
+        answers = list(callers.map(ask, range(64)))
+    assert set(answers[::2]) == {"MODULE_NOT_FOUND"}
+    assert len(set(answers[1::2])) == 1
+    assert answers[1] not in set(ca.Reason)
+
+
+def test_after_all_that_the_model_is_as_it_was(server: Server, store: Path) -> None:
+    """Whatever was asked before, in whatever worker, a plain question gets what the untouched model predicts."""
+    for make in SUBJECTS.values():
+        subject = make(store)
+        with ca.Client(server.address) as client:
+            result = client.inspect(subject.name, subject.inputs)
+        expected = subject.forward(*subject.inputs.values()).detach().numpy()
+        assert np.array_equal(next(iter(result.predictions.values())), expected)
