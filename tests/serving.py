@@ -24,7 +24,8 @@ def serving(store: Path, log_dir: Path, *arguments: str) -> Iterator[Server]:
         try:
             assert process.stdout is not None
             said = list(_until_ready(process.stdout))
-            assert said and said[-1].startswith("ready: "), f"{said}\n{_text(errors)}"
+            assert said, _text(errors)
+            assert said[-1].startswith("ready: "), f"{said}\n{_text(errors)}"
             yield Server(process, said[-1].removeprefix("ready: "), said, log_dir)
         finally:
             if process.poll() is None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor, nn
+
 from cutaway.adapters import Adapter, ImageAdapter
 from cutaway.results import InputSpec
-from torch import Tensor, nn
 
 
 class Net(nn.Module):

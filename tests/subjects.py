@@ -7,13 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import cutaway as ca
 import numpy as np
 import torch
-from cutaway import archive
-from cutaway.adapters import Adapter, find
 from examples.digits.data import held_out
 from torch import Tensor, nn
+
+import cutaway as ca
+from cutaway import archive
+from cutaway.adapters import Adapter, find
 
 
 @dataclass(frozen=True)

@@ -6,16 +6,16 @@ import io
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import cutaway as ca
 import grpc
 import numpy as np
 import pytest
+from PIL import Image
+
+import cutaway as ca
 from cutaway.gateway import serve
 from cutaway.routes import SERVICE
 from cutaway.v1 import inspection_pb2, tensor_pb2
 from cutaway.wire import status
-from PIL import Image
-
 from tests.small import Images, Words
 
 IMAGE = np.random.default_rng(0).random((2, 1, 8, 8), np.float32)
@@ -207,11 +207,12 @@ def test_hostile_bytes_are_refused_with_a_reason(client: ca.Client, address: str
     """Bytes that no proper client sends get INVALID_ARGUMENT with ErrorInfo, over plain gRPC."""
     payload, reason, field, text = HOSTILE[case]
     with grpc.insecure_channel(address) as channel:
-        inspect = channel.unary_unary(f"/{SERVICE}/Inspect")
+        inspect: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"/{SERVICE}/Inspect")
         with pytest.raises(grpc.RpcError) as caught:
             inspect(payload)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    failure = status.decode(3, caught.value.details(), caught.value.trailing_metadata())
+    trailers: Any = caught.value.trailing_metadata()
+    failure = status.decode(3, caught.value.details() or "", trailers)
     assert (failure.reason, failure.field) == (reason, field)
     assert text in failure.message
 

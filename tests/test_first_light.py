@@ -7,20 +7,20 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import cutaway as ca
 import numpy as np
 import psutil
 import pytest
 from captum import attr
-from cutaway.routes import TORCHSERVE_SCHEME
 from torch import Tensor
 
+import cutaway as ca
+from cutaway.routes import TORCHSERVE_SCHEME
 from tests.handmade import Handmade, first
 from tests.serving import Server
 from tests.subjects import SUBJECTS, Subject
 
 RELATIVE = 1e-6
-POINTS = ("input", "output", "grad_input", "grad_output")
+POINTS = tuple(ca.Point)
 
 
 @pytest.fixture(scope="module", params=list(SUBJECTS))
@@ -80,11 +80,11 @@ def test_captures_equal_handwritten_hooks_exactly(subject: Subject, address: str
     compared = 0
     for name in subject.modules:
         for point in POINTS:
-            calls = getattr(seen, point).get(name)
+            calls = getattr(seen, point.value).get(name)
             if calls is None or not any(isinstance(each, Tensor) for each in _listed(calls[0])):
                 continue  # token ids: PyTorch's own hook sees no gradient there either
-            ours = next(iter(result.captures[name].calls[0].leaves[ca.Point(point)].values()))
-            assert np.array_equal(ours, first(calls[0]).numpy()), f"{point} of {name}"
+            ours = next(iter(result.captures[name].calls[0].leaves[point].values()))
+            assert np.array_equal(ours, first(calls[0]).numpy()), f"{point.value} of {name}"
             compared += 1
     assert compared >= 3 * len(subject.modules)
     assert set(result.input_gradients) == set(input_gradients)
@@ -172,9 +172,9 @@ def assert_same(one: ca.InspectResult, other: ca.InspectResult) -> None:
             assert a.leaves.keys() == b.leaves.keys()
             for point in a.leaves:
                 same(a.leaves[point], b.leaves[point])
-    for a, b in zip(one.attributions, other.attributions, strict=True):
-        same(a.values, b.values)
-        assert [check.verdict for check in a.checks] == [check.verdict for check in b.checks]
+    for ours, theirs in zip(one.attributions, other.attributions, strict=True):
+        same(ours.values, theirs.values)
+        assert [check.verdict for check in ours.checks] == [check.verdict for check in theirs.checks]
 
 
 def same(one: Any, other: Any) -> None:

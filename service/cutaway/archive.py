@@ -7,6 +7,7 @@ know to load the model: the adapter, the weights, their SHA-256. Weights are saf
 from __future__ import annotations
 
 import ast
+import errno
 import hashlib
 import importlib.util
 import json
@@ -28,9 +29,15 @@ TORCHSERVE_MANIFEST = "MAR-INF/MANIFEST.json"
 MODEL_CONFIG = "model-config.yaml"
 HANDLER = "inspection_handler.py"
 SCHEMA = 1  # of cutaway.json; a reader refuses one that it does not know
-
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
 _VERSION = re.compile(r"[A-Za-z0-9_.-]+")
+_SETTINGS = """\
+minWorkers: {workers}
+maxWorkers: {workers}
+batchSize: {batch_size}
+maxBatchDelay: {max_batch_delay_ms}
+responseTimeout: {response_timeout_s}
+"""
 _WORKER_COUNTS = re.compile(r"(?m)^((?:min|max)Workers):.*$")
 
 
@@ -43,8 +50,8 @@ class Manifest:
         version: which version of it this is.
         adapter: ``digits_adapter.py:Digits``, a class in a file of the archive, or
             ``cutaway.adapters:ResNet``, a class in an installed module.
-        weights: the name of the safetensors file in the archive, or ``""`` for a model without one.
-        weights_sha256: the SHA-256 of that file in hexadecimal, or ``""``.
+        weights: the name of the safetensors file in the archive, ``""`` for none.
+        weights_sha256: its SHA-256 in hexadecimal.
         options: the words that the adapter is given.
     """
 
@@ -61,9 +68,6 @@ def handler_file() -> Path:
     package = Path(__file__).parent
     installed = package / "handlers" / HANDLER
     return installed if installed.is_file() else package.parent.parent / "handlers" / HANDLER
-
-
-# Building
 
 
 def build(
@@ -94,7 +98,7 @@ def build(
         max_batch_delay_ms: how long an unfilled batch waits for more calls, at least 1.
         workers: how many copies of the model run.
         response_timeout_s: how long a worker may take over a batch before it is killed.
-        destination: the directory that the archive goes to.
+        destination: the directory that the archive goes to; made if need be.
         force: whether an archive that is there already is replaced.
     """
     if not _NAME.fullmatch(model) or ".." in model:  # which TorchServe takes for a way out of its model store
@@ -102,26 +106,23 @@ def build(
     if not _VERSION.fullmatch(version):
         raise _invalid(f"{version!r} is no version: letters, digits, _, . and -", "version")
     target = destination / f"{model}.mar"
-    _check_target(target, force)
-    name, files = _adapter(adapter)
-    files += [handler_file(), *([weights] if weights else []), *extra_files]
-    _check_files(files)
-    manifest = Manifest(model, version, name, *_weights_identity(weights), dict(options))
-    texts = {
-        MANIFEST: json.dumps({"schema": SCHEMA, **asdict(manifest)}, indent=2) + "\n",
-        MODEL_CONFIG: _model_config(batch_size, max_batch_delay_ms, workers, response_timeout_s),
-    }
-    # Beside its final place, so that the last step is a rename: whoever looks sees a whole archive or none.
-    with tempfile.TemporaryDirectory(prefix=".cutaway-", dir=destination) as scratch:
-        _archive(manifest, files, texts, Path(scratch)).replace(target)
-    return target
-
-
-def _check_target(target: Path, force: bool) -> None:
-    if not target.parent.is_dir():
-        raise _invalid(f"{target.parent} is no directory", "destination")
     if target.exists() and not force:
         raise _invalid(f"{target} is there already, and force was not asked for", "destination")
+    name, files = _adapter(adapter)
+    manifest = Manifest(model, version, name, *_weights_identity(weights), dict(options))
+    files += [handler_file(), *([weights] if weights else []), *extra_files]
+    _check_files(files)
+    config = _model_config(
+        workers=workers,
+        batch_size=batch_size,
+        max_batch_delay_ms=max_batch_delay_ms,
+        response_timeout_s=response_timeout_s,
+    )
+    destination.mkdir(parents=True, exist_ok=True)
+    # Beside its final place, so that the last step is a rename: whoever looks sees a whole archive or none.
+    with tempfile.TemporaryDirectory(prefix=".cutaway-", dir=destination) as scratch:
+        _archive(manifest, files, config, Path(scratch)).replace(target)
+    return target
 
 
 def _adapter(adapter: str) -> tuple[str, list[Path]]:
@@ -140,8 +141,8 @@ def _adapter(adapter: str) -> tuple[str, list[Path]]:
 def _module_file(module: str) -> Path:
     try:
         spec = importlib.util.find_spec(module)
-    except (ImportError, ValueError) as failure:
-        raise _bad_adapter(f"module {module!r} cannot be found: {failure}") from failure
+    except (ImportError, ValueError):  # of the package that it should be in
+        spec = None
     if spec is None or spec.origin is None:
         raise _bad_adapter(f"module {module!r} is not installed here")
     return Path(spec.origin)
@@ -188,8 +189,8 @@ def _check_files(files: Iterable[Path]) -> None:
 
 
 def _check_module_name(file: Path) -> None:
-    if not file.stem.isidentifier():
-        raise _bad_adapter(f"{file.name} cannot be imported: {file.stem!r} is no Python name")
+    if not file.stem.isidentifier() or file.stem.startswith("__"):
+        raise _bad_adapter(f"{file.name} cannot be imported: {file.stem!r} is no name for a module")
     if file.stem in sys.stdlib_module_names or _is_installed(file):
         raise _bad_adapter(f"{file.name} would hide the module {file.stem} that is installed: rename it")
 
@@ -197,27 +198,19 @@ def _check_module_name(file: Path) -> None:
 def _is_installed(file: Path) -> bool:
     """Whether another module has that name: in a worker, one of the two would be imported for the other."""
     spec = importlib.util.find_spec(file.stem)
-    if spec is None or spec.origin is None:  # no origin: a mere directory, which hides behind any module
-        return False
-    return Path(spec.origin).resolve() != file.resolve()  # found itself, when its directory is on the path
+    # No origin: a mere directory, which any module hides. And a file in a directory on the path finds itself.
+    return spec is not None and spec.origin is not None and Path(spec.origin).resolve() != file.resolve()
 
 
-def _model_config(batch_size: int, max_batch_delay_ms: int, workers: int, response_timeout_s: int) -> str:
+def _model_config(**settings: int) -> str:
     """TorchServe's settings for one model. It reads 0 as "unset": a batch would then wait for 100 ms."""
-    settings = {
-        "minWorkers": workers,
-        "maxWorkers": workers,
-        "batchSize": batch_size,
-        "maxBatchDelay": max_batch_delay_ms,
-        "responseTimeout": response_timeout_s,
-    }
     for name, value in settings.items():
         if value < 1:
             raise _invalid(f"{name} must be at least 1, not {value}", name)
-    return "".join(f"{name}: {value}\n" for name, value in settings.items())
+    return _SETTINGS.format(**settings)
 
 
-def _archive(manifest: Manifest, files: Iterable[Path], texts: Mapping[str, str], scratch: Path) -> Path:
+def _archive(manifest: Manifest, files: Iterable[Path], config: str, scratch: Path) -> Path:
     """Zip everything up with the torch-model-archiver's own parts.
 
     Not with its `generate_model_archive`, which deletes ``/tmp/<model name>``, whosever it is, splits file
@@ -230,17 +223,13 @@ def _archive(manifest: Manifest, files: Iterable[Path], texts: Mapping[str, str]
     staging.mkdir()
     for file in files:
         (staging / file.name).symlink_to(file.resolve())
-    for name, text in texts.items():
-        (staging / name).write_text(text, encoding="utf-8")
-    config = ModelArchiverConfig(
-        model_name=manifest.model, handler=HANDLER, version=manifest.version, config_file=MODEL_CONFIG
+    (staging / MANIFEST).write_text(json.dumps({"schema": SCHEMA, **asdict(manifest)}, indent=2) + "\n")
+    (staging / MODEL_CONFIG).write_text(config)
+    served = ModelExportUtils.generate_manifest_json(
+        ModelArchiverConfig(manifest.model, HANDLER, manifest.version, config_file=MODEL_CONFIG)
     )
-    served = ModelExportUtils.generate_manifest_json(config)
     ModelExportUtils.archive(str(scratch), manifest.model, str(staging), served, archive_format="zip-store")
     return scratch / f"{manifest.model}.mar"
-
-
-# Reading
 
 
 def read(path: Path) -> Manifest:
@@ -278,7 +267,10 @@ class _Damage(Exception):
 def _blaming(name: str) -> Iterator[None]:
     try:
         yield
-    except (_Damage, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as failure:
+    # Besides its own error, zipfile lets out all of these for one wrong byte or another.
+    except (_Damage, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError, OSError) as failure:
+        if isinstance(failure, OSError) and failure.errno != errno.EINVAL:  # EINVAL is an offset gone wrong
+            raise
         what = f"{name}: {failure}; rebuild it with `cutaway package`"
         raise error(Reason.ARCHIVE_CORRUPT, what) from failure
 
@@ -326,9 +318,9 @@ def _parsed(text: bytes) -> Manifest:
     schema, options = values.pop("schema", None), values.pop("options", None)
     if schema != SCHEMA:
         raise _Damage(f"{MANIFEST} has schema {schema!r}, and this Cutaway reads {SCHEMA}")
-    if {*values, "options"} != {item.name for item in fields(Manifest)} or not isinstance(options, dict):
-        raise _Damage(f"{MANIFEST} does not hold what it should")
-    if not all(isinstance(text, str) for text in (*values.values(), *options.values())):
+    texts = [*values.values(), *options.values()] if isinstance(options, dict) else [None]
+    known = {*values, "options"} == {item.name for item in fields(Manifest)}
+    if not known or not all(isinstance(text, str) for text in texts):
         raise _Damage(f"{MANIFEST} does not hold what it should")
     return Manifest(**values, options=options)
 

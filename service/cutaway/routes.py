@@ -128,9 +128,10 @@ def worker_response(data: bytes) -> bytes:
 
 def torchserve_failure(code: int, details: str) -> CutawayError:
     """TorchServe's own errors, which know one code for everything, told apart by their text."""
-    if "Model not found" in details or "Model Not Found" in details:
+    details = details.partition("\n")[0]  # a Java class follows
+    if details.startswith("Model not found"):
         return error(Reason.MODEL_NOT_FOUND, details, "model")
-    if "version" in details and "not found" in details.lower():
+    if details.startswith("Model version") and "does not exist" in details:
         return error(Reason.VERSION_NOT_FOUND, details, "model")
     if code == Code.DEADLINE_EXCEEDED:
         return error(Reason.DEADLINE_EXCEEDED, "the deadline passed before TorchServe answered")

@@ -9,7 +9,8 @@ Names that a model's author chose go into `Text`, never into markup: ``layers[0]
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+import math
+from collections.abc import Collection, Iterator
 from dataclasses import asdict
 from typing import NamedTuple
 
@@ -30,6 +31,7 @@ VERDICT_STYLES = {
     Verdict.NOT_APPLICABLE: "dim",
 }
 
+_ROOT = "(the model)"
 _MOST_ROWS = 20  # of a batch; the rest is counted
 _MOST_VALUES = 4  # of a tensor that is shown by its first values
 
@@ -51,6 +53,11 @@ def captured(result: InspectResult) -> Iterator[CapturedTensor]:
             for point, leaves in call.leaves.items():
                 for path, array in leaves.items():
                     yield CapturedTensor(module, point, index, path, array)
+
+
+def module_text(name: str) -> str:
+    """``name``, with a word for the module that is the whole model and has none."""
+    return name or _ROOT
 
 
 def shape_text(array: Array) -> str:
@@ -95,10 +102,10 @@ def _classes(result: InspectResult) -> Table:
     table = heading("Prediction", *names, numbers=1 + len(shown), folds=("label",))
     for index, row in enumerate(result.classes[:_MOST_ROWS]):
         label = [Text(row.label, style="bold")] if labelled else []
-        about = [_number(float(values[index])) for values in shown.values()]
+        about = [_number(_printable(values)[index].item()) for values in shown.values()]
         table.add_row(str(index), str(row.index), *label, _percent(row.probability), *about)
     if len(result.classes) > _MOST_ROWS:
-        table.caption = f"and {len(result.classes) - _MOST_ROWS} more"
+        table.caption, table.caption_justify = f"and {len(result.classes) - _MOST_ROWS} more", "left"
     return table
 
 
@@ -114,7 +121,7 @@ def _outputs(result: InspectResult, title: str) -> Table:
 
 
 def _first_values(array: Array) -> Text:
-    values = [_number(float(value)) for value in array.reshape(-1)[:_MOST_VALUES]]
+    values = [_number(value) for value in _printable(array.reshape(-1)[:_MOST_VALUES]).tolist()]
     more = [Text("...")] if array.size > _MOST_VALUES else []
     return Text(" ").join([*values, *more])
 
@@ -133,19 +140,20 @@ def capture_table(result: InspectResult) -> Table:
         call = [str(each.call)] if several else []
         path = [Text(each.path)] if nested else []
         table.add_row(
-            Text(each.module), each.point.value, *call, *path, shape_text(each.array), *_statistics(each.array)
+            Text(module_text(each.module)),
+            each.point.value,
+            *call,
+            *path,
+            shape_text(each.array),
+            *_statistics(each.array),
         )
     return table
 
 
 def gradient_table(result: InspectResult) -> Table:
     """The target's gradient at each input."""
-    return _tensors("Input gradients", "input", result.input_gradients)
-
-
-def _tensors(title: str, what: str, arrays: Mapping[str, Array]) -> Table:
-    table = heading(title, what, "tensor", "min", "mean", "max", numbers=3, folds=(what,))
-    for name, array in arrays.items():
+    table = heading("Input gradients", "input", "tensor", "min", "mean", "max", numbers=3, folds=("input",))
+    for name, array in result.input_gradients.items():
         table.add_row(Text(name), shape_text(array), *_statistics(array))
     return table
 
@@ -155,12 +163,12 @@ def _tensors(title: str, what: str, arrays: Mapping[str, Array]) -> Table:
 
 def attribution_table(result: InspectResult) -> Group:
     """Every attribution's values, and below them what the checks say."""
-    table = heading("Attributions", "method", "of", "tensor", "min", "max", "delta", numbers=3, folds=("of",))
+    table = heading("Attributions", "method", "of", "shape", "min", "max", "delta", numbers=3, folds=("of",))
     for answer in result.attributions:
         delta = "" if answer.convergence_delta is None else _number(float(np.abs(answer.convergence_delta).max()))
         for name, array in answer.values.items():
             low, _, high = _statistics(array)
-            table.add_row(answer.method, Text(name), shape_text(array), low, high, delta)
+            table.add_row(answer.method, Text(name), str(list(array.shape)), low, high, delta)
     if not any(answer.checks for answer in result.attributions):
         return Group(table)
     return Group(table, "", _checks(result.attributions))
@@ -226,9 +234,16 @@ def provenance_line(result: InspectResult) -> Text:
 def _statistics(array: Array) -> tuple[Text, Text, Text]:
     if not array.size:
         return Text("-"), Text("-"), Text("-")
-    values = array.astype(np.float64)
-    return _number(values.min()), _number(values.mean()), _number(values.max())
+    values = _printable(array)
+    return _number(values.min().item()), _number(values.mean().item()), _number(values.max().item())
+
+
+def _printable(array: Array) -> Array:
+    """``array`` in a data type whose elements are Python's own numbers, and whose mean does not overflow."""
+    return array if array.dtype.kind in "iu" else array.astype(np.float64)
 
 
 def _number(value: float) -> Text:
-    return Text(f"{value:.4g}", style="" if np.isfinite(value) else "bold red")
+    if isinstance(value, int):
+        return Text(str(value))
+    return Text(f"{value:.3g}", style="" if math.isfinite(value) else "bold red")

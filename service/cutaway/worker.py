@@ -179,7 +179,11 @@ def _named(failure: Exception) -> CutawayError:
 
 
 def _refuse_late(deadline: bytes) -> None:
-    if deadline and float(deadline) < time.time():
+    try:
+        late = bool(deadline) and float(deadline) < time.time()
+    except ValueError:
+        raise error(Reason.MALFORMED_REQUEST, "the deadline is Unix seconds in ASCII digits") from None
+    if late:
         raise error(Reason.DEADLINE_EXCEEDED, "the deadline passed while the call was waiting for its turn")
 
 

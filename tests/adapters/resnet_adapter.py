@@ -1,10 +1,11 @@
 """A ResNet-50 as transformers defines it, with seeded random weights: a real, deep network without a download."""
 
 import torch
-from cutaway.adapters import Adapter
-from cutaway.results import InputSpec
 from torch import nn
 from transformers import ResNetConfig, ResNetForImageClassification
+
+from cutaway.adapters import Adapter
+from cutaway.results import InputSpec
 
 
 class ResNet(Adapter):

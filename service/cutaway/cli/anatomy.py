@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rich.console import RenderableType
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
 from cutaway.results import InputSpec, ModelDetail, ModuleInfo, OutputSpec
-from cutaway.tables import heading
+from cutaway.tables import heading, module_text
 
 _MOST_LABELS = 12
+_ANY_WIDTH = 10_000  # columns, to learn how many a table would like
 
 
 def summary(model: ModelDetail) -> Table:
@@ -43,7 +44,8 @@ def _input(spec: InputSpec) -> str:
 
 
 def _output(spec: OutputSpec) -> str:
-    return f"{spec.name}: {spec.data_type}[{', '.join(['batch', *map(str, spec.shape[1:])])}]"
+    sizes = ["batch" if axis == 0 else str(size) for axis, size in enumerate(spec.shape)]
+    return f"{spec.name}: {spec.data_type}[{', '.join(sizes)}]"
 
 
 def _labels(labels: Sequence[str]) -> str:
@@ -82,23 +84,52 @@ class Row:
     count: int
 
 
-def module_table(model: ModelDetail, depth: int | None, expand: bool) -> RenderableType:
-    """The module tree, a module a row, by its full name: what captures and layers are asked for by.
+class ModuleTable:
+    """The module tree, a module a row.
+
+    By its full name, which captures and layers are asked for by; indented under its parent's, where the terminal is
+    too narrow for full names.
 
     Args:
         model: what the server says.
         depth: how many levels to show; None is all.
         expand: also show every one of a list of modules that are all alike, in place of one row for them.
     """
-    root = _tree(model.modules)
-    rows = list(_rows("", root, depth, expand))
-    traced = root.is_used
-    table = heading("Modules", "name", "type", "output", "parameters", numbers=1, folds=("name",))
-    for row in rows:
-        dimmed = traced and not row.node.is_used
-        table.add_row(*_cells(row, traced), style="dim" if dimmed else "")
-    table.caption, table.caption_justify = _caption(len(rows), len(model.modules), traced), "left"
-    return table
+
+    def __init__(self, model: ModelDetail, depth: int | None, expand: bool) -> None:
+        root = _tree(model.modules)
+        self._rows = list(_rows("", root, depth, expand))
+        self._traced = root.is_used
+        self._count = len(model.modules)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        named = self._table(_full_name)
+        fits = console.measure(named, options=options.update_width(_ANY_WIDTH)).maximum <= options.max_width
+        yield named if fits else self._table(_indented_name)
+        yield Text(" ".join(self._remarks(fits)), style="dim")
+
+    def _table(self, name: Callable[[Row], Text]) -> Table:
+        table = heading("Modules", "name", "type", "output", "parameters", numbers=1, folds=("name",))
+        for row in self._rows:
+            dimmed = self._traced and not row.node.is_used
+            table.add_row(name(row), *self._cells(row), style="dim" if dimmed else "")
+        return table
+
+    def _cells(self, row: Row) -> tuple[Text, Text, Text]:
+        info = row.node.info
+        kind = info.type if row.count == 1 else f"{row.count} x {info.type}"
+        return Text(kind), Text(_returned(row.node) if self._traced else ""), Text(f"{info.parameters:,}")
+
+    def _remarks(self, are_full_names: bool) -> Iterator[str]:
+        rows = "" if len(self._rows) == self._count else f", {len(self._rows)} shown"
+        yield f"{self._count} modules{rows}."
+        if any(row.count > 1 for row in self._rows):
+            yield "A * stands for numbered modules that are all alike, and finds them as a glob (--all shows each)."
+        if not are_full_names:
+            longest = max((row.name for row in self._rows), key=lambda name: name.count("."))
+            yield f"A full name has dots between its parts: {longest}."
+        if not self._traced:
+            yield "Output shapes are not known: the model came without an example input."
 
 
 def _tree(modules: Sequence[ModuleInfo]) -> Node:
@@ -132,33 +163,24 @@ def _all_alike(node: Node) -> bool:
     return numbered and len({child.likeness for child in children.values()}) == 1
 
 
-def _cells(row: Row, traced: bool) -> tuple[Text, Text, Text, Text]:
-    info = row.node.info
-    kind = info.type if row.count == 1 else f"{row.count} x {info.type}"
-    return _name(row), Text(kind), Text(_returned(row.node, traced)), Text(f"{info.parameters:,}")
+def _full_name(row: Row) -> Text:
+    parent, dot, _ = row.name.rpartition(".")
+    return Text.assemble((parent + dot, "dim"), _last_name(row))
 
 
-def _name(row: Row) -> Text:
+def _indented_name(row: Row) -> Text:
+    return Text("  " * row.name.count(".")) + _last_name(row)
+
+
+def _last_name(row: Row) -> Text:
     if not row.name:
-        return Text("(the model)", style="italic")
-    parent, dot, part = row.name.rpartition(".")
-    also = "" if row.count > 1 else "".join(f"\n= {alias}" for alias in row.node.info.aliases)
-    return Text.assemble((parent + dot, "dim"), part, (also, "dim"))
+        return Text(module_text(""), style="italic")
+    aliases = row.node.info.aliases if row.count == 1 else ()
+    return Text.assemble(row.name.rpartition(".")[2], *((f" = {alias}", "dim") for alias in aliases))
 
 
-def _returned(node: Node, traced: bool) -> str:
-    if not traced:
-        return ""
+def _returned(node: Node) -> str:
     if not node.info.calls:
         return "" if node.is_used else "not called"
     shapes = " ".join(str(list(shape)) for shape in node.info.output_shapes)
     return shapes if node.info.calls == 1 else f"{shapes}, {node.info.calls} calls"
-
-
-def _caption(shown: int, there: int, traced: bool) -> str:
-    words = [f"{there} modules."]
-    if shown < there:
-        words = [f"{there} modules in {shown} rows (--all, --depth); a name with * is a glob that finds all alike."]
-    if not traced:
-        words.append("Output shapes are not known: the model came without an example input.")
-    return " ".join(words)

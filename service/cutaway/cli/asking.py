@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -13,10 +13,11 @@ from rich.text import Text
 
 from cutaway import tables
 from cutaway.cli import anatomy, files, screen, words
-from cutaway.client import Client, Inputs
-from cutaway.errors import Unavailable
-from cutaway.requests import Attribution, Capture, CheckMode
+from cutaway.client import Client
+from cutaway.errors import DeadlineExceeded, Reason, Unavailable, error
+from cutaway.requests import Attribution, Capture, CheckMode, Raw
 from cutaway.results import InspectResult
+from cutaway.tensors import Array
 
 Address = Annotated[str, typer.Option(metavar="HOST:PORT", envvar="CUTAWAY_ADDRESS", help="Where the server listens.")]
 Timeout = Annotated[float, typer.Option(metavar="SECONDS", help="How long to wait for the answer.")]
@@ -28,10 +29,11 @@ _HERE = "127.0.0.1:50051"
 
 METHODS_HELP = "\n".join(
     [
-        "Methods of attribution, with their parameters and defaults; each also takes target=CLASS and inputs=NAME:",
+        "Methods and their parameters with defaults, asked for as METHOD,KEY=VALUE,KEY=VALUE; each also takes "
+        "target=CLASS and inputs=NAME:",
         "",
         "\b",
-        *(f"  {words.usage(kind)}" for kind in words.METHODS.values()),
+        *(words.usage(kind) for kind in words.METHODS.values()),
     ]
 )
 
@@ -47,13 +49,16 @@ def _asking(address: str, timeout: float) -> Iterator[Client]:
             cause = cause.rpartition(": ")[2]
         advice = "is a server running there? start one with: cutaway serve --model-store DIR"
         raise Unavailable(failure.reason, f"no answer from {address} ({cause}); {advice}") from None
+    except DeadlineExceeded as failure:
+        what = f"no answer within {timeout:g} s ({failure.message}); --timeout waits longer"
+        raise DeadlineExceeded(failure.reason, what) from None
 
 
 def models(address: Address = _HERE, timeout: Timeout = 60.0) -> None:
     """List the models that a server serves."""
     with _asking(address, timeout) as client:
         found = client.list_models()
-    table = tables.heading(f"{len(found)} model{'' if len(found) == 1 else 's'} at {address}", "name", "version")
+    table = tables.heading("Models", "name", "version", folds=("name",))
     for model in found:
         table.add_row(Text(model.model), Text(model.version))
     screen.show(table)
@@ -72,7 +77,13 @@ def layers(
     """
     with _asking(address, timeout) as client:
         found = client.get_model(model)
-    screen.show(anatomy.summary(found), anatomy.module_table(found, depth, expand))
+    screen.show(anatomy.summary(found), anatomy.ModuleTable(found, depth, expand))
+
+
+def _picture(path: Path | None) -> Path | None:
+    if path and path.suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise typer.BadParameter(f"{path.name} ends with none of .png, .svg, .pdf")
+    return path
 
 
 def inspect(
@@ -80,7 +91,7 @@ def inspect(
     inputs: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="INPUT...",
+            metavar="INPUT",
             exists=True,
             dir_okay=False,
             show_default=False,
@@ -123,8 +134,10 @@ def inspect(
             metavar="MODE", help="How attributions are compared with what raw hooks see: off, same_pass or independent."
         ),
     ] = CheckMode.SAME_PASS,
-    plot: Annotated[Path | None, typer.Option(metavar="PNG", help="Draw the answer into this file.")] = None,
-    save: Annotated[Path | None, typer.Option(metavar="NPZ", help="Save every tensor into this file.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", callback=_picture, help="Draw the answer: .png, .svg or .pdf.")
+    ] = None,
+    save: Annotated[Path | None, typer.Option(metavar="NPZ", help="Save every tensor that came back.")] = None,
     address: Address = _HERE,
     timeout: Timeout = 60.0,
 ) -> None:
@@ -145,12 +158,14 @@ def inspect(
         )
     screen.show(*_blocks(result))
     if plot:
-        _draw(result, given, plot)
+        _draw(result, given if isinstance(given, dict) else None, plot)
     if save:
         screen.say(f"saved {files.save(result, save)} tensors to {save}")
 
 
-def _inputs(client: Client, model: str, paths: list[Path], texts: list[str], names: list[str]) -> Inputs:
+def _inputs(
+    client: Client, model: str, paths: list[Path], texts: list[str], names: list[str]
+) -> dict[str, Array] | list[Raw]:
     if not (paths or texts):
         raise typer.BadParameter("give a file, or --text", param_hint="INPUT")
     if files.are_tensors(paths, texts):
@@ -172,8 +187,12 @@ def _blocks(result: InspectResult) -> Iterator[RenderableType]:
     yield tables.provenance_line(result)
 
 
-def _draw(result: InspectResult, given: Inputs, path: Path) -> None:
+def _draw(result: InspectResult, tensors: Mapping[str, Array] | None, path: Path) -> None:
     from cutaway import plots
 
-    plots.save(result, given if isinstance(given, dict) else None, path)
+    try:
+        with screen.needing("cli"):
+            plots.save(result, path, tensors)
+    except OSError as failure:
+        raise error(Reason.INVALID_VALUE, f"{path} cannot be written: {failure.strerror}", "plot") from None
     screen.say(f"drew {path}")

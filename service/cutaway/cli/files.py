@@ -13,7 +13,7 @@ import typer
 from cutaway.errors import Reason, error
 from cutaway.requests import Raw
 from cutaway.results import AttributionResult, InspectResult, ModelDetail
-from cutaway.tables import captured
+from cutaway.tables import captured, module_text
 from cutaway.tensors import Array
 
 _NUMPY = (".npy", ".npz")
@@ -34,7 +34,7 @@ def _bytes(file: Path) -> bytes:
 
 def are_tensors(files: Sequence[Path], texts: Sequence[str]) -> bool:
     """Whether numpy files were given; they cannot be mixed with anything else."""
-    tensors = [file.suffix in _NUMPY for file in files]
+    tensors = [file.suffix.lower() in _NUMPY for file in files]
     if any(tensors) and (texts or not all(tensors)):
         raise typer.BadParameter("tensors (.npy, .npz) cannot be mixed with images or text in one question")
     return any(tensors)
@@ -48,17 +48,18 @@ def read_tensors(files: Sequence[Path], names: Sequence[str], describe: Callable
         names: for the ``.npy`` files, in their order; none is needed for a single one and a model with one input.
         describe: asks the server what the model takes.
     """
-    bare = [file for file in files if file.suffix == ".npy"]
+    loaded = [_load(file) for file in files]
+    bare = [each for each in loaded if isinstance(each, np.ndarray)]
     if len(bare) == 1 and not names:
         names = [_only_input(describe())]
     if len(bare) != len(names):
         raise typer.BadParameter(f"{len(bare)} .npy files need as many names, not {len(names)}", param_hint="--name")
-    found = [(name, _load(file)[""]) for file, name in zip(bare, names)]
-    for file in files:
-        found += _load(file).items() if file.suffix == ".npz" else ()
+    found = list(zip(names, bare))
+    for each in loaded:
+        found += each.items() if isinstance(each, dict) else ()
     tensors = dict(found)
     if len(tensors) < len(found):
-        raise typer.BadParameter("two files give the same input: " + ", ".join(name for name, _ in found))
+        raise typer.BadParameter("an input is given twice: " + ", ".join(name for name, _ in found))
     return tensors
 
 
@@ -71,10 +72,10 @@ def _only_input(model: ModelDetail) -> str:
     )
 
 
-def _load(file: Path) -> dict[str, Array]:
+def _load(file: Path) -> Array | dict[str, Array]:
     try:
         loaded = np.load(file, allow_pickle=False)
-        return {"": loaded} if isinstance(loaded, np.ndarray) else dict(loaded)
+        return loaded if isinstance(loaded, np.ndarray) else dict(loaded)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as failure:
         raise error(Reason.INVALID_VALUE, f"{file} is no numpy file: {failure}") from None
 
@@ -107,7 +108,7 @@ def _tensors(result: InspectResult) -> Iterator[tuple[str, Array]]:
     yield from _named("", targets=result.targets, target_values=result.target_values)
     for each in captured(result):
         call = f"[{each.call}]" if len(result.captures[each.module].calls) > 1 else ""
-        yield f"captures/{each.module}{call}/{each.point.value}{each.path}", each.array
+        yield f"captures/{module_text(each.module)}{call}/{each.point.value}{each.path}", each.array
     for name, array in result.input_gradients.items():
         yield f"input_gradients/{name}", array
     for index, answer in enumerate(result.attributions):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+import typer
 from rich.console import Console, RenderableType
 from rich.text import Text
 
@@ -39,3 +42,16 @@ def say(line: str, style: str = "") -> None:
 def complain(failure: CutawayError) -> None:
     """Print ``failure`` to stderr as one red line."""
     _console(stderr=True).print(Text(" ".join(str(failure).split()), style="red"), soft_wrap=True)
+
+
+@contextmanager
+def needing(extra: str) -> Iterator[None]:
+    """Around imports: says what to install, and ends with status 2, where the packages of ``extra`` are missing."""
+    try:
+        yield
+    except ModuleNotFoundError as missing:
+        if (missing.name or "").startswith("cutaway"):
+            raise
+        needs = f"{missing.name} is missing; this needs: pip install 'cutaway[{extra}]'"
+        _console(stderr=True).print(Text(needs, style="red"), soft_wrap=True)
+        raise typer.Exit(2) from None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -11,18 +9,6 @@ import typer
 
 from cutaway.cli import screen, words
 from cutaway.errors import Reason, error
-
-
-@contextmanager
-def _server_extra() -> Iterator[None]:
-    """Around imports: says what to install where the server's dependencies are missing."""
-    try:
-        yield
-    except ModuleNotFoundError as missing:
-        if (missing.name or "").partition(".")[0] == "cutaway":
-            raise
-        screen.say(f"{missing.name} is missing; this command needs: pip install 'cutaway[server]'", "red")
-        raise typer.Exit(2) from None
 
 
 def package(
@@ -60,7 +46,7 @@ def package(
     force: Annotated[bool, typer.Option("--force", help="Replace an archive that is there already.")] = False,
 ) -> None:
     """Put a model and its adapter into an archive that can be served."""
-    with _server_extra():
+    with screen.needing("server"):
         from cutaway import archive
     built = archive.build(
         model=model,
@@ -110,7 +96,7 @@ def serve(
     """
     if embedded and workers is not None:
         raise typer.BadParameter("models in this process have no workers; leave out one of the two options")
-    with _server_extra():
+    with screen.needing("server"):
         from pydantic import ValidationError
 
         from cutaway.gateway.run import run

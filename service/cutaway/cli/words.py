@@ -6,6 +6,7 @@ be asked for here.
 
 from __future__ import annotations
 
+import textwrap
 import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, fields
@@ -61,7 +62,7 @@ def _methods(kind: type[Attribution]) -> Iterable[type[Attribution]]:
         yield from _methods(each)
 
 
-METHODS: dict[str, type[Attribution]] = {kind.__name__: kind for kind in _methods(Attribution)}
+METHODS: dict[str, type[Attribution]] = dict(sorted((kind.__name__, kind) for kind in _methods(Attribution)))
 """Every method, by its name."""
 
 
@@ -70,8 +71,7 @@ def attribution(word: str) -> Attribution:
     head, *rest = word.split(",")
     name, _, layer = head.partition(":")
     kind = _method(name)
-    pairs = [pair(each) for each in rest]
-    return _built(kind, [("layer", layer), *pairs] if layer else pairs)
+    return _built(kind, [*([Pair("layer", layer)] if layer else []), *map(pair, rest)])
 
 
 def _method(name: str) -> type[Attribution]:
@@ -82,7 +82,7 @@ def _method(name: str) -> type[Attribution]:
     return METHODS[spelled[name.lower()]]
 
 
-def _built(kind: type[Attribution], pairs: list[tuple[str, str]]) -> Attribution:
+def _built(kind: type[Attribution], pairs: list[Pair]) -> Attribution:
     hints = readable(kind)
     given: dict[str, list[tuple[str, str]]] = {}
     for key, text in pairs:
@@ -92,7 +92,7 @@ def _built(kind: type[Attribution], pairs: list[tuple[str, str]]) -> Attribution
         given.setdefault(parameter, []).append((part, text))
     for field in fields(kind):
         if _required(field) and field.name not in given:
-            raise typer.BadParameter(f"{kind.__name__} needs a {field.name}: {usage(kind)}")
+            raise typer.BadParameter(f"{kind.__name__} needs {field.name}: {usage(kind).strip()}")
     return kind(**{name: _value(name, hints[name], words) for name, words in given.items()})
 
 
@@ -107,20 +107,21 @@ def readable(kind: type[Attribution]) -> dict[str, Any]:
 
 
 def usage(kind: type[Attribution]) -> str:
-    """How to ask for ``kind``, with its own parameters and their defaults."""
+    """How to ask for ``kind``, with its own parameters and their defaults, for a terminal of 80 columns."""
     common = {field.name for field in fields(Attribution)}
     hints = readable(kind)
     own = [field for field in fields(kind) if field.name in hints and field.name not in common]
     layer = ":LAYER" if any(field.name == "layer" for field in own) else ""
-    return kind.__name__ + layer + "".join(f",{_default(field)}" for field in own if field.name != "layer")
+    parameters = " ".join(_default(field, hints[field.name]) for field in own if field.name != "layer")
+    line = f"{kind.__name__}{layer} {parameters}"
+    return textwrap.fill(line, 78, initial_indent="  ", subsequent_indent="      ", break_on_hyphens=False)
 
 
-def _default(field: Field[Any]) -> str:
-    if field.default is MISSING:
-        return f"{field.name}.INPUT=..." if field.default_factory is not MISSING else f"{field.name}=..."
-    value = field.default
-    text = value.value if isinstance(value, Enum) else str(value)
-    return f"{field.name}={text.lower()}"
+def _default(field: Field[Any], hint: Any) -> str:
+    if _is_mapping(hint):
+        return f"{field.name}.INPUT=..."
+    value = field.default.value if isinstance(field.default, Enum) else field.default
+    return f"{field.name}={str(value).lower() if isinstance(value, (str, bool, int, float)) else '...'}"
 
 
 # Types

@@ -1,0 +1,122 @@
+"""Where everything stands: a header, then the sections, their panels in lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, NamedTuple
+
+from cutaway.plots.panels import COLUMNS, Example, Panel, Section
+from cutaway.plots.pictures import SCALE
+from cutaway.plots.sheet import FAINT, STYLE, Box, Sheet, fitted, length
+from cutaway.results import InspectResult, Verdict
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Inches.
+_PICTURE = 1.9
+_CELL = _PICTURE + SCALE + 0.14
+_GAP = 0.14
+_MARGIN = 0.4
+_HEADER = 1.0
+_HEADING = 0.38
+_CAPTION = 0.42
+_FOOT = 0.32  # below each picture: tick labels
+_WIDTH = 2 * _MARGIN + COLUMNS * _CELL - _GAP
+
+_MOST_PANELS = 24  # in a section
+_VERDICTS = {
+    Verdict.AGREES: ("✓ agrees", "#1a7f37"),
+    Verdict.DISAGREES: ("✗ disagrees", "#cf222e"),
+    Verdict.INCONCLUSIVE: ("? inconclusive", FAINT),
+    Verdict.NOT_APPLICABLE: ("– no check", FAINT),
+}
+
+
+class _Line(NamedTuple):
+    """Panels side by side; the first line of a section bears its heading."""
+
+    heading: str
+    panels: Sequence[Panel]
+
+    @property
+    def height(self) -> float:
+        return (_HEADING if self.heading else 0) + _CAPTION + _PICTURE + _FOOT
+
+
+def draw(result: InspectResult, example: Example, sections: Iterable[Section]) -> Figure:
+    """The whole sheet, as long as it must be."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    lines = [line for section in sections for line in _lines(section)]
+    height = _HEADER + sum(line.height for line in lines) + _MARGIN / 2
+    with matplotlib.rc_context(STYLE):
+        sheet = Sheet(Figure(figsize=(_WIDTH, height)), _WIDTH, height)
+        _draw_header(sheet, result, example)
+        top = _HEADER
+        for line in lines:
+            _draw_line(sheet, line, top)
+            top += line.height
+    return sheet.figure
+
+
+def _lines(section: Section) -> Iterator[_Line]:
+    shown = section.panels[:_MOST_PANELS]
+    all_of_them = len(shown) == len(section.panels)
+    heading = section.heading + ("" if all_of_them else f": the first {len(shown)} of {len(section.panels)}")
+    panels = iter(shown)
+    while line := list(islice(panels, COLUMNS)):
+        yield _Line(heading, line)
+        heading = ""
+
+
+def _draw_header(sheet: Sheet, result: InspectResult, example: Example) -> None:
+    found = result.provenance
+    title = f"{found.model} {found.version}".strip() or "result"
+    sheet.text(_MARGIN, 0.5, f"{title}{_predicted(result, example)}", 16, weight="bold")
+    facts = {
+        "example": f"{example.row + 1} of {example.rows}",
+        "weights": found.weights_sha256[:8],
+        "torch": found.torch_version,
+        "Captum": found.captum_version,
+    }
+    told = [*_explained(result, example), *(f"{name} {fact}" for name, fact in facts.items() if fact)]
+    sheet.text(_MARGIN, 0.76, "   ·   ".join(told), 8.5, color=FAINT)
+
+
+def _predicted(result: InspectResult, example: Example) -> str:
+    if not result.classes:
+        return ""
+    predicted = result.classes[example.row]
+    return f"   →   {predicted.label or f'class {predicted.index}'}  ({predicted.probability:.1%})"
+
+
+def _explained(result: InspectResult, example: Example) -> Iterator[str]:
+    if result.targets is not None and result.target_values is not None:
+        what = "class" if result.classes else "element"
+        yield f"explained: {what} {result.targets[example.row]}, value {result.target_values[example.row]:.4g}"
+
+
+def _draw_line(sheet: Sheet, line: _Line, top: float) -> None:
+    if line.heading:
+        sheet.text(_MARGIN, top + 0.14, line.heading, 10.5, weight="bold", color=FAINT)
+        sheet.rule(_MARGIN, top + 0.22, _WIDTH - _MARGIN)
+        top += _HEADING
+    left = _MARGIN
+    for panel in line.panels:
+        width = panel.span * _CELL - _GAP
+        _draw_caption(sheet, panel, left, top, width)
+        panel.draw(sheet, Box(left, top + _CAPTION, width - SCALE, _PICTURE), panel.values)
+        left += panel.span * _CELL
+
+
+def _draw_caption(sheet: Sheet, panel: Panel, left: float, top: float, width: float) -> None:
+    sheet.text(left, top + 0.14, fitted(panel.title, width - 0.1, 9, "bold"), 9, weight="bold")
+    detail = width
+    if panel.verdict is not None:
+        mark, colour = _VERDICTS[panel.verdict]
+        sheet.text(left + width - SCALE, top + 0.31, mark, 7.5, color=colour, weight="bold", ha="right")
+        detail -= SCALE + length(mark, 7.5, "bold") + 0.1
+    sheet.text(left, top + 0.31, fitted(panel.detail, detail, 7.5, "normal"), 7.5, color=FAINT)

@@ -1,0 +1,220 @@
+"""How one array of one example is drawn: as an image, as a grid of channels, as bars, or as a table of colours."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+
+from cutaway.plots.sheet import FAINT, INK, RULE, Box, Sheet
+from cutaway.results import ClassPrediction
+from cutaway.tensors import Array
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.image import AxesImage
+
+Drawing: TypeAlias = Callable[[Sheet, Box, Array], None]
+"""Draws an array into a box. Scales stand right of the box, within `SCALE` inches; labels below it."""
+
+SCALE = 0.5
+"""Inches right of each picture for its colours and their numbers."""
+
+_MOST_CHANNELS = 16
+_MOST_BARS = 64
+_LABELS_PER_INCH = 2.6
+_MOST_STRETCH = 3  # an image is at most so many times longer than wide; beyond that it is a table
+_OUTLIERS = 0.005  # the fraction of a large array's elements that may lie past the ends of its colours
+_LARGE = 2000
+
+_BETWEEN = "#e6eaee"
+_SIGNED, _UNSIGNED, _GREY = "RdBu_r", "viridis", "gray"
+_POSITIVE, _NEGATIVE, _MAGNITUDE, _QUIET = "#b2182b", "#2166ac", "#21918c", "#b6bfc9"
+
+
+class _Range(NamedTuple):
+    """Which colours stand for which numbers, and whether some numbers lie beyond them."""
+
+    colours: str
+    low: float
+    high: float
+    clipped: bool = False
+
+
+def _range(picture: Array) -> _Range:
+    """White is 0 where there are negative numbers; otherwise the darkest colour is."""
+    sizes = np.abs(picture[np.isfinite(picture)])
+    largest = float(sizes.max(initial=0))
+    high = float(np.quantile(sizes, 1 - _OUTLIERS)) if sizes.size > _LARGE else largest
+    high = high or largest or 1.0
+    signed = bool((picture < 0).any())
+    return _Range(_SIGNED if signed else _UNSIGNED, -high if signed else 0.0, high, clipped=largest > high)
+
+
+def draw_image(sheet: Sheet, box: Box, values: Array) -> None:
+    """An input [height, width] or [1 or 3, height, width]: grey or in colours, from its darkest to its lightest."""
+    finite = values[np.isfinite(values)]
+    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
+    if values.ndim == 3 and len(values) == 3:
+        shown = np.moveaxis((values - low) / ((high - low) or 1), 0, -1)
+        _bare(sheet.axes(box)).imshow(_finite(shown))
+    else:
+        _draw_colours(sheet, box, _flat(values), _Range(_GREY, low, high))
+
+
+def draw_state(sheet: Sheet, box: Box, values: Array) -> None:
+    """What a module saw. A table (tokens by features, as a rule) has each row's norm beside it."""
+    _draw_array(sheet, box, values, "norm", lambda table: np.sqrt((table**2).sum(axis=1)))
+
+
+def draw_shares(sheet: Sheet, box: Box, values: Array) -> None:
+    """An attribution. A table (tokens by features, as a rule) has each row's sum beside it."""
+    _draw_array(sheet, box, values, "sum", lambda table: table.sum(axis=1))
+
+
+def draw_bars(sheet: Sheet, box: Box, values: Array, predicted: ClassPrediction | None = None) -> None:
+    """A vector, in bars; where it is a prediction, the predicted class stands out."""
+    heights = _finite(values.reshape(-1))
+    axes = sheet.axes(box)
+    if heights.size > _MOST_BARS:
+        for colour, side in _sides(heights):
+            axes.fill_between(np.arange(heights.size), side, step="mid", color=colour, linewidth=0)
+    else:
+        axes.bar(np.arange(heights.size), heights, color=_bar_colours(heights, predicted))
+    _dress_bars(axes, heights.size, box.width)
+    if predicted is not None:
+        _point_out(axes, heights, predicted)
+
+
+def _sides(heights: Array) -> list[tuple[str, Array]]:
+    """What lies above 0 and what lies below, with its colour: the colours that pictures have, too."""
+    if not (heights < 0).any():
+        return [(_MAGNITUDE, heights)]
+    return [(_POSITIVE, np.maximum(heights, 0)), (_NEGATIVE, np.minimum(heights, 0))]
+
+
+def _bar_colours(heights: Array, predicted: ClassPrediction | None = None) -> list[str]:
+    if predicted is not None:
+        return [INK if index == predicted.index else _QUIET for index in range(heights.size)]
+    above = _sides(heights)[0][0]
+    return [_NEGATIVE if height < 0 else above for height in heights]
+
+
+def _dress_bars(axes: Axes, count: int, width: float) -> None:
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    axes.spines[:].set_visible(False)
+    axes.axhline(0, color=RULE, linewidth=0.8, zorder=0)
+    axes.set_xlim(-0.6, count - 0.4)
+    axes.margins(y=0.12)
+    axes.yaxis.tick_right()
+    axes.yaxis.set_major_locator(MaxNLocator(4))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _number(value)))
+    axes.xaxis.set_major_locator(MaxNLocator(round(_LABELS_PER_INCH * width), integer=True))
+    axes.tick_params(length=0)
+
+
+def _number(value: float) -> str:
+    """``value`` in at most about seven characters: ``-2.5e-5`` for -0.000025."""
+    if value == 0 or 0.01 <= abs(value) < 1000:
+        return f"{value:.3g}" if abs(value) >= 10 else f"{value:.2g}"
+    mantissa, exponent = f"{value:.1e}".split("e")
+    return f"{mantissa}e{int(exponent)}"
+
+
+def _point_out(axes: Axes, heights: Array, predicted: ClassPrediction) -> None:
+    where = predicted.index, max(float(heights[predicted.index]), 0.0)
+    side = predicted.index / heights.size
+    axes.annotate(
+        f"{predicted.label or predicted.index} · {predicted.probability:.1%}",
+        where,
+        (0, 3),
+        textcoords="offset points",
+        ha="left" if side < 0.05 else "right" if side > 0.95 else "center",
+        fontsize=9,
+        weight="bold",
+    )
+
+
+def _draw_array(sheet: Sheet, box: Box, values: Array, summary: str, summarise: Callable[[Array], Array]) -> None:
+    flat = _flat(values)
+    if flat.size == 0:
+        sheet.text(box.left, box.top + box.height / 2, "empty", 9, color=FAINT)
+    elif flat.ndim < 2:
+        draw_bars(sheet, box, flat)
+    elif flat.ndim > 2:
+        picture = _mosaic(flat.reshape(-1, *flat.shape[-2:]))
+        _draw_colours(sheet, box, picture, _range(picture))
+    elif max(flat.shape) <= _MOST_STRETCH * min(flat.shape):
+        _draw_colours(sheet, box, flat, _range(flat))
+    else:
+        _draw_table(sheet, box, flat, summary, summarise(flat))
+
+
+def _finite(values: Array) -> Array:
+    """``values`` with 0 for what has no place in a picture."""
+    return np.where(np.isfinite(values), values, 0.0)
+
+
+def _flat(values: Array) -> Array:
+    """``values`` without leading axes of length 1."""
+    while values.ndim > 1 and values.shape[0] == 1:
+        values = values[0]
+    return values
+
+
+def _mosaic(channels: Array) -> Array:
+    """The first channels [channels, height, width] as tiles of one picture, with nothing (NaN) between them."""
+    shown = channels[:_MOST_CHANNELS]
+    count, height, width = shown.shape
+    across = math.ceil(math.sqrt(count))
+    down = math.ceil(count / across)
+    gap = max(1, round(0.06 * max(height, width)))
+    picture = np.full((down * (height + gap) - gap, across * (width + gap) - gap), np.nan)
+    for index, tile in enumerate(shown):
+        top, left = index // across * (height + gap), index % across * (width + gap)
+        picture[top : top + height, left : left + width] = tile
+    return picture
+
+
+def _draw_colours(sheet: Sheet, box: Box, picture: Array, scale: _Range) -> None:
+    _draw_scale(sheet, box, _show(sheet.axes(box), picture, scale), scale)
+
+
+def _draw_table(sheet: Sheet, box: Box, table: Array, summary: str, totals: Array) -> None:
+    """A table [rows, columns] stretched to the box, with one number a row in bars beside it."""
+    axes = sheet.axes(box._replace(width=0.76 * box.width))
+    scale = _range(table)
+    _draw_scale(sheet, box, _show(axes, table, scale, aspect="auto"), scale)
+    beside = sheet.axes(box._replace(left=box.left + 0.8 * box.width, width=0.2 * box.width))
+    beside.barh(np.arange(totals.size), _finite(totals), color=_bar_colours(_finite(totals)))
+    beside.set_ylim(axes.get_ylim())
+    beside.set_xlabel(summary, fontsize=7, color=FAINT)
+    _bare(beside)
+
+
+def _show(axes: Axes, picture: Array, scale: _Range, aspect: Literal["equal", "auto"] = "equal") -> AxesImage:
+    import matplotlib
+
+    colours = matplotlib.colormaps[scale.colours].with_extremes(bad=_BETWEEN)
+    return _bare(axes).imshow(picture, colours, vmin=scale.low, vmax=scale.high, aspect=aspect)
+
+
+def _draw_scale(sheet: Sheet, box: Box, shown: AxesImage, scale: _Range) -> None:
+    """The colours and their numbers, right of ``box``."""
+    bar = sheet.axes(Box(box.left + box.width + 0.06, box.top, 0.07, box.height))
+    ticks = [scale.low, (scale.low + scale.high) / 2, scale.high]
+    extend: Literal["both", "max", "neither"] = "neither" if not scale.clipped else "both" if scale.low < 0 else "max"
+    colours = sheet.figure.colorbar(shown, cax=bar, ticks=ticks, extend=extend)
+    colours.ax.set_yticklabels([_number(tick) for tick in ticks])
+    colours.ax.tick_params(length=0, pad=2)
+    colours.outline.set_visible(False)
+
+
+def _bare(axes: Axes) -> Axes:
+    """``axes`` without ticks."""
+    axes.set_xticks([])
+    axes.set_yticks([])
+    return axes

@@ -1,0 +1,33 @@
+"""A model too small to take time, and one that does not load."""
+
+import torch
+from torch import nn
+
+from cutaway.adapters import Adapter
+from cutaway.results import InputSpec
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x)
+
+
+class Tiny(Adapter):
+    """Three numbers to two."""
+
+    inputs = (InputSpec("x", "float32", (-1, 3)),)
+
+    def build(self) -> nn.Module:
+        torch.manual_seed(0)
+        return Layer()
+
+
+class Broken(Adapter):
+    """Does what an owner's code does on a bad day."""
+
+    def build(self) -> nn.Module:
+        raise FileNotFoundError("the weights went missing")

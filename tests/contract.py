@@ -1,0 +1,150 @@
+"""A walk over the contract itself: every field that InspectRequest leads to, and how to set it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.message import Message
+
+from cutaway.errors import CutawayError
+from cutaway.v1 import inspection_pb2, tensor_pb2
+from cutaway.wire import requests as wire_requests
+from cutaway.wire.strict import SERVED
+
+
+class Place(NamedTuple):
+    """A field of the contract, by the fields that lead to it from InspectRequest; itself the last."""
+
+    fields: tuple[FieldDescriptor, ...]
+
+    @property
+    def field(self) -> FieldDescriptor:
+        return self.fields[-1]
+
+    def path(self, *, last: bool = False) -> str:
+        """How an error names it; ``last`` says that an element of it is meant, and not the whole."""
+        words = [f".{field.name}" + _step(field) for field in self.fields[:-1]]
+        return "".join([*words, f".{self.field.name}" + (_step(self.field) if last else "")])[1:]
+
+    @property
+    def unserved(self) -> Place | None:
+        """The outermost field on the way here that is not served."""
+        for depth, field in enumerate(self.fields, 1):
+            served = SERVED.get(field.containing_type.full_name)
+            if served is not None and field.name not in served:
+                return Place(self.fields[:depth])
+        return None
+
+
+def _step(field: FieldDescriptor) -> str:
+    return f".{KEY}" if is_map(field) else "[0]" if field.is_repeated else ""
+
+
+def is_map(field: FieldDescriptor) -> bool:
+    return field.message_type is not None and field.message_type.GetOptions().map_entry
+
+
+def message_type(field: FieldDescriptor) -> Descriptor | None:
+    """The type of the field's messages; a map's are its values."""
+    found = field.message_type.fields_by_name["value"].message_type if is_map(field) else field.message_type
+    return found  # None for a scalar, whatever the stubs say
+
+
+def _places(message: Descriptor, above: tuple[FieldDescriptor, ...] = ()) -> Iterator[Place]:
+    for field in message.fields:
+        yield Place((*above, field))
+        below = message_type(field)
+        if below is not None:
+            yield from _places(below, (*above, field))
+
+
+KEY = "naïve.key"
+PLACES = list(_places(inspection_pb2.InspectRequest.DESCRIPTOR))
+SERVED_PLACES = [place for place in PLACES if place.unserved is None]
+VALUES: dict[int, list[Any]] = {
+    FieldDescriptor.CPPTYPE_BOOL: [True],
+    FieldDescriptor.CPPTYPE_STRING: ["a"],  # and bytes, which protobuf counts here
+    FieldDescriptor.CPPTYPE_DOUBLE: [0.5],
+}
+
+
+def reached(message: Message, place: Place) -> Any:
+    """The message that holds ``place``'s field; what lies on the way is set."""
+    for field in place.fields[:-1]:
+        message = entered(message, field)
+    return message
+
+
+def entered(message: Any, field: FieldDescriptor) -> Any:
+    """The message in ``field``, a first one; set, even if empty."""
+    within = getattr(message, field.name)
+    if is_map(field):
+        return within[KEY]
+    if field.is_repeated:
+        return within[0] if len(within) else within.add()
+    within.SetInParent()
+    return within
+
+
+def values(field: FieldDescriptor) -> list[Any]:
+    """Values to try a scalar field with; none of them is the one that is not sent at all."""
+    if field.type == FieldDescriptor.TYPE_BYTES:
+        return [b"a"]
+    if field.cpp_type == FieldDescriptor.CPPTYPE_BOOL and field.has_presence:
+        return [True, False]  # either may be the default
+    if field.enum_type is not None:
+        return [field.enum_type.values[-1].number]
+    return VALUES.get(field.cpp_type, [1])
+
+
+def put(message: Message, place: Place, value: Any = None) -> None:
+    """Set ``place``'s field in ``message``, and what lies on the way."""
+    holder = reached(message, place)
+    if message_type(place.field) is not None:
+        entered(holder, place.field)
+    elif is_map(place.field):
+        getattr(holder, place.field.name)[KEY] = value
+    elif place.field.is_repeated:
+        getattr(holder, place.field.name).append(value)
+    else:
+        setattr(holder, place.field.name, value)
+
+
+def refusal(request: Message | bytes) -> CutawayError | None:
+    """The error that ``request`` is answered with; any other exception passes, and fails the test."""
+    try:
+        wire_requests.decode(request if isinstance(request, bytes) else request.SerializeToString())
+    except CutawayError as failure:
+        return failure
+    return None
+
+
+def completed(message: Any) -> None:
+    """Add what the contract requires beside the field that is tried."""
+    match message.DESCRIPTOR.name:
+        case "InspectRequest":
+            message.model = message.model or "model"
+            if message.WhichOneof("input") is None:
+                message.tensors.SetInParent()
+        case "RawInputs" if not message.examples:
+            message.examples.add()
+        case "ClassIndex" if not message.indices:
+            message.indices.append(0)
+        case "CaptureRequest" if not message.module:
+            message.module = "module"
+        case "AttributionRequest" if message.WhichOneof("method") is None:
+            message.saliency.SetInParent()
+        case "Baseline" if message.WhichOneof("kind") is None:
+            message.scalar = 0.0
+        case "Tensor":
+            message.data_type = message.data_type or tensor_pb2.DATA_TYPE_INT8
+            size = 2 if message.data_type == tensor_pb2.DATA_TYPE_FLOAT16 else 1
+            message.data = message.data or bytes(size)
+        case _ if "layer" in message.DESCRIPTOR.fields_by_name:
+            message.layer = message.layer or "layer"
+    for field, value in message.ListFields():
+        if message_type(field) is not None:
+            for each in value.values() if is_map(field) else value if field.is_repeated else [value]:
+                completed(each)

@@ -1,0 +1,242 @@
+"""`cutaway serve` with real TorchServe: what it survives, what it says, and how it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import psutil
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+import cutaway as ca
+from cutaway.routes import (
+    TORCHSERVE_PREDICTIONS,
+    TORCHSERVE_SCHEME,
+    prediction,
+    predictions,
+    worker_response,
+)
+from tests.serving import Server, package, serving
+from tests.test_first_light import torchserve_address
+
+IMAGE = np.random.default_rng(0).random((2, 1, 8, 8), np.float32)
+SERVICE = "cutaway.v1.InspectionService"
+
+
+def healthy(address: str) -> bool:
+    """Whether the health service says SERVING."""
+    with grpc.insecure_channel(address) as channel:
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        reply = stub.Check(health_pb2.HealthCheckRequest(service=SERVICE))
+    return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+def test_says_when_it_is_ready_and_a_call_passes_at_once(server: Server) -> None:
+    """`ready` is printed when a real call passes, not before; health agrees."""
+    assert server.said[-1] == f"ready: {server.address}"
+    assert healthy(server.address)
+    with ca.Client(server.address) as client:
+        assert client.inspect("digits", {"image": IMAGE}).predictions["output"].shape == (2, 10)
+
+
+def test_lists_every_sound_model(server: Server) -> None:
+    """Every sound archive is listed with its version; the damaged one is not."""
+    with ca.Client(server.address) as client:
+        assert [(each.model, each.version) for each in client.list_models()] == [
+            ("digits", "1.0"),
+            ("resnet", "1.0"),
+            ("sentences", "1.0"),
+        ]
+
+
+def test_a_damaged_archive_is_named_and_harms_no_other(server: Server) -> None:
+    """The operator is told at the start, the caller at the call; the sound models serve."""
+    assert any(line.startswith("not served: damaged.mar") for line in server.said)
+    with ca.Client(server.address) as client, pytest.raises(ca.NotFound, match=r"damaged\.mar") as caught:
+        client.inspect("damaged", {"image": IMAGE})
+    assert caught.value.reason == "MODEL_NOT_LOADED"
+    assert "cutaway package" in caught.value.message
+
+
+def test_a_store_without_a_sound_archive_is_refused(tmp_path: Path) -> None:
+    """Nothing to serve is an error at the start, with what would be right."""
+    from cutaway.gateway.store import look_into
+
+    with pytest.raises(ca.InvalidArgument, match=r"holds no \.mar archive; make one with `cutaway package`"):
+        look_into(tmp_path)
+    (tmp_path / "text.mar").write_text("no archive")
+    with pytest.raises(ca.InvalidArgument, match=r"no model can be served: text\.mar"):
+        look_into(tmp_path)
+
+
+def test_describes_a_model_with_its_insides(server: Server) -> None:
+    """GetModel lists inputs, outputs, labels and every module with class, parameters and shapes."""
+    with ca.Client(server.address) as client:
+        detail = client.get_model("digits/versions/1.0")
+    conv2 = next(module for module in detail.modules if module.name == "conv2")
+    assert (conv2.type, conv2.parameters, conv2.output_shapes, conv2.calls) == ("Conv2d", 4640, ((1, 32, 8, 8),), 1)
+    assert detail.labels == tuple("0123456789")
+    assert detail.inputs[0].shape == (-1, 1, 8, 8)
+    assert detail.outputs[0].shape == (1, 10)
+    assert len(detail.provenance.weights_sha256) == 64
+
+
+def test_reflection_shows_the_service(server: Server) -> None:
+    """A generic gRPC tool can list the service without our protos."""
+    with grpc.insecure_channel(server.address) as channel:
+        stub: Any = reflection_pb2_grpc.ServerReflectionStub(channel)
+        replies = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
+        names = {service.name for service in next(replies).list_services_response.service}
+    assert names == {SERVICE, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
+
+
+@pytest.mark.parametrize(
+    ("parts", "reason", "text"),
+    [
+        ({"inspect": b"\xff\xfegarbage"}, "MALFORMED_REQUEST", "bytes are not a cutaway.v1.InspectRequest"),
+        ({"body": b"garbage"}, "MALFORMED_REQUEST", "exactly one of the parts inspect, describe, got body"),
+        ({}, "MALFORMED_REQUEST", "got none"),
+        ({"inspect": b"", "describe": b""}, "MALFORMED_REQUEST", "exactly one of the parts"),
+        ({"inspect": b"", "deadline": b"soon"}, "MALFORMED_REQUEST", "deadline"),
+        ({"describe": b"", "deadline": b"1"}, "DEADLINE_EXCEEDED", "the deadline passed while"),
+    ],
+)
+def test_garbage_straight_to_torchserve_is_answered(
+    server: Server, parts: dict[str, bytes], reason: str, text: str
+) -> None:
+    """Garbage sent to TorchServe's own port gets a reason inside the reply, and costs no worker."""
+    address = torchserve_address(server).removeprefix(TORCHSERVE_SCHEME)
+    workers = worker_pids(server)
+    with grpc.insecure_channel(address) as channel:
+        predict: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(TORCHSERVE_PREDICTIONS)
+        reply = prediction(predict(predictions("digits", "", parts)))
+    with pytest.raises(ca.CutawayError, match=text) as caught:
+        worker_response(reply)
+    assert caught.value.reason == reason
+    assert worker_pids(server) == workers
+
+
+def test_a_missing_model_is_not_found_on_torchserves_port_too(server: Server) -> None:
+    """TorchServe says INTERNAL for a missing model; our client says NOT_FOUND."""
+    with ca.Client(torchserve_address(server)) as client:
+        with pytest.raises(ca.NotFound) as caught:
+            client.inspect("nothing", {"image": IMAGE})
+        assert caught.value.reason == "MODEL_NOT_FOUND"
+        with pytest.raises(ca.NotFound) as caught:
+            client.inspect("digits/versions/9", {"image": IMAGE})
+        assert caught.value.reason == "VERSION_NOT_FOUND"
+        with pytest.raises(ca.Unimplemented):
+            client.list_models()
+
+
+def test_a_deadline_is_passed_on_to_the_worker(server: Server) -> None:
+    """A call whose time runs out gets DEADLINE_EXCEEDED, and the worker serves the next one."""
+    with ca.Client(server.address) as client:
+        noise = np.zeros((1, 3, 512, 512), np.float32)
+        with pytest.raises(ca.DeadlineExceeded):
+            client.inspect(
+                "resnet", {"pixel_values": noise}, attributions=[ca.IntegratedGradients(n_steps=8)], timeout=0.5
+            )
+        assert client.inspect("resnet", {"pixel_values": noise[..., :64, :64]}).predictions["logits"].shape == (1, 2)
+
+
+def test_only_the_front_door_is_public(server: Server) -> None:
+    """TorchServe and its workers listen on loopback only."""
+    group = psutil.Process(server.process.pid).children(recursive=True)
+    listening = [
+        connection.laddr.ip
+        for process in group
+        for connection in process.net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN
+    ]
+    assert listening
+    assert set(listening) <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+
+
+def test_torchserves_log_is_quiet_and_in_one_place(server: Server) -> None:
+    """TorchServe writes one file, and nothing for a call that went well."""
+    (log,) = server.log_dir.iterdir()
+    before = log.stat().st_size
+    with ca.Client(server.address) as client:
+        for _ in range(20):
+            client.inspect("digits", {"image": IMAGE})
+    assert log.stat().st_size == before
+
+
+@pytest.fixture(scope="module")
+def small_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with one small model in two versions, and one whose code does not load."""
+    directory = tmp_path_factory.mktemp("small")
+    code = Path(__file__).parent / "adapters" / "tiny_adapter.py"
+    first = package(directory, "tiny", f"{code}:Tiny")
+    first.rename(directory / "tiny-1.mar")
+    package(directory, "tiny", f"{code}:Tiny", version="1.10").rename(directory / "tiny-10.mar")
+    package(directory, "broken", f"{code}:Broken")
+    return directory
+
+
+@pytest.fixture
+def small(small_store: Path, tmp_path: Path) -> Iterator[Server]:
+    """A server of its own, to be stopped or killed."""
+    with serving(small_store, tmp_path / "logs") as running:
+        yield running
+
+
+def test_an_adapter_that_does_not_load_costs_the_others_nothing(small: Server) -> None:
+    """The operator and the caller read why a model did not load; the highest version is the default."""
+    told = [line for line in small.said if line.startswith("not served: broken")]
+    assert told
+    assert "weights went missing" in told[0]
+    with ca.Client(small.address) as client:
+        assert client.inspect("tiny", {"x": np.ones((1, 3), np.float32)}).provenance.version == "1.10"
+        assert client.inspect("tiny/versions/1.0", {"x": np.ones((1, 3), np.float32)}).provenance.version == "1.0"
+        with pytest.raises(ca.NotFound, match="weights went missing"):
+            client.inspect("broken", {"x": np.ones((1, 3), np.float32)})
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_and_leaves_nothing(small: Server, number: int) -> None:
+    """SIGTERM and SIGINT end it with status 0; no process, port or directory is left."""
+    family = psutil.Process(small.process.pid).children(recursive=True)
+    config = next(part for child in family for part in child.cmdline() if part.endswith("config.properties"))
+    os.kill(small.process.pid, number)
+    assert small.process.wait() == 0
+    assert psutil.wait_procs(family, timeout=10)[1] == []
+    assert not Path(config).parent.exists()
+    host, port = small.address.rsplit(":", 1)
+    with pytest.raises(ConnectionRefusedError), socket.create_connection((host, int(port))):
+        pass
+
+
+def test_torchserve_dying_ends_the_server_with_a_reason(small: Server) -> None:
+    """A JVM that is killed is noticed: the server ends with status 1 and says so, and leaves no worker behind."""
+    family = psutil.Process(small.process.pid).children(recursive=True)
+    java = next(child for child in family if any("org.pytorch.serve" in part for part in child.cmdline()))
+    java.kill()
+    assert small.process.wait() == 1
+    assert small.process.stdout is not None
+    assert "TorchServe ended by itself" in small.process.stdout.read()
+    assert psutil.wait_procs(family, timeout=10)[1] == []
+
+
+def test_embedded_needs_no_java(small_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--embedded` serves the same archives with no Java process and no Java to be found."""
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with serving(small_store, tmp_path / "logs", "--embedded") as running:
+        with ca.Client(running.address) as client:
+            assert client.inspect("tiny", {"x": np.ones((1, 3), np.float32)}).predictions["output"].shape == (1, 2)
+        assert psutil.Process(running.process.pid).children() == []
+        assert running.stop() == 0
+
+
+def worker_pids(server: Server) -> set[int]:
+    """The processes behind the front door."""
+    return {child.pid for child in psutil.Process(server.process.pid).children(recursive=True)}

@@ -1,0 +1,124 @@
+"""The strict contract: every field is served, or refused by its name; nothing asked is left out in silence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from google.protobuf.descriptor import EnumDescriptor
+
+from cutaway.errors import InvalidArgument, Reason, Unimplemented
+from cutaway.v1 import inspection_pb2
+from cutaway.wire import requests as wire_requests
+from cutaway.wire.strict import SERVED
+from tests.contract import (
+    KEY,
+    PLACES,
+    SERVED_PLACES,
+    completed,
+    entered,
+    message_type,
+    put,
+    reached,
+    refusal,
+    values,
+)
+from tests.wire_values import canonical
+
+
+def test_the_walk_sees_the_contract() -> None:
+    """The walk below is no empty promise: it reaches fields deep inside, both served and not."""
+    found = {place.path(): place.unserved for place in PLACES}
+    assert found["attributions[0].integrated_gradients.path.quadrature"] is None
+    assert found[f"attributions[0].integrated_gradients.path.baselines.by_input.{KEY}.tensor.data"] is None
+    beyond = found[f"attributions[0].lrp.rules.{KEY}.epsilon"]
+    assert beyond is not None
+    assert beyond.path() == "attributions[0].lrp"
+    assert len(PLACES) > 300
+    assert set(SERVED) <= {place.field.containing_type.full_name for place in PLACES}
+    for message, fields in SERVED.items():
+        known = next(
+            place.field.containing_type for place in PLACES if place.field.containing_type.full_name == message
+        )
+        assert fields <= set(known.fields_by_name), message
+
+
+def test_unserved_field_is_refused_by_name() -> None:
+    """A field of the contract that is not served is never left out in silence: the error names it, and the call is
+    UNIMPLEMENTED, so that a client can tell it from a mistake of its own."""
+    for place in PLACES:
+        if place.unserved is None:
+            continue
+        for value in values(place.field):
+            message = inspection_pb2.InspectRequest()
+            put(message, place, value)
+            failure = refusal(message)
+            assert isinstance(failure, Unimplemented), (place.path(), value, failure)
+            assert (failure.reason, failure.field) == (Reason.NOT_IMPLEMENTED, place.unserved.path())
+            assert failure.message == f"{place.unserved.field.name} is part of the contract but not served yet"
+
+
+def test_served_field_is_heard() -> None:
+    """A field that is served is not refused, and changes what the worker is asked: it is not left out either."""
+    for place in SERVED_PLACES:
+        if message_type(place.field) is not None:
+            message = inspection_pb2.InspectRequest()
+            put(message, place)
+            completed(message)
+            assert refusal(message) is None, place.path()
+            continue
+        without = inspection_pb2.InspectRequest()
+        reached(without, place)
+        heard = []
+        for value in values(place.field):
+            message = inspection_pb2.InspectRequest()
+            put(message, place, value)
+            heard.append(_decoded(message) != _decoded(without))
+        assert any(heard), place.path()
+
+
+def _decoded(message: inspection_pb2.InspectRequest) -> Any:
+    whole = inspection_pb2.InspectRequest()
+    whole.CopyFrom(message)
+    completed(whole)
+    return canonical(wire_requests.decode(whole.SerializeToString()))
+
+
+UNKNOWN_NUMBER = 127
+UNKNOWN = b"\xf8\x07\x01"  # field 127, a varint, 1
+
+
+def test_field_of_a_newer_client_is_refused() -> None:
+    """A field number that this contract does not have is refused wherever it is, with its message and number."""
+    levels = [place for place in SERVED_PLACES if message_type(place.field) is not None]
+    assert len(levels) > 20
+    for place in [None, *levels]:
+        message = inspection_pb2.InspectRequest()
+        there: Any = message if place is None else entered(reached(message, place), place.field)
+        there.MergeFromString(UNKNOWN)
+        failure = refusal(message)
+        assert isinstance(failure, InvalidArgument), place
+        assert (failure.reason, failure.field) == (Reason.UNKNOWN_FIELD, place.path(last=True) if place else "")
+        assert failure.message == (
+            f"{there.DESCRIPTOR.name} has no field number {UNKNOWN_NUMBER}; is the client newer than the server?"
+        )
+
+
+def test_enum_member_of_a_newer_client_is_refused() -> None:
+    """A number that an enum does not have is never taken for another: the error names the field and what is allowed."""
+    tried = {}
+    for place in SERVED_PLACES:
+        kind: EnumDescriptor | None = place.field.enum_type
+        if kind is None:
+            continue
+        for number in (kind.values[-1].number + 1, -1, 2**31 - 1):
+            message = inspection_pb2.InspectRequest()
+            put(message, place, number)
+            completed(message)
+            failure = refusal(message)
+            assert isinstance(failure, InvalidArgument), (place.path(), number)
+            assert failure.field == place.path(last=True)
+            assert failure.reason == (Reason.INPUT_DTYPE if kind.name == "DataType" else Reason.INVALID_VALUE)
+            assert f"{number} is none of" in failure.message
+            assert all(value.name in failure.message for value in kind.values if value.number)
+        tried[kind.name] = place
+    assert set(tried) == {"HookPoint", "CheckMode", "Quadrature", "DataType"}
