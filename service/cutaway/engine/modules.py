@@ -50,7 +50,7 @@ class ModuleTree:
         if not is_glob(pattern):
             return [self.resolve(pattern)]
         regex = _compiled(pattern)
-        hits = {own for name, own in self._own_name.items() if regex.fullmatch(name)}
+        hits = {own for name, own in self._own_name.items() if regex.fullmatch(name) and (name or pattern == "**")}
         if not hits:
             raise error(Reason.MODULE_NOT_FOUND, f"the glob {pattern!r} matches no module{self._hint(pattern)}")
         return [name for name in self.modules if name in hits]

@@ -34,7 +34,11 @@ class FrontDoor:
         # A request a little over the limit is read, so that it can be told what the limit is.
         limit = 2 * settings.max_message_bytes
         self._server = grpc.aio.server(
-            options=[("grpc.max_receive_message_length", limit), ("grpc.max_send_message_length", -1)]
+            options=[
+                ("grpc.max_receive_message_length", limit),
+                ("grpc.max_send_message_length", -1),
+                ("grpc.so_reuseport", 0),  # else a second server takes half of the first one's calls
+            ]
         )
         self.address = ""
 

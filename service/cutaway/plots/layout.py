@@ -90,7 +90,8 @@ def _predicted(result: InspectResult, example: Example) -> str:
     if not result.classes:
         return ""
     predicted = result.classes[example.row]
-    return f"   →   {predicted.label or f'class {predicted.index}'}  ({predicted.probability:.1%})"
+    label = fitted(predicted.label or f"class {predicted.index}", _WIDTH / 2, 16, "bold", keep="start")
+    return f"   →   {label}  ({predicted.probability:.1%})"
 
 
 def _explained(result: InspectResult, example: Example) -> Iterator[str]:
@@ -117,6 +118,7 @@ def _draw_caption(sheet: Sheet, panel: Panel, left: float, top: float, width: fl
     detail = width
     if panel.verdict is not None:
         mark, colour = _VERDICTS[panel.verdict]
-        sheet.text(left + width - SCALE, top + 0.31, mark, 7.5, color=colour, weight="bold", ha="right")
-        detail -= SCALE + length(mark, 7.5, "bold") + 0.1
+        right = width - SCALE + 0.13  # flush with the scale's colours
+        sheet.text(left + right, top + 0.31, mark, 7, color=colour, weight="bold", ha="right")
+        detail = right - length(mark, 7, "bold") - 0.08
     sheet.text(left, top + 0.31, fitted(panel.detail, detail, 7.5, "normal"), 7.5, color=FAINT)

@@ -139,7 +139,8 @@ def _captures(result: InspectResult, example: Example) -> Iterator[Panel]:
             for point, leaves in call.leaves.items():
                 for path, array in leaves.items():
                     values = example.part(array)
-                    yield Panel(title, f"{point.value}{path} · {_shape(values)}", values, draw_state)
+                    which = f"{point.value} {path}" if path.isidentifier() else f"{point.value}{path}"
+                    yield Panel(title, f"{which} · {_shape(values)}", values, draw_state)
 
 
 def _shape(values: Array) -> str:

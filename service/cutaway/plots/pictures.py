@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from cutaway.plots.sheet import FAINT, INK, RULE, Box, Sheet
+from cutaway.plots.sheet import FAINT, INK, RULE, Box, Sheet, fitted
 from cutaway.results import ClassPrediction
 from cutaway.tensors import Array
 
@@ -77,15 +77,16 @@ def draw_shares(sheet: Sheet, box: Box, values: Array) -> None:
 def draw_bars(sheet: Sheet, box: Box, values: Array, predicted: ClassPrediction | None = None) -> None:
     """A vector, in bars; where it is a prediction, the predicted class stands out."""
     heights = _finite(values.reshape(-1))
+    sides = _sides(heights) if predicted is None else [(_QUIET, heights)]
     axes = sheet.axes(box)
-    if heights.size > _MOST_BARS:
-        for colour, side in _sides(heights):
+    for colour, side in sides:
+        if heights.size > _MOST_BARS:
             axes.fill_between(np.arange(heights.size), side, step="mid", color=colour, linewidth=0)
-    else:
-        axes.bar(np.arange(heights.size), heights, color=_bar_colours(heights, predicted))
+        else:
+            axes.bar(np.arange(heights.size), side, color=colour)
     _dress_bars(axes, heights.size, box.width)
     if predicted is not None:
-        _point_out(axes, heights, predicted)
+        _point_out(axes, heights, predicted, box.width)
 
 
 def _sides(heights: Array) -> list[tuple[str, Array]]:
@@ -93,13 +94,6 @@ def _sides(heights: Array) -> list[tuple[str, Array]]:
     if not (heights < 0).any():
         return [(_MAGNITUDE, heights)]
     return [(_POSITIVE, np.maximum(heights, 0)), (_NEGATIVE, np.minimum(heights, 0))]
-
-
-def _bar_colours(heights: Array, predicted: ClassPrediction | None = None) -> list[str]:
-    if predicted is not None:
-        return [INK if index == predicted.index else _QUIET for index in range(heights.size)]
-    above = _sides(heights)[0][0]
-    return [_NEGATIVE if height < 0 else above for height in heights]
 
 
 def _dress_bars(axes: Axes, count: int, width: float) -> None:
@@ -112,7 +106,7 @@ def _dress_bars(axes: Axes, count: int, width: float) -> None:
     axes.yaxis.tick_right()
     axes.yaxis.set_major_locator(MaxNLocator(4))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _number(value)))
-    axes.xaxis.set_major_locator(MaxNLocator(round(_LABELS_PER_INCH * width), integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(round(_LABELS_PER_INCH * width), integer=True, min_n_ticks=1))
     axes.tick_params(length=0)
 
 
@@ -124,12 +118,15 @@ def _number(value: float) -> str:
     return f"{mantissa}e{int(exponent)}"
 
 
-def _point_out(axes: Axes, heights: Array, predicted: ClassPrediction) -> None:
-    where = predicted.index, max(float(heights[predicted.index]), 0.0)
-    side = predicted.index / heights.size
+def _point_out(axes: Axes, heights: Array, predicted: ClassPrediction, width: float) -> None:
+    index, height = predicted.index, float(heights[predicted.index])
+    axes.bar([index], [height], color=INK, width=max(0.8, heights.size / 400))  # a hair's breadth at least
+    label = fitted(predicted.label or str(index), 0.6 * width, 9, "bold", keep="start")
+    side = index / heights.size
+    axes.use_sticky_edges = False  # leaves room above 0, where all values are below it
     axes.annotate(
-        f"{predicted.label or predicted.index} · {predicted.probability:.1%}",
-        where,
+        f"{label} · {predicted.probability:.1%}",
+        (index, max(height, 0.0)),
         (0, 3),
         textcoords="offset points",
         ha="left" if side < 0.05 else "right" if side > 0.95 else "center",
@@ -189,7 +186,8 @@ def _draw_table(sheet: Sheet, box: Box, table: Array, summary: str, totals: Arra
     scale = _range(table)
     _draw_scale(sheet, box, _show(axes, table, scale, aspect="auto"), scale)
     beside = sheet.axes(box._replace(left=box.left + 0.8 * box.width, width=0.2 * box.width))
-    beside.barh(np.arange(totals.size), _finite(totals), color=_bar_colours(_finite(totals)))
+    for colour, side in _sides(_finite(totals)):
+        beside.barh(np.arange(totals.size), side, color=colour)
     beside.set_ylim(axes.get_ylim())
     beside.set_xlabel(summary, fontsize=7, color=FAINT)
     _bare(beside)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -66,12 +66,13 @@ class Sheet:
         self.figure.add_artist(Line2D(ends, [height, height], color=RULE, linewidth=0.8))
 
 
-def fitted(text: str, width: float, size: float, weight: str) -> str:
-    """``text``, or as much of its end, where names differ, as fits into ``width`` inches."""
+def fitted(text: str, width: float, size: float, weight: str, keep: Literal["start", "end"] = "end") -> str:
+    """``text``, or as much of it as fits into ``width`` inches; of a module's name the end says most."""
     if length(text, size, weight) <= width:
         return text
-    ends = ("…" + text[start:] for start in range(1, len(text)))
-    return next((end for end in ends if length(end, size, weight) <= width), "…")
+    cuts = range(1, len(text))
+    parts = ("…" + text[cut:] for cut in cuts) if keep == "end" else (text[:-cut] + "…" for cut in cuts)
+    return next((part for part in parts if length(part, size, weight) <= width), "…")
 
 
 def length(text: str, size: float, weight: str) -> float:

@@ -1,0 +1,267 @@
+"""The front door over models in this process: the contract's edges, many callers, clients of both kinds."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import cutaway as ca
+from cutaway.adapters import TensorAdapter
+from cutaway.engine.arrays import to_numpy
+from cutaway.gateway import serve
+from cutaway.gateway.catalog import Catalog
+from cutaway.results import ModelName
+from cutaway.settings import Settings
+from cutaway.v1 import inspection_pb2, inspection_service_pb2, inspection_service_pb2_grpc, tensor_pb2
+from cutaway.wire import status
+from tests.small import Images, Net
+
+IMAGE = np.random.default_rng(0).random((2, 1, 8, 8), np.float32)
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """A front door over one small model."""
+    with serve({"net": Images()}) as server:
+        yield server.address
+
+
+def refused(address: str, request: inspection_pb2.InspectRequest) -> tuple[str, str, str]:
+    """The status code, reason and field with which a request is refused."""
+    with grpc.insecure_channel(address) as channel:
+        stub: Any = inspection_service_pb2_grpc.InspectionServiceStub(channel)
+        with pytest.raises(grpc.RpcError) as caught:
+            stub.Inspect(request)
+    trailers: Any = caught.value.trailing_metadata()
+    failure = status.decode(caught.value.code().value[0], caught.value.details() or "", trailers)
+    return caught.value.code().name, failure.reason, failure.field
+
+
+@pytest.mark.parametrize(
+    ("request_text", "field"),
+    [
+        ({"edits": [{"module": "conv1", "point": "HOOK_POINT_OUTPUT", "zero": {}}]}, "edits"),
+        ({"compare": True}, "compare"),
+        ({"explain_if": {"classes": [1]}}, "explain_if"),
+        ({"options": {"seed": 3}}, "options.seed"),
+        ({"options": {"dry_run": True}}, "options.dry_run"),
+        ({"target": {"top_k": {"k": 2}}}, "target.top_k"),
+        ({"captures": [{"module": "conv1", "slices": [{"axis": 0}]}]}, "captures[0].slices"),
+        ({"captures": [{"parameter": "conv1.weight"}]}, "captures[0].parameter"),
+        ({"attributions": [{"deep_lift": {}}]}, "attributions[0].deep_lift"),
+        ({"attributions": [{"saliency": {}, "noise_tunnel": {}}]}, "attributions[0].noise_tunnel"),
+        (
+            {"attributions": [{"integrated_gradients": {"path": {"max_delta": 0.1}}}]},
+            "attributions[0].integrated_gradients.path.max_delta",
+        ),
+    ],
+)
+def test_what_is_not_served_yet_says_so_and_names_the_field(
+    address: str, request_text: dict[str, Any], field: str
+) -> None:
+    """Nothing asked is silently left out: a part of the contract that is not built answers UNIMPLEMENTED."""
+    from google.protobuf.json_format import ParseDict
+
+    request = ParseDict({"model": "net", **request_text}, inspection_pb2.InspectRequest())
+    assert refused(address, request) == ("UNIMPLEMENTED", "NOT_IMPLEMENTED", field)
+
+
+def test_streams_are_not_served_yet(address: str) -> None:
+    """InspectStream is in the contract and says that it is not served."""
+    with grpc.insecure_channel(address) as channel:
+        stub: Any = inspection_service_pb2_grpc.InspectionServiceStub(channel)
+        with pytest.raises(grpc.RpcError) as caught:
+            next(iter(stub.InspectStream(inspection_service_pb2.InspectStreamRequest())))
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_generated_stubs_work_against_the_server(address: str) -> None:
+    """A client in any language, made from the protos, gets what our own client gets."""
+    request = inspection_pb2.InspectRequest(model="net")
+    tensor = request.tensors.by_name["image"]
+    tensor.data_type, tensor.data = tensor_pb2.DATA_TYPE_FLOAT32, IMAGE.tobytes()
+    tensor.shape.extend(IMAGE.shape)
+    with grpc.insecure_channel(address) as channel, ca.Client(address) as client:
+        stub: Any = inspection_service_pb2_grpc.InspectionServiceStub(channel)
+        reply = stub.Inspect(request)
+        ours = client.inspect("net", {"image": IMAGE})
+    assert reply.predictions.outputs[0].tensor.data == ours.predictions["output"].tobytes()
+    assert [each.label for each in reply.predictions.classes] == [each.label for each in ours.classes]
+
+
+def test_stages_are_timed_and_passes_counted(address: str) -> None:
+    """Every stage that ran has its time, waiting included, and provenance counts the passes."""
+    with ca.Client(address) as client:
+        result = client.inspect("net", {"image": IMAGE}, input_gradients=True, attributions=[ca.Saliency()])
+        plain = client.inspect("net", {"image": IMAGE})
+    for stage in ("queue_ms", "decode_ms", "forward_ms", "backward_ms", "attribution_ms", "check_ms", "encode_ms"):
+        assert getattr(result.timings, stage) > 0, stage
+    assert (result.provenance.forwards, result.provenance.backwards) == (2, 2)
+    assert (plain.provenance.forwards, plain.provenance.backwards) == (1, 0)
+
+
+def test_no_graph_is_built_where_no_gradient_is_asked() -> None:
+    """A request without gradients runs its one forward pass without autograd."""
+    modes: list[bool] = []
+
+    class Watching(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            modes.append(torch.is_grad_enabled())
+            return x * 2
+
+    with serve({"watching": Watching()}) as server, ca.Client(server.address) as client:
+        client.inspect("watching", {"x": np.ones((1, 2), np.float32)}, captures=["**"])
+        client.inspect("watching", {"x": np.ones((1, 2), np.float32)}, input_gradients=True)
+    assert modes == [False, True]
+
+
+def test_async_client_does_what_the_client_does(address: str) -> None:
+    """AsyncClient has the same methods, awaited, and the same errors."""
+
+    async def ask() -> None:
+        async with ca.AsyncClient(address) as client:
+            assert [each.model for each in await client.list_models()] == ["net"]
+            assert (await client.get_model("net")).labels == tuple("0123456789")
+            several = [client.inspect("net", {"image": IMAGE}, captures=["conv*"]) for _ in range(4)]
+            results = await asyncio.gather(*several)
+            with pytest.raises(ca.NotFound):
+                await client.inspect("nets", {"image": IMAGE})
+        with ca.Client(address) as blocking:
+            expected = blocking.inspect("net", {"image": IMAGE}, captures=["conv*"])
+        for result in results:
+            assert np.array_equal(result.captures["conv2"].output, expected.captures["conv2"].output)
+
+    asyncio.run(ask())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_every_floating_type_arrives_as_it_is(dtype: torch.dtype) -> None:
+    """Half, bfloat16, single and double go in as torch tensors and come back as numpy, bit for bit."""
+    torch.manual_seed(0)
+    module = nn.Linear(3, 2).to(dtype)
+    x = torch.randn(4, 3, dtype=dtype)
+    with serve({"linear": module}) as server, ca.Client(server.address) as client:
+        result = client.inspect("linear", {"input": x}, input_gradients=True, target=1)
+    expected = to_numpy(module(x))
+    assert result.predictions["output"].dtype == expected.dtype
+    assert result.predictions["output"].tobytes() == expected.tobytes()
+    assert result.input_gradients["input"].tobytes() == to_numpy(module.weight[1].expand(4, 3)).tobytes()
+
+
+class Gate(nn.Module):
+    """Waits in its forward until it is let go, or for the first call only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entered = threading.Event()
+        self.open = threading.Event()
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``x``, late."""
+        self.calls += 1
+        self.entered.set()
+        self.open.wait(30)
+        return x
+
+
+def test_a_full_queue_says_so_and_a_late_row_is_never_run() -> None:
+    """Past the queue's length a call is refused at once; a call whose deadline passes while it waits is not run."""
+    gate = Gate()
+    x = np.ones((1, 2), np.float32)
+    with serve({"gate": gate}, settings=Settings(queue=2)) as server, ca.Client(server.address) as client:
+        with ThreadPoolExecutor(1) as callers:
+            first = callers.submit(client.inspect, "gate", {"x": x})
+            gate.entered.wait(30)
+            with pytest.raises(ca.DeadlineExceeded):
+                client.inspect("gate", {"x": x}, timeout=0.2)
+            with pytest.raises(ca.ResourceExhausted, match="waiting for this model already") as caught:
+                client.inspect("gate", {"x": x})
+            gate.open.set()
+            assert np.array_equal(first.result().predictions["output"], x)
+        assert caught.value.reason == "OVERLOADED"
+        assert np.array_equal(client.inspect("gate", {"x": x}).predictions["output"], x)
+    assert gate.calls == 2
+
+
+def test_many_callers_of_one_model_never_mix() -> None:
+    """Sixteen threads with inputs of their own: each gets the answer to its own question."""
+    with serve({"net": Net()}) as server:
+
+        def ask(index: int) -> bool:
+            image = np.full((1 + index % 3, 1, 8, 8), index, np.float32)
+            with ca.Client(server.address) as client:
+                result = client.inspect("net", {"image": image}, captures=[ca.Capture("conv1", at="input")])
+            return np.array_equal(result.captures["conv1"].input, image)
+
+        with ThreadPoolExecutor(16) as callers:
+            assert all(callers.map(ask, range(64)))
+
+
+def test_a_model_that_fails_inside_keeps_its_server() -> None:
+    """An exception in a model is its caller's error; the model serves on."""
+
+    class Fragile(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if float(x.sum()) < 0:
+                raise ValueError("negative sums are beyond me")
+            return x
+
+    with serve({"fragile": Fragile()}) as server, ca.Client(server.address) as client:
+        with pytest.raises(ca.InvalidArgument, match=r"ValueError on x float32.*beyond me"):
+            client.inspect("fragile", {"x": -np.ones((1, 2), np.float32)}, captures=["**"])
+        assert client.inspect("fragile", {"x": np.ones((1, 2), np.float32)}).predictions["output"].sum() == 2
+
+
+def test_an_address_that_is_taken_is_an_error(address: str) -> None:
+    """A front door that cannot listen says where."""
+    with pytest.raises(ca.Unavailable, match=f"cannot listen on {address}"), serve({"net": Net()}, address):
+        pass
+
+
+def test_models_with_labels_have_classes() -> None:
+    """Labels and probabilities come with the prediction of a model with classes."""
+    model = TensorAdapter(nn.Linear(2, 3), labels=("cat", "dog", "emu"))
+    with serve({"linear": model}) as server, ca.Client(server.address) as client:
+        result = client.inspect("linear", {"input": np.ones((2, 2), np.float32)})
+    logits = torch.from_numpy(result.predictions["output"].copy())
+    assert [each.index for each in result.classes] == logits.argmax(dim=1).tolist()
+    assert [each.label for each in result.classes] == [("cat", "dog", "emu")[i] for i in logits.argmax(dim=1)]
+    assert [each.probability for each in result.classes] == pytest.approx(logits.softmax(dim=1).amax(dim=1).tolist())
+
+
+def test_pages_list_every_model_once() -> None:
+    """Whatever the page size, all pages together are all models, in order; bad pages are refused."""
+    names = [f"m{index}" for index in range(5)]
+    with serve({name: nn.Identity() for name in names}) as server, grpc.insecure_channel(server.address) as channel:
+        stub: Any = inspection_service_pb2_grpc.InspectionServiceStub(channel)
+        seen, token = [], ""
+        while True:
+            page = stub.ListModels(inspection_service_pb2.ListModelsRequest(page_size=2, page_token=token))
+            seen += [model.model for model in page.models]
+            token = page.next_page_token
+            if not token:
+                break
+        assert seen == names
+        for bad in ({"page_size": -1}, {"page_token": "x"}):
+            with pytest.raises(grpc.RpcError) as caught:
+                stub.ListModels(inspection_service_pb2.ListModelsRequest(**bad))
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_the_highest_version_is_the_default() -> None:
+    """1.10 is above 1.9 and 1.9.1 above 1.9; words come before numbers."""
+    versions = ["1.9", "1.10", "1.9.1", "beta"]
+    catalog = Catalog([ModelName("m", version) for version in versions])
+    assert catalog.resolve("m").version == "1.10"
+    assert [each.version for each in catalog.all()] == ["beta", "1.9", "1.9.1", "1.10"]
+    assert catalog.resolve("models/m/versions/beta").version == "beta"

@@ -1,0 +1,294 @@
+"""A TorchServe of our own: it answers, keeps to itself, and leaves nothing behind, however it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+import psutil
+import pytest
+from model_archiver.model_archiver_config import ModelArchiverConfig
+from model_archiver.model_packaging_utils import ModelExportUtils
+from ts.utils.util import list_classes_from_module
+
+from cutaway import archive
+from cutaway.errors import CutawayError, Reason
+from cutaway.gateway import torchserve
+from cutaway.gateway.java import find_java
+from cutaway.gateway.torchserve import TorchServe
+from cutaway.routes import TORCHSERVE_PREDICTIONS, prediction, predictions
+from handlers import inspection_handler
+
+PATIENCE_S = 60.0
+MESSAGE_BYTES = 1 << 20
+
+ECHO = """
+import json, os, sys
+
+class Echo:
+    def initialize(self, context):
+        print("the echo is awake")
+        print("the echo complains", file=sys.stderr)
+
+    def handle(self, data, context):
+        return [json.dumps(self.seen(row)).encode() for row in data]
+
+    def seen(self, row):
+        row = {name: bytes(value).decode() for name, value in row.items()}
+        return {"row": row, "pid": os.getpid(), "group": os.getpgid(0), "path": sys.path, "python": sys.executable}
+"""
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model store with ``echo.mar``: none of Cutaway's, but a plain handler that tells what it got."""
+    directory, files = tmp_path_factory.mktemp("store"), tmp_path_factory.mktemp("files")
+    (files / "echo_handler.py").write_text(ECHO)
+    (files / "model-config.yaml").write_text("minWorkers: 1\nmaxWorkers: 1\nbatchSize: 4\nmaxBatchDelay: 2\n")
+    config = ModelArchiverConfig("echo", "echo_handler.py", "1.0", config_file="model-config.yaml")
+    served = ModelExportUtils.generate_manifest_json(config)
+    ModelExportUtils.archive(str(directory), "echo", str(files), served)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def log_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the shared server logs."""
+    return tmp_path_factory.mktemp("logs")
+
+
+@pytest.fixture(scope="module")
+def server(store: Path, log_dir: Path) -> Iterator[TorchServe]:
+    """The server that most tests share."""
+    with serving(store, log_dir=log_dir) as running:
+        yield running
+
+
+def serving(store: Path, *others: str, **arguments: Any) -> TorchServe:
+    """A server of the echo."""
+    return TorchServe(store, ["echo.mar", *others], max_message_bytes=MESSAGE_BYTES, **arguments)
+
+
+def ask(server: TorchServe, payload: bytes = b"hello") -> Any:
+    """What the echo says to a real gRPC call, which waits until a worker is awake."""
+    with grpc.insecure_channel(server.inference_address) as channel:
+        call = channel.unary_unary(TORCHSERVE_PREDICTIONS)
+        return json.loads(prediction(call(predictions("echo", "", {"inspect": payload}), timeout=PATIENCE_S)))
+
+
+def managed(server: TorchServe, path: str, method: str = "GET") -> Any:
+    """The answer of the REST management API."""
+    request = urllib.request.Request(f"http://{server.rest_address}{path}", method=method)
+    with urllib.request.urlopen(request, timeout=PATIENCE_S) as reply:
+        return json.load(reply)
+
+
+def footprint(server: TorchServe) -> tuple[int, Path]:
+    """The process group of a server, and the directory that it runs in."""
+    group = ask(server)["group"]
+    return group, Path(psutil.Process(group).cwd())
+
+
+def processes(group: int) -> list[psutil.Process]:
+    """The living processes of a process group."""
+    return [process for process in psutil.process_iter() if _lives_in(group, process)]
+
+
+def _lives_in(group: int, process: psutil.Process) -> bool:
+    try:
+        return os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE
+    except (psutil.NoSuchProcess, ProcessLookupError):
+        return False
+
+
+def watchdogs() -> list[psutil.Process]:
+    """The watchdogs of this very process."""
+    children = psutil.Process().children()
+    return [child for child in children if any("watchdog.py" in word for word in child.cmdline())]
+
+
+def until(done: Callable[[], bool]) -> None:
+    """Wait for what is bound to happen; what takes too long has failed."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def refused(action: Callable[[], object]) -> CutawayError:
+    """The error of ``action``."""
+    with pytest.raises(CutawayError) as caught:
+        action()
+    return caught.value
+
+
+# It answers.
+
+
+def test_a_worker_answers(server: TorchServe) -> None:
+    """A call's bytes reach the handler under their name, in a worker that runs this very Python."""
+    said = ask(server, b"who is there")
+
+    assert said["row"] == {"inspect": "who is there"}
+    assert said["python"] == sys.executable
+    assert server.poll() is None
+
+
+def test_messages_may_be_as_large_as_was_said(server: TorchServe) -> None:
+    """The limit is on the message itself: what TorchServe wraps around it comes on top."""
+    payload = b"x" * MESSAGE_BYTES
+
+    assert len(ask(server, payload)["row"]["inspect"]) == MESSAGE_BYTES
+
+
+def test_loopback_only(server: TorchServe) -> None:
+    """Nobody outside this machine can reach any of its ports."""
+    group, _ = footprint(server)
+    listening = [
+        connection.laddr.ip
+        for process in processes(group)
+        for connection in process.net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN
+    ]
+
+    assert listening
+    assert {ip.removeprefix("::ffff:") for ip in listening} == {"127.0.0.1"}
+
+
+@pytest.mark.parametrize(("method", "path"), [("POST", "/models?url=echo.mar"), ("DELETE", "/models/echo")])
+def test_models_stay_what_they_are(server: TorchServe, method: str, path: str) -> None:
+    """Who reaches the management port can neither bring a model, which is code, nor take one away."""
+    with pytest.raises(urllib.error.HTTPError, match="405"):
+        managed(server, path, method)
+
+    assert managed(server, "/models")["models"] == [{"modelName": "echo", "modelUrl": "echo"}]
+
+
+def test_one_quiet_log(
+    server: TorchServe, log_dir: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """One file has what the model prints, says nothing about calls; the console and the user's directory have nothing."""
+    ask(server)
+    log = log_dir / torchserve.LOG_NAME
+    before = log.read_text()
+    for _ in range(20):
+        ask(server)
+
+    assert log.read_text() == before == server.log_tail()
+    assert "the echo is awake" in before
+    assert "[WARN ]" in next(line for line in before.splitlines() if "the echo complains" in line)
+    assert list(log_dir.iterdir()) == [log]
+    assert capfd.readouterr() == ("", "")
+    assert not Path("logs").exists() or not list(Path("logs").glob("ts_*.log"))
+
+
+def test_two_side_by_side(server: TorchServe, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second server shares nothing with the first, and is what it is asked to be, whatever the environment says."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TS_CONFIG_FILE", "/nowhere/config.properties")
+    monkeypatch.setenv("PYTHONPATH", "mine")
+    with serving(store, workers=2) as second:
+        (one, here), (two, there) = footprint(server), footprint(second)
+        assert one != two
+        assert here != there
+        until(lambda: len(awake(second)) == 2)
+        assert len(awake(server)) == 1
+        assert str(tmp_path / "mine") in ask(second)["path"]
+        assert list(tmp_path.iterdir()) == []
+
+
+def awake(server: TorchServe) -> list[Any]:
+    """The workers that are ready."""
+    return [worker for worker in managed(server, "/models/echo")[0]["workers"] if worker["status"] == "READY"]
+
+
+def test_a_port_that_somebody_took(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where another program takes a port between choosing and listening, others are chosen."""
+    choose = torchserve._free_ports
+    with socket.create_server(("127.0.0.1", 0)) as squatter:
+        taken = squatter.getsockname()[1]
+        chosen: list[Sequence[int]] = []
+
+        def choose_badly_once(count: int) -> list[int]:
+            ports = choose(count)
+            chosen.append(ports if chosen else [ports[0], taken, *ports[2:]])
+            return list(chosen[-1])
+
+        monkeypatch.setattr(torchserve, "_free_ports", choose_badly_once)
+        with serving(store) as server:
+            assert len(chosen) == 2
+            assert server.inference_address == f"127.0.0.1:{chosen[1][1]}"
+            assert ask(server)["row"] == {"inspect": "hello"}
+
+
+# It ends.
+
+
+def test_stop_leaves_nothing(store: Path) -> None:
+    """After stop() there is no process and no directory, and what it had logged can still be read."""
+    with serving(store) as server:
+        group, directory = footprint(server)
+        assert len(processes(group)) == 2
+        assert directory.is_dir()
+
+    assert processes(group) == []
+    assert watchdogs() == [] or directory not in map(_watched, watchdogs())
+    assert not directory.exists()
+    assert server.poll() is not None
+    assert "the echo is awake" in server.log_tail()
+
+
+def _watched(watchdog: psutil.Process) -> Path:
+    return Path(watchdog.cmdline()[-1])
+
+
+def test_calls_under_way_may_finish(server: TorchServe) -> None:
+    """Placeholder."""
+
+
+def test_a_server_that_was_killed(store: Path) -> None:
+    """Where somebody kills the JVM, poll() says so and ends its workers, and stop() leaves nothing."""
+    with serving(store) as server:
+        group, directory = footprint(server)
+        os.kill(group, signal.SIGKILL)
+        until(lambda: server.poll() is not None)
+        assert server.poll() == -signal.SIGKILL
+        assert processes(group) == []
+
+    assert not directory.exists()
+
+
+OWNER = """
+import sys, time
+from pathlib import Path
+from cutaway.gateway.torchserve import TorchServe
+
+server = TorchServe(Path(sys.argv[1]), ["echo.mar"], max_message_bytes=1 << 20)
+server.start()
+print(server.inference_address, flush=True)
+time.sleep(600)
+"""
+
+
+def test_an_owner_that_was_killed(store: Path) -> None:
+    """Where this very process is killed, and can tidy up no more, its TorchServe does not live on."""
+    with subprocess.Popen([sys.executable, "-c", OWNER, store], stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        assert owner.stdout.readline()
+        children = psutil.Process(owner.pid).children(recursive=True)
+        directory = next(Path(child.cwd()) for child in children if child.name() == "java")
+        owner.kill()
+
+    until(lambda: not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children))
+    assert not directory.exists()
