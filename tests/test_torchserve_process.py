@@ -11,7 +11,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +20,11 @@ import psutil
 import pytest
 from model_archiver.model_archiver_config import ModelArchiverConfig
 from model_archiver.model_packaging_utils import ModelExportUtils
-from ts.utils.util import list_classes_from_module
 
-from cutaway import archive
-from cutaway.errors import CutawayError, Reason
+from cutaway.errors import CutawayError
 from cutaway.gateway import torchserve
-from cutaway.gateway.java import find_java
 from cutaway.gateway.torchserve import TorchServe
 from cutaway.routes import TORCHSERVE_PREDICTIONS, prediction, predictions
-from handlers import inspection_handler
 
 PATIENCE_S = 60.0
 MESSAGE_BYTES = 1 << 20

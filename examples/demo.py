@@ -1,0 +1,239 @@
+"""Trains a small model, serves it and looks inside: ``python -m examples.demo``, from the repository's root.
+
+The server is started as a user would start it, over TorchServe and then, for comparison, in one process. The
+picture, the model store and the servers' logs are in ``build/demo``. The exit status is 0 only if every server
+came up, no check disagrees and both servers gave the same numbers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from rich.columns import Columns
+from rich.console import Console
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+import cutaway as ca
+from cutaway import plots, tables
+from cutaway.tensors import Array
+from examples.digits.data import Examples, as_png, held_out, training
+from examples.digits.package import package_trained
+from examples.digits.train import train_and_save
+
+BUILD = Path("build/demo")
+STORE = BUILD / "model_store"
+PICTURE = BUILD / "digit.png"
+
+CAPTURES = (ca.Capture("conv1"), ca.Capture("conv2", at=("output", "grad_output")), ca.Capture("fc1", at="input"))
+ATTRIBUTIONS = (
+    ca.Saliency(),
+    ca.InputXGradient(),
+    ca.IntegratedGradients(n_steps=64),
+    ca.LayerActivation(layer="relu1"),
+    ca.LayerGradientXActivation(layer="conv2"),
+    ca.LayerGradCam(layer="relu2"),
+    ca.LayerGradientXActivation(layer="relu3"),
+)
+
+_SERVE = ("serve", "--model-store", str(STORE), "--address", "127.0.0.1:0")
+_READY = re.compile(r"^ready: (\S+)$", re.MULTILINE)
+_START_TIMEOUT_S = 240.0
+_STOP_TIMEOUT_S = 60.0
+_SAME = 1e-4  # two processes may add in another order
+
+console = Console(highlight=False)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m examples.demo", description="Look inside a served model.")
+    parser.add_argument("--digit", type=int, default=0, metavar="N", help="which of the held-out digits to ask about")
+    digits = held_out()
+    digit = parser.parse_args().digit
+    if not 0 <= digit < len(digits.labels):
+        parser.error(f"--digit is from 0 to {len(digits.labels) - 1}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that what was started is stopped
+    sys.exit(demo(Examples(digits.pixels[digit : digit + 1], digits.labels[digit : digit + 1])))
+
+
+def demo(digit: Examples) -> int:
+    """The whole of it, about one digit; returns the exit status."""
+    make_model()
+    result = ask_server(digit, name="TorchServe")
+    show(result, digit)
+    plots.save(result, PICTURE, {"image": digit.images})
+    console.print(f"\n[bold]The whole picture:[/] {PICTURE}")
+    again = ask_server(digit, "--embedded", name="one process, without TorchServe and Java")
+    return conclude(result, again)
+
+
+def make_model() -> None:
+    """Train the digits network and put it into the model store."""
+    _headline("A model")
+    STORE.mkdir(parents=True, exist_ok=True)
+    weights = BUILD / "digits.safetensors"
+    start = time.perf_counter()
+    accuracy = train_and_save(weights)
+    console.print(
+        f"trained on {len(training().labels)} handwritten digits in {time.perf_counter() - start:.1f} s; "
+        f"reads {accuracy:.1%} of {len(held_out().labels)} others right"
+    )
+    console.print(f"packaged as {package_trained(weights, STORE)}")
+
+
+def ask_server(digit: Examples, *options: str, name: str) -> ca.InspectResult:
+    """Start a server, ask it about ``digit``, stop it."""
+    _headline(f"Served by {name}")
+    command = [*_SERVE, *options]
+    console.print(Text(f"$ cutaway {shlex.join(command)}", style="cyan"))
+    start = time.perf_counter()
+    with served(command, BUILD / f"{options[0].strip('-') if options else 'torchserve'}.log") as address:
+        console.print(f"ready at {address} after {time.perf_counter() - start:.1f} s")
+        with ca.Client(address) as client:
+            start = time.perf_counter()
+            result = ask(client, digit)
+            console.print(f"one call, answered in {(time.perf_counter() - start) * 1000:.0f} ms")
+    return result
+
+
+def ask(client: ca.Client, digit: Examples) -> ca.InspectResult:
+    """One call for everything: prediction, captures, gradients, attributions and their checks."""
+    return client.inspect(
+        "digits",
+        ca.Raw(as_png(digit.pixels[0]), "image/png"),
+        captures=CAPTURES,
+        input_gradients=True,
+        attributions=ATTRIBUTIONS,
+        check="same_pass",
+    )
+
+
+@contextmanager
+def served(command: Sequence[str], log: Path) -> Iterator[str]:
+    """The address of a server that runs for as long as the block does; what it says goes to ``log``."""
+    environment = {"CUTAWAY_LOG_DIR": str(BUILD / "logs"), **os.environ}
+    with log.open("w") as output:
+        server = subprocess.Popen(
+            [sys.executable, "-m", "cutaway.console", *command],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+        )
+        try:
+            yield _address(server, log)
+        finally:
+            _stop(server)
+
+
+def _address(server: subprocess.Popen[bytes], log: Path) -> str:
+    deadline = time.monotonic() + _START_TIMEOUT_S
+    while time.monotonic() < deadline and server.poll() is None:
+        if ready := _READY.search(log.read_text()):
+            return ready[1]
+        time.sleep(0.1)
+    console.print(f"[bold red]the server did not start[/]; the end of {log}:")
+    console.print(log.read_text()[-2000:], markup=False)
+    raise SystemExit(1)
+
+
+def _stop(server: subprocess.Popen[bytes]) -> None:
+    server.terminate()
+    try:
+        server.wait(_STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        server.kill()
+        server.wait()
+
+
+def show(result: ca.InspectResult, digit: Examples) -> None:
+    """Everything that came back."""
+    predicted, label = result.classes[0], digit.labels[0]
+    said = Text.assemble(
+        "\n\nThe model says ",
+        (predicted.label, "bold"),
+        f", with a probability of {predicted.probability:.1%}.\n",
+        f"Its writer meant {label}: ",
+        ("right", "green") if predicted.index == label else ("wrong", "red"),
+        ".",
+    )
+    console.print()
+    console.print(Columns([drawn(digit.pixels[0]), said], padding=(0, 4)))
+    console.print(tables.capture_table(result), "", tables.gradient_table(result), "", verdict_table(result), "")
+    console.print(tables.timing_table(result), tables.provenance_line(result), sep="\n")
+
+
+def drawn(pixels: Array) -> Text:
+    """A digit in characters, two for each pixel."""
+    inks = " ░▒▓█"
+    rows = (pixels.astype(int) * len(inks) // 256).tolist()
+    return Text("\n".join("".join(2 * inks[ink] for ink in row) for row in rows))
+
+
+def verdict_table(result: ca.InspectResult) -> Table:
+    """Each attribution, and whether it is what raw PyTorch hooks saw."""
+    title = "Attributions, by Captum, each checked against raw PyTorch hooks"
+    table = tables.heading(title, "method", "of", "verdict", "error", "allowed", "delta", numbers=3)
+    for answer in result.attributions:
+        delta = "" if answer.convergence_delta is None else f"{np.abs(answer.convergence_delta).max():.1e}"
+        for check in answer.checks:
+            table.add_row(
+                answer.method,
+                answer.layer or ", ".join(answer.values),
+                tables.verdict_text(check.verdict),
+                f"{check.max_relative_error:.1e}",
+                f"{check.tolerance:.0e}",
+                delta,
+            )
+    return table
+
+
+def conclude(result: ca.InspectResult, again: ca.InspectResult) -> int:
+    """Say whether all is well; the exit status."""
+    apart = difference(result, again)
+    disagreeing = [
+        f"{answer.method}: {check.reason}"
+        for answer in (*result.attributions, *again.attributions)
+        for check in answer.checks
+        if check.verdict is ca.Verdict.DISAGREES
+    ]
+    for what in disagreeing:
+        console.print(f"[bold red]disagrees[/] {what}")
+    same = "exactly the same numbers" if apart == 0 else f"the same numbers to within {apart:.1e}"
+    console.print(f"both servers gave {same}" if apart <= _SAME else f"[bold red]the servers differ by {apart:.1e}[/]")
+    return 0 if apart <= _SAME and not disagreeing else 1
+
+
+def difference(one: ca.InspectResult, other: ca.InspectResult) -> float:
+    """The largest absolute difference between any two numbers of two answers to one question."""
+    pairs = zip(tensors(one), tensors(other), strict=True)
+    return max(float(np.abs(mine.astype(np.float64) - theirs).max()) for mine, theirs in pairs)
+
+
+def tensors(result: ca.InspectResult) -> Iterator[Array]:
+    """Every tensor of ``result``, in order."""
+    yield from result.predictions.values()
+    yield from (each.array for each in tables.captured(result))
+    yield from result.input_gradients.values()
+    for answer in result.attributions:
+        yield from answer.values.values()
+
+
+def _headline(text: str) -> None:
+    console.print()
+    console.print(Rule(Text(text, style="bold"), align="left", style="dim"))
+
+
+if __name__ == "__main__":
+    main()
