@@ -70,10 +70,10 @@ def test_a_store_without_a_sound_archive_is_refused(tmp_path: Path) -> None:
     """Nothing to serve is an error at the start, with what would be right."""
     from cutaway.gateway.store import look_into
 
-    with pytest.raises(ca.InvalidArgument, match=r"holds no \.mar archive; make one with `cutaway package`"):
+    with pytest.raises(ca.NotFound, match=r"holds no \.mar archive; make one with `cutaway package`"):
         look_into(tmp_path)
     (tmp_path / "text.mar").write_text("no archive")
-    with pytest.raises(ca.InvalidArgument, match=r"no model can be served: text\.mar"):
+    with pytest.raises(ca.NotFound, match=r"no model can be served: text\.mar"):
         look_into(tmp_path)
 
 

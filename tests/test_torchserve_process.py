@@ -8,10 +8,12 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +23,17 @@ import pytest
 from model_archiver.model_archiver_config import ModelArchiverConfig
 from model_archiver.model_packaging_utils import ModelExportUtils
 
-from cutaway.errors import CutawayError
+from cutaway.errors import CutawayError, Reason
 from cutaway.gateway import torchserve
 from cutaway.gateway.torchserve import TorchServe
 from cutaway.routes import TORCHSERVE_PREDICTIONS, prediction, predictions
+from tests.serving import package
 
 PATIENCE_S = 60.0
 MESSAGE_BYTES = 1 << 20
 
 ECHO = """
-import json, os, sys
+import json, os, pathlib, sys, time
 
 class Echo:
     def initialize(self, context):
@@ -42,6 +45,9 @@ class Echo:
 
     def seen(self, row):
         row = {name: bytes(value).decode() for name, value in row.items()}
+        if row["inspect"].startswith("/"):
+            pathlib.Path(row["inspect"]).touch()
+            time.sleep(1)
         return {"row": row, "pid": os.getpid(), "group": os.getpgid(0), "path": sys.path, "python": sys.executable}
 """
 
@@ -79,7 +85,7 @@ def serving(store: Path, *others: str, **arguments: Any) -> TorchServe:
 def ask(server: TorchServe, payload: bytes = b"hello") -> Any:
     """What the echo says to a real gRPC call, which waits until a worker is awake."""
     with grpc.insecure_channel(server.inference_address) as channel:
-        call = channel.unary_unary(TORCHSERVE_PREDICTIONS)
+        call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(TORCHSERVE_PREDICTIONS)
         return json.loads(prediction(call(predictions("echo", "", {"inspect": payload}), timeout=PATIENCE_S)))
 
 
@@ -108,10 +114,9 @@ def _lives_in(group: int, process: psutil.Process) -> bool:
         return False
 
 
-def watchdogs() -> list[psutil.Process]:
-    """The watchdogs of this very process."""
-    children = psutil.Process().children()
-    return [child for child in children if any("watchdog.py" in word for word in child.cmdline())]
+def watchdogs(directory: Path) -> list[psutil.Process]:
+    """The watchdogs of this very process that watch over ``directory``."""
+    return [child for child in psutil.Process().children() if str(directory) in child.cmdline()]
 
 
 def until(done: Callable[[], bool]) -> None:
@@ -120,13 +125,6 @@ def until(done: Callable[[], bool]) -> None:
     while not done():
         assert time.monotonic() < deadline
         time.sleep(0.05)
-
-
-def refused(action: Callable[[], object]) -> CutawayError:
-    """The error of ``action``."""
-    with pytest.raises(CutawayError) as caught:
-        action()
-    return caught.value
 
 
 # It answers.
@@ -171,11 +169,9 @@ def test_models_stay_what_they_are(server: TorchServe, method: str, path: str) -
     assert managed(server, "/models")["models"] == [{"modelName": "echo", "modelUrl": "echo"}]
 
 
-def test_one_quiet_log(
-    server: TorchServe, log_dir: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """One file has what the model prints, says nothing about calls; the console and the user's directory have nothing."""
-    ask(server)
+def test_one_quiet_log(server: TorchServe, log_dir: Path) -> None:
+    """One file has what the models print, and calls add nothing to it."""
+    until(lambda: "the echo complains" in server.log_tail())
     log = log_dir / torchserve.LOG_NAME
     before = log.read_text()
     for _ in range(20):
@@ -185,12 +181,17 @@ def test_one_quiet_log(
     assert "the echo is awake" in before
     assert "[WARN ]" in next(line for line in before.splitlines() if "the echo complains" in line)
     assert list(log_dir.iterdir()) == [log]
-    assert capfd.readouterr() == ("", "")
-    assert not Path("logs").exists() or not list(Path("logs").glob("ts_*.log"))
 
 
-def test_two_side_by_side(server: TorchServe, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second server shares nothing with the first, and is what it is asked to be, whatever the environment says."""
+def test_two_side_by_side(
+    server: TorchServe,
+    store: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """A second server shares nothing with the first, is what it is asked to be whatever the environment says, and
+    keeps out of the user's directory and off the console."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TS_CONFIG_FILE", "/nowhere/config.properties")
     monkeypatch.setenv("PYTHONPATH", "mine")
@@ -201,7 +202,8 @@ def test_two_side_by_side(server: TorchServe, store: Path, tmp_path: Path, monke
         until(lambda: len(awake(second)) == 2)
         assert len(awake(server)) == 1
         assert str(tmp_path / "mine") in ask(second)["path"]
-        assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == []
+    assert capfd.readouterr() == ("", "")
 
 
 def awake(server: TorchServe) -> list[Any]:
@@ -231,26 +233,22 @@ def test_a_port_that_somebody_took(store: Path, monkeypatch: pytest.MonkeyPatch)
 # It ends.
 
 
-def test_stop_leaves_nothing(store: Path) -> None:
-    """After stop() there is no process and no directory, and what it had logged can still be read."""
-    with serving(store) as server:
-        group, directory = footprint(server)
-        assert len(processes(group)) == 2
-        assert directory.is_dir()
+def test_stop_leaves_nothing(store: Path, tmp_path: Path) -> None:
+    """A call under way may finish; then there is no process and no directory, but still what had been logged."""
+    asked = tmp_path / "asked"
+    with ThreadPoolExecutor() as pool:
+        with serving(store) as server:
+            group, directory = footprint(server)
+            assert len(processes(group)) == 2
+            answer = pool.submit(ask, server, bytes(asked))
+            until(asked.exists)
 
+        assert answer.result()["row"] == {"inspect": str(asked)}
     assert processes(group) == []
-    assert watchdogs() == [] or directory not in map(_watched, watchdogs())
+    assert watchdogs(directory) == []
     assert not directory.exists()
     assert server.poll() is not None
     assert "the echo is awake" in server.log_tail()
-
-
-def _watched(watchdog: psutil.Process) -> Path:
-    return Path(watchdog.cmdline()[-1])
-
-
-def test_calls_under_way_may_finish(server: TorchServe) -> None:
-    """Placeholder."""
 
 
 def test_a_server_that_was_killed(store: Path) -> None:
@@ -286,5 +284,65 @@ def test_an_owner_that_was_killed(store: Path) -> None:
         directory = next(Path(child.cwd()) for child in children if child.name() == "java")
         owner.kill()
 
-    until(lambda: not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children))
-    assert not directory.exists()
+    until(lambda: not any(map(_lives, children)) and not directory.exists())
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+# It does not begin.
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "reason", "said"),
+    [
+        ("absent.mar", {}, Reason.MODEL_NOT_FOUND, "absent.mar: there is no such file"),
+        ("torn.mar", {}, Reason.ARCHIVE_CORRUPT, "torn.mar: File is not a zip file; rebuild it"),
+        ("echo.mar", {"heap_bytes": 1}, Reason.BACKEND_UNAVAILABLE, "Too small maximum heap"),
+    ],
+)
+def test_a_start_that_fails(
+    store: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    arguments: dict[str, Any],
+    reason: Reason,
+    said: str,
+) -> None:
+    """A server that cannot start says why, in its log's words if it came to that, and leaves nothing."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (store / "torn.mar").write_bytes((store / "echo.mar").read_bytes()[:-100])
+    server = TorchServe(store, [name], max_message_bytes=MESSAGE_BYTES, **arguments)
+
+    with pytest.raises(CutawayError) as caught:
+        server.start()
+
+    assert caught.value.reason == reason
+    assert said in caught.value.message
+    assert said in server.log_tail() or not arguments
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_run_directories_are_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The workers' sockets have room in the run directory, however deep the directory for temporary files is."""
+    deep = tmp_path / ("deep" * 20)
+    deep.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+
+    with torchserve._run_directory() as directory, socket.socket(socket.AF_UNIX) as worker:
+        worker.bind(str(directory / ".ts.sock.65535"))
+
+
+def test_a_model_that_does_not_load(tmp_path: Path) -> None:
+    """The log says in one line why our handler could not load a model, with no page of traceback at every attempt."""
+    package(tmp_path, "empty", "cutaway.adapters:Adapter")
+    with TorchServe(tmp_path, ["empty.mar"], max_message_bytes=MESSAGE_BYTES) as server:
+        until(lambda: "cutaway cannot load" in server.log_tail())
+
+    assert "cutaway cannot load empty: ADAPTER_INVALID: Adapter must define build() or load()\n" in server.log_tail()
+    assert "Traceback" not in server.log_tail()

@@ -19,6 +19,7 @@ import importlib
 import importlib.util
 import io
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ class Adapter:
     Attributes:
         inputs: what forward takes, in order; empty reads the names from the model's forward.
         labels: the names of the classes, in the order of their index; empty for a model without classes.
-        media_types: what `preprocess` decodes, the default first; empty where it decodes nothing.
+        media_types: what `preprocess` decodes, the default first, ``text/*`` for a family; empty for nothing.
         options: the options given to ``cutaway package``.
         directory: where the archive's files lie; None for a model that is served from Python.
     """
@@ -95,7 +96,7 @@ class Adapter:
         if not self.media_types:
             raise error(Reason.RAW_UNSUPPORTED, "this model takes tensors, not raw bytes", "data")
         kind = media_type.split(";")[0].strip().lower() or self.media_types[0]
-        if kind not in self.media_types:
+        if not any(fnmatchcase(kind, pattern) for pattern in self.media_types):
             raise error(Reason.RAW_UNSUPPORTED, f"{kind!r} is none of {', '.join(self.media_types)}", "media_type")
         return self.preprocess(data, kind)
 
@@ -171,7 +172,7 @@ class TextAdapter(Adapter):
     """
 
     max_tokens: int = 512
-    media_types = ("text/plain",)
+    media_types = ("text/plain", "text/*")
     inputs: Sequence[InputSpec] = (
         InputSpec("input_ids", "int64", (-1, -1)),
         InputSpec("attention_mask", "int64", (-1, -1)),

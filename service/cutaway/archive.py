@@ -107,7 +107,7 @@ def build(
         raise _invalid(f"{version!r} is no version: letters, digits, _, . and -", "version")
     target = destination / f"{model}.mar"
     if target.exists() and not force:
-        raise _invalid(f"{target} is there already, and force was not asked for", "destination")
+        raise _invalid(f"{target} is there already; --force (force=True) replaces it", "destination")
     name, files = _adapter(adapter)
     manifest = Manifest(model, version, name, *_weights_identity(weights), dict(options))
     files += [handler_file(), *([weights] if weights else []), *extra_files]

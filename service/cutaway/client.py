@@ -122,6 +122,8 @@ def _gradients(wanted: bool | Sequence[str]) -> tuple[str, ...] | None:
 
 
 def _routes(address: str) -> tuple[Routes, str]:
+    if not address.removeprefix(TORCHSERVE_SCHEME):
+        raise error(Reason.INVALID_VALUE, "the address is HOST:PORT, or torchserve://HOST:PORT", "address")
     if address.startswith(TORCHSERVE_SCHEME):
         return TorchServeDirect(), address.removeprefix(TORCHSERVE_SCHEME)
     return FrontDoor(), address

@@ -80,6 +80,7 @@ class Reason(str, Enum):
     OVERLOADED = "OVERLOADED"
     DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
     BACKEND_UNAVAILABLE = "BACKEND_UNAVAILABLE"
+    SERVER_UNREACHABLE = "SERVER_UNREACHABLE"
     INTERNAL = "INTERNAL"
 
     def __str__(self) -> str:
@@ -135,6 +136,7 @@ TABLE: dict[Reason, Row] = {
     Reason.OVERLOADED: Row(Code.RESOURCE_EXHAUSTED, True, "Too many calls are waiting."),
     Reason.DEADLINE_EXCEEDED: Row(Code.DEADLINE_EXCEEDED, True, "The call's deadline passed before it ended."),
     Reason.BACKEND_UNAVAILABLE: Row(Code.UNAVAILABLE, True, "Nothing answers behind the front door just now."),
+    Reason.SERVER_UNREACHABLE: Row(Code.UNAVAILABLE, True, "The client reached no server at that address."),
     Reason.INTERNAL: Row(Code.INTERNAL, False, "A fault of the server's own: please report it."),
 }
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from cutaway.errors import Reason, error
 
 MEBIBYTE = 1024 * 1024
 
@@ -26,3 +28,16 @@ class Settings(BaseSettings):
     grace_s: float = Field(default=10.0, ge=0, description="How long running calls may finish when the server stops.")
     queue: int = Field(default=64, gt=0, description="Calls that may wait for one embedded model.")
     log_dir: Path = Field(default=Path("logs"), description="Where TorchServe's log goes.")
+
+    @classmethod
+    def load(cls) -> Settings:
+        """The settings that the environment asks for.
+
+        Raises:
+            InvalidArgument: ``INVALID_VALUE``, with the variable at fault.
+        """
+        try:
+            return cls()
+        except ValidationError as failure:
+            first = failure.errors()[0]
+            raise error(Reason.INVALID_VALUE, first["msg"], f"CUTAWAY_{str(first['loc'][0]).upper()}") from None

@@ -130,23 +130,15 @@ def _first_values(array: Array) -> Text:
 
 
 def capture_table(result: InspectResult) -> Table:
-    """What the hooks saw: a tensor a row. Columns that would say nothing are left out."""
+    """What the hooks saw: a tensor a row, with its path within the call behind the point."""
     seen = list(captured(result))
     several = any(each.call for each in seen)
-    nested = any(each.path for each in seen)
-    names = ["module", "point", *(["call"] if several else []), *(["path"] if nested else []), "tensor"]
-    table = heading("Captures", *names, "min", "mean", "max", numbers=3, folds=("module", "path"))
+    names = ["module", "point", *(["call"] if several else []), "tensor"]
+    table = heading("Captures", *names, "min", "mean", "max", numbers=3, folds=("module", "point"))
     for each in seen:
         call = [str(each.call)] if several else []
-        path = [Text(each.path)] if nested else []
-        table.add_row(
-            Text(module_text(each.module)),
-            each.point.value,
-            *call,
-            *path,
-            shape_text(each.array),
-            *_statistics(each.array),
-        )
+        place = Text(module_text(each.module)), Text(each.point.value + each.path)
+        table.add_row(*place, *call, shape_text(each.array), *_statistics(each.array))
     return table
 
 

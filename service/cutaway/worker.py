@@ -69,7 +69,7 @@ class Worker:
         adapter = find(manifest.adapter, model_dir)(manifest.options, model_dir)
         weights = model_dir / manifest.weights if manifest.weights else None
         name = ModelName(manifest.model, manifest.version)
-        return cls(mount(adapter, weights, device), adapter, name, Settings().max_message_bytes)
+        return cls(mount(adapter, weights, device), adapter, name, Settings.load().max_message_bytes)
 
     @classmethod
     def of(cls, model: nn.Module | Adapter, name: str, *, max_reply_bytes: int, device: str = "cpu") -> Worker:

@@ -44,11 +44,10 @@ def _asking(address: str, timeout: float) -> Iterator[Client]:
         with Client(address, timeout=timeout) as client:
             yield client
     except Unavailable as failure:
-        cause = failure.message
-        if cause.startswith("failed to connect to all addresses"):  # gRPC's words, of which the last few matter
-            cause = cause.rpartition(": ")[2]
-        advice = "is a server running there? start one with: cutaway serve --model-store DIR"
-        raise Unavailable(failure.reason, f"no answer from {address} ({cause}); {advice}") from None
+        if failure.reason != Reason.SERVER_UNREACHABLE:
+            raise
+        advice = "start one with: cutaway serve --model-store DIR"
+        raise error(Reason.SERVER_UNREACHABLE, f"{failure.message} at {address}; {advice}") from None
     except DeadlineExceeded as failure:
         what = f"no answer within {timeout:g} s ({failure.message}); --timeout waits longer"
         raise DeadlineExceeded(failure.reason, what) from None

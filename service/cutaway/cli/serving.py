@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from cutaway.cli import screen, words
-from cutaway.errors import Reason, error
 
 
 def package(
@@ -97,17 +96,10 @@ def serve(
     if embedded and workers is not None:
         raise typer.BadParameter("models in this process have no workers; leave out one of the two options")
     with screen.needing("server"):
-        from pydantic import ValidationError
-
         from cutaway.gateway.run import run
         from cutaway.settings import Settings
-    try:
-        settings = Settings()
-    except ValidationError as failure:
-        first = failure.errors()[0]
-        raise error(Reason.INVALID_VALUE, first["msg"], f"CUTAWAY_{str(first['loc'][0]).upper()}") from None
     given = {name: value for name, value in {"address": address, "log_dir": log_dir}.items() if value is not None}
     status = run(
-        model_store, settings.model_copy(update=given), embedded=embedded, workers=workers, announce=screen.say
+        model_store, Settings.load().model_copy(update=given), embedded=embedded, workers=workers, announce=screen.say
     )
     raise typer.Exit(status)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -90,7 +91,7 @@ class Subject:
             InvalidArgument: ``MODEL_FAILED``, where the model raised, with what it said.
         """
         try:
-            with torch.backends.cudnn.flags(enabled=self._cudnn()):
+            with self._kernels():
                 returned = self.call({name: tensor.clone() for name, tensor in inputs.items()})
         except CutawayError:
             raise
@@ -106,10 +107,13 @@ class Subject:
         self.passes.count(outputs)
         return outputs
 
-    def _cudnn(self) -> bool:
-        # cuDNN's RNNs refuse a backward pass in evaluation mode; PyTorch's own kernels do not.
-        recurrent = torch.is_grad_enabled() and any(isinstance(m, nn.RNNBase) for m in self.tree.modules.values())
-        return torch.backends.cudnn.enabled and not recurrent
+    def _kernels(self) -> AbstractContextManager[None]:
+        # cuDNN's RNNs refuse a backward pass in evaluation mode; PyTorch's own kernels do not. Every other model
+        # runs under the owner's own settings, which cudnn.flags() would reset.
+        recurrent = any(isinstance(module, nn.RNNBase) for module in self.tree.modules.values())
+        if self.device.type == "cuda" and recurrent and torch.is_grad_enabled():
+            return cast(AbstractContextManager[None], torch.backends.cudnn.flags(enabled=False))
+        return nullcontext()
 
 
 def dtype_text(tensor: Tensor) -> str:

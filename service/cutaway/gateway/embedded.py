@@ -49,7 +49,7 @@ def serve(
     Raises:
         CutawayError: a model cannot be served, or the address cannot be had.
     """
-    limits = (settings or Settings()).model_copy(update={"address": address})
+    limits = (settings or Settings.load()).model_copy(update={"address": address})
     workers = [Worker.of(model, name, max_reply_bytes=limits.max_message_bytes) for name, model in models.items()]
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="cutaway-front-door", daemon=True)

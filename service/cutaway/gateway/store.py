@@ -32,7 +32,7 @@ def look_into(directory: Path) -> Store:
     """Read every archive in ``directory``. A damaged one costs the others nothing.
 
     Raises:
-        InvalidArgument: ``ARCHIVE_CORRUPT``, where not one can be served.
+        NotFound: ``MODEL_NOT_FOUND`` where there is none, ``MODEL_NOT_LOADED`` where not one can be served.
     """
     store = Store()
     for path in sorted(directory.glob("*.mar")):
@@ -47,7 +47,7 @@ def look_into(directory: Path) -> Store:
             continue
         store.archives[name] = path
     if not store.archives:
-        raise error(Reason.ARCHIVE_CORRUPT, _nothing(directory, store))
+        raise error(Reason.MODEL_NOT_LOADED if store.broken else Reason.MODEL_NOT_FOUND, _nothing(directory, store))
     return store
 
 

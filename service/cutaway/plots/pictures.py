@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from cutaway.plots.sheet import FAINT, INK, RULE, Box, Sheet, fitted
+from cutaway.plots.sheet import FAINT, INK, RULE, Box, Sheet, fitted, length
 from cutaway.results import ClassPrediction
 from cutaway.tensors import Array
 
@@ -122,17 +122,22 @@ def _point_out(axes: Axes, heights: Array, predicted: ClassPrediction, width: fl
     index, height = predicted.index, float(heights[predicted.index])
     axes.bar([index], [height], color=INK, width=max(0.8, heights.size / 400))  # a hair's breadth at least
     label = fitted(predicted.label or str(index), 0.6 * width, 9, "bold", keep="start")
-    side = index / heights.size
+    text = f"{label} · {predicted.probability:.1%}"
     axes.use_sticky_edges = False  # leaves room above 0, where all values are below it
     axes.annotate(
-        f"{label} · {predicted.probability:.1%}",
+        text,
         (index, max(height, 0.0)),
         (0, 3),
         textcoords="offset points",
-        ha="left" if side < 0.05 else "right" if side > 0.95 else "center",
+        ha=_side((index + 0.6) / heights.size * width, width, length(text, 9, "bold")),
         fontsize=9,
         weight="bold",
     )
+
+
+def _side(place: float, width: float, needed: float) -> Literal["left", "center", "right"]:
+    """To which side of ``place`` a text must lie to stay within ``width``."""
+    return "left" if place < needed / 2 else "right" if width - place < needed / 2 else "center"
 
 
 def _draw_array(sheet: Sheet, box: Box, values: Array, summary: str, summarise: Callable[[Array], Array]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
-from cutaway.errors import DOMAIN, Code, CutawayError, Reason, from_wire
+from cutaway.errors import DOMAIN, Code, CutawayError, Reason, error, from_wire
 from cutaway.v1 import worker_pb2
 
 DETAILS_KEY = "grpc-status-details-bin"
@@ -44,6 +44,10 @@ def decode(code: int, details: str, trailers: Iterable[tuple[str, str | bytes]])
             return _unpacked(status_pb2.Status.FromString(carried))
         except DecodeError:
             pass  # some proxy's own bytes: the plain status is all there is
+    if code == Code.UNAVAILABLE:
+        return error(Reason.SERVER_UNREACHABLE, f"no server answers ({details.rpartition(': ')[2]})")
+    if code == Code.DEADLINE_EXCEEDED:
+        return error(Reason.DEADLINE_EXCEEDED, "the deadline passed before an answer came")
     return from_wire(code, _PLAIN.get(code, Reason.INTERNAL), details)
 
 
@@ -53,8 +57,6 @@ def from_failure(failure: worker_pb2.Failure) -> CutawayError:
 
 
 _PLAIN = {
-    int(Code.UNAVAILABLE): Reason.BACKEND_UNAVAILABLE,
-    int(Code.DEADLINE_EXCEEDED): Reason.DEADLINE_EXCEEDED,
     int(Code.RESOURCE_EXHAUSTED): Reason.REQUEST_TOO_LARGE,
     int(Code.UNIMPLEMENTED): Reason.NOT_IMPLEMENTED,
     int(Code.INVALID_ARGUMENT): Reason.MALFORMED_REQUEST,
