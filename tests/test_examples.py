@@ -9,13 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
-from torch import nn
-
-import cutaway as ca
-from cutaway import archive
-from cutaway.gateway import serve
-from cutaway.worker import Worker
 from examples import demo
 from examples.digits import train
 from examples.digits.data import Examples, as_png, held_out, training
@@ -23,6 +16,13 @@ from examples.digits.digits_adapter import Digits, DigitsCNN
 from examples.digits.package import package_trained
 from examples.sentences.package import model_directory
 from examples.sentences.sentences_adapter import Sentences
+from safetensors.torch import load_file
+from torch import nn
+
+import cutaway as ca
+from cutaway import archive
+from cutaway.gateway import serve
+from cutaway.worker import Worker
 
 TEXTS = (
     "A man is playing a guitar on stage.",
@@ -226,10 +226,8 @@ def test_the_demo_stops_its_server(tmp_path: Path, weights: Path) -> None:
     """A server answers for as long as it is needed and is gone afterwards, whatever happened meanwhile."""
     package_trained(weights, tmp_path)
     command = ["serve", "--model-store", str(tmp_path), "--address", "127.0.0.1:0", "--embedded"]
-    with pytest.raises(ZeroDivisionError), demo.served(command, tmp_path / "log") as address:
-        with ca.Client(address) as client:
-            assert client.list_models()[0].model == "digits"
-        raise ZeroDivisionError
+    with pytest.raises(ca.NotFound), demo.served(command, tmp_path / "log") as address, ca.Client(address) as client:
+        client.inspect("letters", {"image": held_out().images})
     with ca.Client(address) as client, pytest.raises(ca.Unavailable):
         client.list_models()
 

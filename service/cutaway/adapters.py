@@ -156,7 +156,9 @@ class ImageAdapter(Adapter):
                 "data",
             ) from None
         pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
-        scaled = pixels.reshape(1, *self.size, -1).permute(0, 3, 1, 2).contiguous() / 255
+        channels_first = pixels.reshape(1, *self.size, -1).permute(0, 3, 1, 2)
+        # contiguous() would keep a grey image's strides, and so a convolution kernel that rounds another way.
+        scaled = channels_first.clone(memory_format=torch.contiguous_format) / 255
         return {self.argument: (scaled - _channels(self.mean)) / _channels(self.std)}
 
 

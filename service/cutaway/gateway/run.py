@@ -30,6 +30,7 @@ Announce = Callable[[str], None]
 T = TypeVar("T")
 
 _PAUSE_S = 0.1
+_PATIENCE_S = 30.0
 
 
 def run(model_store: Path, settings: Settings, *, embedded: bool, workers: int | None, announce: Announce) -> int:
@@ -168,23 +169,37 @@ async def _answering(server: TorchServe, store: Store, announce: Announce) -> No
 
 
 async def _first_answer(server: TorchServe, probe: Relay, name: ModelName) -> str:
-    while True:
-        try:
-            reply = worker_pb2.WorkerReply.FromString(await probe.call(name, "describe", b"", 30.0))
-            return str(status.from_failure(reply.failure)) if reply.HasField("failure") else ""
-        except CutawayError:
-            pass  # no worker yet
-        if server.poll() is not None:
-            raise error(Reason.BACKEND_UNAVAILABLE, f"TorchServe ended while it started:\n{server.log_tail()}")
-        why = _load_failure(server.log_tail(), name.model)
-        if why:
-            return why
-        await asyncio.sleep(_PAUSE_S)
+    """What keeps the model from answering, or nothing. A call to a model whose code does not load is never answered:
+    only the log says why."""
+    call = _ask_until_answered(probe, name)
+    try:
+        while not call.done():
+            if server.poll() is not None:
+                raise error(Reason.BACKEND_UNAVAILABLE, f"TorchServe ended while it started:\n{server.log_tail()}")
+            why = _load_failure(server.log_tail(), name)
+            if why:
+                return why
+            await asyncio.wait([call], timeout=_PAUSE_S)
+        return call.result()
+    finally:
+        call.cancel()
 
 
-def _load_failure(log: str, model: str) -> str:
-    """What the handler wrote when it could not load ``model``, or nothing."""
-    mark = f"cutaway cannot load {model}: "
+def _ask_until_answered(probe: Relay, name: ModelName) -> asyncio.Task[str]:
+    async def ask() -> str:
+        while True:
+            try:
+                reply = worker_pb2.WorkerReply.FromString(await probe.call(name, "describe", b"", _PATIENCE_S))
+                return str(status.from_failure(reply.failure)) if reply.HasField("failure") else ""
+            except CutawayError:
+                await asyncio.sleep(_PAUSE_S)  # no worker yet
+
+    return asyncio.ensure_future(ask())
+
+
+def _load_failure(log: str, name: ModelName) -> str:
+    """What the handler wrote when it could not load the model, or nothing."""
+    mark = f"cutaway cannot load {name.model} {name.version}: "
     return next((line.partition(mark)[2] for line in log.splitlines() if mark in line), "")
 
 
