@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from examples.digits.data import held_out
 from torch import Tensor, nn
 
 import cutaway as ca
 from cutaway import archive
 from cutaway.adapters import Adapter, find
+from examples.digits.data import held_out
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
+
+import cutaway as ca
+from cutaway import archive
+from cutaway.gateway import serve
+from cutaway.worker import Worker
 from examples import demo
 from examples.digits import train
 from examples.digits.data import Examples, as_png, held_out, training
@@ -16,13 +22,6 @@ from examples.digits.digits_adapter import Digits, DigitsCNN
 from examples.digits.package import package_trained
 from examples.sentences.package import model_directory
 from examples.sentences.sentences_adapter import Sentences
-from safetensors.torch import load_file
-from torch import nn
-
-import cutaway as ca
-from cutaway import archive
-from cutaway.gateway import serve
-from cutaway.worker import Worker
 
 TEXTS = (
     "A man is playing a guitar on stage.",
@@ -43,16 +42,11 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def client(weights: Path) -> Iterator[ca.Client]:
     """Both examples, served through their adapters in this process."""
-
-    class TrainedDigits(Digits):
-        def load(self, _: Path | None) -> nn.Module:
-            return super().load(weights)
-
-    class TrainedSentences(Sentences):
-        def load(self, _: Path | None) -> nn.Module:
-            return super().load(model_directory() / "model.safetensors")
-
-    adapters = {"digits": TrainedDigits(), "sentences": TrainedSentences(directory=model_directory())}
+    minilm = model_directory()
+    adapters = {
+        "digits": Digits(weights=weights),
+        "sentences": Sentences(directory=minilm, weights=minilm / "model.safetensors"),
+    }
     with serve(adapters) as server, ca.Client(server.address) as client:
         yield client
 

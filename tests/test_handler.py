@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from handlers import inspection_handler
 from ts.utils.util import list_classes_from_module
+
+from handlers import inspection_handler
 
 
 def test_torchserve_finds_one_class_in_the_handler() -> None:

@@ -23,7 +23,7 @@ from cutaway.wire import requests as wire_requests
 from cutaway.wire import results as wire_results
 from cutaway.wire.methods import CODECS
 from tests.contract import refusal
-from tests.wire_values import answers, canonical, details, questions, tensors
+from tests.wire_values import answers, attributions, canonical, details, questions, tensors
 
 few = settings(deadline=None, max_examples=50)
 many = settings(deadline=None, max_examples=300)
@@ -112,6 +112,14 @@ def test_every_method_travels() -> None:
         yield from (leaf for each in below for leaf in leaves(each)) if below else [kind]
 
     assert set(leaves(Attribution)) == set(CODECS)
+
+
+@many
+@given(attributions)
+def test_method_keeps_its_parameters(attribution: Attribution) -> None:
+    """Each method arrives with its own parameters, baselines and target."""
+    question = InspectRequest("m", attributions=(attribution,))
+    assert _unordered(wire_requests.decode(sent(question))) == _unordered(question)
 
 
 # Values that no field may hold.

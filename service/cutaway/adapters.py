@@ -43,16 +43,23 @@ class Adapter:
         labels: the names of the classes, in the order of their index; empty for a model without classes.
         media_types: what `preprocess` decodes, the default first, ``text/*`` for a family; empty for nothing.
         options: the options given to ``cutaway package``.
-        directory: where the archive's files lie; None for a model that is served from Python.
+        directory: where the archive's files lie; None for a model that needs none.
+        weights: its safetensors file; None for a model that is born with its weights.
     """
 
     inputs: Sequence[InputSpec] = ()
     labels: Sequence[str] = ()
     media_types: Sequence[str] = ()
 
-    def __init__(self, options: Mapping[str, str] | None = None, directory: Path | None = None) -> None:
+    def __init__(
+        self,
+        options: Mapping[str, str] | None = None,
+        directory: Path | None = None,
+        weights: Path | None = None,
+    ) -> None:
         self.options: Mapping[str, str] = options or {}
         self.directory = directory
+        self.weights = weights
 
     def build(self) -> nn.Module:
         """The network, with whatever weights it is born with."""
@@ -180,10 +187,15 @@ class TextAdapter(Adapter):
         InputSpec("attention_mask", "int64", (-1, -1)),
     )
 
-    def __init__(self, options: Mapping[str, str] | None = None, directory: Path | None = None) -> None:
+    def __init__(
+        self,
+        options: Mapping[str, str] | None = None,
+        directory: Path | None = None,
+        weights: Path | None = None,
+    ) -> None:
         from transformers import AutoTokenizer
 
-        super().__init__(options, directory)
+        super().__init__(options, directory, weights)
         self.tokenizer: Any = AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
 
     def preprocess(self, data: bytes, media_type: str) -> Mapping[str, Tensor]:
@@ -216,14 +228,14 @@ def _padded(tensor: Tensor, length: int, value: int) -> Tensor:
     return nn.functional.pad(tensor, (0, length - tensor.shape[1]), value=value)
 
 
-def mount(adapter: Adapter, weights: Path | None, device: str) -> Subject:
+def mount(adapter: Adapter, device: str) -> Subject:
     """Load ``adapter``'s model, ready to be inspected.
 
     Raises:
         InvalidArgument: ``ADAPTER_INVALID``, with what is wrong.
     """
     try:
-        module = adapter.load(weights)
+        module = adapter.load(adapter.weights)
     except CutawayError:
         raise
     except (RuntimeError, OSError, safetensors.SafetensorError) as failure:

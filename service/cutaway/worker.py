@@ -66,16 +66,16 @@ class Worker:
             InvalidArgument: ``ARCHIVE_CORRUPT`` or ``ADAPTER_INVALID``.
         """
         manifest = archive.unpacked(model_dir)
-        adapter = find(manifest.adapter, model_dir)(manifest.options, model_dir)
         weights = model_dir / manifest.weights if manifest.weights else None
+        adapter = find(manifest.adapter, model_dir)(manifest.options, model_dir, weights)
         name = ModelName(manifest.model, manifest.version)
-        return cls(mount(adapter, weights, device), adapter, name, Settings.load().max_message_bytes)
+        return cls(mount(adapter, device), adapter, name, Settings.load().max_message_bytes)
 
     @classmethod
     def of(cls, model: nn.Module | Adapter, name: str, *, max_reply_bytes: int, device: str = "cpu") -> Worker:
         """A model that is there already, served as version 1.0."""
         adapter = model if isinstance(model, Adapter) else TensorAdapter(model)
-        return cls(mount(adapter, None, device), adapter, ModelName(name, "1.0"), max_reply_bytes)
+        return cls(mount(adapter, device), adapter, ModelName(name, "1.0"), max_reply_bytes)
 
     @property
     def name(self) -> ModelName:

@@ -157,7 +157,7 @@ def inspect(
         )
     screen.show(*_blocks(result))
     if plot:
-        _draw(result, given if isinstance(given, dict) else None, plot)
+        _draw(result, given if isinstance(given, dict) else files.picture(given[0]), plot)
     if save:
         screen.say(f"saved {files.save(result, save)} tensors to {save}")
 
@@ -186,7 +186,7 @@ def _blocks(result: InspectResult) -> Iterator[RenderableType]:
     yield tables.provenance_line(result)
 
 
-def _draw(result: InspectResult, tensors: Mapping[str, Array] | None, path: Path) -> None:
+def _draw(result: InspectResult, tensors: Mapping[str, Array], path: Path) -> None:
     from cutaway import plots
 
     try:

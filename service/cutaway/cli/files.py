@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import mimetypes
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +24,19 @@ def read_raw(files: Sequence[Path], texts: Sequence[str]) -> list[Raw]:
     """Files as they are, with the media type that their extension stands for, then texts."""
     read = [Raw(_bytes(file), mimetypes.guess_type(file.name, strict=False)[0] or "") for file in files]
     return read + [Raw(text.encode(), "text/plain") for text in texts]
+
+
+def picture(raw: Raw) -> dict[str, Array]:
+    """What ``raw`` shows, [1, channels, height, width] from 0 to 1, to be drawn; nothing where it is no image."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(io.BytesIO(raw.data)) as opened:
+            image = opened.convert("L" if opened.mode in ("1", "L", "I", "F") else "RGB")
+    except (OSError, UnidentifiedImageError, Image.DecompressionBombError):
+        return {}
+    pixels = np.asarray(image, np.float32) / 255
+    return {"image": pixels[None, None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)[None]}
 
 
 def _bytes(file: Path) -> bytes:

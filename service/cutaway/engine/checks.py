@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from cutaway.engine.distance import Distance, cosine, distance
 from cutaway.engine.methods import Method
 from cutaway.engine.references import Evidence, Silent
 from cutaway.engine.witness import Pass, Question, Values
@@ -16,18 +18,6 @@ from cutaway.results import Check, Verdict
 
 COMPLETENESS_TOLERANCE = 0.02
 """How much of the attributions' total magnitude may be missing before the number of steps is in doubt."""
-
-FAINT_ROW = 1e-6
-"""A row this much fainter than the brightest is measured against the brightest: below it is rounding."""
-
-
-@dataclass(frozen=True)
-class Distance:
-    """How far an attribution lies from its reference, over all names."""
-
-    absolute: float = 0.0
-    relative: float = 0.0
-    cosine: float = 0.0
 
 
 def checks(
@@ -58,34 +48,38 @@ def _identity(
         references = [method.reference(Evidence(question, passes, call)) for call in range(calls)]
     except Silent as silence:
         return replace(blank, reason=f"the raw hooks saw nothing to compare with: {silence}")
-    distance = max((_distance(values, reference) for reference in references), key=lambda d: d.relative)
-    verdict, reason = _judge(question, method, passes, distance, tolerance, calls)
+    dtype = question.subject.dtype
+    far = max((distance(values, each, tolerance, dtype) for each in references), key=_worst)
+    verdict, reason = _judge(question, method, passes, far, tolerance, calls)
     return replace(
         blank,
-        max_absolute_error=distance.absolute,
-        max_relative_error=distance.relative,
-        cosine=distance.cosine,
+        max_absolute_error=far.absolute,
+        max_relative_error=far.relative,
+        cosine=far.cosine,
         verdict=verdict,
         reason=reason,
     )
 
 
+def _worst(far: Distance) -> float:
+    return far.relative if far.relative == far.relative else float("inf")  # NaN is as far as can be
+
+
 def _judge(
-    question: Question,
-    method: Method,
-    passes: Sequence[Pass],
-    distance: Distance,
-    tolerance: float,
-    calls: int,
+    question: Question, method: Method, passes: Sequence[Pass], far: Distance, tolerance: float, calls: int
 ) -> tuple[Verdict, str]:
-    agrees = distance.relative <= tolerance  # False for NaN
-    if agrees and method.differentiates and _no_gradient(passes):
-        return Verdict.INCONCLUSIVE, (
-            "the gradient is exactly zero everywhere: either the target does not depend on this input, or the path "
-            "to it is cut (detach, round, argmax) or saturated"
-        )
-    if agrees:
+    if far.relative <= tolerance:  # False for NaN
+        if method.differentiates and _no_gradient(passes):
+            return Verdict.INCONCLUSIVE, (
+                "the gradient is exactly zero everywhere: either the target does not depend on this input, or the "
+                "path to it is cut (detach, round, argmax) or saturated"
+            )
         return Verdict.AGREES, ""
+    if far.rounding:
+        return Verdict.INCONCLUSIVE, (
+            "the terms of the attribution cancel: what is left of them is rounding, and explains nothing at this "
+            "precision"
+        )
     if _random(question):
         return Verdict.INCONCLUSIVE, (
             "two runs of the model on the same input differ: something in its forward is random (dropout that "
@@ -96,7 +90,7 @@ def _judge(
             f"the layer was called {calls} times in one forward and Captum explains one call only; "
             "captures have every call"
         )
-    if not torch.isfinite(torch.tensor(distance.relative)):
+    if not math.isfinite(far.relative):
         return Verdict.DISAGREES, "one of the two is not finite where the other is, or their shapes differ"
     return Verdict.DISAGREES, "the attribution is not what the raw hooks saw; do not rely on it"
 
@@ -117,7 +111,7 @@ def _completeness(question: Question, values: Values, request: CheckRequest) -> 
         request.mode,
         max_absolute_error=float(missing.max()),
         max_relative_error=relative,
-        cosine=_cosine(total, change),
+        cosine=cosine(total, change),
         tolerance=COMPLETENESS_TOLERANCE,
         verdict=Verdict.AGREES if enough else Verdict.INCONCLUSIVE,
         reason=""
@@ -145,38 +139,6 @@ def _strayed(question: Question, method: Method, passes: Sequence[Pass]) -> str:
     return ""
 
 
-def _distance(values: Values, reference: Values) -> Distance:
-    if {name: value.shape for name, value in values.items()} != {n: r.shape for n, r in reference.items()}:
-        return Distance(float("inf"), float("inf"), 0.0)
-    pairs = [(values[name].detach().cpu().double(), reference[name]) for name in values]
-    absolute = max(_largest((ours - theirs).abs()) for ours, theirs in pairs)
-    relative = max(_relative(ours, theirs) for ours, theirs in pairs)
-    flat = [torch.cat([pair[side].flatten() for pair in pairs]) for side in (0, 1)]
-    return Distance(absolute, relative, _cosine(*flat))
-
-
-def _relative(ours: Tensor, theirs: Tensor) -> float:
-    """The largest error of a row over the reference's largest magnitude in that row, so that a bright row does not
-    hide a fault in a faint one."""
-    if not ours.numel():
-        return 0.0
-    errors = (ours - theirs).abs().reshape(ours.shape[0], -1).amax(dim=1)
-    scales = theirs.abs().reshape(theirs.shape[0], -1).amax(dim=1)
-    scales = scales.clamp(min=FAINT_ROW * float(scales.max())) if torch.isfinite(scales).all() else scales
-    exact = errors == 0
-    return _largest(torch.where(exact, torch.zeros_like(errors), errors / scales))
-
-
-def _largest(errors: Tensor) -> float:
-    # max() of a tensor passes NaN on, as it must: a NaN agrees with nothing.
-    return float(errors.max()) if errors.numel() else 0.0
-
-
-def _cosine(one: Tensor, other: Tensor) -> float:
-    lengths = float(one.norm() * other.norm())
-    return float(one @ other) / lengths if lengths else 0.0
-
-
 def _no_gradient(passes: Sequence[Pass]) -> bool:
     seen = [gradient for each in passes for gradient in each.gradients.values()]
     for each in passes:
@@ -187,8 +149,8 @@ def _no_gradient(passes: Sequence[Pass]) -> bool:
 
 def _random(question: Question) -> bool:
     with torch.no_grad():
-        first, second = (_scalars_at(question, dict(question.inputs)) for _ in range(2))
-    return not torch.equal(first, second)
+        first, second = (question.subject.run(question.inputs) for _ in range(2))
+    return any(not torch.equal(first[name], second[name]) for name in first)
 
 
 def _scalars_at(question: Question, inputs: Values) -> Tensor:

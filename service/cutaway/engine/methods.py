@@ -16,7 +16,7 @@ from captum import attr
 from torch import Tensor
 
 from cutaway.engine import references
-from cutaway.engine.references import Evidence, layer_value_name
+from cutaway.engine.references import Evidence, Reference, layer_value_name
 from cutaway.engine.witness import Question, Values
 from cutaway.errors import CutawayError, Reason, error
 from cutaway.requests import (
@@ -77,7 +77,7 @@ class Method:
     """
 
     captum: Callable[..., Any]
-    reference: Callable[[Evidence], Values]
+    reference: Callable[[Evidence], Reference]
     points: Callable[[Question], list[Values]]
     identity: str
     settings: Callable[[Any], dict[str, Any]] = _nothing

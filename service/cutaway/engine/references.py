@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -83,56 +83,80 @@ def on_path(question: Question) -> list[Values]:
 # What the attribution must be.
 
 
-def saliency(evidence: Evidence) -> Values:
+class Reference(NamedTuple):
+    """What an attribution must be, and how well it can be known.
+
+    Attributes:
+        values: the attribution.
+        terms: the same sums over the terms' magnitudes: where terms cancel, what is left is only as exact as they
+            are large.
+    """
+
+    values: Values
+    terms: Values
+
+
+def saliency(evidence: Evidence) -> Reference:
     """``|df/dx|``, or ``df/dx``."""
     absolute = cast(Saliency, evidence.question.request).absolute
     gradients = {name: evidence.gradients(name) for name in evidence.question.explained}
-    return {name: gradient.abs() if absolute else gradient for name, gradient in gradients.items()}
+    return _exact({name: gradient.abs() if absolute else gradient for name, gradient in gradients.items()})
 
 
-def input_x_gradient(evidence: Evidence) -> Values:
+def input_x_gradient(evidence: Evidence) -> Reference:
     """``x * df/dx``."""
     inputs = evidence.question.inputs
-    return {name: _host(inputs[name]) * evidence.gradients(name) for name in evidence.question.explained}
+    return _exact({name: _host(inputs[name]) * evidence.gradients(name) for name in evidence.question.explained})
 
 
-def integrated_gradients(evidence: Evidence) -> Values:
+def integrated_gradients(evidence: Evidence) -> Reference:
     """``(x - x0) * sum over k of weight_k * df/dx at the k-th point of the path``."""
     question = evidence.question
     request = cast(IntegratedGradients, question.request)
     weights = torch.from_numpy(rule(request.quadrature, request.n_steps).weights)
-    values = {}
+    values, terms = {}, {}
     for name in question.explained:
         gradients = evidence.gradients(name)
         steps = gradients.reshape(request.n_steps, question.rows, *gradients.shape[1:])
-        integral = torch.tensordot(weights, steps, dims=1)
         span = _host(question.inputs[name]) - _host(question.baselines[name])
-        values[name] = integral * span if request.multiply_by_inputs else integral
-    return values
+        factor = span if request.multiply_by_inputs else torch.ones_like(span)
+        values[name] = torch.tensordot(weights, steps, dims=1) * factor
+        terms[name] = torch.tensordot(weights, steps.abs(), dims=1) * factor.abs()
+    return Reference(values, terms)
 
 
-def layer_activation(evidence: Evidence) -> Values:
+def layer_activation(evidence: Evidence) -> Reference:
     """``a``, the layer's output."""
-    return evidence.layer(Point.OUTPUT)
+    return _exact(evidence.layer(Point.OUTPUT))
 
 
-def layer_gradient_x_activation(evidence: Evidence) -> Values:
+def layer_gradient_x_activation(evidence: Evidence) -> Reference:
     """``a * df/da``."""
     gradients = evidence.layer(Point.GRAD_OUTPUT)
-    return {name: value * gradients[name] for name, value in evidence.layer(Point.OUTPUT).items()}
+    return _exact({name: value * gradients[name] for name, value in evidence.layer(Point.OUTPUT).items()})
 
 
-def layer_grad_cam(evidence: Evidence) -> Values:
+def layer_grad_cam(evidence: Evidence) -> Reference:
     """``sum over channels c of a_c * mean over positions of df/da_c``, [batch, 1, positions...]."""
     gradients = evidence.layer(Point.GRAD_OUTPUT)
     relu = cast(LayerGradCam, evidence.question.request).relu
-    maps = {}
+    values, terms = {}, {}
     for name, value in evidence.layer(Point.OUTPUT).items():
-        weights = gradients[name]
-        if weights.ndim > 2:
-            weights = weights.flatten(2).mean(dim=2).reshape(*weights.shape[:2], *[1] * (weights.ndim - 2))
-        maps[name] = (weights * value).sum(dim=1, keepdim=True)
-    return {name: value.clamp(min=0) if relu else value for name, value in maps.items()}
+        cam = (_channel_means(gradients[name]) * value).sum(dim=1, keepdim=True)
+        values[name] = cam.clamp(min=0) if relu else cam
+        terms[name] = (_channel_means(gradients[name].abs()) * value.abs()).sum(dim=1, keepdim=True)
+    return Reference(values, terms)
+
+
+def _channel_means(gradient: Tensor) -> Tensor:
+    """[batch, channels, 1...], the mean over positions; the gradient itself where there are none."""
+    if gradient.ndim <= 2:
+        return gradient
+    return gradient.flatten(2).mean(dim=2).reshape(*gradient.shape[:2], *[1] * (gradient.ndim - 2))
+
+
+def _exact(values: Values) -> Reference:
+    return Reference(values, {name: value.abs() for name, value in values.items()})
 
 
 def _host(tensor: Tensor) -> Tensor:
