@@ -28,7 +28,8 @@ class InspectionHandler:
             model_dir = Path(context.system_properties["model_dir"])
             self.worker = Worker.load(model_dir, device=_device(context))
         except Exception as failure:
-            _report(context.manifest["model"]["modelName"], failure)
+            model = context.manifest["model"]
+            _report(f"{model['modelName']} {model['modelVersion']}", failure)
             raise
 
     def handle(self, data: Sequence[Mapping[str, Any]], context: Any) -> list[bytes]:

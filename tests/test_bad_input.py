@@ -155,6 +155,14 @@ CASES: dict[str, tuple[Callable[[ca.Client], object], type[ca.CutawayError], str
     "a reply larger than asked for": (
         net(captures=["**"], max_reply_bytes=100), ca.ResourceExhausted, "REPLY_TOO_LARGE",
         "options.max_reply_bytes", "100 are allowed; capture fewer modules or send fewer rows"),
+    "no steps": (
+        net(attributions=[ca.IntegratedGradients(n_steps=0)]), ca.InvalidArgument, "INVALID_VALUE",
+        "attributions[0].integrated_gradients.path.n_steps", "0 steps; there is at least 1"),
+    "no point": (
+        net(captures=[ca.Capture("conv1", at=())]), ca.InvalidArgument, "INVALID_VALUE", "captures[0].points",
+        "name at least one point"),
+    "a negative limit": (
+        net(max_reply_bytes=-1), ca.InvalidArgument, "INVALID_VALUE", "options.max_reply_bytes", "from 0 up"),
     "token id outside the vocabulary": (
         words(ids=IDS + 100, weight=WEIGHT), ca.InvalidArgument, "MODEL_FAILED", "",
         "the model's forward raised IndexError on ids int64[2, 3], weight float32[2, 3]: index out of range"),

@@ -566,6 +566,31 @@ def test_an_operation_in_place_after_the_layer_does_not_fool_the_check(
     assert verdict(result) is (Verdict.AGREES if right else Verdict.DISAGREES)
 
 
+def change_what_came_out(m: Any, x: Tensor) -> Tensor:
+    h = m.a(x)
+    m.id(h).add_(1)
+    return m.head(h)
+
+
+def change_what_went_in(m: Any, x: Tensor) -> Tensor:
+    h = m.a(x)
+    y = m.id(h)
+    h.mul_(2)
+    return m.head(y)
+
+
+@pytest.mark.parametrize("wiring", [change_what_came_out, change_what_went_in])
+def test_listening_does_not_change_what_the_model_computes(wiring: Callable[..., Tensor]) -> None:
+    """A module that passes its input on, and an operation in place on one of the two names: Captum's answer, and the
+    value explained, are the same with the hooks listening and without."""
+    alias = wired(wiring, a=lambda: nn.Linear(8, 8), id=nn.Identity, head=lambda: nn.Linear(8, 3))
+    for asked in (ca.LayerGradCam(layer="id"), ca.LayerGradientXActivation(layer="id")):
+        expected = by_hand(alias(), ROW, asked)[0]
+        for mode in CheckMode:
+            result = ask(alias(), ROW, asked, check=CheckRequest(mode)).attributions[0]
+            assert close(result.values["id"], expected, RELATIVE), f"{mode.value} {result.checks}"
+
+
 def dropping(m: Any, x: Tensor) -> Tensor:
     return m.head(F.dropout(torch.relu(m.a(x)), 0.5, training=True))
 

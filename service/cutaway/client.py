@@ -9,7 +9,6 @@ result.captures["conv1"].output        # [batch, channels, height, width]
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
@@ -17,7 +16,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
-import ml_dtypes
 import numpy as np
 
 from cutaway.errors import Reason, error
@@ -34,15 +32,12 @@ from cutaway.requests import (
 )
 from cutaway.results import InspectResult, ModelDetail, ModelName
 from cutaway.routes import TORCHSERVE_SCHEME, Call, FrontDoor, Routes, TorchServeDirect
-from cutaway.tensors import Array
+from cutaway.tensors import ArrayLike, as_array
 
 if TYPE_CHECKING:
     from typing_extensions import Never
 
 T = TypeVar("T")
-
-ArrayLike: TypeAlias = Any
-"""A numpy array, a torch tensor, or what ``numpy.asarray`` takes."""
 
 Inputs: TypeAlias = Mapping[str, ArrayLike] | Raw | Sequence[Raw]
 TargetLike: TypeAlias = int | Sequence[int] | Target | None
@@ -93,17 +88,6 @@ def question(
         check=check if isinstance(check, CheckRequest) else CheckRequest(CheckMode(check)),
         max_reply_bytes=max_reply_bytes,
     )
-
-
-def as_array(array: ArrayLike) -> Array:
-    """``array`` as numpy; a torch tensor is detached and brought to the host."""
-    if not hasattr(array, "detach"):
-        return np.asarray(array)
-    tensor = array.detach().cpu().contiguous()
-    if str(tensor.dtype) == "torch.bfloat16":  # numpy has no bfloat16 of its own
-        bits: Array = tensor.view(sys.modules["torch"].int16).numpy()
-        return bits.view(ml_dtypes.bfloat16)
-    return np.asarray(tensor)
 
 
 def _target(target: TargetLike) -> Target:

@@ -159,6 +159,10 @@ class CutawayError(Exception):
         self.message = message
         self.field = field
 
+    def __reduce__(self) -> tuple[object, ...]:
+        # Exceptions pickle by their args alone; these cross process borders in batch jobs.
+        return type(self), (self.reason, self.message, self.field)
+
     def __str__(self) -> str:
         where = f" [{self.field}]" if self.field else ""
         return f"{self.reason}{where}: {self.message}"
@@ -222,7 +226,9 @@ def error(reason: Reason, message: str, field: str = "") -> CutawayError:
 
 def from_wire(code: int, reason: str, message: str, field: str = "") -> CutawayError:
     """The exception for a status that came over the wire, whatever server sent it."""
-    return _CLASSES.get(code, CutawayError)(reason, message, field)
+    failure = _CLASSES.get(code, CutawayError)(reason, message, field)
+    failure.code = code
+    return failure
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal, TypeAlias
 
-from cutaway.tensors import Array
+from cutaway.tensors import Array, ArrayLike
 
 
 class Point(str, Enum):
@@ -170,7 +170,7 @@ class IntegratedGradients(Attribution):
     """
 
     n_steps: int = 50
-    baselines: Mapping[str, float | Array] = field(default_factory=dict)
+    baselines: Mapping[str, float | ArrayLike] = field(default_factory=dict)
     quadrature: Quadrature = Quadrature.GAUSS_LEGENDRE
     multiply_by_inputs: bool = True
 

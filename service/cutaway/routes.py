@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from cutaway.errors import Code, CutawayError, Reason, error
+from google.protobuf.message import DecodeError
+
+from cutaway.errors import Code, CutawayError, InvalidArgument, Reason, error
 from cutaway.requests import InspectRequest
 from cutaway.results import InspectResult, ModelDetail, ModelName
 from cutaway.v1 import inspection_pb2, inspection_service_pb2, worker_pb2
@@ -151,14 +154,25 @@ def _split(model: str) -> tuple[str, str]:
     return name, version
 
 
+@contextmanager
+def _readable() -> Iterator[None]:
+    try:
+        yield
+    except (DecodeError, InvalidArgument) as failure:
+        raise error(Reason.INTERNAL, f"the reply cannot be read; is the server newer? ({failure})") from None
+
+
 def _result(data: bytes) -> InspectResult:
-    return wire_results.decode(inspection_pb2.InspectResponse.FromString(data))
+    with _readable():
+        return wire_results.decode(inspection_pb2.InspectResponse.FromString(data))
 
 
 def _detail(data: bytes) -> ModelDetail:
-    return wire_models.decode(inspection_service_pb2.GetModelResponse.FromString(data).model)
+    with _readable():
+        return wire_models.decode(inspection_service_pb2.GetModelResponse.FromString(data).model)
 
 
 def _page(data: bytes) -> tuple[list[ModelName], str]:
-    page = inspection_service_pb2.ListModelsResponse.FromString(data)
+    with _readable():
+        page = inspection_service_pb2.ListModelsResponse.FromString(data)
     return [wire_models.decode_name(model) for model in page.models], page.next_page_token

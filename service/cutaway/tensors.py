@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -13,6 +14,9 @@ import numpy.typing as npt
 from cutaway.errors import Reason, error
 
 Array: TypeAlias = npt.NDArray[Any]
+
+ArrayLike: TypeAlias = Any
+"""A numpy array, a torch tensor, or what ``numpy.asarray`` takes."""
 
 DTYPES: dict[str, np.dtype[Any]] = {
     "float16": np.dtype("<f2"),
@@ -31,6 +35,17 @@ DTYPES: dict[str, np.dtype[Any]] = {
 MAX_RANK = 32
 MAX_ELEMENTS = 2**40
 """Far past any memory; keeps a hostile shape from overflowing before it is compared with the bytes."""
+
+
+def as_array(array: ArrayLike) -> Array:
+    """``array`` as numpy; a torch tensor is detached and brought to the host."""
+    if not hasattr(array, "detach"):
+        return np.asarray(array)
+    tensor = array.detach().cpu().contiguous()
+    if str(tensor.dtype) == "torch.bfloat16":  # numpy has no bfloat16 of its own
+        bits: Array = tensor.view(sys.modules["torch"].int16).numpy()
+        return bits.view(ml_dtypes.bfloat16)
+    return np.asarray(tensor)
 
 
 def dtype_name(array: Array) -> str:
@@ -76,6 +91,6 @@ def _elements(shape: Sequence[int]) -> int:
     if any(size < 0 for size in shape):
         raise error(Reason.INPUT_SHAPE, f"{list(shape)} has a negative size", "shape")
     elements = math.prod(shape)
-    if elements > MAX_ELEMENTS:
+    if math.prod(size for size in shape if size) > MAX_ELEMENTS:
         raise error(Reason.INPUT_SHAPE, f"{list(shape)} has more than {MAX_ELEMENTS} elements", "shape")
     return elements

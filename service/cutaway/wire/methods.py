@@ -16,7 +16,7 @@ from cutaway.requests import (
     Saliency,
     field_name,
 )
-from cutaway.tensors import Array
+from cutaway.tensors import Array, ArrayLike, as_array
 from cutaway.v1 import attribution_pb2 as pb
 from cutaway.wire import arrays
 from cutaway.wire.enums import QUADRATURES
@@ -30,16 +30,18 @@ class Codec(NamedTuple):
 
 
 def _encode_path(request: IntegratedGradients) -> pb.IntegratedGradients:
+    if not 1 <= request.n_steps < 2**32:  # 0 means the default on the wire
+        raise error(Reason.INVALID_VALUE, f"{request.n_steps} steps; there is at least 1", "path.n_steps")
     path = pb.PathIntegral(n_steps=request.n_steps, quadrature=QUADRATURES.to_wire(request.quadrature))
     for name, given in request.baselines.items():
         path.baselines.by_input[name].CopyFrom(_encode_baseline(given))
     return pb.IntegratedGradients(path=path, multiply_by_inputs=request.multiply_by_inputs)
 
 
-def _encode_baseline(given: float | Array) -> pb.Baseline:
+def _encode_baseline(given: float | ArrayLike) -> pb.Baseline:
     if isinstance(given, (int, float)):
         return pb.Baseline(scalar=given)
-    return pb.Baseline(tensor=arrays.encode(given))
+    return pb.Baseline(tensor=arrays.encode(as_array(given)))
 
 
 def _decode_path(message: pb.IntegratedGradients) -> dict[str, Any]:
@@ -61,7 +63,10 @@ def _decode_path(message: pb.IntegratedGradients) -> dict[str, Any]:
 def _decode_baseline(given: pb.Baseline) -> float | Array:
     if given.WhichOneof("kind") is None:
         raise error(Reason.INVALID_VALUE, "a baseline needs a scalar or a tensor")
-    return arrays.decode(given.tensor) if given.HasField("tensor") else given.scalar
+    if given.HasField("tensor"):
+        with at("tensor"):
+            return arrays.decode(given.tensor)
+    return given.scalar
 
 
 def _default_true(message: Any, field: str) -> bool:

@@ -32,12 +32,22 @@ T = TypeVar("T")
 
 
 def encode(request: InspectRequest) -> inspection_pb2.InspectRequest:
-    """``request`` as a message."""
+    """``request`` as a message.
+
+    Raises:
+        InvalidArgument: for what the message cannot say.
+    """
+    if request.tensors and request.raw:
+        raise error(Reason.INVALID_VALUE, "send tensors or raw bytes, not both", "raw")
+    if not 0 <= request.max_reply_bytes < 2**64:
+        raise error(Reason.INVALID_VALUE, f"{request.max_reply_bytes} bytes; from 0 up", "options.max_reply_bytes")
     message = inspection_pb2.InspectRequest(
         model=request.model,
         target=_encode_target(request.target),
-        captures=[_encode_capture(capture) for capture in request.captures],
-        attributions=[_encode_attribution(attribution) for attribution in request.attributions],
+        captures=[_in(f"captures[{i}]", _encode_capture, each) for i, each in enumerate(request.captures)],
+        attributions=[
+            _in(f"attributions[{i}]", _encode_attribution, each) for i, each in enumerate(request.attributions)
+        ],
         check=check_pb2.CheckRequest(
             mode=CHECK_MODES.to_wire(request.check.mode),
             relative_tolerance=request.check.relative_tolerance,
@@ -130,6 +140,8 @@ def _decode_target(message: target_pb2.Target) -> Target:
 
 
 def _encode_capture(capture: Capture) -> capture_pb2.CaptureRequest:
+    if not capture.points:  # which means OUTPUT on the wire
+        raise error(Reason.INVALID_VALUE, "name at least one point", "points")
     return capture_pb2.CaptureRequest(module=capture.module, points=[POINTS.to_wire(point) for point in capture.points])
 
 
@@ -149,7 +161,8 @@ def _decode_capture(message: capture_pb2.CaptureRequest) -> Capture:
 def _encode_attribution(request: Attribution) -> attribution_pb2.AttributionRequest:
     message = attribution_pb2.AttributionRequest(inputs=request.inputs)
     method = getattr(message, field_name(type(request)))
-    method.CopyFrom(CODECS[type(request)].encode(request))
+    with at(field_name(type(request))):
+        method.CopyFrom(CODECS[type(request)].encode(request))
     method.SetInParent()
     if request.target is not None:
         message.target.CopyFrom(_encode_target(request.target))

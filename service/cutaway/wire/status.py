@@ -13,7 +13,7 @@ from cutaway.v1 import worker_pb2
 DETAILS_KEY = "grpc-status-details-bin"
 """The trailing metadata under which gRPC carries a `google.rpc.Status`."""
 
-_LONGEST_TEXT = 2000
+_LONGEST_TEXT = 600
 """Trailers are small (8 KiB in most stacks); a name that a caller made up must not burst them."""
 
 
@@ -41,7 +41,9 @@ def decode(code: int, details: str, trailers: Iterable[tuple[str, str | bytes]])
     carried = dict(trailers).get(DETAILS_KEY)
     if isinstance(carried, bytes):
         try:
-            return _unpacked(status_pb2.Status.FromString(carried))
+            found = _unpacked(status_pb2.Status.FromString(carried))
+            if found is not None:
+                return found
         except DecodeError:
             pass  # some proxy's own bytes: the plain status is all there is
     if code == Code.UNAVAILABLE:
@@ -64,15 +66,18 @@ _PLAIN = {
 """The reason behind a status that gRPC itself made up, without details."""
 
 
-def _unpacked(status: status_pb2.Status) -> CutawayError:
+def _unpacked(status: status_pb2.Status) -> CutawayError | None:
     info, bad = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest()
     for detail in status.details:
         detail.Unpack(info)
         detail.Unpack(bad)
+    if info.domain != DOMAIN:
+        return None
     violation = bad.field_violations[0] if bad.field_violations else None
     message = violation.description if violation else status.message
     return from_wire(status.code, info.reason or Reason.INTERNAL, message, violation.field if violation else "")
 
 
 def _short(words: str) -> str:
-    return words if len(words) <= _LONGEST_TEXT else words[: _LONGEST_TEXT - 3] + "..."
+    data = words.encode()
+    return words if len(data) <= _LONGEST_TEXT else data[: _LONGEST_TEXT - 3].decode(errors="ignore") + "..."
