@@ -27,6 +27,11 @@ CHECKED = (CheckMode.SAME_PASS, CheckMode.INDEPENDENT)
 RELATIVE = 1e-6
 
 
+@pytest.fixture(autouse=True)
+def no_hook_is_left() -> None:
+    """Here `ask` looks at each model's own hooks, which is quicker than the search of all that is alive."""
+
+
 class Small(nn.Module):
     """An image to three logits, with kinks; its two convolutions return the same shape."""
 
@@ -65,9 +70,13 @@ METHODS: dict[str, Attribution] = {
 
 
 def ask(model: nn.Module, inputs: Mapping[str, Tensor], *asked: Attribution, **more: Any) -> InspectResult:
-    """One request, by the engine itself."""
+    """One request, by the engine itself; afterwards no hook is left."""
     subject = Subject(model, lambda tensors: model(**tensors))
-    return inspect(subject, ca.InspectRequest("m", attributions=asked, **more), dict(inputs))
+    try:
+        return inspect(subject, ca.InspectRequest("m", attributions=asked, **more), dict(inputs))
+    finally:
+        tables = [vars(module) for module in model.modules()]
+        assert not any(table[name] for table in tables for name in table if name.endswith("_hooks"))
 
 
 def answer(method: str, mode: CheckMode, inputs: Mapping[str, Tensor] = INPUTS) -> AttributionResult:
@@ -190,7 +199,7 @@ def verdict(result: AttributionResult) -> Verdict:
 @pytest.mark.parametrize("mode", CHECKED)
 @pytest.mark.parametrize("name", list(FAULTS))
 def test_a_wrong_attribution_is_never_missed(name: str, mode: CheckMode) -> None:
-    """Whatever is wrong with Captum's answer, the verdict is DISAGREES, with a reason; for every method it can befall."""
+    """Whatever is wrong with Captum's answer, the verdict is DISAGREES, with a reason, for every method concerned."""
     fault = FAULTS[name]
     model = Small()
     LAYER_OF_ANOTHER[:] = [model.conv1]
@@ -210,8 +219,13 @@ def test_a_stale_answer_is_never_missed(method: str, mode: CheckMode) -> None:
     kept: list[Any] = []
     kind: Any = getattr(attr, type(METHODS[method]).__name__)
     intact = kind.attribute
+
+    def stale(self: Any, inputs: Any, **options: Any) -> Any:
+        kept.append(intact(self, inputs, **options))
+        return kept[0]
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kind, "attribute", lambda self, *a, **k: (kept.append(intact(self, *a, **k)), kept[0])[1])
+        patch.setattr(kind, "attribute", stale)
         first = answer(method, mode, {**INPUTS, "x": INPUTS["x"] + 1})
         second = answer(method, mode)
     assert verdict(first) is Verdict.AGREES
@@ -280,10 +294,10 @@ class Sound:
     @property
     def all(self) -> tuple[Attribution, ...]:
         """Every explanation."""
-        at = {"layer": self.layer}
+        layer = self.layer
         return (
-            *self.asked, ca.LayerActivation(**at), ca.LayerGradientXActivation(**at), ca.LayerGradCam(**at),
-            ca.LayerGradCam(**at, relu=True),
+            *self.asked, ca.LayerActivation(layer=layer), ca.LayerGradientXActivation(layer=layer),
+            ca.LayerGradCam(layer=layer), ca.LayerGradCam(layer=layer, relu=True),
         )  # fmt: skip
 
 
@@ -315,10 +329,9 @@ def to(build: Build, dtype: torch.dtype) -> Build:
 class LogitsOf(nn.Module):
     """A transformers model that returns its logits, so that Captum can call it by hand."""
 
-    def __init__(self, network: nn.Module, *names: str) -> None:
+    def __init__(self, network: nn.Module) -> None:
         super().__init__()
         self.network = network
-        self.names = names
 
     def forward(self, **inputs: Tensor) -> Tensor:
         logits: Tensor = self.network(**inputs).logits
@@ -329,9 +342,8 @@ def resnet() -> nn.Module:
     from transformers import ResNetConfig, ResNetForImageClassification
 
     torch.manual_seed(0)
-    config = ResNetConfig(
-        num_channels=3, embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic", num_labels=3
-    )
+    config = ResNetConfig(num_channels=3, embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic")
+    config.num_labels = 3
     return LogitsOf(ResNetForImageClassification(config)).eval()
 
 
@@ -339,9 +351,8 @@ def bert() -> nn.Module:
     from transformers import BertConfig, BertForSequenceClassification
 
     torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, num_labels=3
-    )
+    config = BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32)
+    config.num_labels = 3
     return LogitsOf(BertForSequenceClassification(config)).eval()
 
 
@@ -388,7 +399,8 @@ IDS = {
 SOUND: dict[str, Sound] = {
     "perceptron": Sound(MLP, ROW, "a"),
     "perceptron, float64": Sound(to(MLP, torch.float64), {"x": noise(3, 8, dtype=torch.float64)}, "a"),
-    "perceptron, bfloat16": Sound(to(MLP, torch.bfloat16), {"x": noise(3, 8, dtype=torch.bfloat16)}, "a", relative=0.02),
+    "perceptron, bfloat16": Sound(
+        to(MLP, torch.bfloat16), {"x": noise(3, 8, dtype=torch.bfloat16)}, "a", relative=0.02),
     "perceptron, float16": Sound(to(MLP, torch.float16), {"x": noise(3, 8, dtype=torch.float16)}, "a", relative=0.01),
     "convolutions with batch norm": Sound(CNN, IMAGE, "conv"),
     "wide convolutions, bfloat16": Sound(
@@ -569,26 +581,17 @@ def test_an_operation_in_place_after_the_layer_does_not_fool_the_check(
 def change_what_came_out(m: Any, x: Tensor) -> Tensor:
     h = m.a(x)
     m.id(h).add_(1)
-    return m.head(h)
+    return m.head(torch.tanh(h))
 
 
-def change_what_went_in(m: Any, x: Tensor) -> Tensor:
-    h = m.a(x)
-    y = m.id(h)
-    h.mul_(2)
-    return m.head(y)
-
-
-@pytest.mark.parametrize("wiring", [change_what_came_out, change_what_went_in])
-def test_listening_does_not_change_what_the_model_computes(wiring: Callable[..., Tensor]) -> None:
-    """A module that passes its input on, and an operation in place on one of the two names: Captum's answer, and the
-    value explained, are the same with the hooks listening and without."""
-    alias = wired(wiring, a=lambda: nn.Linear(8, 8), id=nn.Identity, head=lambda: nn.Linear(8, 3))
+@pytest.mark.parametrize("mode", list(CheckMode))
+def test_listening_does_not_change_what_the_model_computes(mode: CheckMode) -> None:
+    """A module that passes its input on, changed in place under its new name and used under the old: Captum's answer
+    is the same with hooks listening and without, and a copy that a hook made is not mistaken for the model."""
+    alias = wired(change_what_came_out, a=lambda: nn.Linear(8, 8), id=nn.Identity, head=lambda: nn.Linear(8, 3))
     for asked in (ca.LayerGradCam(layer="id"), ca.LayerGradientXActivation(layer="id")):
-        expected = by_hand(alias(), ROW, asked)[0]
-        for mode in CheckMode:
-            result = ask(alias(), ROW, asked, check=CheckRequest(mode)).attributions[0]
-            assert close(result.values["id"], expected, RELATIVE), f"{mode.value} {result.checks}"
+        result = ask(alias(), ROW, asked, check=CheckRequest(mode)).attributions[0]
+        assert close(result.values["id"], by_hand(alias(), ROW, asked)[0], RELATIVE)
 
 
 def dropping(m: Any, x: Tensor) -> Tensor:
@@ -618,9 +621,7 @@ def test_randomness_excuses_nothing_that_was_heard_in_the_same_pass() -> None:
 @pytest.mark.parametrize("mode", CHECKED)
 def test_a_gradient_of_nought_is_inconclusive(mode: CheckMode) -> None:
     """Where everything is zero, agreement says nothing."""
-    dead = wired(
-        lambda m, x: m.head(torch.relu(m.a(x) - 1e6)), a=lambda: nn.Linear(8, 8), head=lambda: nn.Linear(8, 3)
-    )
+    dead = wired(lambda m, x: m.head(torch.relu(m.a(x) - 1e6)), a=lambda: nn.Linear(8, 8), head=lambda: nn.Linear(8, 3))
     for asked in (ca.Saliency(), ca.IntegratedGradients(n_steps=4), ca.LayerGradCam(layer="a")):
         result = ask(dead(), ROW, asked, check=CheckRequest(mode)).attributions[0]
         assert verdict(result) is Verdict.INCONCLUSIVE

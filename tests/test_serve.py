@@ -140,7 +140,7 @@ def test_a_missing_model_is_not_found_on_torchserves_port_too(server: Server) ->
 def test_a_deadline_is_passed_on_to_the_worker(server: Server) -> None:
     """A call whose time runs out gets DEADLINE_EXCEEDED, and the worker serves the next one."""
     with ca.Client(server.address) as client:
-        noise = np.zeros((1, 3, 512, 512), np.float32)
+        noise = np.zeros((1, 3, 224, 224), np.float32)
         with pytest.raises(ca.DeadlineExceeded):
             client.inspect(
                 "resnet", {"pixel_values": noise}, attributions=[ca.IntegratedGradients(n_steps=8)], timeout=0.5

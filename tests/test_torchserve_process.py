@@ -344,5 +344,7 @@ def test_a_model_that_does_not_load(tmp_path: Path) -> None:
     with TorchServe(tmp_path, ["empty.mar"], max_message_bytes=MESSAGE_BYTES) as server:
         until(lambda: "cutaway cannot load" in server.log_tail())
 
-    assert "cutaway cannot load empty 1.0: ADAPTER_INVALID: Adapter must define build() or load()\n" in server.log_tail()
+    assert (
+        "cutaway cannot load empty 1.0: ADAPTER_INVALID: Adapter must define build() or load()\n" in server.log_tail()
+    )
     assert "Traceback" not in server.log_tail()

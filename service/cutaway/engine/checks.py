@@ -12,8 +12,9 @@ from torch import Tensor
 from cutaway.engine.distance import Distance, cosine, distance
 from cutaway.engine.methods import Method
 from cutaway.engine.references import Evidence, Silent
-from cutaway.engine.witness import Pass, Question, Values
-from cutaway.requests import CheckRequest, Point
+from cutaway.engine.strayed import strayed
+from cutaway.engine.witness import Pass, Question, Values, visits
+from cutaway.requests import CheckMode, CheckRequest, Point
 from cutaway.results import Check, Verdict
 
 COMPLETENESS_TOLERANCE = 0.02
@@ -33,24 +34,27 @@ def checks(
 def _identity(
     question: Question, method: Method, values: Values, passes: Sequence[Pass], request: CheckRequest
 ) -> Check:
-    tolerance = request.relative_tolerance
-    if tolerance is None:
-        tolerance = method.tolerances.of(question.subject.dtype)
+    due = method.points(question)
+    dtype = _coarsest(question, values, passes)
+    tolerance = method.tolerances.of(dtype) if request.relative_tolerance is None else request.relative_tolerance
     blank = Check(
         f"Captum's {type(question.request).__name__} with {method.identity}",
         request.mode, 0.0, 0.0, 0.0, tolerance, Verdict.INCONCLUSIVE,
     )  # fmt: skip
-    strayed = _strayed(question, method, passes)
-    if strayed:
-        return replace(blank, verdict=Verdict.DISAGREES, reason=strayed)
+    why = strayed(question, due, passes)
+    if why:
+        return replace(blank, verdict=Verdict.DISAGREES, reason=why)
     calls = max(1, len(passes[-1].layer)) if passes else 1
     try:
         references = [method.reference(Evidence(question, passes, call)) for call in range(calls)]
     except Silent as silence:
-        return replace(blank, reason=f"the raw hooks saw nothing to compare with: {silence}")
-    dtype = question.subject.dtype
+        if request.mode is not CheckMode.SAME_PASS:
+            return replace(blank, reason=f"the raw hooks saw nothing to compare with: {silence}")
+        # Captum's own passes did not show everything (of a layer called twice, say): passes of our own do.
+        own = visits(question, due, method.differentiates)
+        return _identity(question, method, values, own, replace(request, mode=CheckMode.INDEPENDENT))
     far = max((distance(values, each, tolerance, dtype) for each in references), key=_worst)
-    verdict, reason = _judge(question, method, passes, far, tolerance, calls)
+    verdict, reason = _judge(question, method, passes, far, blank, calls)
     return replace(
         blank,
         max_absolute_error=far.absolute,
@@ -66,21 +70,23 @@ def _worst(far: Distance) -> float:
 
 
 def _judge(
-    question: Question, method: Method, passes: Sequence[Pass], far: Distance, tolerance: float, calls: int
+    question: Question, method: Method, passes: Sequence[Pass], far: Distance, blank: Check, calls: int
 ) -> tuple[Verdict, str]:
-    if far.relative <= tolerance:  # False for NaN
+    if far.relative <= blank.tolerance:  # False for NaN
         if method.differentiates and _no_gradient(passes):
             return Verdict.INCONCLUSIVE, (
                 "the gradient is exactly zero everywhere: either the target does not depend on this input, or the "
                 "path to it is cut (detach, round, argmax) or saturated"
             )
         return Verdict.AGREES, ""
+    if far.undefined:
+        return Verdict.INCONCLUSIVE, "neither is a finite number in the same places: the gradient is not defined there"
     if far.rounding:
         return Verdict.INCONCLUSIVE, (
             "the terms of the attribution cancel: what is left of them is rounding, and explains nothing at this "
             "precision"
         )
-    if _random(question):
+    if blank.mode is CheckMode.INDEPENDENT and _random(question):
         return Verdict.INCONCLUSIVE, (
             "two runs of the model on the same input differ: something in its forward is random (dropout that "
             "ignores eval mode?), so no explanation of it can be repeated"
@@ -93,6 +99,19 @@ def _judge(
     if not math.isfinite(far.relative):
         return Verdict.DISAGREES, "one of the two is not finite where the other is, or their shapes differ"
     return Verdict.DISAGREES, "the attribution is not what the raw hooks saw; do not rely on it"
+
+
+_BY_PRECISION = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+
+
+def _coarsest(question: Question, values: Values, passes: Sequence[Pass]) -> torch.dtype:
+    """The least precise data type that the attribution went through, as far as can be seen."""
+    tensors = [*values.values(), *question.inputs.values(), *question.subject.module.parameters()]
+    for each in passes:
+        tensors += [] if each.cotangent is None else [each.cotangent]
+        tensors += [tensor for call in each.layer for point in Point for tensor in call.at(point).values()]
+    found = {tensor.dtype for tensor in tensors}
+    return next((dtype for dtype in _BY_PRECISION if dtype in found), torch.float32)
 
 
 def _completeness(question: Question, values: Values, request: CheckRequest) -> Check:
@@ -121,29 +140,11 @@ def _completeness(question: Question, values: Values, request: CheckRequest) -> 
     )
 
 
-def _strayed(question: Question, method: Method, passes: Sequence[Pass]) -> str:
-    """Where the passes that were run are not the passes that the method is made of."""
-    expected = method.points(question)
-    for name in question.explained:
-        due = torch.cat([point[name].detach().cpu() for point in expected])
-        seen = torch.cat([each.points[name] for each in passes]) if passes else due[:0]
-        if due.shape != seen.shape:
-            return f"Captum ran {len(seen)} rows of {name!r} through the model; the method is made of {len(due)}"
-        if due.is_floating_point():
-            scale = float(due.abs().max()) or 1.0
-            allowed = 64 * torch.finfo(due.dtype).eps
-            if not float((due.double() - seen.double()).abs().max()) <= allowed * scale:
-                return f"Captum visited other points of {name!r} than the method is made of"
-        elif not torch.equal(due, seen):
-            return f"Captum visited other points of {name!r} than the method is made of"
-    return ""
-
-
 def _no_gradient(passes: Sequence[Pass]) -> bool:
     seen = [gradient for each in passes for gradient in each.gradients.values()]
     for each in passes:
         for call in each.layer:
-            seen.extend(call.get(Point.GRAD_OUTPUT, {}).values())
+            seen.extend(call.at(Point.GRAD_OUTPUT).values())
     return not any(bool(gradient.any()) for gradient in seen)
 
 

@@ -41,4 +41,4 @@ def _parameters(module: nn.Module) -> int:
 
 
 def _shapes(calls: list[Call]) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(tensor.shape) for tensor in calls[0].get(Point.OUTPUT, {}).values()) if calls else ()
+    return tuple(tuple(tensor.shape) for tensor in calls[0].at(Point.OUTPUT).values()) if calls else ()

@@ -27,15 +27,17 @@ class Distance:
             does not hide a fault in a faint one.
         cosine: between the two, flattened.
         rounding: True where no error is larger than what is left of rounding when the reference's terms cancel.
+        undefined: True where both agree wherever they are finite, and are finite in the same places.
     """
 
     absolute: float
     relative: float
     cosine: float
     rounding: bool
+    undefined: bool
 
 
-APART = Distance(float("inf"), float("inf"), 0.0, False)
+APART = Distance(float("inf"), float("inf"), 0.0, rounding=False, undefined=False)
 """Of things that cannot be compared."""
 
 
@@ -52,7 +54,15 @@ def distance(values: Values, reference: Reference, tolerance: float, dtype: torc
         relative=max(_largest(row.relative) for row in rows),
         cosine=cosine(*flat),
         rounding=all(row.is_rounding(tolerance, torch.finfo(dtype).eps) for row in rows),
+        undefined=all(_agree_where_finite(ours[name], theirs[name], tolerance) for name in theirs),
     )
+
+
+def _agree_where_finite(ours: Tensor, theirs: Tensor, tolerance: float) -> bool:
+    finite = theirs.isfinite()
+    scale = float(theirs[finite].abs().max()) if bool(finite.any()) else 0.0
+    errors = (ours - theirs)[finite].abs()
+    return torch.equal(ours.isfinite(), finite) and bool((errors <= tolerance * scale).all())
 
 
 def cosine(one: Tensor, other: Tensor) -> float:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 _HOOK_TABLES = (
     "_forward_hooks",
@@ -22,15 +22,17 @@ _HOOK_TABLES = (
 class Guard:
     """Keeps what a request must not change about one model: flags, gradients, buffers, hooks.
 
-    Buffers are copied once, here; a request that changed one (a counter, a running statistic) finds it put back.
-    Parameters are left alone by every pass the engine runs, so no copy of them is kept.
+    What a forward pass may write to is copied once, here, and put back before each pass and after each request:
+    buffers (a counter, a running statistic, a cache), and the weights of embeddings that renormalise themselves. Other
+    parameters are left alone by every pass the engine runs, so no copy of them is kept.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self._modules = list(module.modules())
         self._parameters = list(module.parameters())
-        self._buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
-        self._versions = [buffer._version for buffer, _ in self._buffers]
+        self._bindings = [(each, name, tensor) for each in self._modules for name, tensor in each._buffers.items()]
+        self._written = [*module.buffers(), *_renormalised(self._modules)]
+        self._pristine = [tensor.detach().clone() for tensor in self._written]
 
     @contextmanager
     def untouched(self) -> Iterator[None]:
@@ -39,11 +41,22 @@ class Guard:
             undo.callback(self._restore_training, [module.training for module in self._modules])
             undo.callback(self._restore_flags, [parameter.requires_grad for parameter in self._parameters])
             undo.callback(self._restore_gradients, [parameter.grad for parameter in self._parameters])
-            undo.callback(self._restore_buffers)
+            undo.callback(self.renew)
             undo.callback(self._sweep_hooks, [_hooks(module) for module in self._modules])
-            for module in self._modules:
-                module.training = False
             yield
+
+    def renew(self) -> None:
+        """Make the model ready for a pass: evaluation mode, and every buffer as it was loaded."""
+        for module in self._modules:
+            module.training = False
+        for owner, name, tensor in self._bindings:
+            owner._buffers[name] = tensor
+        with torch.no_grad():
+            for tensor in self._written:
+                if tensor.grad_fn is not None:  # written to in place by something that is differentiated
+                    tensor.detach_()
+            if self._written:
+                torch._foreach_copy_(self._written, self._pristine)
 
     def trainable(self) -> None:
         """Let gradients flow from frozen parameters, until the block ends: for Captum's layer methods on models that
@@ -60,16 +73,9 @@ class Guard:
         for parameter, requires_grad in zip(self._parameters, before):
             parameter.requires_grad = requires_grad
 
-    def _restore_gradients(self, before: list[torch.Tensor | None]) -> None:
+    def _restore_gradients(self, before: list[Tensor | None]) -> None:
         for parameter, gradient in zip(self._parameters, before):
             parameter.grad = gradient
-
-    def _restore_buffers(self) -> None:
-        for index, (buffer, pristine) in enumerate(self._buffers):
-            if buffer._version != self._versions[index]:
-                with torch.no_grad():
-                    buffer.copy_(pristine)
-                self._versions[index] = buffer._version
 
     def _sweep_hooks(self, before: list[list[set[int]]]) -> None:
         # Our own hooks remove themselves; Captum leaves its own behind when a model raises under it.
@@ -78,6 +84,12 @@ class Guard:
                 table = getattr(module, name)
                 for added in set(table) - ids:
                     del table[added]
+
+
+def _renormalised(modules: Iterable[nn.Module]) -> Iterator[Tensor]:
+    for module in modules:
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm is not None:
+            yield module.weight
 
 
 def _hooks(module: nn.Module) -> list[set[int]]:

@@ -13,6 +13,8 @@ from torch import Tensor
 Path = str
 """``""`` for a bare tensor, else ``[0]``, ``.logits``, ``["key"]``, or ``[1].hidden`` for nested ones."""
 
+Change = Callable[[Path, Tensor], Tensor]
+
 
 def leaves(value: object) -> dict[Path, Tensor]:
     """Every tensor in ``value``, by path, in order: tuples, lists, dicts, dataclasses and ModelOutputs are opened."""
@@ -26,48 +28,54 @@ def leaves(value: object) -> dict[Path, Tensor]:
     return found
 
 
-def map_leaves(value: Any, function: Callable[[Path, Tensor], Tensor], path: Path = "") -> Any:
-    """``value`` with ``function(path, tensor)`` in place of each tensor; ``value`` itself where nothing changed."""
+def map_leaves(value: Any, change: Change, path: Path = "") -> Any:
+    """``value`` with ``change(path, tensor)`` in place of each tensor; ``value`` itself where nothing changed."""
     if isinstance(value, torch.Tensor):
-        return function(path, value)
+        return change(path, value)
     if isinstance(value, Mapping):
-        return _mapped_mapping(value, function, path)
+        return _mapped_mapping(value, change, path)
     if isinstance(value, (tuple, list)):
-        return _mapped_sequence(value, function, path)
+        return _mapped_sequence(value, change, path)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return _mapped_dataclass(value, function, path)
+        return _mapped_dataclass(value, change, path)
     return value
 
 
-def _mapped_mapping(value: Any, function: Callable[[Path, Tensor], Tensor], path: Path) -> Any:
+def _mapped_mapping(value: Any, change: Change, path: Path) -> Any:
     # A ModelOutput is a mapping too, but read by attribute.
-    if dataclasses.is_dataclass(value):
-        return _mapped_dataclass(value, function, path)
+    by_attribute = dataclasses.is_dataclass(value)
     changed = {}
     for key, item in value.items():
-        new = map_leaves(item, function, f'{path}["{key}"]')
+        step = f".{key}" if by_attribute else f'["{key}"]' if isinstance(key, str) else f"[{key!r}]"
+        new = map_leaves(item, change, path + step)
         if new is not item:
             changed[key] = new
     if not changed:
         return value
     renewed = copy.copy(value)
-    renewed.update(changed)
+    for key, item in value.items():
+        renewed[key] = changed.get(key, item)
     return renewed
 
 
-def _mapped_sequence(value: Any, function: Callable[[Path, Tensor], Tensor], path: Path) -> Any:
-    new = [map_leaves(item, function, f"{path}[{index}]") for index, item in enumerate(value)]
+def _mapped_sequence(value: Any, change: Change, path: Path) -> Any:
+    new = [map_leaves(item, change, f"{path}[{index}]") for index, item in enumerate(value)]
     if all(after is before for after, before in zip(new, value)):
         return value
     named_tuple = isinstance(value, tuple) and hasattr(value, "_fields")
     return type(value)(*new) if named_tuple else type(value)(new)
 
 
-def _mapped_dataclass(value: Any, function: Callable[[Path, Tensor], Tensor], path: Path) -> Any:
+def _mapped_dataclass(value: Any, change: Change, path: Path) -> Any:
     changed = {}
     for field in dataclasses.fields(value):
         item = getattr(value, field.name)
-        new = map_leaves(item, function, f"{path}.{field.name}")
+        new = map_leaves(item, change, f"{path}.{field.name}")
         if new is not item:
             changed[field.name] = new
-    return dataclasses.replace(value, **changed) if changed else value
+    if not changed:
+        return value
+    renewed = copy.copy(value)
+    for name, item in changed.items():
+        object.__setattr__(renewed, name, item)  # also where the dataclass is frozen
+    return renewed

@@ -48,12 +48,12 @@ class Evidence:
     def layer(self, point: Point) -> Values:
         """What the layer showed at ``point``, named as attributions of layers are."""
         calls: Sequence[Call] = self.passes[-1].layer if self.passes else ()
-        if len(calls) <= self.call or not calls[self.call].get(point):
+        if len(calls) <= self.call or not calls[self.call].at(point):
             what = "no gradient reached" if point.is_gradient else "nothing came out of"
             raise Silent(f"{what} the layer {self.question.layer!r}")
         return {
             layer_value_name(self.question.layer, path): tensor.double()
-            for path, tensor in calls[self.call][point].items()
+            for path, tensor in calls[self.call].at(point).items()
         }
 
 

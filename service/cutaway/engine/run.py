@@ -5,32 +5,30 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import captum
 import torch
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 
 from cutaway.engine.arrays import to_numpy
 from cutaway.engine.checks import checks
-from cutaway.engine.hooks import Call, Seen, observing
+from cutaway.engine.collect import captures, classes, warnings
+from cutaway.engine.hooks import Seen, observing
 from cutaway.engine.methods import TABLE, explain
 from cutaway.engine.plan import Plan, plan, question
-from cutaway.engine.subject import Inputs, Outputs, Subject
+from cutaway.engine.subject import Inputs, Outputs, Subject, gradients
 from cutaway.engine.targets import Chosen, choose
-from cutaway.engine.witness import Pass, Question, Values, witnessing
+from cutaway.engine.witness import Pass, Question, Values, Witness, visits
 from cutaway.errors import Reason, at, error
 from cutaway.requests import Attribution, CheckMode, InspectRequest, LayerAttribution, Point, PredictedClass, field_name
 from cutaway.results import (
     AttributionResult,
-    CapturedCall,
     Check,
-    ClassPrediction,
     InspectResult,
-    ModuleCapture,
     Provenance,
     Timings,
-    Warning,
-    WarningCode,
 )
 
 
@@ -44,24 +42,25 @@ def inspect(subject: Subject, request: InspectRequest, inputs: Inputs) -> Inspec
     """
     timings = Timings()
     subject.passes.reset()
-    with subject.guard.untouched():
-        todo = plan(subject, request, inputs)
-        layers = _explained_layers(subject, request)
-        seen, outputs, chosen, gradients = _primary(subject, request, inputs, todo, layers, timings)
-        _refuse_silent_layers(request, subject, seen)
+    # Whatever grad mode the caller is in; tensors that were made under inference_mode cannot be differentiated.
+    with torch.inference_mode(False), torch.enable_grad(), subject.guard.untouched():
+        given = {name: tensor.clone() for name, tensor in inputs.items()}
+        todo = plan(subject, request, given)
+        first = _primary(subject, request, given, todo, timings)
+        _refuse_silent_layers(request, subject, first.seen)
         attributions = tuple(
-            _attribute(subject, request, index, inputs, outputs, timings) for index in range(len(request.attributions))
+            _attribute(subject, request, index, given, first.outputs, timings)
+            for index in range(len(request.attributions))
         )
-    warnings = _warnings(todo, seen, gradients)
     return InspectResult(
-        predictions={name: to_numpy(output) for name, output in outputs.items()},
-        classes=_classes(subject, outputs),
-        targets=None if chosen is None or chosen.indices is None else to_numpy(chosen.indices),
-        target_values=None if chosen is None else to_numpy(chosen.scalars(outputs).double()),
-        captures={name: _capture(seen.calls[name], todo.taps[name]) for name in todo.taps if seen.calls[name]},
-        input_gradients={name: to_numpy(gradient) for name, gradient in gradients.items()},
+        predictions={name: to_numpy(output) for name, output in first.outputs.items()},
+        classes=classes(subject, first.outputs),
+        targets=None if first.chosen is None or first.chosen.indices is None else to_numpy(first.chosen.indices),
+        target_values=None if first.chosen is None else to_numpy(first.chosen.scalars(first.outputs).double()),
+        captures=captures(todo, first.seen),
+        input_gradients={name: to_numpy(gradient) for name, gradient in first.gradients.items()},
         attributions=attributions,
-        warnings=tuple(warnings),
+        warnings=tuple(warnings(todo, first.seen, first.gradients)),
         provenance=provenance(subject),
         timings=timings,
     )
@@ -90,45 +89,55 @@ def timed(timings: Timings, stage: str) -> Iterator[None]:
         setattr(timings, stage, getattr(timings, stage) + (time.perf_counter() - start) * 1000)
 
 
-def _explained_layers(subject: Subject, request: InspectRequest) -> set[str]:
-    return {subject.tree.resolve(a.layer) for a in request.attributions if isinstance(a, LayerAttribution)}
+class _Primary(NamedTuple):
+    """The pass that predictions, captures and gradients come from; its outputs are copies, out of the graph."""
+
+    seen: Seen
+    outputs: Outputs
+    chosen: Chosen | None
+    gradients: Values
 
 
-def _primary(
-    subject: Subject, request: InspectRequest, inputs: Inputs, todo: Plan, layers: set[str], timings: Timings
-) -> tuple[Seen, Outputs, Chosen | None, Values]:
-    """The forward pass that predictions and captures come from, and the backward pass of the target."""
+def _primary(subject: Subject, request: InspectRequest, inputs: Inputs, todo: Plan, timings: Timings) -> _Primary:
     leaves = {name: inputs[name].detach().clone().requires_grad_() for name in todo.gradients_of}
     # Layers to be explained are tapped at no point: only their calls are counted.
+    layers = {subject.tree.resolve(a.layer) for a in request.attributions if isinstance(a, LayerAttribution)}
     taps = {**{name: set[Point]() for name in layers}, **todo.taps}
     with observing(subject.tree, taps) as seen:
-        with timed(timings, "forward_ms"), torch.set_grad_enabled(todo.differentiates):
+        dice = torch.get_rng_state()
+        with timed(timings, "forward_ms"), torch.set_grad_enabled(todo.differentiates), seen.forward():
             outputs = subject.run({**inputs, **leaves})
-        chosen = _target(request, outputs, todo.differentiates)
-        gradients: Values = {}
+        chosen = _target(request, outputs, todo.differentiates, inputs)
+        found: Values = {}
         if todo.differentiates and chosen is not None:
             with timed(timings, "backward_ms"):
-                gradients = _backward(chosen.scalars(outputs), leaves, seen)
-    return seen, {name: output.detach() for name, output in outputs.items()}, chosen, gradients
+                found = _backward(chosen.scalars(outputs), leaves, seen)
+    own = {name: output.detach().clone() for name, output in outputs.items()}
+    if seen.entangled:
+        _refuse_entangled(subject, inputs, own, dice)
+    return _Primary(seen, own, chosen, found)
 
 
-def _target(request: InspectRequest, outputs: Outputs, differentiates: bool) -> Chosen | None:
+def _target(request: InspectRequest, outputs: Outputs, differentiates: bool, inputs: Inputs) -> Chosen | None:
     # A target that was set is looked at even where nothing needs it: a wrong one must not pass in silence.
-    set_by_caller = request.target != PredictedClass()
     needed = (
         differentiates
-        or set_by_caller
+        or request.target != PredictedClass()
         or any(TABLE[type(a)].differentiates and a.target is None for a in request.attributions)
     )
     if not needed:
         return None
     with at("target"):
-        return choose(request.target, outputs)
+        return choose(request.target, outputs, _rows(inputs))
+
+
+def _rows(inputs: Inputs) -> int:
+    return next(iter(inputs.values())).shape[0]
 
 
 def _backward(scalars: Tensor, leaves: Values, seen: Seen) -> Values:
-    """The gradients of each row's scalar, through ``torch.autograd.grad``: no parameter's ``grad`` is written."""
-    wanted = [*leaves.values(), *seen.gradient_roots]
+    """The gradients at ``leaves``; those inside the model reach the hooks on the way."""
+    wanted = [*map(get_gradient_edge, leaves.values()), *seen.gradient_roots]
     if not wanted:
         return {}
     if not scalars.requires_grad:
@@ -137,8 +146,23 @@ def _backward(scalars: Tensor, leaves: Values, seen: Seen) -> Values:
             "the target does not depend differentiably on anything asked for: the model detaches, rounds or indexes",
             "target",
         )
-    found: tuple[Tensor | None, ...] = torch.autograd.grad(scalars.sum(), wanted, allow_unused=True)
+    found = gradients(scalars, wanted)
     return {name: gradient for name, gradient in zip(leaves, found) if gradient is not None}
+
+
+def _refuse_entangled(subject: Subject, inputs: Inputs, outputs: Outputs, dice: Tensor) -> None:
+    """Gradient points work on copies. Where the model changed a tensor in place and went on with its other half, the
+    copies have changed what it computes: a run without them, with the same random numbers, tells."""
+    with torch.random.fork_rng(devices=[]):
+        torch.set_rng_state(dice)
+        plain = subject.run(inputs)
+    if not all(torch.equal(plain[name].detach(), output) for name, output in outputs.items()):
+        raise error(
+            Reason.NOT_DIFFERENTIABLE,
+            "the model changes a captured tensor in place and then uses it under another name, which no backward hook "
+            "can follow: take the gradient at another module, or the operation out of place",
+            "captures",
+        )
 
 
 def _refuse_silent_layers(request: InspectRequest, subject: Subject, seen: Seen) -> None:
@@ -157,12 +181,11 @@ def _attribute(
     """One explanation, by Captum, beside what the raw hooks say."""
     attribution = request.attributions[index]
     with at(f"attributions[{index}]"):
-        chosen = _explained_target(request, attribution, outputs)
+        chosen = _explained_target(request, attribution, outputs, inputs)
         asked = question(subject, attribution, inputs, chosen)
         if asked.layer and not any(tensor.is_floating_point() for tensor in inputs.values()):
             subject.guard.trainable()
-        with torch.enable_grad():
-            values, passes = _answer(asked, request.check.mode, timings)
+        values, passes = _answer(asked, request.check.mode, timings)
         verdicts: tuple[Check, ...] = ()
         if request.check.mode is not CheckMode.OFF:
             with timed(timings, "check_ms"):
@@ -170,11 +193,11 @@ def _attribute(
     return _result(asked, values, outputs, verdicts)
 
 
-def _explained_target(request: InspectRequest, attribution: Attribution, outputs: Outputs) -> Chosen:
+def _explained_target(request: InspectRequest, attribution: Attribution, outputs: Outputs, inputs: Inputs) -> Chosen:
     if not TABLE[type(attribution)].differentiates:
         return Chosen(next(iter(outputs)), None)
     with at("target") if attribution.target else _no_field():
-        return choose(attribution.target or request.target, outputs)
+        return choose(attribution.target or request.target, outputs, _rows(inputs))
 
 
 @contextmanager
@@ -185,17 +208,16 @@ def _no_field() -> Iterator[None]:
 def _answer(asked: Question, mode: CheckMode, timings: Timings) -> tuple[Values, Sequence[Pass]]:
     """Captum's values, and the passes that raw hooks saw: Captum's own, or a second computation's."""
     if mode is CheckMode.SAME_PASS:
-        with timed(timings, "attribution_ms"), witnessing(asked) as witness:
+        witness = Witness(asked)
+        with timed(timings, "attribution_ms"):
             return explain(asked, witness.forward), witness.passes
     with timed(timings, "attribution_ms"):
         values = explain(asked, asked.forward)
     if mode is CheckMode.OFF:
         return values, ()
-    with timed(timings, "check_ms"), witnessing(asked) as witness:
-        method = TABLE[type(asked.request)]
-        for point in method.points(asked):
-            witness.visit(point, method.differentiates)
-    return values, witness.passes
+    method = TABLE[type(asked.request)]
+    with timed(timings, "check_ms"):
+        return values, visits(asked, method.points(asked), method.differentiates)
 
 
 def _result(asked: Question, values: Values, outputs: Outputs, verdicts: tuple[Check, ...]) -> AttributionResult:
@@ -219,59 +241,3 @@ def _result(asked: Question, values: Values, outputs: Outputs, verdicts: tuple[C
         targets=None if indices is None else to_numpy(indices),
         checks=verdicts,
     )
-
-
-def _classes(subject: Subject, outputs: Outputs) -> tuple[ClassPrediction, ...]:
-    logits = next(iter(outputs.values()))
-    if not subject.labels or logits.ndim != 2:
-        return ()
-    probabilities, indices = logits.double().softmax(dim=1).max(dim=1)
-    return tuple(
-        ClassPrediction(index, subject.labels[index] if index < len(subject.labels) else "", probability)
-        for index, probability in zip(indices.tolist(), probabilities.tolist())
-    )
-
-
-def _capture(calls: Sequence[Call], points: set[Point]) -> ModuleCapture:
-    return ModuleCapture(
-        tuple(
-            CapturedCall(
-                {
-                    point: {path: to_numpy(tensor) for path, tensor in call[point].items()}
-                    for point in Point
-                    if point in points and point in call
-                }
-            )
-            for call in calls
-        )
-    )
-
-
-def _warnings(todo: Plan, seen: Seen, gradients: Values) -> Iterator[Warning]:
-    """What was asked for and cannot be returned, said aloud."""
-    for name in todo.gradients_of:
-        if name not in gradients:
-            yield Warning(WarningCode.NO_GRADIENT, name, f"the target does not depend on the input {name!r}")
-    for name, points in todo.taps.items():
-        if not seen.calls[name]:
-            yield Warning(
-                WarningCode.MODULE_NOT_CALLED,
-                name,
-                f"the model never called {name!r}: there is nothing to capture",
-            )
-            continue
-        for point in sorted(points, key=list(Point).index):
-            silent = [index for index, call in enumerate(seen.calls[name]) if not call.get(point)]
-            if silent:
-                yield _silence(name, point, silent)
-
-
-def _silence(name: str, point: Point, silent: list[int]) -> Warning:
-    which = f"call {', '.join(map(str, silent))} of {name!r}"
-    if point.is_gradient:
-        return Warning(
-            WarningCode.NO_GRADIENT,
-            name,
-            f"the target's gradient does not reach the {point.value} of {which}",
-        )
-    return Warning(WarningCode.NOT_A_TENSOR, name, f"there is no tensor at the {point.value} of {which}")

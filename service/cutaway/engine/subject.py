@@ -10,7 +10,10 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
 
+from cutaway.engine.admission import admit
+from cutaway.engine.attention import one_path
 from cutaway.engine.guard import Guard
 from cutaway.engine.leaves import leaves
 from cutaway.engine.modules import ModuleTree
@@ -48,7 +51,7 @@ class Passes:
         """Count one forward pass, and the backward passes that will start from what it returned."""
         self.forwards += 1
         for output in outputs.values():
-            if output.requires_grad:
+            if output.requires_grad and not output.is_leaf:  # a leaf may be a parameter, and would keep the hook
                 output.register_hook(lambda _: self._backwards.add(torch._C._current_graph_task_id()))
 
 
@@ -75,7 +78,7 @@ class Subject:
     passes: Passes = field(init=False, default_factory=lambda: Passes())
 
     def __post_init__(self) -> None:
-        _refuse_unhookable(self.module)
+        admit(self.module)
         self.tree = ModuleTree(self.module)
         self.guard = Guard(self.module)
         state = [*self.module.parameters(), *self.module.buffers()]
@@ -90,8 +93,9 @@ class Subject:
         Raises:
             InvalidArgument: ``MODEL_FAILED``, where the model raised, with what it said.
         """
+        self.guard.renew()
         try:
-            with self._kernels():
+            with self._kernels(), one_path():
                 returned = self.call({name: tensor.clone() for name, tensor in inputs.items()})
         except CutawayError:
             raise
@@ -99,10 +103,7 @@ class Subject:
             raise
         except Exception as failure:
             shapes = ", ".join(f"{name} {dtype_text(t)}{list(t.shape)}" for name, t in inputs.items())
-            raise error(
-                Reason.MODEL_FAILED,
-                f"the model's forward raised {type(failure).__name__} on {shapes}: {_short(failure)}",
-            ) from failure
+            raise _failed("forward", failure, f" on {shapes}") from failure
         outputs = _named(returned)
         self.passes.count(outputs)
         return outputs
@@ -137,28 +138,27 @@ def _named(returned: Any) -> Outputs:
     return found
 
 
-def _short(failure: Exception) -> str:
-    text = str(failure).strip().splitlines()
-    return (text[0] if text else repr(failure))[:400]
+def gradients(scalars: Tensor, wanted: Sequence[Tensor | GradientEdge]) -> tuple[Tensor | None, ...]:
+    """The gradient of the sum of ``scalars`` at each of ``wanted``, None where it does not arrive. Each row's scalar
+    depends on its own row alone, so that the sum's gradient is every row's. No parameter's ``grad`` is written.
+
+    Raises:
+        InvalidArgument: ``MODEL_FAILED``, where the model's own backward raised.
+    """
+    roots: Any = wanted  # the stubs want either tensors or edges
+    try:
+        found: tuple[Tensor | None, ...] = torch.autograd.grad(scalars.sum(), roots, allow_unused=True)
+    except (CutawayError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as failure:
+        raise _failed("backward", failure) from failure
+    return found
 
 
-def _refuse_unhookable(module: nn.Module) -> None:
-    """Hooks on these would never fire, or gradients would be missing, without a word (traps of torch, measured)."""
-    for name, child in module.named_modules():
-        kind = type(child)
-        where = f"module {name!r}" if name else "the model"
-        if isinstance(child, torch.jit.ScriptModule):
-            raise error(Reason.ADAPTER_INVALID, f"{where} is a ScriptModule, which takes no hooks: load eager code")
-        if kind.__name__ == "OptimizedModule" or child._compiled_call_impl is not None:
-            raise error(
-                Reason.ADAPTER_INVALID,
-                f"{where} went through torch.compile, where hooks never fire: return the model uncompiled",
-            )
-        if kind.__module__.startswith(("torch.ao.nn.quantized", "torch.nn.quantized")):
-            raise error(
-                Reason.ADAPTER_INVALID,
-                f"{where} is quantised ({kind.__name__}) and has no gradients: load the float model",
-            )
+def _failed(what: str, failure: Exception, on: str = "") -> CutawayError:
+    text = (str(failure).strip().splitlines() or [""])[0][:400]
+    kind = type(failure).__name__
+    return error(Reason.MODEL_FAILED, f"the model's {what} raised {kind}{on}{': ' if text else ''}{text}")
 
 
 def _digest(module: nn.Module) -> str:

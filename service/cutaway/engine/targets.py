@@ -35,8 +35,8 @@ class Chosen:
         return output.gather(1, self.indices.to(output.device).unsqueeze(1)).squeeze(1)
 
 
-def choose(target: Target, outputs: Outputs) -> Chosen:
-    """Make ``target`` definite for what the model returned.
+def choose(target: Target, outputs: Outputs, rows: int) -> Chosen:
+    """Make ``target`` definite for what the model returned for ``rows`` examples.
 
     Raises:
         InvalidArgument: ``OUTPUT_NOT_FOUND``, ``TARGET_SHAPE``, ``TARGET_RANGE`` or ``TARGET_MISMATCH``.
@@ -47,6 +47,12 @@ def choose(target: Target, outputs: Outputs) -> Chosen:
     output = outputs[name]
     if not output.is_floating_point():
         raise error(Reason.TARGET_SHAPE, f"output {name!r} is {dtype_text(output)}: only floats have gradients")
+    if output.ndim == 0 or output.shape[0] != rows:
+        raise error(
+            Reason.TARGET_SHAPE,
+            f"output {name!r} has shape {list(output.shape)}: axis 0 is not the batch of {rows}, so no scalar belongs "
+            "to an example",
+        )
     if output.ndim == 1:
         _refuse_indices(target, output)
         return Chosen(name, None)

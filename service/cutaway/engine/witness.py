@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 
 from cutaway.engine.hooks import Call, Seen, observing, on_host
-from cutaway.engine.subject import Inputs, Subject
+from cutaway.engine.subject import Inputs, Subject, gradients
 from cutaway.engine.targets import Chosen
 from cutaway.requests import Attribution, Point
 
@@ -70,32 +70,52 @@ class Pass:
 
     Attributes:
         points: the explained inputs that went in, by name.
-        gradients: the target's gradients at them; without those that no backward pass reached.
+        further: the inputs that are passed on unchanged.
+        cotangent: what the backward pass began with, at the output that the target is read from; None without one.
+        gradients: the target's gradients at the points; without those that no backward pass reached.
         layer: the calls of the question's layer.
     """
 
     points: Values
+    further: Sequence[Tensor] = ()
+    cotangent: Tensor | None = None
     gradients: Values = field(default_factory=dict)
     layer: Sequence[Call] = ()
 
+    def begin_backward(self, gradient: Tensor) -> None:
+        """Note that a backward pass began, and with what."""
+        self.cotangent = on_host(gradient)
+
 
 class Witness:
-    """Raw hooks on the model's inputs and on one layer, listening while somebody runs passes."""
+    """Raw hooks on the model's inputs and on one layer, listening while somebody runs passes.
 
-    def __init__(self, question: Question, seen: Seen) -> None:
+    The hooks sit down anew for each pass, behind those of whoever runs it, and hook bare tensors: listening changes
+    neither what the model computes nor what others' hooks see.
+    """
+
+    def __init__(self, question: Question) -> None:
         self._question = question
-        self._seen = seen
+        self._taps = {question.layer: {Point.OUTPUT, Point.GRAD_OUTPUT}} if question.layer else {}
+        self._seen = Seen(self._taps)
         self.passes: list[Pass] = []
 
     def forward(self, *tensors: Tensor) -> Tensor:
         """`Question.forward`, with every pass noted."""
         names = self._question.explained
-        noted = Pass({name: on_host(tensor) for name, tensor in zip(names, tensors)})
+        noted = Pass(
+            {name: on_host(tensor) for name, tensor in zip(names, tensors)},
+            [on_host(tensor) for tensor in tensors[len(names) :]],
+        )
         for name, tensor in zip(names, tensors):
             if tensor.requires_grad and torch.is_grad_enabled():
                 _note_gradient(tensor, noted, name)
         before = self._layer_calls()
-        output = self._question.forward(*tensors)
+        tree = self._question.subject.tree
+        with observing(tree, self._taps, copies=False, seen=self._seen), self._seen.forward():
+            output = self._question.forward(*tensors)
+        if output.requires_grad and not output.is_leaf:
+            output.register_hook(noted.begin_backward)
         noted.layer = self._seen.calls[self._question.layer][before:] if self._question.layer else ()
         self.passes.append(noted)
         return output
@@ -107,9 +127,9 @@ class Witness:
             leaves = [tensor.requires_grad_() for tensor in given if differentiate and tensor.is_floating_point()]
             before = len(self._seen.gradient_roots)
             output = self.forward(*given, *self._question.further)
-            wanted = [*leaves, *self._seen.gradient_roots[before:]]
+            wanted = [*map(get_gradient_edge, leaves), *self._seen.gradient_roots[before:]]
             if differentiate and wanted and output.requires_grad:
-                torch.autograd.grad(self._question.chosen.of(output).sum(), wanted, allow_unused=True)
+                gradients(self._question.chosen.of(output), wanted)
 
     def _layer_calls(self) -> int:
         return len(self._seen.calls[self._question.layer]) if self._question.layer else 0
@@ -122,9 +142,9 @@ def _note_gradient(tensor: Tensor, noted: Pass, name: str) -> None:
     tensor.register_hook(note)
 
 
-@contextmanager
-def witnessing(question: Question) -> Iterator[Witness]:
-    """Listen to the model for as long as the block runs."""
-    taps = {question.layer: {Point.OUTPUT, Point.GRAD_OUTPUT}} if question.layer else {}
-    with observing(question.subject.tree, taps) as seen:
-        yield Witness(question, seen)
+def visits(question: Question, points: Sequence[Values], differentiate: bool) -> Sequence[Pass]:
+    """Passes of our own at ``points``, and what the hooks saw of them."""
+    witness = Witness(question)
+    for point in points:
+        witness.visit(point, differentiate)
+    return witness.passes

@@ -1,0 +1,53 @@
+"""Which models can be inspected at all. A model that hooks or gradients cannot reach is refused when it is mounted:
+hooks would never fire on it, or gradients be missing, without a word (torch 2.13, measured)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from cutaway.errors import Reason, error
+
+
+def admit(module: nn.Module) -> None:
+    """Look at every module and tensor.
+
+    Raises:
+        InvalidArgument: ``ADAPTER_INVALID``, with what would be right.
+    """
+    for name, child in module.named_modules():
+        fault = _module_fault(child)
+        if fault:
+            raise error(Reason.ADAPTER_INVALID, f"{_where('module', name)} {fault}")
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        fault = _tensor_fault(tensor)
+        if fault:
+            raise error(Reason.ADAPTER_INVALID, f"{_where('tensor', name)} {fault}")
+
+
+def _module_fault(child: nn.Module) -> str:
+    kind = type(child)
+    if isinstance(child, torch.jit.ScriptModule):
+        return "is a ScriptModule, which takes no hooks: load eager code"
+    if kind.__name__ == "OptimizedModule" or child._compiled_call_impl is not None:
+        return "went through torch.compile, where hooks never fire: return the model uncompiled"
+    if kind.__module__.startswith(("torch.ao.nn.", "torch.nn.quantized")) and "quantized" in kind.__module__:
+        return f"is quantised ({kind.__name__}) and has no gradients: load the float model"
+    if isinstance(child, nn.DataParallel):
+        return "is a DataParallel, whose replicas take no hooks: return the model inside it"
+    return ""
+
+
+def _tensor_fault(tensor: Tensor) -> str:
+    if is_lazy(tensor):
+        return "is not initialised: run the model once before it is returned"
+    if tensor.is_meta:
+        return "has no memory (device meta): load the weights"
+    if tensor.is_inference():
+        return "was made under torch.inference_mode, and can have no gradient: load the model outside of it"
+    return ""
+
+
+def _where(kind: str, name: str) -> str:
+    return f"{kind} {name!r}" if name else "the model"
