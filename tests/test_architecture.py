@@ -16,7 +16,7 @@ SOURCES = ROOT / "service"
 HANDLER = ROOT / "handlers" / "inspection_handler.py"
 
 LAYERS = [
-    *("errors", "version", "tensors", "requests", "results", "v1", "wire", "routes", "client", "cutaway"),
+    *("word", "errors", "version", "tensors", "requests", "results", "v1", "wire", "routes", "client", "cutaway"),
     *("settings", "archive", "engine", "adapters", "worker", "gateway", "jobs"),
     *("tables", "plots", "cli", "console"),
 ]

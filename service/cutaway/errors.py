@@ -18,8 +18,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import Enum, IntEnum
+from enum import IntEnum
 from typing import NamedTuple
+
+from cutaway.word import Word
 
 DOMAIN = "cutaway.dev"
 """The ``domain`` of every `google.rpc.ErrorInfo` that Cutaway sends."""
@@ -38,7 +40,7 @@ class Code(IntEnum):
     UNAVAILABLE = 14
 
 
-class Reason(str, Enum):
+class Reason(Word):
     """What went wrong, in a word that never changes."""
 
     # The message as a whole.
@@ -82,9 +84,6 @@ class Reason(str, Enum):
     BACKEND_UNAVAILABLE = "BACKEND_UNAVAILABLE"
     SERVER_UNREACHABLE = "SERVER_UNREACHABLE"
     INTERNAL = "INTERNAL"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 class Row(NamedTuple):

@@ -8,13 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Literal, TypeAlias
 
 from cutaway.tensors import Array, ArrayLike
+from cutaway.word import Word
 
 
-class Point(str, Enum):
+class Point(Word):
     """Where a hook sits on a module."""
 
     INPUT = "input"
@@ -82,7 +82,7 @@ class ClassIndex(Target):
     indices: tuple[int, ...]
 
 
-class CheckMode(str, Enum):
+class CheckMode(Word):
     """How attributions are checked."""
 
     OFF = "off"
@@ -107,7 +107,7 @@ class CheckRequest:
     relative_tolerance: float | None = None
 
 
-class Quadrature(str, Enum):
+class Quadrature(Word):
     """How a path integral is approximated; the values are Captum's names."""
 
     GAUSS_LEGENDRE = "gausslegendre"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 
 from cutaway.requests import CheckMode, Point
 from cutaway.tensors import Array
+from cutaway.word import Word
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class ModuleCapture:
         return self.calls[0].grad_output
 
 
-class Verdict(str, Enum):
+class Verdict(Word):
     """What a check found."""
 
     AGREES = "AGREES"
@@ -153,7 +153,7 @@ class ClassPrediction:
     probability: float
 
 
-class WarningCode(str, Enum):
+class WarningCode(Word):
     """What a warning is about."""
 
     MODULE_NOT_CALLED = "MODULE_NOT_CALLED"
