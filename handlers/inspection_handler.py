@@ -44,11 +44,11 @@ class InspectionHandler:
 
 def _report(model: str, failure: Exception) -> None:
     """Name the reason in one line; where that says it all, end the process without TorchServe's traceback."""
-    what = " ".join(str(failure).split()) or type(failure).__name__
-    print(f"cutaway cannot load {model}: {what}", file=sys.stderr)
-
     from cutaway.errors import CutawayError
 
+    text = " ".join(str(failure).split())
+    what = text if isinstance(failure, CutawayError) else f"{type(failure).__name__}: {text}"
+    print(f"cutaway cannot load {model}: {what}", file=sys.stderr)
     if isinstance(failure, CutawayError):
         raise SystemExit(1)
 

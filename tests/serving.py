@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from cutaway import archive
+from cutaway import packaging
 
 
 @contextmanager
@@ -62,7 +62,7 @@ def _text(file: IO[str]) -> str:
 
 def package(store: Path, model: str, adapter: str, *, version: str = "1.0", batch_size: int = 8) -> Path:
     """An archive with one worker and no weights file."""
-    return archive.build(
+    return packaging.build(
         model=model,
         version=version,
         adapter=adapter,

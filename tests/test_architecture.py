@@ -17,7 +17,7 @@ HANDLER = ROOT / "handlers" / "inspection_handler.py"
 
 LAYERS = [
     *("word", "errors", "version", "tensors", "requests", "results", "v1", "wire", "routes", "client", "cutaway"),
-    *("settings", "archive", "engine", "adapters", "worker", "gateway", "jobs"),
+    *("settings", "archive", "packaging", "engine", "adapters", "worker", "gateway", "jobs"),
     *("tables", "plots", "cli", "console"),
 ]
 """The parts of the package; each may import those before it. A new part needs a place here."""

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from cutaway import archive
+from cutaway import archive, packaging
 from cutaway.errors import CutawayError, Reason
 
 ADAPTER = "class Tiny:\n    '''An adapter; nothing here runs it.'''\n"
@@ -37,7 +37,7 @@ Build = Callable[..., Path]
 
 @pytest.fixture
 def build(source: Path, tmp_path: Path) -> Build:
-    """`archive.build` over ``source``, in need of no arguments."""
+    """`packaging.build` over ``source``, in need of no arguments."""
 
     def build(**changes: Any) -> Path:
         arguments: dict[str, Any] = {
@@ -52,7 +52,7 @@ def build(source: Path, tmp_path: Path) -> Build:
             "response_timeout_s": 60,
             "destination": tmp_path,
         }
-        return archive.build(**{**arguments, **changes})
+        return packaging.build(**{**arguments, **changes})
 
     return build
 
@@ -103,7 +103,7 @@ def test_torchserve_gets_what_it_needs(build: Build) -> None:
         served = json.loads(made.read("MAR-INF/MANIFEST.json"))["model"]
         settings = made.read("model-config.yaml").decode()
 
-        assert made.read(served["handler"]) == archive.handler_file().read_bytes()
+        assert made.read(served["handler"]) == packaging.handler_file().read_bytes()
         assert {"tiny_adapter.py", "tiny.safetensors", "labels.txt", "cutaway.json"} <= set(made.namelist())
     assert (served["modelName"], served["modelVersion"]) == ("tiny", "1.0")
     assert settings == "minWorkers: 1\nmaxWorkers: 1\nbatchSize: 8\nmaxBatchDelay: 2\nresponseTimeout: 60\n"

@@ -20,6 +20,7 @@ from cutaway.engine.arrays import to_numpy
 from cutaway.gateway import serve
 from cutaway.gateway.catalog import Catalog
 from cutaway.results import ModelName
+from cutaway.routes import SERVICE, answered
 from cutaway.settings import Settings
 from cutaway.v1 import inspection_pb2, inspection_service_pb2, inspection_service_pb2_grpc, tensor_pb2
 from cutaway.wire import status
@@ -174,23 +175,38 @@ class Gate(nn.Module):
         return x
 
 
+def refused_by_queue(client: ca.Client, x: Any) -> ca.ResourceExhausted | None:
+    """The refusal of a full queue; None where the call got a place, and gave it up again."""
+    try:
+        client.inspect("gate", {"x": x}, timeout=0.05)
+    except ca.ResourceExhausted as refusal:
+        return refusal
+    except ca.DeadlineExceeded:
+        return None
+    raise AssertionError("the gate is closed")
+
+
 def test_a_full_queue_says_so_and_a_late_row_is_never_run() -> None:
-    """Past the queue's length a call is refused at once; a call whose deadline passes while it waits is not run."""
+    """Past the queue's length a call is refused at once; a call whose deadline passes while it waits, or whose caller
+    hangs up, gives its place free and is not run."""
     gate = Gate()
     x = np.ones((1, 2), np.float32)
     with serve({"gate": gate}, settings=Settings(queue=2)) as server, ca.Client(server.address) as client:
-        with ThreadPoolExecutor(1) as callers:
+        with ThreadPoolExecutor(2) as callers:
             first = callers.submit(client.inspect, "gate", {"x": x})
             gate.entered.wait(30)
-            with pytest.raises(ca.DeadlineExceeded):
-                client.inspect("gate", {"x": x}, timeout=0.2)
-            with pytest.raises(ca.ResourceExhausted, match="waiting for this model already") as caught:
-                client.inspect("gate", {"x": x})
+            for _ in range(3):
+                with pytest.raises(ca.DeadlineExceeded):
+                    client.inspect("gate", {"x": x}, timeout=0.1)
+            second = callers.submit(client.inspect, "gate", {"x": x})
+            refusal = next(filter(None, (refused_by_queue(client, x) for _ in range(1000))))
+            assert refusal.reason == "OVERLOADED"
+            assert "waiting for this model already" in refusal.message
             gate.open.set()
+            assert np.array_equal(second.result().predictions["output"], x)
             assert np.array_equal(first.result().predictions["output"], x)
-        assert caught.value.reason == "OVERLOADED"
         assert np.array_equal(client.inspect("gate", {"x": x}).predictions["output"], x)
-    assert gate.calls == 2
+    assert gate.calls == 3
 
 
 def test_many_callers_of_one_model_never_mix() -> None:
@@ -265,3 +281,121 @@ def test_the_highest_version_is_the_default() -> None:
     assert catalog.resolve("m").version == "1.10"
     assert [each.version for each in catalog.all()] == ["beta", "1.9", "1.9.1", "1.10"]
     assert catalog.resolve("models/m/versions/beta").version == "beta"
+
+
+def test_a_caller_that_hangs_up_is_not_worked_for(address: str) -> None:
+    """A call that is cancelled while it waits is taken out of the queue."""
+    gate = Gate()
+    x = np.ones((1, 2), np.float32)
+
+    async def hang_up(where: str) -> None:
+        async with ca.AsyncClient(where) as client:
+            calls = [asyncio.ensure_future(client.inspect("gate", {"x": x})) for _ in range(4)]
+            await asyncio.to_thread(gate.entered.wait, 30)
+            for call in calls:
+                call.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
+
+    with serve({"gate": gate}) as server, ca.Client(server.address) as client:
+        asyncio.run(hang_up(server.address))
+        client.list_models()  # by now the server has heard of it
+        gate.open.set()
+        client.inspect("gate", {"x": x})
+    assert gate.calls < 5
+
+
+def test_a_model_that_never_returns_does_not_keep_its_server() -> None:
+    """Leaving the block ends the server after its grace period, whatever a model is still doing."""
+    gate = Gate()
+    with serve({"gate": gate}, settings=Settings(grace_s=0.1)) as server, ca.Client(server.address) as client:
+        with pytest.raises(ca.DeadlineExceeded):
+            client.inspect("gate", {"x": np.ones((1, 2), np.float32)}, timeout=0.2)
+        client.close()
+    assert not gate.open.is_set()
+    gate.open.set()
+
+
+def test_a_model_that_exits_ends_its_request_alone() -> None:
+    """`sys.exit` in a forward is its caller's error, not the server's end."""
+
+    class Exiting(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if float(x.sum()) > 0:
+                raise SystemExit(1)
+            return x
+
+    with serve({"exiting": Exiting()}) as server, ca.Client(server.address) as client:
+        with pytest.raises(ca.CutawayError, match="SystemExit"):
+            client.inspect("exiting", {"x": np.ones((1, 2), np.float32)})
+        assert client.inspect("exiting", {"x": np.zeros((1, 2), np.float32)}).predictions["output"].sum() == 0
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "9", "a..b"])
+def test_a_name_that_cannot_be_asked_for_is_refused(name: str) -> None:
+    """A model is not served under a name that no request can carry."""
+    with pytest.raises(ca.InvalidArgument, match="is no model name"), serve({name: Net()}):
+        pass
+
+
+def test_models_that_share_modules_are_refused() -> None:
+    """Hooks of one would sit in the other."""
+    net = Net()
+    with pytest.raises(ca.InvalidArgument, match="share modules"), serve({"a": net, "b": nn.Sequential(net)}):
+        pass
+
+
+@pytest.mark.parametrize("method", ["ListModels", "GetModel"])
+def test_fields_from_the_future_are_refused_everywhere(address: str, method: str) -> None:
+    """A field that this server does not know is an error in every method."""
+    with grpc.insecure_channel(address) as channel:
+        call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"/{SERVICE}/{method}")
+        with pytest.raises(grpc.RpcError) as caught:
+            call(b"\xfa\x3e\x01x")
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "has no field number 1007" in (caught.value.details() or "")
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"inputs": IMAGE}, "inputs are arrays by name, one Raw, or several"),
+        ({"target": "cat"}, "'cat' is no class index"),
+        ({"check": "sometimes"}, "'sometimes' is none of off, same_pass, independent"),
+        ({"captures": [ca.Capture("conv1", at="outptu")]}, "'outptu' is none of input, output, grad_input"),  # type: ignore[arg-type]
+    ],
+)
+def test_slips_in_python_are_told_as_such(address: str, asked: dict[str, Any], message: str) -> None:
+    """What Python's types would have caught gets a CutawayError with what would be right."""
+    inputs = asked.pop("inputs", {"image": IMAGE})
+    with ca.Client(address) as client, pytest.raises(ca.InvalidArgument, match=message):
+        client.inspect("net", inputs, **asked)
+
+
+def test_a_bare_name_is_one_name(address: str) -> None:
+    """A string where several are taken is one, not its characters."""
+    with ca.Client(address) as client:
+        result = client.inspect("net", {"image": IMAGE}, captures="conv1", input_gradients="image")
+    assert list(result.captures) == ["conv1"]
+    assert list(result.input_gradients) == ["image"]
+
+
+def test_another_handlers_reply_is_not_taken_for_ours() -> None:
+    """Bytes that no worker of ours sent are an error, never an empty answer."""
+    for foreign in (b"", b"\xff\xfe not ours"):
+        with pytest.raises(ca.Internal):
+            answered(foreign)
+
+
+def test_a_version_that_did_not_load_is_told_apart_from_one_that_is_not_there() -> None:
+    """Each gets its own reason; the version that serves is not affected."""
+    catalog = Catalog([ModelName("m", "1.0")], {ModelName("m", "2.0"): "no such file"}, {"m-v3": "m-v3.mar: no zip"})
+    assert catalog.resolve("m").version == "1.0"
+    for wanted, reason in (
+        ("m/versions/2.0", "MODEL_NOT_LOADED"),
+        ("m/versions/4.0", "VERSION_NOT_FOUND"),
+        ("m-v3", "MODEL_NOT_LOADED"),
+        ("n", "MODEL_NOT_FOUND"),
+    ):
+        with pytest.raises(ca.NotFound) as caught:
+            catalog.resolve(wanted)
+        assert caught.value.reason == reason

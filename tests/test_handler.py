@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
+import pytest
+from torch import nn
 from ts.utils.util import list_classes_from_module
 
+from cutaway.errors import InvalidArgument
+from cutaway.routes import worker_response
+from cutaway.worker import Worker
 from handlers import inspection_handler
 
 
@@ -16,17 +20,13 @@ def test_torchserve_finds_one_class_in_the_handler() -> None:
 
 
 def test_rows_from_rest_calls() -> None:
-    """Text and JSON, which only REST calls can send, reach the worker as nothing sent; every row is answered."""
-
-    class Listening:
-        def answer(self, rows: Sequence[dict[str, bytes]]) -> list[bytes]:
-            self.heard = list(rows)
-            return [b""] * len(rows)
-
+    """Text and JSON, which only REST calls can send, are answered like calls that sent nothing; every row is."""
     handler: Any = inspection_handler.InspectionHandler()
-    handler.worker = listening = Listening()
-    rows = [{"inspect": bytearray(b"\0")}, {"body": {"a": 1}}, {"body": "text"}, {"data": [1]}, {}]
+    handler.worker = Worker.of(nn.Identity(), "identity", max_reply_bytes=1 << 20)
+    rows = [{"describe": bytearray()}, {"body": {"a": 1}}, {"body": "text"}, {"data": [1]}, {}]
 
-    assert handler.handle(rows, None) == [b""] * 5
-    assert listening.heard == [{"inspect": b"\0"}, {}, {}, {}, {}]
-    assert type(listening.heard[0]["inspect"]) is bytes
+    first, *others = handler.handle(rows, None)
+    assert worker_response(first)
+    for other in others:
+        with pytest.raises(InvalidArgument, match="exactly one of the parts inspect, describe, got none"):
+            worker_response(other)

@@ -137,8 +137,8 @@ def test_a_missing_model_is_not_found_on_torchserves_port_too(server: Server) ->
             client.list_models()
 
 
-def test_a_deadline_is_passed_on_to_the_worker(server: Server) -> None:
-    """A call whose time runs out gets DEADLINE_EXCEEDED, and the worker serves the next one."""
+def test_a_call_whose_time_runs_out_harms_no_other(server: Server) -> None:
+    """It gets DEADLINE_EXCEEDED, and the worker serves the next one."""
     with ca.Client(server.address) as client:
         noise = np.zeros((1, 3, 224, 224), np.float32)
         with pytest.raises(ca.DeadlineExceeded):
@@ -202,6 +202,19 @@ def test_an_adapter_that_does_not_load_costs_the_others_nothing(small: Server) -
             client.inspect("broken", {"x": np.ones((1, 3), np.float32)})
 
 
+def test_a_model_that_crashes_while_it_loads_costs_the_others_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that dies without a word has its time to start; then the others are served without it."""
+    monkeypatch.setenv("CUTAWAY_START_TIMEOUT_S", "12")
+    code = Path(__file__).parent / "adapters" / "tiny_adapter.py"
+    package(tmp_path, "tiny", f"{code}:Tiny")
+    package(tmp_path, "crashing", f"{code}:Crashing")
+    with serving(tmp_path, tmp_path / "logs") as running, ca.Client(running.address) as client:
+        assert "not served: crashing 1.0: it did not answer within 12 s" in "\n".join(running.said)
+        assert client.inspect("tiny", {"x": np.ones((1, 3), np.float32)}).predictions["output"].shape == (1, 2)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_and_leaves_nothing(small: Server, number: int) -> None:
     """SIGTERM and SIGINT end it with status 0; no process, port or directory is left."""
@@ -231,6 +244,7 @@ def test_embedded_needs_no_java(small_store: Path, tmp_path: Path, monkeypatch: 
     """`--embedded` serves the same archives with no Java process and no Java to be found."""
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with serving(small_store, tmp_path / "logs", "--embedded") as running:
+        assert any(line.startswith("not served: broken 1.0: ADAPTER_INVALID") for line in running.said)
         with ca.Client(running.address) as client:
             assert client.inspect("tiny", {"x": np.ones((1, 3), np.float32)}).predictions["output"].shape == (1, 2)
         assert psutil.Process(running.process.pid).children() == []

@@ -192,13 +192,13 @@ WRONG: dict[str, tuple[inspection_pb2.InspectRequest, Reason, str, str]] = {
         asked(check={"relative_tolerance": -1e-9}),
         Reason.INVALID_VALUE,
         "check.relative_tolerance",
-        "a tolerance is a number from 0 up",
+        "a tolerance is a finite number from 0 up",
     ),
     "tolerance of NaN": (
         asked(check={"relative_tolerance": float("nan")}),
         Reason.INVALID_VALUE,
         "check.relative_tolerance",
-        "a tolerance is a number from 0 up",
+        "a tolerance is a finite number from 0 up",
     ),
 }
 

@@ -6,7 +6,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from cutaway import archive
+from cutaway import packaging
 from examples.digits.train import train_and_save
 
 ADAPTER = Path(__file__).with_name("digits_adapter.py")
@@ -22,7 +22,7 @@ def package(store: Path) -> Path:
 
 def package_trained(weights: Path, store: Path) -> Path:
     """Write ``digits.mar`` into ``store``, from weights that are there already."""
-    return archive.build(
+    return packaging.build(
         model="digits",
         adapter=f"{ADAPTER}:Digits",
         weights=weights,

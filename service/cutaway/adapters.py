@@ -23,7 +23,6 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-import safetensors
 import torch
 from PIL import Image
 from safetensors.torch import load_file
@@ -238,8 +237,9 @@ def mount(adapter: Adapter, device: str) -> Subject:
         module = adapter.load(adapter.weights)
     except CutawayError:
         raise
-    except (RuntimeError, OSError, safetensors.SafetensorError) as failure:
-        raise error(Reason.ADAPTER_INVALID, f"{type(adapter).__name__}.load failed: {failure}") from failure
+    except Exception as failure:  # whatever an owner's code raises on a bad day
+        what = f"{type(adapter).__name__}.load raised {type(failure).__name__}: {failure}"
+        raise error(Reason.ADAPTER_INVALID, what) from failure
     if not isinstance(module, nn.Module):
         raise error(
             Reason.ADAPTER_INVALID,
@@ -252,6 +252,19 @@ def mount(adapter: Adapter, device: str) -> Subject:
         tuple(adapter.inputs) or signature_of(module),
         adapter.labels,
     )
+
+
+def make(kind: type[Adapter], options: Mapping[str, str], directory: Path, weights: Path | None) -> Adapter:
+    """An adapter for an unpacked archive.
+
+    Raises:
+        InvalidArgument: ``ADAPTER_INVALID``, where its own code raises.
+    """
+    try:
+        return kind(options, directory, weights)
+    except Exception as failure:
+        what = f"{kind.__name__} raised {type(failure).__name__}: {failure}"
+        raise error(Reason.ADAPTER_INVALID, what) from failure
 
 
 def find(spec: str, directory: Path) -> type[Adapter]:

@@ -51,8 +51,8 @@ def question(
     inputs: Inputs,
     *,
     target: TargetLike = None,
-    captures: Sequence[Capture | str] = (),
-    input_gradients: bool | Sequence[str] = False,
+    captures: Sequence[Capture | str] | str = (),
+    input_gradients: bool | Sequence[str] | str = False,
     attributions: Sequence[Attribution] = (),
     edits: Sequence[Never] = (),
     check: CheckLike = CheckMode.SAME_PASS,
@@ -76,18 +76,37 @@ def question(
     """
     if edits:
         raise error(Reason.NOT_IMPLEMENTED, "edits are part of the contract but not served yet", "edits")
-    raw = (inputs,) if isinstance(inputs, Raw) else () if isinstance(inputs, Mapping) else tuple(inputs)
     return InspectRequest(
         model=model,
-        tensors={name: as_array(array) for name, array in inputs.items()} if isinstance(inputs, Mapping) else {},
-        raw=raw,
+        **_inputs(inputs),
         target=_target(target),
-        captures=tuple(Capture(each) if isinstance(each, str) else each for each in captures),
+        captures=tuple(Capture(each) if isinstance(each, str) else each for each in _several(captures)),
         input_gradients=_gradients(input_gradients),
         attributions=tuple(attributions),
-        check=check if isinstance(check, CheckRequest) else CheckRequest(CheckMode(check)),
+        check=_check(check),
         max_reply_bytes=max_reply_bytes,
     )
+
+
+def _inputs(inputs: Inputs) -> dict[str, Any]:
+    if isinstance(inputs, Mapping):
+        return {"tensors": {name: as_array(array) for name, array in inputs.items()}}
+    raw = (inputs,) if isinstance(inputs, Raw) else tuple(inputs)
+    if not all(isinstance(each, Raw) for each in raw):
+        raise error(Reason.INVALID_VALUE, "inputs are arrays by name, one Raw, or several", "inputs")
+    return {"raw": raw}
+
+
+def _several(given: Sequence[T] | str) -> Sequence[T | str]:
+    return (given,) if isinstance(given, str) else given
+
+
+def _check(check: CheckLike) -> CheckRequest:
+    if isinstance(check, CheckRequest):
+        return check
+    if check not in list(CheckMode):
+        raise error(Reason.INVALID_VALUE, f"{check!r} is none of {', '.join(CheckMode)}", "check")
+    return CheckRequest(CheckMode(check))
 
 
 def _target(target: TargetLike) -> Target:
@@ -96,13 +115,15 @@ def _target(target: TargetLike) -> Target:
     if isinstance(target, Target):
         return target
     indices = (target,) if isinstance(target, (int, np.integer)) else target
+    if not all(isinstance(index, (int, np.integer)) for index in indices):
+        raise error(Reason.INVALID_VALUE, f"{target!r} is no class index, nor several, nor a Target", "target")
     return ClassIndex(tuple(int(index) for index in indices))
 
 
-def _gradients(wanted: bool | Sequence[str]) -> tuple[str, ...] | None:
+def _gradients(wanted: bool | Sequence[str] | str) -> tuple[str, ...] | None:
     if isinstance(wanted, bool):
         return () if wanted else None
-    return tuple(wanted)
+    return tuple(_several(wanted))
 
 
 def _routes(address: str) -> tuple[Routes, str]:

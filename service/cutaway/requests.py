@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from cutaway.errors import Reason, error
 from cutaway.tensors import Array, ArrayLike
 from cutaway.word import Word
 
@@ -52,6 +53,9 @@ class Capture:
     def points(self) -> tuple[Point, ...]:
         """``at`` as a tuple."""
         several = self.at if isinstance(self.at, tuple) else (self.at,)
+        for point in several:
+            if point not in list(Point):
+                raise error(Reason.INVALID_VALUE, f"{point!r} is none of {', '.join(Point)}", "points")
         return tuple(Point(point) for point in several)
 
 
@@ -99,8 +103,8 @@ class CheckRequest:
 
     Args:
         mode: where the raw hooks listen.
-        relative_tolerance: the largest error that still agrees, as a fraction of the reference's largest
-            magnitude; ``None`` is the method's own for the data type.
+        relative_tolerance: the largest error by which an attribution may differ from its reference and still agree, as
+            a fraction of the reference's largest magnitude; ``None`` is the method's own for the data type.
     """
 
     mode: CheckMode = CheckMode.SAME_PASS

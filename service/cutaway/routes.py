@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -73,14 +74,17 @@ class FrontDoor:
 
 
 class TorchServeDirect:
-    """Calls of TorchServe's own gRPC port, whose handler is ours."""
+    """Calls of TorchServe's own gRPC port, whose handler is ours.
+
+    They carry no deadline inside, as the front door's do: this clock may not be the worker's.
+    """
 
     def inspect(self, request: InspectRequest) -> Call[InspectResult]:
         """Ask a question."""
         payload = wire_requests.encode(request).SerializeToString()
         return Call(
             TORCHSERVE_PREDICTIONS,
-            predictions(*_split(request.model), {"inspect": payload}),
+            predictions(*parse_model(request.model), {"inspect": payload}),
             lambda data: _result(worker_response(prediction(data))),
         )
 
@@ -88,7 +92,7 @@ class TorchServeDirect:
         """Describe one model."""
         return Call(
             TORCHSERVE_PREDICTIONS,
-            predictions(*_split(model), {"describe": b""}),
+            predictions(*parse_model(model), {"describe": b""}),
             lambda data: _detail(worker_response(prediction(data))),
         )
 
@@ -114,7 +118,8 @@ def predictions(model: str, version: str, parts: dict[str, bytes]) -> bytes:
 
 def prediction(data: bytes) -> bytes:
     """What the handler returned, from TorchServe's serialised reply."""
-    return worker_pb2.TorchServePredictionResponse.FromString(data).prediction
+    with _readable():
+        return worker_pb2.TorchServePredictionResponse.FromString(data).prediction
 
 
 def worker_response(data: bytes) -> bytes:
@@ -123,10 +128,22 @@ def worker_response(data: bytes) -> bytes:
     Raises:
         CutawayError: the one that the worker sent instead.
     """
-    reply = worker_pb2.WorkerReply.FromString(data)
+    return answered(data).response
+
+
+def answered(data: bytes) -> worker_pb2.WorkerReply:
+    """The serialised `cutaway.v1.WorkerReply`, which holds a response.
+
+    Raises:
+        CutawayError: the failure that it holds instead; ``INTERNAL``, where it is no such reply.
+    """
+    with _readable():
+        reply = worker_pb2.WorkerReply.FromString(data)
     if reply.HasField("failure"):
         raise status.from_failure(reply.failure)
-    return reply.response
+    if not reply.HasField("response"):
+        raise error(Reason.INTERNAL, "what answered is no worker of Cutaway's")
+    return reply
 
 
 def torchserve_failure(code: int, details: str) -> CutawayError:
@@ -149,9 +166,16 @@ _TORCHSERVE_SAYS = (
 )
 
 
-def _split(model: str) -> tuple[str, str]:
-    name, _, version = model.partition("/versions/")
-    return name, version
+def parse_model(wanted: str) -> tuple[str, str]:
+    """Name and version in ``digits`` or ``digits/versions/1.0``; the version is empty where there is none.
+
+    Raises:
+        InvalidArgument: ``INVALID_VALUE``, where ``wanted`` is no model name at all.
+    """
+    parsed = re.fullmatch(r"(?:models/)?([^/]+)(?:/versions/([^/]+))?", wanted)
+    if parsed is None:
+        raise error(Reason.INVALID_VALUE, f"{wanted!r} is not of the form NAME or NAME/versions/VERSION", "model")
+    return parsed[1], parsed[2] or ""
 
 
 @contextmanager

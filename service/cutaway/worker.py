@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from cutaway import archive
-from cutaway.adapters import Adapter, TensorAdapter, find, mount
+from cutaway.adapters import Adapter, TensorAdapter, find, make, mount
 from cutaway.engine.arrays import from_numpy
 from cutaway.engine.describe import describe
 from cutaway.engine.inputs import validated
@@ -67,7 +67,7 @@ class Worker:
         """
         manifest = archive.unpacked(model_dir)
         weights = model_dir / manifest.weights if manifest.weights else None
-        adapter = find(manifest.adapter, model_dir)(manifest.options, model_dir, weights)
+        adapter = make(find(manifest.adapter, model_dir), manifest.options, model_dir, weights)
         name = ModelName(manifest.model, manifest.version)
         return cls(mount(adapter, device), adapter, name, Settings.load().max_message_bytes)
 
@@ -82,6 +82,10 @@ class Worker:
         """What this worker serves."""
         return self._name
 
+    def shares_with(self, other: Worker) -> bool:
+        """Whether the two have a module in common; hooks of one would then sit in the other."""
+        return not set(self._subject.module.modules()).isdisjoint(other._subject.module.modules())
+
     def answer(self, rows: Sequence[Row]) -> list[bytes]:
         """One serialised `cutaway.v1.WorkerReply` a row, in order. Never raises: an error is a reply."""
         return [self._answer(row) for row in rows]
@@ -91,7 +95,7 @@ class Worker:
         reply = worker_pb2.WorkerReply()
         try:
             reply.response = self._dispatch(row)
-        except Exception as failure:
+        except (Exception, SystemExit) as failure:  # a model that exits ends its own request, not the server
             reply.failure.CopyFrom(as_failure(failure))
         reply.worker_ms = (time.perf_counter() - start) * 1000
         return reply.SerializeToString()
@@ -164,14 +168,14 @@ def supplement(**timings: float) -> bytes:
     return message.SerializeToString()
 
 
-def as_failure(failure: Exception) -> worker_pb2.Failure:
+def as_failure(failure: BaseException) -> worker_pb2.Failure:
     """``failure`` as it travels in a reply; what is nobody's fault but ours goes to the log with its traceback."""
     if not isinstance(failure, CutawayError):
         failure = _named(failure)
     return worker_pb2.Failure(code=failure.code, reason=failure.reason, message=failure.message, field=failure.field)
 
 
-def _named(failure: Exception) -> CutawayError:
+def _named(failure: BaseException) -> CutawayError:
     if isinstance(failure, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(failure):
         return error(Reason.OUT_OF_MEMORY, "the request needs more memory than there is; send fewer rows, ask for less")
     log.error("a request failed in a way that nobody foresaw", exc_info=failure)

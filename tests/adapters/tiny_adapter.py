@@ -1,4 +1,6 @@
-"""A model too small to take time, and one that does not load."""
+"""A model too small to take time, and two that do not load."""
+
+import os
 
 import torch
 from torch import nn
@@ -31,3 +33,10 @@ class Broken(Adapter):
 
     def build(self) -> nn.Module:
         raise FileNotFoundError("the weights went missing")
+
+
+class Crashing(Adapter):
+    """Takes its process down with it."""
+
+    def build(self) -> nn.Module:
+        os._exit(3)

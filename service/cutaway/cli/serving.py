@@ -39,15 +39,13 @@ def package(
     response_timeout: Annotated[
         int, typer.Option(metavar="SECONDS", min=1, help="After how long a worker that does not answer is replaced.")
     ] = 120,
-    output: Annotated[
-        Path, typer.Option(metavar="DIR", file_okay=False, exists=True, help="Where the archive goes.")
-    ] = Path("."),
+    output: Annotated[Path, typer.Option(metavar="DIR", file_okay=False, help="Where the archive goes.")] = Path("."),
     force: Annotated[bool, typer.Option("--force", help="Replace an archive that is there already.")] = False,
 ) -> None:
     """Put a model and its adapter into an archive that can be served."""
     with screen.needing("server"):
-        from cutaway import archive
-    built = archive.build(
+        from cutaway import packaging
+    built = packaging.build(
         model=model,
         version=version,
         adapter=adapter,

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
+from cutaway.engine.balance import Balance
 from cutaway.engine.distance import Distance, cosine, distance
 from cutaway.engine.methods import Method
 from cutaway.engine.references import Evidence, Silent
@@ -22,12 +22,17 @@ COMPLETENESS_TOLERANCE = 0.02
 
 
 def checks(
-    question: Question, method: Method, values: Values, passes: Sequence[Pass], request: CheckRequest
+    question: Question,
+    method: Method,
+    values: Values,
+    passes: Sequence[Pass],
+    balance: Balance | None,
+    request: CheckRequest,
 ) -> tuple[Check, ...]:
-    """Everything that raw hooks can say about ``values``, the identity first."""
+    """Everything that raw hooks can say about ``values``, the identity first; then whether they add up."""
     made = [_identity(question, method, values, passes, request)]
-    if method.adds_up(question.request):
-        made.append(_completeness(question, values, request))
+    if balance is not None and method.adds_up(question.request):
+        made.append(_completeness(question, balance, request))
     return tuple(made)
 
 
@@ -114,23 +119,18 @@ def _coarsest(question: Question, values: Values, passes: Sequence[Pass]) -> tor
     return next((dtype for dtype in _BY_PRECISION if dtype in found), torch.float32)
 
 
-def _completeness(question: Question, values: Values, request: CheckRequest) -> Check:
+def _completeness(question: Question, balance: Balance, request: CheckRequest) -> Check:
     """Sundararajan et al. 2017, proposition 1: the attributions sum to f(input) - f(baseline)."""
-    total = _row_sums(values, question.rows)
-    mass = _row_sums({name: value.abs() for name, value in values.items()}, question.rows)
-    with torch.no_grad():
-        change = _scalars_at(question, dict(question.inputs)) - _scalars_at(
-            question, {**question.inputs, **question.baselines}
-        )
-    missing = (total - change).abs()
-    relative = float((missing / torch.maximum(mass, change.abs()).clamp(min=1e-30)).max())
+    missing = balance.delta.abs()
+    scale = torch.maximum(balance.mass, balance.change.abs()).clamp(min=1e-30)
+    relative = float((missing / scale).max())
     enough = relative <= COMPLETENESS_TOLERANCE
     return Check(
         "the sum of the attributions with the target's change from baseline to input (completeness)",
         request.mode,
         max_absolute_error=float(missing.max()),
         max_relative_error=relative,
-        cosine=cosine(total, change),
+        cosine=cosine(balance.total, balance.change),
         tolerance=COMPLETENESS_TOLERANCE,
         verdict=Verdict.AGREES if enough else Verdict.INCONCLUSIVE,
         reason=""
@@ -152,14 +152,3 @@ def _random(question: Question) -> bool:
     with torch.no_grad():
         first, second = (question.subject.run(question.inputs) for _ in range(2))
     return any(not torch.equal(first[name], second[name]) for name in first)
-
-
-def _scalars_at(question: Question, inputs: Values) -> Tensor:
-    outputs = question.subject.run(inputs)
-    return question.chosen.scalars(outputs).detach().cpu().double()
-
-
-def _row_sums(values: Values, rows: int) -> Tensor:
-    return torch.stack([value.detach().cpu().double().reshape(rows, -1).sum(dim=1) for value in values.values()]).sum(
-        dim=0
-    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import NamedTuple
 
 import captum
@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from cutaway.engine.arrays import to_numpy
+from cutaway.engine.balance import Balance, balance, scalars
 from cutaway.engine.checks import checks
 from cutaway.engine.collect import captures, classes, warnings
 from cutaway.engine.hooks import Seen, observing
@@ -186,23 +187,19 @@ def _attribute(
         if asked.layer and not any(tensor.is_floating_point() for tensor in inputs.values()):
             subject.guard.trainable()
         values, passes = _answer(asked, request.check.mode, timings)
+        balanced = balance(asked, values, outputs) if asked.baselines else None
         verdicts: tuple[Check, ...] = ()
         if request.check.mode is not CheckMode.OFF:
             with timed(timings, "check_ms"):
-                verdicts = checks(asked, TABLE[type(attribution)], values, passes, request.check)
-    return _result(asked, values, outputs, verdicts)
+                verdicts = checks(asked, TABLE[type(attribution)], values, passes, balanced, request.check)
+    return _result(asked, values, outputs, balanced, verdicts)
 
 
 def _explained_target(request: InspectRequest, attribution: Attribution, outputs: Outputs, inputs: Inputs) -> Chosen:
     if not TABLE[type(attribution)].differentiates:
         return Chosen(next(iter(outputs)), None)
-    with at("target") if attribution.target else _no_field():
+    with at("target") if attribution.target else nullcontext():
         return choose(attribution.target or request.target, outputs, _rows(inputs))
-
-
-@contextmanager
-def _no_field() -> Iterator[None]:
-    yield
 
 
 def _answer(asked: Question, mode: CheckMode, timings: Timings) -> tuple[Values, Sequence[Pass]]:
@@ -220,24 +217,19 @@ def _answer(asked: Question, mode: CheckMode, timings: Timings) -> tuple[Values,
         return values, visits(asked, method.points(asked), method.differentiates)
 
 
-def _result(asked: Question, values: Values, outputs: Outputs, verdicts: tuple[Check, ...]) -> AttributionResult:
+def _result(
+    asked: Question, values: Values, outputs: Outputs, balanced: Balance | None, verdicts: tuple[Check, ...]
+) -> AttributionResult:
     method = TABLE[type(asked.request)]
-    at_input = asked.chosen.scalars(outputs).double() if method.differentiates else None
-    at_baseline = delta = None
-    if asked.baselines and at_input is not None:
-        with torch.no_grad():
-            at_baseline = asked.chosen.scalars(asked.subject.run({**asked.inputs, **asked.baselines})).double()
-        if method.adds_up(asked.request):
-            total = sum(value.double().reshape(asked.rows, -1).sum(dim=1) for value in values.values())
-            delta = total - (at_input - at_baseline)
     indices = asked.chosen.indices if method.differentiates else None
+    adds_up = balanced is not None and method.adds_up(asked.request)
     return AttributionResult(
         method=type(asked.request).__name__,
         layer=asked.layer,
         values={name: to_numpy(value) for name, value in values.items()},
-        convergence_delta=None if delta is None else to_numpy(delta),
-        value_at_input=None if at_input is None else to_numpy(at_input),
-        value_at_baseline=None if at_baseline is None else to_numpy(at_baseline),
+        convergence_delta=to_numpy(balanced.delta) if balanced is not None and adds_up else None,
+        value_at_input=to_numpy(scalars(asked, outputs)) if method.differentiates else None,
+        value_at_baseline=None if balanced is None else to_numpy(balanced.at_baseline),
         targets=None if indices is None else to_numpy(indices),
         checks=verdicts,
     )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
+from queue import SimpleQueue
 from typing import Protocol
 
 import grpc.aio
@@ -32,8 +34,8 @@ class Backend(Protocol):
             CutawayError: nothing came back.
         """
 
-    async def close(self) -> None:
-        """Let go of what it holds."""
+    async def close(self, grace_s: float) -> None:
+        """Let go of what it holds; what still runs may go on for ``grace_s`` seconds."""
 
 
 def _deadline(timeout_s: float) -> bytes:
@@ -66,9 +68,9 @@ class Relay:
             code, _ = failure.code().value
             raise torchserve_failure(code, failure.details() or "") from None
 
-    async def close(self) -> None:
+    async def close(self, grace_s: float = 0.0) -> None:
         """Hang up."""
-        await self._channel.close()
+        await self._channel.close(grace_s)
 
 
 class Embedded:
@@ -77,21 +79,20 @@ class Embedded:
     Args:
         workers: the models.
         queue: calls that may wait for one model.
-        broken: models that could not be loaded, and why.
+        catalog: what can be asked for.
     """
 
-    def __init__(self, workers: Sequence[Worker], queue: int, broken: Mapping[str, str] | None = None) -> None:
-        self.catalog = Catalog([worker.name for worker in workers], broken)
+    def __init__(self, workers: Sequence[Worker], queue: int, catalog: Catalog) -> None:
+        self.catalog = catalog
         self._desks: Mapping[ModelName, _Desk] = {worker.name: _Desk(worker, queue) for worker in workers}
 
     async def call(self, name: ModelName, kind: str, payload: bytes, timeout_s: float) -> bytes:
         """Wait for the model's turn, and ask."""
         return await self._desks[name].call({kind: payload, "deadline": _deadline(timeout_s)}, timeout_s)
 
-    async def close(self) -> None:
-        """End the threads, once they have answered."""
-        for desk in self._desks.values():
-            desk.close()
+    async def close(self, grace_s: float) -> None:
+        """End the threads once they have answered, or leave them behind after ``grace_s``."""
+        await asyncio.gather(*(asyncio.to_thread(desk.close, grace_s) for desk in self._desks.values()))
 
 
 class _Desk:
@@ -99,26 +100,30 @@ class _Desk:
 
     def __init__(self, worker: Worker, queue: int) -> None:
         self._worker = worker
-        self._queue = queue
-        self._waiting = 0
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"cutaway-{worker.name.model}")
+        self._places = threading.BoundedSemaphore(queue)
+        self._jobs: SimpleQueue[tuple[Mapping[str, bytes], Future[bytes]] | None] = SimpleQueue()
+        # A daemon: a model that never returns must not keep the process from ending.
+        self._thread = threading.Thread(target=self._work, name=f"cutaway-{worker.name.model}", daemon=True)
+        self._thread.start()
 
     async def call(self, row: Mapping[str, bytes], timeout_s: float) -> bytes:
-        if self._waiting >= self._queue:
-            raise error(Reason.OVERLOADED, f"{self._waiting} calls are waiting for this model already; try again")
-        self._waiting += 1
-        # The count follows the thread's work, not the caller's patience: a call that was given up still holds its
-        # place until the thread has seen, and skipped, its row.
-        answer = asyncio.get_running_loop().run_in_executor(self._thread, self._worker.answer, [row])
-        answer.add_done_callback(self._served)
+        if not self._places.acquire(blocking=False):
+            raise error(Reason.OVERLOADED, "too many calls are waiting for this model already; try again")
+        answer: Future[bytes] = Future()
+        answer.add_done_callback(lambda _: self._places.release())
+        self._jobs.put((row, answer))
         try:
-            replies = await asyncio.wait_for(asyncio.shield(answer), timeout_s)
+            # Whoever stops waiting, by deadline or by hanging up, takes a row that has not begun out of the queue.
+            return await asyncio.wait_for(asyncio.wrap_future(answer), timeout_s)
         except asyncio.TimeoutError:
             raise error(Reason.DEADLINE_EXCEEDED, "the deadline passed before the model answered") from None
-        return replies[0]
 
-    def _served(self, _: asyncio.Future[list[bytes]]) -> None:
-        self._waiting -= 1
+    def close(self, grace_s: float) -> None:
+        self._jobs.put(None)
+        self._thread.join(grace_s)
 
-    def close(self) -> None:
-        self._thread.shutdown(wait=True, cancel_futures=True)
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            row, answer = job
+            if answer.set_running_or_notify_cancel():
+                answer.set_result(self._worker.answer([row])[0])

@@ -9,6 +9,7 @@ with serve({"net": module}) as server:
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,8 +17,11 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from cutaway import packaging
 from cutaway.adapters import Adapter
+from cutaway.errors import Reason, error
 from cutaway.gateway.backends import Embedded
+from cutaway.gateway.catalog import Catalog
 from cutaway.gateway.server import FrontDoor
 from cutaway.settings import Settings
 from cutaway.worker import Worker
@@ -47,10 +51,11 @@ def serve(
         settings: limits; by default from ``CUTAWAY_...`` environment variables.
 
     Raises:
-        CutawayError: a model cannot be served, or the address cannot be had.
+        CutawayError: a model cannot be served under its name, two models share modules, or the address cannot be had.
     """
     limits = (settings or Settings.load()).model_copy(update={"address": address})
     workers = [Worker.of(model, name, max_reply_bytes=limits.max_message_bytes) for name, model in models.items()]
+    _refuse_unservable(workers)
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="cutaway-front-door", daemon=True)
     thread.start()
@@ -68,6 +73,29 @@ def serve(
 
 async def _open(workers: list[Worker], settings: Settings) -> FrontDoor:
     # Inside the loop: gRPC's server belongs to the loop it is made in.
-    door = FrontDoor(Embedded(workers, settings.queue), settings)
-    await door.start()
+    catalog = Catalog([worker.name for worker in workers])
+    door = FrontDoor(Embedded(workers, settings.queue, catalog), settings)
+    try:
+        await door.start()
+    except BaseException:
+        await door.stop(0)
+        raise
     return door
+
+
+def _refuse_unservable(workers: list[Worker]) -> None:
+    for worker in workers:
+        if not packaging.is_model_name(worker.name.model):
+            raise error(
+                Reason.INVALID_VALUE,
+                f"{worker.name.model!r} is no model name: a letter, then letters, digits, _, . and -",
+                "models",
+            )
+    for one, other in itertools.combinations(workers, 2):
+        if one.shares_with(other):
+            raise error(
+                Reason.INVALID_VALUE,
+                f"{one.name.model!r} and {other.name.model!r} share modules, and hooks of one would sit in the other: "
+                "serve copies",
+                "models",
+            )

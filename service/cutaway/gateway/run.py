@@ -16,7 +16,6 @@ import structlog
 from cutaway import archive
 from cutaway.errors import CutawayError, Reason, error
 from cutaway.gateway.backends import Backend, Embedded, Relay
-from cutaway.gateway.catalog import Catalog
 from cutaway.gateway.server import FrontDoor
 from cutaway.gateway.store import Store, look_into
 from cutaway.gateway.torchserve import TorchServe
@@ -57,7 +56,7 @@ def run(model_store: Path, settings: Settings, *, embedded: bool, workers: int |
 async def _run(model_store: Path, settings: Settings, embedded: bool, workers: int | None, announce: Announce) -> int:
     stopped = _on_signals()
     store = look_into(model_store)
-    for why in store.broken.values():
+    for why in store.faults:
         announce(f"not served: {why}")
     behind = _in_process(store, settings, announce) if embedded else _torchserve(store, settings, workers, announce)
     async with AsyncExitStack() as stack:
@@ -66,12 +65,12 @@ async def _run(model_store: Path, settings: Settings, embedded: bool, workers: i
             return 0
         backend, ended = entered
         door = FrontDoor(backend, settings)
+        stack.push_async_callback(door.stop, settings.grace_s)
         await door.start()
         for name in backend.catalog.all():
             announce(f"serving {name.model} {name.version}")
         announce(f"ready: {door.address}")
         await asyncio.wait([stopped, ended], return_when=asyncio.FIRST_COMPLETED)
-        await door.stop(settings.grace_s)
     announce("stopped" if stopped.done() else "stopped, because TorchServe ended by itself; its log says why")
     return 0 if stopped.done() else 1
 
@@ -110,11 +109,11 @@ async def _in_process(
         workers = []
         for name, directory in directories.items():
             try:
-                workers.append(Worker.load(directory, device="cpu"))
+                workers.append(await asyncio.to_thread(Worker.load, directory, device="cpu"))
             except CutawayError as failure:
                 _give_up(store, name, str(failure), announce)
         _refuse_none(store)
-        yield Embedded(workers, settings.queue, store.broken), asyncio.get_running_loop().create_future()
+        yield Embedded(workers, settings.queue, store.catalog), asyncio.get_running_loop().create_future()
 
 
 @contextmanager
@@ -137,33 +136,37 @@ async def _torchserve(
         workers=workers,
         max_message_bytes=settings.max_message_bytes,
         log_dir=settings.log_dir,
+        start_timeout_s=settings.start_timeout_s,
     )
     announce(f"starting TorchServe; its log is in {settings.log_dir}")
     starting = asyncio.ensure_future(asyncio.to_thread(server.start))
+    ended = asyncio.ensure_future(_end_of(server, starting))
     try:
         await asyncio.shield(starting)
-        await asyncio.wait_for(_answering(server, store, announce), settings.start_timeout_s)
+        await _answering(server, store, settings.start_timeout_s, announce)
         _refuse_none(store)
-        ended = asyncio.ensure_future(_end_of(server))
-        yield Relay(server.inference_address, Catalog(store.archives, store.broken)), ended
-    except asyncio.TimeoutError:
-        raise error(
-            Reason.BACKEND_UNAVAILABLE, f"models did not load within {settings.start_timeout_s:g} s; see the log"
-        ) from None
+        yield Relay(server.inference_address, store.catalog), ended
     finally:
+        ended.cancel()
         # A start that is given up half-way must end before what it started can be ended.
         await asyncio.wait([starting])
         await asyncio.to_thread(server.stop, settings.grace_s)
 
 
-async def _answering(server: TorchServe, store: Store, announce: Announce) -> None:
-    """Return once every model has answered a real call, or has said why it never will."""
-    probe = Relay(server.inference_address, Catalog(store.archives))
+async def _answering(server: TorchServe, store: Store, timeout_s: float, announce: Announce) -> None:
+    """Return once every model has answered a real call, has said why it never will, or has had its time."""
+    probe = Relay(server.inference_address, store.catalog)
+
+    async def first(name: ModelName) -> None:
+        try:
+            why = await asyncio.wait_for(_first_answer(server, probe, name), timeout_s)
+        except asyncio.TimeoutError:
+            why = f"it did not answer within {timeout_s:g} s; TorchServe's log may say why"
+        if why:
+            _give_up(store, name, why, announce)
+
     try:
-        for name in list(store.archives):
-            why = await _first_answer(server, probe, name)
-            if why:
-                _give_up(store, name, why, announce)
+        await asyncio.gather(*map(first, list(store.archives)))
     finally:
         await probe.close()
 
@@ -203,7 +206,8 @@ def _load_failure(log: str, name: ModelName) -> str:
     return next((line.partition(mark)[2] for line in log.splitlines() if mark in line), "")
 
 
-async def _end_of(server: TorchServe) -> None:
+async def _end_of(server: TorchServe, starting: asyncio.Future[None]) -> None:
+    await asyncio.wait([starting])
     while server.poll() is None:  # noqa: ASYNC110  # a process tells nobody when it ends
         await asyncio.sleep(_PAUSE_S)
 
@@ -215,4 +219,4 @@ def _give_up(store: Store, name: ModelName, why: str, announce: Announce) -> Non
 
 def _refuse_none(store: Store) -> None:
     if not store.archives:
-        raise error(Reason.MODEL_NOT_LOADED, "no model could be loaded: " + "; ".join(store.broken.values()))
+        raise error(Reason.MODEL_NOT_LOADED, "no model could be loaded: " + "; ".join(store.faults))

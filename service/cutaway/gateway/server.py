@@ -65,7 +65,7 @@ class FrontDoor:
         """Take no more calls, let running ones finish for ``grace_s`` seconds, close the backend."""
         await self._set_health(_NOT_SERVING)
         await self._server.stop(grace_s)
-        await self._backend.close()
+        await self._backend.close(grace_s)
 
     async def _set_health(self, state: int) -> None:
         for service in ("", SERVICE):

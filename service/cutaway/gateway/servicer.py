@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
 import structlog
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from cutaway.errors import CutawayError, Reason, error
 from cutaway.gateway.backends import Backend
 from cutaway.results import ModelName
-from cutaway.routes import SERVICE
+from cutaway.routes import SERVICE, answered
 from cutaway.v1 import inspection_service_pb2, worker_pb2
 from cutaway.wire import models as wire_models
 from cutaway.wire import status
+from cutaway.wire.strict import refuse_unserved
 from cutaway.worker import supplement
 
 log = structlog.get_logger(__name__)
 
 Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
 Handler: TypeAlias = Callable[[bytes, float], Awaitable[bytes]]
+
+M = TypeVar("M", bound=Message)
 
 _PAGE = 100
 _LONGEST_CALL_S = 24 * 3600.0
@@ -59,37 +62,37 @@ class Servicer:
         return grpc.method_handlers_generic_handler(SERVICE, handlers)
 
     async def _list_models(self, data: bytes, timeout_s: float) -> bytes:
-        request = inspection_service_pb2.ListModelsRequest.FromString(data)
+        request = _parsed(inspection_service_pb2.ListModelsRequest, data)
+        refuse_unserved(request)
         page, token = _page(self._backend.catalog.all(), request.page_size, request.page_token)
         return inspection_service_pb2.ListModelsResponse(
             models=[wire_models.encode_name(name) for name in page], next_page_token=token
         ).SerializeToString()
 
     async def _get_model(self, data: bytes, timeout_s: float) -> bytes:
-        return (await self._ask("describe", data, timeout_s)).response
+        request = _parsed(inspection_service_pb2.GetModelRequest, data)
+        refuse_unserved(request)
+        return (await self._ask("describe", request.model, b"", timeout_s)).response
 
     async def _inspect(self, data: bytes, timeout_s: float) -> bytes:
         start = time.perf_counter()
-        reply = await self._ask("inspect", data, timeout_s)
+        if len(data) > self._max_message_bytes:
+            raise error(
+                Reason.REQUEST_TOO_LARGE, f"the request has {len(data)} bytes, {self._max_message_bytes} are allowed"
+            )
+        wanted = _parsed(worker_pb2.RoutedRequest, data).model
+        reply = await self._ask("inspect", wanted, data, timeout_s)
         elsewhere_ms = (time.perf_counter() - start) * 1000 - reply.worker_ms
         return reply.response + supplement(queue_ms=elsewhere_ms)
 
     async def _inspect_stream(self, data: bytes, timeout_s: float) -> bytes:
         raise error(Reason.NOT_IMPLEMENTED, "replies in pieces are not served yet; call Inspect", "InspectStream")
 
-    async def _ask(self, kind: str, data: bytes, timeout_s: float) -> worker_pb2.WorkerReply:
-        if len(data) > self._max_message_bytes:
-            raise error(
-                Reason.REQUEST_TOO_LARGE, f"the request has {len(data)} bytes, {self._max_message_bytes} are allowed"
-            )
-        wanted = worker_pb2.RoutedRequest.FromString(data).model
+    async def _ask(self, kind: str, wanted: str, data: bytes, timeout_s: float) -> worker_pb2.WorkerReply:
         if not wanted:
             raise error(Reason.INVALID_VALUE, "name the model", "model")
         name = self._backend.catalog.resolve(wanted)
-        reply = worker_pb2.WorkerReply.FromString(await self._backend.call(name, kind, data, timeout_s))
-        if reply.HasField("failure"):
-            raise status.from_failure(reply.failure)
-        return reply
+        return answered(await self._backend.call(name, kind, data, timeout_s))
 
     def _guarded(self, method: Handler) -> Callable[[bytes, Context], Awaitable[bytes]]:
         """``method`` with every error as a gRPC status: the one place where that happens."""
@@ -99,9 +102,6 @@ class Servicer:
                 return await method(data, self._remaining(context))
             except CutawayError as failure:
                 return await _abort(context, failure)
-            except DecodeError:
-                what = f"the {len(data)} bytes are not the request message of this method"
-                return await _abort(context, error(Reason.MALFORMED_REQUEST, what))
             except Exception as failure:
                 log.exception("call failed in a way that nobody foresaw")
                 return await _abort(context, error(Reason.INTERNAL, type(failure).__name__))
@@ -110,13 +110,22 @@ class Servicer:
 
     def _remaining(self, context: Context) -> float:
         left: float | None = context.time_remaining()  # None without a deadline, whatever the stubs say
-        return min(left or self._default_deadline_s, _LONGEST_CALL_S)
+        return self._default_deadline_s if left is None else min(left, _LONGEST_CALL_S)
 
 
 async def _abort(context: Context, failure: CutawayError) -> bytes:
     details = ((status.DETAILS_KEY, status.encode(failure)),)
     await context.abort(_CODES[failure.code], status.text(failure), details)
     raise AssertionError("abort() always raises")
+
+
+def _parsed(kind: type[M], data: bytes) -> M:
+    try:
+        return kind.FromString(data)
+    except DecodeError:
+        raise error(
+            Reason.MALFORMED_REQUEST, f"the {len(data)} bytes are not the request message of this method"
+        ) from None
 
 
 def _page(names: list[ModelName], size: int, token: str) -> tuple[list[ModelName], str]:

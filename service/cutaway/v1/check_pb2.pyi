@@ -91,8 +91,9 @@ class CheckRequest(_message.Message):
     mode: Global___CheckMode.ValueType
     """Default: SAME_PASS."""
     relative_tolerance: _builtins.float
-    """Largest error that still agrees, as a fraction of the reference's largest magnitude.
-    Default: by method and data type, and always stated in the reply.
+    """Largest error by which an attribution may differ from its reference and still agree, as a fraction of
+    the reference's largest magnitude; axioms have tolerances of their own. Default: by method and data
+    type, and always stated in the reply.
     """
     def __init__(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -185,6 +186,6 @@ def _decode_check(message: check_pb2.CheckRequest) -> CheckRequest:
         mode = CHECK_MODES.to_plain(message.mode)
     if not message.HasField("relative_tolerance"):
         return CheckRequest(mode)
-    if not message.relative_tolerance >= 0:
-        raise error(Reason.INVALID_VALUE, "a tolerance is a number from 0 up", "relative_tolerance")
+    if not 0 <= message.relative_tolerance < math.inf:
+        raise error(Reason.INVALID_VALUE, "a tolerance is a finite number from 0 up", "relative_tolerance")
     return CheckRequest(mode, message.relative_tolerance)

@@ -1,0 +1,60 @@
+"""Whether attributions add up: the explained scalar at both ends of a path, and the sum of what is attributed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cutaway.engine.subject import Outputs
+from cutaway.engine.witness import Question, Values
+
+
+@dataclass(frozen=True)
+class Balance:
+    """The two sides of completeness, [batch] each, float64 on the host.
+
+    Attributes:
+        at_input: the explained scalar at the input.
+        at_baseline: the same at the baseline.
+        total: the sum of each row's attributions.
+        mass: the sum of their magnitudes.
+    """
+
+    at_input: Tensor
+    at_baseline: Tensor
+    total: Tensor
+    mass: Tensor
+
+    @property
+    def change(self) -> Tensor:
+        """What the attributions are to add up to."""
+        return self.at_input - self.at_baseline
+
+    @property
+    def delta(self) -> Tensor:
+        """By how much they do not: the convergence delta."""
+        return self.total - self.change
+
+
+def balance(question: Question, values: Values, outputs: Outputs) -> Balance:
+    """Hold the sum of ``values`` against the target's change from the baseline to ``outputs``."""
+    with torch.no_grad():
+        at_baseline = question.subject.run({**question.inputs, **question.baselines})
+    return Balance(
+        scalars(question, outputs),
+        scalars(question, at_baseline),
+        _row_sums(values, question.rows),
+        _row_sums({name: value.abs() for name, value in values.items()}, question.rows),
+    )
+
+
+def scalars(question: Question, outputs: Outputs) -> Tensor:
+    """[batch], the explained scalar, float64 on the host."""
+    return question.chosen.scalars(outputs).detach().cpu().double()
+
+
+def _row_sums(values: Values, rows: int) -> Tensor:
+    sums = [value.detach().cpu().double().reshape(rows, -1).sum(dim=1) for value in values.values()]
+    return torch.stack(sums).sum(dim=0)
