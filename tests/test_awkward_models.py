@@ -31,11 +31,6 @@ from tests.handmade import Handmade
 Build = Callable[[], nn.Module]
 
 
-@pytest.fixture(autouse=True)
-def no_hook_is_left() -> None:
-    """Here `ask` looks at each model's own hooks, which is quicker than the search of all that is alive."""
-
-
 POINTS: tuple[PointName, ...] = ("input", "output", "grad_input", "grad_output")
 ASKED: tuple[tuple[PointName, ...], ...] = (*((point,) for point in POINTS), POINTS)
 

@@ -27,11 +27,6 @@ CHECKED = (CheckMode.SAME_PASS, CheckMode.INDEPENDENT)
 RELATIVE = 1e-6
 
 
-@pytest.fixture(autouse=True)
-def no_hook_is_left() -> None:
-    """Here `ask` looks at each model's own hooks, which is quicker than the search of all that is alive."""
-
-
 class Small(nn.Module):
     """An image to three logits, with kinks; its two convolutions return the same shape."""
 
