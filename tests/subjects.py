@@ -52,7 +52,7 @@ class Subject:
 
 def digits(store: Path) -> Subject:
     """Three handwritten digits that training never saw."""
-    adapter, model = _built(store / "digits.mar")
+    adapter, model = _built(store / "digits-1.0.mar")
     return Subject(
         "digits",
         adapter,
@@ -78,7 +78,7 @@ def digits(store: Path) -> Subject:
 
 def sentences(store: Path) -> Subject:
     """Two sentences for MiniLM, padded to one length."""
-    adapter, model = _built(store / "sentences.mar")
+    adapter, model = _built(store / "sentences-1.0.mar")
     texts = (b"A cutaway shows a machine running.", b"It is raining.")
     inputs = adapter.collate([adapter.preprocess(text, "text/plain") for text in texts])
     attention, block = "encoder.layer.0.attention.self", "encoder.layer.5"
@@ -100,7 +100,7 @@ def sentences(store: Path) -> Subject:
 
 def resnet(store: Path) -> Subject:
     """Two images of seeded noise for a ResNet-50."""
-    adapter, model = _built(store / "resnet.mar")
+    adapter, model = _built(store / "resnet-1.0.mar")
     image = np.random.default_rng(0).standard_normal((2, 3, 64, 64)).astype(np.float32)
     stage = "resnet.encoder.stages.2.layers.0"
     return Subject(

@@ -82,7 +82,7 @@ def test_round_trip(build: Build) -> None:
 
     manifest = archive.read(path)
 
-    assert path.name == "tiny.mar"
+    assert path.name == "tiny-2.1.mar"
     assert (manifest.model, manifest.version) == ("tiny", "2.1")
     assert manifest.adapter == "tiny_adapter.py:Tiny"
     assert manifest.weights == "tiny.safetensors"
@@ -142,8 +142,8 @@ def test_a_build_that_fails_leaves_nothing(build: Build, tmp_path: Path, monkeyp
     with pytest.raises(KeyboardInterrupt):
         build(force=True, version="9.9")
 
-    assert archive.read(tmp_path / "tiny.mar") == before
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["source", "tiny.mar"]
+    assert archive.read(tmp_path / "tiny-1.0.mar") == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["source", "tiny-1.0.mar"]
 
 
 def test_a_stranger_s_directory_in_tmp_survives(build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,15 +237,15 @@ def test_settings_start_at_one(build: Build, name: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"cutaway.json": None}, "tiny.mar: cutaway.json is missing"),
-        ({"MAR-INF/MANIFEST.json": None}, "tiny.mar: MAR-INF/MANIFEST.json is missing"),
-        ({"tiny_adapter.py": None}, "tiny.mar: tiny_adapter.py is missing"),
-        ({"tiny.safetensors": None}, "tiny.mar: tiny.safetensors is missing"),
-        ({"tiny.safetensors": b"others"}, "tiny.mar: tiny.safetensors is not what was packaged"),
-        ({"cutaway.json": b"{"}, "tiny.mar: cutaway.json is not JSON"),
-        ({"cutaway.json": b"[]"}, "tiny.mar: cutaway.json does not hold what it should"),
-        ({"cutaway.json": b'{"schema": 2}'}, "tiny.mar: cutaway.json has schema 2"),
-        ({"cutaway.json": b'{"schema": 1, "options": {}}'}, "tiny.mar: cutaway.json does not hold what it should"),
+        ({"cutaway.json": None}, "tiny-1.0.mar: cutaway.json is missing"),
+        ({"MAR-INF/MANIFEST.json": None}, "tiny-1.0.mar: MAR-INF/MANIFEST.json is missing"),
+        ({"tiny_adapter.py": None}, "tiny-1.0.mar: tiny_adapter.py is missing"),
+        ({"tiny.safetensors": None}, "tiny-1.0.mar: tiny.safetensors is missing"),
+        ({"tiny.safetensors": b"others"}, "tiny-1.0.mar: tiny.safetensors is not what was packaged"),
+        ({"cutaway.json": b"{"}, "tiny-1.0.mar: cutaway.json is not JSON"),
+        ({"cutaway.json": b"[]"}, "tiny-1.0.mar: cutaway.json does not hold what it should"),
+        ({"cutaway.json": b'{"schema": 2}'}, "tiny-1.0.mar: cutaway.json has schema 2"),
+        ({"cutaway.json": b'{"schema": 1, "options": {}}'}, "tiny-1.0.mar: cutaway.json does not hold what it should"),
         ({"MAR-INF/MANIFEST.json": b'{"model": {"modelName": "other"}}'}, "do not name the same model"),
         ({"MAR-INF/MANIFEST.json": b'{"model": 3}'}, "do not name the same model"),
     ],
@@ -282,7 +282,7 @@ def test_files_that_are_no_archives(tmp_path: Path, data: bytes) -> None:
 
 def test_a_missing_archive(tmp_path: Path) -> None:
     """A file that is not there is not called damaged."""
-    failure = refused(Reason.MODEL_NOT_FOUND, lambda: archive.read(tmp_path / "tiny.mar"))
+    failure = refused(Reason.MODEL_NOT_FOUND, lambda: archive.read(tmp_path / "tiny-1.0.mar"))
 
     assert "there is no such file" in failure.message
 

@@ -229,7 +229,7 @@ def test_packages_then_serves_then_answers(tmp_path: Path, image: Path) -> None:
     """From an adapter's file to an answer, by the commands that each step prints."""
     (tmp_path / "tiny_pets.py").write_text(ADAPTER)
     made = said("package", "tiny", "--adapter", f"{tmp_path / 'tiny_pets.py'}:Tiny", "--output", tmp_path)
-    assert f"built {tmp_path / 'tiny.mar'} (" in made
+    assert f"built {tmp_path / 'tiny-1.0.mar'} (" in made
     assert f"next: cutaway serve --model-store {tmp_path}\n" in made
     with serving(tmp_path, tmp_path / "logs", "--embedded") as server:
         assert server.said == ["serving tiny 1.0", f"ready: {server.address}"]
@@ -244,14 +244,16 @@ def test_package_hands_everything_over(tmp_path: Path) -> None:
     command = ["package", "tiny", "--adapter", f"{tmp_path / 'tiny_pets.py'}:Tiny", "--output", tmp_path]
     more = ["--version", "2.1", "--option", "a=b=c", "--option", "d=e", "--extra", tmp_path / "words.txt"]
     said(*command, *more, "--batch-size", 4, "--max-batch-delay", 3, "--workers", 2, "--response-timeout", 9)
-    manifest = archive.read(tmp_path / "tiny.mar")
+    manifest = archive.read(tmp_path / "tiny-2.1.mar")
     assert (manifest.version, manifest.options) == ("2.1", {"a": "b=c", "d": "e"})
-    archive.unpack(tmp_path / "tiny.mar", tmp_path / "unpacked")
+    archive.unpack(tmp_path / "tiny-2.1.mar", tmp_path / "unpacked")
     assert (tmp_path / "unpacked" / "words.txt").read_text() == "cat"
     config = (tmp_path / "unpacked" / archive.MODEL_CONFIG).read_text().split()
     assert [config[config.index(f"{key}:") + 1] for key in ("batchSize", "maxBatchDelay", "minWorkers")] == list("432")
-    refused = cutaway(*command)
+    refused = cutaway(*command, *more)
     assert refused.returncode == 1
     assert refused.stderr.startswith("INVALID_VALUE [destination]: ")
-    said(*command, "--force")
-    assert archive.read(tmp_path / "tiny.mar").version == "1.0"
+    said(*command, "--version", "2.1", "--force")
+    assert archive.read(tmp_path / "tiny-2.1.mar").options == {}
+    said(*command)  # another version is another archive
+    assert archive.read(tmp_path / "tiny-1.0.mar").version == "1.0"

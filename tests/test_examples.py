@@ -150,9 +150,9 @@ def test_long_texts_are_refused(client: ca.Client) -> None:
 )
 def test_archives_load(store: Path, tmp_path: Path, model: str, adapter: str) -> None:
     """What the examples package is sound, and loads from the archive's own files alone."""
-    manifest = archive.read(store / f"{model}.mar")
+    manifest = archive.read(store / f"{model}-1.0.mar")
     assert (manifest.model, manifest.adapter) == (model, adapter)
-    archive.unpack(store / f"{model}.mar", tmp_path)
+    archive.unpack(store / f"{model}-1.0.mar", tmp_path)
     assert Worker.load(tmp_path, device="cpu").name.model == model
 
 

@@ -176,9 +176,8 @@ def small_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store with one small model in two versions, and one whose code does not load."""
     directory = tmp_path_factory.mktemp("small")
     code = Path(__file__).parent / "adapters" / "tiny_adapter.py"
-    first = package(directory, "tiny", f"{code}:Tiny")
-    first.rename(directory / "tiny-1.mar")
-    package(directory, "tiny", f"{code}:Tiny", version="1.10").rename(directory / "tiny-10.mar")
+    package(directory, "tiny", f"{code}:Tiny")
+    package(directory, "tiny", f"{code}:Tiny", version="1.10")
     package(directory, "broken", f"{code}:Broken")
     return directory
 

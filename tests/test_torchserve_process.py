@@ -341,7 +341,7 @@ def test_run_directories_are_short(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_a_model_that_does_not_load(tmp_path: Path) -> None:
     """The log says in one line why our handler could not load a model, with no page of traceback at every attempt."""
     package(tmp_path, "empty", "cutaway.adapters:Adapter")
-    with TorchServe(tmp_path, ["empty.mar"], max_message_bytes=MESSAGE_BYTES) as server:
+    with TorchServe(tmp_path, ["empty-1.0.mar"], max_message_bytes=MESSAGE_BYTES) as server:
         until(lambda: "cutaway cannot load" in server.log_tail())
 
     assert (

@@ -13,7 +13,7 @@ ADAPTER = Path(__file__).with_name("digits_adapter.py")
 
 
 def package(store: Path) -> Path:
-    """Train, and write ``digits.mar`` into ``store``; returns its path."""
+    """Train, and write ``digits-1.0.mar`` into ``store``; returns its path."""
     with tempfile.TemporaryDirectory() as scratch:
         weights = Path(scratch) / "digits.safetensors"
         train_and_save(weights)
@@ -21,7 +21,7 @@ def package(store: Path) -> Path:
 
 
 def package_trained(weights: Path, store: Path) -> Path:
-    """Write ``digits.mar`` into ``store``, from weights that are there already."""
+    """Write ``digits-1.0.mar`` into ``store``, from weights that are there already."""
     return packaging.build(
         model="digits",
         adapter=f"{ADAPTER}:Digits",

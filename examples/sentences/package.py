@@ -21,7 +21,7 @@ def model_directory() -> Path:
 
 
 def package(store: Path) -> Path:
-    """Write ``sentences.mar`` into ``store``; returns its path."""
+    """Write ``sentences-1.0.mar`` into ``store``; returns its path."""
     source = model_directory()
     return packaging.build(
         model="sentences",

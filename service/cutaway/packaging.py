@@ -54,7 +54,7 @@ def build(
     destination: Path,
     force: bool = False,
 ) -> Path:
-    """Build ``<destination>/<model>.mar`` and return its path.
+    """Build ``<destination>/<model>-<version>.mar`` and return its path.
 
     Args:
         model: the name to serve the model under.
@@ -74,7 +74,7 @@ def build(
         raise _invalid(f"{model!r} is no model name: a letter, then letters, digits, _, . and -", "model")
     if not _VERSION.fullmatch(version):
         raise _invalid(f"{version!r} is no version: letters, digits, _, . and -", "version")
-    target = destination / f"{model}.mar"
+    target = destination / f"{model}-{version}.mar"
     if target.exists() and not force:
         raise _invalid(f"{target} is there already; --force (force=True) replaces it", "destination")
     name, files = _adapter(adapter)
