@@ -132,6 +132,8 @@ class _Tap:
         self._points = points
         self._copies = copies
         self._open: list[tuple[Call, list[Tensor]]] = []
+        # Only a gradient at what comes out asks whether that is still what went in.
+        self._outgoing = Point.GRAD_OUTPUT in points
 
     def register(self, module: nn.Module) -> list[RemovableHandle]:
         """Sit down on ``module``. The hook behind is called also where forward raises, so that a call that fails and
@@ -145,7 +147,8 @@ class _Tap:
         call = Call()
         if not _in_backward():
             self._seen.calls[self._name].append(call)
-        self._open.append((call, [*leaves(args).values(), *leaves(kwargs).values()]))
+        taken = [*leaves(args).values(), *leaves(kwargs).values()] if self._outgoing else []
+        self._open.append((call, taken))
 
         def see(path: Path, tensor: Tensor) -> Tensor:
             return self._see(call, (Point.INPUT, Point.GRAD_INPUT), path, tensor, shared=True)
@@ -156,7 +159,7 @@ class _Tap:
 
     def _after(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         call, taken = self._open.pop()
-        taken = [*taken, *leaves(args).values(), *leaves(kwargs).values()]
+        taken += [*leaves(args).values(), *leaves(kwargs).values()] if self._outgoing else []
 
         def see(path: Path, tensor: Tensor) -> Tensor:
             shared = any(_overlap(tensor, each) for each in taken)

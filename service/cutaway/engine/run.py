@@ -45,7 +45,7 @@ def inspect(subject: Subject, request: InspectRequest, inputs: Inputs) -> Inspec
     subject.passes.reset()
     # Whatever grad mode the caller is in; tensors that were made under inference_mode cannot be differentiated.
     with torch.inference_mode(False), torch.enable_grad(), subject.guard.untouched():
-        given = {name: tensor.clone() for name, tensor in inputs.items()}
+        given = {name: tensor.clone() if tensor.is_inference() else tensor for name, tensor in inputs.items()}
         todo = plan(subject, request, given)
         first = _primary(subject, request, given, todo, timings)
         _refuse_silent_layers(request, subject, first.seen)
