@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -25,7 +26,10 @@ from model_archiver.model_packaging_utils import ModelExportUtils
 
 from cutaway.errors import CutawayError, Reason
 from cutaway.gateway import torchserve
+from cutaway.gateway.backends import Relay
+from cutaway.gateway.catalog import Catalog
 from cutaway.gateway.torchserve import TorchServe
+from cutaway.results import ModelName
 from cutaway.routes import TORCHSERVE_PREDICTIONS, prediction, predictions
 from tests.serving import package
 
@@ -137,6 +141,22 @@ def test_a_worker_answers(server: TorchServe) -> None:
     assert said["row"] == {"inspect": "who is there"}
     assert said["python"] == sys.executable
     assert server.poll() is None
+
+
+def test_the_front_doors_deadline_reaches_the_worker(server: TorchServe) -> None:
+    """TorchServe passes no metadata on, so the deadline travels inside: the worker gets it, as Unix seconds."""
+
+    async def relayed() -> bytes:
+        relay = Relay(server.inference_address, Catalog([]))
+        try:
+            return await relay.call(ModelName("echo", "1.0"), "inspect", b"hello", PATIENCE_S)
+        finally:
+            await relay.close()
+
+    before = time.time()
+    row = json.loads(asyncio.run(relayed()))["row"]
+    assert row["inspect"] == "hello"
+    assert before + PATIENCE_S <= float(row["deadline"]) + 1e-3 <= time.time() + PATIENCE_S + 1e-3
 
 
 def test_messages_may_be_as_large_as_was_said(server: TorchServe) -> None:
