@@ -48,6 +48,9 @@ ATTRIBUTIONS = (
     ca.LayerGradientXActivation(layer="relu3"),
 )
 
+CHANNELS = 32
+"""Of conv2."""
+
 _SERVE = ("serve", "--model-store", str(STORE), "--address", "127.0.0.1:0")
 _READY = re.compile(r"^ready: (\S+)\n", re.MULTILINE)
 _START_TIMEOUT_S = 240.0
@@ -108,7 +111,9 @@ def ask_server(digit: Examples, *options: str, name: str) -> ca.InspectResult:
         with ca.Client(address) as client:
             first, _ = ask(client, digit)
             later, result = ask(client, digit)
-        console.print(f"one call for all of it: {first:.0f} ms; the same again: {later:.0f} ms")
+            console.print(f"one call for all of it: {first:.0f} ms; the same again: {later:.0f} ms")
+            if not options:
+                console.print("", what_if(client, digit))
     return result
 
 
@@ -124,6 +129,24 @@ def ask(client: ca.Client, digit: Examples) -> tuple[float, ca.InspectResult]:
         check="same_pass",
     )
     return (time.perf_counter() - start) * 1000, result
+
+
+def what_if(client: ca.Client, digit: Examples) -> Table:
+    """What the prediction hangs on: each channel of conv2 is set to zero, in a request of its own."""
+    image = ca.Raw(as_png(digit.pixels[0]), "image/png")
+    found = []
+    for channel in range(CHANNELS):
+        edit = ca.Zero("conv2", slices=(ca.Slice(axis=1, start=channel, stop=channel + 1),))
+        result = client.inspect("digits", image, edits=[edit], compare=True)
+        before, after = result.unedited_classes[0], result.classes[0]
+        logits = result.predictions["output"][0]
+        left = np.exp(logits[before.index] - logits.max()) / np.exp(logits - logits.max()).sum()
+        found.append((left, channel, before, after))
+    title = "What if a channel of conv2 were zero? The worst:"
+    table = tables.heading(title, "channel", "the model says", "instead of", "which falls to", numbers=1)
+    for left, channel, before, after in sorted(found, key=lambda each: each[0])[:3]:
+        table.add_row(str(channel), after.label, f"{before.label} ({before.probability:.1%})", f"{left:.1%}")
+    return table
 
 
 @contextmanager

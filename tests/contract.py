@@ -52,6 +52,46 @@ def message_type(field: FieldDescriptor) -> Descriptor | None:
     return found  # None for a scalar, whatever the stubs say
 
 
+REQUIRED: dict[str, dict[str, Any]] = {
+    "InspectRequest": {"model": "model", "tensors": None, "edits": None},  # edits, for `compare`
+    "RawInputs": {"examples": None},
+    "ClassIndex": {"indices": 0},
+    "MultiIndex": {"indices": None},
+    "TopK": {"k": 2},
+    "CrossEntropyLoss": {"labels": 0},
+    "MeanSquaredErrorLoss": {"values": None},
+    "Cotangent": {"tensor": None},
+    "Neuron": {"module": "module"},
+    "CaptureRequest": {"module": "module"},
+    "Reduction": {"mean": None},
+    "AxisReduction": {"axes": 2},
+    "TopElements": {"k": 2},
+    "Edit": {"module": "module", "point": 1, "zero": None},
+    "Add": {"scalar": 1.0},
+    "Replace": {"tensor": None},
+    "Clamp": {"minimum": 0.0},
+    "AttributionRequest": {"saliency": None},
+    "Baseline": {"scalar": 0.0},
+    "Tensor": {"data_type": tensor_pb2.DATA_TYPE_INT8},
+}
+"""What a message cannot do without, and a value for it that `values` does not try; None is an empty message."""
+
+
+def _complete(message: Any, name: str, value: Any) -> None:
+    """Set the field ``name``, unless it is set, or another of its ``oneof``."""
+    field = message.DESCRIPTOR.fields_by_name[name]
+    if field.containing_oneof is not None and message.WhichOneof(field.containing_oneof.name) is not None:
+        return
+    there = getattr(message, name)
+    if field.is_repeated:
+        if not len(there):
+            there.add() if value is None else there.append(value)
+    elif value is None:
+        there.SetInParent()
+    elif not there:
+        setattr(message, name, value)
+
+
 def _places(message: Descriptor, above: tuple[FieldDescriptor, ...] = ()) -> Iterator[Place]:
     for field in message.fields:
         yield Place((*above, field))
@@ -94,6 +134,8 @@ def values(field: FieldDescriptor) -> list[Any]:
         return [b"a"]
     if field.cpp_type == FieldDescriptor.CPPTYPE_BOOL and field.has_presence:
         return [True, False]  # either may be the default
+    if field.enum_type is tensor_pb2.DataType.DESCRIPTOR:
+        return [tensor_pb2.DATA_TYPE_FLOAT16]  # the only kind that every such field takes is a floating one
     if field.enum_type is not None:
         return [field.enum_type.values[-1].number]
     return VALUES.get(field.cpp_type, [1])
@@ -112,6 +154,12 @@ def put(message: Message, place: Place, value: Any = None) -> None:
         setattr(holder, place.field.name, value)
 
 
+def asked(**fields: Any) -> inspection_pb2.InspectRequest:
+    """A request that is in order, but for ``fields``."""
+    whole: dict[str, Any] = {"model": "m", "tensors": {"by_name": {"x": {"data_type": 3, "data": bytes(4)}}}}
+    return inspection_pb2.InspectRequest(**(whole | fields))
+
+
 def refusal(request: Message | bytes) -> CutawayError | None:
     """The error that ``request`` is answered with; any other exception passes, and fails the test."""
     try:
@@ -123,27 +171,13 @@ def refusal(request: Message | bytes) -> CutawayError | None:
 
 def completed(message: Any) -> None:
     """Add what the contract requires beside the field that is tried."""
-    match message.DESCRIPTOR.name:
-        case "InspectRequest":
-            message.model = message.model or "model"
-            if message.WhichOneof("input") is None:
-                message.tensors.SetInParent()
-        case "RawInputs" if not message.examples:
-            message.examples.add()
-        case "ClassIndex" if not message.indices:
-            message.indices.append(0)
-        case "CaptureRequest" if not message.module:
-            message.module = "module"
-        case "AttributionRequest" if message.WhichOneof("method") is None:
-            message.saliency.SetInParent()
-        case "Baseline" if message.WhichOneof("kind") is None:
-            message.scalar = 0.0
-        case "Tensor":
-            message.data_type = message.data_type or tensor_pb2.DATA_TYPE_INT8
-            size = 2 if message.data_type == tensor_pb2.DATA_TYPE_FLOAT16 else 1
-            message.data = message.data or bytes(size)
-        case _ if "layer" in message.DESCRIPTOR.fields_by_name:
-            message.layer = message.layer or "layer"
+    for name, value in REQUIRED.get(message.DESCRIPTOR.name, {}).items():
+        _complete(message, name, value)
+    if message.DESCRIPTOR.name == "Tensor":
+        size = 2 if message.data_type == tensor_pb2.DATA_TYPE_FLOAT16 else 1
+        message.data = message.data or bytes(size)
+    if "layer" in message.DESCRIPTOR.fields_by_name:
+        message.layer = message.layer or "layer"
     for field, value in message.ListFields():
         if message_type(field) is not None:
             for each in value.values() if is_map(field) else value if field.is_repeated else [value]:

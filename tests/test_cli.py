@@ -1,4 +1,4 @@
-"""The ``cutaway`` command's answers: typed words in, tables out."""
+"""The ``cutaway`` command from end to end: packaging, serving, listing what is served and what is in it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from rich.console import Console
 
 import cutaway as ca
-from cutaway import archive, tables
+from cutaway import archive
 from cutaway.gateway import serve
 from tests.command import Pair, Pets, cutaway, said, squeezed, without
 from tests.serving import serving
@@ -87,6 +86,20 @@ def test_layers_shows_numbered_modules_that_are_alike_once(address: str) -> None
     assert "feature_blocks.*" not in shallow
 
 
+def test_layers_shows_operators(address: str) -> None:
+    """--ops lists them by the addresses that find them, in the tree's order, those of modules alike once."""
+    text = squeezed(said("layers", "pets", "--ops", "--address", address))
+    assert ":flatten#0 flatten [1, 144]" in text
+    assert "relu:relu#0 relu [1, 4, 6, 6], 2 calls" in text
+    assert "feature_blocks.*.0:conv2d#0 3 x conv2d [1, 4, 6, 6]" in text
+    assert "feature_blocks.2.0:conv2d#0" in said("layers", "pets", "--ops", "--all", "--address", address)
+    assert "Operators" not in said("layers", "pets", "--address", address)
+    raw = np.zeros((1, 1, 8, 8), np.float32)
+    with ca.Client(address) as client:
+        found = client.inspect("pets", {"image": raw}, captures=[ca.Capture(op="feature_blocks.*.0:conv2d#0")])
+    assert len(found.captures) == 3
+
+
 def test_layers_keeps_names_whole_on_a_narrow_screen(address: str) -> None:
     """Where full names would not fit, modules are indented under their parents instead of being broken."""
     lines = said("layers", "pets", "--address", address, columns=66).splitlines()
@@ -101,100 +114,11 @@ def test_layers_without_an_example_says_so(address: str) -> None:
     assert "not called" not in text
 
 
-def test_inspect_prints_the_prediction_that_the_client_gets(address: str, image: Path) -> None:
-    """The printed class, label and probability are those of the Python client for the same file."""
-    with ca.Client(address) as client:
-        expected = client.inspect("pets", ca.Raw(image.read_bytes(), "image/png")).classes[0]
-    text = squeezed(said("inspect", "pets", image, "--address", address))
-    assert f"0 {expected.index} {expected.label} {expected.probability:.1%}" in text
-
-
-def test_inspect_prints_all_that_was_asked_for(address: str, image: Path) -> None:
-    """Captures by point and call, gradients, attributions, verdicts, warnings, timings and provenance."""
-    asked = ["--capture", "conv*@output,grad_output", "--capture", "relu", "--capture", "unused", "--input-gradient"]
-    asked += ["--attribution", "integratedgradients,n_steps=16", "--attribution", "LayerGradCam:conv,relu=true"]
-    text = squeezed(said("inspect", "pets", image, image, *asked, "--address", address, columns=200))
-    assert "conv grad_output 0 float32[2, 4, 6, 6]" in text
-    assert "relu output 1 float32[2, 4, 6, 6]" in text
-    assert "image float32[2, 1, 8, 8]" in text
-    assert "IntegratedGradients image [2, 1, 8, 8]" in text
-    assert "LayerGradCam conv [2, 1, 6, 6]" in text
-    assert "AGREES LayerGradCam" in text
-    assert "MODULE_NOT_CALLED unused:" in text
-    assert "Time in ms" in text
-    assert "forward and" in text
-
-
-def test_inspect_explains_the_target_that_is_given(address: str, image: Path) -> None:
-    """--target is one class for all examples, or one for each."""
-    text = squeezed(said("inspect", "pets", image, image, "--target", 2, "--target", 0, "--address", address))
-    with ca.Client(address) as client:
-        raw = ca.Raw(image.read_bytes(), "image/png")
-        expected = client.inspect("pets", [raw, raw], target=[2, 0]).target_values
-    assert expected is not None
-    assert f"% 2 {expected[0]:.3g} 1 " in text
-    assert f"% 0 {expected[1]:.3g} Time" in text
-
-
-def test_inspect_reads_arrays(address: str, tmp_path: Path) -> None:
-    """A .npy goes to the model's one input or to the one named, a .npz to those that it names."""
-    array = np.random.default_rng(0).random((2, 1, 8, 8), np.float32)
-    np.save(tmp_path / "one.npy", array)
-    np.savez(tmp_path / "named.npz", image=array)
-    answers = {
-        squeezed(said("inspect", "pets", tmp_path / file, *named, "--address", address)).partition("Time")[0]
-        for file, *named in (["one.npy"], ["one.npy", "--name", "image"], ["named.npz"])
-    }
-    assert len(answers) == 1
-
-
-def test_inspect_shows_outputs_of_a_model_without_classes(address: str, tmp_path: Path) -> None:
-    """Each output is shown by name, shape and first values: integers whole, names as they are."""
-    np.save(tmp_path / "left.npy", np.full((1, 2), 0.25, np.float32))
-    np.savez(tmp_path / "right.npz", right=np.ones((1, 2), np.float32))
-    files = [tmp_path / "left.npy", tmp_path / "right.npz"]
-    text = squeezed(said("inspect", "pair", *files, "--name", "left", "--address", address))
-    assert "sum[0] float32[1, 2] 1.25 1.25" in text
-    assert "ids int64[1, 2] 123456 123456" in text
-
-
-def test_inspect_saves_every_tensor(address: str, image: Path, tmp_path: Path) -> None:
-    """--save writes what came back, bit for bit, under keys that a person can read."""
-    file = tmp_path / "answer.npz"
-    text = said(
-        *("inspect", "pets", image, "--capture", "relu", "--capture", "**.0", "--input-gradient"),
-        *("--attribution", "Saliency", "--save", file, "--address", address),
-    )
-    with ca.Client(address) as client:
-        expected = client.inspect(
-            "pets",
-            ca.Raw(image.read_bytes(), "image/png"),
-            captures=["relu"],
-            input_gradients=True,
-            attributions=[ca.Saliency()],
-        )
-    with np.load(file) as saved:
-        assert f"saved {len(saved.files)} tensors to {file}" in text.replace("\n", "")
-        np.testing.assert_array_equal(saved["predictions/output"], expected.predictions["output"])
-        np.testing.assert_array_equal(saved["captures/relu[1]/output"], expected.captures["relu"].calls[1].output)
-        np.testing.assert_array_equal(saved["input_gradients/image"], expected.input_gradients["image"])
-        np.testing.assert_array_equal(
-            saved["attributions/0-Saliency/values/image"], expected.attributions[0].values["image"]
-        )
-        assert saved["captures/feature_blocks.0.0/output"].shape == (1, 4, 6, 6)
-
-
-def test_inspect_draws(address: str, image: Path, tmp_path: Path) -> None:
-    """--plot leaves a picture."""
-    file = tmp_path / "answer.png"
-    said("inspect", "pets", image, "--attribution", "Saliency", "--plot", file, "--address", address)
-    with Image.open(file) as picture:
-        assert picture.format == "PNG"
-
-
 def test_piped_output_is_plain_and_fits_the_width(address: str, image: Path) -> None:
     """No colour codes reach a file or a pipe, and at 80 columns no line is longer."""
-    for command in (["models"], ["layers", "pets"], ["inspect", "pets", image, "--attribution", "IntegratedGradients"]):
+    asked = ["--attribution", "IntegratedGradients", "--target", "top:2", "--edit", "scale:conv,factor=2", "--compare"]
+    asked += ["--capture", "feature_blocks.*.0:conv2d#0,top=3", "--parameter", "conv.weight"]
+    for command in (["models"], ["layers", "pets", "--ops"], ["inspect", "pets", image, *asked]):
         text = said(*command, "--address", address)
         assert "\x1b" not in text
         assert max(map(len, text.splitlines())) <= 80
@@ -205,16 +129,6 @@ def test_asking_needs_no_torch(address: str, image: Path) -> None:
     for command in (["models"], ["layers", "pets"], ["inspect", "pets", str(image), "--capture", "conv"]):
         done = without(("torch", "captum"), [*command, "--address", address])
         assert done.returncode == 0, done.stderr
-
-
-def test_numbers_that_are_none_stand_out() -> None:
-    """Not-a-number and infinity are shown as such, and in red."""
-    console = Console(width=80, force_terminal=True, color_system="standard")
-    result = ca.InspectResult({}, input_gradients={"[bold]x": np.array([np.nan, 1.0], np.float32)})
-    with console.capture() as captured:
-        console.print(tables.gradient_table(result))
-    assert "\x1b[1;31m" in captured.get()
-    assert "[bold]x" in captured.get()
 
 
 def test_help_leads_a_newcomer(address: str) -> None:

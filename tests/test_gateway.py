@@ -50,16 +50,14 @@ def refused(address: str, request: inspection_pb2.InspectRequest) -> tuple[str, 
 @pytest.mark.parametrize(
     ("request_text", "field"),
     [
-        ({"edits": [{"module": "conv1", "point": "HOOK_POINT_OUTPUT", "zero": {}}]}, "edits"),
-        ({"compare": True}, "compare"),
         ({"explain_if": {"classes": [1]}}, "explain_if"),
         ({"options": {"seed": 3}}, "options.seed"),
         ({"options": {"dry_run": True}}, "options.dry_run"),
-        ({"target": {"top_k": {"k": 2}}}, "target.top_k"),
-        ({"captures": [{"module": "conv1", "slices": [{"axis": 0}]}]}, "captures[0].slices"),
-        ({"captures": [{"parameter": "conv1.weight"}]}, "captures[0].parameter"),
+        ({"options": {"compression": "COMPRESSION_ZSTD"}}, "options.compression"),
+        ({"options": {"reply_data_type": "DATA_TYPE_FLOAT16"}}, "options.reply_data_type"),
         ({"attributions": [{"deep_lift": {}}]}, "attributions[0].deep_lift"),
         ({"attributions": [{"saliency": {}, "noise_tunnel": {}}]}, "attributions[0].noise_tunnel"),
+        ({"attributions": [{"saliency": {}}, {"saliency": {}, "metrics": [{}]}]}, "attributions[1].metrics"),
         (
             {"attributions": [{"integrated_gradients": {"path": {"max_delta": 0.1}}}]},
             "attributions[0].integrated_gradients.path.max_delta",
@@ -361,6 +359,7 @@ def test_fields_from_the_future_are_refused_everywhere(address: str, method: str
         ({"inputs": IMAGE}, "inputs are arrays by name, one Raw, or several"),
         ({"target": "cat"}, "'cat' is no class index"),
         ({"check": "sometimes"}, "'sometimes' is none of off, same_pass, independent"),
+        ({"edits": [ca.Edit("conv1")]}, "is none of Scale, Add, Replace, Zero, Clamp, Mix"),
         ({"captures": [ca.Capture("conv1", at="outptu")]}, "'outptu' is none of input, output, grad_input"),  # type: ignore[arg-type]
     ],
 )

@@ -8,6 +8,7 @@ from torch import nn
 
 from cutaway.engine.hooks import observing
 from cutaway.engine.modules import ModuleTree
+from cutaway.engine.wishes import watching
 from cutaway.requests import Point
 
 TABLES = ("_forward_hooks", "_forward_hooks_always_called", "_forward_pre_hooks", "_backward_hooks")
@@ -23,7 +24,7 @@ def hooks(model: nn.Module) -> int:
 def test_no_hook_outlives_the_block(copies: bool, raises: bool) -> None:
     """Whatever ends the block: its end, an exception in forward, or one in between."""
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
-    taps = {name: set(Point) for name in ("", "0", "1")}
+    taps = {name: watching(*Point) for name in ("", "0", "1")}
 
     def watch() -> None:
         with observing(ModuleTree(model), taps, copies=copies) as seen, seen.forward():
@@ -43,7 +44,7 @@ def test_what_was_seen_stays_after_the_block() -> None:
     linear = nn.Linear(2, 2)
     model = nn.Sequential(linear, nn.ReLU(inplace=True))
     x = torch.tensor([[1.0, -1.0]])
-    with observing(ModuleTree(model), {"0": {Point.OUTPUT}}) as seen:
+    with observing(ModuleTree(model), {"0": watching(Point.OUTPUT)}) as seen:
         model(x)
     (call,) = seen.calls["0"]
     before = call.at(Point.OUTPUT)[""].clone()

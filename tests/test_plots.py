@@ -77,6 +77,33 @@ def result_of_text_model(tokens: int = 11) -> ca.InspectResult:
     )
 
 
+def result_of_several_targets() -> ca.InspectResult:
+    """What an image model answers about the four largest classes of each of two examples."""
+    image = numbers(2, 3, 1, 8, 8)
+    return ca.InspectResult(
+        {"logits": numbers(2, 10)},
+        classes=(ClassPrediction(7, "", 0.5), ClassPrediction(1, "", 0.5)),
+        targets=np.array([[7, 3, 2, 5], [1, 4, 6, 9]]),
+        target_values=np.array([[1.5, 0.25, 0.125, 0.0], [4.0, 3.0, 2.0, 1.0]]),
+        captures={"conv": capture(grad_output=numbers(2, 4, 3, 6, 6)), "top": capture(output=numbers(2, 3))},
+        input_gradients={"image": numbers(2, 4, 3, 8, 8)},
+        attributions=tuple(
+            ca.AttributionResult("Saliency", "", {"image": image[:, 0]}, targets=np.array(row))
+            for row in ([7, 1], [3, 4])
+        ),
+    )
+
+
+def result_of_edited_model() -> ca.InspectResult:
+    """What an image model answers with edits and without."""
+    return ca.InspectResult(
+        {"logits": numbers(2, 3)},
+        classes=(ClassPrediction(0, "cat", 0.25), ClassPrediction(1, "dog", 0.5)),
+        unedited={"logits": numbers(2, 3, seed=1)},
+        unedited_classes=(ClassPrediction(2, "owl", 0.75), ClassPrediction(2, "owl", 0.9)),
+    )
+
+
 def written(figure: Figure) -> str:
     return "\n".join(text.get_text() for text in figure.texts)
 
@@ -124,6 +151,67 @@ def test_any_row_can_be_shown() -> None:
     assert refused.value.reason == ca.Reason.INVALID_VALUE
 
 
+def test_several_targets_have_a_panel_each() -> None:
+    """Gradients and attributions of a top-k target are drawn class by class, and the header names the first classes."""
+    text = written(plots.figure(result_of_several_targets(), row=1))
+    assert "explained: class 1 4 6 …, value 4 3 2 …" in text
+    assert all(f"image · class {number} · [3, 8, 8]" in text for number in (1, 4, 6, 9))
+    assert all(f"image · class {number} · [1, 8, 8]" in text for number in (1, 4))
+    assert "grad_output · [4, 3, 6, 6]" in text
+
+
+def test_a_target_that_is_no_class_has_a_value() -> None:
+    """The header says what was explained, as far as there is something to say."""
+    result = ca.InspectResult({"embedding": numbers(2, 4)}, target_values=np.array([1.5, 2.5]))
+    assert "explained: value 2.5" in written(plots.figure(result, row=1))
+    assert "explained" not in written(plots.figure(ca.InspectResult({"embedding": numbers(2, 4)})))
+
+
+def test_the_unedited_prediction_stands_beside_the_edited_one() -> None:
+    """Both are drawn, each with its own class."""
+    figure = plots.figure(result_of_edited_model(), {"image": numbers(2, 1, 8, 8)})
+    assert "prediction · [3]" in written(figure)
+    assert "unedited · [3]" in written(figure)
+    pointed_out = [text.get_text() for axes in figure.axes for text in axes.texts]
+    assert pointed_out == ["cat · 25.0%", "owl · 75.0%"]
+
+
+def test_gradients_at_parameters_are_of_all_examples() -> None:
+    """A parameter's gradient is drawn whole, also where its first axis is as long as the batch."""
+    result = ca.InspectResult({"logits": numbers(2, 3)}, parameter_gradients={"fc.weight": numbers(2, 5)})
+    assert "gradient · [2, 5]" in written(plots.figure(result, row=1))
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        ca.InspectResult({}),
+        ca.InspectResult({}, parameter_gradients={"fc.bias": numbers(3)}),
+        ca.InspectResult({}, captures={"fc": ca.ModuleCapture(())}),
+    ],
+)
+def test_an_answer_about_no_example_is_drawn(result: ca.InspectResult) -> None:
+    """Where nothing says how long the batch is, there is one row to be drawn."""
+    assert "example 1 of 1" in written(plots.figure(result))
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        ca.InspectResult({}, captures={"fc": capture(output=numbers(2), grad_output=numbers(2, 3))}),
+        ca.InspectResult({}, input_gradients={"image": numbers(2, 1, 8, 8)}),
+        ca.InspectResult({}, attributions=(attribution("Saliency", "image", numbers(2, 8, 8)),)),
+        ca.InspectResult({}, target_values=np.array([1.0, 2.0])),
+        ca.InspectResult({}, unedited={"logits": numbers(2, 3)}),
+    ],
+)
+def test_predictions_may_be_left_out(result: ca.InspectResult) -> None:
+    """Whatever else came back says how long the batch is, and is drawn."""
+    assert "example 2 of 2" in written(plots.figure(result, {"image": numbers(2, 1, 8, 8)}, row=1))
+    with pytest.raises(ca.InvalidArgument, match="rows 0 to 1, not 2"):
+        plots.figure(result, row=2)
+
+
 def test_what_cannot_be_drawn_harms_nothing() -> None:
     """NaN, infinities, empty and scalar tensors, other first axes, several calls: a picture all the same."""
     calls = tuple(
@@ -158,8 +246,11 @@ def test_a_picture_has_an_end() -> None:
         (result_of_image_model(side=64, channels=3, classes=1000), numbers(2, 3, 64, 64)),
         (result_of_text_model(), None),
         (result_of_text_model(tokens=200), None),
+        (result_of_several_targets(), numbers(2, 1, 8, 8)),
+        (result_of_edited_model(), numbers(2, 1, 8, 8)),
+        (result_of_edited_model(), None),
     ],
-    ids=["digits", "photos", "short text", "long text"],
+    ids=["digits", "photos", "short text", "long text", "several targets", "edited", "edited, no image"],
 )
 @pytest.mark.parametrize("row", [0, 1])
 def test_everything_can_be_read(result: ca.InspectResult, image: Array | None, row: int) -> None:

@@ -201,6 +201,21 @@ def test_an_adapter_that_does_not_load_costs_the_others_nothing(small: Server) -
             client.inspect("broken", {"x": np.ones((1, 3), np.float32)})
 
 
+def test_a_model_out_of_reach_of_hooks_says_so_to_its_callers(tmp_path: Path) -> None:
+    """Compiled, scripted and quantised models answer each with a reason of their own, and cost the others nothing."""
+    code = Path(__file__).parent / "adapters" / "tiny_adapter.py"
+    for kind in ("Tiny", "Compiled", "Scripted", "Quantised"):
+        package(tmp_path, kind.lower(), f"{code}:{kind}")
+    with serving(tmp_path, tmp_path / "logs") as running, ca.Client(running.address) as client:
+        x = np.ones((1, 3), np.float32)
+        assert client.inspect("tiny", {"x": x}).predictions["output"].shape == (1, 2)
+        for model in ("compiled", "scripted", "quantised"):
+            with pytest.raises(ca.FailedPrecondition) as caught:
+                client.inspect(model, {"x": x})
+            assert caught.value.reason == f"MODEL_{model.upper()}"
+            assert caught.value.field == "model"
+
+
 def test_a_model_that_crashes_while_it_loads_costs_the_others_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

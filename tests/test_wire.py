@@ -13,17 +13,32 @@ from hypothesis import strategies as st
 
 from cutaway import requests
 from cutaway.errors import InvalidArgument, Reason
-from cutaway.requests import Attribution, InspectRequest, Point
+from cutaway.requests import Attribution, Capture, Edit, InspectRequest, Point, Reduction, Target, field_name
 from cutaway.results import CapturedCall, InspectResult, ModelDetail, ModuleCapture
+from cutaway.routes import FrontDoor, TorchServeDirect
 from cutaway.tensors import DTYPES, Array, dtype_name
-from cutaway.v1 import inspection_pb2, model_pb2, tensor_pb2
+from cutaway.v1 import inspection_pb2, model_pb2, tensor_pb2, worker_pb2
 from cutaway.wire import arrays
 from cutaway.wire import models as wire_models
 from cutaway.wire import requests as wire_requests
 from cutaway.wire import results as wire_results
-from cutaway.wire.methods import CODECS
-from tests.contract import refusal
-from tests.wire_values import answers, attributions, canonical, details, questions, tensors
+from cutaway.wire.captures import REDUCTIONS
+from cutaway.wire.edits import VERBS
+from cutaway.wire.methods import METHODS
+from cutaway.wire.oneof import Codec
+from cutaway.wire.targets import TARGETS
+from tests.contract import asked, refusal
+from tests.wire_values import (
+    answers,
+    attributions,
+    canonical,
+    captures,
+    details,
+    edits,
+    questions,
+    targets,
+    tensors,
+)
 
 few = settings(deadline=None, max_examples=50)
 many = settings(deadline=None, max_examples=300)
@@ -104,14 +119,25 @@ def test_calls_keep_their_places() -> None:
     assert [list(call.leaves) for call in received.captures["m"].calls] == [list(leaves) for leaves in seen]
 
 
-def test_every_method_travels() -> None:
-    """Every attribution that Python can ask for has a way over the wire."""
+@pytest.mark.parametrize(
+    ("base", "codecs"),
+    [(Attribution, METHODS.codecs), (Edit, VERBS.codecs), (Target, TARGETS.codecs), (Reduction, REDUCTIONS.codecs)],
+)
+def test_everything_travels(base: type, codecs: Mapping[type, Codec]) -> None:
+    """Everything that Python can ask for has a way over the wire, in a field of its own."""
 
-    def leaves(kind: type[Attribution]) -> Iterator[type[Attribution]]:
-        below = kind.__subclasses__()
+    def leaves(kind: type) -> Iterator[type]:
+        below: list[type] = kind.__subclasses__()
         yield from (leaf for each in below for leaf in leaves(each)) if below else [kind]
 
-    assert set(leaves(Attribution)) == set(CODECS)
+    assert set(leaves(base)) == set(codecs)
+    assert len({codec.field for codec in codecs.values()}) == len(codecs)
+
+
+def test_a_method_goes_by_one_name() -> None:
+    """The engine's errors and the contract name a method's field alike."""
+    for kind, codec in METHODS.codecs.items():
+        assert codec.field == field_name(kind)
 
 
 @many
@@ -122,13 +148,82 @@ def test_method_keeps_its_parameters(attribution: Attribution) -> None:
     assert _unordered(wire_requests.decode(sent(question))) == _unordered(question)
 
 
+@many
+@given(edits)
+def test_edit_keeps_its_parameters(edit: Edit) -> None:
+    """Each edit arrives with its place, its part of the tensor and its own parameters."""
+    assert canonical(wire_requests.decode(sent(InspectRequest("m", edits=(edit,)))).edits[0]) == canonical(edit)
+
+
+@many
+@given(captures)
+def test_capture_keeps_its_parameters(capture: Capture) -> None:
+    """Each capture arrives with its place, its points, its part of the tensor and its reduction."""
+    received = wire_requests.decode(sent(InspectRequest("m", captures=(capture,)))).captures[0]
+    assert canonical(received) == canonical(capture)
+
+
+@many
+@given(targets)
+def test_target_keeps_its_parameters(target: Target) -> None:
+    """Each target arrives with its output and its own parameters."""
+    assert canonical(wire_requests.decode(sent(InspectRequest("m", target=target))).target) == canonical(target)
+
+
+@pytest.mark.parametrize("addend", [2, 2.0, np.float32(2), np.float64(2), np.int8(2)])
+def test_number_of_any_kind_is_added_as_one(addend: Any) -> None:
+    """A number of Python's or numpy's travels as a double; an array with no axes is a tensor."""
+    for value, kind in ((addend, "scalar"), (np.asarray(addend), "tensor")):
+        message = wire_requests.encode(InspectRequest("m", edits=(requests.Add("a", addend=value),)))
+        assert message.edits[0].add.WhichOneof("addend") == kind
+    assert wire_requests.decode(sent(InspectRequest("m", edits=(requests.Add("a", addend=addend),)))).edits == (
+        requests.Add("a", addend=2.0),
+    )
+
+
+def test_top_k_of_one_is_told_from_no_top_k() -> None:
+    """[batch, 1] comes back as [batch, 1] and [batch] as [batch]."""
+    for shape in ((3,), (3, 1), (1, 3), (3, 2)):
+        values, classes = np.ones(shape), np.zeros(shape, np.int64)
+        received = wire_results.decode(wire_results.encode(InspectResult({}, targets=classes, target_values=values)))
+        assert received.targets is not None
+        assert received.target_values is not None
+        assert received.targets.shape == received.target_values.shape == shape
+
+
+def test_targets_that_are_no_grid_are_refused() -> None:
+    """A reply whose number of targets is no multiple of k cannot be read; it is not read wrongly."""
+    predictions = inspection_pb2.Predictions(target_values=[1.0, 2.0, 3.0], targets_per_example=2)
+    message = inspection_pb2.InspectResponse(predictions=predictions)
+    with pytest.raises(InvalidArgument, match="3 targets, 2 an example"):
+        wire_results.decode(message)
+
+
+def test_question_about_a_model_survives_the_wire() -> None:
+    """Whether operators are asked for reaches the worker, through the front door and without it."""
+    for operators in (True, False):
+        front = FrontDoor().get_model("m/versions/2.0", operators).payload
+        direct = worker_pb2.TorchServePredictionsRequest.FromString(
+            TorchServeDirect().get_model("m/versions/2.0", operators).payload
+        )
+        assert (direct.model_name, direct.model_version) == ("m", "2.0")
+        for data in (front, direct.input["describe"]):
+            received = wire_models.decode_question(data)
+            assert (received.model, received.operators) == ("m/versions/2.0", operators)
+    assert not wire_models.decode_question(b"").operators
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"), [(b"\xff\xff", Reason.MALFORMED_REQUEST), (b"\xf8\x07\x01", Reason.UNKNOWN_FIELD)]
+)
+def test_bad_question_about_a_model_is_refused(data: bytes, reason: Reason) -> None:
+    """Bytes that are no question, or ask for what this server does not know, are refused."""
+    with pytest.raises(InvalidArgument) as caught:
+        wire_models.decode_question(data)
+    assert caught.value.reason == reason
+
+
 # Values that no field may hold.
-
-
-def asked(**fields: Any) -> inspection_pb2.InspectRequest:
-    """A request that is in order, but for ``fields``."""
-    whole: dict[str, Any] = {"model": "m", "tensors": {"by_name": {"x": {"data_type": 3, "data": bytes(4)}}}}
-    return inspection_pb2.InspectRequest(**(whole | fields))
 
 
 WRONG: dict[str, tuple[inspection_pb2.InspectRequest, Reason, str, str]] = {
@@ -151,11 +246,11 @@ WRONG: dict[str, tuple[inspection_pb2.InspectRequest, Reason, str, str]] = {
         "target.class_index",
         "no class index; send one for all, or one an example",
     ),
-    "no module": (
+    "nothing captured": (
         asked(captures=[{"module": "m"}, {}]),
         Reason.INVALID_VALUE,
-        "captures[1].module",
-        "name a module, or give a glob",
+        "captures[1].where",
+        "name a module, an operator or a parameter",
     ),
     "unset point": (
         asked(captures=[{"module": "m", "points": [1, 0]}]),
@@ -167,7 +262,7 @@ WRONG: dict[str, tuple[inspection_pb2.InspectRequest, Reason, str, str]] = {
         asked(captures=[{"module": "m", "points": [2, 1, 2]}]),
         Reason.INVALID_VALUE,
         "captures[0].points[2]",
-        "OUTPUT is there already; name each point once",
+        "output is there already; name each once",
     ),
     "no method": (asked(attributions=[{}]), Reason.INVALID_VALUE, "attributions[0].method", "name a method"),
     "no layer": (
@@ -237,7 +332,7 @@ HOSTILE: dict[str, tuple[int, list[int], bytes, Reason, str, str]] = {
 
 @pytest.mark.parametrize("hostile", HOSTILE)
 def test_hostile_tensor_is_refused(hostile: str) -> None:
-    """A tensor that lies about itself is refused, as an input and as a baseline, before any memory is taken for it."""
+    """A tensor that lies about itself is refused, wherever it is sent, before any memory is taken for it."""
     data_type, shape, data, reason, field, text = HOSTILE[hostile]
     tensor = {"data_type": data_type, "shape": shape, "data": data}
     baselines = {"path": {"baselines": {"by_input": {"x": {"tensor": tensor}}}}}
@@ -247,6 +342,10 @@ def test_hostile_tensor_is_refused(hostile: str) -> None:
             asked(attributions=[{"integrated_gradients": baselines}]),
             "attributions[0].integrated_gradients.path.baselines.by_input.x.tensor",
         ),
+        (asked(edits=[{"module": "m", "point": 2, "add": {"tensor": tensor}}]), "edits[0].add.tensor"),
+        (asked(edits=[{"module": "m", "point": 2, "replace": {"tensor": tensor}}]), "edits[0].replace.tensor"),
+        (asked(target={"cotangent": {"tensor": tensor}}), "target.cotangent.tensor"),
+        (asked(target={"mean_squared_error": {"values": tensor}}), "target.mean_squared_error.values"),
     ):
         failure = refusal(message)
         assert isinstance(failure, InvalidArgument)

@@ -12,17 +12,21 @@ import numpy as np
 from hypothesis import strategies as st
 
 from cutaway import requests, results
-from cutaway.requests import Capture, InspectRequest, Point
+from cutaway.requests import Capture, Edit, InspectRequest, Point
 from cutaway.results import CapturedCall, InspectResult, ModelDetail, ModuleCapture
 from cutaway.tensors import DTYPES, Array, dtype_name, to_bytes
-from cutaway.wire.methods import CODECS
+from cutaway.wire.methods import METHODS
 
 UNSIGNED_64 = 2**64 - 1
 SIGNED_64 = st.integers(-(2**63), 2**63 - 1)
+SIGNED_32 = st.integers(-(2**31), 2**31 - 1)
+UNSIGNED_32 = st.integers(0, 2**32 - 1)
+COUNT_32 = st.integers(1, 2**32 - 1)
 
 texts = st.text(max_size=12)  # any Unicode: accents, other scripts, emoji, quotes, dots, control characters
 names = st.text(min_size=1, max_size=12)
 numbers = st.floats()  # NaN, infinities and -0.0 too
+quantities = st.floats(allow_nan=False)
 
 
 def canonical(value: Any) -> Any:
@@ -33,10 +37,10 @@ def canonical(value: Any) -> Any:
         return dtype_name(value), value.shape, to_bytes(value)
     if isinstance(value, float):
         return value.hex()
-    if isinstance(value, Capture):  # whose points can be written in several ways
-        return "Capture", value.module, canonical(value.points)
+    if isinstance(value, Capture) and value.at != value.points:  # whose points can be written in several ways
+        return canonical(dataclasses.replace(value, at=value.points))
     if isinstance(value, CapturedCall):  # the order of the points says nothing
-        return "CapturedCall", sorted(canonical(value.leaves))
+        return "CapturedCall", sorted(canonical(value.leaves)), sorted(canonical(value.positions))
     if dataclasses.is_dataclass(value):
         fields = [canonical(getattr(value, field.name)) for field in dataclasses.fields(value)]
         return type(value).__name__, fields
@@ -88,9 +92,85 @@ def vectors(elements: st.SearchStrategy[Any], dtype: type) -> st.SearchStrategy[
 
 named_tensors = st.dictionaries(texts, tensors(), max_size=3)
 points = st.sampled_from(Point)
-targets = made(requests.PredictedClass, output=texts) | made(
-    requests.ClassIndex, output=texts, indices=tuples_of(SIGNED_64, least=1)
+spelled_points = points | st.sampled_from([point.value for point in Point])
+loss_reductions = st.sampled_from(requests.LossReduction)
+targets = st.one_of(
+    made(requests.PredictedClass, output=texts),
+    made(requests.ClassIndex, output=texts, indices=tuples_of(SIGNED_64, least=1)),
+    made(requests.MultiIndex, output=texts, indices=tuples_of(tuples_of(SIGNED_64), least=1)),
+    made(requests.TopK, output=texts, k=COUNT_32),
+    made(requests.CrossEntropy, output=texts, labels=tuples_of(SIGNED_64, least=1), reduction=loss_reductions),
+    made(requests.MeanSquaredError, output=texts, values=tensors(), reduction=loss_reductions),
+    made(requests.Cotangent, output=texts, tensor=tensors()),
+    made(requests.OutputSum, output=texts),
+    made(requests.OutputNorm, output=texts, order=st.floats(min_value=0, exclude_min=True)),
+    made(requests.Neuron, output=texts, module=names, index=tuples_of(SIGNED_64)),
 )
+
+slices = made(
+    requests.Slice,
+    axis=SIGNED_32,
+    start=st.none() | SIGNED_64,
+    stop=st.none() | SIGNED_64,
+    step=st.none() | st.integers(1, 2**63 - 1),
+)
+axes = tuples_of(SIGNED_32, least=1)
+reductions = st.one_of(
+    made(requests.Mean, axes=axes),
+    made(requests.Max, axes=axes),
+    made(requests.Norm, axes=axes),
+    made(requests.TopElements, k=COUNT_32, axis=SIGNED_32),
+)
+
+
+def captured(**where: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """A capture at ``where``, the rest of which can be anything."""
+    parts: dict[str, st.SearchStrategy[Any]] = {
+        "module": st.just(""),
+        "op": st.just(""),
+        "parameter": st.just(""),
+        "at": spelled_points | st.permutations(list(Point)).map(tuple),
+        "call": st.none() | UNSIGNED_32,
+        "path": texts,
+        "slices": tuples_of(slices),
+        "reduce": st.none() | reductions,
+        "data_type": st.sampled_from(["", "float16", "bfloat16", "float32", "float64"]),
+    }
+    return made(Capture, **(parts | where))
+
+
+captures = st.one_of(
+    captured(module=names),
+    captured(op=names),
+    captured(parameter=names, at=st.just("output"), call=st.none(), path=st.just("")),
+)
+
+
+def edited(kind: type[Edit], **parameters: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Edits of one ``kind``, at a module or at an operator."""
+    shared: dict[str, st.SearchStrategy[Any]] = {
+        "at": spelled_points,
+        "call": st.none() | UNSIGNED_32,
+        "rows": st.lists(UNSIGNED_32, max_size=3, unique=True).map(tuple),
+        "slices": tuples_of(slices),
+        "path": texts,
+    }
+    at_module, at_op = {"module": names, "op": st.just("")}, {"module": st.just(""), "op": names}
+    return st.one_of([made(kind, **shared, **where, **parameters) for where in (at_module, at_op)])
+
+
+bounds = st.tuples(quantities, quantities).map(sorted)
+edits = st.one_of(
+    edited(requests.Scale, factor=quantities),
+    edited(requests.Add, addend=quantities | tensors()),
+    edited(requests.Replace, tensor=tensors()),
+    edited(requests.Zero),
+    edited(requests.Clamp, minimum=quantities, maximum=st.none()),
+    edited(requests.Clamp, minimum=st.none(), maximum=quantities),
+    bounds.flatmap(lambda both: edited(requests.Clamp, minimum=st.just(both[0]), maximum=st.just(both[1]))),
+    edited(requests.Mix, weight=st.floats(0, 1), permutation=tuples_of(UNSIGNED_32)),
+)
+
 PARAMETERS: dict[str, st.SearchStrategy[Any]] = {
     "target": st.none() | targets,
     "inputs": tuples_of(texts),
@@ -105,7 +185,10 @@ PARAMETERS: dict[str, st.SearchStrategy[Any]] = {
 """Values for every parameter of any method; a new parameter needs a line here."""
 
 attributions = st.one_of(
-    [made(kind, **{field.name: PARAMETERS[field.name] for field in dataclasses.fields(kind)}) for kind in CODECS]
+    [
+        made(kind, **{field.name: PARAMETERS[field.name] for field in dataclasses.fields(kind)})
+        for kind in METHODS.codecs
+    ]
 )
 questions = made(
     InspectRequest,
@@ -113,24 +196,50 @@ questions = made(
     tensors=named_tensors,
     raw=tuples_of(made(requests.Raw, data=st.binary(max_size=20), media_type=texts)),
     target=targets,
-    captures=tuples_of(
-        made(
-            Capture,
-            module=names,
-            at=points | st.sampled_from([point.value for point in Point]) | st.permutations(list(Point)).map(tuple),
-        )
-    ),
+    captures=tuples_of(captures),
     input_gradients=st.none() | tuples_of(texts),
+    edits=tuples_of(edits),
+    compare=st.booleans(),
     attributions=tuples_of(attributions),
     check=made(
         requests.CheckRequest,
         mode=st.sampled_from(requests.CheckMode),
         relative_tolerance=st.none() | st.floats(min_value=0, allow_infinity=False),
     ),
+    omit_predictions=st.booleans(),
     max_reply_bytes=st.integers(0, UNSIGNED_64),
-).map(lambda question: dataclasses.replace(question, tensors={}) if question.raw else question)
+).map(
+    lambda question: dataclasses.replace(
+        question,
+        tensors={} if question.raw else question.tensors,
+        compare=question.compare and bool(question.edits),
+    )
+)
 
-calls = made(CapturedCall, leaves=st.dictionaries(points, st.dictionaries(texts, tensors(), min_size=1, max_size=2)))
+
+@st.composite
+def calls(draw: st.DrawFn) -> CapturedCall:
+    """What a call showed: at some points tensors, some of them with the positions of their elements."""
+    leaves = draw(st.dictionaries(points, st.dictionaries(texts, tensors(), min_size=1, max_size=2)))
+    reduced = {point: {path: np.arange(3) for path in at if draw(st.booleans())} for point, at in leaves.items()}
+    return CapturedCall(leaves, {point: positions for point, positions in reduced.items() if positions})
+
+
+@st.composite
+def target_fields(draw: st.DrawFn) -> dict[str, Array]:
+    """Targets as an answer holds them: none, a number an example or several; with or without classes."""
+    shape = draw(st.sampled_from([(1,), (3,), (1, 1), (3, 1), (1, 3), (2, 2)]))
+    kinds: dict[str, tuple[st.SearchStrategy[Any], type]] = {
+        "target_values": (numbers, np.float64),
+        "targets": (SIGNED_64, np.int64),
+    }
+    found: dict[str, Array] = {}
+    for name in draw(st.sampled_from([[], ["target_values"], list(kinds)])):
+        elements, dtype = kinds[name]
+        found[name] = np.array(draw(st.lists(elements, min_size=prod(shape), max_size=prod(shape))), dtype)
+    return {name: array.reshape(shape) for name, array in found.items()}
+
+
 checks = made(
     results.Check,
     compared=texts,
@@ -146,26 +255,30 @@ provenances = made(
     results.Provenance,
     data_type=st.sampled_from(["", *DTYPES]),
     seed=st.integers(0, UNSIGNED_64),
-    forwards=st.integers(0, 2**32 - 1),
-    backwards=st.integers(0, 2**32 - 1),
+    forwards=UNSIGNED_32,
+    backwards=UNSIGNED_32,
     **dict.fromkeys(
         ["model", "version", "weights_sha256", "torch_version", "captum_version", "cutaway_version", "device"], texts
     ),
 )
-answers = made(
+classes = tuples_of(made(results.ClassPrediction, index=SIGNED_64, label=texts, probability=numbers))
+without_targets = made(
     InspectResult,
     predictions=named_tensors,
-    classes=tuples_of(made(results.ClassPrediction, index=SIGNED_64, label=texts, probability=numbers)),
-    targets=vectors(SIGNED_64, np.int64),
-    target_values=vectors(numbers, np.float64),
+    classes=classes,
+    targets=st.none(),
+    target_values=st.none(),
     captures=st.dictionaries(
         texts,
-        made(ModuleCapture, calls=tuples_of(calls, least=1)).filter(
+        made(ModuleCapture, calls=tuples_of(calls(), least=1)).filter(
             lambda seen: any(call.leaves for call in seen.calls)
         ),
         max_size=3,
     ),
     input_gradients=named_tensors,
+    parameter_gradients=named_tensors,
+    unedited=named_tensors,
+    unedited_classes=classes,
     attributions=tuples_of(
         made(
             results.AttributionResult,
@@ -185,6 +298,7 @@ answers = made(
     provenance=provenances,
     timings=made(results.Timings, **{field.name: numbers for field in dataclasses.fields(results.Timings)}),
 )
+answers = st.tuples(without_targets, target_fields()).map(lambda both: dataclasses.replace(both[0], **both[1]))
 shapes = tuples_of(st.integers(-1, 2**40))
 details = made(
     ModelDetail,
@@ -208,9 +322,10 @@ details = made(
             type=texts,
             parameters=st.integers(0, 2**63 - 1),
             output_shapes=tuples_of(shapes),
-            calls=st.integers(0, 2**32 - 1),
+            calls=UNSIGNED_32,
             aliases=tuples_of(texts),
         )
     ),
     provenance=provenances,
+    operators=tuples_of(made(results.OperatorInfo, address=texts, output_shapes=tuples_of(shapes), calls=UNSIGNED_32)),
 )

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
@@ -25,6 +25,7 @@ from cutaway.requests import (
     CheckMode,
     CheckRequest,
     ClassIndex,
+    Edit,
     InspectRequest,
     PredictedClass,
     Raw,
@@ -33,9 +34,6 @@ from cutaway.requests import (
 from cutaway.results import InspectResult, ModelDetail, ModelName
 from cutaway.routes import TORCHSERVE_SCHEME, Call, FrontDoor, Routes, TorchServeDirect
 from cutaway.tensors import ArrayLike, as_array
-
-if TYPE_CHECKING:
-    from typing_extensions import Never
 
 T = TypeVar("T")
 
@@ -54,8 +52,10 @@ def question(
     captures: Sequence[Capture | str] | str = (),
     input_gradients: bool | Sequence[str] | str = False,
     attributions: Sequence[Attribution] = (),
-    edits: Sequence[Never] = (),
+    edits: Sequence[Edit] = (),
+    compare: bool = False,
     check: CheckLike = CheckMode.SAME_PASS,
+    predictions: bool = True,
     max_reply_bytes: int = 0,
 ) -> InspectRequest:
     """One question, from the forms that people like to write.
@@ -67,23 +67,24 @@ def question(
         captures: what to bring back from inside; a bare name or glob brings back outputs.
         input_gradients: True for every floating input, or names.
         attributions: explanations.
-        edits: none yet; the contract has them, the server does not serve them.
+        edits: changes to what flows through the model, in the order applied.
+        compare: also bring back what the unedited model returns.
         check: ``off``, ``same_pass`` or ``independent``, or a `CheckRequest` with a tolerance.
+        predictions: False leaves the predictions out; where nothing but values inside the model is asked for, and each
+            capture names its ``call``, forward stops behind the last of them.
         max_reply_bytes: the largest reply to accept; 0 is the server's limit.
-
-    Raises:
-        Unimplemented: ``NOT_IMPLEMENTED``, for any edit.
     """
-    if edits:
-        raise error(Reason.NOT_IMPLEMENTED, "edits are part of the contract but not served yet", "edits")
     return InspectRequest(
         model=model,
         **_inputs(inputs),
         target=_target(target),
         captures=tuple(Capture(each) if isinstance(each, str) else each for each in _several(captures)),
         input_gradients=_gradients(input_gradients),
+        edits=tuple(edits),
+        compare=compare,
         attributions=tuple(attributions),
         check=_check(check),
+        omit_predictions=not predictions,
         max_reply_bytes=max_reply_bytes,
     )
 
@@ -169,9 +170,9 @@ class Client:
         """Ask one question that is made already."""
         return self._call(self._routes.inspect(request), timeout)
 
-    def get_model(self, model: str, *, timeout: float | None = None) -> ModelDetail:
-        """One model: what goes in, what comes out, and its module tree."""
-        return self._call(self._routes.get_model(model), timeout)
+    def get_model(self, model: str, *, operators: bool = False, timeout: float | None = None) -> ModelDetail:
+        """One model: what goes in, what comes out, and its module tree; on request also the operators inside."""
+        return self._call(self._routes.get_model(model, operators), timeout)
 
     def list_models(self, *, timeout: float | None = None) -> list[ModelName]:
         """Every model served, by name and version."""
@@ -225,9 +226,9 @@ class AsyncClient:
         """Ask one question that is made already."""
         return await self._call(self._routes.inspect(request), timeout)
 
-    async def get_model(self, model: str, *, timeout: float | None = None) -> ModelDetail:
-        """One model: what goes in, what comes out, and its module tree."""
-        return await self._call(self._routes.get_model(model), timeout)
+    async def get_model(self, model: str, *, operators: bool = False, timeout: float | None = None) -> ModelDetail:
+        """One model: what goes in, what comes out, and its module tree; on request also the operators inside."""
+        return await self._call(self._routes.get_model(model, operators), timeout)
 
     async def list_models(self, *, timeout: float | None = None) -> list[ModelName]:
         """Every model served, by name and version."""

@@ -54,6 +54,9 @@ class Reason(Word):
     MODEL_NOT_LOADED = "MODEL_NOT_LOADED"
     ARCHIVE_CORRUPT = "ARCHIVE_CORRUPT"
     ADAPTER_INVALID = "ADAPTER_INVALID"
+    MODEL_COMPILED = "MODEL_COMPILED"
+    MODEL_SCRIPTED = "MODEL_SCRIPTED"
+    MODEL_QUANTISED = "MODEL_QUANTISED"
     # The input.
     INPUT_MISSING = "INPUT_MISSING"
     INPUT_UNKNOWN = "INPUT_UNKNOWN"
@@ -68,6 +71,19 @@ class Reason(Word):
     TEXT_TOO_LONG = "TEXT_TOO_LONG"
     # What was asked about it.
     MODULE_NOT_FOUND = "MODULE_NOT_FOUND"
+    OP_NOT_FOUND = "OP_NOT_FOUND"
+    PARAMETER_NOT_FOUND = "PARAMETER_NOT_FOUND"
+    POINT_NOT_FOUND = "POINT_NOT_FOUND"
+    POINT_NOT_DIFFERENTIABLE = "POINT_NOT_DIFFERENTIABLE"
+    CALL_NOT_FOUND = "CALL_NOT_FOUND"
+    PATH_NOT_FOUND = "PATH_NOT_FOUND"
+    AXIS_RANGE = "AXIS_RANGE"
+    SLICE_RANGE = "SLICE_RANGE"
+    ROW_RANGE = "ROW_RANGE"
+    PERMUTATION_INVALID = "PERMUTATION_INVALID"
+    EDIT_SHAPE = "EDIT_SHAPE"
+    EDIT_DTYPE = "EDIT_DTYPE"
+    EDIT_INAPPLICABLE = "EDIT_INAPPLICABLE"
     OUTPUT_NOT_FOUND = "OUTPUT_NOT_FOUND"
     TARGET_RANGE = "TARGET_RANGE"
     TARGET_MISMATCH = "TARGET_MISMATCH"
@@ -106,6 +122,11 @@ TABLE: dict[Reason, Row] = {
     Reason.MODEL_NOT_LOADED: Row(Code.NOT_FOUND, False, "The model's archive is there but could not be loaded."),
     Reason.ARCHIVE_CORRUPT: Row(_BAD, False, "A .mar file is damaged, or was not made by `cutaway package`."),
     Reason.ADAPTER_INVALID: Row(_BAD, False, "An adapter cannot be imported, or does not do what it must."),
+    Reason.MODEL_COMPILED: Row(
+        Code.FAILED_PRECONDITION, False, "The model went through torch.compile, where hooks never fire."
+    ),
+    Reason.MODEL_SCRIPTED: Row(Code.FAILED_PRECONDITION, False, "The model is a ScriptModule, which takes no hooks."),
+    Reason.MODEL_QUANTISED: Row(Code.FAILED_PRECONDITION, False, "The model is quantised and has no gradients."),
     Reason.INPUT_MISSING: Row(_BAD, False, "A tensor that the model needs was not sent."),
     Reason.INPUT_UNKNOWN: Row(_BAD, False, "A tensor was sent that the model's forward does not take."),
     Reason.INPUT_EMPTY: Row(_BAD, False, "There is nothing to run: no input, or a batch of no rows."),
@@ -120,6 +141,21 @@ TABLE: dict[Reason, Row] = {
     Reason.RAW_UNSUPPORTED: Row(_BAD, False, "The model's adapter does not take this media type, or no raw bytes."),
     Reason.TEXT_TOO_LONG: Row(_BAD, False, "The text has more tokens than the model can read."),
     Reason.MODULE_NOT_FOUND: Row(_BAD, False, "No module of the model has that name or matches that glob."),
+    Reason.OP_NOT_FOUND: Row(_BAD, False, "No operator of that address ran, or none matches that glob."),
+    Reason.PARAMETER_NOT_FOUND: Row(_BAD, False, "The model has no parameter of that name."),
+    Reason.POINT_NOT_FOUND: Row(_BAD, False, "The module or operator has no tensor at that point."),
+    Reason.POINT_NOT_DIFFERENTIABLE: Row(
+        _BAD, False, "A gradient was asked for where nothing has one, such as at token ids."
+    ),
+    Reason.CALL_NOT_FOUND: Row(_BAD, False, "The module or operator was not called that often."),
+    Reason.PATH_NOT_FOUND: Row(_BAD, False, "There is no tensor at that path of what goes in or comes out."),
+    Reason.AXIS_RANGE: Row(_BAD, False, "A tensor has no such axis, or its axis is shorter than asked for."),
+    Reason.SLICE_RANGE: Row(_BAD, False, "A slice lies outside of its axis, or holds nothing."),
+    Reason.ROW_RANGE: Row(_BAD, False, "A row is not in the batch, or the tensor's axis 0 is not the batch."),
+    Reason.PERMUTATION_INVALID: Row(_BAD, False, "What should be a permutation of the batch's rows is none."),
+    Reason.EDIT_SHAPE: Row(_BAD, False, "An edit's tensor does not broadcast against what is edited."),
+    Reason.EDIT_DTYPE: Row(_BAD, False, "An edit needs floating numbers, and the tensor has none."),
+    Reason.EDIT_INAPPLICABLE: Row(_BAD, False, "An edit cannot be made together with what else is asked for."),
     Reason.OUTPUT_NOT_FOUND: Row(_BAD, False, "The model returns no output of that name."),
     Reason.TARGET_RANGE: Row(_BAD, False, "A target's class index lies outside the model's output."),
     Reason.TARGET_MISMATCH: Row(_BAD, False, "The number of targets is not the number of rows."),

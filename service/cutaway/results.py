@@ -17,9 +17,11 @@ class CapturedCall:
     Attributes:
         leaves: by point, the tensors of the call by their path: ``""`` for a bare tensor, else ``[0]``,
             ``.logits``, ``["key"]`` or the name of a keyword argument.
+        positions: the same for what was reduced to its largest elements: where along the axis each of them was.
     """
 
     leaves: Mapping[Point, Mapping[str, Array]]
+    positions: Mapping[Point, Mapping[str, Array]] = field(default_factory=dict)
 
     def at(self, point: Point) -> Array:
         """The one tensor at ``point``.
@@ -208,14 +210,17 @@ class InspectResult:
     """The answer to one question.
 
     Attributes:
-        predictions: the model's outputs by name, batch first.
+        predictions: the model's outputs by name, batch first; of the edited model, where there are edits.
         classes: the predicted class an example; empty for a model without classes.
-        targets: [batch], the class indices that gradients are about; None where no target was needed or it is
-            no class.
-        target_values: [batch], the target scalars; None where no target was needed.
-        captures: by module name.
+        targets: [batch], the class indices that gradients are about, [batch, k] of a top-k target; None where no
+            target was needed or it is no class.
+        target_values: of that shape, the target scalars; None where no target was needed.
+        captures: by module name, or by the operator's address.
         input_gradients: by input name, of the input's shape.
+        parameter_gradients: by parameter name: the gradient of the sum of all examples' targets.
         attributions: in the order of the request.
+        unedited: with ``compare``, what the unedited model returned, by name; else empty.
+        unedited_classes: the same as classes, for the unedited model.
         warnings: what a careful reader should know.
         provenance: where this comes from.
         timings: where the time went.
@@ -227,7 +232,10 @@ class InspectResult:
     target_values: Array | None = None
     captures: Mapping[str, ModuleCapture] = field(default_factory=dict)
     input_gradients: Mapping[str, Array] = field(default_factory=dict)
+    parameter_gradients: Mapping[str, Array] = field(default_factory=dict)
     attributions: tuple[AttributionResult, ...] = ()
+    unedited: Mapping[str, Array] = field(default_factory=dict)
+    unedited_classes: tuple[ClassPrediction, ...] = ()
     warnings: tuple[Warning, ...] = ()
     provenance: Provenance = field(default_factory=Provenance)
     timings: Timings = field(default_factory=Timings)
@@ -267,6 +275,16 @@ class ModuleInfo:
 
 
 @dataclass(frozen=True)
+class OperatorInfo:
+    """An operator inside a module's forward: its address (``layer3.1:relu#0``), and, for the model's own example, the
+    shapes of what it first returned and how often it ran."""
+
+    address: str
+    output_shapes: tuple[tuple[int, ...], ...]
+    calls: int
+
+
+@dataclass(frozen=True)
 class ModelName:
     """A model in a version."""
 
@@ -285,3 +303,4 @@ class ModelDetail:
     media_types: tuple[str, ...]
     modules: tuple[ModuleInfo, ...]
     provenance: Provenance
+    operators: tuple[OperatorInfo, ...] = ()

@@ -41,8 +41,8 @@ class Routes(Protocol):
     def inspect(self, request: InspectRequest) -> Call[InspectResult]:
         """Ask a question."""
 
-    def get_model(self, model: str) -> Call[ModelDetail]:
-        """Describe one model."""
+    def get_model(self, model: str, operators: bool) -> Call[ModelDetail]:
+        """Describe one model; with ``operators``, those inside its modules too."""
 
     def list_models(self, page_token: str) -> Call[tuple[list[ModelName], str]]:
         """One page of the models, and the next page's token."""
@@ -58,10 +58,9 @@ class FrontDoor:
         """Ask a question."""
         return Call(f"/{SERVICE}/Inspect", wire_requests.encode(request).SerializeToString(), _result)
 
-    def get_model(self, model: str) -> Call[ModelDetail]:
-        """Describe one model."""
-        request = inspection_service_pb2.GetModelRequest(model=model)
-        return Call(f"/{SERVICE}/GetModel", request.SerializeToString(), _detail)
+    def get_model(self, model: str, operators: bool) -> Call[ModelDetail]:
+        """Describe one model; with ``operators``, those inside its modules too."""
+        return Call(f"/{SERVICE}/GetModel", wire_models.encode_question(model, operators), _detail)
 
     def list_models(self, page_token: str) -> Call[tuple[list[ModelName], str]]:
         """One page of the models, and the next page's token."""
@@ -88,11 +87,11 @@ class TorchServeDirect:
             lambda data: _result(worker_response(prediction(data))),
         )
 
-    def get_model(self, model: str) -> Call[ModelDetail]:
-        """Describe one model."""
+    def get_model(self, model: str, operators: bool) -> Call[ModelDetail]:
+        """Describe one model; with ``operators``, those inside its modules too."""
         return Call(
             TORCHSERVE_PREDICTIONS,
-            predictions(*parse_model(model), {"describe": b""}),
+            predictions(*parse_model(model), {"describe": wire_models.encode_question(model, operators)}),
             lambda data: _detail(worker_response(prediction(data))),
         )
 

@@ -10,7 +10,7 @@ Names that a model's author chose go into `Text`, never into markup: ``layers[0]
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict
 from typing import NamedTuple
 
@@ -44,6 +44,8 @@ class CapturedTensor(NamedTuple):
     call: int
     path: str
     array: Array
+    positions: Array | None
+    """Where along the axis each element was, of what was reduced to its largest."""
 
 
 def captured(result: InspectResult) -> Iterator[CapturedTensor]:
@@ -52,7 +54,8 @@ def captured(result: InspectResult) -> Iterator[CapturedTensor]:
         for index, call in enumerate(capture.calls):
             for point, leaves in call.leaves.items():
                 for path, array in leaves.items():
-                    yield CapturedTensor(module, point, index, path, array)
+                    positions = call.positions.get(point, {}).get(path)
+                    yield CapturedTensor(module, point, index, path, array, positions)
 
 
 def module_text(name: str) -> str:
@@ -86,27 +89,47 @@ def heading(title: str, *columns: str, numbers: int = 0, folds: Collection[str] 
 
 
 def prediction_table(result: InspectResult) -> RenderableType:
-    """The predicted classes, an example a row; for a model without classes, or with several outputs, these."""
+    """The predicted classes, an example a row; for a model without classes, or with several outputs, these.
+
+    What edits changed is shown as ``before -> after``, where the unedited model was asked, too.
+    """
     if not result.classes:
         return _outputs(result, "Prediction")
-    if len(result.predictions) == 1:
+    if len(result.predictions) <= 1:
         return _classes(result)
     return Group(_classes(result), "", _outputs(result, "Outputs"))
 
 
 def _classes(result: InspectResult) -> Table:
     labelled = any(row.label for row in result.classes)
-    explained = {"target": result.targets, "target's value": result.target_values}
+    explained = {} if has_targets(result) else {"target": result.targets, "target's value": result.target_values}
     shown = {name: values for name, values in explained.items() if values is not None}
     names = ["example", "class", *(["label"] if labelled else []), "probability", *shown]
     table = heading("Prediction", *names, numbers=1 + len(shown), folds=("label",))
-    for index, row in enumerate(result.classes[:_MOST_ROWS]):
-        label = [Text(row.label, style="bold")] if labelled else []
+    unedited = result.unedited_classes or result.classes
+    for index, (before, after) in enumerate(zip(unedited, result.classes[:_MOST_ROWS])):
+        label = [_changed(before.label, after.label, "bold")] if labelled else []
+        probability = [_percent(before.probability)] if result.unedited_classes else []
         about = [_number(_printable(values)[index].item()) for values in shown.values()]
-        table.add_row(str(index), str(row.index), *label, _percent(row.probability), *about)
-    if len(result.classes) > _MOST_ROWS:
-        table.caption, table.caption_justify = f"and {len(result.classes) - _MOST_ROWS} more", "left"
+        table.add_row(
+            str(index),
+            _changed(str(before.index), str(after.index)),
+            *label,
+            Text(" -> ").join([*probability, _percent(after.probability)]),
+            *about,
+        )
+    _count_rest(table, len(result.classes))
     return table
+
+
+def _changed(before: str, after: str, style: str = "") -> Text:
+    """``cat -> dog``; ``dog`` alone where it was no other before."""
+    return Text.assemble("" if before == after else f"{before} -> ", (after, style))
+
+
+def _count_rest(table: Table, rows: int) -> None:
+    if rows > _MOST_ROWS:
+        table.caption, table.caption_justify = f"and {rows - _MOST_ROWS} more", "left"
 
 
 def _percent(probability: float) -> Text:
@@ -114,9 +137,12 @@ def _percent(probability: float) -> Text:
 
 
 def _outputs(result: InspectResult, title: str) -> Table:
-    table = heading(title, "output", "tensor", "first values", folds=("output", "first values"))
-    for name, array in result.predictions.items():
-        table.add_row(Text(name), shape_text(array), _first_values(array))
+    both = {"first values": result.predictions, "unedited": result.unedited}
+    shown = {column: outputs for column, outputs in both.items() if outputs}
+    table = heading(title, "output", "tensor", *shown, folds=("output", *shown))
+    for name, array in {**result.unedited, **result.predictions}.items():
+        values = [_first_values(outputs[name]) if name in outputs else "" for outputs in shown.values()]
+        table.add_row(Text(name), shape_text(array), *values)
     return table
 
 
@@ -126,26 +152,64 @@ def _first_values(array: Array) -> Text:
     return Text(" ").join([*values, *more])
 
 
+# Targets
+
+
+def has_targets(result: InspectResult) -> bool:
+    """Whether targets need a table of their own: several an example, or no predicted classes to stand beside."""
+    values = result.target_values
+    return values is not None and (values.ndim > 1 or not result.classes)
+
+
+def target_table(result: InspectResult) -> Table:
+    """What gradients and attributions are about: the class, where it is one, and the scalar, a target a row."""
+    values = np.zeros(0) if result.target_values is None else result.target_values
+    classes = None if result.targets is None else result.targets.reshape(-1)
+    per_example = values.shape[1] if values.ndim > 1 else 1
+    names = ["example", *(["class"] if classes is not None else []), "value"]
+    table = heading("Targets", *names, numbers=len(names) - 1)
+    for index, value in enumerate(values.reshape(-1)[:_MOST_ROWS]):
+        about = [] if classes is None else [str(classes[index])]
+        table.add_row(str(index // per_example), *about, _number(float(value)))
+    _count_rest(table, values.size)
+    return table
+
+
 # Captures and gradients
 
 
 def capture_table(result: InspectResult) -> Table:
-    """What the hooks saw: a tensor a row, with its path within the call behind the point."""
+    """What the hooks saw: a tensor a row, with its path within the call behind the point.
+
+    Of what was reduced to its largest elements, also where the first of them were.
+    """
     seen = list(captured(result))
-    several = any(each.call for each in seen)
-    names = ["module", "point", *(["call"] if several else []), "tensor"]
-    table = heading("Captures", *names, "min", "mean", "max", numbers=3, folds=("module", "point"))
+    call = ["call"] if any(each.call for each in seen) else []
+    where = ["positions"] if any(each.positions is not None for each in seen) else []
+    names = ["module", "point", *call, "tensor", *where]
+    folds = ("module", "point", "positions")
+    table = heading("Captures", *names, "min", "mean", "max", numbers=3, folds=folds)
     for each in seen:
-        call = [str(each.call)] if several else []
+        number = [str(each.call)] if call else []
+        first = [Text("") if each.positions is None else _first_values(each.positions)] if where else []
         place = Text(module_text(each.module)), Text(each.point.value + each.path)
-        table.add_row(*place, *call, shape_text(each.array), *_statistics(each.array))
+        table.add_row(*place, *number, shape_text(each.array), *first, *_statistics(each.array))
     return table
 
 
 def gradient_table(result: InspectResult) -> Table:
     """The target's gradient at each input."""
-    table = heading("Input gradients", "input", "tensor", "min", "mean", "max", numbers=3, folds=("input",))
-    for name, array in result.input_gradients.items():
+    return _arrays("Input gradients", "input", result.input_gradients)
+
+
+def parameter_table(result: InspectResult) -> Table:
+    """The gradient of all examples' targets together at each parameter."""
+    return _arrays("Parameter gradients", "parameter", result.parameter_gradients)
+
+
+def _arrays(title: str, what: str, arrays: Mapping[str, Array]) -> Table:
+    table = heading(title, what, "tensor", "min", "mean", "max", numbers=3, folds=(what,))
+    for name, array in arrays.items():
         table.add_row(Text(name), shape_text(array), *_statistics(array))
     return table
 
@@ -155,15 +219,24 @@ def gradient_table(result: InspectResult) -> Table:
 
 def attribution_table(result: InspectResult) -> Group:
     """Every attribution's values, and below them what the checks say."""
-    table = heading("Attributions", "method", "of", "shape", "min", "max", "delta", numbers=3, folds=("of",))
+    several = explains_several(result)
+    names = ["method", "of", "shape", *(["class"] if several else []), "min", "max", "delta"]
+    table = heading("Attributions", *names, numbers=len(names) - 3, folds=("of", "class"))
     for answer in result.attributions:
+        about = [Text("") if answer.targets is None else _first_values(answer.targets)] if several else []
         delta = "" if answer.convergence_delta is None else _number(float(np.abs(answer.convergence_delta).max()))
         for name, array in answer.values.items():
             low, _, high = _statistics(array)
-            table.add_row(answer.method, Text(name), str(list(array.shape)), low, high, delta)
+            table.add_row(answer.method, Text(name), str(list(array.shape)), *about, low, high, delta)
     if not any(answer.checks for answer in result.attributions):
         return Group(table)
     return Group(table, "", _checks(result.attributions))
+
+
+def explains_several(result: InspectResult) -> bool:
+    """Whether something is explained more than once: then only the class tells attributions apart."""
+    asked = [(answer.method, answer.layer) for answer in result.attributions]
+    return len(set(asked)) < len(asked)
 
 
 def _checks(answers: tuple[AttributionResult, ...]) -> Table:

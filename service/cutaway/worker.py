@@ -19,8 +19,9 @@ from cutaway.adapters import Adapter, TensorAdapter, find, make, mount
 from cutaway.engine.arrays import from_numpy
 from cutaway.engine.describe import describe
 from cutaway.engine.inputs import validated
-from cutaway.engine.run import inspect, provenance, timed
+from cutaway.engine.run import inspect, provenance
 from cutaway.engine.subject import Inputs, Subject
+from cutaway.engine.timed import timed
 from cutaway.errors import CutawayError, Reason, at, error
 from cutaway.requests import InspectRequest
 from cutaway.results import ModelDetail, ModelName, Provenance, Timings
@@ -53,7 +54,7 @@ class Worker:
         self._adapter = adapter
         self._name = name
         self._max_reply_bytes = max_reply_bytes
-        self._kinds: dict[str, Callable[[bytes], bytes]] = {
+        self._kinds: dict[str, Callable[[bytes, float | None], bytes]] = {
             "inspect": self._inspect,
             "describe": self._describe,
         }
@@ -107,15 +108,17 @@ class Worker:
                 Reason.MALFORMED_REQUEST,
                 f"a call has exactly one of the parts {', '.join(self._kinds)}, got {', '.join(sorted(row)) or 'none'}",
             )
-        _refuse_late(row.get("deadline", b""))
-        return self._kinds[kinds[0]](row[kinds[0]])
+        deadline = _deadline(row.get("deadline", b""))
+        if deadline is not None and deadline < time.time():
+            raise error(Reason.DEADLINE_EXCEEDED, "the deadline passed while the call was waiting for its turn")
+        return self._kinds[kinds[0]](row[kinds[0]], deadline)
 
-    def _inspect(self, data: bytes) -> bytes:
+    def _inspect(self, data: bytes, deadline: float | None) -> bytes:
         timings = Timings()
         with timed(timings, "decode_ms"):
             request = wire_requests.decode(data)
             inputs = self._inputs(request)
-        result = inspect(self._subject, request, inputs)
+        result = inspect(self._subject, request, inputs, until=deadline)
         with timed(timings, "encode_ms"):
             message = wire_results.encode(replace(result, provenance=self._provenance(result.provenance)))
             _refuse_large(message.ByteSize(), request.max_reply_bytes, self._max_reply_bytes)
@@ -137,11 +140,13 @@ class Worker:
                 examples.append(self._adapter.decode(raw.data, raw.media_type))
         return self._adapter.collate(examples)
 
-    def _describe(self, data: bytes) -> bytes:
+    def _describe(self, data: bytes, _: float | None) -> bytes:
+        operators = wire_models.decode_question(data).operators
         example = self._adapter.example()
-        modules, outputs = describe(
+        modules, outputs, inside = describe(
             self._subject,
             None if example is None else {n: t.to(self._subject.device) for n, t in example.items()},
+            operators=operators,
         )
         self._subject.passes.reset()
         detail = ModelDetail(
@@ -152,6 +157,7 @@ class Worker:
             media_types=tuple(self._adapter.media_types),
             modules=modules,
             provenance=self._provenance(provenance(self._subject)),
+            operators=inside,
         )
         return inspection_service_pb2.GetModelResponse(model=wire_models.encode(detail)).SerializeToString()
 
@@ -182,13 +188,11 @@ def _named(failure: BaseException) -> CutawayError:
     return error(Reason.INTERNAL, f"{type(failure).__name__}: {failure}"[:500])
 
 
-def _refuse_late(deadline: bytes) -> None:
+def _deadline(word: bytes) -> float | None:
     try:
-        late = bool(deadline) and float(deadline) < time.time()
+        return float(word) if word else None
     except ValueError:
         raise error(Reason.MALFORMED_REQUEST, "the deadline is Unix seconds in ASCII digits") from None
-    if late:
-        raise error(Reason.DEADLINE_EXCEEDED, "the deadline passed while the call was waiting for its turn")
 
 
 def _refuse_large(size: int, asked: int, carried: int) -> None:

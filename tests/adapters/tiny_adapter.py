@@ -40,3 +40,24 @@ class Crashing(Adapter):
 
     def build(self) -> nn.Module:
         os._exit(3)
+
+
+class Compiled(Tiny):
+    """Hooks never fire on it."""
+
+    def build(self) -> nn.Module:
+        return torch.compile(super().build())  # type: ignore[return-value]
+
+
+class Scripted(Tiny):
+    """It takes no hooks."""
+
+    def build(self) -> nn.Module:
+        return torch.jit.script(super().build())
+
+
+class Quantised(Tiny):
+    """It has no gradients."""
+
+    def build(self) -> nn.Module:
+        return torch.ao.quantization.quantize_dynamic(nn.Sequential(super().build()))

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from cutaway.cli import asking, serving
+from cutaway.cli import asking, manual, serving
 from cutaway.cli.screen import complain, say
 from cutaway.errors import CutawayError
 from cutaway.version import __version__
@@ -34,7 +34,7 @@ app.command()(serving.package)
 app.command()(serving.serve)
 app.command()(asking.models)
 app.command()(asking.layers)
-app.command(epilog=asking.METHODS_HELP)(asking.inspect)
+app.command(epilog=manual.HELP)(asking.inspect)
 
 
 def _show_version(wanted: bool) -> None:

@@ -1,7 +1,8 @@
-"""A model's description as a table: what goes in, what comes out, and the modules between."""
+"""A model's description as tables: what goes in, what comes out, and the modules and operators between."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +11,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from cutaway.results import InputSpec, ModelDetail, ModuleInfo, OutputSpec
+from cutaway.results import InputSpec, ModelDetail, ModuleInfo, OperatorInfo, OutputSpec
 from cutaway.tables import heading, module_text
 
 _MOST_LABELS = 12
@@ -58,16 +59,18 @@ def _labels(labels: Sequence[str]) -> str:
 
 @dataclass
 class Node:
-    """A module and those inside it, by the last part of their names."""
+    """A module, the operators of its own forward, and the modules inside it by the last part of their names."""
 
     info: ModuleInfo
+    operators: Sequence[OperatorInfo] = ()
     children: dict[str, Node] = field(default_factory=dict)
 
     @property
     def likeness(self) -> tuple[Any, ...]:
         """What makes two modules look the same, apart from their names."""
+        operators = tuple((_operation(each), each.output_shapes, each.calls) for each in self.operators)
         inside = tuple((part, child.likeness) for part, child in self.children.items())
-        return self.info.type, self.info.parameters, self.info.output_shapes, self.info.calls, inside
+        return self.info.type, self.info.parameters, self.info.output_shapes, self.info.calls, operators, inside
 
     @property
     def is_used(self) -> bool:
@@ -84,23 +87,38 @@ class Row:
     count: int
 
 
-class ModuleTable:
-    """The module tree, a module a row.
-
-    By its full name, which captures and layers are asked for by; indented under its parent's, where the terminal is
-    too narrow for full names.
+class Tree:
+    """The module tree, as far as it is shown.
 
     Args:
         model: what the server says.
         depth: how many levels to show; None is all.
         expand: also show every one of a list of modules that are all alike, in place of one row for them.
+
+    Attributes:
+        model: what the server says.
+        rows: what is shown, a module a row.
+        is_traced: whether the server had an example, and knows shapes and calls.
     """
 
     def __init__(self, model: ModelDetail, depth: int | None, expand: bool) -> None:
-        root = _tree(model.modules)
-        self._rows = list(_rows("", root, depth, expand))
-        self._traced = root.is_used
-        self._count = len(model.modules)
+        root = _tree(model)
+        self.model = model
+        self.rows = list(_rows("", root, depth, expand))
+        self.is_traced = root.is_used
+
+
+class ModuleTable:
+    """The module tree, a module a row.
+
+    By its full name, which captures and layers are asked for by; indented under its parent's, where the terminal is
+    too narrow for full names.
+    """
+
+    def __init__(self, tree: Tree) -> None:
+        self._rows = tree.rows
+        self._traced = tree.is_traced
+        self._count = len(tree.model.modules)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         named = self._table(_full_name)
@@ -132,8 +150,11 @@ class ModuleTable:
             yield "Output shapes are not known: the model came without an example input."
 
 
-def _tree(modules: Sequence[ModuleInfo]) -> Node:
-    nodes = {info.name: Node(info) for info in modules}
+def _tree(model: ModelDetail) -> Node:
+    operators = defaultdict(list)
+    for operator in model.operators:
+        operators[operator.address.rpartition(":")[0]].append(operator)
+    nodes = {info.name: Node(info, operators[info.name]) for info in model.modules}
     for name, node in nodes.items():
         parent, _, part = name.rpartition(".")
         if name:
@@ -182,5 +203,43 @@ def _last_name(row: Row) -> Text:
 def _returned(node: Node) -> str:
     if not node.info.calls:
         return "" if node.is_used else "not called"
-    shapes = " ".join(str(list(shape)) for shape in node.info.output_shapes)
-    return shapes if node.info.calls == 1 else f"{shapes}, {node.info.calls} calls"
+    return _called(node.info)
+
+
+def _called(info: ModuleInfo | OperatorInfo) -> str:
+    shapes = " ".join(str(list(shape)) for shape in info.output_shapes)
+    return shapes if info.calls == 1 else f"{shapes}, {info.calls} calls"
+
+
+# Operators
+
+
+class OperatorTable:
+    """The operators inside the modules of ``tree``, in its order, by the addresses that they are asked for by."""
+
+    def __init__(self, tree: Tree) -> None:
+        self._rows = [(row, operator) for row in tree.rows for operator in row.node.operators]
+        self._traced = tree.is_traced
+        self._count = len(tree.model.operators)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        table = heading("Operators", "address", "operator", "output", folds=("address", "output"))
+        for row, operator in self._rows:
+            operation = _operation(operator)
+            name = operation.partition("#")[0]
+            kind = name if row.count == 1 else f"{row.count} x {name}"
+            table.add_row(Text.assemble((f"{row.name}:", "dim"), operation), Text(kind), Text(_called(operator)))
+        if self._rows:
+            yield table
+        yield Text(self._remark(), style="dim")
+
+    def _remark(self) -> str:
+        if not self._traced:
+            return "Operators are not known: the model came without an example input."
+        rows = "" if len(self._rows) == self._count else f", {len(self._rows)} shown"
+        return f"{self._count} operators{rows}."
+
+
+def _operation(operator: OperatorInfo) -> str:
+    """``relu#0`` of ``layer3.1:relu#0``."""
+    return operator.address.rpartition(":")[2]

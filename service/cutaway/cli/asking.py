@@ -12,10 +12,10 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from cutaway import tables
-from cutaway.cli import anatomy, files, screen, words
+from cutaway.cli import anatomy, attributions, captures, edits, files, screen, targets
 from cutaway.client import Client
 from cutaway.errors import DeadlineExceeded, Reason, Unavailable, error
-from cutaway.requests import Attribution, Capture, CheckMode, Raw
+from cutaway.requests import Attribution, Capture, CheckMode, Edit, Raw, Target
 from cutaway.results import InspectResult
 from cutaway.tensors import Array
 
@@ -26,16 +26,6 @@ Model = Annotated[
 ]
 
 _HERE = "127.0.0.1:50051"
-
-METHODS_HELP = "\n".join(
-    [
-        "Methods and their parameters with defaults, asked for as METHOD,KEY=VALUE,KEY=VALUE; each also takes "
-        "target=CLASS and inputs=NAME:",
-        "",
-        "\b",
-        *(words.usage(kind) for kind in words.METHODS.values()),
-    ]
-)
 
 
 @contextmanager
@@ -67,16 +57,20 @@ def layers(
     model: Model,
     depth: Annotated[int | None, typer.Option(metavar="N", min=0, help="How many levels of modules to show.")] = None,
     expand: Annotated[bool, typer.Option("--all", help="Show each of a list of modules that are alike.")] = False,
+    ops: Annotated[
+        bool, typer.Option("--ops", help="Also show the operators inside the modules, which are no modules themselves.")
+    ] = False,
     address: Address = _HERE,
     timeout: Timeout = 60.0,
 ) -> None:
     """Show what a model takes and returns, and its module tree.
 
-    Modules are named as captures and layers are asked for.
+    Modules and operators are named as captures, edits and layers are asked for.
     """
     with _asking(address, timeout) as client:
-        found = client.get_model(model)
-    screen.show(anatomy.summary(found), anatomy.ModuleTable(found, depth, expand))
+        found = client.get_model(model, operators=ops)
+    tree = anatomy.Tree(found, depth, expand)
+    screen.show(anatomy.summary(found), anatomy.ModuleTable(tree), *([anatomy.OperatorTable(tree)] if ops else []))
 
 
 def _picture(path: Path | None) -> Path | None:
@@ -106,25 +100,48 @@ def inspect(
     capture: Annotated[
         list[Capture] | None,
         typer.Option(
-            parser=words.capture,
-            metavar="MODULE[@POINT,...]",
-            help="What modules saw. MODULE is a name or a glob; a POINT is input, output, grad_input or grad_output; "
-            "repeatable.",
+            parser=captures.capture,
+            metavar="WHERE[@POINT,...][,KEY=VALUE...]",
+            help="What hooks saw. WHERE is a module's name, an operator's address (see `layers --ops`) or a glob; "
+            "a POINT is input, output, grad_input or grad_output; repeatable.",
         ),
     ] = None,
     input_gradient: Annotated[bool, typer.Option("--input-gradient", help="The gradient at every input.")] = False,
+    parameter: Annotated[
+        list[Capture] | None,
+        typer.Option(
+            parser=captures.parameter,
+            metavar="NAME[,KEY=VALUE...]",
+            help="The gradient at a parameter, such as conv1.weight; repeatable.",
+        ),
+    ] = None,
+    edit: Annotated[
+        list[Edit] | None,
+        typer.Option(
+            parser=edits.edit,
+            metavar="VERB:WHERE[@POINT][,KEY=VALUE...]",
+            help="A change to what flows through the model, such as zero:conv1 or scale:fc@grad_input,factor=0.5; "
+            "repeatable, in the order applied.",
+        ),
+    ] = None,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Also show what the model predicts without the edits.")
+    ] = False,
     attribution: Annotated[
         list[Attribution] | None,
         typer.Option(
-            parser=words.attribution,
+            parser=attributions.attribution,
             metavar="METHOD[:LAYER][,KEY=VALUE...]",
             help="An explanation, such as Saliency or LayerGradCam:conv2,relu=true; repeatable.",
         ),
     ] = None,
     target: Annotated[
-        list[int] | None,
+        list[Target] | None,
         typer.Option(
-            metavar="CLASS", help="The class explained, instead of the predicted; repeated, one for each example."
+            parser=targets.target,
+            metavar="TARGET",
+            help="What gradients and attributions are about, instead of the predicted class: a class, or top:5, sum, "
+            "cross_entropy:4, ...; repeated, one for each example.",
         ),
     ] = None,
     check: Annotated[
@@ -133,6 +150,9 @@ def inspect(
             metavar="MODE", help="How attributions are compared with what raw hooks see: off, same_pass or independent."
         ),
     ] = CheckMode.SAME_PASS,
+    no_predictions: Annotated[
+        bool, typer.Option("--no-predictions", help="Leave the predictions out of the answer.")
+    ] = False,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", callback=_picture, help="Draw the answer: .png, .svg or .pdf.")
     ] = None,
@@ -144,18 +164,24 @@ def inspect(
 
     Shows the prediction and, as far as asked: what modules saw, gradients, and attributions with their checks.
     """
+    if compare and not edit:
+        raise typer.BadParameter("there is nothing to compare with; it needs an --edit", param_hint="--compare")
+    explained = targets.together(target or ())
     with _asking(address, timeout) as client:
         given = _inputs(client, model, inputs or [], text or [], name or [])
         result = client.inspect(
             model,
             given,
-            target=None if not target else target[0] if len(target) == 1 else target,
-            captures=capture or (),
+            target=explained,
+            captures=[*(capture or ()), *(parameter or ())],
             input_gradients=input_gradient,
+            edits=edit or (),
+            compare=compare,
             attributions=attribution or (),
             check=check,
+            predictions=not no_predictions,
         )
-    screen.show(*_blocks(result))
+    screen.show(*blocks(result))
     if plot:
         _draw(result, given if isinstance(given, dict) else files.picture(given[0]), plot)
     if save:
@@ -172,12 +198,18 @@ def _inputs(
     return files.read_raw(paths, texts)
 
 
-def _blocks(result: InspectResult) -> Iterator[RenderableType]:
-    yield tables.prediction_table(result)
+def blocks(result: InspectResult) -> Iterator[RenderableType]:
+    """A table for each part of ``result`` that is there."""
+    if result.classes or result.predictions or result.unedited:
+        yield tables.prediction_table(result)
+    if tables.has_targets(result):
+        yield tables.target_table(result)
     if result.captures:
         yield tables.capture_table(result)
     if result.input_gradients:
         yield tables.gradient_table(result)
+    if result.parameter_gradients:
+        yield tables.parameter_table(result)
     if result.attributions:
         yield tables.attribution_table(result)
     if result.warnings:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import mimetypes
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,7 @@ import typer
 
 from cutaway.errors import Reason, error
 from cutaway.requests import Raw
-from cutaway.results import AttributionResult, InspectResult, ModelDetail
+from cutaway.results import AttributionResult, ClassPrediction, InspectResult, ModelDetail
 from cutaway.tables import captured, module_text
 from cutaway.tensors import Array
 
@@ -114,24 +114,35 @@ def _portable(array: Array) -> Array:
 
 
 def _tensors(result: InspectResult) -> Iterator[tuple[str, Array]]:
-    for name, array in result.predictions.items():
-        yield f"predictions/{name}", array
-    if result.classes:
-        yield "classes/index", np.array([row.index for row in result.classes])
-        yield "classes/probability", np.array([row.probability for row in result.classes])
+    yield from _all("predictions", result.predictions)
+    yield from _classes("classes", result.classes)
+    yield from _all("unedited", result.unedited)
+    yield from _classes("unedited_classes", result.unedited_classes)
     yield from _named("", targets=result.targets, target_values=result.target_values)
     for each in captured(result):
         call = f"[{each.call}]" if len(result.captures[each.module].calls) > 1 else ""
-        yield f"captures/{module_text(each.module)}{call}/{each.point.value}{each.path}", each.array
-    for name, array in result.input_gradients.items():
-        yield f"input_gradients/{name}", array
+        key = f"captures/{module_text(each.module)}{call}/{each.point.value}{each.path}"
+        yield key, each.array
+        yield from _named(f"{key}/", positions=each.positions)
+    yield from _all("input_gradients", result.input_gradients)
+    yield from _all("parameter_gradients", result.parameter_gradients)
     for index, answer in enumerate(result.attributions):
         yield from _attribution(f"attributions/{index}-{answer.method}", answer)
 
 
+def _all(key: str, arrays: Mapping[str, Array]) -> Iterator[tuple[str, Array]]:
+    for name, array in arrays.items():
+        yield f"{key}/{name}", array
+
+
+def _classes(key: str, classes: Sequence[ClassPrediction]) -> Iterator[tuple[str, Array]]:
+    if classes:
+        yield f"{key}/index", np.array([row.index for row in classes])
+        yield f"{key}/probability", np.array([row.probability for row in classes])
+
+
 def _attribution(key: str, answer: AttributionResult) -> Iterator[tuple[str, Array]]:
-    for name, array in answer.values.items():
-        yield f"{key}/values/{name}", array
+    yield from _all(f"{key}/values", answer.values)
     yield from _named(
         f"{key}/",
         convergence_delta=answer.convergence_delta,

@@ -1,24 +1,31 @@
-"""What a person types for a capture, an attribution or an option, read into what it stands for.
+"""How what a person types becomes a dataclass of `cutaway.requests`.
 
-Methods, their parameters and their types come from the dataclasses in `cutaway.requests`: what is added there can
-be asked for here.
+Every such word is ``NAME:PART:PART,KEY=VALUE,...``. What may be typed, and what it is read as, comes from the
+dataclasses' fields and their types: what is added there can be asked for here.
 """
 
 from __future__ import annotations
 
+import re
 import textwrap
 import types
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING, Field, fields
-from difflib import get_close_matches
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import Enum
-from typing import Any, NamedTuple, TypeAlias, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import typer
 
-from cutaway.requests import Attribution, Capture, ClassIndex, Point, Target
+from cutaway.cli.choices import offer
+from cutaway.cli.values import READERS, WHOLES, Reader, member, wholes
 
-Reader: TypeAlias = Callable[[str], Any]
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+D = TypeVar("D", bound="DataclassInstance")
+
+Collector: TypeAlias = "Callable[[Sequence[Pair]], Any]"
+"""What all that was typed for one field stands for together, each with what followed a dot in its key."""
 
 
 class Pair(NamedTuple):
@@ -36,84 +43,94 @@ def pair(word: str) -> Pair:
     return Pair(key, value)
 
 
-def capture(word: str) -> Capture:
-    """``conv*`` or ``conv*@output,grad_output``."""
-    module, _, points = word.partition("@")
-    if not module:
-        raise typer.BadParameter(f"{word!r} names no module")
-    return Capture(module, tuple(_point(name) for name in points.split(",")) if points else Point.OUTPUT)
+def parted(word: str) -> list[str]:
+    """What stands between the commas of ``word``; those inside of brackets, as in ``path=["a,b"]``, part nothing."""
+    return re.split(r",(?![^\[\]]*\])", word)
 
 
-def _point(name: str) -> Point:
-    known = [point.value for point in Point]
-    if name not in known:
-        raise typer.BadParameter(f"no point {name!r}; {_offer(name, known)}")
-    return Point(name)
+# Keys, and the dataclasses that they make
 
 
-# Attributions
+class Key(NamedTuple):
+    """What may be typed as ``KEY=VALUE``.
+
+    Attributes:
+        field: the dataclass' field that it is for.
+        read: how it is read.
+    """
+
+    field: str
+    read: Collector
 
 
-def _methods(kind: type[Attribution]) -> Iterable[type[Attribution]]:
-    narrower = kind.__subclasses__()
-    if not narrower:
-        yield kind
-    for each in narrower:
-        yield from _methods(each)
-
-
-METHODS: dict[str, type[Attribution]] = dict(sorted((kind.__name__, kind) for kind in _methods(Attribution)))
-"""Every method, by its name."""
-
-
-def attribution(word: str) -> Attribution:
-    """``Saliency``, ``IntegratedGradients,n_steps=100`` or ``LayerGradCam:conv2,relu=true``."""
-    head, *rest = word.split(",")
-    name, _, layer = head.partition(":")
-    kind = _method(name)
-    return _built(kind, [*([Pair("layer", layer)] if layer else []), *map(pair, rest)])
-
-
-def _method(name: str) -> type[Attribution]:
-    spelled = {known.lower(): known for known in METHODS}
-    if name.lower() not in spelled:
-        near = [spelled[each] for each in get_close_matches(name.lower(), spelled, n=1, cutoff=0.5)]
-        raise typer.BadParameter(f"no method {name!r}; {_choice(near, METHODS)}")
-    return METHODS[spelled[name.lower()]]
-
-
-def _built(kind: type[Attribution], pairs: list[Pair]) -> Attribution:
-    hints = readable(kind)
-    given: dict[str, list[tuple[str, str]]] = {}
-    for key, text in pairs:
-        parameter, _, part = key.partition(".")
-        if parameter not in hints:
-            raise typer.BadParameter(f"{kind.__name__} has no {parameter!r}; {_offer(parameter, hints)}")
-        given.setdefault(parameter, []).append((part, text))
-    for field in fields(kind):
-        if _required(field) and field.name not in given:
-            raise typer.BadParameter(f"{kind.__name__} needs {field.name}: {usage(kind).strip()}")
-    return kind(**{name: _value(name, hints[name], words) for name, words in given.items()})
-
-
-def _required(field: Field[Any]) -> bool:
-    return field.default is MISSING and field.default_factory is MISSING
-
-
-def readable(kind: type[Attribution]) -> dict[str, Any]:
-    """The parameters of ``kind`` that can be typed, with their types."""
+def keys(kind: type[DataclassInstance], left_out: Collection[str] = ()) -> dict[str, Key]:
+    """The fields of ``kind`` that can be typed, by their names."""
     hints = get_type_hints(kind)
-    return {field.name: hints[field.name] for field in fields(kind) if _reader(_element(hints[field.name]))}
+    wanted = [field.name for field in fields(kind) if field.name not in left_out]
+    return {name: Key(name, read) for name in wanted if (read := _together(hints[name]))}
 
 
-def usage(kind: type[Attribution]) -> str:
-    """How to ask for ``kind``, with its own parameters and their defaults, for a terminal of 80 columns."""
-    common = {field.name for field in fields(Attribution)}
-    hints = readable(kind)
-    own = [field for field in fields(kind) if field.name in hints and field.name not in common]
-    layer = ":LAYER" if any(field.name == "layer" for field in own) else ""
-    parameters = " ".join(_default(field, hints[field.name]) for field in own if field.name != "layer")
-    line = f"{kind.__name__}{layer} {parameters}"
+def by_position(kind: type[DataclassInstance], text: str) -> list[Pair]:
+    """The parts of ``text`` between colons, for the parameters that Python takes by position, too.
+
+    An empty part leaves its parameter at its default: ``1::10`` is ``Slice(1, stop=10)``.
+
+    Raises:
+        ValueError: there is no such parameter.
+    """
+    names = positional(kind)
+    if text and not names:
+        raise ValueError(f"{kind.__name__} takes nothing behind a colon, not {text!r}")
+    parts = text.split(":", max(0, len(names) - 1))
+    return [Pair(name, part) for name, part in zip(names, parts) if part]
+
+
+def positional(kind: type[DataclassInstance]) -> list[str]:
+    """The names of the parameters that ``kind`` takes by position."""
+    return [field.name for field in fields(kind) if not field.kw_only]
+
+
+def built(kind: type[D], pairs: Iterable[Pair], known: Mapping[str, Key], help: str = "", **given: Any) -> D:
+    """A ``kind`` of what is ``given`` and what was typed.
+
+    Args:
+        kind: a dataclass.
+        pairs: as typed.
+        known: which keys there are.
+        help: how to ask for it, to be shown where something is missing.
+        given: values of fields.
+
+    Raises:
+        BadParameter: a key is unknown, a value cannot be read, or one is missing or given twice.
+    """
+    typed: dict[str, list[Pair]] = {}
+    for key, text in pairs:
+        name, _, part = key.partition(".")
+        if name not in known:
+            raise typer.BadParameter(f"{kind.__name__} has no {name!r}; {offer(name, known)}")
+        typed.setdefault(name, []).append(Pair(part, text))
+    for name, words in typed.items():
+        if known[name].field in given:
+            raise typer.BadParameter(f"{name}: {known[name].field} is given already")
+        try:
+            given[known[name].field] = known[name].read(words)
+        except ValueError as failure:
+            raise typer.BadParameter(f"{name}: {failure}") from None
+    if missing := [name for name in required(kind) if name not in given]:
+        raise typer.BadParameter(f"{kind.__name__} needs {missing[0]}{help and f': {help.strip()}'}")
+    return kind(**given)
+
+
+def required(kind: type[DataclassInstance]) -> list[str]:
+    """The names of the parameters of ``kind`` that have no default."""
+    return [each.name for each in fields(kind) if each.default is MISSING and each.default_factory is MISSING]
+
+
+def usage(head: str, kind: type[DataclassInstance], left_out: Collection[str]) -> str:
+    """How to ask for ``kind``: ``head``, and its parameters with their defaults, for a terminal of 80 columns."""
+    known, hints = keys(kind, left_out), get_type_hints(kind)
+    parameters = [_default(field, hints[field.name]) for field in fields(kind) if field.name in known]
+    line = " ".join([head, *parameters])
     return textwrap.fill(line, 78, initial_indent="  ", subsequent_indent="      ", break_on_hyphens=False)
 
 
@@ -124,27 +141,39 @@ def _default(field: Field[Any], hint: Any) -> str:
     return f"{field.name}={str(value).lower() if isinstance(value, (str, bool, int, float)) else '...'}"
 
 
-# Types
+# Values, by their types
 
 
-def _value(name: str, hint: Any, words: list[tuple[str, str]]) -> Any:
-    read = _reader(_element(hint))
-    if read is None:  # readable() offers no such parameter
-        raise TypeError(hint)
-    try:
-        values = [(part, read(text)) for part, text in words]
-    except ValueError as failure:
-        raise typer.BadParameter(f"{name}: {failure}") from None
+def _together(hint: Any) -> Collector | None:
+    """How all that was typed for one field of type ``hint`` is read."""
+    if _is_mapping(hint):
+        read = reader(get_args(hint)[1])
+        return read and (lambda words: {part: read(text) for part, text in words})
+    if hint == WHOLES:
+        return lambda words: tuple(number for text in _texts(words) for number in wholes(text))
     if get_origin(hint) is tuple:
-        return tuple(value for _, value in values)
-    return dict(values) if _is_mapping(hint) else values[-1][1]
+        read = reader(get_args(hint)[0])
+        return read and (lambda words: tuple(map(read, _texts(words))))
+    read = reader(hint)
+    return read and (lambda words: read(_only(words)))
 
 
-def _element(hint: Any) -> Any:
-    """What one typed word stands for: an element of a tuple, a value of a mapping, or the thing itself."""
-    if get_origin(hint) is tuple:
-        return get_args(hint)[0]
-    return get_args(hint)[1] if _is_mapping(hint) else hint
+def only(read: Reader) -> Collector:
+    """How the one text that was typed for a field is read."""
+    return lambda words: read(_only(words))
+
+
+def _only(words: Sequence[Pair]) -> str:
+    first, *others = _texts(words)
+    if others:
+        raise ValueError(f"given {len(words)} times")
+    return first
+
+
+def _texts(words: Sequence[Pair]) -> list[str]:
+    if parts := [part for part, _ in words if part]:
+        raise ValueError(f"it has no parts, such as {parts[0]!r}")
+    return [text for _, text in words]
 
 
 def _is_mapping(hint: Any) -> bool:
@@ -152,54 +181,23 @@ def _is_mapping(hint: Any) -> bool:
     return isinstance(origin, type) and issubclass(origin, Mapping)
 
 
-def _reader(hint: Any) -> Reader | None:
+def reader(hint: Any) -> Reader | None:
+    """How one text is read as a ``hint``; None where that cannot be typed."""
+    if hint in READERS:
+        return READERS[hint]
     if get_origin(hint) in (Union, types.UnionType):
-        return next((read for each in get_args(hint) if (read := _reader(each))), None)
-    if isinstance(hint, type) and issubclass(hint, Enum):
-        return lambda text: _member(hint, text)
-    return _READERS.get(hint)
+        return next((read for each in get_args(hint) if (read := reader(each))), None)
+    if not isinstance(hint, type):
+        return None
+    if issubclass(hint, Enum):
+        return lambda text: member(hint, text)
+    if is_dataclass(hint) and not hint.__subclasses__():
+        return lambda text: _parts(hint, text)
+    return None
 
 
-def _truth(text: str) -> bool:
-    if text.lower() not in ("true", "false"):
-        raise ValueError(f"true or false, not {text!r}")
-    return text.lower() == "true"
-
-
-def _whole(text: str) -> int:
+def _parts(kind: type[DataclassInstance], text: str) -> Any:
     try:
-        return int(text)
-    except ValueError:
-        raise ValueError(f"a whole number, not {text!r}") from None
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise ValueError(f"a number, not {text!r}") from None
-
-
-def _member(kind: type[Enum], text: str) -> Enum:
-    known = {member.value: member for member in kind}
-    if text not in known:
-        raise ValueError(f"no {text!r}; {_offer(text, known)}")
-    return known[text]
-
-
-_READERS: dict[Any, Reader] = {
-    bool: _truth,
-    int: _whole,
-    float: _number,
-    str: str,
-    Target: lambda text: ClassIndex((_whole(text),)),
-}
-
-
-def _offer(word: str, known: Iterable[str]) -> str:
-    known = list(known)
-    return _choice(get_close_matches(word, known, n=1), known)
-
-
-def _choice(near: list[str], known: Iterable[str]) -> str:
-    return f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+        return built(kind, by_position(kind, text), keys(kind))
+    except typer.BadParameter as failure:
+        raise ValueError(failure.message) from None

@@ -14,29 +14,30 @@ def admit(module: nn.Module) -> None:
     """Look at every module and tensor.
 
     Raises:
-        InvalidArgument: ``ADAPTER_INVALID``, with what would be right.
+        FailedPrecondition: ``MODEL_COMPILED``, ``MODEL_SCRIPTED`` or ``MODEL_QUANTISED``, with what would be right.
+        InvalidArgument: ``ADAPTER_INVALID``, likewise.
     """
     for name, child in module.named_modules():
-        fault = _module_fault(child)
+        reason, fault = _module_fault(child)
         if fault:
-            raise error(Reason.ADAPTER_INVALID, f"{_where('module', name)} {fault}")
+            raise error(reason, f"{_where('module', name)} {fault}")
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         fault = _tensor_fault(tensor)
         if fault:
             raise error(Reason.ADAPTER_INVALID, f"{_where('tensor', name)} {fault}")
 
 
-def _module_fault(child: nn.Module) -> str:
+def _module_fault(child: nn.Module) -> tuple[Reason, str]:
     kind = type(child)
     if isinstance(child, torch.jit.ScriptModule):
-        return "is a ScriptModule, which takes no hooks: load eager code"
+        return Reason.MODEL_SCRIPTED, "is a ScriptModule, which takes no hooks: load eager code"
     if kind.__name__ == "OptimizedModule" or child._compiled_call_impl is not None:
-        return "went through torch.compile, where hooks never fire: return the model uncompiled"
+        return Reason.MODEL_COMPILED, "went through torch.compile, where hooks never fire: return the model uncompiled"
     if kind.__module__.startswith(("torch.ao.nn.", "torch.nn.quantized")) and "quantized" in kind.__module__:
-        return f"is quantised ({kind.__name__}) and has no gradients: load the float model"
+        return Reason.MODEL_QUANTISED, f"is quantised ({kind.__name__}) and has no gradients: load the float model"
     if isinstance(child, nn.DataParallel):
-        return "is a DataParallel, whose replicas take no hooks: return the model inside it"
-    return ""
+        return Reason.ADAPTER_INVALID, "is a DataParallel, whose replicas take no hooks: return the model inside it"
+    return Reason.ADAPTER_INVALID, ""
 
 
 def _tensor_fault(tensor: Tensor) -> str:

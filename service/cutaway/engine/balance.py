@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import torch
 from torch import Tensor
@@ -37,22 +37,29 @@ class Balance:
         """By how much they do not: the convergence delta."""
         return self.total - self.change
 
+    def together(self) -> Balance:
+        """The same for the batch as a whole, [1]: all that can add up where rows depend on each other."""
+        return Balance(*(side.sum(dim=0, keepdim=True) for side in astuple(self)))
+
 
 def balance(question: Question, values: Values, outputs: Outputs) -> Balance:
     """Hold the sum of ``values`` against the target's change from the baseline to ``outputs``."""
     with torch.no_grad():
-        at_baseline = question.subject.run({**question.inputs, **question.baselines})
+        at_baseline = question.chosen.of(question.read({**question.inputs, **question.baselines}))
     return Balance(
-        scalars(question, outputs),
-        scalars(question, at_baseline),
+        at_input(question, outputs),
+        at_baseline.cpu().double(),
         _row_sums(values, question.rows),
         _row_sums({name: value.abs() for name, value in values.items()}, question.rows),
     )
 
 
-def scalars(question: Question, outputs: Outputs) -> Tensor:
-    """[batch], the explained scalar, float64 on the host."""
-    return question.chosen.scalars(outputs).detach().cpu().double()
+def at_input(question: Question, outputs: Outputs) -> Tensor:
+    """[batch], the explained scalar for what the model returned, float64 on the host. A neuron is none of what it
+    returned, and takes a pass."""
+    with torch.no_grad():
+        read = question.read(question.inputs) if question.chosen.is_neuron else outputs[question.chosen.source]
+        return question.chosen.of(read).cpu().double()
 
 
 def _row_sums(values: Values, rows: int) -> Tensor:

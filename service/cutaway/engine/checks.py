@@ -121,10 +121,11 @@ def _coarsest(question: Question, values: Values, passes: Sequence[Pass]) -> tor
 
 def _completeness(question: Question, balance: Balance, request: CheckRequest) -> Check:
     """Sundararajan et al. 2017, proposition 1: the attributions sum to f(input) - f(baseline)."""
+    balance = balance.together() if question.mixes_rows else balance
     missing = balance.delta.abs()
     scale = torch.maximum(balance.mass, balance.change.abs()).clamp(min=1e-30)
     relative = float((missing / scale).max())
-    enough = relative <= COMPLETENESS_TOLERANCE
+    verdict, reason = _summed(question, relative, float(missing.max()))
     return Check(
         "the sum of the attributions with the target's change from baseline to input (completeness)",
         request.mode,
@@ -132,11 +133,19 @@ def _completeness(question: Question, balance: Balance, request: CheckRequest) -
         max_relative_error=relative,
         cosine=cosine(balance.total, balance.change),
         tolerance=COMPLETENESS_TOLERANCE,
-        verdict=Verdict.AGREES if enough else Verdict.INCONCLUSIVE,
-        reason=""
-        if enough
-        else f"the attributions miss {float(missing.max()):.3g} of the target's change: too few steps? "
-        f"try n_steps={2 * getattr(question.request, 'n_steps', 0)}",
+        verdict=verdict,
+        reason=reason,
+    )
+
+
+def _summed(question: Question, relative: float, missing: float) -> tuple[Verdict, str]:
+    if question.edits_gradients:
+        return Verdict.NOT_APPLICABLE, "gradients are edited: what is integrated is no longer the target's change"
+    if relative <= COMPLETENESS_TOLERANCE:
+        return Verdict.AGREES, ""
+    steps = 2 * getattr(question.request, "n_steps", 0)
+    return Verdict.INCONCLUSIVE, (
+        f"the attributions miss {missing:.3g} of the target's change: too few steps? try n_steps={steps}"
     )
 
 

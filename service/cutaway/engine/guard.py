@@ -42,8 +42,17 @@ class Guard:
             undo.callback(self._restore_flags, [parameter.requires_grad for parameter in self._parameters])
             undo.callback(self._restore_gradients, [parameter.grad for parameter in self._parameters])
             undo.callback(self.renew)
-            undo.callback(self._sweep_hooks, [_hooks(module) for module in self._modules])
             yield
+
+    @contextmanager
+    def swept(self) -> Iterator[None]:
+        """Remove every hook that was added meanwhile. Our own hooks remove themselves; Captum leaves its own behind
+        when a model raises under it. Hooks that a model gives itself in its first pass are there before, and stay."""
+        before = [_hooks(module) for module in self._modules]
+        try:
+            yield
+        finally:
+            self._sweep_hooks(before)
 
     def renew(self) -> None:
         """Make the model ready for a pass: evaluation mode, and every buffer as it was loaded."""
@@ -78,7 +87,6 @@ class Guard:
             parameter.grad = gradient
 
     def _sweep_hooks(self, before: list[list[set[int]]]) -> None:
-        # Our own hooks remove themselves; Captum leaves its own behind when a model raises under it.
         for module, known in zip(self._modules, before):
             for name, ids in zip(_HOOK_TABLES, known):
                 table = getattr(module, name)

@@ -79,3 +79,28 @@ def _mapped_dataclass(value: Any, change: Change, path: Path) -> Any:
     for name, item in changed.items():
         object.__setattr__(renewed, name, item)  # also where the dataclass is frozen
     return renewed
+
+
+def incoming(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[Path, Tensor]:
+    """The tensors among what a function is called with: ``""`` for a single positional argument, else ``[0]``, or the
+    keyword."""
+    found = leaves(args[0] if _is_single(args, kwargs) else args)
+    for key, value in kwargs.items():
+        found.update({key + path: tensor for path, tensor in leaves(value).items()})
+    return found
+
+
+def put_back(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], tensors: Mapping[Path, Tensor]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments again, with ``tensors`` in place of those that `incoming` found."""
+
+    def new(path: Path, _: Tensor) -> Tensor:
+        return tensors[path]
+
+    positional = (map_leaves(args[0], new),) if _is_single(args, kwargs) else map_leaves(args, new)
+    return positional, {key: map_leaves(value, new, key) for key, value in kwargs.items()}
+
+
+def _is_single(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    return len(args) == 1 and not kwargs

@@ -93,7 +93,7 @@ def _path_options(question: Question) -> dict[str, Any]:
         "baselines": tuple(question.baselines[name] for name in question.explained),
         "n_steps": request.n_steps,
         "method": request.quadrature.value,
-        "internal_batch_size": max(CAPTUM_ROWS_A_PASS, question.rows),
+        "internal_batch_size": question.rows if question.keeps_rows else max(CAPTUM_ROWS_A_PASS, question.rows),
     }
 
 
@@ -154,10 +154,16 @@ def explain(question: Question, forward: Callable[..., Tensor]) -> Values:
     method = TABLE[type(question.request)]
     layer = (question.subject.tree[question.layer],) if question.layer else ()
     options = method.options(question)
-    if method.differentiates:
+    called = forward
+    if method.differentiates and question.chosen.indices is not None:
         options["target"] = question.chosen.indices
+    elif method.differentiates:  # Captum knows targets that are elements of an output; of others it gets the scalar
+
+        def called(*tensors: Tensor) -> Tensor:
+            return question.chosen.of(forward(*tensors))
+
     with _translated(question):
-        answer = method.captum(forward, *layer, **method.settings(question.request)).attribute(
+        answer = method.captum(called, *layer, **method.settings(question.request)).attribute(
             _leaves(question), additional_forward_args=question.further or None, **options
         )
     return _named(question, answer)

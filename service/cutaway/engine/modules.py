@@ -49,7 +49,7 @@ class ModuleTree:
         """
         if not is_glob(pattern):
             return [self.resolve(pattern)]
-        regex = _compiled(pattern)
+        regex = compiled(pattern)
         hits = {own for name, own in self._own_name.items() if regex.fullmatch(name) and (name or pattern == "**")}
         if not hits:
             raise error(Reason.MODULE_NOT_FOUND, f"the glob {pattern!r} matches no module{self._hint(pattern)}")
@@ -80,6 +80,7 @@ def is_glob(pattern: str) -> bool:
 _MARKS = {"**": ".*", "*": r"[^.]*", "?": r"[^.]"}
 
 
-def _compiled(pattern: str) -> re.Pattern[str]:
+def compiled(pattern: str) -> re.Pattern[str]:
+    """``pattern``, as a regular expression for whole names."""
     parts = re.split(r"(\*\*|\*|\?)", pattern)
     return re.compile("".join(_MARKS.get(part, re.escape(part)) for part in parts))

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import nn
 
+from cutaway.engine import wanted
 from cutaway.engine.arrays import from_numpy
-from cutaway.engine.modules import ModuleTree
+from cutaway.engine.modules import ModuleTree, is_glob
 from cutaway.engine.subject import Inputs, Subject, dtype_text
+from cutaway.engine.tap import Numbered
 from cutaway.engine.targets import Chosen
+from cutaway.engine.wishes import Wish
 from cutaway.engine.witness import Question
 from cutaway.errors import Reason, at, error
 from cutaway.requests import (
     Attribution,
-    Capture,
     InspectRequest,
     IntegratedGradients,
     LayerAttribution,
     Point,
+    PredictedClass,
     Quadrature,
     field_name,
 )
@@ -27,20 +32,30 @@ from cutaway.tensors import Array
 
 MAX_STEPS = 4096
 
+Edits: TypeAlias = Mapping[str, Sequence[Numbered]]
+"""Edits by module name and operator address."""
+
 
 @dataclass(frozen=True)
 class Plan:
     """What one request needs.
 
     Attributes:
-        taps: module names to the points to capture, in the order of the reply.
+        taps: module names, and operator addresses or globs, to what is wanted at their points, in the order of the
+            reply.
+        edits: what is changed, by module name and operator address.
+        parameters: parameters whose gradients are returned, by name.
         gradients_of: inputs whose gradients are returned.
-        differentiates: whether a backward pass is needed for captures or input gradients.
+        differentiates: whether a backward pass is needed for captures or gradients.
+        missing: what forward may stop behind; ``None`` where it must run to its end.
     """
 
-    taps: dict[str, set[Point]]
+    taps: dict[str, dict[Point, Wish]]
+    edits: dict[str, list[Numbered]]
+    parameters: dict[str, Wish]
     gradients_of: tuple[str, ...]
     differentiates: bool
+    missing: set[tuple[str, Point]] | None
 
 
 def plan(subject: Subject, request: InspectRequest, inputs: Inputs) -> Plan:
@@ -49,31 +64,46 @@ def plan(subject: Subject, request: InspectRequest, inputs: Inputs) -> Plan:
     Raises:
         InvalidArgument: with the field at fault, before anything has run.
     """
-    taps: dict[str, set[Point]] = {}
-    for index, capture in enumerate(request.captures):
-        with at(f"captures[{index}]"):
-            for name in _captured(subject.tree, capture):
-                taps.setdefault(name, set()).update(capture.points)
+    taps = wanted.taps(subject.tree, request)
+    parameters = wanted.parameters(subject.module, request)
+    edits = wanted.edits(subject.tree, request, rows(inputs))
     with at("input_gradients"):
         gradients_of = (
             () if request.input_gradients is None else differentiable(subject, inputs, request.input_gradients)
         )
     for index, attribution in enumerate(request.attributions):
         with at(f"attributions[{index}]"):
-            _validate(subject, attribution, inputs)
-    differentiates = bool(gradients_of) or any(p.is_gradient for points in taps.values() for p in points)
-    return Plan(taps, gradients_of, differentiates)
+            _validate(subject, attribution, inputs, edits)
+    in_taps = any(point.is_gradient for points in taps.values() for point in points)
+    differentiates = bool(gradients_of or parameters) or in_taps
+    stops = request.omit_predictions and not (
+        differentiates or request.attributions or request.compare or request.target != PredictedClass()
+    )
+    return Plan(taps, edits, parameters, gradients_of, differentiates, _missing(taps) if stops else None)
 
 
-def question(subject: Subject, attribution: Attribution, inputs: Inputs, chosen: Chosen) -> Question:
+def rows(inputs: Inputs) -> int:
+    """The batch size."""
+    return next(iter(inputs.values())).shape[0]
+
+
+def _missing(taps: dict[str, dict[Point, Wish]]) -> set[tuple[str, Point]] | None:
+    """Everything that is wanted, where it is known how often; else nobody can tell when it has been seen."""
+    if any(is_glob(name) or wish.call is None for name, wishes in taps.items() for wish in wishes.values()):
+        return None
+    return {(name, point) for name, wishes in taps.items() for point in wishes} or None
+
+
+def question(subject: Subject, attribution: Attribution, inputs: Inputs, chosen: Chosen, edits: Edits) -> Question:
     """``attribution``, made definite for ``inputs``."""
+    changes = tuple(edit for numbered in edits.values() for _, edit in numbered)
     if isinstance(attribution, LayerAttribution):
         floating = tuple(name for name, tensor in inputs.items() if tensor.is_floating_point())
         layer = subject.tree.resolve(attribution.layer)
-        return Question(subject, attribution, inputs, floating or tuple(inputs), chosen, layer)
+        return Question(subject, attribution, inputs, floating or tuple(inputs), chosen, layer, edits=changes)
     explained = differentiable(subject, inputs, attribution.inputs)
     baselines = _baselines(attribution, inputs, explained) if isinstance(attribution, IntegratedGradients) else {}
-    return Question(subject, attribution, inputs, explained, chosen, baselines=baselines)
+    return Question(subject, attribution, inputs, explained, chosen, baselines=baselines, edits=changes)
 
 
 def differentiable(subject: Subject, inputs: Inputs, names: tuple[str, ...]) -> tuple[str, ...]:
@@ -90,28 +120,30 @@ def differentiable(subject: Subject, inputs: Inputs, names: tuple[str, ...]) -> 
     if whole:
         raise error(
             Reason.INPUT_NOT_DIFFERENTIABLE,
-            f"the input {whole[0]!r} is {dtype_text(inputs[whole[0]])} and has no gradient{_embedding_hint(subject)}",
+            f"the input {whole[0]!r} is {dtype_text(inputs[whole[0]])} and has no gradient"
+            + embedding_hint(subject.tree),
             "inputs",
         )
     return chosen
 
 
-def _embedding_hint(subject: Subject) -> str:
-    embeddings = [name for name, module in subject.tree.modules.items() if isinstance(module, nn.Embedding)]
+def embedding_hint(tree: ModuleTree) -> str:
+    """Where gradients begin in a model of token ids, in words."""
+    embeddings = [name for name, module in tree.modules.items() if isinstance(module, nn.Embedding)]
     if not embeddings:
         return ""
     return f"; take the gradient where numbers begin: GRAD_OUTPUT of {embeddings[0]!r}"
 
 
-def _captured(tree: ModuleTree, capture: Capture) -> list[str]:
-    with at("module"):
-        return tree.match(capture.module)
-
-
-def _validate(subject: Subject, attribution: Attribution, inputs: Inputs) -> None:
+def _validate(subject: Subject, attribution: Attribution, inputs: Inputs, edits: Edits) -> None:
     if isinstance(attribution, LayerAttribution):
         with at(f"{field_name(type(attribution))}.layer"):
-            subject.tree.resolve(attribution.layer)
+            layer = subject.tree.resolve(attribution.layer)
+            if any(edit.point is Point.GRAD_OUTPUT for _, edit in edits.get(layer, ())):
+                raise error(
+                    Reason.EDIT_INAPPLICABLE,
+                    f"the gradient at {layer!r} is edited and explained at once: Captum would read it unedited",
+                )
         if attribution.inputs:
             raise error(Reason.INVALID_VALUE, "a layer method explains the layer: leave the inputs out", "inputs")
         return

@@ -14,8 +14,8 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
-from cutaway.engine.hooks import Call
 from cutaway.engine.quadrature import rule
+from cutaway.engine.seen import Call
 from cutaway.engine.witness import Pass, Question, Values
 from cutaway.requests import IntegratedGradients, LayerGradCam, Point, Saliency
 

@@ -2,41 +2,43 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from typing import NamedTuple
+from contextlib import nullcontext
 
 import captum
 import torch
 from torch import Tensor
-from torch.autograd.graph import get_gradient_edge
 
+from cutaway.engine.absent import capture_warnings, comparison_warnings, edit_warnings, gradient_warnings
 from cutaway.engine.arrays import to_numpy
-from cutaway.engine.balance import Balance, balance, scalars
+from cutaway.engine.balance import Balance, at_input, balance
 from cutaway.engine.checks import checks
-from cutaway.engine.collect import captures, classes, warnings
-from cutaway.engine.hooks import Seen, observing
+from cutaway.engine.collect import captures, classes
+from cutaway.engine.hooks import observing
 from cutaway.engine.methods import TABLE, explain
-from cutaway.engine.plan import Plan, plan, question
-from cutaway.engine.subject import Inputs, Outputs, Subject, gradients
-from cutaway.engine.targets import Chosen, choose
-from cutaway.engine.witness import Pass, Question, Values, Witness, visits
+from cutaway.engine.plan import Plan, plan, question, rows
+from cutaway.engine.primary import Primary, neuron_module, primary
+from cutaway.engine.seen import Seen
+from cutaway.engine.subject import Inputs, Outputs, Subject
+from cutaway.engine.targets import Chosen, choose, source
+from cutaway.engine.timed import timed
+from cutaway.engine.witness import Pass, Question, Values, Witness, living, visits
 from cutaway.errors import Reason, at, error
-from cutaway.requests import Attribution, CheckMode, InspectRequest, LayerAttribution, Point, PredictedClass, field_name
-from cutaway.results import (
-    AttributionResult,
-    Check,
-    InspectResult,
-    Provenance,
-    Timings,
-)
+from cutaway.requests import Attribution, CheckMode, InspectRequest, LayerAttribution, Neuron, field_name
+from cutaway.results import AttributionResult, Check, InspectResult, Provenance, Timings
+from cutaway.tensors import Array
 
 
-def inspect(subject: Subject, request: InspectRequest, inputs: Inputs) -> InspectResult:
+def inspect(subject: Subject, request: InspectRequest, inputs: Inputs, *, until: float | None = None) -> InspectResult:
     """Answer ``request`` about ``inputs``; afterwards the model is as it was.
 
     The caller sees to it that nothing else uses the model meanwhile: hooks are state of the model.
+
+    Args:
+        subject: the model.
+        request: the question.
+        inputs: its tensors, on the model's device.
+        until: when the caller stops waiting, in Unix seconds; no pass begins later.
 
     Raises:
         CutawayError: the request cannot be answered; nothing was kept.
@@ -44,24 +46,36 @@ def inspect(subject: Subject, request: InspectRequest, inputs: Inputs) -> Inspec
     timings = Timings()
     subject.passes.reset()
     # Whatever grad mode the caller is in; tensors that were made under inference_mode cannot be differentiated.
-    with torch.inference_mode(False), torch.enable_grad(), subject.guard.untouched():
+    with (
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        subject.guard.untouched(),
+        subject.until(until),
+    ):
         given = {name: tensor.clone() if tensor.is_inference() else tensor for name, tensor in inputs.items()}
         todo = plan(subject, request, given)
-        first = _primary(subject, request, given, todo, timings)
+        unedited = _unedited(subject, given, todo) if request.compare else {}
+        first = primary(subject, request, given, todo, timings)
         _refuse_silent_layers(request, subject, first.seen)
-        attributions = tuple(
-            _attribute(subject, request, index, given, first.outputs, timings)
-            for index in range(len(request.attributions))
-        )
+        attributions, effects = _attributions(subject, request, given, todo, first, timings)
+    shown = {} if request.omit_predictions else first.outputs
     return InspectResult(
-        predictions={name: to_numpy(output) for name, output in first.outputs.items()},
-        classes=classes(subject, first.outputs),
-        targets=None if first.chosen is None or first.chosen.indices is None else to_numpy(first.chosen.indices),
-        target_values=None if first.chosen is None else to_numpy(first.chosen.scalars(first.outputs).double()),
-        captures=captures(todo, first.seen),
-        input_gradients={name: to_numpy(gradient) for name, gradient in first.gradients.items()},
+        predictions={name: to_numpy(output) for name, output in shown.items()},
+        classes=classes(subject, shown),
+        targets=None if first.targets is None else to_numpy(first.targets),
+        target_values=None if first.target_values is None else to_numpy(first.target_values),
+        captures=captures(first.wanted, first.seen.calls),
+        input_gradients={name: to_numpy(gradient) for name, gradient in first.inputs.items()},
+        parameter_gradients=_parameter_gradients(todo, first.parameters),
         attributions=attributions,
-        warnings=tuple(warnings(todo, first.seen, first.gradients)),
+        unedited={name: to_numpy(output) for name, output in unedited.items()},
+        unedited_classes=classes(subject, unedited),
+        warnings=(
+            *gradient_warnings(todo, first.inputs, first.parameters),
+            *capture_warnings(first.wanted, first.seen, subject.tree),
+            *edit_warnings(todo, first.seen, effects),
+            *comparison_warnings(todo, unedited, first.outputs),
+        ),
         provenance=provenance(subject),
         timings=timings,
     )
@@ -80,92 +94,6 @@ def provenance(subject: Subject) -> Provenance:
     )
 
 
-@contextmanager
-def timed(timings: Timings, stage: str) -> Iterator[None]:
-    """Add the block's wall-clock time to one stage, in milliseconds."""
-    start = time.perf_counter()
-    try:
-        yield
-    finally:
-        setattr(timings, stage, getattr(timings, stage) + (time.perf_counter() - start) * 1000)
-
-
-class _Primary(NamedTuple):
-    """The pass that predictions, captures and gradients come from; its outputs are copies, out of the graph."""
-
-    seen: Seen
-    outputs: Outputs
-    chosen: Chosen | None
-    gradients: Values
-
-
-def _primary(subject: Subject, request: InspectRequest, inputs: Inputs, todo: Plan, timings: Timings) -> _Primary:
-    leaves = {name: inputs[name].detach().clone().requires_grad_() for name in todo.gradients_of}
-    # Layers to be explained are tapped at no point: only their calls are counted.
-    layers = {subject.tree.resolve(a.layer) for a in request.attributions if isinstance(a, LayerAttribution)}
-    taps = {**{name: set[Point]() for name in layers}, **todo.taps}
-    with observing(subject.tree, taps) as seen:
-        dice = torch.get_rng_state()
-        with timed(timings, "forward_ms"), torch.set_grad_enabled(todo.differentiates), seen.forward():
-            outputs = subject.run({**inputs, **leaves})
-        chosen = _target(request, outputs, todo.differentiates, inputs)
-        found: Values = {}
-        if todo.differentiates and chosen is not None:
-            with timed(timings, "backward_ms"):
-                found = _backward(chosen.scalars(outputs), leaves, seen)
-    own = {name: output.detach().clone() for name, output in outputs.items()}
-    if seen.entangled:
-        _refuse_entangled(subject, inputs, own, dice)
-    return _Primary(seen, own, chosen, found)
-
-
-def _target(request: InspectRequest, outputs: Outputs, differentiates: bool, inputs: Inputs) -> Chosen | None:
-    # A target that was set is looked at even where nothing needs it: a wrong one must not pass in silence.
-    needed = (
-        differentiates
-        or request.target != PredictedClass()
-        or any(TABLE[type(a)].differentiates and a.target is None for a in request.attributions)
-    )
-    if not needed:
-        return None
-    with at("target"):
-        return choose(request.target, outputs, _rows(inputs))
-
-
-def _rows(inputs: Inputs) -> int:
-    return next(iter(inputs.values())).shape[0]
-
-
-def _backward(scalars: Tensor, leaves: Values, seen: Seen) -> Values:
-    """The gradients at ``leaves``; those inside the model reach the hooks on the way."""
-    wanted = [*map(get_gradient_edge, leaves.values()), *seen.gradient_roots]
-    if not wanted:
-        return {}
-    if not scalars.requires_grad:
-        raise error(
-            Reason.NOT_DIFFERENTIABLE,
-            "the target does not depend differentiably on anything asked for: the model detaches, rounds or indexes",
-            "target",
-        )
-    found = gradients(scalars, wanted)
-    return {name: gradient for name, gradient in zip(leaves, found) if gradient is not None}
-
-
-def _refuse_entangled(subject: Subject, inputs: Inputs, outputs: Outputs, dice: Tensor) -> None:
-    """Gradient points work on copies. Where the model changed a tensor in place and went on with its other half, the
-    copies have changed what it computes: a run without them, with the same random numbers, tells."""
-    with torch.random.fork_rng(devices=[]):
-        torch.set_rng_state(dice)
-        plain = subject.run(inputs)
-    if not all(torch.equal(plain[name].detach(), output) for name, output in outputs.items()):
-        raise error(
-            Reason.NOT_DIFFERENTIABLE,
-            "the model changes a captured tensor in place and then uses it under another name, which no backward hook "
-            "can follow: take the gradient at another module, or the operation out of place",
-            "captures",
-        )
-
-
 def _refuse_silent_layers(request: InspectRequest, subject: Subject, seen: Seen) -> None:
     for index, attribution in enumerate(request.attributions):
         if isinstance(attribution, LayerAttribution) and not seen.calls[subject.tree.resolve(attribution.layer)]:
@@ -176,30 +104,81 @@ def _refuse_silent_layers(request: InspectRequest, subject: Subject, seen: Seen)
             )
 
 
+def _unedited(subject: Subject, inputs: Inputs, todo: Plan) -> Outputs:
+    """What the model returns without edits, in the same grad mode and with the same random numbers."""
+    with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(todo.differentiates):
+        return {name: output.detach().clone() for name, output in subject.run(inputs).items()}
+
+
+def _parameter_gradients(todo: Plan, found: Values) -> dict[str, Array]:
+    return {name: to_numpy(todo.parameters[name].of(gradient).values) for name, gradient in found.items()}
+
+
+def _attributions(
+    subject: Subject, request: InspectRequest, inputs: Inputs, todo: Plan, first: Primary, timings: Timings
+) -> tuple[tuple[AttributionResult, ...], dict[int, bool]]:
+    """The explanations, of the edited model; and which edits had an effect in any pass so far."""
+    if not request.attributions:
+        return (), first.seen.effects
+    with (
+        subject.guard.swept(),
+        observing(subject.tree, {}, todo.edits, batch=rows(inputs)) as edited,
+        subject.within(edited.forward),
+    ):
+        answers = tuple(
+            answer
+            for index in range(len(request.attributions))
+            for answer in _attribute(subject, request, index, inputs, todo, first.outputs, timings)
+        )
+    effects = [first.seen.effects, edited.effects]
+    return answers, {number: any(each.get(number) for each in effects) for each in effects for number in each}
+
+
 def _attribute(
-    subject: Subject, request: InspectRequest, index: int, inputs: Inputs, outputs: Outputs, timings: Timings
-) -> AttributionResult:
-    """One explanation, by Captum, beside what the raw hooks say."""
+    subject: Subject,
+    request: InspectRequest,
+    index: int,
+    inputs: Inputs,
+    todo: Plan,
+    outputs: Outputs,
+    timings: Timings,
+) -> Iterator[AttributionResult]:
+    """One explanation, by Captum, beside what the raw hooks say; of a top-k target one for each class."""
     attribution = request.attributions[index]
     with at(f"attributions[{index}]"):
-        chosen = _explained_target(request, attribution, outputs, inputs)
-        asked = question(subject, attribution, inputs, chosen)
-        if asked.layer and not any(tensor.is_floating_point() for tensor in inputs.values()):
-            subject.guard.trainable()
-        values, passes = _answer(asked, request.check.mode, timings)
-        balanced = balance(asked, values, outputs) if asked.baselines else None
-        verdicts: tuple[Check, ...] = ()
-        if request.check.mode is not CheckMode.OFF:
-            with timed(timings, "check_ms"):
-                verdicts = checks(asked, TABLE[type(attribution)], values, passes, balanced, request.check)
-    return _result(asked, values, outputs, balanced, verdicts)
+        for chosen in _explained(subject, request, attribution, outputs, inputs):
+            asked = question(subject, attribution, inputs, chosen, todo.edits)
+            if asked.layer and not any(tensor.is_floating_point() for tensor in inputs.values()):
+                subject.guard.trainable()
+            values, passes = _answer(asked, request.check.mode, timings)
+            balanced = balance(asked, values, outputs) if asked.baselines else None
+            verdicts: tuple[Check, ...] = ()
+            if request.check.mode is not CheckMode.OFF:
+                with timed(timings, "check_ms"):
+                    verdicts = checks(asked, TABLE[type(attribution)], values, passes, balanced, request.check)
+            yield _result(asked, values, outputs, balanced, verdicts)
 
 
-def _explained_target(request: InspectRequest, attribution: Attribution, outputs: Outputs, inputs: Inputs) -> Chosen:
+def _explained(
+    subject: Subject, request: InspectRequest, attribution: Attribution, outputs: Outputs, inputs: Inputs
+) -> tuple[Chosen, ...]:
     if not TABLE[type(attribution)].differentiates:
-        return Chosen(next(iter(outputs)), None)
+        return (Chosen(next(iter(outputs)), lambda output: output),)
+    target = attribution.target or request.target
     with at("target") if attribution.target else nullcontext():
-        return choose(attribution.target or request.target, outputs, _rows(inputs))
+        if isinstance(target, Neuron):
+            name = neuron_module(subject, target)
+            read = _probe(subject, inputs, name)
+        else:
+            name = source(target, outputs)
+            read = outputs[name]
+        return choose(target, name, read, rows(inputs))
+
+
+def _probe(subject: Subject, inputs: Inputs, module: str) -> Tensor:
+    with torch.no_grad(), observing(subject.tree, {}, alive=module) as seen, seen.forward():
+        subject.run(inputs)
+    return living(seen, module)
 
 
 def _answer(asked: Question, mode: CheckMode, timings: Timings) -> tuple[Values, Sequence[Pass]]:
@@ -228,7 +207,7 @@ def _result(
         layer=asked.layer,
         values={name: to_numpy(value) for name, value in values.items()},
         convergence_delta=to_numpy(balanced.delta) if balanced is not None and adds_up else None,
-        value_at_input=to_numpy(scalars(asked, outputs)) if method.differentiates else None,
+        value_at_input=to_numpy(at_input(asked, outputs)) if method.differentiates else None,
         value_at_baseline=None if balanced is None else to_numpy(balanced.at_baseline),
         targets=None if indices is None else to_numpy(indices),
         checks=verdicts,

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from cutaway.engine.seen import on_host
 from cutaway.engine.witness import Pass, Question, Values
 
 _ROUNDINGS = 64
@@ -31,17 +32,20 @@ def _strayed_otherwise(question: Question, each: Pass) -> str:
     for wanted, seen in zip(question.further, each.further):
         if not _same(_repeated(wanted.detach().cpu(), times), seen):
             return "Captum changed an input that is not explained"
-    if each.cotangent is not None and not torch.equal(each.cotangent, _one_hot(question, each.cotangent, times)):
+    if each.cotangent is not None and not _same(_beginning(question, each.output, times), each.cotangent):
         return "Captum differentiated another scalar than the target"
     return ""
 
 
-def _one_hot(question: Question, like: Tensor, times: int) -> Tensor:
-    """1 at the target's element of each row, else 0: what a backward pass from the target's scalars begins with."""
-    if question.chosen.indices is None:
-        return torch.ones_like(like)
-    indices = _repeated(question.chosen.indices.cpu(), times)
-    return torch.zeros_like(like).scatter(1, indices.unsqueeze(1), 1)
+def _beginning(question: Question, output: Tensor, times: int) -> Tensor:
+    """What a backward pass from the target's scalars begins with: for a class 1 at its element of each row, else 0."""
+    if question.chosen.indices is not None:
+        indices = _repeated(question.chosen.indices.cpu(), times)
+        return torch.zeros_like(output).scatter(1, indices.unsqueeze(1), 1)
+    with torch.enable_grad():
+        again = output.to(question.subject.device).requires_grad_()
+        (gradient,) = torch.autograd.grad(question.chosen.of(again).sum(), again)
+    return on_host(gradient)
 
 
 def _repeated(tensor: Tensor, times: int) -> Tensor:

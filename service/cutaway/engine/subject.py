@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -47,9 +48,8 @@ class Passes:
         self.forwards = 0
         self._backwards = set()
 
-    def count(self, outputs: Outputs) -> None:
-        """Count one forward pass, and the backward passes that will start from what it returned."""
-        self.forwards += 1
+    def count_backwards(self, outputs: Outputs) -> None:
+        """Count the backward passes that will start from what a forward pass returned."""
         for output in outputs.values():
             if output.requires_grad and not output.is_leaf:  # a leaf may be a parameter, and would keep the hook
                 output.register_hook(lambda _: self._backwards.add(torch._C._current_graph_task_id()))
@@ -76,6 +76,8 @@ class Subject:
     dtype: torch.dtype = field(init=False)
     weights_sha256: str = field(init=False)
     passes: Passes = field(init=False, default_factory=lambda: Passes())
+    _each_pass: Callable[[], AbstractContextManager[None]] = field(init=False, default=nullcontext)
+    _until: float | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         admit(self.module)
@@ -92,10 +94,14 @@ class Subject:
 
         Raises:
             InvalidArgument: ``MODEL_FAILED``, where the model raised, with what it said.
+            DeadlineExceeded: the caller's time ran out.
         """
+        if self._until is not None and time.time() > self._until:
+            raise error(Reason.DEADLINE_EXCEEDED, "the deadline passed while the call was at work")
         self.guard.renew()
+        self.passes.forwards += 1
         try:
-            with self._kernels(), one_path():
+            with self._each_pass(), self._kernels(), one_path():
                 returned = self.call({name: tensor.clone() for name, tensor in inputs.items()})
         except CutawayError:
             raise
@@ -105,8 +111,26 @@ class Subject:
             shapes = ", ".join(f"{name} {dtype_text(t)}{list(t.shape)}" for name, t in inputs.items())
             raise _failed("forward", failure, f" on {shapes}") from failure
         outputs = _named(returned)
-        self.passes.count(outputs)
+        self.passes.count_backwards(outputs)
         return outputs
+
+    @contextmanager
+    def until(self, deadline: float | None) -> Iterator[None]:
+        """Begin no pass past ``deadline``, in Unix seconds, for as long as the block runs."""
+        self._until = deadline
+        try:
+            yield
+        finally:
+            self._until = None
+
+    @contextmanager
+    def within(self, each_pass: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+        """Run every forward pass inside a context of its own, for as long as the block runs."""
+        self._each_pass = each_pass
+        try:
+            yield
+        finally:
+            self._each_pass = nullcontext
 
     def _kernels(self) -> AbstractContextManager[None]:
         # cuDNN's RNNs refuse a backward pass in evaluation mode; PyTorch's own kernels do not. Every other model
@@ -138,16 +162,21 @@ def _named(returned: Any) -> Outputs:
     return found
 
 
-def gradients(scalars: Tensor, wanted: Sequence[Tensor | GradientEdge]) -> tuple[Tensor | None, ...]:
+def gradients(
+    scalars: Tensor, wanted: Sequence[Tensor | GradientEdge], *, again: bool = False
+) -> tuple[Tensor | None, ...]:
     """The gradient of the sum of ``scalars`` at each of ``wanted``, None where it does not arrive. Each row's scalar
     depends on its own row alone, so that the sum's gradient is every row's. No parameter's ``grad`` is written.
+    ``again``: keep the graph for another pass.
 
     Raises:
         InvalidArgument: ``MODEL_FAILED``, where the model's own backward raised.
     """
     roots: Any = wanted  # the stubs want either tensors or edges
     try:
-        found: tuple[Tensor | None, ...] = torch.autograd.grad(scalars.sum(), roots, allow_unused=True)
+        found: tuple[Tensor | None, ...] = torch.autograd.grad(
+            scalars.sum(), roots, retain_graph=again, allow_unused=True
+        )
     except (CutawayError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as failure:

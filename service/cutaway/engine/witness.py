@@ -9,10 +9,13 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
-from cutaway.engine.hooks import Call, Seen, observing, on_host
+from cutaway.engine.hooks import observing
+from cutaway.engine.seen import Call, Seen, on_host
 from cutaway.engine.subject import Inputs, Subject, gradients
 from cutaway.engine.targets import Chosen
-from cutaway.requests import Attribution, Point
+from cutaway.engine.wishes import watching
+from cutaway.errors import Reason, error
+from cutaway.requests import Attribution, Edit, Mix, Point
 
 Values = dict[str, Tensor]
 """Attributions by name: inputs for input methods, the layer for layer methods."""
@@ -30,6 +33,7 @@ class Question:
         chosen: the scalar of each row.
         layer: the layer's own name, or ``""``.
         baselines: by explained input, of the input's shape; empty for methods without.
+        edits: what is changed in every pass.
     """
 
     subject: Subject
@@ -39,6 +43,22 @@ class Question:
     chosen: Chosen
     layer: str = ""
     baselines: Mapping[str, Tensor] = field(default_factory=dict)
+    edits: tuple[Edit, ...] = ()
+
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether each pass must have the batch's own rows in their places: edits and targets may tell them apart."""
+        return bool(self.edits) or self.chosen.bound
+
+    @property
+    def mixes_rows(self) -> bool:
+        """Whether an edit lets rows depend on each other."""
+        return any(isinstance(edit, Mix) and not edit.point.is_gradient for edit in self.edits)
+
+    @property
+    def edits_gradients(self) -> bool:
+        """Whether what flows upstream is no longer the gradient of what flowed downstream."""
+        return any(edit.point.is_gradient for edit in self.edits)
 
     @property
     def rows(self) -> int:
@@ -60,8 +80,26 @@ class Question:
         target is read from."""
         further = (name for name in self.inputs if name not in self.explained)
         given = dict(zip((*self.explained, *further), tensors))
-        in_order = {name: given[name] for name in self.inputs}
-        return self.subject.run(in_order)[self.chosen.output]
+        return self.read({name: given[name] for name in self.inputs})
+
+    def read(self, inputs: Inputs) -> Tensor:
+        """What the target is read from: an output, or for a neuron what its module returned."""
+        if not self.chosen.is_neuron:
+            return self.subject.run(inputs)[self.chosen.source]
+        with observing(self.subject.tree, {}, alive=self.chosen.source) as seen, seen.forward():
+            self.subject.run(inputs)
+        return living(seen, self.chosen.source)
+
+
+def living(seen: Seen, module: str) -> Tensor:
+    """What the neuron's module returned, as a node of the graph.
+
+    Raises:
+        InvalidArgument: ``POINT_NOT_FOUND``.
+    """
+    if seen.neuron is None:
+        raise error(Reason.POINT_NOT_FOUND, f"no tensor came out of {module!r} that has a neuron", "neuron.module")
+    return seen.neuron
 
 
 @dataclass
@@ -71,13 +109,15 @@ class Pass:
     Attributes:
         points: the explained inputs that went in, by name.
         further: the inputs that are passed on unchanged.
-        cotangent: what the backward pass began with, at the output that the target is read from; None without one.
+        output: what the target is read from.
+        cotangent: what the backward pass began with, there; None without one.
         gradients: the target's gradients at the points; without those that no backward pass reached.
         layer: the calls of the question's layer.
     """
 
     points: Values
     further: Sequence[Tensor] = ()
+    output: Tensor = field(default_factory=lambda: torch.empty(0))
     cotangent: Tensor | None = None
     gradients: Values = field(default_factory=dict)
     layer: Sequence[Call] = ()
@@ -96,8 +136,8 @@ class Witness:
 
     def __init__(self, question: Question) -> None:
         self._question = question
-        self._taps = {question.layer: {Point.OUTPUT, Point.GRAD_OUTPUT}} if question.layer else {}
-        self._seen = Seen(self._taps)
+        self._taps = {question.layer: watching(Point.OUTPUT, Point.GRAD_OUTPUT)} if question.layer else {}
+        self._seen = Seen()
         self.passes: list[Pass] = []
 
     def forward(self, *tensors: Tensor) -> Tensor:
@@ -116,6 +156,7 @@ class Witness:
             output = self._question.forward(*tensors)
         if output.requires_grad and not output.is_leaf:
             output.register_hook(noted.begin_backward)
+        noted.output = on_host(output)
         noted.layer = self._seen.calls[self._question.layer][before:] if self._question.layer else ()
         self.passes.append(noted)
         return output
@@ -132,7 +173,7 @@ class Witness:
                 gradients(self._question.chosen.of(output), wanted)
 
     def _layer_calls(self) -> int:
-        return len(self._seen.calls[self._question.layer]) if self._question.layer else 0
+        return len(self._seen.calls.get(self._question.layer, []))
 
 
 def _note_gradient(tensor: Tensor, noted: Pass, name: str) -> None:

@@ -43,6 +43,7 @@ class Catalog:
 
         Raises:
             NotFound: ``MODEL_NOT_FOUND``, ``VERSION_NOT_FOUND`` or ``MODEL_NOT_LOADED``.
+            FailedPrecondition: ``MODEL_COMPILED``, ``MODEL_SCRIPTED`` or ``MODEL_QUANTISED``.
             InvalidArgument: ``INVALID_VALUE``, where ``wanted`` is no model name at all.
         """
         model, version = parse_model(wanted)
@@ -55,7 +56,7 @@ class Catalog:
         for name, why in self._broken.items():
             if name.model == model and version in ("", name.version):
                 what = f"{model!r} {name.version} could not be loaded: {why}"
-                return error(Reason.MODEL_NOT_LOADED, what, "model")
+                return error(_reason(why), what, "model")
         if model in self._versions:
             served = ", ".join(self._versions[model])
             return error(Reason.VERSION_NOT_FOUND, f"{model!r} is served in {served}, not in {version}", "model")
@@ -64,6 +65,14 @@ class Catalog:
         near = difflib.get_close_matches(model, self._versions, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"served: {', '.join(sorted(self._versions)) or 'none'}"
         return error(Reason.MODEL_NOT_FOUND, f"no model {model!r}; {hint}", "model")
+
+
+_OUT_OF_REACH = (Reason.MODEL_COMPILED, Reason.MODEL_SCRIPTED, Reason.MODEL_QUANTISED)
+
+
+def _reason(why: str) -> Reason:
+    """A worker that cannot load says why in a line that begins with the reason; some of them tell callers enough."""
+    return next((reason for reason in _OUT_OF_REACH if why.startswith(reason)), Reason.MODEL_NOT_LOADED)
 
 
 def version_key(version: str) -> list[tuple[int, int | str]]:

@@ -72,7 +72,7 @@ class Servicer:
     async def _get_model(self, data: bytes, timeout_s: float) -> bytes:
         request = _parsed(inspection_service_pb2.GetModelRequest, data)
         refuse_unserved(request)
-        return (await self._ask("describe", request.model, b"", timeout_s)).response
+        return (await self._ask("describe", request.model, data, timeout_s)).response
 
     async def _inspect(self, data: bytes, timeout_s: float) -> bytes:
         start = time.perf_counter()

@@ -6,10 +6,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from cutaway.plots.panels import COLUMNS, Example, Panel, Section
 from cutaway.plots.pictures import SCALE
 from cutaway.plots.sheet import FAINT, STYLE, Box, Sheet, fitted, length
 from cutaway.results import InspectResult, Verdict
+from cutaway.tensors import Array
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,6 +29,7 @@ _FOOT = 0.32  # below each picture: tick labels
 _WIDTH = 2 * _MARGIN + COLUMNS * _CELL - _GAP
 
 _MOST_PANELS = 24  # in a section
+_MOST_TARGETS = 3  # of an example, in the header
 _VERDICTS = {
     Verdict.AGREES: ("✓ agrees", "#1a7f37"),
     Verdict.DISAGREES: ("✗ disagrees", "#cf222e"),
@@ -95,9 +99,17 @@ def _predicted(result: InspectResult, example: Example) -> str:
 
 
 def _explained(result: InspectResult, example: Example) -> Iterator[str]:
-    if result.targets is not None and result.target_values is not None:
-        what = "class" if result.classes else "element"
-        yield f"explained: {what} {result.targets[example.row]}, value {result.target_values[example.row]:.4g}"
+    about = {"class" if result.classes else "element": result.targets, "value": result.target_values}
+    told = [_listed(what, values[example.row]) for what, values in about.items() if values is not None]
+    if told:
+        yield f"explained: {', '.join(told)}"
+
+
+def _listed(what: str, numbers: Array) -> str:
+    """``class 3``, or ``class 3 5 7 …`` of a target with several."""
+    listed = np.atleast_1d(numbers).tolist()
+    shown = [str(number) if isinstance(number, int) else f"{number:.4g}" for number in listed[:_MOST_TARGETS]]
+    return " ".join([what, *shown, *(["…"] if len(listed) > _MOST_TARGETS else [])])
 
 
 def _draw_line(sheet: Sheet, line: _Line, top: float) -> None:

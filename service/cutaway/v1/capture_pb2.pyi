@@ -68,16 +68,27 @@ class CaptureRequest(_message.Message):
     REDUCTION_FIELD_NUMBER: _builtins.int
     SLICES_FIELD_NUMBER: _builtins.int
     DATA_TYPE_FIELD_NUMBER: _builtins.int
+    CALL_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
     module: _builtins.str
     """A module by its name in named_modules(), or a glob: `*` stands for any text within one part of a
     dotted name, `**` for any text across parts, `?` for one character.
     """
     parameter: _builtins.str
-    """A parameter by its name in named_parameters(): brings back the target's gradient at it."""
+    """A parameter by its name in named_parameters(): brings back the target's gradient at it. It has no
+    points, calls or paths.
+    """
     op: _builtins.str
-    """An operator inside a module's forward, such as `layer3.1:relu#0`."""
+    """An operator inside a module's forward: the module's name, the operator's, and which of that name it is
+    in one call of the module, from 0, as in `layer3.1:relu#0`. `:add#0` is the model's own. Marks of globs
+    stand for the same as in modules.
+    """
     data_type: _tensor_pb2.DataType.ValueType
-    """The data type to send. Default: as computed."""
+    """The data type that floating tensors are sent as, a floating one. Default: as computed."""
+    call: _builtins.int
+    """Only this call, from 0. Default: every call."""
+    path: _builtins.str
+    """Only the tensor at this path, such as `[0]` or `.logits`. Default: every tensor."""
     @_builtins.property
     def points(self) -> _containers.RepeatedScalarFieldContainer[Global___HookPoint.ValueType]:
         """The points, each at most once. Default: OUTPUT."""
@@ -100,13 +111,20 @@ class CaptureRequest(_message.Message):
         reduction: Global___Reduction | None = ...,
         slices: _abc.Iterable[Global___AxisSlice] | None = ...,
         data_type: _tensor_pb2.DataType.ValueType = ...,
+        call: _builtins.int | None = ...,
+        path: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["module", b"module", "op", b"op", "parameter", b"parameter", "reduction", b"reduction", "where", b"where"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_call", b"_call", "call", b"call", "module", b"module", "op", b"op", "parameter", b"parameter", "reduction", b"reduction", "where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_type", b"data_type", "module", b"module", "op", b"op", "parameter", b"parameter", "points", b"points", "reduction", b"reduction", "slices", b"slices", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_call", b"_call", "call", b"call", "data_type", b"data_type", "module", b"module", "op", b"op", "parameter", b"parameter", "path", b"path", "points", b"points", "reduction", b"reduction", "slices", b"slices", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__call: _TypeAlias = _typing.Literal["call"]  # noqa: Y015
+    _WhichOneofArgType__call: _TypeAlias = _typing.Literal["_call", b"_call"]  # noqa: Y015
     _WhichOneofReturnType_where: _TypeAlias = _typing.Literal["module", "parameter", "op"]  # noqa: Y015
     _WhichOneofArgType_where: _TypeAlias = _typing.Literal["where", b"where"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__call) -> _WhichOneofReturnType__call | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_where) -> _WhichOneofReturnType_where | None: ...
 
 Global___CaptureRequest: _TypeAlias = CaptureRequest  # noqa: Y015
@@ -122,11 +140,11 @@ class AxisSlice(_message.Message):
     STOP_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
     axis: _builtins.int
-    """The axis, 0 for the batch."""
+    """The axis, 0 for the batch; a negative one counts from the last."""
     start: _builtins.int
-    """First index. Default: 0."""
+    """First index; a negative one counts from the end. Default: 0."""
     stop: _builtins.int
-    """One past the last index. Default: the axis' size."""
+    """One past the last index; a negative one counts from the end. Default: the axis' size."""
     step: _builtins.int
     """Step, at least 1. Default: 1."""
     def __init__(
@@ -209,7 +227,9 @@ class AxisReduction(_message.Message):
     AXES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def axes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """At least one axis; 0 is the batch and cannot be reduced."""
+        """At least one axis; 0 is the batch and cannot be reduced, but in a parameter's gradient. A negative one
+        counts from the last.
+        """
 
     def __init__(
         self,
@@ -262,12 +282,14 @@ class Capture(_message.Message):
     POINT_FIELD_NUMBER: _builtins.int
     CALLS_FIELD_NUMBER: _builtins.int
     module: _builtins.str
-    """The module's own name, never a glob."""
+    """The module's own name, or the operator's address; never a glob."""
     point: Global___HookPoint.ValueType
     """Where the hook sat."""
     @_builtins.property
     def calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___CapturedCall]:
-        """One element for each time that the module was called, in order."""
+        """One element for each time that the module was called or the operator ran, in order; with `call`, that one
+        alone.
+        """
 
     def __init__(
         self,
@@ -316,23 +338,31 @@ class CapturedLeaf(_message.Message):
 
     PATH_FIELD_NUMBER: _builtins.int
     TENSOR_FIELD_NUMBER: _builtins.int
+    POSITIONS_FIELD_NUMBER: _builtins.int
     path: _builtins.str
     """Where it sits in the value: empty for a bare tensor, else `[0]`, `.logits`, `["key"]`, or the name
     of a keyword argument.
     """
     @_builtins.property
     def tensor(self) -> _tensor_pb2.Tensor:
-        """The tensor, copied when the hook fired: later in-place operations do not show."""
+        """The tensor, copied when the hook fired: later in-place operations do not show. A gradient of a top-k target
+        has one more axis, of size k, behind axis 0.
+        """
+
+    @_builtins.property
+    def positions(self) -> _tensor_pb2.Tensor:
+        """With `top_k`: where along the axis each element was, int64, of the tensor's shape."""
 
     def __init__(
         self,
         *,
         path: _builtins.str = ...,
         tensor: _tensor_pb2.Tensor | None = ...,
+        positions: _tensor_pb2.Tensor | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["tensor", b"tensor"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["positions", b"positions", "tensor", b"tensor"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["path", b"path", "tensor", b"tensor"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["path", b"path", "positions", b"positions", "tensor", b"tensor"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -26,7 +26,7 @@ from cutaway.v1 import capture_pb2 as cutaway_dot_v1_dot_capture__pb2
 from cutaway.v1 import tensor_pb2 as cutaway_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x63utaway/v1/edit.proto\x12\ncutaway.v1\x1a\x18\x63utaway/v1/capture.proto\x1a\x17\x63utaway/v1/tensor.proto\"\x80\x03\n\x04\x45\x64it\x12\x10\n\x06module\x18\x01 \x01(\tH\x00\x12\x0c\n\x02op\x18\x02 \x01(\tH\x00\x12$\n\x05point\x18\x03 \x01(\x0e\x32\x15.cutaway.v1.HookPoint\x12\"\n\x05scale\x18\x04 \x01(\x0b\x32\x11.cutaway.v1.ScaleH\x01\x12\x1e\n\x03\x61\x64\x64\x18\x05 \x01(\x0b\x32\x0f.cutaway.v1.AddH\x01\x12&\n\x07replace\x18\x06 \x01(\x0b\x32\x13.cutaway.v1.ReplaceH\x01\x12 \n\x04zero\x18\x07 \x01(\x0b\x32\x10.cutaway.v1.ZeroH\x01\x12\"\n\x05\x63lamp\x18\x08 \x01(\x0b\x32\x11.cutaway.v1.ClampH\x01\x12\x1e\n\x03mix\x18\t \x01(\x0b\x32\x0f.cutaway.v1.MixH\x01\x12\x11\n\x04\x63\x61ll\x18\n \x01(\rH\x02\x88\x01\x01\x12\x0c\n\x04rows\x18\x0b \x03(\r\x12%\n\x06slices\x18\x0c \x03(\x0b\x32\x15.cutaway.v1.AxisSliceB\x07\n\x05whereB\x06\n\x04kindB\x07\n\x05_call\"\x17\n\x05Scale\x12\x0e\n\x06\x66\x61\x63tor\x18\x01 \x01(\x01\"G\n\x03\x41\x64\x64\x12\x10\n\x06scalar\x18\x01 \x01(\x01H\x00\x12$\n\x06tensor\x18\x02 \x01(\x0b\x32\x12.cutaway.v1.TensorH\x00\x42\x08\n\x06\x61\x64\x64\x65nd\"-\n\x07Replace\x12\"\n\x06tensor\x18\x01 \x01(\x0b\x32\x12.cutaway.v1.Tensor\"\x06\n\x04Zero\"K\n\x05\x43lamp\x12\x14\n\x07minimum\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x14\n\x07maximum\x18\x02 \x01(\x01H\x01\x88\x01\x01\x42\n\n\x08_minimumB\n\n\x08_maximum\"*\n\x03Mix\x12\x0e\n\x06lambda\x18\x01 \x01(\x01\x12\x13\n\x0bpermutation\x18\x02 \x03(\rb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x63utaway/v1/edit.proto\x12\ncutaway.v1\x1a\x18\x63utaway/v1/capture.proto\x1a\x17\x63utaway/v1/tensor.proto\"\x8e\x03\n\x04\x45\x64it\x12\x10\n\x06module\x18\x01 \x01(\tH\x00\x12\x0c\n\x02op\x18\x02 \x01(\tH\x00\x12$\n\x05point\x18\x03 \x01(\x0e\x32\x15.cutaway.v1.HookPoint\x12\"\n\x05scale\x18\x04 \x01(\x0b\x32\x11.cutaway.v1.ScaleH\x01\x12\x1e\n\x03\x61\x64\x64\x18\x05 \x01(\x0b\x32\x0f.cutaway.v1.AddH\x01\x12&\n\x07replace\x18\x06 \x01(\x0b\x32\x13.cutaway.v1.ReplaceH\x01\x12 \n\x04zero\x18\x07 \x01(\x0b\x32\x10.cutaway.v1.ZeroH\x01\x12\"\n\x05\x63lamp\x18\x08 \x01(\x0b\x32\x11.cutaway.v1.ClampH\x01\x12\x1e\n\x03mix\x18\t \x01(\x0b\x32\x0f.cutaway.v1.MixH\x01\x12\x11\n\x04\x63\x61ll\x18\n \x01(\rH\x02\x88\x01\x01\x12\x0c\n\x04rows\x18\x0b \x03(\r\x12%\n\x06slices\x18\x0c \x03(\x0b\x32\x15.cutaway.v1.AxisSlice\x12\x0c\n\x04path\x18\r \x01(\tB\x07\n\x05whereB\x06\n\x04kindB\x07\n\x05_call\"\x17\n\x05Scale\x12\x0e\n\x06\x66\x61\x63tor\x18\x01 \x01(\x01\"G\n\x03\x41\x64\x64\x12\x10\n\x06scalar\x18\x01 \x01(\x01H\x00\x12$\n\x06tensor\x18\x02 \x01(\x0b\x32\x12.cutaway.v1.TensorH\x00\x42\x08\n\x06\x61\x64\x64\x65nd\"-\n\x07Replace\x12\"\n\x06tensor\x18\x01 \x01(\x0b\x32\x12.cutaway.v1.Tensor\"\x06\n\x04Zero\"K\n\x05\x43lamp\x12\x14\n\x07minimum\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x14\n\x07maximum\x18\x02 \x01(\x01H\x01\x88\x01\x01\x42\n\n\x08_minimumB\n\n\x08_maximum\"*\n\x03Mix\x12\x0e\n\x06lambda\x18\x01 \x01(\x01\x12\x13\n\x0bpermutation\x18\x02 \x03(\rb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,17 +34,17 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'cutaway.v1.edit_pb2', _glob
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_EDIT']._serialized_start=89
-  _globals['_EDIT']._serialized_end=473
-  _globals['_SCALE']._serialized_start=475
-  _globals['_SCALE']._serialized_end=498
-  _globals['_ADD']._serialized_start=500
-  _globals['_ADD']._serialized_end=571
-  _globals['_REPLACE']._serialized_start=573
-  _globals['_REPLACE']._serialized_end=618
-  _globals['_ZERO']._serialized_start=620
-  _globals['_ZERO']._serialized_end=626
-  _globals['_CLAMP']._serialized_start=628
-  _globals['_CLAMP']._serialized_end=703
-  _globals['_MIX']._serialized_start=705
-  _globals['_MIX']._serialized_end=747
+  _globals['_EDIT']._serialized_end=487
+  _globals['_SCALE']._serialized_start=489
+  _globals['_SCALE']._serialized_end=512
+  _globals['_ADD']._serialized_start=514
+  _globals['_ADD']._serialized_end=585
+  _globals['_REPLACE']._serialized_start=587
+  _globals['_REPLACE']._serialized_end=632
+  _globals['_ZERO']._serialized_start=634
+  _globals['_ZERO']._serialized_end=640
+  _globals['_CLAMP']._serialized_start=642
+  _globals['_CLAMP']._serialized_end=717
+  _globals['_MIX']._serialized_start=719
+  _globals['_MIX']._serialized_end=761
 # @@protoc_insertion_point(module_scope)

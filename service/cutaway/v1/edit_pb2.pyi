@@ -24,7 +24,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 class Edit(_message.Message):
     """Changes to what flows through the model, for one request only.
 
-    One change at one place.
+    One change at one place. Captures show what is there after all edits.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -41,14 +41,19 @@ class Edit(_message.Message):
     CALL_FIELD_NUMBER: _builtins.int
     ROWS_FIELD_NUMBER: _builtins.int
     SLICES_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
     module: _builtins.str
     """A module by its name in named_modules()."""
     op: _builtins.str
-    """An operator inside a module's forward, such as `layer3.1:relu#0`."""
+    """An operator inside a module's forward, such as `layer3.1:relu#0`; never a glob."""
     point: _capture_pb2.HookPoint.ValueType
     """What is changed; required. At a gradient point, what flows upstream changes."""
     call: _builtins.int
     """Only this call of the module, from 0. Default: every call."""
+    path: _builtins.str
+    """Only the tensor at this path, such as `[0]` or `.logits`. Default: every floating tensor at the point, or
+    every tensor where none floats.
+    """
     @_builtins.property
     def scale(self) -> Global___Scale:
         """Multiplied."""
@@ -75,11 +80,11 @@ class Edit(_message.Message):
 
     @_builtins.property
     def rows(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Only these rows of the batch. Default: all."""
+        """Only these rows of the batch, each at most once. Default: all."""
 
     @_builtins.property
     def slices(self) -> _containers.RepeatedCompositeFieldContainer[_capture_pb2.AxisSlice]:
-        """Only this part of each tensor. Default: the whole."""
+        """Only this part of each tensor, after `rows`. Default: the whole."""
 
     def __init__(
         self,
@@ -96,10 +101,11 @@ class Edit(_message.Message):
         call: _builtins.int | None = ...,
         rows: _abc.Iterable[_builtins.int] | None = ...,
         slices: _abc.Iterable[_capture_pb2.AxisSlice] | None = ...,
+        path: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_call", b"_call", "add", b"add", "call", b"call", "clamp", b"clamp", "kind", b"kind", "mix", b"mix", "module", b"module", "op", b"op", "replace", b"replace", "scale", b"scale", "where", b"where", "zero", b"zero"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_call", b"_call", "add", b"add", "call", b"call", "clamp", b"clamp", "kind", b"kind", "mix", b"mix", "module", b"module", "op", b"op", "point", b"point", "replace", b"replace", "rows", b"rows", "scale", b"scale", "slices", b"slices", "where", b"where", "zero", b"zero"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_call", b"_call", "add", b"add", "call", b"call", "clamp", b"clamp", "kind", b"kind", "mix", b"mix", "module", b"module", "op", b"op", "path", b"path", "point", b"point", "replace", b"replace", "rows", b"rows", "scale", b"scale", "slices", b"slices", "where", b"where", "zero", b"zero"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__call: _TypeAlias = _typing.Literal["call"]  # noqa: Y015
     _WhichOneofArgType__call: _TypeAlias = _typing.Literal["_call", b"_call"]  # noqa: Y015
@@ -150,7 +156,7 @@ class Add(_message.Message):
     """The same number everywhere."""
     @_builtins.property
     def tensor(self) -> _tensor_pb2.Tensor:
-        """A tensor that broadcasts against the value."""
+        """A tensor that broadcasts against the part that is edited."""
 
     def __init__(
         self,
@@ -177,7 +183,7 @@ class Replace(_message.Message):
     TENSOR_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def tensor(self) -> _tensor_pb2.Tensor:
-        """Broadcasts against the value."""
+        """Broadcasts against the part that is edited."""
 
     def __init__(
         self,

@@ -259,6 +259,7 @@ class Options(_message.Message):
     SEED_FIELD_NUMBER: _builtins.int
     MAX_REPLY_BYTES_FIELD_NUMBER: _builtins.int
     DRY_RUN_FIELD_NUMBER: _builtins.int
+    OMIT_PREDICTIONS_FIELD_NUMBER: _builtins.int
     reply_data_type: _tensor_pb2.DataType.ValueType
     """Floating tensors of the reply are sent as this. Default: as computed."""
     compression: Global___Compression.ValueType
@@ -269,6 +270,10 @@ class Options(_message.Message):
     """The largest reply to accept, in bytes; a larger one is an error. Default: the server's own limit."""
     dry_run: _builtins.bool
     """True runs nothing and returns the reply's estimated size and shapes."""
+    omit_predictions: _builtins.bool
+    """True leaves the predictions out. Where nothing but values inside the model is asked for, and each capture names
+    its `call`, forward then stops behind the last of them.
+    """
     def __init__(
         self,
         *,
@@ -277,10 +282,11 @@ class Options(_message.Message):
         seed: _builtins.int | None = ...,
         max_reply_bytes: _builtins.int = ...,
         dry_run: _builtins.bool = ...,
+        omit_predictions: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "seed", b"seed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "compression", b"compression", "dry_run", b"dry_run", "max_reply_bytes", b"max_reply_bytes", "reply_data_type", b"reply_data_type", "seed", b"seed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "compression", b"compression", "dry_run", b"dry_run", "max_reply_bytes", b"max_reply_bytes", "omit_predictions", b"omit_predictions", "reply_data_type", b"reply_data_type", "seed", b"seed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
     _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
@@ -318,11 +324,13 @@ class InspectResponse(_message.Message):
 
     @_builtins.property
     def parameter_gradients(self) -> _containers.RepeatedCompositeFieldContainer[_tensor_pb2.NamedTensor]:
-        """By parameter name, of the parameter's shape."""
+        """By parameter name, of the parameter's shape unless it was reduced; the gradient of the sum of all examples'
+        targets.
+        """
 
     @_builtins.property
     def attributions(self) -> _containers.RepeatedCompositeFieldContainer[_attribution_pb2.Attribution]:
-        """In the order of the request."""
+        """In the order of the request; one with a top-k target k times, the largest class first."""
 
     @_builtins.property
     def unedited_predictions(self) -> Global___Predictions:
@@ -376,6 +384,9 @@ class Predictions(_message.Message):
     CLASSES_FIELD_NUMBER: _builtins.int
     TARGETS_FIELD_NUMBER: _builtins.int
     TARGET_VALUES_FIELD_NUMBER: _builtins.int
+    TARGETS_PER_EXAMPLE_FIELD_NUMBER: _builtins.int
+    targets_per_example: _builtins.int
+    """Of a top-k target: k, how many elements of `targets` and `target_values` each example has. Of any other: 0."""
     @_builtins.property
     def outputs(self) -> _containers.RepeatedCompositeFieldContainer[_tensor_pb2.NamedTensor]:
         """Named tensors, axis 0 the batch: `output` for a bare tensor, `logits`, ... for a dict."""
@@ -386,13 +397,13 @@ class Predictions(_message.Message):
 
     @_builtins.property
     def targets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The class index or other target that gradients are about, an element an example; empty where none was
-        needed.
+        """The class index that gradients are about, an element an example; of a top-k target k elements an example,
+        example by example. Empty where none was needed or the target is no class.
         """
 
     @_builtins.property
     def target_values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """The target scalar, an element an example; empty where none was needed."""
+        """The target scalar, in the order of `targets`; empty where none was needed."""
 
     def __init__(
         self,
@@ -401,10 +412,11 @@ class Predictions(_message.Message):
         classes: _abc.Iterable[Global___ClassPrediction] | None = ...,
         targets: _abc.Iterable[_builtins.int] | None = ...,
         target_values: _abc.Iterable[_builtins.float] | None = ...,
+        targets_per_example: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["classes", b"classes", "outputs", b"outputs", "target_values", b"target_values", "targets", b"targets"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["classes", b"classes", "outputs", b"outputs", "target_values", b"target_values", "targets", b"targets", "targets_per_example", b"targets_per_example"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -65,6 +65,7 @@ class ModelDetail(_message.Message):
     MEDIA_TYPES_FIELD_NUMBER: _builtins.int
     MODULES_FIELD_NUMBER: _builtins.int
     PROVENANCE_FIELD_NUMBER: _builtins.int
+    OPERATORS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def model(self) -> Global___Model:
         """Which."""
@@ -93,6 +94,12 @@ class ModelDetail(_message.Message):
     def provenance(self) -> Global___Provenance:
         """What it runs on and from."""
 
+    @_builtins.property
+    def operators(self) -> _containers.RepeatedCompositeFieldContainer[Global___Operator]:
+        """Where they were asked for: the operators that ran for the model's own example, in the order in which they first
+        ran; empty where the model has no example.
+        """
+
     def __init__(
         self,
         *,
@@ -103,14 +110,47 @@ class ModelDetail(_message.Message):
         media_types: _abc.Iterable[_builtins.str] | None = ...,
         modules: _abc.Iterable[Global___Module] | None = ...,
         provenance: Global___Provenance | None = ...,
+        operators: _abc.Iterable[Global___Operator] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "provenance", b"provenance"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["inputs", b"inputs", "labels", b"labels", "media_types", b"media_types", "model", b"model", "modules", b"modules", "outputs", b"outputs", "provenance", b"provenance"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["inputs", b"inputs", "labels", b"labels", "media_types", b"media_types", "model", b"model", "modules", b"modules", "operators", b"operators", "outputs", b"outputs", "provenance", b"provenance"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ModelDetail: _TypeAlias = ModelDetail  # noqa: Y015
+
+@_typing.final
+class Operator(_message.Message):
+    """An operator inside a module's forward: a function or method of PyTorch that is no module."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    OUTPUT_SHAPES_FIELD_NUMBER: _builtins.int
+    CALLS_FIELD_NUMBER: _builtins.int
+    address: _builtins.str
+    """Its address in captures and edits: `layer3.1:relu#0`."""
+    calls: _builtins.int
+    """How often it ran."""
+    @_builtins.property
+    def output_shapes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Shape]:
+        """Shapes of the tensors that it returned when it first ran, in order."""
+
+    def __init__(
+        self,
+        *,
+        address: _builtins.str = ...,
+        output_shapes: _abc.Iterable[Global___Shape] | None = ...,
+        calls: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "calls", b"calls", "output_shapes", b"output_shapes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Operator: _TypeAlias = Operator  # noqa: Y015
 
 @_typing.final
 class InputSpec(_message.Message):

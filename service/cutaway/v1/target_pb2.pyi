@@ -8,6 +8,7 @@ from cutaway.v1 import tensor_pb2 as _tensor_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -18,6 +19,30 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _LossReduction:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _LossReductionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LossReduction.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    LOSS_REDUCTION_UNSPECIFIED: _LossReduction.ValueType  # 0
+    """Not set: SUM."""
+    LOSS_REDUCTION_SUM: _LossReduction.ValueType  # 1
+    """PyTorch's reduction="sum": an example's share does not depend on who else is in the batch."""
+    LOSS_REDUCTION_MEAN: _LossReduction.ValueType  # 2
+    """PyTorch's reduction="mean", over the examples of this request."""
+
+class LossReduction(_LossReduction, metaclass=_LossReductionEnumTypeWrapper):
+    """How a loss of the whole batch is made. The target of an example is its share of that: the shares sum to the loss."""
+
+LOSS_REDUCTION_UNSPECIFIED: LossReduction.ValueType  # 0
+"""Not set: SUM."""
+LOSS_REDUCTION_SUM: LossReduction.ValueType  # 1
+"""PyTorch's reduction="sum": an example's share does not depend on who else is in the batch."""
+LOSS_REDUCTION_MEAN: LossReduction.ValueType  # 2
+"""PyTorch's reduction="mean", over the examples of this request."""
+Global___LossReduction: _TypeAlias = LossReduction  # noqa: Y015
 
 @_typing.final
 class Target(_message.Message):
@@ -197,7 +222,9 @@ Global___Index: _TypeAlias = Index  # noqa: Y015
 
 @_typing.final
 class TopK(_message.Message):
-    """The k most probable classes of each example."""
+    """The k largest classes of each example of an output [batch, classes], the largest first. Every gradient then has one
+    more axis, of size k, behind axis 0 (a parameter's gradient: before it); each attribution comes back k times.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -219,11 +246,14 @@ Global___TopK: _TypeAlias = TopK  # noqa: Y015
 
 @_typing.final
 class CrossEntropyLoss(_message.Message):
-    """Cross entropy of an output [batch, classes], taken as logits, summed over nothing: one value an example."""
+    """torch.nn.functional.cross_entropy of an output [batch, classes], taken as logits."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     LABELS_FIELD_NUMBER: _builtins.int
+    REDUCTION_FIELD_NUMBER: _builtins.int
+    reduction: Global___LossReduction.ValueType
+    """Default: SUM."""
     @_builtins.property
     def labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The right class of each example; size 1, or the batch size."""
@@ -232,10 +262,11 @@ class CrossEntropyLoss(_message.Message):
         self,
         *,
         labels: _abc.Iterable[_builtins.int] | None = ...,
+        reduction: Global___LossReduction.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["labels", b"labels"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["labels", b"labels", "reduction", b"reduction"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -243,11 +274,14 @@ Global___CrossEntropyLoss: _TypeAlias = CrossEntropyLoss  # noqa: Y015
 
 @_typing.final
 class MeanSquaredErrorLoss(_message.Message):
-    """Squared error, summed over the axes of each example."""
+    """torch.nn.functional.mse_loss."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     VALUES_FIELD_NUMBER: _builtins.int
+    REDUCTION_FIELD_NUMBER: _builtins.int
+    reduction: Global___LossReduction.ValueType
+    """Default: SUM."""
     @_builtins.property
     def values(self) -> _tensor_pb2.Tensor:
         """The wished values, of the output's shape."""
@@ -256,10 +290,11 @@ class MeanSquaredErrorLoss(_message.Message):
         self,
         *,
         values: _tensor_pb2.Tensor | None = ...,
+        reduction: Global___LossReduction.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["values", b"values"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["values", b"values"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reduction", b"reduction", "values", b"values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -332,7 +367,7 @@ Global___OutputNorm: _TypeAlias = OutputNorm  # noqa: Y015
 
 @_typing.final
 class Neuron(_message.Message):
-    """One element of a module's output."""
+    """One element of what a module's first call returned; of its first tensor, where it returns several."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

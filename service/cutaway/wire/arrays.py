@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from cutaway.errors import Reason, at, error
-from cutaway.tensors import Array, dtype_name, from_bytes, to_bytes
+from cutaway.tensors import Array, ArrayLike, as_array, dtype_name, from_bytes, to_bytes
 from cutaway.v1 import tensor_pb2
 from cutaway.wire.enums import DATA_TYPE_NAMES, DATA_TYPES
 
@@ -26,6 +27,24 @@ def decode(message: tensor_pb2.Tensor) -> Array:
         known = ", ".join(f"DATA_TYPE_{known.upper()}" for known in DATA_TYPES)
         raise error(Reason.INPUT_DTYPE, f"data type {message.data_type} is none of {known}", "data_type")
     return from_bytes(name, message.shape, message.data)
+
+
+def encode_given(field: str, given: ArrayLike) -> tensor_pb2.Tensor:
+    """What was ``given`` for ``field``, as a message."""
+    with at(field):
+        return encode(as_array(given))
+
+
+def decode_required(field: str, message: Any) -> Array:
+    """The array in ``field`` of ``message``.
+
+    Raises:
+        InvalidArgument: ``INVALID_VALUE`` where there is none, or what `decode` raises.
+    """
+    with at(field):
+        if not message.HasField(field):
+            raise error(Reason.INVALID_VALUE, "send a tensor")
+        return decode(getattr(message, field))
 
 
 def encode_named(arrays: Mapping[str, Array]) -> list[tensor_pb2.NamedTensor]:

@@ -6,10 +6,10 @@ from enum import Enum
 from typing import Any, Generic, TypeVar
 
 from cutaway.errors import Reason, error
-from cutaway.requests import CheckMode, Point, Quadrature
+from cutaway.requests import CheckMode, LossReduction, Point, Quadrature
 from cutaway.results import Verdict, WarningCode
 from cutaway.tensors import DTYPES
-from cutaway.v1 import attribution_pb2, capture_pb2, check_pb2, inspection_pb2, tensor_pb2
+from cutaway.v1 import attribution_pb2, capture_pb2, check_pb2, inspection_pb2, target_pb2, tensor_pb2
 
 E = TypeVar("E", bound=Enum)
 
@@ -26,12 +26,19 @@ class Names(Generic[E]):
         self._to_wire: dict[E, int] = {member: wire.Value(f"{prefix}_{member.name}") for member in plain}
         self._to_plain = {number: member for member, number in self._to_wire.items()}
 
-    def to_wire(self, member: E) -> Any:
-        """The number on the wire."""
+    def to_wire(self, member: E, field: str = "") -> Any:
+        """The number on the wire, for ``field``.
+
+        Raises:
+            InvalidArgument: ``INVALID_VALUE``, for what is no member, whatever the caller's types said.
+        """
+        if member not in self._to_wire:
+            allowed = ", ".join(str(known.value) for known in self._to_wire)
+            raise error(Reason.INVALID_VALUE, f"{member!r:.80} is none of {allowed}", field)
         return self._to_wire[member]
 
-    def to_plain(self, number: int) -> E:
-        """The member; for 0 the default, where the field has one.
+    def to_plain(self, number: int, field: str = "") -> E:
+        """The member in ``field``; for 0 the default, where the field has one.
 
         Raises:
             InvalidArgument: ``INVALID_VALUE``.
@@ -40,7 +47,7 @@ class Names(Generic[E]):
             return self._unset
         if number not in self._to_plain:
             allowed = ", ".join(f"{self._prefix}_{member.name}" for member in self._to_wire)
-            raise error(Reason.INVALID_VALUE, f"{number} is none of {allowed}")
+            raise error(Reason.INVALID_VALUE, f"{number} is none of {allowed}", field)
         return self._to_plain[number]
 
 
@@ -48,6 +55,7 @@ POINTS = Names(capture_pb2.HookPoint, "HOOK_POINT", Point)
 CHECK_MODES = Names(check_pb2.CheckMode, "CHECK_MODE", CheckMode, CheckMode.SAME_PASS)
 VERDICTS = Names(check_pb2.Verdict, "VERDICT", Verdict)
 QUADRATURES = Names(attribution_pb2.Quadrature, "QUADRATURE", Quadrature, Quadrature.GAUSS_LEGENDRE)
+LOSS_REDUCTIONS = Names(target_pb2.LossReduction, "LOSS_REDUCTION", LossReduction, LossReduction.SUM)
 WARNINGS = Names(inspection_pb2.WarningCode, "WARNING_CODE", WarningCode)
 
 DATA_TYPES: dict[str, Any] = {name: tensor_pb2.DataType.Value(f"DATA_TYPE_{name.upper()}") for name in DTYPES}
@@ -55,3 +63,6 @@ DATA_TYPES: dict[str, Any] = {name: tensor_pb2.DataType.Value(f"DATA_TYPE_{name.
 
 DATA_TYPE_NAMES = {number: name for name, number in DATA_TYPES.items()}
 """The same, backwards."""
+
+FLOATING = ("float16", "bfloat16", "float32", "float64")
+"""The names of those that hold fractions."""

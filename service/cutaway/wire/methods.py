@@ -1,9 +1,8 @@
-"""Attribution requests and their typed messages: a row each."""
+"""Attribution requests: a method's own parameters are a row each."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from cutaway.errors import Reason, at, error
 from cutaway.requests import (
@@ -14,25 +13,47 @@ from cutaway.requests import (
     LayerGradCam,
     LayerGradientXActivation,
     Saliency,
-    field_name,
+    Target,
 )
 from cutaway.tensors import Array, ArrayLike, as_array
 from cutaway.v1 import attribution_pb2 as pb
-from cutaway.wire import arrays
+from cutaway.wire import arrays, targets
 from cutaway.wire.enums import QUADRATURES
+from cutaway.wire.oneof import Codec, OneOf
 
 
-class Codec(NamedTuple):
-    """How one method's own parameters travel, both ways. Its field in the ``oneof`` is its `field_name`."""
+def encode(request: Attribution) -> pb.AttributionRequest:
+    """``request`` as a message."""
+    message = pb.AttributionRequest(inputs=request.inputs)
+    METHODS.encode(request, message)
+    if request.target is not None:
+        with at("target"):
+            message.target.CopyFrom(targets.encode(request.target))
+    return message
 
-    encode: Callable[[Any], Any]
-    decode: Callable[[Any], dict[str, Any]]
+
+def decode(message: pb.AttributionRequest) -> Attribution:
+    """The same, backwards.
+
+    Raises:
+        InvalidArgument: with the field at fault.
+    """
+    return METHODS.decode(message, target=_decode_target(message), inputs=tuple(message.inputs))
+
+
+def _decode_target(message: pb.AttributionRequest) -> Target | None:
+    if not message.HasField("target"):
+        return None
+    with at("target"):
+        return targets.decode(message.target)
 
 
 def _encode_path(request: IntegratedGradients) -> pb.IntegratedGradients:
     if not 1 <= request.n_steps < 2**32:  # 0 means the default on the wire
         raise error(Reason.INVALID_VALUE, f"{request.n_steps} steps; there is at least 1", "path.n_steps")
-    path = pb.PathIntegral(n_steps=request.n_steps, quadrature=QUADRATURES.to_wire(request.quadrature))
+    path = pb.PathIntegral(
+        n_steps=request.n_steps, quadrature=QUADRATURES.to_wire(request.quadrature, "path.quadrature")
+    )
     for name, given in request.baselines.items():
         path.baselines.by_input[name].CopyFrom(_encode_baseline(given))
     return pb.IntegratedGradients(path=path, multiply_by_inputs=request.multiply_by_inputs)
@@ -79,23 +100,27 @@ def _layer(message: Any) -> dict[str, Any]:
     return {"layer": message.layer}
 
 
-CODECS: dict[type[Attribution], Codec] = {
-    Saliency: Codec(
-        lambda request: pb.Saliency(absolute=request.absolute),
-        lambda message: {"absolute": _default_true(message, "absolute")},
-    ),
-    InputXGradient: Codec(lambda _: pb.InputXGradient(), lambda _: {}),
-    IntegratedGradients: Codec(_encode_path, _decode_path),
-    LayerActivation: Codec(lambda request: pb.LayerActivation(layer=request.layer), _layer),
-    LayerGradientXActivation: Codec(
-        lambda request: pb.LayerGradientXActivation(layer=request.layer),
-        _layer,
-    ),
-    LayerGradCam: Codec(
-        lambda request: pb.LayerGradCam(layer=request.layer, relu=request.relu),
-        lambda message: {**_layer(message), "relu": message.relu},
-    ),
-}
-
-BY_FIELD = {field_name(kind): kind for kind in CODECS}
-"""The ``oneof`` field to the kind of request."""
+METHODS: OneOf[Attribution] = OneOf(
+    "method",
+    "name a method",
+    {
+        Saliency: Codec(
+            "saliency",
+            lambda request: pb.Saliency(absolute=request.absolute),
+            lambda message: {"absolute": _default_true(message, "absolute")},
+        ),
+        InputXGradient: Codec("input_x_gradient", lambda _: pb.InputXGradient(), lambda _: {}),
+        IntegratedGradients: Codec("integrated_gradients", _encode_path, _decode_path),
+        LayerActivation: Codec("layer_activation", lambda request: pb.LayerActivation(layer=request.layer), _layer),
+        LayerGradientXActivation: Codec(
+            "layer_gradient_x_activation",
+            lambda request: pb.LayerGradientXActivation(layer=request.layer),
+            _layer,
+        ),
+        LayerGradCam: Codec(
+            "layer_grad_cam",
+            lambda request: pb.LayerGradCam(layer=request.layer, relu=request.relu),
+            lambda message: {**_layer(message), "relu": message.relu},
+        ),
+    },
+)

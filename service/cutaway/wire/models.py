@@ -1,11 +1,34 @@
-"""Model descriptions and `cutaway.v1.ModelDetail`."""
+"""Models, described: `cutaway.v1.GetModelRequest` and `cutaway.v1.ModelDetail`."""
 
 from __future__ import annotations
 
+from google.protobuf.message import DecodeError
+
 from cutaway import results as plain
-from cutaway.v1 import model_pb2
+from cutaway.errors import Reason, error
+from cutaway.v1 import inspection_service_pb2, model_pb2
 from cutaway.wire.enums import DATA_TYPE_NAMES, DATA_TYPES
 from cutaway.wire.results import decode_provenance, encode_provenance
+from cutaway.wire.strict import refuse_unserved
+
+
+def encode_question(model: str, operators: bool) -> bytes:
+    """A serialised `cutaway.v1.GetModelRequest`."""
+    return inspection_service_pb2.GetModelRequest(model=model, operators=operators).SerializeToString()
+
+
+def decode_question(data: bytes) -> inspection_service_pb2.GetModelRequest:
+    """The message in ``data``, where no bytes ask about the model alone.
+
+    Raises:
+        InvalidArgument: the bytes are no such message, or set what it does not have.
+    """
+    try:
+        message = inspection_service_pb2.GetModelRequest.FromString(data)
+    except DecodeError:
+        raise error(Reason.MALFORMED_REQUEST, f"the {len(data)} bytes are not a cutaway.v1.GetModelRequest") from None
+    refuse_unserved(message)
+    return message
 
 
 def encode_name(name: plain.ModelName) -> model_pb2.Model:
@@ -49,6 +72,14 @@ def encode(detail: plain.ModelDetail) -> model_pb2.ModelDetail:
             for module in detail.modules
         ],
         provenance=encode_provenance(detail.provenance),
+        operators=[
+            model_pb2.Operator(
+                address=operator.address,
+                output_shapes=[model_pb2.Shape(sizes=shape) for shape in operator.output_shapes],
+                calls=operator.calls,
+            )
+            for operator in detail.operators
+        ],
     )
 
 
@@ -78,4 +109,12 @@ def decode(message: model_pb2.ModelDetail) -> plain.ModelDetail:
             for module in message.modules
         ),
         provenance=decode_provenance(message.provenance),
+        operators=tuple(
+            plain.OperatorInfo(
+                operator.address,
+                tuple(tuple(shape.sizes) for shape in operator.output_shapes),
+                operator.calls,
+            )
+            for operator in message.operators
+        ),
     )

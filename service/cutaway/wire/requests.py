@@ -3,33 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import TypeVar
 
 from google.protobuf.message import DecodeError
 
 from cutaway.errors import Reason, at, error
-from cutaway.requests import (
-    Attribution,
-    Capture,
-    CheckRequest,
-    ClassIndex,
-    InspectRequest,
-    Point,
-    PredictedClass,
-    Raw,
-    Target,
-    field_name,
-)
+from cutaway.requests import CheckRequest, InspectRequest, Raw, Target
 from cutaway.tensors import Array
-from cutaway.v1 import attribution_pb2, capture_pb2, check_pb2, input_pb2, inspection_pb2, target_pb2
-from cutaway.wire import arrays
-from cutaway.wire.enums import CHECK_MODES, POINTS
-from cutaway.wire.methods import BY_FIELD, CODECS
+from cutaway.v1 import check_pb2, input_pb2, inspection_pb2, target_pb2
+from cutaway.wire import arrays, captures, edits, methods, targets
+from cutaway.wire.enums import CHECK_MODES
+from cutaway.wire.repeated import each
 from cutaway.wire.strict import refuse_unserved
-
-M = TypeVar("M")
-T = TypeVar("T")
 
 
 def encode(request: InspectRequest) -> inspection_pb2.InspectRequest:
@@ -45,15 +29,18 @@ def encode(request: InspectRequest) -> inspection_pb2.InspectRequest:
     message = inspection_pb2.InspectRequest(
         model=request.model,
         target=_encode_target(request.target),
-        captures=[_in(f"captures[{i}]", _encode_capture, each) for i, each in enumerate(request.captures)],
-        attributions=[
-            _in(f"attributions[{i}]", _encode_attribution, each) for i, each in enumerate(request.attributions)
-        ],
+        captures=each("captures", captures.encode, request.captures),
+        edits=each("edits", edits.encode, request.edits),
+        compare=request.compare,
+        attributions=each("attributions", methods.encode, request.attributions),
         check=check_pb2.CheckRequest(
-            mode=CHECK_MODES.to_wire(request.check.mode),
+            mode=CHECK_MODES.to_wire(request.check.mode, "check.mode"),
             relative_tolerance=request.check.relative_tolerance,
         ),
-        options=inspection_pb2.Options(max_reply_bytes=request.max_reply_bytes),
+        options=inspection_pb2.Options(
+            max_reply_bytes=request.max_reply_bytes,
+            omit_predictions=request.omit_predictions,
+        ),
     )
     if request.raw:
         examples = [input_pb2.RawInput(data=raw.data, media_type=raw.media_type) for raw in request.raw]
@@ -79,20 +66,20 @@ def decode(data: bytes) -> InspectRequest:
     refuse_unserved(message)
     if not message.model:
         raise error(Reason.INVALID_VALUE, "name the model", "model")
+    if message.compare and not message.edits:
+        raise error(Reason.INVALID_VALUE, "comparing needs edits: without them both models are the same", "compare")
     return InspectRequest(
         model=message.model,
         tensors=_decode_tensors(message),
         raw=tuple(Raw(raw.data, raw.media_type) for raw in message.raw.examples),
-        target=_in("target", _decode_target, message.target),
-        captures=tuple(
-            _in(f"captures[{index}]", _decode_capture, capture) for index, capture in enumerate(message.captures)
-        ),
+        target=_decode_target(message.target),
+        captures=tuple(each("captures", captures.decode, message.captures)),
         input_gradients=tuple(message.input_gradients.inputs) if message.HasField("input_gradients") else None,
-        attributions=tuple(
-            _in(f"attributions[{index}]", _decode_attribution, attribution)
-            for index, attribution in enumerate(message.attributions)
-        ),
-        check=_in("check", _decode_check, message.check),
+        edits=tuple(each("edits", edits.decode, message.edits)),
+        compare=message.compare,
+        attributions=tuple(each("attributions", methods.decode, message.attributions)),
+        check=_decode_check(message.check),
+        omit_predictions=message.options.omit_predictions,
         max_reply_bytes=message.options.max_reply_bytes,
     )
 
@@ -103,11 +90,6 @@ def parsed(data: bytes) -> inspection_pb2.InspectRequest:
         return inspection_pb2.InspectRequest.FromString(data)
     except DecodeError:
         raise error(Reason.MALFORMED_REQUEST, f"the {len(data)} bytes are not a cutaway.v1.InspectRequest") from None
-
-
-def _in(field: str, decode: Callable[[M], T], message: M) -> T:
-    with at(field):
-        return decode(message)
 
 
 def _decode_tensors(message: inspection_pb2.InspectRequest) -> dict[str, Array]:
@@ -124,68 +106,19 @@ def _decode_tensors(message: inspection_pb2.InspectRequest) -> dict[str, Array]:
 
 
 def _encode_target(target: Target) -> target_pb2.Target:
-    message = target_pb2.Target(output=target.output)
-    if isinstance(target, ClassIndex):
-        message.class_index.indices.extend(target.indices)
-    else:
-        message.predicted_class.SetInParent()
-    return message
+    with at("target"):
+        return targets.encode(target)
 
 
 def _decode_target(message: target_pb2.Target) -> Target:
-    if message.HasField("class_index"):
-        if not message.class_index.indices:
-            raise error(Reason.TARGET_MISMATCH, "no class index; send one for all, or one an example", "class_index")
-        return ClassIndex(tuple(message.class_index.indices), output=message.output)
-    return PredictedClass(output=message.output)
-
-
-def _encode_capture(capture: Capture) -> capture_pb2.CaptureRequest:
-    if not capture.points:  # which means OUTPUT on the wire
-        raise error(Reason.INVALID_VALUE, "name at least one point", "points")
-    return capture_pb2.CaptureRequest(module=capture.module, points=[POINTS.to_wire(point) for point in capture.points])
-
-
-def _decode_capture(message: capture_pb2.CaptureRequest) -> Capture:
-    if not message.module:
-        raise error(Reason.INVALID_VALUE, "name a module, or give a glob", "module")
-    points: list[Point] = []
-    for index, number in enumerate(message.points):
-        with at(f"points[{index}]"):
-            point = POINTS.to_plain(number)
-            if point in points:
-                raise error(Reason.INVALID_VALUE, f"{point.name} is there already; name each point once")
-            points.append(point)
-    return Capture(message.module, tuple(points) or (Point.OUTPUT,))
-
-
-def _encode_attribution(request: Attribution) -> attribution_pb2.AttributionRequest:
-    message = attribution_pb2.AttributionRequest(inputs=request.inputs)
-    method = getattr(message, field_name(type(request)))
-    with at(field_name(type(request))):
-        method.CopyFrom(CODECS[type(request)].encode(request))
-    method.SetInParent()
-    if request.target is not None:
-        message.target.CopyFrom(_encode_target(request.target))
-    return message
-
-
-def _decode_attribution(message: attribution_pb2.AttributionRequest) -> Attribution:
-    field = message.WhichOneof("method")
-    if field is None:
-        raise error(Reason.INVALID_VALUE, "name a method", "method")
-    kind = BY_FIELD[field]
-    with at(field):
-        parameters = CODECS[kind].decode(getattr(message, field))
-    target = _in("target", _decode_target, message.target) if message.HasField("target") else None
-    return kind(target=target, inputs=tuple(message.inputs), **parameters)
+    with at("target"):
+        return targets.decode(message)
 
 
 def _decode_check(message: check_pb2.CheckRequest) -> CheckRequest:
-    with at("mode"):
-        mode = CHECK_MODES.to_plain(message.mode)
+    mode = CHECK_MODES.to_plain(message.mode, "check.mode")
     if not message.HasField("relative_tolerance"):
         return CheckRequest(mode)
     if not 0 <= message.relative_tolerance < math.inf:
-        raise error(Reason.INVALID_VALUE, "a tolerance is a finite number from 0 up", "relative_tolerance")
+        raise error(Reason.INVALID_VALUE, "a tolerance is a finite number from 0 up", "check.relative_tolerance")
     return CheckRequest(mode, message.relative_tolerance)

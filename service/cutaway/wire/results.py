@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from cutaway import results as plain
+from cutaway.errors import Reason, error
 from cutaway.requests import Point
 from cutaway.tensors import Array
 from cutaway.v1 import attribution_pb2, capture_pb2, check_pb2, inspection_pb2, model_pb2
 from cutaway.wire import arrays
 from cutaway.wire.enums import CHECK_MODES, DATA_TYPE_NAMES, DATA_TYPES, POINTS, VERDICTS, WARNINGS
+
+_Leaves: TypeAlias = dict[Point, dict[str, Array]]
 
 
 def encode(result: plain.InspectResult) -> inspection_pb2.InspectResponse:
@@ -21,13 +24,16 @@ def encode(result: plain.InspectResult) -> inspection_pb2.InspectResponse:
     return inspection_pb2.InspectResponse(
         predictions=inspection_pb2.Predictions(
             outputs=arrays.encode_named(result.predictions),
-            classes=[inspection_pb2.ClassPrediction(**asdict(each)) for each in result.classes],
+            classes=_encode_classes(result.classes),
             targets=_numbers(result.targets),
             target_values=_numbers(result.target_values),
+            targets_per_example=_per_example(result.target_values),
         ),
         captures=[message for name, capture in result.captures.items() for message in _encode_capture(name, capture)],
         input_gradients=arrays.encode_named(result.input_gradients),
+        parameter_gradients=arrays.encode_named(result.parameter_gradients),
         attributions=[_encode_attribution(attribution) for attribution in result.attributions],
+        unedited_predictions=_encode_unedited(result),
         warnings=[
             inspection_pb2.Warning(
                 code=WARNINGS.to_wire(warning.code), subject=warning.subject, message=warning.message
@@ -44,12 +50,15 @@ def decode(message: inspection_pb2.InspectResponse) -> plain.InspectResult:
     predictions = message.predictions
     return plain.InspectResult(
         predictions=arrays.decode_named(predictions.outputs),
-        classes=tuple(plain.ClassPrediction(each.index, each.label, each.probability) for each in predictions.classes),
-        targets=_array(predictions.targets, np.int64),
-        target_values=_array(predictions.target_values, np.float64),
+        classes=_decode_classes(predictions.classes),
+        targets=_grid(predictions.targets, np.int64, predictions.targets_per_example),
+        target_values=_grid(predictions.target_values, np.float64, predictions.targets_per_example),
         captures=_decode_captures(message.captures),
         input_gradients=arrays.decode_named(message.input_gradients),
+        parameter_gradients=arrays.decode_named(message.parameter_gradients),
         attributions=tuple(_decode_attribution(attribution) for attribution in message.attributions),
+        unedited=arrays.decode_named(message.unedited_predictions.outputs),
+        unedited_classes=_decode_classes(message.unedited_predictions.classes),
         warnings=tuple(
             plain.Warning(WARNINGS.to_plain(each.code), each.subject, each.message) for each in message.warnings
         ),
@@ -74,33 +83,54 @@ def decode_provenance(message: model_pb2.Provenance) -> plain.Provenance:
     return plain.Provenance(**fields)
 
 
+def _encode_unedited(result: plain.InspectResult) -> inspection_pb2.Predictions | None:
+    if not result.unedited and not result.unedited_classes:
+        return None
+    return inspection_pb2.Predictions(
+        outputs=arrays.encode_named(result.unedited),
+        classes=_encode_classes(result.unedited_classes),
+    )
+
+
+def _encode_classes(classes: Iterable[plain.ClassPrediction]) -> list[inspection_pb2.ClassPrediction]:
+    return [inspection_pb2.ClassPrediction(**asdict(each)) for each in classes]
+
+
+def _decode_classes(messages: Iterable[inspection_pb2.ClassPrediction]) -> tuple[plain.ClassPrediction, ...]:
+    return tuple(plain.ClassPrediction(each.index, each.label, each.probability) for each in messages)
+
+
 def _encode_capture(name: str, capture: plain.ModuleCapture) -> Iterable[capture_pb2.Capture]:
     """A message for each point that any call showed. A call that showed nothing there keeps its place, empty."""
     for point in Point:
         if not any(point in call.leaves for call in capture.calls):
             continue
-        calls = [
-            capture_pb2.CapturedCall(
-                leaves=[
-                    capture_pb2.CapturedLeaf(path=path, tensor=arrays.encode(array))
-                    for path, array in call.leaves.get(point, {}).items()
-                ]
-            )
-            for call in capture.calls
-        ]
+        calls = [capture_pb2.CapturedCall(leaves=_encode_leaves(call, point)) for call in capture.calls]
         yield capture_pb2.Capture(module=name, point=POINTS.to_wire(point), calls=calls)
 
 
+def _encode_leaves(call: plain.CapturedCall, point: Point) -> Iterable[capture_pb2.CapturedLeaf]:
+    positions = call.positions.get(point, {})
+    for path, array in call.leaves.get(point, {}).items():
+        yield capture_pb2.CapturedLeaf(
+            path=path,
+            tensor=arrays.encode(array),
+            positions=arrays.encode(positions[path]) if path in positions else None,
+        )
+
+
 def _decode_captures(messages: Iterable[capture_pb2.Capture]) -> dict[str, plain.ModuleCapture]:
-    modules: dict[str, list[dict[Point, dict[str, Array]]]] = {}
+    modules: dict[str, list[tuple[_Leaves, _Leaves]]] = {}
     for message in messages:
-        calls = modules.setdefault(message.module, [{} for _ in message.calls])
-        for call, seen in zip(calls, message.calls):
-            if seen.leaves:
-                leaves = {leaf.path: arrays.decode(leaf.tensor) for leaf in seen.leaves}
-                call[POINTS.to_plain(message.point)] = leaves
+        point = POINTS.to_plain(message.point)
+        calls = modules.setdefault(message.module, [({}, {}) for _ in message.calls])
+        for (leaves, positions), seen in zip(calls, message.calls):
+            for leaf in seen.leaves:
+                leaves.setdefault(point, {})[leaf.path] = arrays.decode(leaf.tensor)
+                if leaf.HasField("positions"):
+                    positions.setdefault(point, {})[leaf.path] = arrays.decode(leaf.positions)
     return {
-        name: plain.ModuleCapture(tuple(plain.CapturedCall(call) for call in calls)) for name, calls in modules.items()
+        name: plain.ModuleCapture(tuple(plain.CapturedCall(*call) for call in calls)) for name, calls in modules.items()
     }
 
 
@@ -147,9 +177,23 @@ def _decode_check(message: check_pb2.Check) -> plain.Check:
 
 
 def _numbers(array: Array | None) -> list[Any]:
-    return [] if array is None else list(array.tolist())
+    return [] if array is None else list(array.reshape(-1).tolist())
+
+
+def _per_example(array: Array | None) -> int:
+    """How many numbers an example has in [batch, k]; 0 in [batch]."""
+    return 0 if array is None or array.ndim == 1 else int(array.shape[1])
 
 
 def _array(numbers: Iterable[float], dtype: type) -> Array | None:
     array: Array = np.array(list(numbers), dtype)
     return array if len(array) else None
+
+
+def _grid(numbers: Iterable[float], dtype: type, per_example: int) -> Array | None:
+    array = _array(numbers, dtype)
+    if array is None or not per_example:
+        return array
+    if len(array) % per_example:
+        raise error(Reason.INVALID_VALUE, f"{len(array)} targets, {per_example} an example", "targets_per_example")
+    return array.reshape(-1, per_example)

@@ -15,14 +15,12 @@ from cutaway.errors import Reason, error
 SERVED: dict[str, frozenset[str]] = {
     f"cutaway.v1.{message}": frozenset(fields.split())
     for message, fields in {
-        "InspectRequest": "model tensors raw target captures input_gradients attributions check options",
-        "Target": "output predicted_class class_index",
-        "CaptureRequest": "module points",
+        "InspectRequest": "model tensors raw target captures input_gradients edits compare attributions check options",
         "AttributionRequest": "saliency input_x_gradient integrated_gradients layer_activation "
         "layer_gradient_x_activation layer_grad_cam target inputs",
         "PathIntegral": "baselines n_steps quadrature",
         "Baseline": "scalar tensor",
-        "Options": "max_reply_bytes",
+        "Options": "max_reply_bytes omit_predictions",
     }.items()
 }
 

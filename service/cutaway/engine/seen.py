@@ -1,0 +1,213 @@
+"""What hooks saw."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+from cutaway.engine.leaves import Path
+from cutaway.engine.wishes import Part
+from cutaway.errors import CutawayError
+from cutaway.requests import Point
+
+Gradients: TypeAlias = dict[Point, dict[Path, "Part | None"]]
+"""What one backward pass brought to one call."""
+
+
+class Call:
+    """What one call of a module, or one run of an operator, showed.
+
+    Attributes:
+        number: which call it is, from 0; ``None`` where that cannot be told.
+        kinds: by INPUT and OUTPUT, the data type of each tensor that was there, whether it was wanted or not.
+    """
+
+    def __init__(self, number: int | None = 0) -> None:
+        self.number = number
+        self.kinds: dict[Point, dict[Path, torch.dtype]] = {}
+        # A gradient is None until a backward pass brings it, but keeps its place among the module's tensors.
+        self._seen: dict[Point, dict[Path, Part | None]] = {}
+
+    def at(self, point: Point) -> dict[Path, Tensor]:
+        """The tensors at ``point`` by path, on the host, in the order in which the module takes or returns them."""
+        return {path: part.values for path, part in self.parts(point).items()}
+
+    def parts(self, point: Point) -> dict[Path, Part]:
+        """The same, with the positions of largest elements."""
+        return {path: part for path, part in self._seen.get(point, {}).items() if part is not None}
+
+    def expects(self, point: Point) -> bool:
+        """Whether ``point`` has a tensor that a gradient can reach, or showed one already."""
+        return bool(self._seen.get(point))
+
+    def note(self, point: Point, path: Path, part: Part | None) -> None:
+        """Keep a copy of ``part``, or its place."""
+        copies = None if part is None else Part(*(None if each is None else on_host(each) for each in part))  # type: ignore[arg-type]
+        self._seen.setdefault(point, {})[path] = copies
+
+    def take_gradients(self) -> Gradients:
+        """What the last backward pass brought; afterwards another may bring its own."""
+        taken = {point: dict(parts) for point, parts in self._seen.items() if point.is_gradient}
+        for point, parts in taken.items():
+            self._seen[point] = dict.fromkeys(parts)
+        return taken
+
+    def put_gradients(self, gradients: Gradients) -> None:
+        """Show these gradients from now on."""
+        self._seen.update(gradients)
+
+
+class Copied(NamedTuple):
+    """A tensor that was replaced by a copy, and both versions at that moment."""
+
+    original: Tensor
+    copy: Tensor
+    versions: tuple[int, int]
+
+    @property
+    def changed(self) -> bool:
+        """Whether an in-place operation has since made the two differ."""
+        return (self.original._version, self.copy._version) != self.versions
+
+
+class Seen:
+    """What the hooks saw so far.
+
+    Attributes:
+        calls: by module name or operator address, one element for each call, in the order in which the calls began.
+        gradient_roots: where the gradient points lie in the graph. A backward pass that is to show them must reach
+            them: hand them to ``torch.autograd.grad`` as inputs.
+        operators: the addresses of all operators that ran, in order, where operators are followed.
+        effects: by number of an edit that was made, whether it changed anything.
+        neuron: the first tensor of the first call of the module that was asked for alive, a node of the graph.
+        missing: what forward may stop behind, once nothing of it is missing; ``None`` lets it run to its end.
+    """
+
+    def __init__(self) -> None:
+        self.calls: dict[str, list[Call]] = {}
+        self.gradient_roots: list[GradientEdge] = []
+        self.operators: dict[str, None] = {}
+        self.effects: dict[int, bool] = {}
+        self.neuron: Tensor | None = None
+        self.missing: set[tuple[str, Point]] | None = None
+        self.in_forward = False
+        self.copied: list[Copied] = []
+        self._faults: list[CutawayError] = []
+        self._numbers: dict[str, int] = {}
+
+    @contextmanager
+    def forward(self) -> Iterator[None]:
+        """Around each forward pass: calls are numbered from 0, and a gradient that a model takes inside its forward is
+        not the target's.
+
+        Raises:
+            CutawayError: what went wrong in a hook, also where the model caught it.
+        """
+        self._numbers = {}
+        self.in_forward = True
+        try:
+            yield
+        finally:
+            self.in_forward = False
+        if self._faults:
+            raise self._faults[0]
+
+    @contextmanager
+    def hook(self) -> Iterator[None]:
+        """Around the body of each hook: what it does to tensors is no operator of the model's, and what goes wrong in
+        it is remembered."""
+        outer, _here.is_hook = is_hook(), True
+        try:
+            yield
+        except CutawayError as failure:
+            self._faults.append(failure)
+            raise
+        finally:
+            _here.is_hook = outer
+
+    def begin(self, name: str) -> Call:
+        """A call of ``name`` begins."""
+        if in_backward():
+            return Call(0 if self._numbers.get(name) == 1 else None)
+        call = Call(self._numbers.get(name, 0))
+        self._numbers[name] = self._numbers.get(name, 0) + 1
+        self.calls.setdefault(name, []).append(call)
+        return call
+
+    def found(self, name: str, point: Point) -> None:
+        """The call that was wanted of ``name`` showed ``point``.
+
+        Raises:
+            Enough: nothing is missing any more.
+        """
+        if self.missing:
+            self.missing.discard((name, point))
+            if not self.missing:
+                raise Enough
+
+    @property
+    def stopped(self) -> bool:
+        """Whether forward stopped early, because nothing was missing any more."""
+        return self.missing is not None and not self.missing
+
+    @property
+    def entangled(self) -> bool:
+        """Whether an in-place operation changed a tensor that was replaced by a copy while somebody else held it: the
+        model may then have computed something else than without hooks."""
+        return any(copied.changed for copied in self.copied)
+
+
+_here = threading.local()
+
+
+def is_hook() -> bool:
+    """Whether a hook of ours is at work in this thread."""
+    return getattr(_here, "is_hook", False)
+
+
+class Enough(BaseException):
+    """Everything that was asked for has been seen: the rest of the forward pass is nobody's business. Not an
+    `Exception`, which a model may catch."""
+
+
+def stacked(backwards: list[Gradients]) -> Gradients:
+    """What several backward passes brought to one call, as one: a new axis behind axis 0 counts them. A gradient that
+    reached its place in some passes only is zero in the others."""
+    return {
+        point: {path: _stacked([each[point][path] for each in backwards]) for path in paths}
+        for point, paths in backwards[0].items()
+    }
+
+
+def _stacked(parts: list[Part | None]) -> Part | None:
+    shown = next((part for part in parts if part is not None), None)
+    if shown is None:
+        return None
+    blank = Part(*(None if each is None else torch.zeros_like(each) for each in shown))  # type: ignore[arg-type]
+    return Part(*(_along_rows(each) for each in zip(*(part or blank for part in parts))))  # type: ignore[arg-type]
+
+
+def _along_rows(tensors: tuple[Tensor | None, ...]) -> Tensor | None:
+    given = [tensor for tensor in tensors if tensor is not None]
+    return torch.stack(given, dim=min(1, given[0].ndim)) if given else None
+
+
+def on_host(tensor: Tensor) -> Tensor:
+    """A copy of ``tensor``'s values now, outside of any graph, on the host."""
+    return tensor.detach().resolve_conj().resolve_neg().to("cpu", copy=True)
+
+
+def in_backward() -> bool:
+    """Whether a backward pass is running. Activation checkpointing runs a module's forward again then: that is no new
+    call, but the graph must become what it was, copies and edits included."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+Shared = Callable[[Tensor], bool]
+"""Whether somebody else may hold the same numbers as a tensor at hand."""

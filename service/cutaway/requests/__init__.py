@@ -1,0 +1,169 @@
+"""What can be asked, as plain typed values: numpy in, no torch and no protobuf.
+
+The client builds these, the wire carries them, the engine reads them. Shapes have the batch on axis 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from cutaway.requests.attributions import (
+    Attribution,
+    InputXGradient,
+    IntegratedGradients,
+    LayerActivation,
+    LayerAttribution,
+    LayerGradCam,
+    LayerGradientXActivation,
+    Quadrature,
+    Saliency,
+    field_name,
+)
+from cutaway.requests.captures import (
+    AxisReduction,
+    Capture,
+    Max,
+    Mean,
+    Norm,
+    Point,
+    PointName,
+    Reduction,
+    Slice,
+    TopElements,
+)
+from cutaway.requests.edits import Add, Clamp, Edit, Mix, Replace, Scale, Zero
+from cutaway.requests.targets import (
+    ClassIndex,
+    Cotangent,
+    CrossEntropy,
+    LossReduction,
+    MeanSquaredError,
+    MultiIndex,
+    Neuron,
+    OutputNorm,
+    OutputSum,
+    PredictedClass,
+    Target,
+    TopK,
+)
+from cutaway.tensors import Array
+from cutaway.word import Word
+
+__all__ = [
+    "Add",
+    "Attribution",
+    "AxisReduction",
+    "Capture",
+    "CheckMode",
+    "CheckRequest",
+    "Clamp",
+    "ClassIndex",
+    "Cotangent",
+    "CrossEntropy",
+    "Edit",
+    "InputXGradient",
+    "InspectRequest",
+    "IntegratedGradients",
+    "LayerActivation",
+    "LayerAttribution",
+    "LayerGradCam",
+    "LayerGradientXActivation",
+    "LossReduction",
+    "Max",
+    "Mean",
+    "MeanSquaredError",
+    "Mix",
+    "MultiIndex",
+    "Neuron",
+    "Norm",
+    "OutputNorm",
+    "OutputSum",
+    "Point",
+    "PointName",
+    "PredictedClass",
+    "Quadrature",
+    "Raw",
+    "Reduction",
+    "Replace",
+    "Saliency",
+    "Scale",
+    "Slice",
+    "Target",
+    "TopElements",
+    "TopK",
+    "Zero",
+    "field_name",
+]
+
+
+class CheckMode(Word):
+    """How attributions are checked."""
+
+    OFF = "off"
+    """Not at all."""
+    SAME_PASS = "same_pass"
+    """Raw hooks listen during Captum's own passes."""
+    INDEPENDENT = "independent"
+    """A second computation, with passes of its own."""
+
+
+@dataclass(frozen=True)
+class CheckRequest:
+    """How to check.
+
+    Args:
+        mode: where the raw hooks listen.
+        relative_tolerance: the largest error by which an attribution may differ from its reference and still agree, as
+            a fraction of the reference's largest magnitude; ``None`` is the method's own for the data type.
+    """
+
+    mode: CheckMode = CheckMode.SAME_PASS
+    relative_tolerance: float | None = None
+
+
+@dataclass(frozen=True)
+class Raw:
+    """One example as a file holds it.
+
+    Args:
+        data: the bytes.
+        media_type: what they are, such as ``image/png``; ``""`` is the adapter's own.
+    """
+
+    data: bytes
+    media_type: str = ""
+
+
+@dataclass(frozen=True)
+class InspectRequest:
+    """One question about one model.
+
+    Args:
+        model: ``digits`` or ``digits/versions/1.0``.
+        tensors: by forward-argument name, batch first.
+        raw: examples for the adapter to decode, instead of ``tensors``.
+        target: what gradients and attributions are about.
+        captures: what to bring back from inside.
+        input_gradients: ``None`` for none, else input names, empty for every floating input.
+        edits: changes to what flows through the model, in the order applied.
+        compare: also bring back what the unedited model returns.
+        attributions: explanations.
+        check: how they are checked.
+        omit_predictions: leave the predictions out; where nothing but values inside the model is asked for, and each
+            capture names its ``call``, forward stops behind the last of them.
+        max_reply_bytes: the largest reply to accept, in bytes; 0 is the server's limit.
+    """
+
+    model: str
+    tensors: Mapping[str, Array] = field(default_factory=dict)
+    raw: tuple[Raw, ...] = ()
+    target: Target = field(default_factory=PredictedClass)
+    captures: tuple[Capture, ...] = ()
+    input_gradients: tuple[str, ...] | None = None
+    edits: tuple[Edit, ...] = ()
+    compare: bool = False
+    attributions: tuple[Attribution, ...] = ()
+    check: CheckRequest = field(default_factory=CheckRequest)
+    omit_predictions: bool = False
+    max_reply_bytes: int = 0

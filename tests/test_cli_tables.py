@@ -1,0 +1,165 @@
+"""Tables of results and of models, made by hand: nothing is left out, nothing needs a prediction to be there."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from rich.console import Console, RenderableType
+
+import cutaway as ca
+from cutaway import tables
+from cutaway.cli import anatomy, asking
+from cutaway.results import ClassPrediction, ModelDetail, ModelName, ModuleInfo, OperatorInfo, Provenance
+from tests.command import squeezed
+
+LOGITS = np.array([[0.25, 1.5], [2.0, -1.0]], np.float32)
+
+
+def printed(*blocks: RenderableType, width: int = 120) -> str:
+    console = Console(width=width, color_system=None)
+    with console.capture() as captured:
+        for block in blocks:
+            console.print(block)
+    return captured.get()
+
+
+def text(*blocks: RenderableType) -> str:
+    return squeezed(printed(*blocks))
+
+
+def test_numbers_that_are_none_stand_out() -> None:
+    """Not-a-number and infinity are shown as such, and in red."""
+    console = Console(width=80, force_terminal=True, color_system="standard")
+    result = ca.InspectResult({}, input_gradients={"[bold]x": np.array([np.nan, 1.0], np.float32)})
+    with console.capture() as captured:
+        console.print(tables.gradient_table(result))
+    assert "\x1b[1;31m" in captured.get()
+    assert "[bold]x" in captured.get()
+
+
+def test_the_unedited_prediction_stands_beside_the_edited_one() -> None:
+    """Class and label show an arrow where they changed; the probability always does."""
+    result = ca.InspectResult(
+        {"logits": LOGITS},
+        classes=(ClassPrediction(1, "dog", 0.25), ClassPrediction(0, "cat", 0.75)),
+        unedited={"logits": -LOGITS},
+        unedited_classes=(ClassPrediction(0, "cat", 0.5), ClassPrediction(0, "cat", 0.7)),
+    )
+    shown = text(tables.prediction_table(result))
+    assert "0 0 -> 1 cat -> dog 50.0% -> 25.0%" in shown
+    assert "1 0 cat 70.0% -> 75.0%" in shown
+
+
+def test_unedited_outputs_stand_beside_edited_ones() -> None:
+    """Without classes the first values of both are shown; with predictions left out, the unedited ones alone."""
+    both = ca.InspectResult({"embedding": LOGITS}, unedited={"embedding": -LOGITS})
+    assert "embedding float32[2, 2] 0.25 1.5 2 -1 -0.25 -1.5 -2 1" in text(tables.prediction_table(both))
+    alone = text(tables.prediction_table(ca.InspectResult({}, unedited={"embedding": LOGITS})))
+    assert "output tensor unedited" in alone
+    assert "embedding float32[2, 2] 0.25 1.5 2 -1" in alone
+
+
+def test_targets_stand_beside_classes() -> None:
+    """One class an example needs no table of its own; a target that is no class shows its value alone."""
+    classes = (ClassPrediction(1, "", 0.5), ClassPrediction(0, "", 0.75))
+    values = np.array([1.5, 2.0])
+    one = ca.InspectResult({"logits": LOGITS}, classes=classes, targets=np.array([1, 0]), target_values=values)
+    shown = text(*asking.blocks(one))
+    assert "0 1 50.0% 1 1.5" in shown
+    assert "Targets" not in shown
+    norm = ca.InspectResult({"logits": LOGITS}, classes=classes, target_values=values)
+    assert "probability target's value" in text(tables.prediction_table(norm))
+
+
+def test_several_targets_an_example_have_a_row_each() -> None:
+    """So do those of a model without classes, and those of an answer without predictions; long lists are counted."""
+    several = ca.InspectResult(
+        {"logits": LOGITS},
+        classes=(ClassPrediction(1, "", 0.5), ClassPrediction(0, "", 0.75)),
+        targets=np.array([[1, 0], [0, 1]]),
+        target_values=np.array([[1.5, 0.25], [2.0, -1.0]]),
+    )
+    shown = text(*asking.blocks(several))
+    assert "target's value" not in shown
+    assert "0 1 1.5 0 0 0.25 1 0 2 1 1 -1" in shown
+    alone = text(*asking.blocks(ca.InspectResult({}, target_values=np.array([1.5, 2.0]))))
+    assert "Targets example value" in alone
+    assert "0 1.5 1 2" in alone
+    many = ca.InspectResult({}, targets=np.zeros((7, 3), np.int64), target_values=np.zeros((7, 3)))
+    assert "and 1 more" in text(tables.target_table(many))
+
+
+def test_captures_say_where_the_largest_elements_were() -> None:
+    """Positions stand beside what was reduced to its largest elements, and beside nothing else."""
+    top = ca.CapturedCall({ca.Point.OUTPUT: {"": LOGITS}}, {ca.Point.OUTPUT: {"": np.array([[7, 3], [300, 12]])}})
+    whole = ca.CapturedCall({ca.Point.OUTPUT: {"[0]": LOGITS}})
+    seen = {"fc": ca.ModuleCapture((top,)), "layer3.1:relu#0": ca.ModuleCapture((whole,))}
+    shown = text(tables.capture_table(ca.InspectResult({}, captures=seen)))
+    assert "fc output float32[2, 2] 7 3 300 12 -1 0.688 2" in shown
+    assert "layer3.1:relu#0 output[0] float32[2, 2] -1 0.688 2" in shown
+    assert "positions" not in text(
+        tables.capture_table(ca.InspectResult({}, captures={"fc": ca.ModuleCapture((whole,))}))
+    )
+
+
+def test_parameter_gradients_have_a_table() -> None:
+    """By the parameter's name, with shape and range."""
+    shown = text(*asking.blocks(ca.InspectResult({}, parameter_gradients={"fc.weight": LOGITS})))
+    assert "Parameter gradients" in shown
+    assert "fc.weight float32[2, 2] -1 0.688 2" in shown
+
+
+def test_attributions_of_several_targets_are_told_apart() -> None:
+    """What is explained for several classes says for which; what is explained once needs no such column."""
+    answers = [ca.AttributionResult("Saliency", "", {"x": LOGITS}, targets=np.array(row)) for row in ([1, 0], [0, 1])]
+    shown = text(tables.attribution_table(ca.InspectResult({}, attributions=tuple(answers))))
+    assert "Saliency x [2, 2] 1 0 -1 2" in shown
+    assert "Saliency x [2, 2] 0 1 -1 2" in shown
+    assert "class" not in text(tables.attribution_table(ca.InspectResult({}, attributions=(answers[0],))))
+
+
+@pytest.mark.parametrize("result", [ca.InspectResult({}), ca.InspectResult({}, captures={"fc": ca.ModuleCapture(())})])
+def test_an_answer_without_predictions_is_shown(result: ca.InspectResult) -> None:
+    """What was left out has no table."""
+    assert "Prediction" not in text(*asking.blocks(result))
+
+
+# Models
+
+
+def detail(*operators: OperatorInfo, calls: int = 1) -> ModelDetail:
+    """A model with two blocks that are alike as modules."""
+    kinds = {"": "Net", "blocks": "Sequential", "blocks.0": "Block", "blocks.1": "Block"}
+    modules = tuple(ModuleInfo(name, kind, 0, ((1, 4),), calls) for name, kind in kinds.items())
+    return ModelDetail(ModelName("net", "1.0"), (), (), (), (), modules, Provenance(), operators)
+
+
+def operator(address: str, calls: int = 1) -> OperatorInfo:
+    return OperatorInfo(address, ((1, 4),), calls)
+
+
+def test_operators_stand_in_the_order_of_the_tree() -> None:
+    """Each under the module that runs it; those of modules that are alike share a row, under a glob that finds them."""
+    model = detail(operator("blocks.0:relu#0", 2), operator("blocks.1:relu#0", 2), operator(":__getitem__#1"))
+    shown = printed(anatomy.OperatorTable(anatomy.Tree(model, None, expand=False))).splitlines()
+    assert [line.split("  ")[0] for line in shown[3:5]] == [":__getitem__#1", "blocks.*:relu#0"]
+    assert "2 x relu" in shown[4]
+    assert "[1, 4], 2 calls" in shown[4]
+    assert shown[5] == "3 operators, 2 shown."
+    expanded = text(anatomy.OperatorTable(anatomy.Tree(model, None, expand=True)))
+    assert "blocks.0:relu#0 relu" in expanded
+    assert "blocks.1:relu#0 relu" in expanded
+    assert "blocks" not in text(anatomy.OperatorTable(anatomy.Tree(model, 0, expand=False)))
+
+
+def test_modules_with_other_operators_are_not_alike() -> None:
+    """Nothing hides behind a glob that would not find it."""
+    model = detail(operator("blocks.0:relu#0"), operator("blocks.1:gelu#0"))
+    tree = anatomy.Tree(model, None, expand=False)
+    assert "blocks.*" not in text(anatomy.ModuleTable(tree), anatomy.OperatorTable(tree))
+
+
+def test_operators_of_a_model_without_an_example_are_not_known() -> None:
+    """Which is said, in place of an empty table."""
+    shown = text(anatomy.OperatorTable(anatomy.Tree(detail(calls=0), None, expand=False)))
+    assert shown == "Operators are not known: the model came without an example input."
