@@ -67,7 +67,7 @@ class IntegratedGradients(Attribution):
     """Gradients integrated from a baseline to the input. Sundararajan et al. 2017, arXiv:1703.01365.
 
     Args:
-        n_steps: points on the path, 1 to 4096.
+        n_steps: points on the path, 1 to 4096; of Gauss-Legendre to 1024.
         baselines: by input name, a number or a tensor of one row or a row an example; default zeros.
         quadrature: how the integral is approximated.
         multiply_by_inputs: False leaves out the factor (input - baseline).
