@@ -206,9 +206,9 @@ def _refuse_entangled(subject: Subject, inputs: Inputs, outputs: Outputs, todo: 
     if not all(_alike(plain[name].detach(), output) for name, output in outputs.items()):
         raise error(
             Reason.NOT_DIFFERENTIABLE,
-            "the model changes a captured tensor in place and then uses it under another name, which no backward hook "
-            "can follow: take the gradient at another module, or the operation out of place",
-            "captures",
+            "the model changes in place a tensor whose gradient is captured or edited, and then uses it under another "
+            "name, which no backward hook can follow: take another module, or the operation out of place",
+            "captures" if any(point.is_gradient for wishes in todo.taps.values() for point in wishes) else "edits",
         )
 
 

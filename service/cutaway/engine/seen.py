@@ -10,6 +10,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
+from torch.utils.checkpoint import _StopRecomputationError
 
 from cutaway.engine.leaves import Path
 from cutaway.engine.wishes import Part
@@ -132,8 +133,8 @@ class Seen:
         except CutawayError as failure:
             self._faults.append(failure)
             raise
-        except (MemoryError, torch.OutOfMemoryError):
-            raise
+        except (MemoryError, torch.OutOfMemoryError, _StopRecomputationError):
+            raise  # the last is how activation checkpointing ends a recomputation, and no failure
         except Exception as failure:
             fault = error(Reason.INTERNAL, f"a hook failed: {type(failure).__name__}: {failure}"[:500])
             self._faults.append(fault)
@@ -166,6 +167,7 @@ class Seen:
         self.gradient_roots.clear()
         self.copied.clear()
         self.neuron = None
+        self._faults.clear()  # a traceback holds what was on the way
 
     @property
     def stopped(self) -> bool:

@@ -154,6 +154,8 @@ class Witness:
         tree = self._question.subject.tree
         with observing(tree, self._taps, copies=False, seen=self._seen), self._seen.forward():
             output = self._question.forward(*tensors)
+        if self._question.edits_gradients:
+            output = output.clone()  # an edit of the gradient here must not be taken for what the pass began with
         if output.requires_grad and not output.is_leaf:
             output.register_hook(noted.begin_backward)
         noted.output = on_host(output)
