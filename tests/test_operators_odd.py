@@ -181,3 +181,42 @@ def test_what_a_generator_runs_belongs_to_whoever_runs_it() -> None:
     assert list(addresses(ask(model, ROW, captures=(EVERY,)))) == [
         "a:linear#0", ":relu#0", ":add#0", ":tanh#0", ":add#1", "head:linear#0",
     ]  # fmt: skip
+
+
+def test_no_mode_is_left_behind() -> None:
+    """After an answer, after a model that raises, and after an edit that does not fit inside one that catches."""
+
+    def catching(m: Any, x: Tensor) -> Tensor:
+        try:
+            return m.head(torch.relu(m.a(x)))
+        except Exception:
+            return m.head(m.a(x))
+
+    def raising(m: Any, x: Tensor) -> Tensor:
+        raise ValueError(torch.relu(m.a(x)).shape)
+
+    ask(Wired(catching), ROW, captures=(EVERY,))
+    with pytest.raises(ca.InvalidArgument, match="EDIT_SHAPE"):
+        ask(Wired(catching), ROW, edits=(ca.Replace(op=":relu#0", tensor=np.ones(5, np.float32)),))
+    with pytest.raises(ca.InvalidArgument, match="MODEL_FAILED"):
+        ask(Wired(raising), ROW, captures=(EVERY,))
+    assert torch.overrides._get_current_function_mode_stack() == []
+
+
+@pytest.mark.xfail(reason="reported to whoever owns the engine", strict=False)
+def test_an_edit_of_what_stands_for_single_examples_says_why_it_changed_nothing() -> None:
+    """It is no matter of gradients."""
+    model = Wired(lambda m, x: m.head(torch.func.vmap(lambda row: torch.relu(m.a(row)))(x)))
+    (warning,) = ask(model, ROW, edits=(ca.Zero(op=":relu#0"),)).warnings
+    assert "gradient" not in warning.message
+
+
+@pytest.mark.xfail(reason="reported to whoever owns the engine", strict=False)
+def test_a_module_that_writes_into_a_tensor_subclass_has_its_gradient() -> None:
+    """A copy of such a tensor is a view, whose own gradient ends where it is written to."""
+
+    def wiring(m: Any, x: Tensor) -> Tensor:
+        return m.head(m.act(m.a(x).as_subclass(Tagged))).as_subclass(torch.Tensor)
+
+    result = ask(Wired(wiring, act=nn.ReLU(inplace=True)), ROW, captures=(ca.Capture("act", at=POINTS),))
+    assert set(result.captures["act"].calls[0].leaves) == set(POINTS)

@@ -21,6 +21,7 @@ from tests.probed import (
     OUTGOING,
     POINTS,
     ROW,
+    VALUES,
     Block,
     Probe,
     Wired,
@@ -179,6 +180,21 @@ def test_what_returns_no_tensor_is_no_operator() -> None:
             ask(Wired(wiring), ROW, captures=(ca.Capture(op=op, at="input"),))
 
 
+def test_what_returns_a_tensor_only_at_times_is_counted_when_it_does() -> None:
+    """``x.type()`` is a word, ``x.type(dtype)`` a tensor."""
+
+    def wiring(m: Any, x: Tensor) -> Tensor:
+        h = m.a(x)
+        return m.head(h.type(h.type()).type(torch.float64).type(h.type()))
+
+    assert list(addresses(ask(Wired(wiring), ROW, captures=(EVERY,)))) == [
+        "a:linear#0", ":type#0", ":type#1", ":type#2", "head:linear#0",
+    ]  # fmt: skip
+    seen = ask(Wired(wiring), ROW, captures=(ca.Capture(op=":type#2", at=VALUES),)).captures[":type#2"]
+    assert len(seen.calls) == 1
+    assert [call.leaves[Point.INPUT]["[0]"].dtype for call in seen.calls] == [np.float64]
+
+
 def shared_build() -> Wired:
     def wiring(m: Any, x: Tensor) -> Tensor:
         return m.head(m.other(torch.relu(m.block(x))))
@@ -312,3 +328,38 @@ def test_a_server_lists_operators_and_takes_their_addresses() -> None:
             result = client.inspect("net", ROW, captures=[ca.Capture(op=each.address, at=POINTS)], edits=[edit])
             assert list(result.captures) == [each.address]
             assert set(result.captures[each.address].calls[0].leaves) == set(POINTS)
+
+
+REPORTED = pytest.mark.xfail(reason="reported to whoever owns the engine", strict=False)
+
+
+@REPORTED
+@pytest.mark.parametrize("glob", ["**", "block*", "**:relu", "*#0"])
+def test_a_glob_that_is_no_address_is_refused(glob: str) -> None:
+    """As a word without marks is, and with the same hint."""
+    with pytest.raises(ca.InvalidArgument, match=r"layer3\.1:relu#0") as caught:
+        ask(Wired(whole, block=Block()), ROW, captures=(ca.Capture(op=glob),))
+    assert (caught.value.reason, caught.value.field) == ("OP_NOT_FOUND", "captures[0].op")
+
+
+@REPORTED
+def test_a_glob_that_matches_nothing_is_refused_by_its_field() -> None:
+    """By the number of its capture."""
+    with pytest.raises(ca.InvalidArgument) as caught:
+        ask(Wired(whole, block=Block()), ROW, captures=(ca.Capture("a"), ca.Capture(op="**:gelu#*")))
+    assert (caught.value.reason, caught.value.field) == ("OP_NOT_FOUND", "captures[1].op")
+
+
+@REPORTED
+def test_a_glob_matches_any_name_of_a_shared_module() -> None:
+    """As globs of modules do; the reply has the module's own name."""
+    assert addresses(ask(shared_build(), ROW, captures=(ca.Capture(op="oth*:add#0"),))) == {"block:add#0": 2}
+
+
+@REPORTED
+def test_a_module_whose_name_looks_like_an_address_is_a_module() -> None:
+    """PyTorch allows any name without a dot."""
+    name = "p:q#0"
+    model = Wired(lambda m, x: m.head(m._modules[name](m.a(x))), **{name: Block()})
+    result = ask(model, ROW, captures=(ca.Capture(name, at=POINTS),))
+    assert set(result.captures[name].calls[0].leaves) == set(POINTS)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import cutaway as ca
-from cutaway.requests import Point
+from cutaway.requests import Point, PointName
 from tests.probed import (
     POINTS,
     ROW,
@@ -47,6 +47,12 @@ def ignore(m: Any, x: Tensor) -> Tensor:
 def ignore_twin(m: Any, x: Tensor, p: Probe) -> Tensor:
     (h,) = p.given([m.a(x)])
     return m.head(p.returned(F.relu(h)))
+
+
+def ignore_by_keyword(m: Any, x: Tensor) -> Tensor:
+    h = m.a(x)
+    torch.relu_(input=h)
+    return m.head(h)
 
 
 def add_to_a_column(m: Any, x: Tensor) -> Tensor:
@@ -163,6 +169,7 @@ def need_what_was_written_twin(m: Any, x: Tensor, p: Probe) -> Tensor:
 WRITING = {
     "x += y, used under its old name": (":add_#0", add_and_use_the_old_name, add_and_use_the_old_name_twin),
     "what is returned is ignored": (":relu_#0", ignore, ignore_twin),
+    "by keyword, and ignored": (":relu_#0", ignore_by_keyword, ignore_twin),
     "a column is added to": (":add_#0", add_to_a_column, add_to_a_column_twin),
     "a column is put back": (":setitem#0", add_to_a_column, put_the_column_back),
     "a view is doubled": (":mul_#0", double_a_view, double_a_view_twin),
@@ -236,17 +243,35 @@ def test_what_an_operator_writes_by_out_is_its_output_and_not_its_input() -> Non
         assert equal(result.predictions["output"], made.head(sum_of_both))
 
 
+def either(m: Any, x: Tensor) -> Tensor:
+    mask = x > 0
+    both = mask
+    both |= x < -1
+    return m.head(m.a(x) * mask)
+
+
+@pytest.mark.parametrize("point", VALUES)
+def test_a_mask_that_is_written_to_is_edited_under_all_its_names(point: Point) -> None:
+    """Operators on booleans write too, under names without an underscore."""
+    made = Wired(either)
+    mask = torch.zeros(3, 4) if point is Point.OUTPUT else ROW["x"] < -1
+    edit = ca.Zero(op=":ior#0", at=point, path="[0]" if point is Point.INPUT else "")
+    result = ask(Wired(either), ROW, edits=(edit,))
+    assert equal(result.predictions["output"], made.head(made.a(ROW["x"]) * mask))
+
+
 def go_on_with_a_view(m: Any, x: Tensor) -> Tensor:
     h = m.a(x)
     h.view(-1).mul_(2)
     return m.head(h)
 
 
-def test_a_gradient_that_would_take_a_view_from_its_base_is_refused() -> None:
+@pytest.mark.parametrize("point", ["grad_input", "grad_output"])
+def test_a_gradient_that_would_take_a_view_from_its_base_is_refused(point: PointName) -> None:
     """A view that the model writes into, and whose gradient is asked for: refused, where a copy would have lost what
     was written. Its values are there."""
     with pytest.raises(ca.FailedPrecondition) as caught:
-        ask(Wired(go_on_with_a_view), ROW, captures=(ca.Capture(op=":view#0", at="grad_output"),))
+        ask(Wired(go_on_with_a_view), ROW, captures=(ca.Capture(op=":view#0", at=point),))
     assert caught.value.reason == "NOT_DIFFERENTIABLE"
     result = ask(Wired(go_on_with_a_view), ROW, captures=(ca.Capture(op=":view#0", at=VALUES),))
     assert equal(result.predictions["output"], by_hand(Wired(go_on_with_a_view), ROW)[0])

@@ -525,10 +525,6 @@ def test_a_neuron_of_no_module_is_refused(module: str) -> None:
     assert (caught.value.reason, caught.value.field) == ("MODULE_NOT_FOUND", "target.neuron.module")
 
 
-REPORTED = pytest.mark.xfail(reason="reported to whoever owns the engine", strict=False)
-
-
-@REPORTED
 def test_an_explanations_neuron_of_no_module_is_refused_by_its_field() -> None:
     """The field's name has each part once."""
     with pytest.raises(ca.InvalidArgument) as caught:
@@ -536,14 +532,12 @@ def test_an_explanations_neuron_of_no_module_is_refused_by_its_field() -> None:
     assert caught.value.field == "attributions[0].target.neuron.module"
 
 
-@REPORTED
 def test_numbers_take_one_index_or_one_a_row_too() -> None:
     """Of an output [batch] as of one with classes."""
     with pytest.raises(ca.InvalidArgument, match="TARGET_MISMATCH"):
         ask(net("numbers"), target=ca.ClassIndex((0, 0)))
 
 
-@REPORTED
 def test_a_vector_of_the_outputs_own_shape_fits_where_that_has_no_axes() -> None:
     """The contract says: of the output's shape, which for a batch of one may be none."""
     model = Net(lambda logits, _: logits.square().sum()).eval()

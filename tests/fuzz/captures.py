@@ -39,11 +39,11 @@ def capture(asker: Asker) -> Capture:
     return Capture(
         **where,
         at=points,
-        call=call if asker.rarely() else None,
-        path=path if len(points) == 1 and asker.rarely() else "",
+        call=call if asker.sometimes() else None,
+        path=path if len(points) == 1 and asker.sometimes() else "",
         slices=asker.slices(tensor.shape),
-        reduce=reduction(asker, tensor, batched=True) if asker.rarely() else None,
-        data_type="float32" if asker.rarely() else "",
+        reduce=reduction(asker, tensor, batched=True) if asker.sometimes() else None,
+        data_type="float32" if asker.sometimes() else "",
     )
 
 
@@ -68,11 +68,11 @@ def parameter(asker: Asker) -> Capture:
     if not names:
         return Capture("**")
     name = asker.pick(names)
-    if asker.rarely():
+    if asker.sometimes():
         return Capture(parameter=asker.pick(["**", "*", "*.weight", f"{name[:3]}**"]))
     own = places.parameters(asker.survey.graph, asker.survey.weights)[name]
     weight = asker.survey.weights[own]
-    reduce = reduction(asker, weight, batched=False) if asker.rarely() else None
+    reduce = reduction(asker, weight, batched=False) if asker.sometimes() else None
     return Capture(
         parameter=name,
         slices=asker.slices(weight.shape),

@@ -29,7 +29,7 @@ class Slot:
         kind: ``float``, ``bool`` or ``int``.
         fresh: nobody else holds its memory, and what made it does not need it for a backward pass.
         free: nobody has used it yet.
-        gone: it was changed in place: only the result may be used.
+        gone: it was changed in place, and only the result is used from then on.
     """
 
     shape: Shape
@@ -225,16 +225,19 @@ def in_place(draft: Draft) -> None:
     others = draft.floats(lambda slot: slot.shape == shape and slot is not draft.slots[a])
     if op == "InplaceReLU":
         name = draft.enlist(Child(Leaf("InplaceReLU"), (), ()), "act")  # never again: it would need another fresh slot
-        draft.add(Visit(name, (a,)), Slot(shape))
+        (result,) = draft.add(Visit(name, (a,)), Slot(shape))
     elif op in ("add_", "setitem"):
         if not others:
             return
         other = draft.pick(others)
         other = _narrow(draft, other, shape) if op == "setitem" else other
-        draft.operate(op, (a, other), Slot(shape, fresh=True), unbound=draft.draw(st.booleans()))
+        result = draft.operate(op, (a, other), Slot(shape, fresh=True), unbound=draft.draw(st.booleans()))
     else:
-        draft.operate(op, (a,), Slot(shape, fresh="relu" not in op), unbound=draft.draw(st.booleans()))
-    draft.slots[a].gone = True
+        result = draft.operate(op, (a,), Slot(shape, fresh="relu" not in op), unbound=draft.draw(st.booleans()))
+    if draft.draw(st.booleans()):
+        draft.slots[a].gone = True
+    else:  # two names for one tensor
+        draft.slots[result].fresh = draft.slots[a].fresh = False
 
 
 def again(draft: Draft) -> None:

@@ -26,7 +26,7 @@ def edit(asker: Asker) -> Edit:
     if not tensor.is_floating_point():
         point = point.removeprefix("grad_")
     batched = tensor.ndim > 0 and tensor.shape[0] == asker.survey.graph.batch
-    rows = some_rows(asker) if batched and asker.rarely() else ()
+    rows = some_rows(asker) if batched and asker.sometimes() else ()
     shape = (len(rows), *tensor.shape[1:]) if rows else tuple(tensor.shape)
     slices = asker.slices(shape)
     part = tuple(len(range(size)[_range(slices, axis, len(shape))]) for axis, size in enumerate(shape))
@@ -38,10 +38,10 @@ def edit(asker: Asker) -> Edit:
         change,
         **where,
         at=point,
-        call=call if asker.rarely() else None,
+        call=call if asker.sometimes() else None,
         rows=rows,
         slices=slices,
-        path=path if (picky or asker.rarely()) and not (alone and asker.draw(st.booleans())) else "",
+        path=path if (picky or asker.sometimes()) and not (alone and asker.draw(st.booleans())) else "",
     )
 
 

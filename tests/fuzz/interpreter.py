@@ -54,12 +54,25 @@ class Interpreter:
         graph: the model.
         weights: its parameters, by name.
         passing: what happens wherever tensors enter or leave.
+        replaces: whether other values go on from there.
+
+    Attributes:
+        split: modules that change in place what is used afterwards under its old name, and got a tensor of their own.
     """
 
-    def __init__(self, graph: Graph, weights: Mapping[str, Tensor], passing: Passing = unchanged) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        weights: Mapping[str, Tensor],
+        passing: Passing = unchanged,
+        replaces: Callable[[Spot], bool] = lambda _: False,
+    ) -> None:
         self._graph = graph
         self._weights = weights
         self._passing = passing
+        self._replaces = replaces
+        self.split: set[str] = set()
+        self._inner: dict[str, tuple[Tensor | None, Any]] = {}
         self._calls: Counter[str] = Counter()
         self._running: list[tuple[str, Counter[str]]] = []
 
@@ -78,6 +91,7 @@ class Interpreter:
         given = self._passing(Spot(name, call, True), given)
         self._running.append((name, Counter()))
         returned = self._forward(name, spec, list(given.values()))
+        self._inner[name] = next(iter(given.values()), None), returned
         self._running.pop()
         return _like(returned, self._passing(Spot(name, call, False), leaving(returned)))
 
@@ -93,9 +107,25 @@ class Interpreter:
             for number, part in enumerate(spec.parts):
                 value = self._module(_inside(name, str(number)), part, {"": value})
             return value
-        for step in spec.steps:
-            slots += self._step(name, spec, step, slots)
+        for number, step in enumerate(spec.steps):
+            results = self._step(name, spec, step, slots)
+            if isinstance(step, Operate) and step.op in IN_PLACE:
+                slots[step.sources[0]] = results[0]
+            if isinstance(step, Visit) and dict(spec.children).get(step.child) == Leaf("InplaceReLU"):
+                used = _used(spec, step.sources[0], number + 1)
+                slots[step.sources[0]] = self._changed(_inside(name, step.child), slots[step.sources[0]], used)
+            slots += results
         return wrapped(spec, slots)
+
+    def _changed(self, name: str, tensor: Tensor, used: bool) -> Tensor:
+        """What a tensor is after the module ``name`` has changed it in place, if it did not get another."""
+        taken, returned = self._inner[name]
+        if taken is tensor:
+            return returned
+        if self._replaces(Spot(name, self._calls[name] - 1, True)):
+            return tensor
+        self.split |= {name} if used else set()
+        return torch.relu(tensor)
 
     def _step(self, name: str, block: Block, step: Operate | Visit, slots: list[Tensor]) -> list[Tensor]:
         sources = [slots[slot] for slot in step.sources]
@@ -124,6 +154,13 @@ class Interpreter:
         returned = function(*self._passing(Spot(address, call, True), given).values())
         spot = Spot(address, call, False, next(iter(given.values())) if writes else None)
         return _like(returned, self._passing(spot, leaving(returned)))
+
+
+def _used(block: Block, slot: int, first: int) -> bool:
+    """Whether a forward uses ``slot`` from its step ``first`` on."""
+    steps = block.steps[first:]
+    keywords = [source for step in steps if isinstance(step, Visit) for _, source in step.keywords]
+    return slot in (*block.gives, *keywords, *(source for step in steps for source in step.sources))
 
 
 @dataclass(frozen=True)

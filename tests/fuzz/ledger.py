@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from cutaway.errors import Reason
-from cutaway.requests import Capture, Edit, Point
+from cutaway.requests import Capture, Edit, Mix, Point
 from tests.fuzz.arithmetic import Part, Refused, edited, kept
 from tests.fuzz.interpreter import Spot, Tensors
 from tests.fuzz.places import matches
@@ -130,6 +130,10 @@ class Ledger:
         self._stop(spot, value)
         return gone_on
 
+    def replaces(self, spot: Spot) -> bool:
+        """Whether other values go on from ``spot``."""
+        return bool(self._due((spot.name, spot.call, Point.INPUT if spot.entering else Point.OUTPUT, "")))
+
     def _due(self, key: Key) -> list[tuple[int, Edit]]:
         name, call, point, path = key
         return [
@@ -152,6 +156,8 @@ class Ledger:
             for number, edit in edits:
                 new = edited(edit, done.tensor, self._batch)
                 done.effects[number] = effect(new, done.tensor)
+                if isinstance(edit, Mix) and 0 < edit.weight < 1:  # of a row with itself, rounding may tell
+                    done.effects[number] = max(done.effects[number], Effect.ROUNDING)
                 done.tensor = new
             done.note = None if wish is None else part(wish, done.tensor.detach(), batched=True)
         except Refused as refused:

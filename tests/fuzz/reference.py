@@ -25,6 +25,7 @@ class Expected:
 
     Attributes:
         refusals: reasons, of which one must be given; empty where there is an answer.
+        perhaps: reasons that may be given in place of an answer.
         captures: by place, one element for each call.
         effects: what each edit did.
         all_edits: what all edits of values together did to the predictions, where that was asked for.
@@ -32,6 +33,7 @@ class Expected:
     """
 
     refusals: set[Reason] = field(default_factory=set)
+    perhaps: set[Reason] = field(default_factory=set)
     predictions: Tensors = field(default_factory=dict)
     unedited: Tensors = field(default_factory=dict)
     targets: Tensor | None = None
@@ -188,11 +190,13 @@ class Asking:
         self._ledger = Ledger(
             self._edits, self._wishes, self._ops, self._graph.batch, self._differentiates, self._missing()
         )
+        run = Interpreter(self._graph, self._weights, self._ledger.passing, self._ledger.replaces)
         try:
-            self._outputs = Interpreter(self._graph, self._weights, self._ledger.passing).run(self._inputs)
+            self._outputs = run.run(self._inputs)
         except Stop:
             self._stopped = True
-        for name in {*self._ledger.kinds, *self._ops, *self._edits}:
+        self.expected.perhaps |= {Reason.NOT_DIFFERENTIABLE} if run.split else set()
+        for name in {*self._ledger.kinds, *self._edits, *(op for op in self._ops if not places.is_glob(op))}:
             self._refuse_conflict(self._ledger.wishes(name))
         self.expected.refusals |= self._ledger.refusals
 

@@ -63,6 +63,10 @@ class Asker:
         """One of them."""
         return self.draw(st.sampled_from(options))
 
+    def sometimes(self) -> bool:
+        """One time in three or so."""
+        return self.draw(st.integers(0, 2)) == 2
+
     def rarely(self) -> bool:
         """One time in six or so."""
         return self.draw(st.integers(0, 5)) == 5
@@ -89,7 +93,7 @@ class Asker:
 
     def slices(self, shape: Sequence[int]) -> tuple[Slice, ...]:
         """None, one or two axes cut."""
-        if not shape or not self.rarely():
+        if not shape or not self.sometimes():
             return ()
         axes = self.draw(st.lists(st.integers(0, len(shape) - 1), min_size=1, max_size=2, unique=True))
         return tuple(self.cut(axis, shape) for axis in axes)

@@ -32,7 +32,7 @@ def target(asker: Asker) -> Target:
     output = asker.survey.outputs[name]
     first = name == next(iter(asker.survey.outputs))
     fitting = [kind for kind, fits in TARGETS.items() if fits(output)]
-    if asker.rarely():
+    if asker.sometimes():
         return neuron(asker)
     chosen = of_output(asker, asker.pick(fitting), output)
     return chosen if first and asker.draw(st.booleans()) else replace(chosen, output=name)

@@ -263,7 +263,7 @@ class _Run:
             # What an edit keeps for its own backward must not be written to.
             for path in [path for path, tensor in self._given.items() if overlap(tensor, target)]:
                 self._given[path] = self._given[path].clone()
-        taken = tap.through(self._call, INCOMING, self._given, shared=lambda tensor: tensor is not target)
+        taken = tap.through(self._call, INCOMING, self._given, shared=lambda _: True)
         if target is not None and taken[self._place] is not self._given[self._place]:
             # Nor what is listened to: if it is a view, its gradient would end there.
             taken[self._place] = taken[self._place].clone()
@@ -292,7 +292,7 @@ class _Run:
         tensors = {"": stand_in} if self._name in _MUTE and stand_in is not None else leaves(returned)
 
         def shared(tensor: Tensor) -> bool:
-            return tensor is not stand_in and any(overlap(tensor, each) for each in self._taken.values())
+            return any(overlap(tensor, each) for each in self._taken.values())
 
         gone_on = self._tap.through(self._call, OUTGOING, tensors, shared, bare=list(self._outs.values()))
         if self._target is not None and stand_in is not self._target:

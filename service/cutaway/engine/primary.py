@@ -95,7 +95,8 @@ def _taps(subject: Subject, request: InspectRequest, todo: Plan) -> dict[str, di
 
 
 def _alive(subject: Subject, request: InspectRequest) -> str | None:
-    return neuron_module(subject, request.target) if isinstance(request.target, Neuron) else None
+    with at("target"):
+        return neuron_module(subject, request.target) if isinstance(request.target, Neuron) else None
 
 
 def neuron_module(subject: Subject, target: Neuron) -> str:
@@ -104,7 +105,7 @@ def neuron_module(subject: Subject, target: Neuron) -> str:
     Raises:
         InvalidArgument: ``MODULE_NOT_FOUND``.
     """
-    with at("target.neuron.module"):
+    with at("neuron.module"):
         return subject.tree.resolve(target.module)
 
 

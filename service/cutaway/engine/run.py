@@ -24,7 +24,7 @@ from cutaway.engine.targets import Chosen, choose, source
 from cutaway.engine.timed import timed
 from cutaway.engine.witness import Pass, Question, Values, Witness, living, visits
 from cutaway.errors import CutawayError, Reason, at, error
-from cutaway.requests import Attribution, CheckMode, InspectRequest, LayerAttribution, Neuron, field_name
+from cutaway.requests import Attribution, CheckMode, InspectRequest, LayerAttribution, Neuron, TopK, field_name
 from cutaway.results import AttributionResult, Check, InspectResult, Provenance, Timings
 from cutaway.tensors import Array
 
@@ -66,7 +66,7 @@ def inspect(subject: Subject, request: InspectRequest, inputs: Inputs, *, until:
         target_values=None if first.target_values is None else to_numpy(first.target_values),
         captures=captures(first.wanted, first.seen.calls),
         input_gradients={name: to_numpy(gradient) for name, gradient in first.inputs.items()},
-        parameter_gradients=_parameter_gradients(todo, first.parameters),
+        parameter_gradients=_parameter_gradients(todo, first.parameters, isinstance(request.target, TopK)),
         attributions=attributions,
         unedited={name: to_numpy(output) for name, output in unedited.items()},
         unedited_classes=classes(subject, unedited),
@@ -110,8 +110,14 @@ def _unedited(subject: Subject, inputs: Inputs, todo: Plan) -> Outputs:
         return {name: output.detach().clone() for name, output in subject.run(inputs).items()}
 
 
-def _parameter_gradients(todo: Plan, found: Values) -> dict[str, Array]:
-    return {name: to_numpy(todo.parameters[name].of(gradient).values) for name, gradient in found.items()}
+def _parameter_gradients(todo: Plan, found: Values, several: bool) -> dict[str, Array]:
+    """As wanted; of a top-k target each class' own."""
+    made = {}
+    for name, gradient in found.items():
+        part = todo.parameters[name].of
+        wanted = torch.stack([part(each).values for each in gradient]) if several else part(gradient).values
+        made[name] = to_numpy(wanted)
+    return made
 
 
 def _attributions(

@@ -103,7 +103,8 @@ class Tap:
             self._note(call, side.value, path, new)
             gone_on[path] = self._listened(call, side, path, new, shared=new is tensor and shared(tensor), bare=stays)
         if self._alive and side is OUTGOING and self._seen.neuron is None and plain:
-            self._seen.neuron = gone_on[next(iter(plain))]
+            # A copy, which in-place operations behind the module do not reach.
+            self._seen.neuron = gone_on[next(iter(plain))].clone()
         self._finish(call, side)
         return gone_on
 

@@ -103,6 +103,7 @@ def _itself(output: Tensor) -> Tensor:
 
 def _given_class(target: ClassIndex, name: str, output: Tensor) -> tuple[Chosen, ...]:
     if output.ndim == 1:
+        _one_a_row(torch.tensor(target.indices), len(output))
         if any(index != 0 for index in target.indices):
             raise error(
                 Reason.TARGET_RANGE,
@@ -188,6 +189,8 @@ def _cotangent(target: Cotangent, name: str, output: Tensor) -> tuple[Chosen, ..
 
 def _like(given: Any, output: Tensor, field: str) -> Tensor:
     array: Array = as_array(given)
+    if array.ndim == 0 and output.numel() == 1:  # a batch of one, of which the model returns a number
+        array = array.reshape(output.shape)
     if array.shape != tuple(output.shape):
         raise error(
             Reason.TARGET_SHAPE, f"a tensor of shape {list(array.shape)}; the output has {list(output.shape)}", field

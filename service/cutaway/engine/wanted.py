@@ -50,13 +50,13 @@ def _wish(capture: Capture, field: str, exact: bool) -> Wish:
 def _places(tree: ModuleTree, capture: Capture) -> list[str]:
     if capture.op:
         with at("op"):
-            return [capture.op if is_glob(capture.op) else operator(tree, capture.op)]
+            return [operator(tree, capture.op)]
     with at("module"):
         return tree.match(capture.module)
 
 
 def operator(tree: ModuleTree, address: str) -> str:
-    """``address`` with the module's own name.
+    """``address`` with the module's own name; a glob as it is.
 
     Raises:
         InvalidArgument: ``OP_NOT_FOUND`` where it is no address, ``MODULE_NOT_FOUND``.
@@ -67,6 +67,8 @@ def operator(tree: ModuleTree, address: str) -> str:
             f"{address!r} is no operator's address; one is a module's name, a colon, the operator's name, and which of "
             "that name it is: layer3.1:relu#0",
         )
+    if is_glob(address):
+        return address
     module, _, rest = address.rpartition(":")
     return f"{tree.resolve(module) if module else module}:{rest}"
 
@@ -93,13 +95,21 @@ def parameters(module: nn.Module, request: InspectRequest) -> dict[str, Wish]:
     found: dict[str, Wish] = {}
     for index, capture in enumerate(request.captures):
         if capture.parameter:
-            with at(f"captures[{index}].parameter"):
-                if isinstance(capture.reduce, TopElements):
-                    raise error(
-                        Reason.INVALID_VALUE, "a parameter's gradient has no place for positions: take it whole"
-                    )
-                wish = replace(_wish(capture, f"captures[{index}]", True), batched=False)
-                found.update(dict.fromkeys(_parameters(known, capture.parameter), wish))
+            field = f"captures[{index}]"
+            if isinstance(capture.reduce, TopElements):
+                raise error(
+                    Reason.INVALID_VALUE,
+                    "a parameter's gradient has no place for positions: take it whole",
+                    f"{field}.reduction",
+                )
+            wish = replace(_wish(capture, field, True), batched=False)
+            with at(f"{field}.parameter"):
+                hits = list(_parameters(known, capture.parameter))
+            if any(found.get(name, wish) != wish for name in hits):
+                raise error(
+                    Reason.INVALID_VALUE, f"a parameter of {capture.parameter!r} is captured in another way", field
+                )
+            found.update(dict.fromkeys(hits, wish))
     return found
 
 

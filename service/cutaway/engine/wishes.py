@@ -97,19 +97,19 @@ def _range(given: Slice, axis: int, size: int) -> slice:
     return slice(start, stop, given.step or 1)
 
 
-def axis_of(axis: int, shape: torch.Size) -> int:
+def axis_of(axis: int, shape: torch.Size, field: str = "axis") -> int:
     """``axis``, counted from the first.
 
     Raises:
         InvalidArgument: ``AXIS_RANGE``.
     """
     if not -len(shape) <= axis < len(shape):
-        raise error(Reason.AXIS_RANGE, f"there is no axis {axis} in the shape {list(shape)}", "axis")
+        raise error(Reason.AXIS_RANGE, f"there is no axis {axis} in the shape {list(shape)}", field)
     return axis % len(shape)
 
 
 def _axes(axes: Iterable[int], tensor: Tensor, batched: bool) -> tuple[int, ...]:
-    found = tuple(axis_of(axis, tensor.shape) for axis in axes)
+    found = tuple(axis_of(axis, tensor.shape, "axes") for axis in axes)
     if len(set(found)) < len(found):
         raise error(Reason.AXIS_RANGE, f"an axis is named twice: {list(found)}", "axes")
     if batched and 0 in found:
@@ -123,6 +123,8 @@ def _over_axes(field: str, floats: bool, reduced: Callable[[Tensor, tuple[int, .
             axes = _axes(request.axes, tensor, batched)
             if floats and not tensor.is_floating_point():
                 raise error(Reason.INVALID_VALUE, f"a {field} needs floating numbers, not {tensor.dtype}")
+            if not floats and tensor.is_complex():
+                raise error(Reason.INVALID_VALUE, "complex numbers have no order")
             if not math.prod(tensor.shape[axis] for axis in axes):
                 raise error(Reason.AXIS_RANGE, f"there is nothing along those axes of {list(tensor.shape)}", "axes")
             return Part(reduced(tensor, axes))
@@ -130,13 +132,17 @@ def _over_axes(field: str, floats: bool, reduced: Callable[[Tensor, tuple[int, .
     return reduce
 
 
+def _refuse_unordered(tensor: Tensor) -> None:
+    if tensor.dtype is torch.bool or tensor.is_complex():
+        raise error(Reason.INVALID_VALUE, f"{tensor.dtype} has no order: the largest elements say nothing")
+
+
 def _top(request: TopElements, tensor: Tensor, batched: bool) -> Part:
     with at("top_k"):
         axis = axis_of(request.axis, tensor.shape)
         if batched and axis == 0:
             raise error(Reason.AXIS_RANGE, "axis 0 is the batch: rows are not ranked among each other", "axis")
-        if tensor.dtype is torch.bool:
-            raise error(Reason.INVALID_VALUE, "booleans have no order: their largest elements say nothing")
+        _refuse_unordered(tensor)
         if not 1 <= request.k <= tensor.shape[axis]:
             raise error(Reason.AXIS_RANGE, f"axis {axis} has {tensor.shape[axis]} elements, not {request.k}", "k")
         return Part(*tensor.topk(request.k, dim=axis))
