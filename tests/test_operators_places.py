@@ -330,10 +330,6 @@ def test_a_server_lists_operators_and_takes_their_addresses() -> None:
             assert set(result.captures[each.address].calls[0].leaves) == set(POINTS)
 
 
-REPORTED = pytest.mark.xfail(reason="reported to whoever owns the engine", strict=False)
-
-
-@REPORTED
 @pytest.mark.parametrize("glob", ["**", "block*", "**:relu", "*#0"])
 def test_a_glob_that_is_no_address_is_refused(glob: str) -> None:
     """As a word without marks is, and with the same hint."""
@@ -342,7 +338,6 @@ def test_a_glob_that_is_no_address_is_refused(glob: str) -> None:
     assert (caught.value.reason, caught.value.field) == ("OP_NOT_FOUND", "captures[0].op")
 
 
-@REPORTED
 def test_a_glob_that_matches_nothing_is_refused_by_its_field() -> None:
     """By the number of its capture."""
     with pytest.raises(ca.InvalidArgument) as caught:
@@ -350,13 +345,13 @@ def test_a_glob_that_matches_nothing_is_refused_by_its_field() -> None:
     assert (caught.value.reason, caught.value.field) == ("OP_NOT_FOUND", "captures[1].op")
 
 
-@REPORTED
+@pytest.mark.xfail(reason="a gap: globs of operators know a shared module by its own name only")
 def test_a_glob_matches_any_name_of_a_shared_module() -> None:
     """As globs of modules do; the reply has the module's own name."""
     assert addresses(ask(shared_build(), ROW, captures=(ca.Capture(op="oth*:add#0"),))) == {"block:add#0": 2}
 
 
-@REPORTED
+@pytest.mark.xfail(reason="a gap: such a name is taken for an operator, and refused")
 def test_a_module_whose_name_looks_like_an_address_is_a_module() -> None:
     """PyTorch allows any name without a dot."""
     name = "p:q#0"

@@ -27,17 +27,17 @@ def settled(todo: Plan, seen: Seen) -> dict[str, dict[Point, Wish]]:
     """
     found: dict[str, dict[Point, Wish]] = {}
     for name, wishes in todo.taps.items():
-        for own in _matching(name, seen) if is_address(name) and is_glob(name) else [name]:
+        for own in _matching(name, seen, f"{_field(wishes)}.op") if is_address(name) and is_glob(name) else [name]:
             found[own] = {**found.get(own, {}), **wishes}
         if is_address(name) and not (is_glob(name) or seen.calls[name]):
             raise _no_operator(name, seen, f"{_field(wishes)}.op")
     return found
 
 
-def _matching(glob: str, seen: Seen) -> list[str]:
+def _matching(glob: str, seen: Seen, field: str) -> list[str]:
     hits = [address for address in seen.operators if compiled(glob).fullmatch(address)]
     if not hits:
-        raise _no_operator(glob, seen, "captures")
+        raise _no_operator(glob, seen, field)
     return hits
 
 
