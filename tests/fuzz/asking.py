@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from cutaway.requests import Capture, InspectRequest, PredictedClass
 from tests.fuzz import places
 from tests.fuzz.captures import capture
+from tests.fuzz.drafting import Draw
 from tests.fuzz.drawing import graphs
 from tests.fuzz.edits import edit
 from tests.fuzz.graphs import Graph
 from tests.fuzz.mistakes import MISTAKES
-from tests.fuzz.surveying import Asker, Draw, Survey, survey
+from tests.fuzz.surveying import Asker, Survey, survey
 from tests.fuzz.targets import target
 
 

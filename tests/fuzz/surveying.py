@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -12,10 +12,10 @@ from torch import Tensor
 
 from cutaway.requests import Slice
 from tests.fuzz import places
+from tests.fuzz.drafting import Draw
 from tests.fuzz.graphs import VOCABULARY, Graph, build
 from tests.fuzz.interpreter import Interpreter, Spot, Tensors
 
-Draw: TypeAlias = Callable[[st.SearchStrategy[Any]], Any]
 Calls: TypeAlias = list[dict[bool, Tensors]]
 """What each call of one place took (True) and returned (False)."""
 
