@@ -10,8 +10,8 @@ import torch
 
 from cutaway.engine.balance import Balance
 from cutaway.engine.distance import Distance, cosine, distance
-from cutaway.engine.methods import Method
-from cutaway.engine.references import Evidence, Silent
+from cutaway.engine.evidence import Evidence, Silent
+from cutaway.engine.method import Method
 from cutaway.engine.strayed import strayed
 from cutaway.engine.witness import Pass, Question, Values, visits
 from cutaway.requests import CheckMode, CheckRequest, Point

@@ -14,8 +14,9 @@ from cutaway.engine.arrays import to_numpy
 from cutaway.engine.balance import Balance, at_input, balance
 from cutaway.engine.checks import checks
 from cutaway.engine.collect import captures, classes
+from cutaway.engine.explain import explain
 from cutaway.engine.hooks import observing
-from cutaway.engine.methods import TABLE, explain
+from cutaway.engine.methods import TABLE
 from cutaway.engine.plan import Plan, plan, question, rows
 from cutaway.engine.primary import Primary, neuron_module, primary
 from cutaway.engine.seen import Seen
