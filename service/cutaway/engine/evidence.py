@@ -41,7 +41,20 @@ class Evidence:
 
     def layer(self, point: Point) -> Values:
         """What the layer showed at ``point``, named as attributions of layers are."""
-        calls: Sequence[Call] = self.passes[-1].layer if self.passes else ()
+        if not self.passes:
+            raise Silent("no pass was run")
+        return self._shown(self.passes[-1], point)
+
+    def steps(self, point: Point) -> Values:
+        """[steps, ...], the same for all passes; one that ran several steps at once is cut into them."""
+        cut = [(each, self._shown(each, point)) for each in self.passes]
+        names = dict.fromkeys(name for _, shown in cut for name in shown)
+        if any(set(shown) != set(names) for _, shown in cut):
+            raise Silent(f"the layer {self.question.layer!r} did not show the same tensors in every pass")
+        return {name: torch.cat([self._cut(each, shown[name]) for each, shown in cut]) for name in names}
+
+    def _shown(self, each: Pass, point: Point) -> Values:
+        calls: Sequence[Call] = each.layer
         if len(calls) <= self.call or not calls[self.call].at(point):
             what = "no gradient reached" if point.is_gradient else "nothing came out of"
             raise Silent(f"{what} the layer {self.question.layer!r}")
@@ -49,6 +62,16 @@ class Evidence:
             layer_value_name(self.question.layer, path): tensor.double()
             for path, tensor in calls[self.call].at(point).items()
         }
+
+    def _cut(self, each: Pass, tensor: Tensor) -> Tensor:
+        rows = len(next(iter(each.points.values())))
+        if rows == self.question.rows:
+            return tensor.unsqueeze(0)
+        sequence_first = tensor.ndim == 3 and tensor.shape[1] == rows
+        if tensor.shape[:1] != (rows,) or sequence_first:
+            # Where rows lie along another axis, or may do so, only passes of one step each show the steps.
+            raise Silent(f"the rows of the layer {self.question.layer!r} cannot be told")
+        return tensor.reshape(rows // self.question.rows, self.question.rows, *tensor.shape[1:])
 
 
 def layer_value_name(layer: str, path: str) -> str:

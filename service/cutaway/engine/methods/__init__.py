@@ -7,7 +7,7 @@ equal, and how closely; and whether its attributions must add up.
 from __future__ import annotations
 
 from cutaway.engine.method import Method
-from cutaway.engine.methods import gradients, paths
+from cutaway.engine.methods import backprop, gradients, paths, perturbations
 from cutaway.requests import Attribution
 
-TABLE: dict[type[Attribution], Method] = {**gradients.ROWS, **paths.ROWS}
+TABLE: dict[type[Attribution], Method] = {**gradients.ROWS, **backprop.ROWS, **paths.ROWS, **perturbations.ROWS}

@@ -7,7 +7,7 @@ from typing import cast
 from torch import Tensor
 
 from cutaway.engine.evidence import Evidence, Reference, exact, host
-from cutaway.requests import LayerGradCam, Point, Saliency
+from cutaway.requests import Point, Saliency
 
 
 def saliency(evidence: Evidence) -> Reference:
@@ -37,7 +37,7 @@ def layer_gradient_x_activation(evidence: Evidence) -> Reference:
 def layer_grad_cam(evidence: Evidence) -> Reference:
     """``sum over channels c of a_c * mean over positions of df/da_c``, [batch, 1, positions...]."""
     gradients = evidence.layer(Point.GRAD_OUTPUT)
-    relu = cast(LayerGradCam, evidence.question.request).relu
+    relu = getattr(evidence.question.request, "relu", False)
     values, terms = {}, {}
     for name, value in evidence.layer(Point.OUTPUT).items():
         cam = (_channel_means(gradients[name]) * value).sum(dim=1, keepdim=True)
