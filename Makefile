@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format protos lock clean
+.PHONY: help setup demo test fuzz check format protos lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -12,6 +12,9 @@ demo: ## serve a small model and look inside it
 
 test: ## all that CI runs: setup, check, tests (ARGS="-k name" goes to pytest)
 	@scripts/test $(ARGS)
+
+fuzz: ## random models and questions against a slow reference (ARGS="1000" is how many)
+	@scripts/fuzz $(ARGS)
 
 check: ## format, lint, types, protos, generated code
 	@scripts/check

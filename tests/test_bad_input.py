@@ -133,7 +133,7 @@ CASES: dict[str, tuple[Callable[[ca.Client], object], type[ca.CutawayError], str
         "no input 'zoom' was sent; there are image"),
     "too many steps": (
         net(attributions=[ca.IntegratedGradients(n_steps=5000)]), ca.InvalidArgument, "INVALID_VALUE",
-        "attributions[0].integrated_gradients.path.n_steps", "5000 steps; GAUSS_LEGENDRE takes 1 to 4096"),
+        "attributions[0].integrated_gradients.path.n_steps", "5000 steps; GAUSS_LEGENDRE takes 1 to 1024"),
     "baseline of another shape": (
         net(attributions=[ca.IntegratedGradients(baselines={"image": IMAGE[..., :4]})]), ca.InvalidArgument,
         "INPUT_SHAPE", "attributions[0].integrated_gradients.path.baselines.by_input.image",

@@ -65,6 +65,14 @@ def by_hand(subject: Subject) -> tuple[Handmade, dict[str, Tensor]]:
     return seen, {name: tensor.grad for name, tensor in inputs.items() if tensor.grad is not None}
 
 
+def points_of(seen: Handmade, name: str) -> tuple[ca.Point, ...]:
+    """Where PyTorch's own hooks saw a tensor at the module: token ids have no gradient, and are not asked for one."""
+    calls = {point: getattr(seen, point.value).get(name) for point in POINTS}
+    return tuple(
+        point for point, each in calls.items() if each and any(isinstance(one, Tensor) for one in _listed(each[0]))
+    )
+
+
 def test_captures_equal_handwritten_hooks_exactly(subject: Subject, address: str) -> None:
     """Every capture is what a hand-written hook saw, bit for bit; gradients and predictions too."""
     seen, input_gradients = by_hand(subject)
@@ -73,16 +81,14 @@ def test_captures_equal_handwritten_hooks_exactly(subject: Subject, address: str
             subject.name,
             subject.inputs,
             target=subject.target,
-            captures=[ca.Capture(name, at=POINTS) for name in subject.modules],
+            captures=[ca.Capture(name, at=points_of(seen, name)) for name in subject.modules],
             input_gradients=subject.floating,
         )
     assert np.array_equal(next(iter(result.predictions.values())), seen.prediction.detach().numpy())
     compared = 0
     for name in subject.modules:
-        for point in POINTS:
-            calls = getattr(seen, point.value).get(name)
-            if calls is None or not any(isinstance(each, Tensor) for each in _listed(calls[0])):
-                continue  # token ids: PyTorch's own hook sees no gradient there either
+        for point in points_of(seen, name):
+            calls = getattr(seen, point.value)[name]
             ours = next(iter(result.captures[name].calls[0].leaves[point].values()))
             assert np.array_equal(ours, first(calls[0]).numpy()), f"{point.value} of {name}"
             compared += 1

@@ -96,7 +96,7 @@ class Worker:
         reply = worker_pb2.WorkerReply()
         try:
             reply.response = self._dispatch(row)
-        except (Exception, SystemExit) as failure:  # a model that exits ends its own request, not the server
+        except BaseException as failure:  # a model that exits, or cancels, ends its own request, not the others
             reply.failure.CopyFrom(as_failure(failure))
         reply.worker_ms = (time.perf_counter() - start) * 1000
         return reply.SerializeToString()

@@ -60,7 +60,7 @@ def refuse_captures(wanted: Mapping[str, dict[Point, Wish]], seen: Seen, tree: M
             if wish.exact:
                 with at(wish.field):
                     _refuse_call(name, wish.call, seen.calls[name])
-                    _refuse_point(name, point, wish.path, named(seen.calls[name], wishes), tree)
+                    _refuse_point(name, point, wish.path, named(seen.calls[name], wishes), tree, "points")
 
 
 def refuse_edits(todo: Plan, seen: Seen, tree: ModuleTree) -> None:
@@ -74,7 +74,7 @@ def refuse_edits(todo: Plan, seen: Seen, tree: ModuleTree) -> None:
                     raise _no_operator(name, seen, "op")
                 _refuse_call(name, edit.call, seen.calls[name])
                 calls = [call for call in seen.calls[name] if edit.call in (None, call.number)]
-                _refuse_point(name, edit.point, edit.path, calls, tree)
+                _refuse_point(name, edit.point, edit.path, calls, tree, "point")
 
 
 def _refuse_call(name: str, number: int | None, calls: Sequence[Call]) -> None:
@@ -83,14 +83,14 @@ def _refuse_call(name: str, number: int | None, calls: Sequence[Call]) -> None:
         raise error(Reason.CALL_NOT_FOUND, f"there is no call {number} of {name!r}: it was called {times}", "call")
 
 
-def _refuse_point(name: str, point: Point, path: str, calls: Sequence[Call], tree: ModuleTree) -> None:
+def _refuse_point(name: str, point: Point, path: str, calls: Sequence[Call], tree: ModuleTree, field: str) -> None:
     if not calls:
         return
     value = {Point.GRAD_INPUT: Point.INPUT, Point.GRAD_OUTPUT: Point.OUTPUT}.get(point, point)
     kinds = [kinds for call in calls for kinds in call.kinds.get(value, {}).items()]
     if not kinds:
         verb = "takes" if value is Point.INPUT else "returns"
-        raise error(Reason.POINT_NOT_FOUND, f"{name!r} {verb} no tensor: it has no {point.value}", "points")
+        raise error(Reason.POINT_NOT_FOUND, f"{name!r} {verb} no tensor: it has no {point.value}", field)
     there = [kind for each, kind in kinds if path in ("", each)]
     if not there:
         known = ", ".join(repr(each) for each, _ in dict(kinds).items())
@@ -102,7 +102,7 @@ def _refuse_point(name: str, point: Point, path: str, calls: Sequence[Call], tre
             Reason.POINT_NOT_DIFFERENTIABLE,
             f"the {value.value} of {name!r} is {str(there[0]).removeprefix('torch.')} and has no gradient"
             + embedding_hint(tree),
-            "points",
+            field,
         )
 
 

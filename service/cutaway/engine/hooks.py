@@ -64,7 +64,8 @@ def observing(
         seen: where to note what is seen, from an earlier block; by default a new one.
 
     Yields:
-        What was seen; it fills as passes run, and stays readable afterwards.
+        What was seen; it fills as passes run, and stays readable afterwards. A new one lets go of the graph at the
+        block's end.
     """
     found = Seen() if seen is None else seen
     changes = edits or {}
@@ -77,6 +78,8 @@ def observing(
         found.calls.setdefault(name, [])
     inside = [name for name in names if is_address(name)]
     with ExitStack() as ends:
+        if seen is None:
+            ends.callback(found.release)
         if inside:
             ops = Operators(found, tap, _only(taps, inside), _only(changes, inside))
             for handle in _following(tree, ops):

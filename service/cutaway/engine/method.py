@@ -30,6 +30,7 @@ ONE_PASS = Tolerances(float64=1e-9, float32=1e-4, bfloat16=5e-2, float16=1e-2)
 # Captum keeps the weights of its quadrature in float32, whatever the input's data type.
 PATH = Tolerances(float64=1e-6, float32=1e-3, bfloat16=1e-1, float16=2e-2)
 
+
 def _nothing(_: Any) -> dict[str, Any]:
     return {}
 

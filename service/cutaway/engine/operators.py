@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import difflib
 import re
-import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -32,6 +32,9 @@ from cutaway.requests import Point
 
 NewTap: TypeAlias = Callable[[str, Mapping[Point, Wish], Sequence[Numbered]], Tap]
 
+Running: TypeAlias = tuple[str, dict[str, int]]
+"""A module whose forward runs, and how many operators of each name it has run."""
+
 
 def is_address(name: str) -> bool:
     """Whether ``name`` is an operator's address, and no module's name."""
@@ -42,13 +45,6 @@ def nearest(address: str, ran: Sequence[str]) -> str:
     """The addresses most like ``address`` among those that ``ran``, in words."""
     near = difflib.get_close_matches(address, ran, n=3, cutoff=0.3) or list(ran[:3])
     return "; nearest: " + ", ".join(near) if near else "; no operator ran inside a module"
-
-
-class Running(NamedTuple):
-    """A module whose forward runs, and how many operators of each name it has run."""
-
-    module: str
-    counts: dict[str, int]
 
 
 class _Here(threading.local):
@@ -81,9 +77,11 @@ class Operators(TorchFunctionMode):
         self._seen = seen
         self._new_tap = new_tap
         self._globs = [(compiled(glob), wishes[glob]) for glob in wishes if is_glob(glob)]
-        self._wishes = wishes
+        self._wishes = {address: wishes[address] for address in wishes if not is_glob(address)}
         self._edits = edits
-        self._taps: dict[str, Tap | None] = {}
+        self._taps = {address: self._new(address) for address in {**self._wishes, **edits}}
+        # Only these change what autograd saves.
+        self._replays = bool(edits) or any(point.is_gradient for points in wishes.values() for point in points)
         self._here = _Here()
         self._thread = threading.get_ident()
 
@@ -94,8 +92,9 @@ class Operators(TorchFunctionMode):
             here = self._here
             if not here.running:
                 here.differentiates = torch.is_grad_enabled()
-            self._follow_checkpoint()
-            here.running.append(Running(name, {}))
+            if self._replays:
+                self._follow_checkpoint()
+            here.running.append((name, {}))
             if threading.get_ident() != self._thread and not in_backward():
                 self._refuse_thread(name)
 
@@ -114,12 +113,13 @@ class Operators(TorchFunctionMode):
         running = self._here.running
         if not (name and running) or is_hook():
             return func(*args, **kwargs)
-        self._follow_checkpoint()
+        if self._replays:
+            self._follow_checkpoint()
         module, counts = running[-1]
         number = counts.get(name, 0)
         counts[name] = number + 1  # before it runs: one that raises and is caught keeps its number
         address = f"{module}:{name}#{number}"
-        tap = self._taps[address] if address in self._taps else self._find(address)
+        tap = self._found(address) if self._globs else self._taps.get(address)
         returned = func(*args, **kwargs) if tap is None else self._tapped(address, tap, func, name, args, kwargs)
         if isinstance(returned, Tensor) or name in _MUTE or leaves(returned):
             self._seen.operators[address] = None
@@ -127,15 +127,19 @@ class Operators(TorchFunctionMode):
             counts[name] = number
         return returned
 
-    def _find(self, address: str) -> Tap | None:
-        wishes: dict[Point, Wish] = {}
-        with self._seen.hook():
-            for glob, wanted in self._globs:
-                _unite(address, wishes, wanted if glob.fullmatch(address) else {})
-            _unite(address, wishes, self._wishes.get(address, {}))
-        edits = self._edits.get(address, ())
-        self._taps[address] = self._new_tap(address, wishes, edits) if wishes or edits else None
+    def _found(self, address: str) -> Tap | None:
+        if address not in self._taps:
+            with self._seen.hook():
+                self._taps[address] = self._new(address)
         return self._taps[address]
+
+    def _new(self, address: str) -> Tap | None:
+        wishes: dict[Point, Wish] = {}
+        for wanted in [wanted for glob, wanted in self._globs if glob.fullmatch(address)]:
+            _unite(address, wishes, wanted)
+        _unite(address, wishes, self._wishes.get(address, {}))
+        edits = self._edits.get(address, ())
+        return self._new_tap(address, wishes, edits) if wishes or edits else None
 
     def _tapped(
         self, address: str, tap: Tap, func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -143,24 +147,19 @@ class Operators(TorchFunctionMode):
         with self._seen.hook():
             self._refuse_replay(address)
             call = tap.begin()
-            run = _Run(tap, call, name, args, kwargs)
-        returned = run.call(func)
+            run = _Run(tap, call, func, name, args, kwargs)
+        returned = run.run()
         with self._seen.hook():
             changed = run.end(returned)
-            if not call.kinds[OUTGOING.value]:  # it returned no tensor, and is no operator
-                self._forget(address, call)
+            calls = self._seen.calls[address]
+            if not call.kinds[OUTGOING.value] and call in calls:  # it returned no tensor, and is no operator
+                calls.remove(call)
             return changed
-
-    def _forget(self, address: str, call: Call) -> None:
-        if call in self._seen.calls[address]:
-            self._seen.calls[address].remove(call)
-
-    # Where operators run and the mode is not told whose they are.
 
     def _follow_checkpoint(self) -> None:
         """Activation checkpointing runs part of a forward again, in the backward pass, under no mode and with no word
-        on whose forward it is: leave word, so that edits are made again."""
-        frame = _checkpoint_frame() if self._edits else None
+        on whose forward it is: leave word, so that copies and edits are made again."""
+        frame = _checkpoint_frame()
         if frame is not None and not isinstance(frame.recompute_fn, _Again):
             frame.recompute_fn = _Again(frame.recompute_fn, self, _copied(self._here.running[-1:]))
 
@@ -186,17 +185,13 @@ class Operators(TorchFunctionMode):
             )
 
     def _refuse_thread(self, module: str) -> None:
-        """In a thread of the model's own nothing is seen. What was named there must not be missing without a word."""
-        edited = {address: f"edits[{edits[0][0]}].op" for address, edits in self._edits.items()}
-        wanted = {address: f"{next(iter(wishes.values())).field}.op" for address, wishes in self._wishes.items()}
-        for address, field in {**wanted, **edited}.items():
-            if address.rpartition(":")[0] == module and not is_glob(address):
-                with self._seen.hook():
-                    raise error(
-                        Reason.OP_NOT_FOUND,
-                        f"the model runs {module!r} in a thread of its own, where operators are not seen",
-                        field,
-                    )
+        """In a thread of the model's own nothing is seen: what was named there must not be missing without a word."""
+        fields = {address: f"{next(iter(wishes.values())).field}.op" for address, wishes in self._wishes.items()}
+        fields |= {address: f"edits[{edits[0][0]}].op" for address, edits in self._edits.items()}
+        for address in [address for address in fields if address.rpartition(":")[0] == module]:
+            why = f"the model runs {module!r} in a thread of its own, where operators are not seen"
+            with self._seen.hook():
+                raise error(Reason.OP_NOT_FOUND, why, fields[address])
 
 
 def _unite(address: str, there: dict[Point, Wish], wanted: Mapping[Point, Wish]) -> None:
@@ -212,7 +207,7 @@ def _unite(address: str, there: dict[Point, Wish], wanted: Mapping[Point, Wish])
 
 
 def _copied(running: Sequence[Running]) -> list[Running]:
-    return [Running(module, dict(counts)) for module, counts in running]
+    return [(module, dict(counts)) for module, counts in running]
 
 
 class _Again(NamedTuple):
@@ -238,91 +233,71 @@ def _checkpoint_frame() -> Any:
 
 
 def _in_reentrant_checkpoint() -> bool:
-    frame = sys._getframe()
-    while frame.f_back is not None:
-        frame = frame.f_back
-        if frame.f_code.co_name == "forward" and frame.f_code.co_filename == checkpoint.__file__:
-            return True
-    return False
+    codes = [frame.f_code for frame, _ in traceback.walk_stack(None)]
+    return any(code.co_name == "forward" and code.co_filename == checkpoint.__file__ for code in codes)
 
 
 class _Run:
     """One run of an operator that has a tap.
 
     An operator that writes into a tensor gets a stand-in to write into, which is copied back: so the model goes on with
-    the very object that it has, whatever it does with what the operator returns, and an edit does not overwrite what
-    the operator keeps for its own backward. ``out=`` and operators that only change a tensor's shape have none: they
-    take part in no graph, or keep nothing.
+    the very object that it has, whatever it does with what the operator returns; an edit does not overwrite what the
+    operator keeps for its own backward; and the gradients before and behind it can be told apart.
     """
 
-    def __init__(self, tap: Tap, call: Call, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._tap = tap
-        self._call = call
-        self._args = args
-        self._kwargs = kwargs
-        outs = {f"out{path}": tensor for path, tensor in leaves(kwargs.get("out")).items()}
-        written = _written(name, args, kwargs)
-        bare = written is not None and name in _RESHAPING
-        self._kept = [*outs.values(), *([written] if bare else [])]
-        self._target = None if bare else written
-        self._given = {path: tensor for path, tensor in incoming(args, kwargs).items() if path not in outs}
-        self._outs = outs
-        self._mute = name in _MUTE
+    def __init__(
+        self, tap: Tap, call: Call, func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self._tap, self._call = tap, call
+        self._func, self._name = func, name
+        self._args, self._kwargs = args, kwargs
+        self._outs = {f"out{path}": tensor for path, tensor in leaves(kwargs.get("out")).items()}
+        self._given = {path: tensor for path, tensor in incoming(args, kwargs).items() if path not in self._outs}
+        self._target = _written(name, args, kwargs)
+        self._place = next((path for path, tensor in self._given.items() if tensor is self._target), "")
         self._taken = self._take()
 
     def _take(self) -> dict[str, Tensor]:
-        target, tap = self._target, self._tap
-        taken = tap.through(
-            self._call, INCOMING, self._given, shared=lambda tensor: tensor is not target, bare=self._kept
-        )
-        place = self._place
-        if place is not None and taken[place] is target and (tap.edits(OUTGOING) or tap.listens(OUTGOING)):
-            taken[place] = taken[place].clone()
+        tap, target = self._tap, self._target
+        if target is not None and any(tap.edits(side) or tap.listens(side) for side in (INCOMING, OUTGOING)):
+            # What an edit keeps for its own backward must not be written to.
+            for path in [path for path, tensor in self._given.items() if overlap(tensor, target)]:
+                self._given[path] = self._given[path].clone()
+        taken = tap.through(self._call, INCOMING, self._given, shared=lambda tensor: tensor is not target)
+        if target is not None and taken[self._place] is not self._given[self._place]:
+            # Nor what is listened to: if it is a view, its gradient would end there.
+            taken[self._place] = taken[self._place].clone()
         return taken
 
-    @property
-    def _place(self) -> str | None:
-        """The path of what is written."""
-        if self._target is None:
-            return None
-        return next(path for path, tensor in self._given.items() if tensor is self._target)
-
-    def call(self, func: Callable[..., Any]) -> Any:
-        """What ``func`` returns."""
+    def run(self) -> Any:
+        """What the operator returns."""
         try:
-            return self._called(func)
+            return self._ran()
         except RuntimeError:
             # Some arguments can have no gradient (running statistics, weights of classes): a copy must not want one.
-            constant = {
-                path: taken.detach()
-                for path, taken in self._taken.items()
-                if taken.requires_grad and not self._given[path].requires_grad
-            }
-            if not constant:
+            constants = [path for path, tensor in self._given.items() if not tensor.requires_grad]
+            constants = [path for path in constants if self._taken[path].requires_grad]
+            if not constants:
                 raise
-            self._taken.update(constant)
-            return self._called(func)
+            self._taken.update({path: self._taken[path].detach() for path in constants})
+            return self._ran()
 
-    def _called(self, func: Callable[..., Any]) -> Any:
+    def _ran(self) -> Any:
         args, kwargs = put_back(self._args, self._kwargs, {**self._taken, **self._outs})
-        return func(*args, **kwargs)
+        return self._func(*args, **kwargs)
 
     def end(self, returned: Any) -> Any:
         """What goes on in place of what was ``returned``."""
-        stand_in = None if self._place is None else self._taken[self._place]
-        tensors = leaves(returned)
-        if self._mute and stand_in is not None:
-            tensors = {"": stand_in}
-        gone_on = self._tap.through(
-            self._call,
-            OUTGOING,
-            tensors,
-            shared=lambda tensor: (
-                tensor is not stand_in and any(overlap(tensor, each) for each in self._taken.values())
-            ),
-            bare=self._kept,
-        )
-        if stand_in is not self._target and self._target is not None:
+        stand_in = None if self._target is None else self._taken[self._place]
+        tensors = {"": stand_in} if self._name in _MUTE and stand_in is not None else leaves(returned)
+
+        def shared(tensor: Tensor) -> bool:
+            return tensor is not stand_in and any(overlap(tensor, each) for each in self._taken.values())
+
+        gone_on = self._tap.through(self._call, OUTGOING, tensors, shared, bare=list(self._outs.values()))
+        if self._target is not None and stand_in is not self._target:
+            if self._name in _RESHAPING:
+                self._func(*self._args, **self._kwargs)
             gone_on = dict.fromkeys(gone_on, self._target.copy_(next(iter(gone_on.values()))))
         return map_leaves(returned, lambda path, _: gone_on[path])
 
@@ -330,8 +305,7 @@ class _Run:
 _MUTE = {"setitem"}
 """Operators that return nothing, and change their first argument."""
 
-_RESHAPING = {"as_strided_", "resize_", "resize_as_", "set_", "squeeze_", "swapaxes_", "swapdims_", "t_", "transpose_"}
-_RESHAPING |= {"unsqueeze_"}
+_RESHAPING = {"as_strided_", "squeeze_", "swapaxes_", "swapdims_", "t_", "transpose_", "unsqueeze_"}
 """Operators that change a tensor's shape, and none of its numbers."""
 
 _WRITING = {"iand", "ilshift", "ior", "irshift", "ixor"}

@@ -39,6 +39,9 @@ from cutaway.requests import (
 
 MAX_STEPS = 4096
 
+MAX_NODES = 1024
+"""Of Gauss-Legendre, whose nodes are eigenvalues: 1024 take a tenth of a second to find, 4096 half a minute."""
+
 Edits: TypeAlias = Mapping[str, Sequence[Numbered]]
 """Edits by module name and operator address."""
 
@@ -217,10 +220,11 @@ def _validate_path(request: PathAttribution) -> None:
     # A conductance is made of differences between steps: there is one point more than there are steps.
     one = request.quadrature is Quadrature.GAUSS_LEGENDRE or isinstance(request, LayerConductance)
     fewest = 1 if one else 2
-    if not fewest <= request.n_steps <= MAX_STEPS:
+    most = MAX_NODES if request.quadrature is Quadrature.GAUSS_LEGENDRE else MAX_STEPS
+    if not fewest <= request.n_steps <= most:
         raise error(
             Reason.INVALID_VALUE,
-            f"{request.n_steps} steps; {request.quadrature.name} takes {fewest} to {MAX_STEPS}",
+            f"{request.n_steps} steps; {request.quadrature.name} takes {fewest} to {most}",
             "path.n_steps",
         )
 

@@ -73,8 +73,9 @@ def primary(subject: Subject, request: InspectRequest, inputs: Inputs, todo: Pla
             roots = {**{name: given[name] for name in todo.gradients_of}, **named}
             with timed(timings, "backward_ms"):
                 found = _backwards(chosen, read, roots, seen, isinstance(request.target, TopK))
+        entangled = seen.entangled
     own = {name: output.detach().clone() for name, output in outputs.items()}
-    if seen.entangled:
+    if entangled:
         _refuse_entangled(subject, inputs, own, todo, dice)
     return Primary(
         seen,
@@ -198,16 +199,16 @@ def _refuse_entangled(subject: Subject, inputs: Inputs, outputs: Outputs, todo: 
     """Gradient points work on copies. Where the model changed a tensor in place and went on with its other half, the
     copies have changed what it computes: a run without them, with the same random numbers, tells."""
     values = {name: [each for each in edits if not each[1].point.is_gradient] for name, edits in todo.edits.items()}
-    with torch.random.fork_rng(devices=[]), observing(subject.tree, {}, values, batch=rows(inputs)) as seen:
+    with subject.dice(), observing(subject.tree, {}, values, batch=rows(inputs)) as seen:
         torch.set_rng_state(dice)
         with seen.forward():
             plain = subject.run(inputs)
     if not all(_alike(plain[name].detach(), output) for name, output in outputs.items()):
         raise error(
             Reason.NOT_DIFFERENTIABLE,
-            "the model changes a captured tensor in place and then uses it under another name, which no backward hook "
-            "can follow: take the gradient at another module, or the operation out of place",
-            "captures",
+            "the model changes in place a tensor whose gradient is captured or edited, and then uses it under another "
+            "name, which no backward hook can follow: take another module, or the operation out of place",
+            "captures" if any(point.is_gradient for wishes in todo.taps.values() for point in wishes) else "edits",
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -18,11 +19,14 @@ class Rule(NamedTuple):
     weights: Array
 
 
+_gauss_legendre = lru_cache(maxsize=16)(np.polynomial.legendre.leggauss)
+
+
 def rule(quadrature: Quadrature, n: int) -> Rule:
     """The rule with ``n`` points, from its textbook definition, in float64. Equidistant points are numbers of float32,
     as Captum's are: others would not be its points to the last bit of a float64."""
     if quadrature is Quadrature.GAUSS_LEGENDRE:
-        nodes, weights = np.polynomial.legendre.leggauss(n)
+        nodes, weights = _gauss_legendre(n)
         return Rule((nodes + 1) / 2, weights / 2)
     if quadrature is Quadrature.RIEMANN_TRAPEZOID:
         ends = np.full(n, 1 / (n - 1))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 import captum
@@ -25,7 +25,7 @@ from cutaway.engine.subject import Inputs, Outputs, Subject
 from cutaway.engine.targets import Chosen, choose, source
 from cutaway.engine.timed import timed
 from cutaway.engine.witness import Pass, Question, Values, Witness, living
-from cutaway.errors import Reason, at, error
+from cutaway.errors import CutawayError, Reason, at, error
 from cutaway.requests import AtLayer, Attribution, CheckMode, InspectRequest, Neuron, field_name
 from cutaway.results import AttributionResult, Check, InspectResult, Provenance, Timings
 from cutaway.tensors import Array
@@ -108,7 +108,7 @@ def _refuse_silent_layers(request: InspectRequest, subject: Subject, seen: Seen)
 
 def _unedited(subject: Subject, inputs: Inputs, todo: Plan) -> Outputs:
     """What the model returns without edits, in the same grad mode and with the same random numbers."""
-    with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(todo.differentiates):
+    with subject.dice(), torch.set_grad_enabled(todo.differentiates):
         return {name: output.detach().clone() for name, output in subject.run(inputs).items()}
 
 
@@ -147,7 +147,7 @@ def _attribute(
 ) -> Iterator[AttributionResult]:
     """One explanation, by Captum, beside what the raw hooks say; of a top-k target one for each class."""
     attribution = request.attributions[index]
-    with at(f"attributions[{index}]"):
+    with _about(index):
         for chosen in _explained(subject, request, attribution, outputs, inputs):
             asked = question(subject, attribution, inputs, chosen, todo.edits, todo.seed)
             if asked.layer and not any(tensor.is_floating_point() for tensor in inputs.values()):
@@ -159,6 +159,18 @@ def _attribute(
                 with timed(timings, "check_ms"):
                     verdicts = checks(asked, TABLE[type(attribution)], values, passes, balanced, request.check)
             yield _result(asked, values, outputs, balanced, verdicts)
+
+
+@contextmanager
+def _about(index: int) -> Iterator[None]:
+    """Errors are about the attribution; but an edit that fails fails at its own place, in whatever pass."""
+    try:
+        with at(f"attributions[{index}]"):
+            yield
+    except CutawayError as failure:
+        if failure.field.startswith(f"attributions[{index}].edits["):
+            failure.field = failure.field.partition(".")[2]
+        raise
 
 
 def _explained(
@@ -180,7 +192,7 @@ def _explained(
 def _probe(subject: Subject, inputs: Inputs, module: str) -> Tensor:
     with torch.no_grad(), observing(subject.tree, {}, alive=module) as seen, seen.forward():
         subject.run(inputs)
-    return living(seen, module)
+        return living(seen, module)
 
 
 def _answer(asked: Question, mode: CheckMode, timings: Timings) -> tuple[Values, Sequence[Pass]]:
@@ -190,7 +202,10 @@ def _answer(asked: Question, mode: CheckMode, timings: Timings) -> tuple[Values,
         # Where Captum puts values of its own in the layer's place, what listens there is not to stand in between.
         witness = Witness(asked, at_layer=method.own is None)
         with timed(timings, "attribution_ms"):
-            return explain(asked, witness.forward), witness.passes
+            try:
+                return explain(asked, witness.forward), witness.passes
+            finally:
+                witness.release()
     with timed(timings, "attribution_ms"):
         values = explain(asked, asked.forward)
     if mode is CheckMode.OFF:

@@ -10,10 +10,11 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
+from torch.utils.checkpoint import _StopRecomputationError
 
 from cutaway.engine.leaves import Path
 from cutaway.engine.wishes import Part
-from cutaway.errors import CutawayError
+from cutaway.errors import CutawayError, Reason, error
 from cutaway.requests import Point
 
 Gradients: TypeAlias = dict[Point, dict[Path, "Part | None"]]
@@ -107,12 +108,16 @@ class Seen:
         not the target's.
 
         Raises:
-            CutawayError: what went wrong in a hook, also where the model caught it.
+            CutawayError: what went wrong in a hook, also where the model caught it, or said it in its own words.
         """
         self._numbers = {}
         self.in_forward = True
         try:
             yield
+        except Exception as failure:
+            if self._faults:
+                raise self._faults[0] from failure
+            raise
         finally:
             self.in_forward = False
         if self._faults:
@@ -128,6 +133,12 @@ class Seen:
         except CutawayError as failure:
             self._faults.append(failure)
             raise
+        except (MemoryError, torch.OutOfMemoryError, _StopRecomputationError):
+            raise  # the last is how activation checkpointing ends a recomputation, and no failure
+        except Exception as failure:
+            fault = error(Reason.INTERNAL, f"a hook failed: {type(failure).__name__}: {failure}"[:500])
+            self._faults.append(fault)
+            raise fault from failure
         finally:
             _here.is_hook = outer
 
@@ -150,6 +161,13 @@ class Seen:
             self.missing.discard((name, point))
             if not self.missing:
                 raise Enough
+
+    def release(self) -> None:
+        """Let go of the graph. Its hooks lead back here, in a circle that Python's collector cannot see."""
+        self.gradient_roots.clear()
+        self.copied.clear()
+        self.neuron = None
+        self._faults.clear()  # a traceback holds what was on the way
 
     @property
     def stopped(self) -> bool:

@@ -114,6 +114,10 @@ class Subject:
         self.passes.count_backwards(outputs)
         return outputs
 
+    def dice(self) -> AbstractContextManager[None]:
+        """What draws random numbers inside the block draws them again afterwards."""
+        return torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else [])
+
     @contextmanager
     def until(self, deadline: float | None) -> Iterator[None]:
         """Begin no pass past ``deadline``, in Unix seconds, for as long as the block runs."""

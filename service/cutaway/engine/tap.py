@@ -109,11 +109,13 @@ class Tap:
 
     def _due(self, call: Call, point: Point, path: Path, tensor: Tensor, floating: bool) -> list[Numbered]:
         edits = due(self._edits[point], path, tensor, floating)
-        if call.number is None and any(edit.call is not None for _, edit in edits):
+        named = [number for number, edit in edits if edit.call is not None]
+        if call.number is None and named:
             raise error(
                 Reason.EDIT_INAPPLICABLE,
                 f"{self._name!r} is called several times, and again during the backward pass (activation "
                 "checkpointing), where the call that the edit names cannot be told",
+                f"edits[{named[0]}].call",
             )
         return [(number, edit) for number, edit in edits if edit.call in (None, call.number)]
 

@@ -135,6 +135,8 @@ def _top(request: TopElements, tensor: Tensor, batched: bool) -> Part:
         axis = axis_of(request.axis, tensor.shape)
         if batched and axis == 0:
             raise error(Reason.AXIS_RANGE, "axis 0 is the batch: rows are not ranked among each other", "axis")
+        if tensor.dtype is torch.bool:
+            raise error(Reason.INVALID_VALUE, "booleans have no order: their largest elements say nothing")
         if not 1 <= request.k <= tensor.shape[axis]:
             raise error(Reason.AXIS_RANGE, f"axis {axis} has {tensor.shape[axis]} elements, not {request.k}", "k")
         return Part(*tensor.topk(request.k, dim=axis))

@@ -98,7 +98,7 @@ class Question:
             return self.subject.run(inputs)[self.chosen.source]
         with observing(self.subject.tree, {}, alive=self.chosen.source) as seen, seen.forward():
             self.subject.run(inputs)
-        return living(seen, self.chosen.source)
+            return living(seen, self.chosen.source)
 
 
 def living(seen: Seen, module: str) -> Tensor:
@@ -172,6 +172,8 @@ class Witness:
         tree = self._question.subject.tree
         with observing(tree, self._taps, self._edits, copies=False, seen=self._seen), self._seen.forward():
             output = self._question.forward(*tensors)
+        if self._question.edits_gradients:
+            output = output.clone()  # an edit of the gradient here must not be taken for what the pass began with
         if output.requires_grad and not output.is_leaf:
             output.register_hook(noted.begin_backward)
         noted.output = on_host(output)
@@ -184,11 +186,14 @@ class Witness:
         with torch.set_grad_enabled(differentiate):
             given = [points[name].detach().clone() for name in self._question.explained]
             leaves = [tensor.requires_grad_() for tensor in given if differentiate and tensor.is_floating_point()]
-            before = len(self._seen.gradient_roots)
             output = self.forward(*given, *self._question.further)
-            wanted = [*map(get_gradient_edge, leaves), *self._seen.gradient_roots[before:]]
+            wanted = [*map(get_gradient_edge, leaves), *self._seen.gradient_roots]
             if differentiate and wanted and output.requires_grad:
                 gradients(self._question.chosen.of(output), wanted)
+
+    def release(self) -> None:
+        """Let go of the graphs; what was seen of them stays."""
+        self._seen.release()
 
     def _layer_calls(self) -> int:
         return len(self._seen.calls.get(self._layer, []))
@@ -207,5 +212,8 @@ def visits(
     """Passes of our own at ``points``, with ``edits`` besides the question's, and what the hooks saw of them."""
     witness = Witness(question, edits)
     for point in points:
-        witness.visit(point, differentiate)
+        try:
+            witness.visit(point, differentiate)
+        finally:
+            witness.release()
     return witness.passes

@@ -211,6 +211,8 @@ class TorchServe:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("TS_")}
         environment["PYTHONUNBUFFERED"] = "1"  # what a model prints is in the log before it crashes
         environment["CUTAWAY_MAX_MESSAGE_BYTES"] = str(self._max_message_bytes)
+        # Threads that wait for work by spinning take the cores from the other workers: 90 s became 3 s for 400 calls.
+        environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         if path := environment.get("PYTHONPATH"):  # the workers run in another directory
             environment["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, path.split(os.pathsep)))
         return environment

@@ -1,0 +1,299 @@
+"""What edits are tried on, and held against: small models, and the same edits as hooks that a person writes.
+
+A model with operators has a twin in which each operator is a module of its own, so that PyTorch's hooks can sit there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+from torch.utils.hooks import RemovableHandle
+
+import cutaway as ca
+from cutaway.requests import Point
+
+Change = Callable[[Tensor], Tensor]
+"""What an edit makes of a value or a gradient, in PyTorch's words."""
+
+POINTS = tuple(Point)
+ROWS, WIDTH, TIMES = 3, 5, 3
+TARGET = [0, 3, 1]
+"""The class explained, an example each."""
+
+
+def noise(*shape: int, seed: int = 1) -> Tensor:
+    """Seeded numbers."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+class Block(nn.Module):
+    """A layer, with operators before and behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, h: Tensor) -> Tensor:
+        h = functional.relu(h)
+        return self.inner(h) + h
+
+
+class InPlace(Block):
+    """The same function; each operator writes into what it gets, and the model goes on with that."""
+
+    def forward(self, h: Tensor) -> Tensor:
+        functional.relu(h, inplace=True)
+        g = self.inner(h)
+        g += h
+        return g
+
+
+class Thrifty(Block):
+    """The same function; what it needs for its backward pass is computed again."""
+
+    def forward(self, h: Tensor) -> Tensor:
+        return checkpoint(super().forward, h, use_reentrant=False)
+
+
+class Sum(nn.Module):
+    def forward(self, one: Tensor, other: Tensor) -> Tensor:
+        return one + other
+
+
+class Spelt(Block):
+    """The same function; each operator is a module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.relu = nn.ReLU()
+        self.add = Sum()
+
+    def forward(self, h: Tensor) -> Tensor:
+        h = self.relu(h)
+        return self.add(self.inner(h), h)
+
+
+class Net(nn.Module):
+    """[batch, 6] to [batch, 4] logits; seeded, so that a net and its twin have the same weights.
+
+    Args:
+        block: the kind of what is between the first layer and the last.
+        times: how often it is called.
+    """
+
+    def __init__(self, block: type[nn.Module] = Block, times: int = 1) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(6, WIDTH)
+        self.block = block()
+        self.last = nn.Linear(WIDTH, 4)
+        self.times = times
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        for _ in range(self.times):
+            h = self.block(h)
+        return self.last(h)
+
+
+NAMES = {
+    "first": "first",
+    "block": "block",
+    "block.inner": "block.inner",
+    "block:relu#0": "block.relu",
+    "block:add#0": "block.add",
+    "last": "last",
+}
+"""The places of a net to the modules of its twin."""
+
+PLACES = ("block.inner", "block", "block:relu#0", "block:add#0")
+"""Where edits are tried."""
+
+IN_PLACE = {
+    **{name: name for name in NAMES if ":" not in name},
+    "block:relu#0": "block.relu",
+    "block:add_#0": "block.add",
+}
+"""The same for a net that works in place."""
+
+X = noise(ROWS, 6)
+ROW, WHOLE = noise(WIDTH, seed=2).numpy(), noise(ROWS, WIDTH, seed=3).numpy()
+PERMUTATION = [2, 0, 1]
+
+VERBS: dict[str, tuple[Callable[..., ca.Edit], Change]] = {
+    "scale": (lambda **where: ca.Scale(**where, factor=-1.5), lambda v: v * -1.5),
+    "add": (lambda **where: ca.Add(**where, addend=0.75), lambda v: v + 0.75),
+    "add a row": (lambda **where: ca.Add(**where, addend=ROW), lambda v: v + torch.tensor(ROW)),
+    "add a tensor": (lambda **where: ca.Add(**where, addend=WHOLE), lambda v: v + torch.tensor(WHOLE)),
+    "replace": (lambda **where: ca.Replace(**where, tensor=WHOLE), lambda v: torch.tensor(WHOLE)),
+    "replace by a row": (lambda **where: ca.Replace(**where, tensor=ROW), lambda v: torch.tensor(ROW).repeat(ROWS, 1)),
+    "zero": (lambda **where: ca.Zero(**where), torch.zeros_like),
+    "clamp": (lambda **where: ca.Clamp(**where, minimum=-0.125, maximum=0.25), lambda v: v.clamp(-0.125, 0.25)),
+    "clamp below": (lambda **where: ca.Clamp(**where, minimum=0.0625), lambda v: v.clamp(min=0.0625)),
+    "clamp to zero": (lambda **where: ca.Clamp(**where, minimum=-0.125, maximum=0), lambda v: v.clamp(-0.125, 0.0)),
+    "clamp from zero": (lambda **where: ca.Clamp(**where, minimum=0, maximum=0.125), lambda v: v.clamp(0.0, 0.125)),
+    "clamp above": (lambda **where: ca.Clamp(**where, maximum=0.0625), lambda v: v.clamp(max=0.0625)),
+    "mix": (
+        lambda **where: ca.Mix(**where, weight=0.3, permutation=tuple(PERMUTATION)),
+        lambda v: 0.3 * v + (1 - 0.3) * v[PERMUTATION],
+    ),
+}
+"""Each verb as an edit, and as a person writes it."""
+
+
+@contextmanager
+def hooked(handles: Sequence[RemovableHandle]) -> Iterator[None]:
+    """Take the hooks off again when the block ends."""
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class Hook(NamedTuple):
+    """An edit as a person writes it: the module, the point, the change, and at which call; None is every call."""
+
+    name: str
+    point: Point
+    change: Change
+    call: int | None = None
+
+
+def written(module: nn.Module, hook: Hook, calls: int) -> RemovableHandle:
+    """The hook that does ``hook.change`` to every tensor at its point of ``module``, which runs ``calls`` times."""
+    met = iter(reversed(range(calls)) if hook.point.is_gradient else range(calls))  # backward, the last call is first
+
+    def each(values: Any) -> tuple[Any, ...]:
+        if hook.call not in (None, next(met)):
+            return tuple(values)
+        return tuple(_node(hook.change(value)) if isinstance(value, Tensor) else value for value in values)
+
+    match hook.point:
+        case Point.INPUT:
+            return module.register_forward_pre_hook(lambda _, args: each(args))
+        case Point.OUTPUT:
+            return module.register_forward_hook(lambda _, args, output: each([output])[0])
+        case Point.GRAD_INPUT:
+            return module.register_full_backward_hook(lambda _, gradient, output: each(gradient))
+        case Point.GRAD_OUTPUT:
+            return module.register_full_backward_pre_hook(lambda _, gradient: each(gradient))
+
+
+def _node(value: Tensor) -> Tensor:
+    # PyTorch's own hooks see no gradient at a constant; it has one all the same.
+    return value.requires_grad_() if torch.is_grad_enabled() and not value.requires_grad else value
+
+
+class Record(NamedTuple):
+    """One forward and one backward pass, with hooks by hand.
+
+    Attributes:
+        prediction: what the model returned.
+        inputs: the gradient at the input; None where none arrived.
+        parameters: gradients by parameter name, without those that did not arrive.
+        points: by module and point, the tensors of each call.
+    """
+
+    prediction: Tensor
+    inputs: Tensor | None
+    parameters: dict[str, Tensor]
+    points: dict[tuple[str, Point], list[list[Tensor]]]
+
+
+def by_hand(model: Net, hooks: Sequence[Hook], names: Iterable[str] = NAMES.values()) -> Record:
+    """Run ``model`` with ``hooks``, and look at all points of ``names`` with further hooks behind them."""
+    leaf, parameters = X.clone().requires_grad_(), dict[str, Tensor]()
+    points: dict[tuple[str, Point], list[list[Tensor]]] = {}
+
+    def note(name: str, point: Point) -> Callable[..., None]:
+        def hook(*given: Any) -> None:
+            values = given[{Point.INPUT: 1, Point.OUTPUT: 2, Point.GRAD_INPUT: 1, Point.GRAD_OUTPUT: 1}[point]]
+            listed = values if isinstance(values, tuple) else (values,)
+            tensors = [value.detach().clone() for value in listed if value is not None]
+            points.setdefault((name, point), []).append(tensors)
+
+        return hook
+
+    def keep(name: str) -> Callable[[Tensor], None]:
+        return lambda parameter: parameters.update({name: parameter.grad})  # type: ignore[dict-item]
+
+    modules = dict(model.named_modules())
+    handles = [written(modules[hook.name], hook, model.times) for hook in hooks]
+    for name in names:
+        handles += [
+            modules[name].register_forward_pre_hook(note(name, Point.INPUT)),
+            modules[name].register_forward_hook(note(name, Point.OUTPUT)),
+            modules[name].register_full_backward_hook(note(name, Point.GRAD_INPUT)),
+            modules[name].register_full_backward_pre_hook(note(name, Point.GRAD_OUTPUT)),
+        ]
+    handles += [each.register_post_accumulate_grad_hook(keep(name)) for name, each in model.named_parameters()]
+    with hooked(handles):
+        prediction = model(leaf)
+        prediction.gather(1, torch.tensor(TARGET)[:, None]).sum().backward()
+    model.zero_grad(set_to_none=True)
+    return Record(prediction.detach(), leaf.grad, parameters, points)
+
+
+def ask(client: ca.Client, model: str, *edits: ca.Edit, names: Mapping[str, str] = NAMES, **more: Any) -> Any:
+    """The whole reply about a net: its prediction, every point of all ``names``, and all gradients."""
+    captures = [ca.Capture(**place(name), at=POINTS) for name in names]
+    asked = {"target": TARGET, "input_gradients": True, **more}
+    whole = [*captures, ca.Capture(parameter="**")]
+    return client.inspect(model, {"x": X.numpy()}, edits=edits, captures=whole, **asked)
+
+
+def place(name: str) -> dict[str, Any]:
+    """Where a capture or an edit sits."""
+    return {"op": name} if ":" in name else {"module": name}
+
+
+def assert_same(
+    result: ca.InspectResult, record: Record, names: Mapping[str, str] = NAMES, *, zero_is_none: bool = False
+) -> None:
+    """The reply is what the hooks by hand saw, bit for bit, nothing missing and nothing more.
+
+    Args:
+        result: the reply.
+        record: what was seen by hand.
+        names: places to modules of the twin.
+        zero_is_none: whether a gradient that is zero everywhere is as good as none.
+    """
+    equal(result.predictions["output"], record.prediction)
+    pairs: dict[str, tuple[list[np.ndarray], list[Tensor]]] = {
+        "input": (list(result.input_gradients.values()), [] if record.inputs is None else [record.inputs])
+    }
+    for name in result.parameter_gradients.keys() | record.parameters.keys():
+        ours, theirs = result.parameter_gradients.get(name), record.parameters.get(name)
+        pairs[name] = ([] if ours is None else [ours], [] if theirs is None else [theirs])
+    for name, twin in names.items():
+        for point in POINTS:
+            pairs |= _calls(result.captures[name], point, record.points.get((twin, point), []), f"{point} of {name}")
+    for what, (mine, yours) in pairs.items():
+        if zero_is_none:
+            mine, yours = [each for each in mine if each.any()], [each for each in yours if each.any()]
+        assert len(mine) == len(yours), what
+        for one, other in zip(mine, yours):
+            equal(one, other, what)
+
+
+def _calls(capture: ca.ModuleCapture, point: Point, theirs: list[list[Tensor]], what: str) -> Any:
+    """Call by call, our tensors at ``point`` and theirs."""
+    if point.is_gradient:  # which the last call gets first, and the first perhaps not at all
+        theirs = [[] for _ in range(len(capture.calls) - len(theirs))] + theirs[::-1]
+    assert len(capture.calls) == len(theirs), what
+    ours = [list(call.leaves.get(point, {}).values()) for call in capture.calls]
+    return {f"{what}, call {number}": pair for number, pair in enumerate(zip(ours, theirs))}
+
+
+def equal(ours: np.ndarray, theirs: Tensor, what: str = "") -> None:
+    """The same bits."""
+    assert ours.dtype == theirs.numpy().dtype, what
+    assert np.array_equal(ours, theirs.numpy()), f"{what}: {ours} is not {theirs}"

@@ -1,0 +1,164 @@
+"""The engine's answer beside the one that is expected."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from hypothesis import assume
+from torch import Tensor, nn
+
+import cutaway as ca
+from cutaway.engine.run import inspect
+from cutaway.engine.subject import Subject
+from cutaway.results import CapturedCall, InspectResult
+from tests.fuzz.arithmetic import Part
+from tests.fuzz.asking import Question
+from tests.fuzz.graphs import build, called
+from tests.fuzz.ledger import Effect, Notes
+from tests.fuzz.reference import Expected, answer
+
+TOLERANCE = 1e-9
+
+tally: Counter[str] = Counter()
+"""How much was compared so far."""
+
+
+def check(question: Question) -> None:
+    """Ask the engine, ask the reference, compare; and look at the model afterwards."""
+    model = build(question.graph)
+    _leave_gradients(model)
+    before = state(model)
+    inputs = question.graph.inputs()
+    expected = answer(question.graph, _weights(model), inputs, question.request)
+    subject = Subject(model, lambda given: called(model, question.graph, given))
+    tally["examples"] += 1
+    result = _asked(subject, question, inputs)
+    if isinstance(result, ca.CutawayError):
+        tally[f"refused: {result.reason}"] += 1
+        assert result.reason in expected.refusals, f"{result}; expected {expected.refusals or 'an answer'}"
+    else:
+        assert not expected.refusals, f"an answer, where {expected.refusals} was expected"
+        compare(result, expected, question)
+    assert state(model) == before
+    assert all(torch.equal(each, question.graph.inputs()[name]) for name, each in inputs.items())
+
+
+def _asked(subject: Subject, question: Question, inputs: dict[str, Tensor]) -> InspectResult | ca.CutawayError:
+    try:
+        return inspect(subject, question.request, inputs)
+    except ca.CutawayError as failure:
+        return failure
+
+
+def _leave_gradients(model: nn.Module) -> None:
+    """As an owner might have: they are his, and stay."""
+    for parameter in list(model.parameters())[:1]:
+        parameter.grad = torch.ones_like(parameter)
+
+
+def _weights(model: nn.Module) -> dict[str, Tensor]:
+    return {name: each.detach().clone() for name, each in model.named_parameters()}
+
+
+TABLES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def state(model: nn.Module) -> list[Any]:
+    """Everything about a model that a request must leave as it is: bits, flags, gradients, modes, hooks."""
+    found: list[Any] = [(each.training, [list(getattr(each, table)) for table in TABLES]) for each in model.modules()]
+    for name, each in model.named_parameters():
+        gradient = None if each.grad is None else (id(each.grad), each.grad.numpy().tobytes())
+        hooks = list(each._backward_hooks or ())
+        found.append((name, id(each), each.requires_grad, each.detach().numpy().tobytes(), gradient, hooks))
+    return found
+
+
+def compare(result: InspectResult, expected: Expected, question: Question) -> None:
+    """Every number and every warning."""
+    if expected.targets is not None and result.targets is not None:
+        assume(not _tie(result, expected))
+    same("targets", result.targets, expected.targets)
+    same("target values", result.target_values, expected.target_values)
+    for name, got, wanted in (
+        ("predictions", result.predictions, expected.predictions),
+        ("unedited", result.unedited, expected.unedited),
+        ("input gradients", result.input_gradients, expected.input_gradients),
+        ("parameter gradients", result.parameter_gradients, expected.parameter_gradients),
+    ):
+        assert set(got) == set(wanted), f"{name}: {set(got)}, expected {set(wanted)}"
+        for key in wanted:
+            same(f"{name} {key}", got[key], wanted[key])
+            tally[name] += 1
+    assert set(result.captures) == set(expected.captures)
+    for name, calls in expected.captures.items():
+        compare_calls(name, result.captures[name].calls, calls)
+    compare_warnings(result, expected)
+    tally["edits"] += len(question.request.edits)
+    tally["edits that changed something"] += sum(each is Effect.CHANGED for each in expected.effects.values())
+
+
+def _tie(result: InspectResult, expected: Expected) -> bool:
+    """Whether the two chose other classes among equals: then all else differs too, and nothing is wrong."""
+    if result.targets is None or expected.targets is None or np.array_equal(result.targets, expected.targets):
+        return False
+    values = expected.target_values
+    return result.target_values is not None and values is not None and close(result.target_values, values.numpy())
+
+
+def compare_calls(name: str, got: Sequence[CapturedCall], wanted: Sequence[Notes]) -> None:
+    """All calls of one place."""
+    assert len(got) == len(wanted), f"{name}: {len(got)} calls, expected {len(wanted)}"
+    for number, (call, notes) in enumerate(zip(got, wanted)):
+        there = {(point, path) for point, leaves in call.leaves.items() for path in leaves}
+        assert there == set(notes), f"{name} call {number}: {there}, expected {set(notes)}"
+        for (point, path), part in notes.items():
+            where = f"{name} call {number} {point} {path!r}"
+            same(where, call.leaves[point][path], part.values)
+            compare_positions(where, call.positions.get(point, {}).get(path), part)
+            tally[f"captures of {'operators' if ':' in name else 'modules'} at {point}"] += 1
+
+
+def compare_positions(where: str, got: Any, part: Part) -> None:
+    """Where the largest elements were."""
+    assert (got is None) == (part.positions is None), where
+    if part.positions is not None:
+        wanted = part.positions.numpy()
+        assert got.shape == wanted.shape, where
+        assert ((got == wanted) | (wanted == -1)).all(), f"{where}: positions {got}, expected {wanted}"
+
+
+def compare_warnings(result: InspectResult, expected: Expected) -> None:
+    """Each warning that is due, and no other."""
+    got = Counter((str(each.code), each.subject) for each in result.warnings)
+    effects = {
+        **{f"edits[{number}]": effect for number, effect in expected.effects.items()},
+        "edits": expected.all_edits,
+    }
+    due = Counter(expected.warnings)
+    due.update(("EDIT_WITHOUT_EFFECT", subject) for subject, effect in effects.items() if effect <= Effect.NOTHING)
+    unclear = {subject for subject, effect in effects.items() if effect is Effect.ROUNDING}
+    for each in [key for key in (*got, *due) if key[1] in unclear]:
+        got.pop(each, None)
+        due.pop(each, None)
+    assert got == due, f"warnings {got}, expected {due}"
+
+
+def same(what: str, got: Any, wanted: Tensor | None) -> None:
+    """Assert that an array is the tensor, but for rounding."""
+    assert (got is None) == (wanted is None), f"{what}: {got}, expected {wanted}"
+    if wanted is not None:
+        assert got.shape == tuple(wanted.shape), f"{what}: shape {got.shape}, expected {tuple(wanted.shape)}"
+        assert str(got.dtype) == str(wanted.dtype).removeprefix("torch."), what
+        assert close(got, wanted.detach().numpy()), f"{what}: {got}, expected {wanted}"
+
+
+def close(got: Any, wanted: Any) -> bool:
+    """Equal but for rounding; where the answer is sent with fewer digits, for those."""
+    if got.dtype.kind != "f":
+        return bool(np.array_equal(got, wanted))
+    tolerance = TOLERANCE if got.dtype == np.float64 else 1e-6
+    return bool(np.allclose(got, wanted, rtol=tolerance, atol=tolerance, equal_nan=True))

@@ -1,0 +1,61 @@
+"""Nobody works on for a caller who is gone: the deadline inside a call, from pass to pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import cutaway as ca
+from cutaway.adapters import TensorAdapter
+from cutaway.results import InputSpec
+from cutaway.routes import worker_response
+from tests import troubled
+from tests.direct import ask, outcome, row, worker
+from tests.mixed.answers import differences, flat
+from tests.untouched import untouched
+
+X = {"x": torch.randn(3, 4, generator=torch.Generator().manual_seed(1))}
+PATIENCE_S = 0.5
+EDIT = ca.Scale("a", factor=2.0)
+EVERYTHING: dict[str, Any] = {"captures": [ca.Capture("**", at=tuple(ca.Point))], "input_gradients": True}
+
+LONG = ca.IntegratedGradients(n_steps=4096, quadrature=ca.Quadrature.RIEMANN_MIDDLE)
+SHORT = ca.IntegratedGradients(n_steps=12)
+
+
+@pytest.mark.parametrize(
+    ("tired", "asked", "field"),
+    [
+        (1, {**EVERYTHING, "edits": [EDIT], "compare": True}, ""),
+        (1, {"attributions": [LONG]}, "attributions[0]"),
+        (7, {"attributions": [LONG], "check": "off"}, "attributions[0]"),
+        (7, {"attributions": [ca.Saliency(), LONG], "check": "independent"}, "attributions[1]"),
+        (9, {"attributions": [SHORT], "check": "independent"}, "attributions[0]"),
+    ],
+    ids=["compared", "before Captum", "in Captum", "in Captum, then to be checked", "in the check"],
+)
+def test_nobody_works_past_a_deadline(tired: int, asked: dict[str, Any], field: str) -> None:
+    """Where the deadline passes while a pass is running, no other begins, be it one of ours, of Captum's or of a
+    check's; the next caller finds the model as it was."""
+    model = troubled.Sleeps()
+    served = worker(TensorAdapter(model, inputs=[InputSpec("x", "float32", (-1, 4))]))
+    first = flat(ask(served, X))
+    question = row(X, **asked, deadline_s=PATIENCE_S)
+    model.begun, model.tired, model.wakes_at = 0, tired, float(question["deadline"]) + 0.01
+    with untouched(model):
+        (found,) = map(outcome, served.answer([question]))
+    assert isinstance(found, ca.DeadlineExceeded)
+    assert found.field == field
+    assert model.begun == tired
+    assert worker_response(served.answer([{"describe": b""}])[0])
+    assert differences(flat(ask(served, X)), first) == []
+
+
+def test_a_long_path_is_no_way_around_the_deadline() -> None:
+    """The longest path that can be asked for, by the default quadrature, ends with the deadline as well."""
+    asked = row(X, attributions=[ca.IntegratedGradients(n_steps=1024)], deadline_s=0.05)
+    served = worker(troubled.Sound())
+    (found,) = map(outcome, served.answer([asked]))
+    assert isinstance(found, ca.DeadlineExceeded)
