@@ -78,7 +78,7 @@ def test_without_a_server_the_error_says_how_to_start_one() -> None:
     ("arguments", "message"),
     [
         (["IMAGE", "--attribution", "Salienci"], "no method 'Salienci'; did you mean Saliency?"),
-        (["IMAGE", "--attribution", "Zzz"], "no method 'Zzz'; there are InputXGradient, IntegratedGradients,"),
+        (["IMAGE", "--attribution", "Zzz"], "no method 'Zzz'; there are Deconvolution, FeatureAblation,"),
         (["IMAGE", "--attribution", "Saliency,absolut=true"], "Saliency has no 'absolut'; did you mean absolute?"),
         (["IMAGE", "--attribution", "Saliency,absolute=1"], "absolute: true or false, not '1'"),
         (["IMAGE", "--attribution", "IntegratedGradients,n_steps=x"], "n_steps: a whole number, not 'x'"),

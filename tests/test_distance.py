@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from cutaway.engine.distance import Distance, distance
-from cutaway.engine.references import Reference
+from cutaway.engine.evidence import Reference
 
 
 def measured(ours: Tensor, theirs: Tensor, terms: Tensor | None = None) -> Distance:

@@ -14,7 +14,8 @@ from captum import attr
 from torch import Tensor, nn
 
 import cutaway as ca
-from cutaway.engine import methods, run
+from cutaway.engine import explain as explaining
+from cutaway.engine import run
 from cutaway.engine.run import inspect
 from cutaway.engine.subject import Subject
 from cutaway.engine.targets import choose
@@ -394,7 +395,7 @@ def captum_is_told(wrong: Target) -> Iterator[None]:
         with torch.no_grad():
             read = question.read(question.inputs)
         (chosen, *_) = choose(wrong, question.chosen.source, read, question.rows)
-        return methods.explain(dataclasses.replace(question, chosen=chosen), forward)
+        return explaining.explain(dataclasses.replace(question, chosen=chosen), forward)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run, "explain", explain)

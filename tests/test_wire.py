@@ -56,14 +56,13 @@ def test_request_survives_the_wire(question: InspectRequest) -> None:
 
 
 def _unordered(question: InspectRequest) -> Any:
-    """Inputs and baselines go by name: their order is lost, and says nothing."""
-    asked = [
-        dataclasses.replace(each, baselines=_sorted(each.baselines))
-        if isinstance(each, requests.IntegratedGradients)
-        else each
-        for each in question.attributions
-    ]
+    """Inputs, baselines, masks and windows go by name: their order is lost, and says nothing."""
+    asked = [dataclasses.replace(each, **_sorted_fields(each)) for each in question.attributions]
     return canonical(dataclasses.replace(question, tensors=_sorted(question.tensors), attributions=tuple(asked)))
+
+
+def _sorted_fields(value: Any) -> dict[str, Any]:
+    return {name: _sorted(given) for name, given in vars(value).items() if isinstance(given, Mapping)}
 
 
 def _sorted(mapping: Mapping[str, Any]) -> dict[str, Any]:

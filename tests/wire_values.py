@@ -181,6 +181,10 @@ PARAMETERS: dict[str, st.SearchStrategy[Any]] = {
     "n_steps": st.integers(1, 4096),
     "quadrature": st.sampled_from(requests.Quadrature),
     "baselines": st.dictionaries(texts, numbers | tensors(), max_size=3),
+    "masks": named_tensors,
+    "windows": st.dictionaries(texts, tuples_of(SIGNED_64), max_size=3),
+    "strides": st.dictionaries(texts, tuples_of(SIGNED_64), max_size=3),
+    "n_samples": COUNT_32,
 }
 """Values for every parameter of any method; a new parameter needs a line here."""
 
@@ -208,6 +212,7 @@ questions = made(
     ),
     omit_predictions=st.booleans(),
     max_reply_bytes=st.integers(0, UNSIGNED_64),
+    seed=st.none() | st.integers(0, 2**63 - 1),
 ).map(
     lambda question: dataclasses.replace(
         question,

@@ -57,6 +57,7 @@ def question(
     check: CheckLike = CheckMode.SAME_PASS,
     predictions: bool = True,
     max_reply_bytes: int = 0,
+    seed: int | None = None,
 ) -> InspectRequest:
     """One question, from the forms that people like to write.
 
@@ -73,6 +74,8 @@ def question(
         predictions: False leaves the predictions out; where nothing but values inside the model is asked for, and each
             capture names its ``call``, forward stops behind the last of them.
         max_reply_bytes: the largest reply to accept; 0 is the server's limit.
+        seed: what methods that draw random numbers draw them from, 0 to 2**63 - 1; None draws one, which the
+            provenance states.
     """
     return InspectRequest(
         model=model,
@@ -86,6 +89,7 @@ def question(
         check=_check(check),
         omit_predictions=not predictions,
         max_reply_bytes=max_reply_bytes,
+        seed=seed,
     )
 
 

@@ -153,6 +153,10 @@ def inspect(
     no_predictions: Annotated[
         bool, typer.Option("--no-predictions", help="Leave the predictions out of the answer.")
     ] = False,
+    seed: Annotated[
+        int | None,
+        typer.Option(min=0, metavar="NUMBER", help="What methods that draw random numbers draw them from."),
+    ] = None,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", callback=_picture, help="Draw the answer: .png, .svg or .pdf.")
     ] = None,
@@ -180,6 +184,7 @@ def inspect(
             attributions=attribution or (),
             check=check,
             predictions=not no_predictions,
+            seed=seed,
         )
     screen.show(*blocks(result))
     if plot:

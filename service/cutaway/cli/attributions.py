@@ -7,7 +7,7 @@ from dataclasses import fields
 from cutaway.cli import words
 from cutaway.cli.choices import found, kinds
 from cutaway.cli.targets import target
-from cutaway.requests import Attribution, LayerAttribution
+from cutaway.requests import AtLayer, Attribution
 
 METHODS: dict[str, type[Attribution]] = dict(sorted((kind.__name__, kind) for kind in kinds(Attribution)))
 """Every method, by its name."""
@@ -25,6 +25,6 @@ def attribution(word: str) -> Attribution:
 
 def usage(kind: type[Attribution]) -> str:
     """How to ask for ``kind``, with its own parameters and their defaults."""
-    layer = ":LAYER" if issubclass(kind, LayerAttribution) else ""
-    common = [field.name for field in fields(LayerAttribution)]
+    layer = ":LAYER" if issubclass(kind, AtLayer) else ""
+    common = [field.name for field in fields(AtLayer)]
     return words.usage(f"{kind.__name__}{layer}", kind, common)

@@ -46,6 +46,7 @@ def balance(question: Question, values: Values, outputs: Outputs) -> Balance:
     """Hold the sum of ``values`` against the target's change from the baseline to ``outputs``."""
     with torch.no_grad():
         at_baseline = question.chosen.of(question.read({**question.inputs, **question.baselines}))
+    values = _once(question, values)
     return Balance(
         at_input(question, outputs),
         at_baseline.cpu().double(),
@@ -62,6 +63,15 @@ def at_input(question: Question, outputs: Outputs) -> Tensor:
         return question.chosen.of(read).cpu().double()
 
 
+def _once(question: Question, values: Values) -> Values:
+    """``values``, in which a feature of several elements counts once: each of them has the whole of it."""
+    if not question.features.numbers:
+        return values
+    return {name: values[name].cpu().double() * share for name, share in question.features.shares().items()}
+
+
 def _row_sums(values: Values, rows: int) -> Tensor:
+    if any(value.shape[:1] != (rows,) for value in values.values()):
+        return torch.full((rows,), float("nan"), dtype=torch.float64)  # axis 0 of a layer need not be the batch
     sums = [value.detach().cpu().double().reshape(rows, -1).sum(dim=1) for value in values.values()]
     return torch.stack(sums).sum(dim=0)

@@ -10,10 +10,10 @@ import torch
 
 from cutaway.engine.balance import Balance
 from cutaway.engine.distance import Distance, cosine, distance
-from cutaway.engine.methods import Method
-from cutaway.engine.references import Evidence, Silent
+from cutaway.engine.evidence import Evidence, Silent
+from cutaway.engine.method import Method
 from cutaway.engine.strayed import strayed
-from cutaway.engine.witness import Pass, Question, Values, visits
+from cutaway.engine.witness import Pass, Question, Values
 from cutaway.requests import CheckMode, CheckRequest, Point
 from cutaway.results import Check, Verdict
 
@@ -32,23 +32,25 @@ def checks(
     """Everything that raw hooks can say about ``values``, the identity first; then whether they add up."""
     made = [_identity(question, method, values, passes, request)]
     if balance is not None and method.adds_up(question.request):
-        made.append(_completeness(question, balance, request))
+        made.append(_completeness(question, method, balance, request))
     return tuple(made)
 
 
 def _identity(
     question: Question, method: Method, values: Values, passes: Sequence[Pass], request: CheckRequest
 ) -> Check:
-    due = method.points(question)
     dtype = _coarsest(question, values, passes)
     tolerance = method.tolerances.of(dtype) if request.relative_tolerance is None else request.relative_tolerance
     blank = Check(
         f"Captum's {type(question.request).__name__} with {method.identity}",
         request.mode, 0.0, 0.0, 0.0, tolerance, Verdict.INCONCLUSIVE,
     )  # fmt: skip
-    why = strayed(question, due, passes)
+    captums = request.mode is CheckMode.SAME_PASS
+    why = strayed(question, method.points(question), passes) if captums or method.own is None else ""
     if why:
         return replace(blank, verdict=Verdict.DISAGREES, reason=why)
+    if captums and method.own is not None:
+        return _identity_anew(question, method, values, request)
     calls = max(1, len(passes[-1].layer)) if passes else 1
     try:
         references = [method.reference(Evidence(question, passes, call)) for call in range(calls)]
@@ -56,8 +58,7 @@ def _identity(
         if request.mode is not CheckMode.SAME_PASS:
             return replace(blank, reason=f"the raw hooks saw nothing to compare with: {silence}")
         # Captum's own passes did not show everything (of a layer called twice, say): passes of our own do.
-        own = visits(question, due, method.differentiates)
-        return _identity(question, method, values, own, replace(request, mode=CheckMode.INDEPENDENT))
+        return _identity_anew(question, method, values, request)
     far = max((distance(values, each, tolerance, dtype) for each in references), key=_worst)
     verdict, reason = _judge(question, method, passes, far, blank, calls)
     return replace(
@@ -70,6 +71,11 @@ def _identity(
     )
 
 
+def _identity_anew(question: Question, method: Method, values: Values, request: CheckRequest) -> Check:
+    own = replace(request, mode=CheckMode.INDEPENDENT)
+    return _identity(question, method, values, method.passes(question), own)
+
+
 def _worst(far: Distance) -> float:
     return far.relative if far.relative == far.relative else float("inf")  # NaN is as far as can be
 
@@ -77,8 +83,18 @@ def _worst(far: Distance) -> float:
 def _judge(
     question: Question, method: Method, passes: Sequence[Pass], far: Distance, blank: Check, calls: int
 ) -> tuple[Verdict, str]:
+    overlooked = method.overlooked(question)
     if far.relative <= blank.tolerance:  # False for NaN
-        if method.differentiates and _no_gradient(passes):
+        if overlooked:
+            return Verdict.INCONCLUSIVE, f"{overlooked}; for this input that makes no difference"
+        if method.moot(question):
+            return Verdict.INCONCLUSIVE, method.moot(question)
+        if method.perturbs and _unmoved(question, passes):
+            return Verdict.INCONCLUSIVE, (
+                "the target is exactly the same in every pass: it does not depend on what was replaced, or what "
+                "replaces it is what was there"
+            )
+        if method.runs_backward and _no_gradient(passes):
             return Verdict.INCONCLUSIVE, (
                 "the gradient is exactly zero everywhere: either the target does not depend on this input, or the "
                 "path to it is cut (detach, round, argmax) or saturated"
@@ -96,6 +112,8 @@ def _judge(
             "two runs of the model on the same input differ: something in its forward is random (dropout that "
             "ignores eval mode?), so no explanation of it can be repeated"
         )
+    if overlooked:
+        return Verdict.DISAGREES, overlooked
     if calls > 1:
         return Verdict.DISAGREES, (
             f"the layer was called {calls} times in one forward and Captum explains one call only; "
@@ -119,13 +137,13 @@ def _coarsest(question: Question, values: Values, passes: Sequence[Pass]) -> tor
     return next((dtype for dtype in _BY_PRECISION if dtype in found), torch.float32)
 
 
-def _completeness(question: Question, balance: Balance, request: CheckRequest) -> Check:
+def _completeness(question: Question, method: Method, balance: Balance, request: CheckRequest) -> Check:
     """Sundararajan et al. 2017, proposition 1: the attributions sum to f(input) - f(baseline)."""
     balance = balance.together() if question.mixes_rows else balance
     missing = balance.delta.abs()
     scale = torch.maximum(balance.mass, balance.change.abs()).clamp(min=1e-30)
     relative = float((missing / scale).max())
-    verdict, reason = _summed(question, relative, float(missing.max()))
+    verdict, reason = _summed(question, method, relative, float(missing.max()))
     return Check(
         "the sum of the attributions with the target's change from baseline to input (completeness)",
         request.mode,
@@ -138,15 +156,24 @@ def _completeness(question: Question, balance: Balance, request: CheckRequest) -
     )
 
 
-def _summed(question: Question, relative: float, missing: float) -> tuple[Verdict, str]:
-    if question.edits_gradients:
+def _summed(question: Question, method: Method, relative: float, missing: float) -> tuple[Verdict, str]:
+    if question.edits_gradients and method.runs_backward:
         return Verdict.NOT_APPLICABLE, "gradients are edited: what is integrated is no longer the target's change"
     if relative <= COMPLETENESS_TOLERANCE:
         return Verdict.AGREES, ""
+    if math.isnan(relative):
+        return Verdict.INCONCLUSIVE, "what is attributed to each row cannot be told, or is not a number"
     steps = 2 * getattr(question.request, "n_steps", 0)
-    return Verdict.INCONCLUSIVE, (
-        f"the attributions miss {missing:.3g} of the target's change: too few steps? try n_steps={steps}"
-    )
+    around = f", unless ways to the target lead around {question.layer!r}" if question.layer else ""
+    random = "is the model random, or do its rows depend on others?"
+    why = f"too few steps? try n_steps={steps}{around}" if steps else random
+    return Verdict.INCONCLUSIVE, f"the attributions miss {missing:.3g} of the target's change: {why}"
+
+
+def _unmoved(question: Question, passes: Sequence[Pass]) -> bool:
+    with torch.no_grad():
+        seen = [question.chosen.of(each.output.to(question.subject.device)) for each in passes]
+    return all(torch.equal(seen[0], each) for each in seen[1:])
 
 
 def _no_gradient(passes: Sequence[Pass]) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cutaway.engine.references import Reference
+from cutaway.engine.evidence import Reference
 from cutaway.engine.witness import Values
 
 FAINT_ROW = 1e-6

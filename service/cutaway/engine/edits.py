@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -16,6 +17,13 @@ from cutaway.tensors import as_array
 
 Cut: TypeAlias = Callable[[Tensor], Tensor]
 """The part of a tensor that is edited."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Override(Edit):
+    """``change(value)`` instead: an edit of the engine's own, which nobody can ask for."""
+
+    change: Cut
 
 
 def _add(edit: Add, value: Tensor, cut: Cut) -> Tensor:
@@ -49,6 +57,7 @@ VERBS: dict[type[Edit], Callable[[Any, Tensor, Cut], Tensor]] = {
     Replace: lambda edit, value, cut: _given(edit.tensor, cut(value), "tensor").expand_as(cut(value)).clone(),
     Zero: lambda edit, value, cut: torch.zeros_like(cut(value)),
     Clamp: lambda edit, value, cut: cut(value).clamp(edit.minimum, edit.maximum),
+    Override: lambda edit, value, cut: edit.change(cut(value)),
     Mix: lambda edit, value, cut: (
         edit.weight * cut(value) + (1 - edit.weight) * cut(value[torch.tensor(edit.permutation, device=value.device)])
     ),

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-import torch
 from torch import nn
 
 from cutaway.engine import wanted
-from cutaway.engine.arrays import from_numpy
+from cutaway.engine.draws import fresh_seed
+from cutaway.engine.features import baseline, features
+from cutaway.engine.methods import TABLE
 from cutaway.engine.modules import ModuleTree, is_glob
 from cutaway.engine.subject import Inputs, Subject, dtype_text
 from cutaway.engine.tap import Numbered
@@ -19,16 +20,22 @@ from cutaway.engine.wishes import Wish
 from cutaway.engine.witness import Question
 from cutaway.errors import Reason, at, error
 from cutaway.requests import (
+    AtLayer,
     Attribution,
+    Deconvolution,
+    GuidedBackprop,
+    GuidedGradCam,
     InspectRequest,
-    IntegratedGradients,
     LayerAttribution,
+    LayerConductance,
+    LayerIntegratedGradients,
+    PathAttribution,
+    Perturbation,
     Point,
     PredictedClass,
     Quadrature,
     field_name,
 )
-from cutaway.tensors import Array
 
 MAX_STEPS = 4096
 
@@ -51,6 +58,7 @@ class Plan:
         gradients_of: inputs whose gradients are returned.
         differentiates: whether a backward pass is needed for captures or gradients.
         missing: what forward may stop behind; ``None`` where it must run to its end.
+        seed: what random numbers are drawn from; ``None`` where there is none and nothing draws.
     """
 
     taps: dict[str, dict[Point, Wish]]
@@ -59,6 +67,7 @@ class Plan:
     gradients_of: tuple[str, ...]
     differentiates: bool
     missing: set[tuple[str, Point]] | None
+    seed: int | None
 
 
 def plan(subject: Subject, request: InspectRequest, inputs: Inputs) -> Plan:
@@ -82,7 +91,8 @@ def plan(subject: Subject, request: InspectRequest, inputs: Inputs) -> Plan:
     stops = request.omit_predictions and not (
         differentiates or request.attributions or request.compare or request.target != PredictedClass()
     )
-    return Plan(taps, edits, parameters, gradients_of, differentiates, _missing(taps) if stops else None)
+    missing = _missing(taps) if stops else None
+    return Plan(taps, edits, parameters, gradients_of, differentiates, missing, _seed(request))
 
 
 def rows(inputs: Inputs) -> int:
@@ -97,16 +107,51 @@ def _missing(taps: dict[str, dict[Point, Wish]]) -> set[tuple[str, Point]] | Non
     return {(name, point) for name, wishes in taps.items() for point in wishes} or None
 
 
-def question(subject: Subject, attribution: Attribution, inputs: Inputs, chosen: Chosen, edits: Edits) -> Question:
+def _seed(request: InspectRequest) -> int | None:
+    draws = any(TABLE[type(attribution)].draws for attribution in request.attributions)
+    return fresh_seed() if draws and request.seed is None else request.seed
+
+
+def question(
+    subject: Subject,
+    attribution: Attribution,
+    inputs: Inputs,
+    chosen: Chosen,
+    edits: Edits,
+    seed: int | None = None,
+) -> Question:
     """``attribution``, made definite for ``inputs``."""
     changes = tuple(edit for numbered in edits.values() for _, edit in numbered)
-    if isinstance(attribution, LayerAttribution):
+    seed = seed if TABLE[type(attribution)].draws else None
+    if isinstance(attribution, Perturbation):
+        parts = features(attribution, inputs)
+        return Question(
+            subject, attribution, inputs, parts.explained, chosen, "", parts.baselines, changes, parts, seed
+        )
+    layer = subject.tree.resolve(attribution.layer) if isinstance(attribution, AtLayer) else ""
+    explained = _explained(subject, inputs, attribution)
+    baselines = _baselines(attribution, inputs, explained) if isinstance(attribution, PathAttribution) else {}
+    return Question(subject, attribution, inputs, explained, chosen, layer, baselines, changes)
+
+
+def _explained(subject: Subject, inputs: Inputs, attribution: Attribution) -> tuple[str, ...]:
+    """The inputs that are explained; of a layer method those that walk its path, or that Captum differentiates from.
+
+    Raises:
+        InvalidArgument: an input that was not sent; or one of whole numbers, between which there is no path.
+    """
+    at_ends = isinstance(attribution, LayerIntegratedGradients)  # it walks between the layer's values
+    if isinstance(attribution, LayerAttribution) and (at_ends or not isinstance(attribution, PathAttribution)):
+        _refuse_unknown(inputs, attribution.inputs)
         floating = tuple(name for name, tensor in inputs.items() if tensor.is_floating_point())
-        layer = subject.tree.resolve(attribution.layer)
-        return Question(subject, attribution, inputs, floating or tuple(inputs), chosen, layer, edits=changes)
-    explained = differentiable(subject, inputs, attribution.inputs)
-    baselines = _baselines(attribution, inputs, explained) if isinstance(attribution, IntegratedGradients) else {}
-    return Question(subject, attribution, inputs, explained, chosen, baselines=baselines, edits=changes)
+        return attribution.inputs or floating or tuple(inputs)
+    return differentiable(subject, inputs, attribution.inputs)
+
+
+def _refuse_unknown(inputs: Inputs, names: tuple[str, ...]) -> None:
+    for name in names:
+        if name not in inputs:
+            raise error(Reason.INPUT_UNKNOWN, f"no input {name!r} was sent; there are {', '.join(inputs)}", "inputs")
 
 
 def differentiable(subject: Subject, inputs: Inputs, names: tuple[str, ...]) -> tuple[str, ...]:
@@ -115,9 +160,7 @@ def differentiable(subject: Subject, inputs: Inputs, names: tuple[str, ...]) -> 
     Raises:
         InvalidArgument: ``INPUT_UNKNOWN`` or ``INPUT_NOT_DIFFERENTIABLE``.
     """
-    for name in names:
-        if name not in inputs:
-            raise error(Reason.INPUT_UNKNOWN, f"no input {name!r} was sent; there are {', '.join(inputs)}", "inputs")
+    _refuse_unknown(inputs, names)
     chosen = names or tuple(name for name, tensor in inputs.items() if tensor.is_floating_point())
     whole = [name for name in chosen or inputs if not inputs[name].is_floating_point()]
     if whole:
@@ -139,7 +182,10 @@ def embedding_hint(tree: ModuleTree) -> str:
 
 
 def _validate(subject: Subject, attribution: Attribution, inputs: Inputs, edits: Edits) -> None:
-    if isinstance(attribution, LayerAttribution):
+    if isinstance(attribution, Perturbation):
+        features(attribution, inputs)
+        return
+    if isinstance(attribution, AtLayer):
         with at(f"{field_name(type(attribution))}.layer"):
             layer = subject.tree.resolve(attribution.layer)
             if any(edit.point is Point.GRAD_OUTPUT for _, edit in edits.get(layer, ())):
@@ -147,19 +193,34 @@ def _validate(subject: Subject, attribution: Attribution, inputs: Inputs, edits:
                     Reason.EDIT_INAPPLICABLE,
                     f"the gradient at {layer!r} is edited and explained at once: Captum would read it unedited",
                 )
+    if isinstance(attribution, LayerAttribution) and not isinstance(attribution, PathAttribution):
         if attribution.inputs:
             raise error(Reason.INVALID_VALUE, "a layer method explains the layer: leave the inputs out", "inputs")
         return
-    explained = differentiable(subject, inputs, attribution.inputs)
-    if isinstance(attribution, IntegratedGradients):
+    if isinstance(attribution, (GuidedBackprop, Deconvolution, GuidedGradCam)):
+        _refuse_edited_rectifiers(subject, edits)
+    explained = _explained(subject, inputs, attribution)
+    if isinstance(attribution, PathAttribution):
         with at(field_name(type(attribution))):
             _validate_path(attribution)
             _baselines(attribution, inputs, explained)
 
 
-def _validate_path(request: IntegratedGradients) -> None:
-    gauss = request.quadrature is Quadrature.GAUSS_LEGENDRE
-    fewest, most = (1, MAX_NODES) if gauss else (2, MAX_STEPS)
+def _refuse_edited_rectifiers(subject: Subject, edits: Edits) -> None:
+    for name, numbered in edits.items():
+        gradient = any(edit.point.is_gradient for _, edit in numbered)
+        if gradient and isinstance(subject.tree.modules.get(name), nn.ReLU):
+            raise error(
+                Reason.EDIT_INAPPLICABLE,
+                f"the gradient at the nn.ReLU {name!r} is edited, and the method overrides it: it can do one only",
+            )
+
+
+def _validate_path(request: PathAttribution) -> None:
+    # A conductance is made of differences between steps: there is one point more than there are steps.
+    one = request.quadrature is Quadrature.GAUSS_LEGENDRE or isinstance(request, LayerConductance)
+    fewest = 1 if one else 2
+    most = MAX_NODES if request.quadrature is Quadrature.GAUSS_LEGENDRE else MAX_STEPS
     if not fewest <= request.n_steps <= most:
         raise error(
             Reason.INVALID_VALUE,
@@ -168,7 +229,7 @@ def _validate_path(request: IntegratedGradients) -> None:
         )
 
 
-def _baselines(request: IntegratedGradients, inputs: Inputs, explained: tuple[str, ...]) -> Inputs:
+def _baselines(request: PathAttribution, inputs: Inputs, explained: tuple[str, ...]) -> Inputs:
     with at("path.baselines.by_input"):
         for name in request.baselines:
             if name not in explained:
@@ -177,18 +238,4 @@ def _baselines(request: IntegratedGradients, inputs: Inputs, explained: tuple[st
                     f"a baseline for {name!r}, which is not explained; explained: {', '.join(explained)}",
                     name,
                 )
-        return {name: _baseline(name, request.baselines.get(name, 0.0), inputs[name]) for name in explained}
-
-
-def _baseline(name: str, given: float | Array, like: torch.Tensor) -> torch.Tensor:
-    if isinstance(given, (int, float)):
-        return torch.full_like(like, float(given))
-    if given.dtype.name != dtype_text(like):
-        raise error(Reason.INPUT_DTYPE, f"{given.dtype.name}; the input is {dtype_text(like)}", name)
-    if given.shape[1:] != like.shape[1:] or given.shape[:1] not in ((1,), like.shape[:1]):
-        raise error(
-            Reason.INPUT_SHAPE,
-            f"{list(given.shape)}; send one row for all, {[1, *like.shape[1:]]}, or one an example, {list(like.shape)}",
-            name,
-        )
-    return from_numpy(given).to(like.device).expand_as(like)
+        return {name: baseline(name, request.baselines.get(name, 0.0), inputs[name]) for name in explained}

@@ -20,7 +20,7 @@ from cutaway.engine.timed import timed
 from cutaway.engine.wishes import Wish
 from cutaway.engine.witness import Values, living
 from cutaway.errors import Reason, at, error
-from cutaway.requests import InspectRequest, LayerAttribution, Neuron, Point, PredictedClass, Target, TopK
+from cutaway.requests import AtLayer, InspectRequest, Neuron, Point, PredictedClass, Target, TopK
 from cutaway.results import Timings
 
 _ROUNDINGS = 256
@@ -90,7 +90,7 @@ def primary(subject: Subject, request: InspectRequest, inputs: Inputs, todo: Pla
 
 def _taps(subject: Subject, request: InspectRequest, todo: Plan) -> dict[str, dict[Point, Wish]]:
     # Layers to be explained are tapped at no point: only their calls are counted.
-    layers = {subject.tree.resolve(a.layer) for a in request.attributions if isinstance(a, LayerAttribution)}
+    layers = {subject.tree.resolve(a.layer) for a in request.attributions if isinstance(a, AtLayer)}
     return {**{name: dict[Point, Wish]() for name in layers}, **todo.taps}
 
 

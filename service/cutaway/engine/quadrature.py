@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
 from cutaway.requests import Quadrature
 from cutaway.tensors import Array
@@ -22,17 +23,23 @@ _gauss_legendre = lru_cache(maxsize=16)(np.polynomial.legendre.leggauss)
 
 
 def rule(quadrature: Quadrature, n: int) -> Rule:
-    """The rule with ``n`` points, from its textbook definition, in float64."""
+    """The rule with ``n`` points, from its textbook definition, in float64. Equidistant points are numbers of float32,
+    as Captum's are: others would not be its points to the last bit of a float64."""
     if quadrature is Quadrature.GAUSS_LEGENDRE:
         nodes, weights = _gauss_legendre(n)
         return Rule((nodes + 1) / 2, weights / 2)
     if quadrature is Quadrature.RIEMANN_TRAPEZOID:
         ends = np.full(n, 1 / (n - 1))
         ends[[0, -1]] /= 2
-        return Rule(np.linspace(0, 1, n), ends)
+        return Rule(_even(0.0, 1.0, n), ends)
     shift = {
         Quadrature.RIEMANN_LEFT: 0.0,
         Quadrature.RIEMANN_MIDDLE: 0.5,
         Quadrature.RIEMANN_RIGHT: 1.0,
     }[quadrature]
-    return Rule((np.arange(n) + shift) / n, np.full(n, 1 / n))
+    return Rule(_even(shift / n, 1 - (1 - shift) / n, n), np.full(n, 1 / n))
+
+
+def _even(first: float, last: float, n: int) -> Array:
+    alphas: Array = torch.linspace(first, last, n, dtype=torch.float32).double().numpy()
+    return alphas

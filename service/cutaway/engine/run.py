@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 
 import captum
 import torch
@@ -14,17 +15,18 @@ from cutaway.engine.arrays import to_numpy
 from cutaway.engine.balance import Balance, at_input, balance
 from cutaway.engine.checks import checks
 from cutaway.engine.collect import captures, classes
+from cutaway.engine.explain import explain
 from cutaway.engine.hooks import observing
-from cutaway.engine.methods import TABLE, explain
+from cutaway.engine.methods import TABLE
 from cutaway.engine.plan import Plan, plan, question, rows
 from cutaway.engine.primary import Primary, neuron_module, primary
 from cutaway.engine.seen import Seen
 from cutaway.engine.subject import Inputs, Outputs, Subject
 from cutaway.engine.targets import Chosen, choose, source
 from cutaway.engine.timed import timed
-from cutaway.engine.witness import Pass, Question, Values, Witness, living, visits
+from cutaway.engine.witness import Pass, Question, Values, Witness, living
 from cutaway.errors import CutawayError, Reason, at, error
-from cutaway.requests import Attribution, CheckMode, InspectRequest, LayerAttribution, Neuron, TopK, field_name
+from cutaway.requests import AtLayer, Attribution, CheckMode, InspectRequest, Neuron, TopK, field_name
 from cutaway.results import AttributionResult, Check, InspectResult, Provenance, Timings
 from cutaway.tensors import Array
 
@@ -76,7 +78,7 @@ def inspect(subject: Subject, request: InspectRequest, inputs: Inputs, *, until:
             *edit_warnings(todo, first.seen, effects),
             *comparison_warnings(todo, unedited, first.outputs),
         ),
-        provenance=provenance(subject),
+        provenance=replace(provenance(subject), seed=todo.seed or 0),
         timings=timings,
     )
 
@@ -96,7 +98,7 @@ def provenance(subject: Subject) -> Provenance:
 
 def _refuse_silent_layers(request: InspectRequest, subject: Subject, seen: Seen) -> None:
     for index, attribution in enumerate(request.attributions):
-        if isinstance(attribution, LayerAttribution) and not seen.calls[subject.tree.resolve(attribution.layer)]:
+        if isinstance(attribution, AtLayer) and not seen.calls[subject.tree.resolve(attribution.layer)]:
             raise error(
                 Reason.METHOD_INAPPLICABLE,
                 f"the model never called its module {attribution.layer!r}, so there is nothing to explain there",
@@ -153,7 +155,7 @@ def _attribute(
     attribution = request.attributions[index]
     with _about(index):
         for chosen in _explained(subject, request, attribution, outputs, inputs):
-            asked = question(subject, attribution, inputs, chosen, todo.edits)
+            asked = question(subject, attribution, inputs, chosen, todo.edits, todo.seed)
             if asked.layer and not any(tensor.is_floating_point() for tensor in inputs.values()):
                 subject.guard.trainable()
             values, passes = _answer(asked, request.check.mode, timings)
@@ -201,8 +203,10 @@ def _probe(subject: Subject, inputs: Inputs, module: str) -> Tensor:
 
 def _answer(asked: Question, mode: CheckMode, timings: Timings) -> tuple[Values, Sequence[Pass]]:
     """Captum's values, and the passes that raw hooks saw: Captum's own, or a second computation's."""
+    method = TABLE[type(asked.request)]
     if mode is CheckMode.SAME_PASS:
-        witness = Witness(asked)
+        # Where Captum puts values of its own in the layer's place, what listens there is not to stand in between.
+        witness = Witness(asked, at_layer=method.own is None)
         with timed(timings, "attribution_ms"):
             try:
                 return explain(asked, witness.forward), witness.passes
@@ -212,9 +216,8 @@ def _answer(asked: Question, mode: CheckMode, timings: Timings) -> tuple[Values,
         values = explain(asked, asked.forward)
     if mode is CheckMode.OFF:
         return values, ()
-    method = TABLE[type(asked.request)]
     with timed(timings, "check_ms"):
-        return values, visits(asked, method.points(asked), method.differentiates)
+        return values, method.passes(asked)
 
 
 def _result(

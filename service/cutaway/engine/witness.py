@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
+from cutaway.engine.features import Features
 from cutaway.engine.hooks import observing
 from cutaway.engine.seen import Call, Seen, on_host
 from cutaway.engine.subject import Inputs, Subject, gradients
+from cutaway.engine.tap import Numbered
 from cutaway.engine.targets import Chosen
 from cutaway.engine.wishes import watching
 from cutaway.errors import Reason, error
@@ -19,6 +22,9 @@ from cutaway.requests import Attribution, Edit, Mix, Point
 
 Values = dict[str, Tensor]
 """Attributions by name: inputs for input methods, the layer for layer methods."""
+
+Changes: TypeAlias = Mapping[str, Sequence[Numbered]]
+"""What a method changes in its passes, by module name and operator address."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,8 @@ class Question:
         layer: the layer's own name, or ``""``.
         baselines: by explained input, of the input's shape; empty for methods without.
         edits: what is changed in every pass.
+        features: what is perturbed; nothing, for methods that perturb nothing.
+        seed: what random numbers are drawn from; None where none are.
     """
 
     subject: Subject
@@ -44,6 +52,8 @@ class Question:
     layer: str = ""
     baselines: Mapping[str, Tensor] = field(default_factory=dict)
     edits: tuple[Edit, ...] = ()
+    features: Features = field(default_factory=Features)
+    seed: int | None = None
 
     @property
     def keeps_rows(self) -> bool:
@@ -132,11 +142,19 @@ class Witness:
 
     The hooks sit down anew for each pass, behind those of whoever runs it, and hook bare tensors: listening changes
     neither what the model computes nor what others' hooks see.
+
+    Args:
+        question: whose inputs and layer.
+        edits: what is changed in each pass besides, because the method is made of such passes.
+        at_layer: False listens at the inputs alone.
     """
 
-    def __init__(self, question: Question) -> None:
+    def __init__(self, question: Question, edits: Changes | None = None, *, at_layer: bool = True) -> None:
         self._question = question
-        self._taps = {question.layer: watching(Point.OUTPUT, Point.GRAD_OUTPUT)} if question.layer else {}
+        listens = bool(question.layer) and at_layer
+        self._layer = question.layer if listens else ""
+        self._taps = {question.layer: watching(Point.OUTPUT, Point.GRAD_OUTPUT)} if listens else {}
+        self._edits = edits or {}
         self._seen = Seen()
         self.passes: list[Pass] = []
 
@@ -152,14 +170,14 @@ class Witness:
                 _note_gradient(tensor, noted, name)
         before = self._layer_calls()
         tree = self._question.subject.tree
-        with observing(tree, self._taps, copies=False, seen=self._seen), self._seen.forward():
+        with observing(tree, self._taps, self._edits, copies=False, seen=self._seen), self._seen.forward():
             output = self._question.forward(*tensors)
         if self._question.edits_gradients:
             output = output.clone()  # an edit of the gradient here must not be taken for what the pass began with
         if output.requires_grad and not output.is_leaf:
             output.register_hook(noted.begin_backward)
         noted.output = on_host(output)
-        noted.layer = self._seen.calls[self._question.layer][before:] if self._question.layer else ()
+        noted.layer = self._seen.calls[self._layer][before:] if self._layer else ()
         self.passes.append(noted)
         return output
 
@@ -178,7 +196,7 @@ class Witness:
         self._seen.release()
 
     def _layer_calls(self) -> int:
-        return len(self._seen.calls.get(self._question.layer, []))
+        return len(self._seen.calls.get(self._layer, []))
 
 
 def _note_gradient(tensor: Tensor, noted: Pass, name: str) -> None:
@@ -188,9 +206,11 @@ def _note_gradient(tensor: Tensor, noted: Pass, name: str) -> None:
     tensor.register_hook(note)
 
 
-def visits(question: Question, points: Sequence[Values], differentiate: bool) -> Sequence[Pass]:
-    """Passes of our own at ``points``, and what the hooks saw of them."""
-    witness = Witness(question)
+def visits(
+    question: Question, points: Sequence[Values], differentiate: bool, edits: Changes | None = None
+) -> Sequence[Pass]:
+    """Passes of our own at ``points``, with ``edits`` besides the question's, and what the hooks saw of them."""
+    witness = Witness(question, edits)
     for point in points:
         try:
             witness.visit(point, differentiate)

@@ -9,13 +9,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from cutaway.requests.attributions import (
+    AtLayer,
     Attribution,
+    Deconvolution,
+    GuidedBackprop,
+    GuidedGradCam,
     InputXGradient,
     IntegratedGradients,
+    InternalInfluence,
     LayerActivation,
     LayerAttribution,
+    LayerConductance,
     LayerGradCam,
     LayerGradientXActivation,
+    LayerIntegratedGradients,
+    PathAttribution,
     Quadrature,
     Saliency,
     field_name,
@@ -33,6 +41,15 @@ from cutaway.requests.captures import (
     TopElements,
 )
 from cutaway.requests.edits import Add, Clamp, Edit, Mix, Replace, Scale, Zero
+from cutaway.requests.perturbations import (
+    FeatureAblation,
+    FeaturePermutation,
+    Grouped,
+    Occlusion,
+    Perturbation,
+    ShapleyValues,
+    ShapleyValueSampling,
+)
 from cutaway.requests.targets import (
     ClassIndex,
     Cotangent,
@@ -52,6 +69,7 @@ from cutaway.word import Word
 
 __all__ = [
     "Add",
+    "AtLayer",
     "Attribution",
     "AxisReduction",
     "Capture",
@@ -61,14 +79,23 @@ __all__ = [
     "ClassIndex",
     "Cotangent",
     "CrossEntropy",
+    "Deconvolution",
     "Edit",
+    "FeatureAblation",
+    "FeaturePermutation",
+    "Grouped",
+    "GuidedBackprop",
+    "GuidedGradCam",
     "InputXGradient",
     "InspectRequest",
     "IntegratedGradients",
+    "InternalInfluence",
     "LayerActivation",
     "LayerAttribution",
+    "LayerConductance",
     "LayerGradCam",
     "LayerGradientXActivation",
+    "LayerIntegratedGradients",
     "LossReduction",
     "Max",
     "Mean",
@@ -77,8 +104,11 @@ __all__ = [
     "MultiIndex",
     "Neuron",
     "Norm",
+    "Occlusion",
     "OutputNorm",
     "OutputSum",
+    "PathAttribution",
+    "Perturbation",
     "Point",
     "PointName",
     "PredictedClass",
@@ -88,6 +118,8 @@ __all__ = [
     "Replace",
     "Saliency",
     "Scale",
+    "ShapleyValueSampling",
+    "ShapleyValues",
     "Slice",
     "Target",
     "TopElements",
@@ -153,6 +185,8 @@ class InspectRequest:
         omit_predictions: leave the predictions out; where nothing but values inside the model is asked for, and each
             capture names its ``call``, forward stops behind the last of them.
         max_reply_bytes: the largest reply to accept, in bytes; 0 is the server's limit.
+        seed: what methods that draw random numbers draw them from, 0 to 2**63 - 1: the same seed gives the same answer;
+            ``None`` draws a seed, and the provenance says which.
     """
 
     model: str
@@ -167,3 +201,4 @@ class InspectRequest:
     check: CheckRequest = field(default_factory=CheckRequest)
     omit_predictions: bool = False
     max_reply_bytes: int = 0
+    seed: int | None = None

@@ -40,14 +40,19 @@ def field_name(kind: type[object]) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerAttribution(Attribution):
-    """An explanation at a layer.
+class AtLayer(Attribution):
+    """An explanation that looks at a layer.
 
     Args:
         layer: the module's name.
     """
 
     layer: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerAttribution(AtLayer):
+    """An explanation of a layer: its values have the shape of what the layer returns."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,20 +68,47 @@ class InputXGradient(Attribution):
 
 
 @dataclass(frozen=True, kw_only=True)
-class IntegratedGradients(Attribution):
-    """Gradients integrated from a baseline to the input. Sundararajan et al. 2017, arXiv:1703.01365.
+class PathAttribution(Attribution):
+    """An explanation that walks a straight path from a baseline to the input.
 
     Args:
-        n_steps: points on the path, 1 to 4096; of Gauss-Legendre to 1024.
+        n_steps: steps on the path, 1 to 4096; of Gauss-Legendre to 1024.
         baselines: by input name, a number or a tensor of one row or a row an example; default zeros.
-        quadrature: how the integral is approximated.
-        multiply_by_inputs: False leaves out the factor (input - baseline).
+        quadrature: where the path is sampled, and how the integral is approximated.
     """
 
     n_steps: int = 50
     baselines: Mapping[str, float | ArrayLike] = field(default_factory=dict)
     quadrature: Quadrature = Quadrature.GAUSS_LEGENDRE
+
+
+@dataclass(frozen=True, kw_only=True)
+class IntegratedGradients(PathAttribution):
+    """Gradients integrated from a baseline to the input. Sundararajan et al. 2017, arXiv:1703.01365.
+
+    Args:
+        multiply_by_inputs: False leaves out the factor (input - baseline).
+    """
+
     multiply_by_inputs: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class GuidedBackprop(Attribution):
+    """The gradient, of which each ``nn.ReLU`` lets only what is positive pass. Springenberg et al. 2014,
+    arXiv:1412.6806."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deconvolution(Attribution):
+    """The gradient, where each ``nn.ReLU`` is applied to what comes back instead of its own derivative. Zeiler and
+    Fergus 2013, arXiv:1311.2901."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GuidedGradCam(AtLayer):
+    """Guided backpropagation times the positive part of a layer's Grad-CAM, scaled to the input. Selvaraju et al.
+    2016, arXiv:1610.02391."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,3 +130,22 @@ class LayerGradCam(LayerAttribution):
     """
 
     relu: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerConductance(LayerAttribution, PathAttribution):
+    """How much of the target's change from the baseline to the input flows through each of a layer's units. Dhamdhere
+    et al. 2018, arXiv:1805.12233. The change is told from differences between steps, as in Shrikumar et al. 2018,
+    arXiv:1807.09946."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InternalInfluence(LayerAttribution, PathAttribution):
+    """The gradient at a layer, averaged over the path from the baseline to the input. Leino et al. 2018,
+    arXiv:1802.03788."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerIntegratedGradients(LayerAttribution, PathAttribution):
+    """Gradients integrated from a layer's value at the baseline to its value at the input, after Sundararajan et al.
+    2017, arXiv:1703.01365. Inputs of whole numbers take part too: a baseline for token ids is a tensor of ids."""

@@ -265,7 +265,7 @@ class Options(_message.Message):
     compression: Global___Compression.ValueType
     """Default: none."""
     seed: _builtins.int
-    """Seed of whatever draws random numbers. Default: none."""
+    """Seed of whatever draws random numbers, below 2**63. Default: one that is drawn, and that the provenance states."""
     max_reply_bytes: _builtins.int
     """The largest reply to accept, in bytes; a larger one is an error. Default: the server's own limit."""
     dry_run: _builtins.bool

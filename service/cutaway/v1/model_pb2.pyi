@@ -328,7 +328,7 @@ class Provenance(_message.Message):
     data_type: _tensor_pb2.DataType.ValueType
     """The parameters' floating data type."""
     seed: _builtins.int
-    """The seed in force; 0 where none was asked for."""
+    """What random numbers were drawn from: the request's seed, or one that was drawn for it; 0 where nothing drew."""
     forwards: _builtins.int
     """Forward passes run for this reply."""
     backwards: _builtins.int

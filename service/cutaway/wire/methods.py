@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from cutaway.errors import Reason, at, error
 from cutaway.requests import (
     Attribution,
+    Deconvolution,
+    GuidedBackprop,
+    GuidedGradCam,
     InputXGradient,
     IntegratedGradients,
+    InternalInfluence,
     LayerActivation,
+    LayerConductance,
     LayerGradCam,
     LayerGradientXActivation,
+    LayerIntegratedGradients,
+    PathAttribution,
     Saliency,
     Target,
 )
-from cutaway.tensors import Array, ArrayLike, as_array
 from cutaway.v1 import attribution_pb2 as pb
-from cutaway.wire import arrays, targets
+from cutaway.wire import baselines, perturbations, targets
 from cutaway.wire.enums import QUADRATURES
 from cutaway.wire.oneof import Codec, OneOf
 
@@ -48,46 +55,23 @@ def _decode_target(message: pb.AttributionRequest) -> Target | None:
         return targets.decode(message.target)
 
 
-def _encode_path(request: IntegratedGradients) -> pb.IntegratedGradients:
+def _encode_path(request: PathAttribution) -> pb.PathIntegral:
     if not 1 <= request.n_steps < 2**32:  # 0 means the default on the wire
         raise error(Reason.INVALID_VALUE, f"{request.n_steps} steps; there is at least 1", "path.n_steps")
     path = pb.PathIntegral(
         n_steps=request.n_steps, quadrature=QUADRATURES.to_wire(request.quadrature, "path.quadrature")
     )
-    for name, given in request.baselines.items():
-        path.baselines.by_input[name].CopyFrom(_encode_baseline(given))
-    return pb.IntegratedGradients(path=path, multiply_by_inputs=request.multiply_by_inputs)
-
-
-def _encode_baseline(given: float | ArrayLike) -> pb.Baseline:
-    if isinstance(given, (int, float)):
-        return pb.Baseline(scalar=given)
-    return pb.Baseline(tensor=arrays.encode(as_array(given)))
-
-
-def _decode_path(message: pb.IntegratedGradients) -> dict[str, Any]:
-    baselines: dict[str, float | Array] = {}
     with at("path"):
-        for name, given in message.path.baselines.by_input.items():
-            with at(f"baselines.by_input.{name}"):
-                baselines[name] = _decode_baseline(given)
+        baselines.encode(request.baselines, path.baselines)
+    return path
+
+
+def _path(message: Any) -> dict[str, Any]:
+    with at("path"):
+        starts = baselines.decode(message.path.baselines)
         with at("quadrature"):
             quadrature = QUADRATURES.to_plain(message.path.quadrature)
-    return {
-        "n_steps": message.path.n_steps or 50,
-        "baselines": baselines,
-        "quadrature": quadrature,
-        "multiply_by_inputs": _default_true(message, "multiply_by_inputs"),
-    }
-
-
-def _decode_baseline(given: pb.Baseline) -> float | Array:
-    if given.WhichOneof("kind") is None:
-        raise error(Reason.INVALID_VALUE, "a baseline needs a scalar or a tensor")
-    if given.HasField("tensor"):
-        with at("tensor"):
-            return arrays.decode(given.tensor)
-    return given.scalar
+    return {"n_steps": message.path.n_steps or 50, "baselines": starts, "quadrature": quadrature}
 
 
 def _default_true(message: Any, field: str) -> bool:
@@ -100,6 +84,15 @@ def _layer(message: Any) -> dict[str, Any]:
     return {"layer": message.layer}
 
 
+def _layer_path(field: str, message: Callable[..., Any]) -> Codec:
+    """A method that has a layer and a path, and nothing else."""
+    return Codec(
+        field,
+        lambda request: message(layer=request.layer, path=_encode_path(request)),
+        lambda given: {**_layer(given), **_path(given)},
+    )
+
+
 METHODS: OneOf[Attribution] = OneOf(
     "method",
     "name a method",
@@ -110,7 +103,16 @@ METHODS: OneOf[Attribution] = OneOf(
             lambda message: {"absolute": _default_true(message, "absolute")},
         ),
         InputXGradient: Codec("input_x_gradient", lambda _: pb.InputXGradient(), lambda _: {}),
-        IntegratedGradients: Codec("integrated_gradients", _encode_path, _decode_path),
+        IntegratedGradients: Codec(
+            "integrated_gradients",
+            lambda request: pb.IntegratedGradients(
+                path=_encode_path(request), multiply_by_inputs=request.multiply_by_inputs
+            ),
+            lambda message: {**_path(message), "multiply_by_inputs": _default_true(message, "multiply_by_inputs")},
+        ),
+        GuidedBackprop: Codec("guided_backprop", lambda _: pb.GuidedBackprop(), lambda _: {}),
+        Deconvolution: Codec("deconvolution", lambda _: pb.Deconvolution(), lambda _: {}),
+        GuidedGradCam: Codec("guided_grad_cam", lambda request: pb.GuidedGradCam(layer=request.layer), _layer),
         LayerActivation: Codec("layer_activation", lambda request: pb.LayerActivation(layer=request.layer), _layer),
         LayerGradientXActivation: Codec(
             "layer_gradient_x_activation",
@@ -122,5 +124,9 @@ METHODS: OneOf[Attribution] = OneOf(
             lambda request: pb.LayerGradCam(layer=request.layer, relu=request.relu),
             lambda message: {**_layer(message), "relu": message.relu},
         ),
+        LayerConductance: _layer_path("layer_conductance", pb.LayerConductance),
+        InternalInfluence: _layer_path("internal_influence", pb.InternalInfluence),
+        LayerIntegratedGradients: _layer_path("layer_integrated_gradients", pb.LayerIntegratedGradients),
+        **perturbations.CODECS,
     },
 )

@@ -26,6 +26,8 @@ def encode(request: InspectRequest) -> inspection_pb2.InspectRequest:
         raise error(Reason.INVALID_VALUE, "send tensors or raw bytes, not both", "raw")
     if not 0 <= request.max_reply_bytes < 2**64:
         raise error(Reason.INVALID_VALUE, f"{request.max_reply_bytes} bytes; from 0 up", "options.max_reply_bytes")
+    if request.seed is not None:
+        _seed(request.seed)
     message = inspection_pb2.InspectRequest(
         model=request.model,
         target=_encode_target(request.target),
@@ -40,6 +42,7 @@ def encode(request: InspectRequest) -> inspection_pb2.InspectRequest:
         options=inspection_pb2.Options(
             max_reply_bytes=request.max_reply_bytes,
             omit_predictions=request.omit_predictions,
+            seed=request.seed,
         ),
     )
     if request.raw:
@@ -81,7 +84,14 @@ def decode(data: bytes) -> InspectRequest:
         check=_decode_check(message.check),
         omit_predictions=message.options.omit_predictions,
         max_reply_bytes=message.options.max_reply_bytes,
+        seed=_seed(message.options.seed) if message.options.HasField("seed") else None,
     )
+
+
+def _seed(seed: int) -> int:
+    if not 0 <= seed < 2**63:
+        raise error(Reason.INVALID_VALUE, f"{seed}; a seed is from 0 to 2**63 - 1", "options.seed")
+    return seed
 
 
 def parsed(data: bytes) -> inspection_pb2.InspectRequest:

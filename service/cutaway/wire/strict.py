@@ -17,10 +17,12 @@ SERVED: dict[str, frozenset[str]] = {
     for message, fields in {
         "InspectRequest": "model tensors raw target captures input_gradients edits compare attributions check options",
         "AttributionRequest": "saliency input_x_gradient integrated_gradients layer_activation "
-        "layer_gradient_x_activation layer_grad_cam target inputs",
+        "layer_gradient_x_activation layer_grad_cam layer_conductance internal_influence "
+        "layer_integrated_gradients guided_backprop deconvolution guided_grad_cam "
+        "feature_ablation feature_permutation occlusion shapley_values shapley_value_sampling target inputs",
         "PathIntegral": "baselines n_steps quadrature",
         "Baseline": "scalar tensor",
-        "Options": "max_reply_bytes omit_predictions",
+        "Options": "max_reply_bytes omit_predictions seed",
     }.items()
 }
 

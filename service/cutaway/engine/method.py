@@ -1,0 +1,94 @@
+"""What a row of the table of attribution methods says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from cutaway.engine.evidence import Evidence, Reference
+from cutaway.engine.witness import Pass, Question, Values, visits
+
+
+class Tolerances(NamedTuple):
+    """The largest relative error that still agrees, by the data type that the model computes in."""
+
+    float64: float
+    float32: float
+    bfloat16: float
+    float16: float
+
+    def of(self, dtype: torch.dtype) -> float:
+        """The tolerance for ``dtype``."""
+        return float(getattr(self, str(dtype).removeprefix("torch."), self.float32))
+
+
+ONE_PASS = Tolerances(float64=1e-9, float32=1e-4, bfloat16=5e-2, float16=1e-2)
+
+# Captum keeps the weights of its quadrature in float32, whatever the input's data type.
+PATH = Tolerances(float64=1e-6, float32=1e-3, bfloat16=1e-1, float16=2e-2)
+
+
+def _nothing(_: Any) -> dict[str, Any]:
+    return {}
+
+
+def _never(_: Any) -> bool:
+    return False
+
+
+def _nought(_: Any) -> str:
+    return ""
+
+
+@dataclass(frozen=True)
+class Method:
+    """One row.
+
+    Attributes:
+        captum: the class that answers.
+        reference: what the answer must equal, from raw hook outputs.
+        points: the inputs that Captum must visit.
+        identity: the same in words.
+        settings: arguments of the Captum class, from the question.
+        options: arguments of its ``attribute``, from the question.
+        differentiates: whether the method has a target.
+        perturbs: whether it has forward passes only, on changed inputs.
+        draws: whether it draws random numbers, and needs a seed.
+        moot: why the answer says nothing about this question, whatever it is; ``""`` where it does.
+        adds_up: whether, with these parameters, attributions sum to the target's change from the baseline.
+        tolerances: how closely answer and reference must match.
+        own: passes of our own that the reference is made of, where Captum overrides what flows through the model: its
+            passes cannot prove that the override took place. None: whichever passes visit the points will do.
+        overlooked: what Captum leaves out in this model, in words, so that not even a match proves its answer.
+        applies_to_modules: whether Captum must be given modules, and not a function, because it hooks them itself.
+    """
+
+    captum: Callable[..., Any]
+    reference: Callable[[Evidence], Reference]
+    points: Callable[[Question], list[Values]]
+    identity: str
+    settings: Callable[[Any], dict[str, Any]] = _nothing
+    options: Callable[[Question], dict[str, Any]] = _nothing
+    differentiates: bool = True
+    perturbs: bool = False
+    draws: bool = False
+    moot: Callable[[Question], str] = _nought
+    adds_up: Callable[[Any], bool] = _never
+    tolerances: Tolerances = ONE_PASS
+    own: Callable[[Question], Sequence[Pass]] | None = None
+    overlooked: Callable[[Question], str] = _nought
+    applies_to_modules: bool = False
+
+    def passes(self, question: Question) -> Sequence[Pass]:
+        """Passes of our own that the reference can be told from."""
+        if self.own is not None:
+            return self.own(question)
+        return visits(question, self.points(question), self.runs_backward)
+
+    @property
+    def runs_backward(self) -> bool:
+        """Whether gradients are taken."""
+        return self.differentiates and not self.perturbs

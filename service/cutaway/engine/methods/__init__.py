@@ -1,0 +1,13 @@
+"""The table of attribution methods: a new method is a new row, in the file of its family.
+
+A row says which Captum class answers it, with which arguments; which reference from raw hook outputs its answer must
+equal, and how closely; and whether its attributions must add up.
+"""
+
+from __future__ import annotations
+
+from cutaway.engine.method import Method
+from cutaway.engine.methods import backprop, gradients, paths, perturbations
+from cutaway.requests import Attribution
+
+TABLE: dict[type[Attribution], Method] = {**gradients.ROWS, **backprop.ROWS, **paths.ROWS, **perturbations.ROWS}

@@ -1,0 +1,102 @@
+"""Methods that walk a path from a baseline to the input."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from captum import attr
+
+from cutaway.engine.method import PATH, Method
+from cutaway.engine.references import paths as references
+from cutaway.engine.witness import Question, Values
+from cutaway.errors import Reason, error
+from cutaway.requests import (
+    Add,
+    Attribution,
+    Edit,
+    IntegratedGradients,
+    InternalInfluence,
+    LayerConductance,
+    LayerIntegratedGradients,
+    Mix,
+    Replace,
+)
+
+CAPTUM_ROWS_A_PASS = 64
+"""Captum walks a path in passes of about this many rows, so that memory does not grow with the number of steps."""
+
+
+def _path_options(question: Question) -> dict[str, Any]:
+    request: Any = question.request
+    return {
+        "baselines": tuple(question.baselines[name] for name in question.explained),
+        "n_steps": request.n_steps,
+        "method": request.quadrature.value,
+        "internal_batch_size": question.rows if question.keeps_rows else max(CAPTUM_ROWS_A_PASS, question.rows),
+    }
+
+
+def _conductance_rows(question: Question) -> int:
+    """Rows of a pass of `LayerConductance`: two steps are the fewest, since Captum takes their difference."""
+    return max(CAPTUM_ROWS_A_PASS, 2 * question.rows)
+
+
+def _conductance_points(question: Question) -> list[Values]:
+    return references.through_steps(question, _conductance_rows(question))
+
+
+def _conductance_options(question: Question) -> dict[str, Any]:
+    if question.chosen.bound or any(map(_tells_rows_apart, question.edits)):
+        raise error(
+            Reason.METHOD_INAPPLICABLE,
+            "Captum's LayerConductance runs several steps in one pass: rows have no numbers of their own there, in "
+            "edits or in the target; ask InternalInfluence or LayerIntegratedGradients, or class targets",
+        )
+    return {**_path_options(question), "internal_batch_size": _conductance_rows(question)}
+
+
+def _tells_rows_apart(edit: Edit) -> bool:
+    holds_tensor = isinstance(edit, Replace) or (isinstance(edit, Add) and not isinstance(edit.addend, (int, float)))
+    return bool(edit.rows or edit.slices or holds_tensor or isinstance(edit, Mix))
+
+
+ROWS: dict[type[Attribution], Method] = {
+    IntegratedGradients: Method(
+        attr.IntegratedGradients,
+        references.integrated_gradients,
+        references.on_path,
+        "(x - baseline) * the weighted sum of the raw gradients on the path",
+        settings=lambda request: {"multiply_by_inputs": request.multiply_by_inputs},
+        options=_path_options,
+        adds_up=lambda request: bool(request.multiply_by_inputs),
+        tolerances=PATH,
+    ),
+    InternalInfluence: Method(
+        attr.InternalInfluence,
+        references.internal_influence,
+        references.on_path,
+        "the weighted sum of the layer's raw gradients on the path",
+        options=_path_options,
+        tolerances=PATH,
+    ),
+    LayerConductance: Method(
+        attr.LayerConductance,
+        references.layer_conductance,
+        _conductance_points,
+        "the sum of the layer's raw gradients * the change of its raw output, step by step on the path",
+        options=_conductance_options,
+        adds_up=lambda _: True,
+        tolerances=PATH,
+    ),
+    LayerIntegratedGradients: Method(
+        attr.LayerIntegratedGradients,
+        references.layer_integrated_gradients,
+        references.layer_steps,
+        "(raw output at x - raw output at the baseline) * the weighted sum of the layer's raw gradients, its output "
+        "replaced on the way from one to the other",
+        options=_path_options,
+        adds_up=lambda _: True,
+        tolerances=PATH,
+        own=references.layer_path,
+    ),
+}

@@ -1,0 +1,130 @@
+"""Integrals of the gradient along a path."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from cutaway.engine.arrays import to_numpy
+from cutaway.engine.evidence import Evidence, Reference, Silent, host
+from cutaway.engine.quadrature import rule
+from cutaway.engine.seen import Call
+from cutaway.engine.witness import Pass, Question, Values, visits
+from cutaway.requests import IntegratedGradients, PathAttribution, Point, Replace
+
+
+def on_path(question: Question) -> list[Values]:
+    """``baseline + alpha * (input - baseline)``, for each alpha of the quadrature."""
+    request = cast(PathAttribution, question.request)
+    return _points(question, [float(alpha) for alpha in rule(request.quadrature, request.n_steps).alphas])
+
+
+def _points(question: Question, alphas: Sequence[float]) -> list[Values]:
+    ends = [(name, question.inputs[name], question.baselines[name]) for name in question.explained]
+    return [{name: start + alpha * (end - start) for name, end, start in ends} for alpha in alphas]
+
+
+def integrated_gradients(evidence: Evidence) -> Reference:
+    """``(x - x0) * sum over k of weight_k * df/dx at the k-th point of the path``."""
+    question = evidence.question
+    request = cast(IntegratedGradients, question.request)
+    values, terms = {}, {}
+    for name in question.explained:
+        gradients = evidence.gradients(name)
+        steps = gradients.reshape(request.n_steps, question.rows, *gradients.shape[1:])
+        span = host(question.inputs[name]) - host(question.baselines[name])
+        factor = span if request.multiply_by_inputs else torch.ones_like(span)
+        values[name] = _integral(request, steps) * factor
+        terms[name] = _integral(request, steps.abs()) * factor.abs()
+    return Reference(values, terms)
+
+
+def _integral(request: PathAttribution, steps: Tensor) -> Tensor:
+    """[steps, ...] to [...]: the quadrature's weighted sum."""
+    weights = torch.from_numpy(rule(request.quadrature, request.n_steps).weights)
+    integral: Tensor = torch.tensordot(weights, steps, dims=1)
+    return integral
+
+
+def internal_influence(evidence: Evidence) -> Reference:
+    """``sum over k of weight_k * df/da at the k-th point of the path``, for the layer's output ``a``."""
+    request = cast(PathAttribution, evidence.question.request)
+    steps = evidence.steps(Point.GRAD_OUTPUT)
+    return Reference(
+        {name: _integral(request, each) for name, each in steps.items()},
+        {name: _integral(request, each.abs()) for name, each in steps.items()},
+    )
+
+
+def through_steps(question: Question, rows_a_pass: int) -> list[Values]:
+    """One point more than there are steps. Captum runs them in several passes, each of which begins with the point
+    that the one before ended with."""
+    request = cast(PathAttribution, question.request)
+    alphas = [float(alpha) for alpha in rule(request.quadrature, request.n_steps + 1).alphas]
+    steps = max(1, rows_a_pass // question.rows - 1)
+    passes = [alphas[start : start + steps + 1] for start in range(0, request.n_steps, steps)]
+    return _points(question, [alpha for each in passes for alpha in each])
+
+
+def layer_conductance(evidence: Evidence) -> Reference:
+    """``sum over k of df/da at the k-th point of the path * (a at the next point - a at this one)``. A point that is
+    visited twice in a row adds nothing."""
+    gradients = evidence.steps(Point.GRAD_OUTPUT)
+    values, terms = {}, {}
+    for name, outputs in evidence.steps(Point.OUTPUT).items():
+        flows = gradients[name][:-1] * outputs.diff(dim=0)
+        values[name] = flows.sum(dim=0)
+        # The rounding of a sum of differences is that of its ends.
+        terms[name] = flows.abs().sum(dim=0) + (gradients[name] * outputs).abs().amax(dim=0)
+    return Reference(values, terms)
+
+
+def layer_steps(question: Question) -> list[Values]:
+    """The input and the baseline, and the input again for each step, where the layer's output is replaced."""
+    request = cast(PathAttribution, question.request)
+    end = {name: question.inputs[name] for name in question.explained}
+    start = {name: question.baselines[name] for name in question.explained}
+    return [end, start, *[end] * request.n_steps]
+
+
+def layer_path(question: Question) -> Sequence[Pass]:
+    """A pass at the input, one at the baseline; then for each call of the layer the steps between what it returned
+    in the two."""
+    request = cast(PathAttribution, question.request)
+    end, start, *_ = layer_steps(question)
+    ends = visits(question, [end, start], differentiate=False)
+    passes = list(ends)
+    for number, (last, first) in enumerate(zip(ends[0].layer, ends[1].layer)):
+        for alpha in rule(request.quadrature, request.n_steps).alphas:
+            edits = {question.layer: list(enumerate(_replaced(number, first, last, float(alpha))))}
+            passes += visits(question, [end], differentiate=True, edits=edits)
+    return passes
+
+
+def _replaced(number: int, first: Call, last: Call, alpha: float) -> Iterator[Replace]:
+    starts, ends = first.at(Point.OUTPUT), last.at(Point.OUTPUT)
+    for path, start in starts.items():
+        if path not in ends or ends[path].shape != start.shape:
+            raise Silent("the layer returns other tensors for the baseline than for the input")
+        if start.is_floating_point():
+            tensor = to_numpy(start + alpha * (ends[path] - start))
+            yield Replace(call=number, path=path, tensor=tensor)
+
+
+def layer_integrated_gradients(evidence: Evidence) -> Reference:
+    """``(a(x) - a(x0)) * sum over k of weight_k * df/da``, where the layer's output is ``a(x0) + alpha_k * (a(x) -
+    a(x0))``, and all else is as at ``x``."""
+    request = cast(PathAttribution, evidence.question.request)
+    last, first = (Evidence(evidence.question, evidence.passes[k : k + 1], evidence.call) for k in (0, 1))
+    begin = 2 + evidence.call * request.n_steps
+    on_way = Evidence(evidence.question, evidence.passes[begin : begin + request.n_steps], evidence.call)
+    starts, values, terms = first.layer(Point.OUTPUT), {}, {}
+    gradients = on_way.steps(Point.GRAD_OUTPUT)
+    for name, end in last.layer(Point.OUTPUT).items():
+        span = end - starts[name]
+        values[name] = span * _integral(request, gradients[name])
+        terms[name] = (end.abs() + starts[name].abs()) * _integral(request, gradients[name].abs())
+    return Reference(values, terms)

@@ -1,0 +1,88 @@
+"""Explanations from what changes when parts of the inputs are replaced: no gradient is needed, and none is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from cutaway.requests.attributions import Attribution
+from cutaway.tensors import ArrayLike
+
+
+@dataclass(frozen=True, kw_only=True)
+class Perturbation(Attribution):
+    """An explanation from forward passes on changed inputs; inputs that are no floats can be named too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grouped(Perturbation):
+    """A perturbation of features.
+
+    Args:
+        masks: by input name, the number of the feature that each element belongs to, integers of one row or a row an
+            example; equal numbers in several inputs are one feature. Default: each element is a feature.
+    """
+
+    masks: Mapping[str, ArrayLike] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureAblation(Grouped):
+    """What changes when a feature is replaced by its baseline. Zeiler and Fergus 2013, arXiv:1311.2901, did so with
+    parts of images.
+
+    Args:
+        baselines: by input name, a number or a tensor of one row or a row an example; default zeros.
+    """
+
+    baselines: Mapping[str, float | ArrayLike] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Occlusion(Perturbation):
+    """What changes when a window is replaced by a baseline, averaged over the windows that an element lies in.
+    Zeiler and Fergus 2013, arXiv:1311.2901.
+
+    Args:
+        windows: by input name, the window's size along each axis behind the batch; one for each input explained.
+        strides: by input name, how far the window moves along each of these axes; default 1.
+        baselines: by input name, a number or a tensor of one row or a row an example; default zeros.
+    """
+
+    windows: Mapping[str, tuple[int, ...]]
+    strides: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    baselines: Mapping[str, float | ArrayLike] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeaturePermutation(Grouped):
+    """What changes when a feature's values are exchanged between the rows of the batch, at random: give the request a
+    seed to see the same again. Fisher et al. 2018, arXiv:1801.01489."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShapleyValues(Grouped):
+    """What a feature adds to the target, on average over all orders in which features can be added to the baseline.
+    Shapley 1953, doi:10.1515/9781400881970-018.
+
+    Args:
+        baselines: what an absent feature is: by input name, a number or a tensor of one row or a row an example;
+            default zeros.
+    """
+
+    baselines: Mapping[str, float | ArrayLike] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShapleyValueSampling(Grouped):
+    """The same over orders drawn at random: give the request a seed to see the same again. Castro et al. 2009,
+    doi:10.1016/j.cor.2008.04.004.
+
+    Args:
+        baselines: what an absent feature is: by input name, a number or a tensor of one row or a row an example;
+            default zeros.
+        n_samples: orders drawn, at least 1.
+    """
+
+    baselines: Mapping[str, float | ArrayLike] = field(default_factory=dict)
+    n_samples: int = 25
