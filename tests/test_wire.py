@@ -126,7 +126,8 @@ def test_everything_travels(base: type, codecs: Mapping[type, Codec]) -> None:
     """Everything that Python can ask for has a way over the wire, in a field of its own."""
 
     def leaves(kind: type) -> Iterator[type]:
-        below: list[type] = kind.__subclasses__()
+        narrower: list[type] = kind.__subclasses__()
+        below = [each for each in narrower if each.__module__.startswith("cutaway.requests")]
         yield from (leaf for each in below for leaf in leaves(each)) if below else [kind]
 
     assert set(leaves(base)) == set(codecs)
@@ -274,7 +275,7 @@ WRONG: dict[str, tuple[inspection_pb2.InspectRequest, Reason, str, str]] = {
         asked(attributions=[{"integrated_gradients": {"path": {"baselines": {"by_input": {"x": {}}}}}}]),
         Reason.INVALID_VALUE,
         "attributions[0].integrated_gradients.path.baselines.by_input.x",
-        "a baseline needs a scalar or a tensor",
+        "nothing; this method takes a scalar, a tensor or a token id",
     ),
     "no class of an attribution": (
         asked(attributions=[{"saliency": {}}, {"saliency": {}, "target": {"class_index": {}}}]),

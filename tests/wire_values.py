@@ -12,7 +12,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from cutaway import requests, results
-from cutaway.requests import Capture, Edit, InspectRequest, Point
+from cutaway.requests import Attribution, Capture, Edit, InspectRequest, Point
 from cutaway.results import CapturedCall, InspectResult, ModelDetail, ModuleCapture
 from cutaway.tensors import DTYPES, Array, dtype_name, to_bytes
 from cutaway.wire.methods import METHODS
@@ -171,6 +171,7 @@ edits = st.one_of(
     edited(requests.Mix, weight=st.floats(0, 1), permutation=tuples_of(UNSIGNED_32)),
 )
 
+spreads = st.floats(min_value=0, exclude_min=True, allow_infinity=False)
 PARAMETERS: dict[str, st.SearchStrategy[Any]] = {
     "target": st.none() | targets,
     "inputs": tuples_of(texts),
@@ -180,20 +181,48 @@ PARAMETERS: dict[str, st.SearchStrategy[Any]] = {
     "multiply_by_inputs": st.booleans(),
     "n_steps": st.integers(1, 4096),
     "quadrature": st.sampled_from(requests.Quadrature),
-    "baselines": st.dictionaries(texts, numbers | tensors(), max_size=3),
+    "baselines": st.dictionaries(texts, numbers | tensors() | SIGNED_64.map(requests.TokenId), max_size=3),
     "masks": named_tensors,
     "windows": st.dictionaries(texts, tuples_of(SIGNED_64), max_size=3),
     "strides": st.dictionaries(texts, tuples_of(SIGNED_64), max_size=3),
     "n_samples": COUNT_32,
+    "max_delta": st.none() | st.floats(min_value=0),
+    "baseline": numbers,
+    "stdev": numbers,
+    "neuron": made(requests.Neuron, output=st.just(""), module=names, index=tuples_of(SIGNED_64)),
+    "rules": st.dictionaries(
+        texts,
+        st.one_of(
+            made(requests.Epsilon, epsilon=numbers),
+            made(requests.Gamma, gamma=numbers),
+            made(requests.AlphaOneBetaZero),
+            made(requests.RelevanceIdentity),
+        ),
+        max_size=3,
+    ),
+    "noise": st.none()
+    | made(
+        requests.NoiseTunnel,
+        combination=st.sampled_from(requests.Combination),
+        n_samples=COUNT_32,
+        stdev=st.floats(min_value=0, allow_infinity=False),
+    ),
+    "metrics": tuples_of(
+        made(requests.Infidelity, n_samples=COUNT_32, stdev=spreads)
+        | made(requests.SensitivityMax, n_samples=COUNT_32, radius=spreads)
+    ),
 }
 """Values for every parameter of any method; a new parameter needs a line here."""
 
-attributions = st.one_of(
-    [
-        made(kind, **{field.name: PARAMETERS[field.name] for field in dataclasses.fields(kind)})
-        for kind in METHODS.codecs
-    ]
-)
+
+def _parameters(kind: type[Attribution]) -> dict[str, st.SearchStrategy[Any]]:
+    found = {field.name: PARAMETERS[field.name] for field in dataclasses.fields(kind)}
+    if issubclass(kind, requests.Expectation):
+        found["baselines"] = named_tensors
+    return found
+
+
+attributions = st.one_of([made(kind, **_parameters(kind)) for kind in METHODS.codecs])
 questions = made(
     InspectRequest,
     model=names,
@@ -205,6 +234,13 @@ questions = made(
     edits=tuples_of(edits),
     compare=st.booleans(),
     attributions=tuples_of(attributions),
+    explain_if=st.none()
+    | made(
+        requests.ExplainIf,
+        probability_at_least=st.none() | st.floats(0, 1),
+        probability_at_most=st.none() | st.floats(0, 1),
+        classes=tuples_of(SIGNED_64),
+    ),
     check=made(
         requests.CheckRequest,
         mode=st.sampled_from(requests.CheckMode),
@@ -255,6 +291,7 @@ checks = made(
     tolerance=numbers,
     verdict=st.sampled_from(results.Verdict),
     reason=texts,
+    cause=st.none() | st.sampled_from(results.Cause),
 )
 provenances = made(
     results.Provenance,
@@ -295,6 +332,22 @@ without_targets = made(
             value_at_baseline=vectors(numbers, np.float64),
             targets=vectors(SIGNED_64, np.int64),
             checks=tuples_of(checks),
+            n_steps=UNSIGNED_32,
+            tokens=st.none()
+            | made(
+                results.TokenAttribution,
+                input=texts,
+                ids=tensors(),
+                values=tensors(),
+                texts=tuples_of(tuples_of(texts)),
+            ),
+            metrics=tuples_of(
+                made(
+                    results.MetricResult,
+                    name=texts,
+                    values=st.lists(numbers, max_size=3).map(lambda row: np.array(row, np.float64)),
+                )
+            ),
         )
     ),
     warnings=tuples_of(

@@ -6,11 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor, nn
 
+from cutaway.engine.asking import embedding_hint
 from cutaway.engine.collect import named
 from cutaway.engine.edits import same
 from cutaway.engine.modules import ModuleTree, compiled, is_glob
 from cutaway.engine.operators import is_address, nearest
-from cutaway.engine.plan import Plan, embedding_hint
+from cutaway.engine.plan import Plan
 from cutaway.engine.seen import Call, Seen
 from cutaway.engine.subject import Outputs
 from cutaway.engine.wishes import Wish

@@ -8,14 +8,16 @@ from dataclasses import replace
 
 import torch
 
+from cutaway.engine import causes
 from cutaway.engine.balance import Balance
 from cutaway.engine.distance import Distance, cosine, distance
 from cutaway.engine.evidence import Evidence, Silent
+from cutaway.engine.finding import Finding
 from cutaway.engine.method import Method
 from cutaway.engine.strayed import strayed
 from cutaway.engine.witness import Pass, Question, Values
 from cutaway.requests import CheckMode, CheckRequest, Point
-from cutaway.results import Check, Verdict
+from cutaway.results import Cause, Check, Verdict
 
 COMPLETENESS_TOLERANCE = 0.02
 """How much of the attributions' total magnitude may be missing before the number of steps is in doubt."""
@@ -48,7 +50,7 @@ def _identity(
     captums = request.mode is CheckMode.SAME_PASS
     why = strayed(question, method.points(question), passes) if captums or method.own is None else ""
     if why:
-        return replace(blank, verdict=Verdict.DISAGREES, reason=why)
+        return replace(blank, verdict=Verdict.DISAGREES, reason=why, cause=Cause.OTHER_PASSES)
     if captums and method.own is not None:
         return _identity_anew(question, method, values, request)
     calls = max(1, len(passes[-1].layer)) if passes else 1
@@ -56,18 +58,20 @@ def _identity(
         references = [method.reference(Evidence(question, passes, call)) for call in range(calls)]
     except Silent as silence:
         if request.mode is not CheckMode.SAME_PASS:
-            return replace(blank, reason=f"the raw hooks saw nothing to compare with: {silence}")
+            why = f"the raw hooks saw nothing to compare with: {silence}"
+            return replace(blank, reason=why, cause=Cause.NOTHING_SEEN)
         # Captum's own passes did not show everything (of a layer called twice, say): passes of our own do.
         return _identity_anew(question, method, values, request)
     far = max((distance(values, each, tolerance, dtype) for each in references), key=_worst)
-    verdict, reason = _judge(question, method, passes, far, blank, calls)
+    verdict, finding = _judge(question, method, passes, far, blank, calls)
     return replace(
         blank,
         max_absolute_error=far.absolute,
         max_relative_error=far.relative,
         cosine=far.cosine,
         verdict=verdict,
-        reason=reason,
+        reason=finding.reason if finding else "",
+        cause=finding.cause if finding else None,
     )
 
 
@@ -82,46 +86,60 @@ def _worst(far: Distance) -> float:
 
 def _judge(
     question: Question, method: Method, passes: Sequence[Pass], far: Distance, blank: Check, calls: int
-) -> tuple[Verdict, str]:
-    overlooked = method.overlooked(question)
+) -> tuple[Verdict, Finding | None]:
     if far.relative <= blank.tolerance:  # False for NaN
-        if overlooked:
-            return Verdict.INCONCLUSIVE, f"{overlooked}; for this input that makes no difference"
-        if method.moot(question):
-            return Verdict.INCONCLUSIVE, method.moot(question)
-        if method.perturbs and _unmoved(question, passes):
-            return Verdict.INCONCLUSIVE, (
-                "the target is exactly the same in every pass: it does not depend on what was replaced, or what "
-                "replaces it is what was there"
-            )
-        if method.runs_backward and _no_gradient(passes):
-            return Verdict.INCONCLUSIVE, (
-                "the gradient is exactly zero everywhere: either the target does not depend on this input, or the "
-                "path to it is cut (detach, round, argmax) or saturated"
-            )
-        return Verdict.AGREES, ""
-    if far.undefined:
-        return Verdict.INCONCLUSIVE, "neither is a finite number in the same places: the gradient is not defined there"
-    if far.rounding:
-        return Verdict.INCONCLUSIVE, (
-            "the terms of the attribution cancel: what is left of them is rounding, and explains nothing at this "
-            "precision"
-        )
-    if blank.mode is CheckMode.INDEPENDENT and _random(question):
-        return Verdict.INCONCLUSIVE, (
-            "two runs of the model on the same input differ: something in its forward is random (dropout that "
-            "ignores eval mode?), so no explanation of it can be repeated"
-        )
-    if overlooked:
-        return Verdict.DISAGREES, overlooked
+        doubt = _doubt(question, method, passes)
+        return (Verdict.AGREES if doubt is None else Verdict.INCONCLUSIVE), doubt
+    if far.undefined or far.rounding:
+        return Verdict.INCONCLUSIVE, _UNDEFINED if far.undefined else _ROUNDING
+    if blank.mode is CheckMode.INDEPENDENT and (random := causes.random_forward(question)):
+        return Verdict.INCONCLUSIVE, random
+    return Verdict.DISAGREES, _fault(question, method, far, calls)
+
+
+def _doubt(question: Question, method: Method, passes: Sequence[Pass]) -> Finding | None:
+    """Why a match proves nothing."""
+    if overlooked := method.overlooked(question):
+        return Finding(overlooked.cause, f"{overlooked.reason}; for this input that makes no difference")
+    if moot := method.moot(question):
+        return moot
+    if method.perturbs and _unmoved(question, passes):
+        return _UNMOVED
+    if method.runs_backward and _no_gradient(passes):
+        return causes.no_gradient(question)
+    return None
+
+
+def _fault(question: Question, method: Method, far: Distance, calls: int) -> Finding:
+    """Why the two do not match."""
+    if overlooked := method.overlooked(question):
+        return overlooked
     if calls > 1:
-        return Verdict.DISAGREES, (
-            f"the layer was called {calls} times in one forward and Captum explains one call only; "
-            "captures have every call"
+        return Finding(
+            Cause.MODULE_REUSED,
+            f"the layer was called {calls} times in one forward and Captum explains one call only; captures have every "
+            "call",
         )
     if not math.isfinite(far.relative):
-        return Verdict.DISAGREES, "one of the two is not finite where the other is, or their shapes differ"
-    return Verdict.DISAGREES, "the attribution is not what the raw hooks saw; do not rely on it"
+        return Finding(
+            Cause.NOT_FINITE,
+            "one of the two is not finite where the other is, or their shapes differ; do not rely on it",
+        )
+    return Finding(Cause.UNKNOWN, "the attribution is not what the raw hooks saw; do not rely on it")
+
+
+_UNDEFINED = Finding(
+    Cause.NOT_FINITE, "neither is a finite number in the same places: the gradient is not defined there"
+)
+_ROUNDING = Finding(
+    Cause.CANCELLATION,
+    "the terms of the attribution cancel: what is left of them is rounding, and explains nothing at this precision",
+)
+_UNMOVED = Finding(
+    Cause.NOTHING_CHANGED,
+    "the target is exactly the same in every pass: it does not depend on what was replaced, or what replaces it is "
+    "what was there",
+)
 
 
 _BY_PRECISION = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
@@ -143,7 +161,7 @@ def _completeness(question: Question, method: Method, balance: Balance, request:
     missing = balance.delta.abs()
     scale = torch.maximum(balance.mass, balance.change.abs()).clamp(min=1e-30)
     relative = float((missing / scale).max())
-    verdict, reason = _summed(question, method, relative, float(missing.max()))
+    verdict, finding = _summed(question, method, relative, float(missing.max()))
     return Check(
         "the sum of the attributions with the target's change from baseline to input (completeness)",
         request.mode,
@@ -152,22 +170,26 @@ def _completeness(question: Question, method: Method, balance: Balance, request:
         cosine=cosine(balance.total, balance.change),
         tolerance=COMPLETENESS_TOLERANCE,
         verdict=verdict,
-        reason=reason,
+        reason=finding.reason if finding else "",
+        cause=finding.cause if finding else None,
     )
 
 
-def _summed(question: Question, method: Method, relative: float, missing: float) -> tuple[Verdict, str]:
+def _summed(question: Question, method: Method, relative: float, missing: float) -> tuple[Verdict, Finding | None]:
     if question.edits_gradients and method.runs_backward:
-        return Verdict.NOT_APPLICABLE, "gradients are edited: what is integrated is no longer the target's change"
+        why = "gradients are edited: what is integrated is no longer the target's change"
+        return Verdict.NOT_APPLICABLE, Finding(Cause.WRONG_BACKWARD, why)
     if relative <= COMPLETENESS_TOLERANCE:
-        return Verdict.AGREES, ""
+        return Verdict.AGREES, None
     if math.isnan(relative):
-        return Verdict.INCONCLUSIVE, "what is attributed to each row cannot be told, or is not a number"
+        why = "what is attributed to each row cannot be told, or is not a number"
+        return Verdict.INCONCLUSIVE, Finding(Cause.NOT_FINITE, why)
     steps = 2 * getattr(question.request, "n_steps", 0)
     around = f", unless ways to the target lead around {question.layer!r}" if question.layer else ""
     random = "is the model random, or do its rows depend on others?"
     why = f"too few steps? try n_steps={steps}{around}" if steps else random
-    return Verdict.INCONCLUSIVE, f"the attributions miss {missing:.3g} of the target's change: {why}"
+    cause = Cause.TOO_FEW_STEPS if steps else Cause.UNKNOWN
+    return Verdict.INCONCLUSIVE, Finding(cause, f"the attributions miss {missing:.3g} of the target's change: {why}")
 
 
 def _unmoved(question: Question, passes: Sequence[Pass]) -> bool:
@@ -182,9 +204,3 @@ def _no_gradient(passes: Sequence[Pass]) -> bool:
         for call in each.layer:
             seen.extend(call.at(Point.GRAD_OUTPUT).values())
     return not any(bool(gradient.any()) for gradient in seen)
-
-
-def _random(question: Question) -> bool:
-    with torch.no_grad():
-        first, second = (question.subject.run(question.inputs) for _ in range(2))
-    return any(not torch.equal(first[name], second[name]) for name in first)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from cutaway.engine.draws import Aside, drawing
 from cutaway.engine.evidence import layer_value_name
-from cutaway.engine.methods import TABLE
+from cutaway.engine.methods import method_of
 from cutaway.engine.witness import Question, Values
 from cutaway.errors import CutawayError, Reason, error
 from cutaway.requests import LayerAttribution
@@ -24,18 +24,20 @@ def explain(question: Question, forward: Callable[..., Tensor]) -> Values:
         InvalidArgument: ``METHOD_INAPPLICABLE``, where Captum cannot do this.
         FailedPrecondition: ``NOT_DIFFERENTIABLE``, where no gradient connects target and input or layer.
     """
-    method = TABLE[type(question.request)]
-    layer = (question.subject.tree[question.layer],) if question.layer else ()
+    method = method_of(question.request)
+    layer = (question.subject.tree[question.module],) if question.module else ()
     options = method.options(question)
     called = forward
-    if method.differentiates and question.chosen.indices is not None:
+    if method.of_neuron:
+        options["neuron_selector"] = question.request.neuron.index  # type: ignore[attr-defined]
+    elif method.differentiates and question.chosen.indices is not None:
         options["target"] = question.chosen.indices
     elif method.differentiates:  # Captum knows targets that are elements of an output; of others it gets the scalar
 
         def called(*tensors: Tensor) -> Tensor:
             return question.chosen.of(forward(*tensors))
 
-    with _translated(question), drawing(question.seed, question.subject.device) as aside:
+    with _translated(question), method.prepared(question), drawing(question.seed, question.subject.device) as aside:
         if question.seed is not None:
             called = _beside(aside, called)
         if method.applies_to_modules:
@@ -59,7 +61,7 @@ def _beside(aside: Aside, forward: Callable[..., Tensor]) -> Callable[..., Tenso
 def _leaves(question: Question) -> tuple[Tensor, ...]:
     fresh = tuple(tensor.detach().clone() for tensor in question.arguments)
     for tensor in fresh:
-        if tensor.is_floating_point() and not TABLE[type(question.request)].perturbs:
+        if tensor.is_floating_point() and not method_of(question.request).perturbs:
             tensor.requires_grad_()
     return fresh
 

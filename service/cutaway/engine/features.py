@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from cutaway.engine.arrays import from_numpy
-from cutaway.engine.subject import Inputs, dtype_text
+from cutaway.engine.baselines import baselines, refuse_others, refuse_shape
+from cutaway.engine.subject import Inputs
 from cutaway.errors import Reason, at, error
 from cutaway.requests import (
     FeaturePermutation,
@@ -81,7 +82,9 @@ def features(request: Perturbation, inputs: Inputs) -> Features:
     """
     explained = _explained(request, inputs)
     with at(field_name(type(request))):
-        found = Features(explained, _baselines(request, inputs, explained), **_parts(request, inputs, explained))
+        given = getattr(request, "baselines", None)
+        begins = {} if given is None else baselines(given, inputs, explained)
+        found = Features(explained, begins, **_parts(request, inputs, explained))
         _refuse_many(request, found.count)
     return found
 
@@ -98,59 +101,11 @@ def _explained(request: Perturbation, inputs: Inputs) -> tuple[str, ...]:
     return explained
 
 
-def _refuse_others(given: Mapping[str, Any], what: str, explained: Sequence[str]) -> None:
-    for name in given:
-        if name not in explained:
-            raise error(
-                Reason.INPUT_UNKNOWN,
-                f"a {what} for {name!r}, which is not explained; explained: {', '.join(explained)}",
-                name,
-            )
-
-
-def _baselines(request: Any, inputs: Inputs, explained: tuple[str, ...]) -> Inputs:
-    if not hasattr(request, "baselines"):
-        return {}
-    with at("baselines.by_input"):
-        _refuse_others(request.baselines, "baseline", explained)
-        return {name: baseline(name, request.baselines.get(name, 0), inputs[name]) for name in explained}
-
-
-def baseline(name: str, given: Any, like: Tensor) -> Tensor:
-    """``given``, a number or an array, in the shape of the input ``like``.
-
-    Raises:
-        InvalidArgument: ``INPUT_DTYPE``, ``INPUT_SHAPE`` or ``INVALID_VALUE``, for the field ``name``.
-    """
-    if isinstance(given, (int, float)):
-        return _filled(name, given, like)
-    array = as_array(given)
-    if array.dtype.name != dtype_text(like):
-        raise error(Reason.INPUT_DTYPE, f"{array.dtype.name}; the input is {dtype_text(like)}", name)
-    _refuse_shape(name, array, like)
-    return from_numpy(array).to(like.device).expand_as(like)
-
-
-def _filled(name: str, given: float, like: Tensor) -> Tensor:
-    if not like.is_floating_point() and given != given // 1:  # NaN and infinities too
-        raise error(Reason.INVALID_VALUE, f"{given}; the input is {dtype_text(like)}", name)
-    return torch.full_like(like, float(given) if like.is_floating_point() else int(given))
-
-
-def _refuse_shape(name: str, given: Array, like: Tensor) -> None:
-    if given.shape[1:] != like.shape[1:] or given.shape[:1] not in ((1,), like.shape[:1]):
-        raise error(
-            Reason.INPUT_SHAPE,
-            f"{list(given.shape)}; send one row for all, {[1, *like.shape[1:]]}, or one an example, {list(like.shape)}",
-            name,
-        )
-
-
 def _parts(request: Any, inputs: Inputs, explained: tuple[str, ...]) -> dict[str, Any]:
     if isinstance(request, Occlusion):
         return {"windows": _windows(request, inputs, explained)}
     with at("masks.by_input"):
-        _refuse_others(request.masks, "mask", explained)
+        refuse_others(request.masks, "mask", explained)
         if isinstance(request, FeaturePermutation):
             _refuse_rows_of_their_own(request)
         return {"numbers": _numbers(request.masks, inputs, explained)}
@@ -188,7 +143,7 @@ def _numbers(masks: Mapping[str, Any], inputs: Inputs, explained: tuple[str, ...
 def _mask(name: str, given: Array, like: Tensor) -> Tensor:
     if given.dtype.kind not in "iu":
         raise error(Reason.INPUT_DTYPE, f"{given.dtype.name}; a mask holds the numbers of features: integers", name)
-    _refuse_shape(name, given, like)
+    refuse_shape(name, given, like)
     return from_numpy(given.astype("int64"))
 
 
@@ -197,10 +152,10 @@ def _mask(name: str, given: Array, like: Tensor) -> Tensor:
 
 def _windows(request: Occlusion, inputs: Inputs, explained: tuple[str, ...]) -> dict[str, list[Position]]:
     with at("windows"):
-        _refuse_others(request.windows, "window", explained)
+        refuse_others(request.windows, "window", explained)
         windows = {name: _window(name, request.windows.get(name, ()), inputs[name]) for name in explained}
     with at("strides"):
-        _refuse_others(request.strides, "stride", explained)
+        refuse_others(request.strides, "stride", explained)
         strides = {name: _stride(name, request.strides.get(name), windows[name], inputs[name]) for name in explained}
     found: dict[str, list[Position]] = {}
     for name in explained:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 
 from cutaway.engine.evidence import Evidence, Reference
-from cutaway.engine.witness import Pass, Question, Values, visits
+from cutaway.engine.finding import Finding
+from cutaway.engine.subject import Inputs, Subject
+from cutaway.engine.witness import Changes, Pass, Question, Values, visits
 
 
 class Tolerances(NamedTuple):
@@ -39,8 +42,16 @@ def _never(_: Any) -> bool:
     return False
 
 
-def _nought(_: Any) -> str:
-    return ""
+def _nought(_: Any) -> None:
+    return None
+
+
+def _allowed(_: Subject, request: Any, inputs: Inputs, edits: Changes) -> None:
+    """Nothing is refused."""
+
+
+def _as_it_is(_: Any) -> AbstractContextManager[None]:
+    return nullcontext()
 
 
 @dataclass(frozen=True)
@@ -57,13 +68,17 @@ class Method:
         differentiates: whether the method has a target.
         perturbs: whether it has forward passes only, on changed inputs.
         draws: whether it draws random numbers, and needs a seed.
-        moot: why the answer says nothing about this question, whatever it is; ``""`` where it does.
+        moot: why the answer says nothing about this question, whatever it is; None where it does.
         adds_up: whether, with these parameters, attributions sum to the target's change from the baseline.
         tolerances: how closely answer and reference must match.
         own: passes of our own that the reference is made of, where Captum overrides what flows through the model: its
             passes cannot prove that the override took place. None: whichever passes visit the points will do.
-        overlooked: what Captum leaves out in this model, in words, so that not even a match proves its answer.
+        overlooked: what Captum leaves out in this model, so that not even a match proves its answer; None for nothing.
         applies_to_modules: whether Captum must be given modules, and not a function, because it hooks them itself.
+        of_neuron: whether a neuron is explained, in place of a target.
+        refuse: raises for what this method cannot take, before anything runs; from the model, the request, the inputs
+            and the edits. Fields are below the method's own.
+        prepared: a context in which the model is as Captum wants to find it.
     """
 
     captum: Callable[..., Any]
@@ -75,18 +90,26 @@ class Method:
     differentiates: bool = True
     perturbs: bool = False
     draws: bool = False
-    moot: Callable[[Question], str] = _nought
+    moot: Callable[[Question], Finding | None] = _nought
     adds_up: Callable[[Any], bool] = _never
     tolerances: Tolerances = ONE_PASS
     own: Callable[[Question], Sequence[Pass]] | None = None
-    overlooked: Callable[[Question], str] = _nought
+    overlooked: Callable[[Question], Finding | None] = _nought
     applies_to_modules: bool = False
+    of_neuron: bool = False
+    refuse: Callable[[Subject, Any, Inputs, Changes], None] = _allowed
+    prepared: Callable[[Question], AbstractContextManager[None]] = _as_it_is
 
     def passes(self, question: Question) -> Sequence[Pass]:
         """Passes of our own that the reference can be told from."""
         if self.own is not None:
             return self.own(question)
         return visits(question, self.points(question), self.runs_backward)
+
+    @property
+    def has_target(self) -> bool:
+        """Whether the request's target is what is explained."""
+        return self.differentiates and not self.of_neuron
 
     @property
     def runs_backward(self) -> bool:

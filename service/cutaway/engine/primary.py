@@ -11,7 +11,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from cutaway.engine.absent import refuse_captures, refuse_edits, settled
 from cutaway.engine.hooks import observing
-from cutaway.engine.methods import TABLE
+from cutaway.engine.methods import method_of
 from cutaway.engine.plan import Plan, rows
 from cutaway.engine.seen import Call, Enough, Gradients, Seen, stacked
 from cutaway.engine.subject import Inputs, Outputs, Subject, gradients
@@ -125,7 +125,7 @@ def _target(
     needed = (
         todo.differentiates
         or request.target != PredictedClass()
-        or any(TABLE[type(a)].differentiates and a.target is None for a in request.attributions)
+        or any(method_of(a).has_target and a.target is None for a in request.attributions)
     )
     if not needed:
         return (), None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 
 import captum
@@ -12,13 +12,14 @@ from torch import Tensor
 
 from cutaway.engine.absent import capture_warnings, comparison_warnings, edit_warnings, gradient_warnings
 from cutaway.engine.arrays import to_numpy
+from cutaway.engine.asking import question
 from cutaway.engine.balance import Balance, at_input, balance
 from cutaway.engine.checks import checks
 from cutaway.engine.collect import captures, classes
 from cutaway.engine.explain import explain
 from cutaway.engine.hooks import observing
-from cutaway.engine.methods import TABLE
-from cutaway.engine.plan import Plan, plan, question, rows
+from cutaway.engine.methods import method_of
+from cutaway.engine.plan import Plan, plan, rows
 from cutaway.engine.primary import Primary, neuron_module, primary
 from cutaway.engine.seen import Seen
 from cutaway.engine.subject import Inputs, Outputs, Subject
@@ -26,7 +27,16 @@ from cutaway.engine.targets import Chosen, choose, source
 from cutaway.engine.timed import timed
 from cutaway.engine.witness import Pass, Question, Values, Witness, living
 from cutaway.errors import CutawayError, Reason, at, error
-from cutaway.requests import AtLayer, Attribution, CheckMode, InspectRequest, Neuron, TopK, field_name
+from cutaway.requests import (
+    AtLayer,
+    Attribution,
+    CheckMode,
+    InspectRequest,
+    Neuron,
+    NeuronAttribution,
+    TopK,
+    field_name,
+)
 from cutaway.results import AttributionResult, Check, InspectResult, Provenance, Timings
 from cutaway.tensors import Array
 
@@ -163,7 +173,7 @@ def _attribute(
             verdicts: tuple[Check, ...] = ()
             if request.check.mode is not CheckMode.OFF:
                 with timed(timings, "check_ms"):
-                    verdicts = checks(asked, TABLE[type(attribution)], values, passes, balanced, request.check)
+                    verdicts = checks(asked, method_of(attribution), values, passes, balanced, request.check)
             yield _result(asked, values, outputs, balanced, verdicts)
 
 
@@ -182,10 +192,10 @@ def _about(index: int) -> Iterator[None]:
 def _explained(
     subject: Subject, request: InspectRequest, attribution: Attribution, outputs: Outputs, inputs: Inputs
 ) -> tuple[Chosen, ...]:
-    if not TABLE[type(attribution)].differentiates:
+    if not method_of(attribution).differentiates:
         return (Chosen(next(iter(outputs)), lambda output: output),)
-    target = attribution.target or request.target
-    with at("target") if attribution.target else nullcontext():
+    target = _own_neuron(attribution) or attribution.target or request.target
+    with at(_target_field(attribution)):
         if isinstance(target, Neuron):
             name = neuron_module(subject, target)
             read = _probe(subject, inputs, name)
@@ -193,6 +203,18 @@ def _explained(
             name = source(target, outputs)
             read = outputs[name]
         return choose(target, name, read, rows(inputs))
+
+
+def _own_neuron(attribution: Attribution) -> Neuron | None:
+    if isinstance(attribution, NeuronAttribution) and method_of(attribution).of_neuron:
+        return attribution.neuron
+    return None
+
+
+def _target_field(attribution: Attribution) -> str:
+    if method_of(attribution).of_neuron:
+        return field_name(type(attribution))
+    return "target" if attribution.target else ""
 
 
 def _probe(subject: Subject, inputs: Inputs, module: str) -> Tensor:
@@ -203,7 +225,7 @@ def _probe(subject: Subject, inputs: Inputs, module: str) -> Tensor:
 
 def _answer(asked: Question, mode: CheckMode, timings: Timings) -> tuple[Values, Sequence[Pass]]:
     """Captum's values, and the passes that raw hooks saw: Captum's own, or a second computation's."""
-    method = TABLE[type(asked.request)]
+    method = method_of(asked.request)
     if mode is CheckMode.SAME_PASS:
         # Where Captum puts values of its own in the layer's place, what listens there is not to stand in between.
         witness = Witness(asked, at_layer=method.own is None)
@@ -223,7 +245,7 @@ def _answer(asked: Question, mode: CheckMode, timings: Timings) -> tuple[Values,
 def _result(
     asked: Question, values: Values, outputs: Outputs, balanced: Balance | None, verdicts: tuple[Check, ...]
 ) -> AttributionResult:
-    method = TABLE[type(asked.request)]
+    method = method_of(asked.request)
     indices = asked.chosen.indices if method.differentiates else None
     adds_up = balanced is not None and method.adds_up(asked.request)
     return AttributionResult(

@@ -18,7 +18,7 @@ from cutaway.engine.tap import Numbered
 from cutaway.engine.targets import Chosen
 from cutaway.engine.wishes import watching
 from cutaway.errors import Reason, error
-from cutaway.requests import Attribution, Edit, Mix, Point
+from cutaway.requests import Attribution, Edit, Mix, NeuronAttribution, Point
 
 Values = dict[str, Tensor]
 """Attributions by name: inputs for input methods, the layer for layer methods."""
@@ -38,7 +38,7 @@ class Question:
         explained: names of the inputs that are attributed.
         chosen: the scalar of each row.
         layer: the layer's own name, or ``""``.
-        baselines: by explained input, of the input's shape; empty for methods without.
+        baselines: by explained input, of the input's shape, or samples of a distribution; empty for methods without.
         edits: what is changed in every pass.
         features: what is perturbed; nothing, for methods that perturb nothing.
         seed: what random numbers are drawn from; None where none are.
@@ -54,6 +54,13 @@ class Question:
     edits: tuple[Edit, ...] = ()
     features: Features = field(default_factory=Features)
     seed: int | None = None
+
+    @property
+    def module(self) -> str:
+        """The module that Captum is given besides the model: the layer, or the neuron's; ``""`` for neither."""
+        if self.layer or not isinstance(self.request, NeuronAttribution):
+            return self.layer
+        return self.subject.tree.resolve(self.request.neuron.module)
 
     @property
     def keeps_rows(self) -> bool:

@@ -28,6 +28,7 @@ from cutaway.requests.attributions import (
     Saliency,
     field_name,
 )
+from cutaway.requests.baselines import Baselines, Distributions, TokenId
 from cutaway.requests.captures import (
     AxisReduction,
     Capture,
@@ -40,15 +41,55 @@ from cutaway.requests.captures import (
     Slice,
     TopElements,
 )
+from cutaway.requests.conditions import ExplainIf
+from cutaway.requests.differences import (
+    DeepLift,
+    DeepLiftShap,
+    Difference,
+    Expectation,
+    ExpectedGradient,
+    GradientShap,
+    LayerDeepLift,
+    LayerDeepLiftShap,
+    LayerGradientShap,
+    NeuronDeepLift,
+    NeuronDeepLiftShap,
+    NeuronGradientShap,
+)
 from cutaway.requests.edits import Add, Clamp, Edit, Mix, Replace, Scale, Zero
+from cutaway.requests.neurons import (
+    NeuronAttribution,
+    NeuronConductance,
+    NeuronDeconvolution,
+    NeuronGradient,
+    NeuronGuidedBackprop,
+    NeuronIntegratedGradients,
+)
+from cutaway.requests.noise import Combination, Infidelity, Metric, NoiseTunnel, SensitivityMax
 from cutaway.requests.perturbations import (
     FeatureAblation,
     FeaturePermutation,
     Grouped,
+    KernelShap,
+    LayerFeatureAblation,
+    LayerFeaturePermutation,
+    Lime,
+    NeuronFeatureAblation,
     Occlusion,
     Perturbation,
     ShapleyValues,
     ShapleyValueSampling,
+    Surrogate,
+)
+from cutaway.requests.relevance import (
+    LRP,
+    AlphaOneBetaZero,
+    Epsilon,
+    Gamma,
+    LayerLRP,
+    LrpRule,
+    Propagation,
+    RelevanceIdentity,
 )
 from cutaway.requests.targets import (
     ClassIndex,
@@ -68,41 +109,77 @@ from cutaway.tensors import Array
 from cutaway.word import Word
 
 __all__ = [
+    "LRP",
     "Add",
+    "AlphaOneBetaZero",
     "AtLayer",
     "Attribution",
     "AxisReduction",
+    "Baselines",
     "Capture",
     "CheckMode",
     "CheckRequest",
     "Clamp",
     "ClassIndex",
+    "Combination",
     "Cotangent",
     "CrossEntropy",
     "Deconvolution",
+    "DeepLift",
+    "DeepLiftShap",
+    "Difference",
+    "Distributions",
     "Edit",
+    "Epsilon",
+    "Expectation",
+    "ExpectedGradient",
+    "ExplainIf",
     "FeatureAblation",
     "FeaturePermutation",
+    "Gamma",
+    "GradientShap",
     "Grouped",
     "GuidedBackprop",
     "GuidedGradCam",
+    "Infidelity",
     "InputXGradient",
     "InspectRequest",
     "IntegratedGradients",
     "InternalInfluence",
+    "KernelShap",
     "LayerActivation",
     "LayerAttribution",
     "LayerConductance",
+    "LayerDeepLift",
+    "LayerDeepLiftShap",
+    "LayerFeatureAblation",
+    "LayerFeaturePermutation",
     "LayerGradCam",
+    "LayerGradientShap",
     "LayerGradientXActivation",
     "LayerIntegratedGradients",
+    "LayerLRP",
+    "Lime",
     "LossReduction",
+    "LrpRule",
     "Max",
     "Mean",
     "MeanSquaredError",
+    "Metric",
     "Mix",
     "MultiIndex",
     "Neuron",
+    "NeuronAttribution",
+    "NeuronConductance",
+    "NeuronDeconvolution",
+    "NeuronDeepLift",
+    "NeuronDeepLiftShap",
+    "NeuronFeatureAblation",
+    "NeuronGradient",
+    "NeuronGradientShap",
+    "NeuronGuidedBackprop",
+    "NeuronIntegratedGradients",
+    "NoiseTunnel",
     "Norm",
     "Occlusion",
     "OutputNorm",
@@ -112,16 +189,21 @@ __all__ = [
     "Point",
     "PointName",
     "PredictedClass",
+    "Propagation",
     "Quadrature",
     "Raw",
     "Reduction",
+    "RelevanceIdentity",
     "Replace",
     "Saliency",
     "Scale",
+    "SensitivityMax",
     "ShapleyValueSampling",
     "ShapleyValues",
     "Slice",
+    "Surrogate",
     "Target",
+    "TokenId",
     "TopElements",
     "TopK",
     "Zero",
@@ -181,6 +263,7 @@ class InspectRequest:
         edits: changes to what flows through the model, in the order applied.
         compare: also bring back what the unedited model returns.
         attributions: explanations.
+        explain_if: explain only the examples whose prediction calls for it; ``None`` explains all.
         check: how they are checked.
         omit_predictions: leave the predictions out; where nothing but values inside the model is asked for, and each
             capture names its ``call``, forward stops behind the last of them.
@@ -198,6 +281,7 @@ class InspectRequest:
     edits: tuple[Edit, ...] = ()
     compare: bool = False
     attributions: tuple[Attribution, ...] = ()
+    explain_if: ExplainIf | None = None
     check: CheckRequest = field(default_factory=CheckRequest)
     omit_predictions: bool = False
     max_reply_bytes: int = 0

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from cutaway.requests.baselines import Baselines
+from cutaway.requests.noise import Metric, NoiseTunnel
 from cutaway.requests.targets import Target
-from cutaway.tensors import ArrayLike
 from cutaway.word import Word
 
 
@@ -28,15 +28,19 @@ class Attribution:
     Args:
         target: the scalar explained; ``None`` is the request's.
         inputs: names of the inputs explained, the rest passed on unchanged; empty means every floating input.
+        noise: explain noisy copies of the inputs and combine them; ``None`` explains the inputs as they are.
+        metrics: numbers that judge the explanation, brought back with it.
     """
 
     target: Target | None = None
     inputs: tuple[str, ...] = ()
+    noise: NoiseTunnel | None = None
+    metrics: tuple[Metric, ...] = ()
 
 
 def field_name(kind: type[object]) -> str:
-    """The contract's field for a method or a verb: ``layer_grad_cam`` for `LayerGradCam`."""
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower()
+    """The contract's field for a method or a verb: ``layer_grad_cam`` for `LayerGradCam`, ``lrp`` for `LRP`."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", kind.__name__).lower()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,11 +79,14 @@ class PathAttribution(Attribution):
         n_steps: steps on the path, 1 to 4096; of Gauss-Legendre to 1024.
         baselines: by input name, a number or a tensor of one row or a row an example; default zeros.
         quadrature: where the path is sampled, and how the integral is approximated.
+        max_delta: double the steps, as far as the server allows, until no example's attributions miss the target's
+            change by more than this; the answer says how many steps that took. ``None`` takes ``n_steps`` as they are.
     """
 
     n_steps: int = 50
-    baselines: Mapping[str, float | ArrayLike] = field(default_factory=dict)
+    baselines: Baselines = field(default_factory=dict)
     quadrature: Quadrature = Quadrature.GAUSS_LEGENDRE
+    max_delta: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from cutaway.requests.attributions import Attribution
+from cutaway.requests.attributions import Attribution, LayerAttribution
+from cutaway.requests.baselines import Baselines
+from cutaway.requests.neurons import NeuronAttribution
 from cutaway.tensors import ArrayLike
 
 
@@ -35,7 +37,7 @@ class FeatureAblation(Grouped):
         baselines: by input name, a number or a tensor of one row or a row an example; default zeros.
     """
 
-    baselines: Mapping[str, float | ArrayLike] = field(default_factory=dict)
+    baselines: Baselines = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +53,7 @@ class Occlusion(Perturbation):
 
     windows: Mapping[str, tuple[int, ...]]
     strides: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    baselines: Mapping[str, float | ArrayLike] = field(default_factory=dict)
+    baselines: Baselines = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +72,7 @@ class ShapleyValues(Grouped):
             default zeros.
     """
 
-    baselines: Mapping[str, float | ArrayLike] = field(default_factory=dict)
+    baselines: Baselines = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,5 +86,59 @@ class ShapleyValueSampling(Grouped):
         n_samples: orders drawn, at least 1.
     """
 
-    baselines: Mapping[str, float | ArrayLike] = field(default_factory=dict)
+    baselines: Baselines = field(default_factory=dict)
     n_samples: int = 25
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surrogate(Grouped):
+    """A simple model of what the target does when features are replaced, fitted to draws; its weights explain. Give
+    the request a seed to see the same again.
+
+    Args:
+        baselines: what an absent feature is: by input name, a number or a tensor of one row or a row an example;
+            default zeros.
+        n_samples: draws, at least 1.
+    """
+
+    baselines: Baselines = field(default_factory=dict)
+    n_samples: int = 50
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelShap(Surrogate):
+    """A linear model whose weights approach Shapley values. Lundberg and Lee 2017, arXiv:1705.07874."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lime(Surrogate):
+    """A sparse linear model around the input: Lasso, with draws weighted by how near they lie. Ribeiro et al. 2016,
+    arXiv:1602.04938."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeuronFeatureAblation(NeuronAttribution, Grouped):
+    """What changes in a neuron when a feature is replaced by its baseline.
+
+    Args:
+        baselines: by input name, a number or a tensor of one row or a row an example; default zeros.
+    """
+
+    baselines: Baselines = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerFeatureAblation(LayerAttribution):
+    """What changes when a unit of a layer is replaced by a number.
+
+    Args:
+        baseline: the number.
+    """
+
+    baseline: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerFeaturePermutation(LayerAttribution):
+    """What changes when a unit's values are exchanged between the rows of the batch, at random: give the request a
+    seed to see the same again. Fisher et al. 2018, arXiv:1801.01489."""

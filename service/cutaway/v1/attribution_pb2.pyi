@@ -433,7 +433,7 @@ class PathIntegral(_message.Message):
     quadrature: Global___Quadrature.ValueType
     """Default: Gauss-Legendre."""
     max_delta: _builtins.float
-    """Steps double until the convergence delta of every example is at most this. Default: no."""
+    """Steps double, up to the server's cap, until the convergence delta of every example is at most this. Default: no."""
     @_builtins.property
     def baselines(self) -> Global___Baselines:
         """Where the path starts."""
@@ -1888,10 +1888,14 @@ class Attribution(_message.Message):
     TARGETS_FIELD_NUMBER: _builtins.int
     CHECKS_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
+    N_STEPS_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
     method: _builtins.str
     """The method, by Captum's class name: `IntegratedGradients`."""
     layer: _builtins.str
     """The layer, where the method has one."""
+    n_steps: _builtins.int
+    """The steps of a path that were taken, after any doubling for `max_delta`; 0 for a method without a path."""
     @_builtins.property
     def values(self) -> _containers.RepeatedCompositeFieldContainer[_tensor_pb2.NamedTensor]:
         """Input methods: input name to values of the input's shape. Layer methods: the layer's name to values
@@ -1924,6 +1928,10 @@ class Attribution(_message.Message):
     def metrics(self) -> _containers.RepeatedCompositeFieldContainer[Global___Metric]:
         """Metrics asked for, in order."""
 
+    @_builtins.property
+    def tokens(self) -> Global___TokenAttribution:
+        """What each token adds, where the layer is an embedding."""
+
     def __init__(
         self,
         *,
@@ -1936,14 +1944,80 @@ class Attribution(_message.Message):
         targets: _abc.Iterable[_builtins.int] | None = ...,
         checks: _abc.Iterable[_check_pb2.Check] | None = ...,
         metrics: _abc.Iterable[Global___Metric] | None = ...,
+        n_steps: _builtins.int = ...,
+        tokens: Global___TokenAttribution | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checks", b"checks", "convergence_delta", b"convergence_delta", "layer", b"layer", "method", b"method", "metrics", b"metrics", "targets", b"targets", "value_at_baseline", b"value_at_baseline", "value_at_input", b"value_at_input", "values", b"values"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checks", b"checks", "convergence_delta", b"convergence_delta", "layer", b"layer", "method", b"method", "metrics", b"metrics", "n_steps", b"n_steps", "targets", b"targets", "tokens", b"tokens", "value_at_baseline", b"value_at_baseline", "value_at_input", b"value_at_input", "values", b"values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Attribution: _TypeAlias = Attribution  # noqa: Y015
+
+@_typing.final
+class TokenAttribution(_message.Message):
+    """What each token of a text adds: an explanation at an embedding, summed over the embedding's width."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INPUT_FIELD_NUMBER: _builtins.int
+    IDS_FIELD_NUMBER: _builtins.int
+    VALUES_FIELD_NUMBER: _builtins.int
+    TEXTS_FIELD_NUMBER: _builtins.int
+    input: _builtins.str
+    """The input that holds the token ids; empty where they are no input of the model."""
+    @_builtins.property
+    def ids(self) -> _tensor_pb2.Tensor:
+        """The token ids, [batch, tokens]."""
+
+    @_builtins.property
+    def values(self) -> _tensor_pb2.Tensor:
+        """The sums, [batch, tokens]."""
+
+    @_builtins.property
+    def texts(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenTexts]:
+        """The tokens' texts, one element a row; empty where the model's adapter knows none."""
+
+    def __init__(
+        self,
+        *,
+        input: _builtins.str = ...,
+        ids: _tensor_pb2.Tensor | None = ...,
+        values: _tensor_pb2.Tensor | None = ...,
+        texts: _abc.Iterable[Global___TokenTexts] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids", "values", b"values"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids", "input", b"input", "texts", b"texts", "values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenAttribution: _TypeAlias = TokenAttribution  # noqa: Y015
+
+@_typing.final
+class TokenTexts(_message.Message):
+    """The tokens of one row."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKENS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """In their order."""
+
+    def __init__(
+        self,
+        *,
+        tokens: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenTexts: _TypeAlias = TokenTexts  # noqa: Y015
 
 @_typing.final
 class Metric(_message.Message):

@@ -24,19 +24,21 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x63utaway/v1/check.proto\x12\ncutaway.v1\"k\n\x0c\x43heckRequest\x12#\n\x04mode\x18\x01 \x01(\x0e\x32\x15.cutaway.v1.CheckMode\x12\x1f\n\x12relative_tolerance\x18\x02 \x01(\x01H\x00\x88\x01\x01\x42\x15\n\x13_relative_tolerance\"\xcf\x01\n\x05\x43heck\x12\x10\n\x08\x63ompared\x18\x01 \x01(\t\x12#\n\x04mode\x18\x02 \x01(\x0e\x32\x15.cutaway.v1.CheckMode\x12\x1a\n\x12max_absolute_error\x18\x03 \x01(\x01\x12\x1a\n\x12max_relative_error\x18\x04 \x01(\x01\x12\x0e\n\x06\x63osine\x18\x05 \x01(\x01\x12\x11\n\ttolerance\x18\x06 \x01(\x01\x12$\n\x07verdict\x18\x07 \x01(\x0e\x32\x13.cutaway.v1.Verdict\x12\x0e\n\x06reason\x18\x08 \x01(\t*q\n\tCheckMode\x12\x1a\n\x16\x43HECK_MODE_UNSPECIFIED\x10\x00\x12\x12\n\x0e\x43HECK_MODE_OFF\x10\x01\x12\x18\n\x14\x43HECK_MODE_SAME_PASS\x10\x02\x12\x1a\n\x16\x43HECK_MODE_INDEPENDENT\x10\x03*\x83\x01\n\x07Verdict\x12\x17\n\x13VERDICT_UNSPECIFIED\x10\x00\x12\x12\n\x0eVERDICT_AGREES\x10\x01\x12\x15\n\x11VERDICT_DISAGREES\x10\x02\x12\x18\n\x14VERDICT_INCONCLUSIVE\x10\x03\x12\x1a\n\x16VERDICT_NOT_APPLICABLE\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x63utaway/v1/check.proto\x12\ncutaway.v1\"k\n\x0c\x43heckRequest\x12#\n\x04mode\x18\x01 \x01(\x0e\x32\x15.cutaway.v1.CheckMode\x12\x1f\n\x12relative_tolerance\x18\x02 \x01(\x01H\x00\x88\x01\x01\x42\x15\n\x13_relative_tolerance\"\xf1\x01\n\x05\x43heck\x12\x10\n\x08\x63ompared\x18\x01 \x01(\t\x12#\n\x04mode\x18\x02 \x01(\x0e\x32\x15.cutaway.v1.CheckMode\x12\x1a\n\x12max_absolute_error\x18\x03 \x01(\x01\x12\x1a\n\x12max_relative_error\x18\x04 \x01(\x01\x12\x0e\n\x06\x63osine\x18\x05 \x01(\x01\x12\x11\n\ttolerance\x18\x06 \x01(\x01\x12$\n\x07verdict\x18\x07 \x01(\x0e\x32\x13.cutaway.v1.Verdict\x12\x0e\n\x06reason\x18\x08 \x01(\t\x12 \n\x05\x63\x61use\x18\t \x01(\x0e\x32\x11.cutaway.v1.Cause*q\n\tCheckMode\x12\x1a\n\x16\x43HECK_MODE_UNSPECIFIED\x10\x00\x12\x12\n\x0e\x43HECK_MODE_OFF\x10\x01\x12\x18\n\x14\x43HECK_MODE_SAME_PASS\x10\x02\x12\x1a\n\x16\x43HECK_MODE_INDEPENDENT\x10\x03*\x83\x01\n\x07Verdict\x12\x17\n\x13VERDICT_UNSPECIFIED\x10\x00\x12\x12\n\x0eVERDICT_AGREES\x10\x01\x12\x15\n\x11VERDICT_DISAGREES\x10\x02\x12\x18\n\x14VERDICT_INCONCLUSIVE\x10\x03\x12\x1a\n\x16VERDICT_NOT_APPLICABLE\x10\x04*\xa9\x03\n\x05\x43\x61use\x12\x15\n\x11\x43\x41USE_UNSPECIFIED\x10\x00\x12!\n\x1d\x43\x41USE_FUNCTIONAL_NONLINEARITY\x10\x01\x12\x17\n\x13\x43\x41USE_MODULE_REUSED\x10\x02\x12\x18\n\x14\x43\x41USE_RANDOM_FORWARD\x10\x03\x12\x17\n\x13\x43\x41USE_TOO_FEW_STEPS\x10\x04\x12\x15\n\x11\x43\x41USE_NO_GRADIENT\x10\x05\x12\x13\n\x0f\x43\x41USE_SATURATED\x10\x06\x12\x18\n\x14\x43\x41USE_WRONG_BACKWARD\x10\x07\x12\x16\n\x12\x43\x41USE_ROWS_COUPLED\x10\x08\x12\x1b\n\x17\x43\x41USE_BASELINE_IS_INPUT\x10\t\x12\x16\n\x12\x43\x41USE_CANCELLATION\x10\n\x12\x14\n\x10\x43\x41USE_NOT_FINITE\x10\x0b\x12\x16\n\x12\x43\x41USE_OTHER_PASSES\x10\x0c\x12\x19\n\x15\x43\x41USE_NOTHING_CHANGED\x10\r\x12\x16\n\x12\x43\x41USE_NOTHING_SEEN\x10\x0e\x12\x13\n\x0f\x43\x41USE_NOT_MOVED\x10\x0f\x12\x11\n\rCAUSE_UNKNOWN\x10\x10\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'cutaway.v1.check_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_CHECKMODE']._serialized_start=357
-  _globals['_CHECKMODE']._serialized_end=470
-  _globals['_VERDICT']._serialized_start=473
-  _globals['_VERDICT']._serialized_end=604
+  _globals['_CHECKMODE']._serialized_start=391
+  _globals['_CHECKMODE']._serialized_end=504
+  _globals['_VERDICT']._serialized_start=507
+  _globals['_VERDICT']._serialized_end=638
+  _globals['_CAUSE']._serialized_start=641
+  _globals['_CAUSE']._serialized_end=1066
   _globals['_CHECKREQUEST']._serialized_start=38
   _globals['_CHECKREQUEST']._serialized_end=145
   _globals['_CHECK']._serialized_start=148
-  _globals['_CHECK']._serialized_end=355
+  _globals['_CHECK']._serialized_end=389
 # @@protoc_insertion_point(module_scope)

@@ -80,6 +80,86 @@ VERDICT_NOT_APPLICABLE: Verdict.ValueType  # 4
 """This check does not fit this method or model."""
 Global___Verdict: _TypeAlias = Verdict  # noqa: Y015
 
+class _Cause:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _CauseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Cause.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    CAUSE_UNSPECIFIED: _Cause.ValueType  # 0
+    """Not set: the two agree."""
+    CAUSE_FUNCTIONAL_NONLINEARITY: _Cause.ValueType  # 1
+    """A nonlinearity that is no module, or of a kind that the method does not know, was differentiated as it is."""
+    CAUSE_MODULE_REUSED: _Cause.ValueType  # 2
+    """A module was called several times in one forward, and the method explains, or overrides, one call only."""
+    CAUSE_RANDOM_FORWARD: _Cause.ValueType  # 3
+    """Two runs on the same input differ."""
+    CAUSE_TOO_FEW_STEPS: _Cause.ValueType  # 4
+    """More steps bring the attributions closer to the target's change."""
+    CAUSE_NO_GRADIENT: _Cause.ValueType  # 5
+    """The gradient is exactly zero everywhere: the path is cut, or nothing depends on the input."""
+    CAUSE_SATURATED: _Cause.ValueType  # 6
+    """The gradient is so small that it lies below what rounding does to the target."""
+    CAUSE_WRONG_BACKWARD: _Cause.ValueType  # 7
+    """What flows back is not the derivative of what flowed forward."""
+    CAUSE_ROWS_COUPLED: _Cause.ValueType  # 8
+    """Rows of the batch depend on each other."""
+    CAUSE_BASELINE_IS_INPUT: _Cause.ValueType  # 9
+    """An example is its own baseline: there is nothing to explain."""
+    CAUSE_CANCELLATION: _Cause.ValueType  # 10
+    """Terms cancel, and what is left of them is rounding."""
+    CAUSE_NOT_FINITE: _Cause.ValueType  # 11
+    """There are NaNs or infinities."""
+    CAUSE_OTHER_PASSES: _Cause.ValueType  # 12
+    """Captum ran the model on other inputs, or differentiated something else, than the method is made of."""
+    CAUSE_NOTHING_CHANGED: _Cause.ValueType  # 13
+    """The target is the same whatever was replaced."""
+    CAUSE_NOTHING_SEEN: _Cause.ValueType  # 14
+    """The raw hooks saw nothing to compare with."""
+    CAUSE_NOT_MOVED: _Cause.ValueType  # 15
+    """There was nothing for the method to override, exchange or fit."""
+    CAUSE_UNKNOWN: _Cause.ValueType  # 16
+    """None of these: the attribution is not what it must be."""
+
+class Cause(_Cause, metaclass=_CauseEnumTypeWrapper):
+    """The likely cause of a verdict other than AGREES: programs branch on it, people read the reason."""
+
+CAUSE_UNSPECIFIED: Cause.ValueType  # 0
+"""Not set: the two agree."""
+CAUSE_FUNCTIONAL_NONLINEARITY: Cause.ValueType  # 1
+"""A nonlinearity that is no module, or of a kind that the method does not know, was differentiated as it is."""
+CAUSE_MODULE_REUSED: Cause.ValueType  # 2
+"""A module was called several times in one forward, and the method explains, or overrides, one call only."""
+CAUSE_RANDOM_FORWARD: Cause.ValueType  # 3
+"""Two runs on the same input differ."""
+CAUSE_TOO_FEW_STEPS: Cause.ValueType  # 4
+"""More steps bring the attributions closer to the target's change."""
+CAUSE_NO_GRADIENT: Cause.ValueType  # 5
+"""The gradient is exactly zero everywhere: the path is cut, or nothing depends on the input."""
+CAUSE_SATURATED: Cause.ValueType  # 6
+"""The gradient is so small that it lies below what rounding does to the target."""
+CAUSE_WRONG_BACKWARD: Cause.ValueType  # 7
+"""What flows back is not the derivative of what flowed forward."""
+CAUSE_ROWS_COUPLED: Cause.ValueType  # 8
+"""Rows of the batch depend on each other."""
+CAUSE_BASELINE_IS_INPUT: Cause.ValueType  # 9
+"""An example is its own baseline: there is nothing to explain."""
+CAUSE_CANCELLATION: Cause.ValueType  # 10
+"""Terms cancel, and what is left of them is rounding."""
+CAUSE_NOT_FINITE: Cause.ValueType  # 11
+"""There are NaNs or infinities."""
+CAUSE_OTHER_PASSES: Cause.ValueType  # 12
+"""Captum ran the model on other inputs, or differentiated something else, than the method is made of."""
+CAUSE_NOTHING_CHANGED: Cause.ValueType  # 13
+"""The target is the same whatever was replaced."""
+CAUSE_NOTHING_SEEN: Cause.ValueType  # 14
+"""The raw hooks saw nothing to compare with."""
+CAUSE_NOT_MOVED: Cause.ValueType  # 15
+"""There was nothing for the method to override, exchange or fit."""
+CAUSE_UNKNOWN: Cause.ValueType  # 16
+"""None of these: the attribution is not what it must be."""
+Global___Cause: _TypeAlias = Cause  # noqa: Y015
+
 @_typing.final
 class CheckRequest(_message.Message):
     """How to check."""
@@ -125,6 +205,7 @@ class Check(_message.Message):
     TOLERANCE_FIELD_NUMBER: _builtins.int
     VERDICT_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
     compared: _builtins.str
     """What was compared with what, in words."""
     mode: Global___CheckMode.ValueType
@@ -141,6 +222,8 @@ class Check(_message.Message):
     """The outcome."""
     reason: _builtins.str
     """Why, and what a person can do about it; empty where the two agree."""
+    cause: Global___Cause.ValueType
+    """The same as a word for programs."""
     def __init__(
         self,
         *,
@@ -152,10 +235,11 @@ class Check(_message.Message):
         tolerance: _builtins.float = ...,
         verdict: Global___Verdict.ValueType = ...,
         reason: _builtins.str = ...,
+        cause: Global___Cause.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compared", b"compared", "cosine", b"cosine", "max_absolute_error", b"max_absolute_error", "max_relative_error", b"max_relative_error", "mode", b"mode", "reason", b"reason", "tolerance", b"tolerance", "verdict", b"verdict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "compared", b"compared", "cosine", b"cosine", "max_absolute_error", b"max_absolute_error", "max_relative_error", b"max_relative_error", "mode", b"mode", "reason", b"reason", "tolerance", b"tolerance", "verdict", b"verdict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -6,8 +6,8 @@ from enum import Enum
 from typing import Any, Generic, TypeVar
 
 from cutaway.errors import Reason, error
-from cutaway.requests import CheckMode, LossReduction, Point, Quadrature
-from cutaway.results import Verdict, WarningCode
+from cutaway.requests import CheckMode, Combination, LossReduction, Point, Quadrature
+from cutaway.results import Cause, Verdict, WarningCode
 from cutaway.tensors import DTYPES
 from cutaway.v1 import attribution_pb2, capture_pb2, check_pb2, inspection_pb2, target_pb2, tensor_pb2
 
@@ -54,7 +54,9 @@ class Names(Generic[E]):
 POINTS = Names(capture_pb2.HookPoint, "HOOK_POINT", Point)
 CHECK_MODES = Names(check_pb2.CheckMode, "CHECK_MODE", CheckMode, CheckMode.SAME_PASS)
 VERDICTS = Names(check_pb2.Verdict, "VERDICT", Verdict)
+CAUSES = Names(check_pb2.Cause, "CAUSE", Cause)
 QUADRATURES = Names(attribution_pb2.Quadrature, "QUADRATURE", Quadrature, Quadrature.GAUSS_LEGENDRE)
+COMBINATIONS = Names(attribution_pb2.NoiseTunnel.Combination, "COMBINATION", Combination, Combination.SMOOTHGRAD)
 LOSS_REDUCTIONS = Names(target_pb2.LossReduction, "LOSS_REDUCTION", LossReduction, LossReduction.SUM)
 WARNINGS = Names(inspection_pb2.WarningCode, "WARNING_CODE", WarningCode)
 

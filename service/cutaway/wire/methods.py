@@ -1,41 +1,34 @@
-"""Attribution requests: a method's own parameters are a row each."""
+"""Attribution requests and their typed messages. A method's message has the fields of its parameters, and what they
+are called says how they travel: see `cutaway.wire.parts`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
-from cutaway.errors import Reason, at, error
-from cutaway.requests import (
-    Attribution,
-    Deconvolution,
-    GuidedBackprop,
-    GuidedGradCam,
-    InputXGradient,
-    IntegratedGradients,
-    InternalInfluence,
-    LayerActivation,
-    LayerConductance,
-    LayerGradCam,
-    LayerGradientXActivation,
-    LayerIntegratedGradients,
-    PathAttribution,
-    Saliency,
-    Target,
-)
+from google.protobuf.message import Message
+
+from cutaway.errors import at
+from cutaway.requests import Attribution, Target, field_name
 from cutaway.v1 import attribution_pb2 as pb
-from cutaway.wire import baselines, perturbations, targets
-from cutaway.wire.enums import QUADRATURES
+from cutaway.wire import noise, targets
 from cutaway.wire.oneof import Codec, OneOf
+from cutaway.wire.parts import PARTS
+from cutaway.wire.repeated import each
 
 
 def encode(request: Attribution) -> pb.AttributionRequest:
     """``request`` as a message."""
-    message = pb.AttributionRequest(inputs=request.inputs)
+    message = pb.AttributionRequest(
+        inputs=request.inputs, metrics=each("metrics", noise.encode_metric, request.metrics)
+    )
     METHODS.encode(request, message)
     if request.target is not None:
         with at("target"):
             message.target.CopyFrom(targets.encode(request.target))
+    if request.noise is not None:
+        with at("noise_tunnel"):
+            message.noise_tunnel.CopyFrom(noise.encode(request.noise))
     return message
 
 
@@ -45,7 +38,13 @@ def decode(message: pb.AttributionRequest) -> Attribution:
     Raises:
         InvalidArgument: with the field at fault.
     """
-    return METHODS.decode(message, target=_decode_target(message), inputs=tuple(message.inputs))
+    return METHODS.decode(
+        message,
+        target=_decode_target(message),
+        inputs=tuple(message.inputs),
+        noise=noise.decode(message.noise_tunnel) if message.HasField("noise_tunnel") else None,
+        metrics=tuple(each("metrics", noise.decode_metric, message.metrics)),
+    )
 
 
 def _decode_target(message: pb.AttributionRequest) -> Target | None:
@@ -55,78 +54,32 @@ def _decode_target(message: pb.AttributionRequest) -> Target | None:
         return targets.decode(message.target)
 
 
-def _encode_path(request: PathAttribution) -> pb.PathIntegral:
-    if not 1 <= request.n_steps < 2**32:  # 0 means the default on the wire
-        raise error(Reason.INVALID_VALUE, f"{request.n_steps} steps; there is at least 1", "path.n_steps")
-    path = pb.PathIntegral(
-        n_steps=request.n_steps, quadrature=QUADRATURES.to_wire(request.quadrature, "path.quadrature")
-    )
-    with at("path"):
-        baselines.encode(request.baselines, path.baselines)
-    return path
+def _kinds(base: type[Attribution]) -> Iterator[type[Attribution]]:
+    """The methods that `cutaway.requests` has."""
+    narrower = [kind for kind in base.__subclasses__() if kind.__module__.startswith("cutaway.requests.")]
+    if not narrower:
+        yield base
+    for kind in narrower:
+        yield from _kinds(kind)
 
 
-def _path(message: Any) -> dict[str, Any]:
-    with at("path"):
-        starts = baselines.decode(message.path.baselines)
-        with at("quadrature"):
-            quadrature = QUADRATURES.to_plain(message.path.quadrature)
-    return {"n_steps": message.path.n_steps or 50, "baselines": starts, "quadrature": quadrature}
+def _codec(kind: type[Attribution]) -> Codec:
+    field = field_name(kind)
+    blank = getattr(pb.AttributionRequest(), field)
+    names = [each.name for each in blank.DESCRIPTOR.fields]
 
+    def fill(request: Any) -> Message:
+        message: Message = type(blank)()
+        for name in names:
+            PARTS[name].encode(request, message)
+        return message
 
-def _default_true(message: Any, field: str) -> bool:
-    return bool(getattr(message, field)) if message.HasField(field) else True
+    def read(message: Message) -> dict[str, Any]:
+        return {key: value for name in names for key, value in PARTS[name].decode(message, kind).items()}
 
-
-def _layer(message: Any) -> dict[str, Any]:
-    if not message.layer:
-        raise error(Reason.INVALID_VALUE, "name the layer to explain", "layer")
-    return {"layer": message.layer}
-
-
-def _layer_path(field: str, message: Callable[..., Any]) -> Codec:
-    """A method that has a layer and a path, and nothing else."""
-    return Codec(
-        field,
-        lambda request: message(layer=request.layer, path=_encode_path(request)),
-        lambda given: {**_layer(given), **_path(given)},
-    )
+    return Codec(field, fill, read)
 
 
 METHODS: OneOf[Attribution] = OneOf(
-    "method",
-    "name a method",
-    {
-        Saliency: Codec(
-            "saliency",
-            lambda request: pb.Saliency(absolute=request.absolute),
-            lambda message: {"absolute": _default_true(message, "absolute")},
-        ),
-        InputXGradient: Codec("input_x_gradient", lambda _: pb.InputXGradient(), lambda _: {}),
-        IntegratedGradients: Codec(
-            "integrated_gradients",
-            lambda request: pb.IntegratedGradients(
-                path=_encode_path(request), multiply_by_inputs=request.multiply_by_inputs
-            ),
-            lambda message: {**_path(message), "multiply_by_inputs": _default_true(message, "multiply_by_inputs")},
-        ),
-        GuidedBackprop: Codec("guided_backprop", lambda _: pb.GuidedBackprop(), lambda _: {}),
-        Deconvolution: Codec("deconvolution", lambda _: pb.Deconvolution(), lambda _: {}),
-        GuidedGradCam: Codec("guided_grad_cam", lambda request: pb.GuidedGradCam(layer=request.layer), _layer),
-        LayerActivation: Codec("layer_activation", lambda request: pb.LayerActivation(layer=request.layer), _layer),
-        LayerGradientXActivation: Codec(
-            "layer_gradient_x_activation",
-            lambda request: pb.LayerGradientXActivation(layer=request.layer),
-            _layer,
-        ),
-        LayerGradCam: Codec(
-            "layer_grad_cam",
-            lambda request: pb.LayerGradCam(layer=request.layer, relu=request.relu),
-            lambda message: {**_layer(message), "relu": message.relu},
-        ),
-        LayerConductance: _layer_path("layer_conductance", pb.LayerConductance),
-        InternalInfluence: _layer_path("internal_influence", pb.InternalInfluence),
-        LayerIntegratedGradients: _layer_path("layer_integrated_gradients", pb.LayerIntegratedGradients),
-        **perturbations.CODECS,
-    },
+    "method", "name a method", {kind: _codec(kind) for kind in dict.fromkeys(_kinds(Attribution))}
 )

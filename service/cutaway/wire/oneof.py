@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from google.protobuf.message import Message
+
 from cutaway.errors import Reason, at, error
 
 T = TypeVar("T")
@@ -15,7 +17,7 @@ class Codec(NamedTuple):
 
     Attributes:
         field: its field of the ``oneof``.
-        encode: a value to its message.
+        encode: a value to its message, or to a field that is a number.
         decode: its message to the arguments of its class.
     """
 
@@ -49,9 +51,13 @@ class OneOf(Generic[T]):
         if codec is None:
             known = ", ".join(kind.__name__ for kind in self.codecs)
             raise error(Reason.INVALID_VALUE, f"{value!r:.80} is none of {known}", self._name)
-        there = getattr(message, codec.field)
         with at(codec.field):
-            there.CopyFrom(codec.encode(value))
+            made = codec.encode(value)
+        if not isinstance(made, Message):
+            setattr(message, codec.field, made)
+            return
+        there = getattr(message, codec.field)
+        there.CopyFrom(made)
         there.SetInParent()  # a message without fields too
 
     def decode(self, message: Any, **shared: Any) -> T:

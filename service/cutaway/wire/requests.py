@@ -7,11 +7,12 @@ import math
 from google.protobuf.message import DecodeError
 
 from cutaway.errors import Reason, at, error
-from cutaway.requests import CheckRequest, InspectRequest, Raw, Target
+from cutaway.requests import CheckRequest, ExplainIf, InspectRequest, Raw, Target
 from cutaway.tensors import Array
 from cutaway.v1 import check_pb2, input_pb2, inspection_pb2, target_pb2
 from cutaway.wire import arrays, captures, edits, methods, targets
 from cutaway.wire.enums import CHECK_MODES
+from cutaway.wire.numbers import INT64, wholes
 from cutaway.wire.repeated import each
 from cutaway.wire.strict import refuse_unserved
 
@@ -35,6 +36,7 @@ def encode(request: InspectRequest) -> inspection_pb2.InspectRequest:
         edits=each("edits", edits.encode, request.edits),
         compare=request.compare,
         attributions=each("attributions", methods.encode, request.attributions),
+        explain_if=_encode_condition(request.explain_if),
         check=check_pb2.CheckRequest(
             mode=CHECK_MODES.to_wire(request.check.mode, "check.mode"),
             relative_tolerance=request.check.relative_tolerance,
@@ -81,6 +83,7 @@ def decode(data: bytes) -> InspectRequest:
         edits=tuple(each("edits", edits.decode, message.edits)),
         compare=message.compare,
         attributions=tuple(each("attributions", methods.decode, message.attributions)),
+        explain_if=_decode_condition(message.explain_if) if message.HasField("explain_if") else None,
         check=_decode_check(message.check),
         omit_predictions=message.options.omit_predictions,
         max_reply_bytes=message.options.max_reply_bytes,
@@ -123,6 +126,28 @@ def _encode_target(target: Target) -> target_pb2.Target:
 def _decode_target(message: target_pb2.Target) -> Target:
     with at("target"):
         return targets.decode(message)
+
+
+def _encode_condition(condition: ExplainIf | None) -> inspection_pb2.ExplainCondition | None:
+    if condition is None:
+        return None
+    with at("explain_if"):
+        return inspection_pb2.ExplainCondition(
+            probability_at_least=condition.probability_at_least,
+            probability_at_most=condition.probability_at_most,
+            classes=wholes("classes", condition.classes, INT64),
+        )
+
+
+def _decode_condition(message: inspection_pb2.ExplainCondition) -> ExplainIf:
+    bounds: dict[str, float] = {}
+    with at("explain_if"):
+        for name in ("probability_at_least", "probability_at_most"):
+            if message.HasField(name):
+                bounds[name] = getattr(message, name)
+                if not 0 <= bounds[name] <= 1:
+                    raise error(Reason.INVALID_VALUE, f"{bounds[name]}; a probability is from 0 to 1", name)
+    return ExplainIf(**bounds, classes=tuple(message.classes))
 
 
 def _decode_check(message: check_pb2.CheckRequest) -> CheckRequest:

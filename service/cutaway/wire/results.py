@@ -14,7 +14,7 @@ from cutaway.requests import Point
 from cutaway.tensors import Array
 from cutaway.v1 import attribution_pb2, capture_pb2, check_pb2, inspection_pb2, model_pb2
 from cutaway.wire import arrays
-from cutaway.wire.enums import CHECK_MODES, DATA_TYPE_NAMES, DATA_TYPES, POINTS, VERDICTS, WARNINGS
+from cutaway.wire.enums import CAUSES, CHECK_MODES, DATA_TYPE_NAMES, DATA_TYPES, POINTS, VERDICTS, WARNINGS
 
 _Leaves: TypeAlias = dict[Point, dict[str, Array]]
 
@@ -144,6 +144,9 @@ def _encode_attribution(result: plain.AttributionResult) -> attribution_pb2.Attr
         value_at_baseline=_numbers(result.value_at_baseline),
         targets=_numbers(result.targets),
         checks=[_encode_check(check) for check in result.checks],
+        n_steps=result.n_steps,
+        tokens=None if result.tokens is None else _encode_tokens(result.tokens),
+        metrics=[attribution_pb2.Metric(name=metric.name, values=_numbers(metric.values)) for metric in result.metrics],
     )
 
 
@@ -157,6 +160,27 @@ def _decode_attribution(message: attribution_pb2.Attribution) -> plain.Attributi
         value_at_baseline=_array(message.value_at_baseline, np.float64),
         targets=_array(message.targets, np.int64),
         checks=tuple(_decode_check(check) for check in message.checks),
+        n_steps=message.n_steps,
+        tokens=_decode_tokens(message.tokens) if message.HasField("tokens") else None,
+        metrics=tuple(plain.MetricResult(each.name, np.array(each.values, np.float64)) for each in message.metrics),
+    )
+
+
+def _encode_tokens(tokens: plain.TokenAttribution) -> attribution_pb2.TokenAttribution:
+    return attribution_pb2.TokenAttribution(
+        input=tokens.input,
+        ids=arrays.encode(tokens.ids),
+        values=arrays.encode(tokens.values),
+        texts=[attribution_pb2.TokenTexts(tokens=row) for row in tokens.texts],
+    )
+
+
+def _decode_tokens(message: attribution_pb2.TokenAttribution) -> plain.TokenAttribution:
+    return plain.TokenAttribution(
+        message.input,
+        arrays.decode(message.ids),
+        arrays.decode(message.values),
+        tuple(tuple(row.tokens) for row in message.texts),
     )
 
 
@@ -165,6 +189,7 @@ def _encode_check(check: plain.Check) -> check_pb2.Check:
         **vars(check),
         "mode": CHECK_MODES.to_wire(check.mode),
         "verdict": VERDICTS.to_wire(check.verdict),
+        "cause": 0 if check.cause is None else CAUSES.to_wire(check.cause),
     }
     return check_pb2.Check(**fields)
 
@@ -173,6 +198,7 @@ def _decode_check(message: check_pb2.Check) -> plain.Check:
     fields = {field.name: getattr(message, field.name) for field in message.DESCRIPTOR.fields}
     fields["mode"] = CHECK_MODES.to_plain(message.mode)
     fields["verdict"] = VERDICTS.to_plain(message.verdict)
+    fields["cause"] = CAUSES.to_plain(message.cause) if message.cause else None
     return plain.Check(**fields)
 
 

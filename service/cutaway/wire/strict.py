@@ -15,13 +15,8 @@ from cutaway.errors import Reason, error
 SERVED: dict[str, frozenset[str]] = {
     f"cutaway.v1.{message}": frozenset(fields.split())
     for message, fields in {
-        "InspectRequest": "model tensors raw target captures input_gradients edits compare attributions check options",
-        "AttributionRequest": "saliency input_x_gradient integrated_gradients layer_activation "
-        "layer_gradient_x_activation layer_grad_cam layer_conductance internal_influence "
-        "layer_integrated_gradients guided_backprop deconvolution guided_grad_cam "
-        "feature_ablation feature_permutation occlusion shapley_values shapley_value_sampling target inputs",
-        "PathIntegral": "baselines n_steps quadrature",
-        "Baseline": "scalar tensor",
+        "InspectRequest": "model tensors raw target captures input_gradients edits compare attributions explain_if "
+        "check options",
         "Options": "max_reply_bytes omit_predictions seed",
     }.items()
 }

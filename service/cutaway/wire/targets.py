@@ -62,12 +62,22 @@ def _decode_norm(message: pb.OutputNorm) -> dict[str, Any]:
     return {"order": message.order}
 
 
-def _encode_neuron(target: Neuron) -> pb.Neuron:
+def encode_neuron(target: Neuron) -> pb.Neuron:
+    """A neuron as a message of its own."""
     with at("index"):
         return pb.Neuron(module=target.module, index=_encode_position(target.index))
 
 
-def _decode_neuron(message: pb.Neuron) -> dict[str, Any]:
+def decode_neuron(message: pb.Neuron) -> Neuron:
+    """The same, backwards.
+
+    Raises:
+        InvalidArgument: with the field at fault.
+    """
+    return Neuron(**_neuron(message))
+
+
+def _neuron(message: pb.Neuron) -> dict[str, Any]:
     if not message.module:
         raise error(Reason.INVALID_VALUE, "name the module", "module")
     return {"module": message.module, "index": tuple(message.index.positions)}
@@ -122,6 +132,6 @@ TARGETS: OneOf[Target] = OneOf(
         ),
         OutputSum: Codec("sum", lambda _: pb.OutputSum(), lambda _: {}),
         OutputNorm: Codec("norm", lambda target: pb.OutputNorm(order=real("order", target.order)), _decode_norm),
-        Neuron: Codec("neuron", _encode_neuron, _decode_neuron),
+        Neuron: Codec("neuron", encode_neuron, _neuron),
     },
 )

@@ -8,6 +8,13 @@ from __future__ import annotations
 
 from cutaway.engine.method import Method
 from cutaway.engine.methods import backprop, gradients, paths, perturbations
+from cutaway.engine.tunnel import tunnelled
 from cutaway.requests import Attribution
 
 TABLE: dict[type[Attribution], Method] = {**gradients.ROWS, **backprop.ROWS, **paths.ROWS, **perturbations.ROWS}
+
+
+def method_of(request: Attribution) -> Method:
+    """The row of ``request``; with noise around it, what becomes of that row."""
+    method = TABLE[type(request)]
+    return method if request.noise is None else tunnelled(method)

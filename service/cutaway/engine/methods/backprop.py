@@ -7,11 +7,26 @@ that calls them is found out, with what the method would have said.
 from __future__ import annotations
 
 from captum import attr
+from torch import nn
 
 from cutaway.engine.evidence import at_input
 from cutaway.engine.method import Method
 from cutaway.engine.references import backprop as references
+from cutaway.engine.subject import Inputs, Subject
+from cutaway.engine.witness import Changes
+from cutaway.errors import Reason, error
 from cutaway.requests import Attribution, Deconvolution, GuidedBackprop, GuidedGradCam
+
+
+def _refuse_edited_rectifiers(subject: Subject, request: Attribution, inputs: Inputs, edits: Changes) -> None:
+    for name, numbered in edits.items():
+        gradient = any(edit.point.is_gradient for _, edit in numbered)
+        if gradient and isinstance(subject.tree.modules.get(name), nn.ReLU):
+            raise error(
+                Reason.EDIT_INAPPLICABLE,
+                f"the gradient at the nn.ReLU {name!r} is edited, and the method overrides it: it can do one only",
+            )
+
 
 ROWS: dict[type[Attribution], Method] = {
     GuidedBackprop: Method(
@@ -23,6 +38,7 @@ ROWS: dict[type[Attribution], Method] = {
         moot=references.moot,
         overlooked=references.overlooked,
         applies_to_modules=True,
+        refuse=_refuse_edited_rectifiers,
     ),
     Deconvolution: Method(
         attr.Deconvolution,
@@ -33,6 +49,7 @@ ROWS: dict[type[Attribution], Method] = {
         moot=references.moot,
         overlooked=references.overlooked,
         applies_to_modules=True,
+        refuse=_refuse_edited_rectifiers,
     ),
     GuidedGradCam: Method(
         attr.GuidedGradCam,
@@ -43,5 +60,6 @@ ROWS: dict[type[Attribution], Method] = {
         moot=references.moot,
         overlooked=references.overlooked,
         applies_to_modules=True,
+        refuse=_refuse_edited_rectifiers,
     ),
 }

@@ -6,6 +6,7 @@ from typing import Any
 
 from captum import attr
 
+from cutaway.engine.finding import Finding
 from cutaway.engine.method import Method
 from cutaway.engine.references import perturbations as references
 from cutaway.engine.witness import Question
@@ -17,6 +18,7 @@ from cutaway.requests import (
     ShapleyValues,
     ShapleyValueSampling,
 )
+from cutaway.results import Cause
 
 
 def _given(question: Question) -> dict[str, Any]:
@@ -46,10 +48,13 @@ def _sampled(question: Question) -> dict[str, Any]:
     return {**_given(question), "n_samples": request.n_samples}
 
 
-def _nothing_to_exchange(question: Question) -> str:
+def _nothing_to_exchange(question: Question) -> Finding | None:
     if question.rows > 1:
-        return ""
-    return "a batch of one has no other row to exchange values with, so every attribution is 0: send several rows"
+        return None
+    return Finding(
+        Cause.NOT_MOVED,
+        "a batch of one has no other row to exchange values with, so every attribution is 0: send several rows",
+    )
 
 
 ROWS: dict[type[Attribution], Method] = {

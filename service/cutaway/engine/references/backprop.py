@@ -11,11 +11,13 @@ from torch.nn import functional
 
 from cutaway.engine.edits import Override
 from cutaway.engine.evidence import Evidence, Reference, Silent, at_input, exact
+from cutaway.engine.finding import Finding
 from cutaway.engine.hooks import observing
 from cutaway.engine.references.gradients import layer_grad_cam
 from cutaway.engine.wishes import watching
 from cutaway.engine.witness import Changes, Pass, Question, Values, visits
 from cutaway.requests import Edit, Point
+from cutaway.results import Cause
 
 
 class Rectifiers(NamedTuple):
@@ -44,19 +46,25 @@ def rectifiers(question: Question) -> Rectifiers:
     )
 
 
-def overlooked(question: Question) -> str:
+def overlooked(question: Question) -> Finding | None:
     """What Captum overlooks: it overrides modules, and a model may call functions."""
     found = rectifiers(question)
     if not found.functions:
-        return ""
+        return None
     who = "Captum overrides nn.ReLU modules only" if found.modules else "no nn.ReLU fired"
-    return f"{who}; functional relu at {', '.join(list(found.functions)[:3])}, which Captum differentiates as it is"
+    return Finding(
+        Cause.FUNCTIONAL_NONLINEARITY,
+        f"{who}; functional relu at {', '.join(list(found.functions)[:3])}, which Captum differentiates as it is: "
+        "build the model with nn.ReLU modules, one for each place",
+    )
 
 
-def moot(question: Question) -> str:
+def moot(question: Question) -> Finding | None:
     """Why the answer is no more than the gradient."""
     found = rectifiers(question)
-    return "" if found.modules or found.functions else "no ReLU ran: with nothing to override, this is the gradient"
+    if found.modules or found.functions:
+        return None
+    return Finding(Cause.NOT_MOVED, "no ReLU ran: with nothing to override, this is the gradient")
 
 
 def guided_passes(question: Question) -> Sequence[Pass]:

@@ -5,9 +5,40 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from cutaway.requests import CheckMode, Point
+from cutaway.requests import Point
+from cutaway.results.explanations import (
+    AttributionResult,
+    Cause,
+    Check,
+    MetricResult,
+    TokenAttribution,
+    Verdict,
+)
 from cutaway.tensors import Array
 from cutaway.word import Word
+
+__all__ = [
+    "AttributionResult",
+    "CapturedCall",
+    "Cause",
+    "Check",
+    "ClassPrediction",
+    "InputSpec",
+    "InspectResult",
+    "MetricResult",
+    "ModelDetail",
+    "ModelName",
+    "ModuleCapture",
+    "ModuleInfo",
+    "OperatorInfo",
+    "OutputSpec",
+    "Provenance",
+    "Timings",
+    "TokenAttribution",
+    "Verdict",
+    "Warning",
+    "WarningCode",
+]
 
 
 @dataclass(frozen=True)
@@ -85,65 +116,6 @@ class ModuleCapture:
     def grad_output(self) -> Array:
         """The target's gradient at what came out of the first call."""
         return self.calls[0].grad_output
-
-
-class Verdict(Word):
-    """What a check found."""
-
-    AGREES = "AGREES"
-    DISAGREES = "DISAGREES"
-    INCONCLUSIVE = "INCONCLUSIVE"
-    NOT_APPLICABLE = "NOT_APPLICABLE"
-
-
-@dataclass(frozen=True)
-class Check:
-    """One comparison of an attribution with what the raw hooks say.
-
-    Attributes:
-        compared: what with what, in words.
-        mode: where the raw hooks listened.
-        max_absolute_error: over all elements.
-        max_relative_error: the same over the reference's largest magnitude.
-        cosine: between the two, flattened; 0 where either has no length.
-        tolerance: the relative error up to which the two agree.
-        verdict: the outcome.
-        reason: why, and what to do about it; ``""`` where the two agree.
-    """
-
-    compared: str
-    mode: CheckMode
-    max_absolute_error: float
-    max_relative_error: float
-    cosine: float
-    tolerance: float
-    verdict: Verdict
-    reason: str = ""
-
-
-@dataclass(frozen=True)
-class AttributionResult:
-    """One explanation.
-
-    Attributes:
-        method: Captum's class name.
-        layer: the layer, or ``""``.
-        values: by input name, of the input's shape; for a layer method, by the layer's name.
-        convergence_delta: [batch], or None for a method whose attributions need not add up.
-        value_at_input: [batch], the explained scalar at the input.
-        value_at_baseline: [batch] at the baseline, or None for a method without one.
-        targets: [batch], the class indices explained, or None where the target is no class.
-        checks: what the raw hooks say.
-    """
-
-    method: str
-    layer: str
-    values: Mapping[str, Array]
-    convergence_delta: Array | None = None
-    value_at_input: Array | None = None
-    value_at_baseline: Array | None = None
-    targets: Array | None = None
-    checks: tuple[Check, ...] = ()
 
 
 @dataclass(frozen=True)

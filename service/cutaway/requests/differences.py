@@ -1,0 +1,90 @@
+"""Explanations from the difference between the input and baselines: DeepLIFT, and expectations over baselines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from cutaway.requests.attributions import Attribution, LayerAttribution
+from cutaway.requests.baselines import Baselines, Distributions
+from cutaway.requests.neurons import NeuronAttribution
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference(Attribution):
+    """DeepLIFT with the Rescale rule. Shrikumar et al. 2017, arXiv:1704.02685.
+
+    Args:
+        baselines: what the input is compared with; default zeros.
+    """
+
+    baselines: Baselines = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeepLift(Difference):
+    """DeepLIFT: what each element of the input adds to the target's change from a baseline. Shrikumar et al. 2017,
+    arXiv:1704.02685, with the Rescale rule."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerDeepLift(LayerAttribution, Difference):
+    """DeepLIFT, ended at a layer: what each of its units adds to the target's change."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeuronDeepLift(NeuronAttribution, Difference):
+    """DeepLIFT of a neuron: what each element of the input adds to its change."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expectation(Attribution):
+    """An explanation that is averaged over baselines.
+
+    Args:
+        baselines: for every input explained, samples of a distribution.
+    """
+
+    baselines: Distributions
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeepLiftShap(Expectation):
+    """DeepLIFT, averaged over a distribution of baselines. Lundberg and Lee 2017, arXiv:1705.07874."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerDeepLiftShap(LayerAttribution, Expectation):
+    """The same, ended at a layer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeuronDeepLiftShap(NeuronAttribution, Expectation):
+    """The same of a neuron."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpectedGradient(Expectation):
+    """The gradient at points drawn between noisy copies of the input and baselines drawn from a distribution.
+
+    Args:
+        n_samples: points drawn for each example, at least 1.
+        stdev: standard deviation of the noise on the input, from 0.
+    """
+
+    n_samples: int = 5
+    stdev: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientShap(ExpectedGradient):
+    """Expected gradients: give the request a seed to see the same again. Erion et al. 2019, arXiv:1906.10670."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerGradientShap(LayerAttribution, ExpectedGradient):
+    """Expected gradients at a layer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeuronGradientShap(NeuronAttribution, ExpectedGradient):
+    """Expected gradients of a neuron."""
