@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from typing import Any, NamedTuple
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -36,6 +36,28 @@ class Place(NamedTuple):
             if served is not None and field.name not in served:
                 return Place(self.fields[:depth])
         return None
+
+    @property
+    def misplaced(self) -> Place | None:
+        """The field on the way here that the method refuses: a kind of baseline that other methods take."""
+        for depth, field in enumerate(self.fields, 1):
+            if field.containing_type.name == "Baseline":
+                methods = {above.containing_type.name for above in self.fields[:depth]}
+                return None if field.name in baselines_of(methods) else Place(self.fields[:depth])
+        return None
+
+
+def baselines_of(messages: Set[str]) -> Set[str]:
+    """The kinds of baseline that are taken inside of ``messages``."""
+    if messages & OF_DISTRIBUTIONS:
+        return {"distribution"}
+    if "LayerFeatureAblation" in messages:
+        return {"scalar"}
+    return {"scalar", "tensor", "token_id"}
+
+
+OF_DISTRIBUTIONS = {f"{where}{what}Shap" for where in ("", "Layer", "Neuron") for what in ("DeepLift", "Gradient")}
+"""The methods whose baselines are samples of a distribution."""
 
 
 def _step(field: FieldDescriptor) -> str:
@@ -71,7 +93,8 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "Replace": {"tensor": None},
     "Clamp": {"minimum": 0.0},
     "AttributionRequest": {"saliency": None},
-    "Baseline": {"scalar": 0.0},
+    "LrpRule": {"identity": None},
+    "MetricRequest": {"infidelity": None},
     "Tensor": {"data_type": tensor_pb2.DATA_TYPE_INT8},
 }
 """What a message cannot do without, and a value for it that `values` does not try; None is an empty message."""
@@ -102,7 +125,7 @@ def _places(message: Descriptor, above: tuple[FieldDescriptor, ...] = ()) -> Ite
 
 KEY = "naïve.key"
 PLACES = list(_places(inspection_pb2.InspectRequest.DESCRIPTOR))
-SERVED_PLACES = [place for place in PLACES if place.unserved is None]
+SERVED_PLACES = [place for place in PLACES if place.unserved is None and place.misplaced is None]
 VALUES: dict[int, list[Any]] = {
     FieldDescriptor.CPPTYPE_BOOL: [True],
     FieldDescriptor.CPPTYPE_STRING: ["a"],  # and bytes, which protobuf counts here
@@ -169,16 +192,25 @@ def refusal(request: Message | bytes) -> CutawayError | None:
     return None
 
 
-def completed(message: Any) -> None:
-    """Add what the contract requires beside the field that is tried."""
-    for name, value in REQUIRED.get(message.DESCRIPTOR.name, {}).items():
+def completed(message: Any, above: Set[str] = frozenset()) -> None:
+    """Add what the contract requires beside the field that is tried; ``above`` are the messages it lies in."""
+    for name, value in _required(message.DESCRIPTOR.name, above).items():
         _complete(message, name, value)
     if message.DESCRIPTOR.name == "Tensor":
         size = 2 if message.data_type == tensor_pb2.DATA_TYPE_FLOAT16 else 1
         message.data = message.data or bytes(size)
     if "layer" in message.DESCRIPTOR.fields_by_name:
         message.layer = message.layer or "layer"
+    neuron = message.DESCRIPTOR.fields_by_name.get("neuron")
+    if neuron is not None and neuron.containing_oneof is None:
+        message.neuron.SetInParent()
     for field, value in message.ListFields():
         if message_type(field) is not None:
             for each in value.values() if is_map(field) else value if field.is_repeated else [value]:
-                completed(each)
+                completed(each, {*above, message.DESCRIPTOR.name})
+
+
+def _required(message: str, above: Set[str]) -> dict[str, Any]:
+    if message == "Baseline":
+        return {"scalar": 0.0} if "scalar" in baselines_of(above) else {"distribution": None}
+    return REQUIRED.get(message, {})

@@ -157,7 +157,7 @@ CASES: dict[str, tuple[Callable[[ca.Client], object], type[ca.CutawayError], str
         "options.max_reply_bytes", "100 are allowed; capture fewer modules or send fewer rows"),
     "no steps": (
         net(attributions=[ca.IntegratedGradients(n_steps=0)]), ca.InvalidArgument, "INVALID_VALUE",
-        "attributions[0].integrated_gradients.path.n_steps", "0 steps; there is at least 1"),
+        "attributions[0].integrated_gradients.path.n_steps", "0; at least 1"),
     "no point": (
         net(captures=[ca.Capture("conv1", at=())]), ca.InvalidArgument, "INVALID_VALUE", "captures[0].points",
         "name at least one point"),

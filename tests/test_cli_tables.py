@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from rich.console import Console, RenderableType
@@ -9,7 +11,16 @@ from rich.console import Console, RenderableType
 import cutaway as ca
 from cutaway import tables
 from cutaway.cli import anatomy, asking
-from cutaway.results import ClassPrediction, ModelDetail, ModelName, ModuleInfo, OperatorInfo, Provenance
+from cutaway.results import (
+    ClassPrediction,
+    MetricResult,
+    ModelDetail,
+    ModelName,
+    ModuleInfo,
+    OperatorInfo,
+    Provenance,
+    TokenAttribution,
+)
 from tests.command import squeezed
 
 LOGITS = np.array([[0.25, 1.5], [2.0, -1.0]], np.float32)
@@ -24,7 +35,7 @@ def printed(*blocks: RenderableType, width: int = 120) -> str:
 
 
 def text(*blocks: RenderableType) -> str:
-    return squeezed(printed(*blocks))
+    return squeezed(printed(*blocks).replace("─", ""))
 
 
 def test_numbers_that_are_none_stand_out() -> None:
@@ -116,6 +127,83 @@ def test_attributions_of_several_targets_are_told_apart() -> None:
     assert "Saliency x [2, 2] 1 0 -1 2" in shown
     assert "Saliency x [2, 2] 0 1 -1 2" in shown
     assert "class" not in text(tables.attribution_table(ca.InspectResult({}, attributions=(answers[0],))))
+
+
+def explained(**fields: Any) -> ca.InspectResult:
+    """An answer with one explanation of a layer, of which ``fields`` are known."""
+    return ca.InspectResult({}, attributions=(ca.AttributionResult("LayerLRP", "fc[0]", {"fc[0]": LOGITS}, **fields),))
+
+
+def check(verdict: ca.Verdict, reason: str = "", cause: ca.Cause | None = None) -> ca.Check:
+    return ca.Check("this with that", ca.CheckMode.SAME_PASS, 0.5, 0.5, 0.9, 1e-4, verdict, reason, cause)
+
+
+def test_a_check_says_its_cause_beside_the_reason() -> None:
+    """The word that programs branch on stands before the reason; where the two agree there is neither."""
+    shown = text(
+        tables.attribution_table(
+            explained(
+                checks=(
+                    check(ca.Verdict.INCONCLUSIVE, "take more steps", ca.Cause.TOO_FEW_STEPS),
+                    check(ca.Verdict.DISAGREES, "", ca.Cause.UNKNOWN),
+                    check(ca.Verdict.DISAGREES, "no idea"),
+                    check(ca.Verdict.AGREES),
+                )
+            )
+        )
+    )
+    assert "this with that TOO_FEW_STEPS: take more steps DISAGREES" in shown
+    assert "this with that UNKNOWN DISAGREES" in shown
+    assert "this with that no idea AGREES" in shown
+    assert shown.endswith("this with that")
+
+
+def test_steps_are_shown_where_any_were_taken() -> None:
+    """How many a path took stands beside its delta; a method without a path leaves the place empty, and where there is
+    no path at all there is no such column."""
+    path = ca.AttributionResult("IntegratedGradients", "", {"x": LOGITS}, np.array([0.0, -0.25]), n_steps=200)
+    plain = ca.AttributionResult("Saliency", "", {"x": LOGITS})
+    both = text(tables.attribution_table(ca.InspectResult({}, attributions=(path, plain))))
+    assert "max delta steps" in both
+    assert "IntegratedGradients x [2, 2] -1 2 0.25 200 Saliency x [2, 2] -1 2" in both
+    assert both.endswith("-1 2")
+    assert "steps" not in text(tables.attribution_table(ca.InspectResult({}, attributions=(plain,))))
+
+
+def test_metrics_have_a_table() -> None:
+    """A metric a row, in order, with a number for each of the first examples; without metrics there is no table."""
+    metrics = (MetricResult("infidelity", np.array([0.5, np.nan])), MetricResult("sensitivity_max", np.ones(6)))
+    shown = text(tables.attribution_table(explained(metrics=metrics)))
+    assert "Metrics metric method of an example each" in shown
+    assert "infidelity LayerLRP fc[0] 0.5 nan sensitivity_max LayerLRP fc[0] 1 1 1 1 ..." in shown
+    assert "Metrics" not in text(tables.attribution_table(explained()))
+
+
+def test_tokens_stand_beside_what_they_add() -> None:
+    """An example a table; a token is its text on one line, or its id where the text is not known."""
+    values = np.array([[0.5, -1.25], [0.0, np.nan]], np.float32)
+    tokens = TokenAttribution("ids", np.array([[101, 7], [102, 8]]), values, (("[CLS]", "a\nb"), ("é",)))
+    shown = text(*asking.blocks(explained(tokens=tokens, targets=np.array([3, 1]))))
+    assert "Tokens of example 0: LayerLRP at fc[0], class 3 position token value 0 [CLS] 0.5 1 a\\nb -1.25" in shown
+    assert "Tokens of example 1: LayerLRP at fc[0], class 1 position token value 0 é 0 1 8 nan" in shown
+    assert "Tokens" not in text(*asking.blocks(explained()))
+    unknown = TokenAttribution("", tokens.ids, values)
+    assert "LayerLRP at fc[0] position token value 0 101 0.5 1 7 -1.25" in text(
+        tables.attribution_table(explained(tokens=unknown))
+    )
+
+
+def test_of_many_tokens_those_that_add_most_are_shown() -> None:
+    """By magnitude, in the text's order; the rest is counted, tokens and examples alike."""
+    values = np.tile(np.concatenate([np.full(30, 0.125), [-9.0], np.full(18, 2.0), [np.nan]]), (23, 1))
+    tokens = TokenAttribution("ids", np.arange(23 * 50).reshape(23, 50), values)
+    shown = text(tables.attribution_table(explained(tokens=tokens)))
+    first, second, *_ = shown.split("Tokens of example")[1:]
+    assert first.startswith(" 0: LayerLRP at fc[0] position token value 30 30 -9 31 31 2 ")
+    assert first.endswith(" 48 48 2 49 49 nan and 30 smaller ones ")
+    assert second.startswith(" 1: LayerLRP at fc[0] position token value 30 80 -9 ")
+    assert shown.count("Tokens of example") == 20
+    assert shown.endswith("and 30 smaller ones and the tokens of 3 more examples")
 
 
 @pytest.mark.parametrize("result", [ca.InspectResult({}), ca.InspectResult({}, captures={"fc": ca.ModuleCapture(())})])

@@ -8,14 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import typer
+from typer.testing import CliRunner
 
 import cutaway as ca
-from cutaway.cli import attributions, captures, edits, places, targets, words
+from cutaway import cli
+from cutaway.cli import attributions, captures, conditions, edits, places, targets, words
 from cutaway.cli.attributions import attribution
 from cutaway.cli.captures import capture, parameter
+from cutaway.cli.conditions import condition
 from cutaway.cli.edits import edit
 from cutaway.cli.targets import target, together
-from cutaway.requests import Reduction
+from cutaway.requests import LrpRule, Metric, Reduction
 from tests.command import said
 
 
@@ -26,18 +29,23 @@ def offered_in_python(base: type) -> set[type]:
 
 
 def test_every_kind_is_offered() -> None:
-    """Each method, verb, target and reduction that Python offers can be asked for by name; the help lists all."""
+    """Each method, verb, target, reduction, rule and metric that Python offers can be asked for by name; the help lists
+    all of them, and how noise is combined."""
     assert set(attributions.METHODS.values()) == offered_in_python(ca.Attribution)
     assert set(edits.VERBS.values()) == offered_in_python(ca.Edit)
     assert set(targets.TARGETS.values()) == offered_in_python(ca.Target)
     assert len([key for key in captures.KEYS.values() if key.field == "reduce"]) == len(offered_in_python(Reduction))
+    rules, metrics = words.short_names(LrpRule), words.short_names(Metric)
+    assert set(rules.values()) == offered_in_python(LrpRule)
+    assert set(metrics.values()) == offered_in_python(Metric)
     help_text = said("inspect", "--help")
-    names = {*attributions.METHODS, *edits.VERBS, *targets.TARGETS, *captures.KEYS}
-    assert [name for name in names if f" {name}" not in help_text] == []
+    names = {*attributions.METHODS, *edits.VERBS, *targets.TARGETS, *captures.KEYS, *ca.Combination}
+    shown = {*names, *(f"rules.NAME={rule}" for rule in rules), *(f"metrics={metric}" for metric in metrics)}
+    assert [name for name in shown if f" {name}" not in help_text] == []
 
 
 def test_every_parameter_can_be_typed() -> None:
-    """No field of a method, a verb, a target or a capture is left to Python alone."""
+    """No field of a method, a verb, a target, a condition or a capture is left to Python alone."""
     for method in attributions.METHODS.values():
         assert {*words.keys(method), "target"} == {field.name for field in fields(method)}
     for kind in targets.TARGETS.values():
@@ -45,6 +53,7 @@ def test_every_parameter_can_be_typed() -> None:
     for verb in edits.VERBS.values():
         known = {key.field for key in places.place_keys(verb).values()}
         assert {*known, *places.WHERE} >= {field.name for field in fields(verb)}
+    assert {key.field for key in conditions.KEYS.values()} == {field.name for field in fields(ca.ExplainIf)}
     known = {key.field for key in captures.KEYS.values()}
     assert {*known, *places.WHERE} == {field.name for field in fields(ca.Capture)}
 
@@ -64,6 +73,92 @@ def test_a_typed_attribution_is_what_python_makes() -> None:
         layer="feature_blocks.1", relu=True
     )
     assert attribution("Saliency,target=neuron:conv2:3+1+1").target == ca.Neuron("conv2", (3, 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("typed", "made"),
+    [
+        ("NeuronGradient,neuron=conv2:3+1+1", ca.NeuronGradient(neuron=ca.Neuron("conv2", (3, 1, 1)))),
+        (
+            "neuron_deep_lift,neuron=fc:2,baselines.x=0.5",
+            ca.NeuronDeepLift(neuron=ca.Neuron("fc", (2,)), baselines={"x": 0.5}),
+        ),
+        (
+            "LRP,rules.conv1=gamma:0.5,rules.blocks.0.fc=epsilon:0.1,rules.a=identity,rules.b=alpha_one_beta_zero",
+            ca.LRP(
+                rules={
+                    "conv1": ca.Gamma(0.5),
+                    "blocks.0.fc": ca.Epsilon(0.1),
+                    "a": ca.RelevanceIdentity(),
+                    "b": ca.AlphaOneBetaZero(),
+                }
+            ),
+        ),
+        (
+            "layer_lrp:conv,rules.a=Gamma,rules.b=AlphaOneBetaZero,rules.c=relevance_identity",
+            ca.LayerLRP(layer="conv", rules={"a": ca.Gamma(), "b": ca.AlphaOneBetaZero(), "c": ca.RelevanceIdentity()}),
+        ),
+        ("Saliency,noise=vargrad", ca.Saliency(noise=ca.NoiseTunnel(ca.Combination.VARGRAD))),
+        ("Saliency,noise=smoothgrad:10:0.2", ca.Saliency(noise=ca.NoiseTunnel(n_samples=10, stdev=0.2))),
+        ("Saliency,noise=::0.2", ca.Saliency(noise=ca.NoiseTunnel(stdev=0.2))),
+        (
+            "Saliency,metrics=infidelity:10:0.03,metrics=sensitivity_max,metrics=infidelity::1",
+            ca.Saliency(metrics=(ca.Infidelity(10, 0.03), ca.SensitivityMax(), ca.Infidelity(stdev=1))),
+        ),
+        ("InternalInfluence:fc,max_delta=0.01", ca.InternalInfluence(layer="fc", max_delta=0.01)),
+        (
+            "Occlusion,windows.a=1+3+3,windows.b=2,strides.a=1+2+2",
+            ca.Occlusion(windows={"a": (1, 3, 3), "b": (2,)}, strides={"a": (1, 2, 2)}),
+        ),
+        ("LayerFeatureAblation:conv,baseline=-1", ca.LayerFeatureAblation(layer="conv", baseline=-1)),
+    ],
+)
+def test_what_a_parameter_is_made_of_stands_between_colons(typed: str, made: ca.Attribution) -> None:
+    """Neurons, noise, rules and metrics are typed in Python's order, those of several kinds behind the kind's name,
+    however it is spelt; a part that is left out is at its default."""
+    assert attribution(typed) == made
+
+
+def test_a_token_is_told_from_a_number() -> None:
+    """``token:0`` is a token's id, and 0 a number, which says the same to Python's ``==``."""
+    typed = attribution("LayerIntegratedGradients:words,baselines.ids=token:7,baselines.mask=7")
+    baselines = vars(typed)["baselines"]
+    assert {name: (type(given), given) for name, given in baselines.items()} == {
+        "ids": (ca.TokenId, 7),
+        "mask": (float, 7),
+    }
+
+
+@pytest.mark.parametrize(
+    ("typed", "made"),
+    [
+        ("at_least=0.5", ca.ExplainIf(probability_at_least=0.5)),
+        (
+            "at_least=0.5,at_most=0.9,classes=3+5",
+            ca.ExplainIf(probability_at_least=0.5, probability_at_most=0.9, classes=(3, 5)),
+        ),
+        ("probability_at_most=1,classes=3,classes=5", ca.ExplainIf(probability_at_most=1, classes=(3, 5))),
+    ],
+)
+def test_a_condition_is_bounds_joined_by_commas(typed: str, made: ca.ExplainIf) -> None:
+    """Each bound has Python's name, and a shorter one."""
+    assert condition(typed) == made
+
+
+def test_the_condition_is_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """--explain-if is what the client is asked; without it, every example is explained."""
+    asked: list[object] = []
+
+    def inspect(_: ca.Client, *__: object, explain_if: ca.ExplainIf | None, **___: object) -> ca.InspectResult:
+        asked.append(explain_if)
+        return ca.InspectResult({})
+
+    monkeypatch.setattr(ca.Client, "inspect", inspect)
+    np.savez(tmp_path / "x.npz", x=np.zeros((1, 2)))
+    for option in (["--explain-if", "at_most=0.5"], []):
+        done = CliRunner().invoke(cli.app, ["inspect", "net", str(tmp_path / "x.npz"), *option])
+        assert done.exit_code == 0, done.output
+    assert asked == [ca.ExplainIf(probability_at_most=0.5), None]
 
 
 @pytest.mark.parametrize(
@@ -153,6 +248,8 @@ def test_tensors_are_files(tmp_path: Path) -> None:
         vars(target(f"cotangent:{file}"))["tensor"],
         vars(target(f"mse:{file}:mean"))["values"],
         vars(attribution(f"IntegratedGradients,baselines.x={file}"))["baselines"]["x"],
+        vars(attribution(f"GradientShap,baselines.x={file}"))["baselines"]["x"],
+        vars(attribution(f"KernelShap,masks.x={file}"))["masks"]["x"],
     ]
     for read in typed:
         np.testing.assert_array_equal(read, array, strict=True)

@@ -50,18 +50,9 @@ def refused(address: str, request: inspection_pb2.InspectRequest) -> tuple[str, 
 @pytest.mark.parametrize(
     ("request_text", "field"),
     [
-        ({"explain_if": {"classes": [1]}}, "explain_if"),
-        ({"options": {"seed": 3}}, "options.seed"),
         ({"options": {"dry_run": True}}, "options.dry_run"),
         ({"options": {"compression": "COMPRESSION_ZSTD"}}, "options.compression"),
         ({"options": {"reply_data_type": "DATA_TYPE_FLOAT16"}}, "options.reply_data_type"),
-        ({"attributions": [{"deep_lift": {}}]}, "attributions[0].deep_lift"),
-        ({"attributions": [{"saliency": {}, "noise_tunnel": {}}]}, "attributions[0].noise_tunnel"),
-        ({"attributions": [{"saliency": {}}, {"saliency": {}, "metrics": [{}]}]}, "attributions[1].metrics"),
-        (
-            {"attributions": [{"integrated_gradients": {"path": {"max_delta": 0.1}}}]},
-            "attributions[0].integrated_gradients.path.max_delta",
-        ),
     ],
 )
 def test_what_is_not_served_yet_says_so_and_names_the_field(

@@ -30,9 +30,9 @@ def test_the_walk_sees_the_contract() -> None:
     found = {place.path(): place.unserved for place in PLACES}
     assert found["attributions[0].integrated_gradients.path.quadrature"] is None
     assert found[f"attributions[0].integrated_gradients.path.baselines.by_input.{KEY}.tensor.data"] is None
-    beyond = found[f"attributions[0].lrp.rules.{KEY}.epsilon"]
-    assert beyond is not None
-    assert beyond.path() == "attributions[0].lrp"
+    assert found[f"attributions[0].lrp.rules.{KEY}.epsilon"] is None
+    beyond = {path: unserved.path() for path, unserved in found.items() if unserved is not None}
+    assert beyond == {path: path for path in ("options.dry_run", "options.compression", "options.reply_data_type")}
     assert len(PLACES) > 300
     assert set(SERVED) <= {place.field.containing_type.full_name for place in PLACES}
     for message, fields in SERVED.items():
@@ -55,6 +55,27 @@ def test_unserved_field_is_refused_by_name() -> None:
             assert isinstance(failure, Unimplemented), (place.path(), value, failure)
             assert (failure.reason, failure.field) == (Reason.NOT_IMPLEMENTED, place.unserved.path())
             assert failure.message == f"{place.unserved.field.name} is part of the contract but not served yet"
+
+
+def test_baseline_that_a_method_does_not_take_is_refused_by_name() -> None:
+    """Methods share the message of a baseline, and each takes some of its kinds: any other, and all that is in it, is
+    refused by the kind's name, and never left out or read as something else."""
+    beyond = {place.path(): place for place in PLACES if place.misplaced is not None}
+    for kind in (
+        "deep_lift_shap.baselines.by_input.{}.token_id",
+        "feature_ablation.baselines.by_input.{}.distribution",
+    ):
+        assert f"attributions[0].{kind.format(KEY)}" in beyond
+    assert "attributions[0].layer_feature_ablation.baseline.tensor.shape" in beyond
+    for place in beyond.values():
+        for value in values(place.field):
+            message = inspection_pb2.InspectRequest()
+            put(message, place, value)
+            completed(message)
+            failure = refusal(message)
+            assert isinstance(failure, InvalidArgument), (place.path(), value)
+            assert place.misplaced is not None
+            assert (failure.reason, failure.field) == (Reason.INVALID_VALUE, place.misplaced.path())
 
 
 def test_served_field_is_heard() -> None:
@@ -125,4 +146,4 @@ def test_enum_member_of_a_newer_client_is_refused() -> None:
                 names = [name for name in names if "FLOAT" in name]
             assert failure.message.endswith(", ".join(names))
         tried[kind.name] = place
-    assert set(tried) == {"HookPoint", "CheckMode", "Quadrature", "DataType", "LossReduction"}
+    assert set(tried) == {"HookPoint", "CheckMode", "Quadrature", "DataType", "LossReduction", "Combination"}

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cutaway import requests
+from cutaway.client import question
 from cutaway.errors import InvalidArgument, Reason
 from cutaway.requests import Attribution, Capture, Edit, InspectRequest, Point, Reduction, Target, field_name
 from cutaway.results import CapturedCall, InspectResult, ModelDetail, ModuleCapture
@@ -170,6 +171,14 @@ def test_target_keeps_its_parameters(target: Target) -> None:
     assert canonical(wire_requests.decode(sent(InspectRequest("m", target=target))).target) == canonical(target)
 
 
+def test_condition_is_part_of_the_question() -> None:
+    """Which examples are explained travels with what the client is asked; none given, all are."""
+    condition = requests.ExplainIf(probability_at_most=0.5, classes=(3, 5))
+    for bounds in (condition, None):
+        made = question("m", {"x": np.ones(1)}, attributions=[requests.Saliency()], explain_if=bounds)
+        assert wire_requests.decode(sent(made)).explain_if == bounds
+
+
 @pytest.mark.parametrize("addend", [2, 2.0, np.float32(2), np.float64(2), np.int8(2)])
 def test_number_of_any_kind_is_added_as_one(addend: Any) -> None:
     """A number of Python's or numpy's travels as a double; an array with no axes is a tensor."""
@@ -282,6 +291,98 @@ WRONG: dict[str, tuple[inspection_pb2.InspectRequest, Reason, str, str]] = {
         Reason.TARGET_MISMATCH,
         "attributions[1].target.class_index",
         "no class index; send one for all, or one an example",
+    ),
+    "distribution for a path": (
+        asked(
+            attributions=[{"integrated_gradients": {"path": {"baselines": {"by_input": {"x": {"distribution": {}}}}}}}]
+        ),
+        Reason.INVALID_VALUE,
+        "attributions[0].integrated_gradients.path.baselines.by_input.x.distribution",
+        "distribution; this method takes a scalar, a tensor or a token id",
+    ),
+    "number for a distribution": (
+        asked(attributions=[{"deep_lift_shap": {"baselines": {"by_input": {"x": {"scalar": 0.0}}}}}]),
+        Reason.INVALID_VALUE,
+        "attributions[0].deep_lift_shap.baselines.by_input.x.scalar",
+        "scalar; this method takes a distribution",
+    ),
+    "no distribution": (
+        asked(attributions=[{"gradient_shap": {"baselines": {"by_input": {"x": {}}}}}]),
+        Reason.INVALID_VALUE,
+        "attributions[0].gradient_shap.baselines.by_input.x",
+        "nothing; this method takes a distribution",
+    ),
+    "tensor for a unit": (
+        asked(attributions=[{"layer_feature_ablation": {"layer": "m", "baseline": {"tensor": {}}}}]),
+        Reason.INVALID_VALUE,
+        "attributions[0].layer_feature_ablation.baseline.tensor",
+        "the baseline of a layer's units is one scalar",
+    ),
+    "nothing for a unit": (
+        asked(attributions=[{"layer_feature_ablation": {"layer": "m", "baseline": {}}}]),
+        Reason.INVALID_VALUE,
+        "attributions[0].layer_feature_ablation.baseline",
+        "the baseline of a layer's units is one scalar",
+    ),
+    "no neuron": (
+        asked(attributions=[{"neuron_gradient": {}}]),
+        Reason.INVALID_VALUE,
+        "attributions[0].neuron_gradient.neuron.module",
+        "name the module",
+    ),
+    "no rule": (
+        asked(attributions=[{"lrp": {"rules": {"conv.0": {}}}}]),
+        Reason.INVALID_VALUE,
+        "attributions[0].lrp.rules.conv.0.kind",
+        "say which rule: epsilon, gamma, alpha_one_beta_zero or identity",
+    ),
+    "negative bound of the delta": (
+        asked(attributions=[{"layer_conductance": {"layer": "m", "path": {"max_delta": -1e-3}}}]),
+        Reason.INVALID_VALUE,
+        "attributions[0].layer_conductance.path.max_delta",
+        "-0.001; a bound is from 0 up",
+    ),
+    "bound of the delta of NaN": (
+        asked(attributions=[{"integrated_gradients": {"path": {"max_delta": float("nan")}}}]),
+        Reason.INVALID_VALUE,
+        "attributions[0].integrated_gradients.path.max_delta",
+        "nan; a bound is from 0 up",
+    ),
+    "negative noise": (
+        asked(attributions=[{"saliency": {}, "noise_tunnel": {"stdev": -1.0}}]),
+        Reason.INVALID_VALUE,
+        "attributions[0].noise_tunnel.stdev",
+        "-1.0; a finite number from 0 up",
+    ),
+    "infinite noise": (
+        asked(attributions=[{"saliency": {}, "noise_tunnel": {"stdev": float("inf")}}]),
+        Reason.INVALID_VALUE,
+        "attributions[0].noise_tunnel.stdev",
+        "inf; a finite number from 0 up",
+    ),
+    "no metric": (
+        asked(attributions=[{"saliency": {}}, {"saliency": {}, "metrics": [{"infidelity": {}}, {}]}]),
+        Reason.INVALID_VALUE,
+        "attributions[1].metrics[1].metric",
+        "say which metric: infidelity or sensitivity_max",
+    ),
+    "metric without a spread": (
+        asked(attributions=[{"saliency": {}, "metrics": [{"sensitivity_max": {"radius": 0.0}}]}]),
+        Reason.INVALID_VALUE,
+        "attributions[0].metrics[0].sensitivity_max.radius",
+        "0.0; a finite number above 0",
+    ),
+    "probability above 1": (
+        asked(explain_if={"probability_at_least": 1.5}),
+        Reason.INVALID_VALUE,
+        "explain_if.probability_at_least",
+        "1.5; a probability is from 0 to 1",
+    ),
+    "probability of NaN": (
+        asked(explain_if={"probability_at_most": float("nan")}),
+        Reason.INVALID_VALUE,
+        "explain_if.probability_at_most",
+        "nan; a probability is from 0 to 1",
     ),
     "negative tolerance": (
         asked(check={"relative_tolerance": -1e-9}),

@@ -26,6 +26,7 @@ from cutaway.requests import (
     CheckRequest,
     ClassIndex,
     Edit,
+    ExplainIf,
     InspectRequest,
     PredictedClass,
     Raw,
@@ -52,6 +53,7 @@ def question(
     captures: Sequence[Capture | str] | str = (),
     input_gradients: bool | Sequence[str] | str = False,
     attributions: Sequence[Attribution] = (),
+    explain_if: ExplainIf | None = None,
     edits: Sequence[Edit] = (),
     compare: bool = False,
     check: CheckLike = CheckMode.SAME_PASS,
@@ -68,6 +70,7 @@ def question(
         captures: what to bring back from inside; a bare name or glob brings back outputs.
         input_gradients: True for every floating input, or names.
         attributions: explanations.
+        explain_if: explain only the examples whose prediction calls for it; None explains all.
         edits: changes to what flows through the model, in the order applied.
         compare: also bring back what the unedited model returns.
         check: ``off``, ``same_pass`` or ``independent``, or a `CheckRequest` with a tolerance.
@@ -86,6 +89,7 @@ def question(
         edits=tuple(edits),
         compare=compare,
         attributions=tuple(attributions),
+        explain_if=explain_if,
         check=_check(check),
         omit_predictions=not predictions,
         max_reply_bytes=max_reply_bytes,

@@ -12,10 +12,10 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from cutaway import tables
-from cutaway.cli import anatomy, attributions, captures, edits, files, screen, targets
+from cutaway.cli import anatomy, attributions, captures, conditions, edits, files, screen, targets
 from cutaway.client import Client
 from cutaway.errors import DeadlineExceeded, Reason, Unavailable, error
-from cutaway.requests import Attribution, Capture, CheckMode, Edit, Raw, Target
+from cutaway.requests import Attribution, Capture, CheckMode, Edit, ExplainIf, Raw, Target
 from cutaway.results import InspectResult
 from cutaway.tensors import Array
 
@@ -144,6 +144,15 @@ def inspect(
             "cross_entropy:4, ...; repeated, one for each example.",
         ),
     ] = None,
+    explain_if: Annotated[
+        ExplainIf | None,
+        typer.Option(
+            parser=conditions.condition,
+            metavar="KEY=VALUE[,...]",
+            help="Explain only the examples whose prediction meets every bound given: the predicted class' probability "
+            "at_least=0.5 or at_most=0.9, the class one of classes=3+5.",
+        ),
+    ] = None,
     check: Annotated[
         CheckMode,
         typer.Option(
@@ -182,6 +191,7 @@ def inspect(
             edits=edit or (),
             compare=compare,
             attributions=attribution or (),
+            explain_if=explain_if,
             check=check,
             predictions=not no_predictions,
             seed=seed,

@@ -23,8 +23,15 @@ def attribution(word: str) -> Attribution:
     return words.built(kind, pairs, known, usage(kind))
 
 
+_COMMON = [field.name for field in fields(AtLayer)]
+
+
 def usage(kind: type[Attribution]) -> str:
     """How to ask for ``kind``, with its own parameters and their defaults."""
     layer = ":LAYER" if issubclass(kind, AtLayer) else ""
-    common = [field.name for field in fields(AtLayer)]
-    return words.usage(f"{kind.__name__}{layer}", kind, common)
+    return words.usage(f"{kind.__name__}{layer}", kind, _COMMON)
+
+
+def forms() -> list[str]:
+    """How to type every parameter, of whichever method, that is made of parts."""
+    return list(dict.fromkeys(form for kind in METHODS.values() for form in words.forms(kind, ["target"])))

@@ -20,10 +20,10 @@ def _reductions() -> dict[str, Key]:
     return {name: Key("reduce", only(each)) for name, each in read.items() if each}
 
 
-KEYS = place_keys(Capture) | _reductions()
+KEYS = place_keys(Capture, "reduce") | _reductions()
 """What may follow a module or an operator."""
 
-PARAMETER_KEYS = place_keys(Capture, "call", "path") | _reductions()
+PARAMETER_KEYS = place_keys(Capture, "reduce", "call", "path") | _reductions()
 """What may follow a parameter."""
 
 

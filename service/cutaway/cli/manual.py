@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from cutaway.cli import attributions, edits, targets
+from cutaway.requests import Combination
 
 _CAPTURES = (
     "  call=N           only this call, from 0",
@@ -18,6 +19,12 @@ _CAPTURES = (
 )
 
 _EDITS = "Each also takes call=N, rows=0+2, path=PATH and slice=AXIS:START:STOP:STEP; a tensor is a .npy file."
+
+_PARAMETERS = (
+    f"A NAME is an input's, of rules a module's; a COMBINATION is {', '.join(Combination)}. A baseline is a number, a "
+    ".npy file or token:ID; a distribution, for the methods that average over one, and a mask are .npy files; windows "
+    "and strides are sizes, as in windows.image=1+3+3."
+)
 
 
 def _section(heading: str, lines: Iterable[str], note: str = "") -> Iterator[str]:
@@ -33,8 +40,13 @@ HELP = "\n".join(
         *_section("Edits:", map(edits.usage, edits.VERBS.values()), _EDITS),
         *_section(
             "Methods and their parameters with defaults, asked for as METHOD,KEY=VALUE,KEY=VALUE; each also takes "
-            "target=TARGET and inputs=NAME:",
+            "target=TARGET, inputs=NAME, noise and metrics:",
             map(attributions.usage, attributions.METHODS.values()),
+        ),
+        *_section(
+            "What parameters are made of; what is in brackets has a default:",
+            (f"  {form}" for form in attributions.forms()),
+            _PARAMETERS,
         ),
         *_section(
             "Targets, each also with output=NAME; a bare number is a class:",

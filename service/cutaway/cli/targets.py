@@ -63,6 +63,4 @@ def together(targets: Sequence[Target]) -> Target | None:
 def usage(kind: type[Target]) -> str:
     """How to ask for ``kind``: what stands between colons, in brackets where it has a default."""
     head = next(name for name, each in TARGETS.items() if each is kind)
-    required = words.required(kind)
-    parts = [f":{name.upper()}" for name in words.positional(kind)]
-    return f"  {head}" + "".join(part if part[1:].lower() in required else f"[{part}]" for part in parts)
+    return f"  {head}{words.by_colons(kind, ':')}"

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from cutaway.cli.choices import offer
+from cutaway.requests import TokenId
 from cutaway.tensors import Array
 
 Reader: TypeAlias = Callable[[str], Any]
@@ -53,13 +54,20 @@ def _array(text: str) -> Array:
     return loaded
 
 
-def _number_or_array(text: str) -> float | Array:
+def _number_or_array(text: str, wanted: str = "a number or a .npy file") -> float | Array:
     if text.lower().endswith(".npy"):
         return _array(text)
     try:
         return float(text)
     except ValueError:
-        raise ValueError(f"a number or a .npy file, not {text!r}") from None
+        raise ValueError(f"{wanted}, not {text!r}") from None
+
+
+def _baseline(text: str) -> float | Array | TokenId:
+    kind, colon, number = text.partition(":")
+    if kind.lower() == "token" and colon:
+        return TokenId(_whole(number))
+    return _number_or_array(text, "a number, a .npy file or token:ID")
 
 
 def member(kind: type[Enum], text: str) -> Enum:
@@ -81,5 +89,6 @@ READERS: dict[Any, Reader] = {
     WHOLES: wholes,
     Any: _array,  # ArrayLike
     float | Any: _number_or_array,
+    float | Any | TokenId: _baseline,
 }
 """How a text is read, by the type hint of the field that it is for."""

@@ -9,20 +9,22 @@ from __future__ import annotations
 import re
 import textwrap
 import types
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import typer
 
-from cutaway.cli.choices import offer
+from cutaway.cli.choices import found, named, offer
 from cutaway.cli.values import READERS, WHOLES, Reader, member, wholes
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 D = TypeVar("D", bound="DataclassInstance")
+T = TypeVar("T")
 
 Collector: TypeAlias = "Callable[[Sequence[Pair]], Any]"
 """What all that was typed for one field stands for together, each with what followed a dot in its key."""
@@ -136,9 +138,38 @@ def usage(head: str, kind: type[DataclassInstance], left_out: Collection[str]) -
 
 def _default(field: Field[Any], hint: Any) -> str:
     if _is_mapping(hint):
-        return f"{field.name}.INPUT=..."
+        return f"{field.name}.NAME=..."
     value = field.default.value if isinstance(field.default, Enum) else field.default
     return f"{field.name}={str(value).lower() if isinstance(value, (str, bool, int, float)) else '...'}"
+
+
+def forms(kind: type[DataclassInstance], left_out: Collection[str] = ()) -> list[str]:
+    """How to type those parameters of ``kind`` that are made of parts themselves, such as ``neuron=MODULE:INDEX``."""
+    known, hints = keys(kind, left_out), get_type_hints(kind)
+    heads = {name: f"{name}.NAME" if _is_mapping(hints[name]) else name for name in known}
+    return [f"{head}={form}" for name, head in heads.items() for form in _forms(hints[name])]
+
+
+def _forms(hint: Any) -> list[str]:
+    if is_dataclass(hint) and isinstance(hint, type):
+        if not hint.__subclasses__():
+            return [by_colons(hint)]
+        return [name + by_colons(each, ":") for name, each in short_names(hint).items()]
+    return [form for each in get_args(hint) for form in _forms(each)]
+
+
+def by_colons(kind: type[DataclassInstance], before: str = "") -> str:
+    """What stands between colons for ``kind``, in brackets where it has a default.
+
+    Args:
+        kind: a dataclass.
+        before: what the first of them stands behind.
+    """
+    needed, text = required(kind), ""
+    for name in positional(kind):
+        part = (":" if text else before) + name.upper()
+        text += part if name in needed else f"[{part}]"
+    return text
 
 
 # Values, by their types
@@ -191,13 +222,35 @@ def reader(hint: Any) -> Reader | None:
         return None
     if issubclass(hint, Enum):
         return lambda text: member(hint, text)
-    if is_dataclass(hint) and not hint.__subclasses__():
-        return lambda text: _parts(hint, text)
+    if is_dataclass(hint):
+        return lambda text: (_named if hint.__subclasses__() else _parts)(hint, text)
     return None
 
 
+def _named(base: type[DataclassInstance], text: str) -> Any:
+    """The kind of ``base`` whose name comes first, as in ``gamma:0.25``."""
+    name, _, parts = text.partition(":")
+    with _as_value_error():
+        kind = found("kind", name, short_names(base), named(base))
+    return _parts(kind, parts)
+
+
 def _parts(kind: type[DataclassInstance], text: str) -> Any:
-    try:
+    with _as_value_error():
         return built(kind, by_position(kind, text), keys(kind))
+
+
+@contextmanager
+def _as_value_error() -> Iterator[None]:
+    try:
+        yield
     except typer.BadParameter as failure:
         raise ValueError(failure.message) from None
+
+
+_SHORT = {"relevance_identity": "identity"}
+
+
+def short_names(base: type[T]) -> dict[str, type[T]]:
+    """The kinds of ``base``, by their shortest names."""
+    return {_SHORT.get(name, name): kind for name, kind in named(base).items()}

@@ -46,13 +46,18 @@ def balance(question: Question, values: Values, outputs: Outputs) -> Balance:
     """Hold the sum of ``values`` against the target's change from the baseline to ``outputs``."""
     with torch.no_grad():
         at_baseline = question.chosen.of(question.read({**question.inputs, **question.baselines}))
+    return _balanced(question, values, at_input(question, outputs), at_baseline.cpu().double())
+
+
+def balance_of(question: Question, values: Values, like: Balance) -> Balance:
+    """Other ``values`` between the same ends as ``like``."""
+    return _balanced(question, values, like.at_input, like.at_baseline)
+
+
+def _balanced(question: Question, values: Values, at_input: Tensor, at_baseline: Tensor) -> Balance:
     values = _once(question, values)
-    return Balance(
-        at_input(question, outputs),
-        at_baseline.cpu().double(),
-        _row_sums(values, question.rows),
-        _row_sums({name: value.abs() for name, value in values.items()}, question.rows),
-    )
+    magnitudes = {name: value.abs() for name, value in values.items()}
+    return Balance(at_input, at_baseline, _row_sums(values, question.rows), _row_sums(magnitudes, question.rows))
 
 
 def at_input(question: Question, outputs: Outputs) -> Tensor:

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
-from cutaway.engine import causes
+from cutaway.engine import causes, traits
 from cutaway.engine.balance import Balance
 from cutaway.engine.distance import Distance, cosine, distance
 from cutaway.engine.evidence import Evidence, Silent
@@ -16,7 +17,7 @@ from cutaway.engine.finding import Finding
 from cutaway.engine.method import Method
 from cutaway.engine.strayed import strayed
 from cutaway.engine.witness import Pass, Question, Values
-from cutaway.requests import CheckMode, CheckRequest, Point
+from cutaway.requests import CheckMode, CheckRequest, Expectation, Point
 from cutaway.results import Cause, Check, Verdict
 
 COMPLETENESS_TOLERANCE = 0.02
@@ -92,7 +93,7 @@ def _judge(
         return (Verdict.AGREES if doubt is None else Verdict.INCONCLUSIVE), doubt
     if far.undefined or far.rounding:
         return Verdict.INCONCLUSIVE, _UNDEFINED if far.undefined else _ROUNDING
-    if blank.mode is CheckMode.INDEPENDENT and (random := causes.random_forward(question)):
+    if blank.mode is CheckMode.INDEPENDENT and (random := traits.random_forward(question)):
         return Verdict.INCONCLUSIVE, random
     return Verdict.DISAGREES, _fault(question, method, far, calls)
 
@@ -103,11 +104,74 @@ def _doubt(question: Question, method: Method, passes: Sequence[Pass]) -> Findin
         return Finding(overlooked.cause, f"{overlooked.reason}; for this input that makes no difference")
     if moot := method.moot(question):
         return moot
+    if trait := _trait(question, method, passes):
+        return trait
+    if same := _baseline_is_input(question):
+        return same
     if method.perturbs and _unmoved(question, passes):
         return _UNMOVED
     if method.runs_backward and _no_gradient(passes):
         return causes.no_gradient(question)
-    return None
+    return _saturated(question, passes) if method.runs_backward and method.own is None else None
+
+
+def _trait(question: Question, method: Method, passes: Sequence[Pass]) -> Finding | None:
+    """What makes any explanation of this model doubtful."""
+    if random := traits.random_forward(question):
+        return random
+    alone = question.rows == 1 and len(passes) == 1
+    if not alone and (coupled := traits.coupled_rows(question)):
+        return coupled
+    return traits.wrong_backward(question) if method.runs_backward else None
+
+
+def _baseline_is_input(question: Question) -> Finding | None:
+    """Rows that are compared with themselves."""
+    pairs = [(question.inputs[name], start) for name, start in question.baselines.items()]
+    if not pairs or isinstance(question.request, Expectation):
+        return None
+    same = torch.stack([(each == start).reshape(question.rows, -1).all(dim=1) for each, start in pairs]).all(dim=0)
+    if not bool(same.any()):
+        return None
+    return Finding(
+        Cause.BASELINE_IS_INPUT,
+        f"the baseline is the input itself in {_rows(same)}: there is no difference to explain; choose another one",
+    )
+
+
+def _saturated(question: Question, passes: Sequence[Pass]) -> Finding | None:
+    """Rows whose gradient is so small that the whole input, moved by its own size, would not move the target by more
+    than a rounding, in any pass."""
+    moved = torch.zeros(question.rows, dtype=torch.bool)
+    for each in passes:
+        for name, gradient in each.gradients.items():
+            moved |= _moves(question, each, name, gradient)
+    if bool(moved.all()) or not any(each.gradients for each in passes):
+        return None
+    return Finding(
+        Cause.SATURATED,
+        f"the target is saturated in {_rows(~moved)}: its gradient is smaller than what rounding does to it, and "
+        "explains nothing; explain the logit before the softmax or sigmoid",
+    )
+
+
+def _moves(question: Question, each: Pass, name: str, gradient: Tensor) -> Tensor:
+    rows = len(each.points[name])
+    if rows % question.rows:
+        return torch.ones(question.rows, dtype=torch.bool)
+    sizes = each.points[name].double().abs().reshape(rows, -1)
+    sizes = sizes.clamp(min=float(sizes.mean()) or 1.0)
+    effect = (gradient.double().abs().reshape(rows, -1) * sizes).sum(dim=1)
+    output = each.output.double().abs().reshape(rows, -1).amax(dim=1)
+    moves = ~(effect <= torch.finfo(gradient.dtype).eps * output)  # NaN is not small
+    return moves.reshape(-1, question.rows).any(dim=0)
+
+
+def _rows(chosen: Tensor) -> str:
+    numbers = chosen.nonzero().flatten().tolist()
+    if len(numbers) == len(chosen):
+        return "every row"
+    return f"row{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers[:8]))}"
 
 
 def _fault(question: Question, method: Method, far: Distance, calls: int) -> Finding:
@@ -161,7 +225,7 @@ def _completeness(question: Question, method: Method, balance: Balance, request:
     missing = balance.delta.abs()
     scale = torch.maximum(balance.mass, balance.change.abs()).clamp(min=1e-30)
     relative = float((missing / scale).max())
-    verdict, finding = _summed(question, method, relative, float(missing.max()))
+    verdict, finding = _summed(question, method, relative, balance)
     return Check(
         "the sum of the attributions with the target's change from baseline to input (completeness)",
         request.mode,
@@ -175,7 +239,7 @@ def _completeness(question: Question, method: Method, balance: Balance, request:
     )
 
 
-def _summed(question: Question, method: Method, relative: float, missing: float) -> tuple[Verdict, Finding | None]:
+def _summed(question: Question, method: Method, relative: float, found: Balance) -> tuple[Verdict, Finding | None]:
     if question.edits_gradients and method.runs_backward:
         why = "gradients are edited: what is integrated is no longer the target's change"
         return Verdict.NOT_APPLICABLE, Finding(Cause.WRONG_BACKWARD, why)
@@ -184,12 +248,7 @@ def _summed(question: Question, method: Method, relative: float, missing: float)
     if math.isnan(relative):
         why = "what is attributed to each row cannot be told, or is not a number"
         return Verdict.INCONCLUSIVE, Finding(Cause.NOT_FINITE, why)
-    steps = 2 * getattr(question.request, "n_steps", 0)
-    around = f", unless ways to the target lead around {question.layer!r}" if question.layer else ""
-    random = "is the model random, or do its rows depend on others?"
-    why = f"too few steps? try n_steps={steps}{around}" if steps else random
-    cause = Cause.TOO_FEW_STEPS if steps else Cause.UNKNOWN
-    return Verdict.INCONCLUSIVE, Finding(cause, f"the attributions miss {missing:.3g} of the target's change: {why}")
+    return Verdict.INCONCLUSIVE, causes.missing(question, method, found)
 
 
 def _unmoved(question: Question, passes: Sequence[Pass]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -64,6 +64,7 @@ class Subject:
         call: runs it on named inputs; by default ``module(**inputs)``.
         inputs: what it takes, in order; empty where nothing is known, and then nothing is checked beforehand.
         labels: the names of its classes; empty for a model without classes.
+        traits: what was found out about it, once for each kind of inputs.
     """
 
     module: nn.Module
@@ -76,6 +77,7 @@ class Subject:
     dtype: torch.dtype = field(init=False)
     weights_sha256: str = field(init=False)
     passes: Passes = field(init=False, default_factory=lambda: Passes())
+    traits: dict[Hashable, Any] = field(init=False, default_factory=dict, repr=False)
     _each_pass: Callable[[], AbstractContextManager[None]] = field(init=False, default=nullcontext)
     _until: float | None = field(init=False, default=None)
 

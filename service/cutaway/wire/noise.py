@@ -31,7 +31,7 @@ def decode(message: pb.NoiseTunnel) -> NoiseTunnel:
     given: dict[str, Any] = {"n_samples": message.n_samples} if message.n_samples else {}
     if message.HasField("stdev"):
         if not 0 <= message.stdev < math.inf:
-            raise error(Reason.INVALID_VALUE, f"{message.stdev}; from 0 up", "noise_tunnel.stdev")
+            raise error(Reason.INVALID_VALUE, f"{message.stdev}; a finite number from 0 up", "noise_tunnel.stdev")
         given["stdev"] = message.stdev
     return NoiseTunnel(COMBINATIONS.to_plain(message.combination, "noise_tunnel.combination"), **given)
 
@@ -61,13 +61,13 @@ def _judged(message: Any, spread: str) -> dict[str, Any]:
     if message.HasField(spread):
         found[spread] = getattr(message, spread)
         if not 0 < found[spread] < math.inf:
-            raise error(Reason.INVALID_VALUE, f"{found[spread]}; above 0", spread)
+            raise error(Reason.INVALID_VALUE, f"{found[spread]}; a finite number above 0", spread)
     return found
 
 
 METRICS: OneOf[Metric] = OneOf(
     "metric",
-    "say which metric",
+    "say which metric: infidelity or sensitivity_max",
     {
         Infidelity: Codec(
             "infidelity",

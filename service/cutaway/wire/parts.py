@@ -95,8 +95,10 @@ def _encode_baseline(request: Any, message: Any) -> None:
 def _decode_baseline(message: Any, _: type) -> dict[str, Any]:
     if not message.HasField("baseline"):
         return {}
-    if not message.baseline.HasField("scalar"):
-        raise error(Reason.INVALID_VALUE, "the baseline of a layer's units is one scalar", "baseline")
+    kind = message.baseline.WhichOneof("kind")
+    if kind != "scalar":
+        where = f"baseline.{kind}" if kind else "baseline"
+        raise error(Reason.INVALID_VALUE, "the baseline of a layer's units is one scalar", where)
     return {"baseline": message.baseline.scalar}
 
 
@@ -159,7 +161,7 @@ def _sizes(name: str) -> Part:
 
 RULES: OneOf[LrpRule] = OneOf(
     "kind",
-    "say which rule",
+    "say which rule: epsilon, gamma, alpha_one_beta_zero or identity",
     {
         Epsilon: Codec(
             "epsilon",
