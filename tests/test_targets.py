@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import cutaway as ca
 from cutaway.engine import explain as explaining
-from cutaway.engine import run
+from cutaway.engine import attributions
 from cutaway.engine.run import inspect
 from cutaway.engine.subject import Subject
 from cutaway.engine.targets import choose
@@ -398,7 +398,7 @@ def captum_is_told(wrong: Target) -> Iterator[None]:
         return explaining.explain(dataclasses.replace(question, chosen=chosen), forward)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run, "explain", explain)
+        patch.setattr(attributions, "explain", explain)
         yield
 
 

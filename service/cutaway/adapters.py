@@ -87,6 +87,10 @@ class Adapter:
         """Run the model: returns a tensor, or tensors in a dict, tuple or dataclass. Differentiable."""
         return model(**inputs)
 
+    def token_texts(self, ids: Sequence[int]) -> Sequence[str]:
+        """The texts of token ids, one each; empty for a model that reads no text."""
+        return ()
+
     def example(self) -> Inputs | None:
         """A small batch to try the model with, or None. By default ones of the declared shapes."""
         if not self.inputs or any(not spec.shape or -1 in spec.shape[1:] for spec in self.inputs):
@@ -217,6 +221,10 @@ class TextAdapter(Adapter):
             spec.name: torch.cat([_padded(each[spec.name], longest, fill.get(spec.name, 0)) for each in examples])
             for spec in self.inputs
         }
+
+    def token_texts(self, ids: Sequence[int]) -> Sequence[str]:
+        """The tokenizer's own pieces: ``##ing``, ``[CLS]``."""
+        return [str(piece) for piece in self.tokenizer.convert_ids_to_tokens(list(ids))]
 
     def example(self) -> Inputs | None:
         """A short sentence."""

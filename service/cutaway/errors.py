@@ -277,6 +277,6 @@ def at(field: str) -> Iterator[None]:
 
 
 def _joined(outer: str, inner: str) -> str:
-    if not inner:
-        return outer
+    if not (outer and inner):
+        return outer or inner
     return outer + inner if inner.startswith("[") else f"{outer}.{inner}"

@@ -24,7 +24,7 @@ from cutaway.engine.subject import Inputs, Subject
 from cutaway.engine.timed import timed
 from cutaway.errors import CutawayError, Reason, at, error
 from cutaway.requests import InspectRequest
-from cutaway.results import ModelDetail, ModelName, Provenance, Timings
+from cutaway.results import InspectResult, ModelDetail, ModelName, Provenance, Timings, TokenAttribution
 from cutaway.settings import Settings
 from cutaway.v1 import inspection_service_pb2, worker_pb2
 from cutaway.version import __version__
@@ -120,10 +120,25 @@ class Worker:
             inputs = self._inputs(request)
         result = inspect(self._subject, request, inputs, until=deadline)
         with timed(timings, "encode_ms"):
-            message = wire_results.encode(replace(result, provenance=self._provenance(result.provenance)))
+            message = wire_results.encode(self._named(result))
             _refuse_large(message.ByteSize(), request.max_reply_bytes, self._max_reply_bytes)
             reply = message.SerializeToString()
         return reply + supplement(decode_ms=timings.decode_ms, encode_ms=timings.encode_ms)
+
+    def _named(self, result: InspectResult) -> InspectResult:
+        """``result`` with what only the adapter and the server know: tokens' texts, names and versions."""
+        return replace(
+            result,
+            provenance=self._provenance(result.provenance),
+            attributions=tuple(
+                each if each.tokens is None else replace(each, tokens=self._texts(each.tokens))
+                for each in result.attributions
+            ),
+        )
+
+    def _texts(self, tokens: TokenAttribution) -> TokenAttribution:
+        rows = [tuple(self._adapter.token_texts(row)) for row in tokens.ids.tolist()]
+        return replace(tokens, texts=tuple(rows) if any(rows) else ())
 
     def _inputs(self, request: InspectRequest) -> Inputs:
         with at("raw" if request.raw else "tensors.by_name"):

@@ -48,7 +48,17 @@ def validate(subject: Subject, attribution: Attribution, inputs: Inputs, edits: 
     names = () if _is_at_layer_alone(attribution) else explained(subject, inputs, attribution)
     begin(attribution, inputs, names)
     with at(field):
+        _refuse_bound(attribution, method.adds_up(attribution))
         method.refuse(subject, attribution, inputs, edits)
+
+
+def _refuse_bound(attribution: Attribution, adds_up: bool) -> None:
+    if isinstance(attribution, PathAttribution) and attribution.max_delta is not None and not adds_up:
+        raise error(
+            Reason.INVALID_VALUE,
+            "the attributions of this method need not add up to anything, so nothing can be bounded: leave it out",
+            "path.max_delta",
+        )
 
 
 def _refuse_edited_layer(layer: str, edits: Changes) -> None:

@@ -62,6 +62,17 @@ def missing(question: Question, method: Method, found: Balance) -> Finding:
     )
 
 
+def above_bound(question: Question, found: Balance, bound: float) -> Finding:
+    """Why not even the most steps come as close as was asked for."""
+    n_steps = cast(PathAttribution, question.request).n_steps
+    return Finding(
+        Cause.TOO_FEW_STEPS,
+        f"the attributions miss {_most(found):.3g} of the target's change with {n_steps} steps, the most that are "
+        f"taken, and max_delta={bound:g} was asked for: is the target discontinuous on the path? choose a nearer "
+        "baseline",
+    )
+
+
 def _finer(question: Question, method: Method, found: Balance) -> str | None:
     """What more steps would leave, from raw hooks, if that is much less."""
     n_steps = cast(PathAttribution, question.request).n_steps

@@ -243,6 +243,9 @@ def _summed(question: Question, method: Method, relative: float, found: Balance)
     if question.edits_gradients and method.runs_backward:
         why = "gradients are edited: what is integrated is no longer the target's change"
         return Verdict.NOT_APPLICABLE, Finding(Cause.WRONG_BACKWARD, why)
+    bound = getattr(question.request, "max_delta", None)
+    if bound is not None and not bool((found.delta.abs() <= bound).all()):
+        return Verdict.INCONCLUSIVE, causes.above_bound(question, found, bound)
     if relative <= COMPLETENESS_TOLERANCE:
         return Verdict.AGREES, None
     if math.isnan(relative):

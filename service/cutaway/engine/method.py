@@ -75,6 +75,7 @@ class Method:
             passes cannot prove that the override took place. None: whichever passes visit the points will do.
         overlooked: what Captum leaves out in this model, so that not even a match proves its answer; None for nothing.
         applies_to_modules: whether Captum must be given modules, and not a function, because it hooks them itself.
+        exchanges_rows: whether rows of the batch are exchanged with each other, and so must stay together.
         of_neuron: whether a neuron is explained, in place of a target.
         refuse: raises for what this method cannot take, before anything runs; from the model, the request, the inputs
             and the edits. Fields are below the method's own.
@@ -96,6 +97,7 @@ class Method:
     own: Callable[[Question], Sequence[Pass]] | None = None
     overlooked: Callable[[Question], Finding | None] = _nought
     applies_to_modules: bool = False
+    exchanges_rows: bool = False
     of_neuron: bool = False
     refuse: Callable[[Subject, Any, Inputs, Changes], None] = _allowed
     prepared: Callable[[Question], AbstractContextManager[None]] = _as_it_is

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from captum import attr
 
+from cutaway.engine.balance import Balance
 from cutaway.engine.method import PATH, Method
 from cutaway.engine.references import paths as references
 from cutaway.engine.subject import Inputs, Subject
@@ -85,6 +87,17 @@ def refuse_steps(_: Subject, request: PathAttribution, inputs: Inputs, edits: Ch
 def most_steps(request: PathAttribution) -> int:
     """The most steps that the request's quadrature may take."""
     return MAX_NODES if request.quadrature is Quadrature.GAUSS_LEGENDRE else MAX_STEPS
+
+
+def finer_steps(request: Attribution, found: Balance) -> PathAttribution | None:
+    """``request`` with twice the steps, where it sets a bound that ``found`` is not within, and there are more to be
+    had."""
+    if not isinstance(request, PathAttribution) or request.max_delta is None:
+        return None
+    most = most_steps(request)
+    if request.n_steps >= most or bool((found.delta.abs() <= request.max_delta).all()):
+        return None
+    return replace(request, n_steps=min(2 * request.n_steps, most))
 
 
 ROWS: dict[type[Attribution], Method] = {

@@ -1,0 +1,195 @@
+"""The explanations of one request, each by Captum, each beside what raw hooks say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from cutaway.engine.arrays import to_numpy
+from cutaway.engine.asking import question
+from cutaway.engine.balance import Balance, at_input, balance
+from cutaway.engine.checks import checks
+from cutaway.engine.collect import classes
+from cutaway.engine.conditions import explained_where, of_rows, qualifying
+from cutaway.engine.explain import explain
+from cutaway.engine.hooks import observing
+from cutaway.engine.methods import method_of
+from cutaway.engine.methods.paths import finer_steps
+from cutaway.engine.plan import Plan, rows
+from cutaway.engine.primary import Primary, neuron_module
+from cutaway.engine.subject import Inputs, Outputs, Subject
+from cutaway.engine.targets import Chosen, choose, source
+from cutaway.engine.timed import timed
+from cutaway.engine.tokens import by_token
+from cutaway.engine.witness import Pass, Question, Values, Witness, living
+from cutaway.errors import CutawayError, at
+from cutaway.requests import (
+    Attribution,
+    CheckMode,
+    CheckRequest,
+    InspectRequest,
+    Neuron,
+    NeuronAttribution,
+    PathAttribution,
+    field_name,
+)
+from cutaway.results import AttributionResult, Check, Timings
+
+
+def attributions(
+    subject: Subject, request: InspectRequest, inputs: Inputs, todo: Plan, first: Primary, timings: Timings
+) -> tuple[tuple[AttributionResult, ...], dict[int, bool]]:
+    """The explanations, of the edited model; and which edits had an effect in any pass so far."""
+    if not request.attributions:
+        return (), first.seen.effects
+    worth = qualifying(request.explain_if, classes(subject, first.outputs))
+    with (
+        subject.guard.swept(),
+        observing(subject.tree, {}, todo.edits, batch=rows(inputs)) as edited,
+        subject.within(edited.forward),
+    ):
+        answers = tuple(
+            answer
+            for index in range(len(request.attributions))
+            for answer in _attribute(subject, request, index, inputs, todo, first.outputs, worth, timings)
+        )
+    effects = [first.seen.effects, edited.effects]
+    return answers, {number: any(each.get(number) for each in effects) for each in effects for number in each}
+
+
+def _attribute(
+    subject: Subject,
+    request: InspectRequest,
+    index: int,
+    inputs: Inputs,
+    todo: Plan,
+    outputs: Outputs,
+    worth: Sequence[int] | None,
+    timings: Timings,
+) -> Iterator[AttributionResult]:
+    """One explanation, by Captum, beside what the raw hooks say; of a top-k target one for each class."""
+    attribution = request.attributions[index]
+
+    def explanation(each: Question) -> AttributionResult:
+        return _one(each, request.check, outputs, worth, timings)
+
+    with _about(index):
+        for chosen in _explained(subject, request, attribution, outputs, inputs):
+            asked = question(subject, attribution, inputs, chosen, todo.edits, todo.seed)
+            if asked.layer and not any(tensor.is_floating_point() for tensor in inputs.values()):
+                subject.guard.trainable()
+            yield explained_where(worth, asked, explanation)
+
+
+def _one(
+    asked: Question, check: CheckRequest, outputs: Outputs, worth: Sequence[int] | None, timings: Timings
+) -> AttributionResult:
+    """The explanation of one target, and what the raw hooks say about it."""
+    method = method_of(asked.request)
+    outputs = of_rows(outputs, asked, worth)
+    asked, values, passes, balanced = _answered(asked, check.mode, outputs, timings)
+    verdicts: tuple[Check, ...] = ()
+    if check.mode is not CheckMode.OFF:
+        with timed(timings, "check_ms"):
+            verdicts = checks(asked, method, values, passes, balanced, check)
+    return _result(asked, values, outputs, balanced, verdicts)
+
+
+def _answered(
+    asked: Question, mode: CheckMode, outputs: Outputs, timings: Timings
+) -> tuple[Question, Values, Sequence[Pass], Balance | None]:
+    """The answer, with as many steps as its bound on the convergence delta needs; and the question with these."""
+    while True:
+        values, passes = _answer(asked, mode, timings)
+        balanced = balance(asked, values, outputs) if asked.baselines else None
+        finer = None if balanced is None else finer_steps(asked.request, balanced)
+        if finer is None:
+            return asked, values, passes, balanced
+        asked = replace(asked, request=finer)
+
+
+@contextmanager
+def _about(index: int) -> Iterator[None]:
+    """Errors are about the attribution; but an edit that fails fails at its own place, in whatever pass."""
+    try:
+        with at(f"attributions[{index}]"):
+            yield
+    except CutawayError as failure:
+        if failure.field.startswith(f"attributions[{index}].edits["):
+            failure.field = failure.field.partition(".")[2]
+        raise
+
+
+def _explained(
+    subject: Subject, request: InspectRequest, attribution: Attribution, outputs: Outputs, inputs: Inputs
+) -> tuple[Chosen, ...]:
+    if not method_of(attribution).differentiates:
+        return (Chosen(next(iter(outputs)), lambda output: output),)
+    if isinstance(attribution, NeuronAttribution):
+        neuron = _neuron(subject, attribution, inputs)
+        if method_of(attribution).of_neuron:
+            return neuron
+    target = attribution.target or request.target
+    with at("target" if attribution.target else ""):
+        if isinstance(target, Neuron):
+            name = neuron_module(subject, target)
+            read = _probe(subject, inputs, name)
+        else:
+            name = source(target, outputs)
+            read = outputs[name]
+        return choose(target, name, read, rows(inputs))
+
+
+def _neuron(subject: Subject, attribution: NeuronAttribution, inputs: Inputs) -> tuple[Chosen, ...]:
+    with at(field_name(type(attribution))):
+        name = neuron_module(subject, attribution.neuron)
+        return choose(attribution.neuron, name, _probe(subject, inputs, name), rows(inputs))
+
+
+def _probe(subject: Subject, inputs: Inputs, module: str) -> Tensor:
+    with torch.no_grad(), observing(subject.tree, {}, alive=module) as seen, seen.forward():
+        subject.run(inputs)
+        return living(seen, module)
+
+
+def _answer(asked: Question, mode: CheckMode, timings: Timings) -> tuple[Values, Sequence[Pass]]:
+    """Captum's values, and the passes that raw hooks saw: Captum's own, or a second computation's."""
+    method = method_of(asked.request)
+    if mode is CheckMode.SAME_PASS:
+        # Where Captum puts values of its own in the layer's place, what listens there is not to stand in between.
+        witness = Witness(asked, at_layer=method.own is None)
+        with timed(timings, "attribution_ms"):
+            try:
+                return explain(asked, witness.forward), witness.passes
+            finally:
+                witness.release()
+    with timed(timings, "attribution_ms"):
+        values = explain(asked, asked.forward)
+    if mode is CheckMode.OFF:
+        return values, ()
+    with timed(timings, "check_ms"):
+        return values, method.passes(asked)
+
+
+def _result(
+    asked: Question, values: Values, outputs: Outputs, balanced: Balance | None, verdicts: tuple[Check, ...]
+) -> AttributionResult:
+    method = method_of(asked.request)
+    indices = asked.chosen.indices if method.differentiates else None
+    adds_up = balanced is not None and method.adds_up(asked.request)
+    return AttributionResult(
+        method=type(asked.request).__name__,
+        layer=asked.module,
+        values={name: to_numpy(value) for name, value in values.items()},
+        convergence_delta=to_numpy(balanced.delta) if balanced is not None and adds_up else None,
+        value_at_input=to_numpy(at_input(asked, outputs)) if method.differentiates else None,
+        value_at_baseline=None if balanced is None else to_numpy(balanced.at_baseline),
+        targets=None if indices is None else to_numpy(indices),
+        checks=verdicts,
+        n_steps=asked.request.n_steps if isinstance(asked.request, PathAttribution) else 0,
+        tokens=by_token(asked, values),
+    )
