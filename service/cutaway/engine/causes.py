@@ -53,12 +53,10 @@ def missing(question: Question, method: Method, found: Balance) -> Finding:
     wrong = wrong_backward(question) if method.runs_backward else None
     if wrong:
         return Finding(wrong.cause, f"{much}: {wrong.reason}")
-    around = f"; do ways to the target lead around {question.layer!r}?" if question.layer else ""
     steps = ", and more steps do not help" if isinstance(question.request, PathAttribution) else ""
     return Finding(
         Cause.UNKNOWN,
-        f"{much}{steps}: is the target discontinuous, or does the method not know one of the model's operations"
-        f"{around}",
+        f"{much}{steps}: is the target discontinuous, or does the method not know one of the model's operations?",
     )
 
 

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from cutaway.engine import causes, traits
 from cutaway.engine.balance import Balance
-from cutaway.engine.distance import Distance, cosine, distance
+from cutaway.engine.completeness import completeness
+from cutaway.engine.distance import Distance, distance
 from cutaway.engine.evidence import Evidence, Silent
 from cutaway.engine.finding import Finding
 from cutaway.engine.method import Method
@@ -19,9 +20,6 @@ from cutaway.engine.strayed import strayed
 from cutaway.engine.witness import Pass, Question, Values
 from cutaway.requests import CheckMode, CheckRequest, Expectation, Point
 from cutaway.results import Cause, Check, Verdict
-
-COMPLETENESS_TOLERANCE = 0.02
-"""How much of the attributions' total magnitude may be missing before the number of steps is in doubt."""
 
 
 def checks(
@@ -35,7 +33,7 @@ def checks(
     """Everything that raw hooks can say about ``values``, the identity first; then whether they add up."""
     made = [_identity(question, method, values, passes, request)]
     if balance is not None and method.adds_up(question.request):
-        made.append(_completeness(question, method, balance, request))
+        made.append(completeness(question, method, balance, request))
     return tuple(made)
 
 
@@ -217,41 +215,6 @@ def _coarsest(question: Question, values: Values, passes: Sequence[Pass]) -> tor
         tensors += [tensor for call in each.layer for point in Point for tensor in call.at(point).values()]
     found = {tensor.dtype for tensor in tensors}
     return next((dtype for dtype in _BY_PRECISION if dtype in found), torch.float32)
-
-
-def _completeness(question: Question, method: Method, balance: Balance, request: CheckRequest) -> Check:
-    """Sundararajan et al. 2017, proposition 1: the attributions sum to f(input) - f(baseline)."""
-    balance = balance.together() if question.mixes_rows else balance
-    missing = balance.delta.abs()
-    scale = torch.maximum(balance.mass, balance.change.abs()).clamp(min=1e-30)
-    relative = float((missing / scale).max())
-    verdict, finding = _summed(question, method, relative, balance)
-    return Check(
-        "the sum of the attributions with the target's change from baseline to input (completeness)",
-        request.mode,
-        max_absolute_error=float(missing.max()),
-        max_relative_error=relative,
-        cosine=cosine(balance.total, balance.change),
-        tolerance=COMPLETENESS_TOLERANCE,
-        verdict=verdict,
-        reason=finding.reason if finding else "",
-        cause=finding.cause if finding else None,
-    )
-
-
-def _summed(question: Question, method: Method, relative: float, found: Balance) -> tuple[Verdict, Finding | None]:
-    if question.edits_gradients and method.runs_backward:
-        why = "gradients are edited: what is integrated is no longer the target's change"
-        return Verdict.NOT_APPLICABLE, Finding(Cause.WRONG_BACKWARD, why)
-    bound = getattr(question.request, "max_delta", None)
-    if bound is not None and not bool((found.delta.abs() <= bound).all()):
-        return Verdict.INCONCLUSIVE, causes.above_bound(question, found, bound)
-    if relative <= COMPLETENESS_TOLERANCE:
-        return Verdict.AGREES, None
-    if math.isnan(relative):
-        why = "what is attributed to each row cannot be told, or is not a number"
-        return Verdict.INCONCLUSIVE, Finding(Cause.NOT_FINITE, why)
-    return Verdict.INCONCLUSIVE, causes.missing(question, method, found)
 
 
 def _unmoved(question: Question, passes: Sequence[Pass]) -> bool:

@@ -128,8 +128,14 @@ def _moved(question: Question, others: Inputs, row: int, power: float) -> Findin
 
 
 def _all_like(question: Question, row: int) -> Inputs:
-    """A row in the company of its likes alone."""
-    return {name: tensor[row : row + 1].expand_as(tensor).clone() for name, tensor in question.inputs.items()}
+    """A row in the company of its likes alone. Inputs that are not explained stay: gradients do not flow there, and
+    the longest of several lengths, say, may matter to all."""
+    explained = {name: question.inputs[name] for name in question.explained}
+    return {**question.inputs, **{name: _repeated(tensor, row) for name, tensor in explained.items()}}
+
+
+def _repeated(tensor: Tensor, row: int) -> Tensor:
+    return tensor[row : row + 1].expand_as(tensor).clone()
 
 
 def _with_another(inputs: Inputs) -> Inputs:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import cast
 
 import torch
@@ -13,7 +14,7 @@ from cutaway.engine.evidence import Evidence, Reference, Silent, host
 from cutaway.engine.quadrature import rule
 from cutaway.engine.seen import Call
 from cutaway.engine.witness import Pass, Question, Values, visits
-from cutaway.requests import IntegratedGradients, PathAttribution, Point, Replace
+from cutaway.requests import IntegratedGradients, LayerIntegratedGradients, PathAttribution, Point, Replace
 
 
 def on_path(question: Question) -> list[Values]:
@@ -112,6 +113,22 @@ def _replaced(number: int, first: Call, last: Call, alpha: float) -> Iterator[Re
         if start.is_floating_point():
             tensor = to_numpy(start + alpha * (ends[path] - start))
             yield Replace(call=number, path=path, tensor=tensor)
+
+
+def held_at_baseline(question: Question) -> Tensor:
+    """[batch], the target at the input, where the layer returns what it returns at the baseline; float64 on the host.
+
+    Raises:
+        Silent: the layer returns other tensors there.
+    """
+    end, start, *_ = layer_steps(replace(question, request=LayerIntegratedGradients(layer=question.layer, n_steps=1)))
+    first, last = (visits(question, [point], differentiate=False)[0] for point in (start, end))
+    numbered = [
+        edit for number, calls in enumerate(zip(first.layer, last.layer)) for edit in _replaced(number, *calls, 0.0)
+    ]
+    (held,) = visits(question, [end], False, edits={question.layer: list(enumerate(numbered))})
+    with torch.no_grad():
+        return host(question.chosen.of(held.output.to(question.subject.device)))
 
 
 def layer_integrated_gradients(evidence: Evidence) -> Reference:

@@ -1,0 +1,74 @@
+"""Whether attributions add up to the target's change between baseline and input."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from cutaway.engine import causes
+from cutaway.engine.balance import Balance
+from cutaway.engine.distance import cosine
+from cutaway.engine.evidence import Silent
+from cutaway.engine.finding import Finding
+from cutaway.engine.method import Method
+from cutaway.engine.references.paths import held_at_baseline
+from cutaway.engine.witness import Question
+from cutaway.errors import CutawayError
+from cutaway.requests import CheckRequest
+from cutaway.results import Cause, Check, Verdict
+
+COMPLETENESS_TOLERANCE = 0.02
+"""How much of the attributions' total magnitude may be missing before the number of steps is in doubt."""
+
+LEADS_AROUND = 1e-3
+"""Where the layer is held still, a change of the target by this part of the attributions is another way's."""
+
+
+def completeness(question: Question, method: Method, balance: Balance, request: CheckRequest) -> Check:
+    """Sundararajan et al. 2017, proposition 1: the attributions sum to f(input) - f(baseline)."""
+    balance = balance.together() if question.mixes_rows else balance
+    missing = balance.delta.abs()
+    scale = torch.maximum(balance.mass, balance.change.abs()).clamp(min=1e-30)
+    relative = float((missing / scale).max())
+    verdict, finding = _summed(question, method, relative, balance)
+    return Check(
+        "the sum of the attributions with the target's change from baseline to input (completeness)",
+        request.mode,
+        max_absolute_error=float(missing.max()),
+        max_relative_error=relative,
+        cosine=cosine(balance.total, balance.change),
+        tolerance=COMPLETENESS_TOLERANCE,
+        verdict=verdict,
+        reason=finding.reason if finding else "",
+        cause=finding.cause if finding else None,
+    )
+
+
+def _summed(question: Question, method: Method, relative: float, found: Balance) -> tuple[Verdict, Finding | None]:
+    if question.edits_gradients and method.runs_backward:
+        why = "gradients are edited: what is integrated is no longer the target's change"
+        return Verdict.NOT_APPLICABLE, Finding(Cause.WRONG_BACKWARD, why)
+    bound = getattr(question.request, "max_delta", None)
+    if bound is not None and not bool((found.delta.abs() <= bound).all()):
+        return Verdict.INCONCLUSIVE, causes.above_bound(question, found, bound)
+    if relative <= COMPLETENESS_TOLERANCE:
+        return Verdict.AGREES, None
+    if math.isnan(relative):
+        why = "what is attributed to each row cannot be told, or is not a number"
+        return Verdict.INCONCLUSIVE, Finding(Cause.NOT_FINITE, why)
+    if question.layer and _leads_around(question, found):
+        why = f"ways from the input to the target lead around {question.layer!r}, so its units need not add up to all"
+        return Verdict.NOT_APPLICABLE, Finding(Cause.NOT_MOVED, why)
+    return Verdict.INCONCLUSIVE, causes.missing(question, method, found)
+
+
+def _leads_around(question: Question, found: Balance) -> bool:
+    """Whether the target still changes on the way from the baseline to the input where the layer does not."""
+    try:
+        held = held_at_baseline(question)
+    except (Silent, CutawayError):
+        return False
+    change = (held - found.at_baseline).abs()
+    scale = torch.maximum(found.mass, found.change.abs())
+    return bool((change > LEADS_AROUND * scale).any())

@@ -1,0 +1,7 @@
+"""Every method on every architecture: what is asked, and what Captum answers when it is called by hand.
+
+asking     the explanations that an architecture can be asked for
+byhand     the same, from Captum, as its documentation uses it
+matrix     architectures x methods x data types x batch sizes x checks, over gRPC
+expected   the few combinations in which Captum is wrong, or there is nothing to say, and why
+"""
