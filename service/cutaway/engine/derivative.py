@@ -1,7 +1,8 @@
 """Whether a model's backward pass is the derivative of its forward pass: central differences along random directions.
 
-Where they settle on a number, as the step shrinks, and the gradient says another, the gradient is wrong. Where they do
-not settle (kinks, rounding) nothing is said: this may miss a wrong backward pass, and never invents one.
+Where a step ahead and a step back agree on a slope, for two lengths of step, along every direction, and the gradient
+says another, the gradient is wrong. Where they do not agree (kinks, rounding) nothing is said: this may miss a wrong
+backward pass, and is made never to invent one.
 """
 
 from __future__ import annotations
@@ -18,13 +19,16 @@ from cutaway.engine.hooks import observing
 from cutaway.engine.subject import gradients
 from cutaway.engine.witness import Question
 
-STEPS = (3e-2, 1e-2, 3e-3, 1e-3, 3e-4)
-"""Half the distance between the two passes of a difference, in units of the input's own size."""
+DIRECTIONS = 4
 
-DIRECTIONS = 2
+LENGTHS = (3, 1, 1 / 3, 1 / 10, 1 / 30)
+"""Of the steps, in units of that at which curvature and rounding weigh the same."""
 
 LEAST = 0.02
 """A gradient this close, as a fraction, is taken for right."""
+
+DOUBTS = 10
+"""How many times its own doubt a difference must be off before it is held against the gradient."""
 
 
 class Slope(NamedTuple):
@@ -71,23 +75,25 @@ def _wrong(probe: _Probe, numbers: torch.Generator) -> dict[int, Slope]:
     signs = torch.randint(0, 2, probe.value.shape, generator=numbers).to(probe.value) * 2 - 1
     direction = signs * size
     expected = (host(probe.gradient) * host(direction)).reshape(rows, -1).sum(dim=1)
-    slopes, doubts = _settled(probe, direction)
-    largest = torch.maximum(slopes.abs(), expected.abs())
-    wrong = (expected - slopes).abs() > torch.maximum(10 * doubts, LEAST * largest)
-    return {row: Slope(float(slopes[row]), float(expected[row])) for row in wrong.nonzero().flatten().tolist()}
+    unit = torch.finfo(direction.dtype).eps ** (1 / 3)
+    found: dict[int, Slope] = {}
+    before = torch.zeros(rows, dtype=torch.bool)
+    for length in LENGTHS:
+        slopes, doubts = _slopes(probe, direction, length * unit)
+        largest = torch.maximum(slopes.abs(), expected.abs())
+        wrong = (expected - slopes).abs() > torch.maximum(DOUBTS * doubts, LEAST * largest)
+        for row in (wrong & before).nonzero().flatten().tolist():
+            found[row] = Slope(float(slopes[row]), float(expected[row]))
+        before = wrong
+    return found
 
 
-def _settled(probe: _Probe, direction: Tensor) -> tuple[Tensor, Tensor]:
-    """[batch] each: the differences' best slope, and how far it may be off by curvature and by rounding."""
-    eps = torch.finfo(direction.dtype).eps
-    slopes, rounding = [], []
-    for step in STEPS:
-        ahead, behind = (host(probe.moved(sign * step * direction)) for sign in (1, -1))
-        slopes.append((ahead - behind) / (2 * step))
-        rounding.append(8 * eps * torch.maximum(ahead.abs(), behind.abs()) / step)
-    doubts = [(later - sooner).abs() + noise for sooner, later, noise in zip(slopes, slopes[1:], rounding[1:])]
-    doubt, best = torch.stack(doubts).min(dim=0)
-    return torch.stack(slopes[1:]).gather(0, best.unsqueeze(0)).squeeze(0), doubt
+def _slopes(probe: _Probe, direction: Tensor, step: float) -> tuple[Tensor, Tensor]:
+    """[batch] each: the central differences, and how far they may be off, by what lies between the slopes ahead and
+    behind, and by rounding."""
+    here, ahead, behind = (host(probe.moved(sign * step * direction)) for sign in (0, 1, -1))
+    rounding = 8 * torch.finfo(direction.dtype).eps * torch.stack([here, ahead, behind]).abs().amax(dim=0) / step
+    return (ahead - behind) / (2 * step), (ahead - 2 * here + behind).abs() / step + rounding
 
 
 def _at_input(question: Question) -> _Probe | None:
