@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test fuzz check format protos lock clean
+.PHONY: help setup demo test fuzz bench matrix check format protos docs lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -16,6 +16,12 @@ test: ## all that CI runs: setup, check, tests (ARGS="-k name" goes to pytest)
 fuzz: ## random models and questions against a slow reference (ARGS="1000" is how many)
 	@scripts/fuzz $(ARGS)
 
+bench: ## what things cost, as ratios of one run (ARGS="3" is how many rounds)
+	@scripts/bench $(ARGS)
+
+matrix: ## every method on every architecture: equal to Captum by hand, and no false alarm
+	@scripts/matrix $(ARGS)
+
 check: ## format, lint, types, protos, generated code
 	@scripts/check
 
@@ -24,6 +30,9 @@ format: ## lay out Python and protos
 
 protos: ## write service/cutaway/v1 from protos/
 	@scripts/protos
+
+docs: ## write the tables of docs/checks.md from the code
+	@scripts/docs
 
 lock: ## write constraints.txt with the newest versions
 	@scripts/lock
