@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import cutaway as ca
+from cutaway.requests import LrpRule
 from cutaway.tensors import Array
 
 STEPS = 16
@@ -26,6 +27,8 @@ class Places(NamedTuple):
         embedding: where token ids become numbers; empty for inputs that are numbers already.
         explained: the inputs that are explained; empty for all that are numbers.
         keeps: token ids that every row must keep, so that nothing can be exchanged between rows.
+        passed: modules through which relevance passes unchanged, by a rule that is given.
+        spread: modules through which it passes in proportion, by a rule that is given.
     """
 
     layer: str
@@ -34,16 +37,20 @@ class Places(NamedTuple):
     embedding: str = ""
     explained: tuple[str, ...] = ()
     keeps: tuple[int, ...] = ()
+    passed: tuple[str, ...] = ()
+    spread: tuple[str, ...] = ()
 
 
 PLACES: Mapping[str, Places] = {
-    "cnn": Places("3", "3", ca.Neuron("3", (1, 0, 0))),
-    "resnet": Places("layer2.1.conv1", "layer2.1.conv1", ca.Neuron("stem.0", (1, 3, 3))),
+    "cnn": Places("3", "3", ca.Neuron("3", (1, 0, 0)), spread=("5",)),
+    "resnet": Places("layer2.1.conv1", "layer2.1.conv1", ca.Neuron("stem.0", (2, 4, 4)),
+                     passed=("layer1.0.downsample", "layer1.1.downsample", "layer2.1.downsample")),
     "densenet": Places("transition.2", "transition.2", ca.Neuron("transition.2", (2, 1, 1))),
-    "unet": Places("bottom.0", "down2.0", ca.Neuron("down1.0", (1, 3, 4))),
+    "unet": Places("bottom.0", "down2.0", ca.Neuron("down1.0", (1, 3, 4)),
+                   spread=("up1.grow", "up2.grow")),
     "mobilenet": Places("blocks.1.block.7", "blocks.0.block.7", ca.Neuron("blocks.0.block.7", (1, 0, 1))),
     "lstm": Places("words", "words", ca.Neuron("head", (1,)), "words"),
-    "gru": Places("head", "head", ca.Neuron("head", (1,))),
+    "gru": Places("head", "head", ca.Neuron("head", (2,))),
     "bert": Places("bert.pooler.dense", "bert.encoder.layer.0", ca.Neuron("bert.pooler.dense", (3,)),
                    "bert.embeddings.word_embeddings"),
     "gpt2": Places("transformer.ln_f", "transformer.ln_f", ca.Neuron("transformer.ln_f", (1, 2)), "transformer.wte"),
@@ -71,7 +78,14 @@ def every(name: str, inputs: Mapping[str, Tensor]) -> tuple[ca.Attribution, ...]
         asked += [*comparisons(places), *rectified(places, inputs, explained), *noisy(places)]
     if places.embedding:
         asked += tokens(places, inputs)
-    return (*at_layers(places), *(replace(each, inputs=places.explained or each.inputs) for each in asked))
+    return (*at_layers(places), *(_about(places, each) for each in asked))
+
+
+def _about(places: Places, asked: ca.Attribution) -> ca.Attribution:
+    """``asked`` of the inputs that are explained; methods of a layer alone explain none."""
+    if isinstance(asked, (ca.LayerLRP, ca.LayerGradCam)) or not places.explained:
+        return asked
+    return replace(asked, inputs=places.explained)
 
 
 def at_layers(places: Places) -> Iterator[ca.Attribution]:
@@ -125,8 +139,10 @@ def comparisons(places: Places) -> Iterator[ca.Attribution]:
     yield ca.DeepLift()
     yield ca.LayerDeepLift(layer=places.layer)
     yield ca.NeuronDeepLift(neuron=places.neuron)
-    yield ca.LRP()
-    yield ca.LayerLRP(layer=places.layer)
+    rules: dict[str, LrpRule] = dict.fromkeys(places.passed, ca.RelevanceIdentity())
+    rules |= dict.fromkeys(places.spread, ca.Epsilon(1e-6))
+    yield ca.LRP(rules=rules)
+    yield ca.LayerLRP(layer=places.layer, rules=rules)
 
 
 def rectified(places: Places, inputs: Mapping[str, Tensor], explained: list[str]) -> Iterator[ca.Attribution]:

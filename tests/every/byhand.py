@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from captum import attr
+from captum.attr._utils import lrp_rules
 from torch import Tensor, nn
 
 import cutaway as ca
@@ -71,11 +72,17 @@ def plain(
     given = tuple(inputs[name].clone() for name in names)
     if not _only_forward(asked):
         given = tuple(each.requires_grad_() if each.is_floating_point() else each for each in given)
+    for name, rule in getattr(asked, "rules", {}).items():
+        network.get_submodule(name).rule = _rule(rule)
     torch.manual_seed(seed)
     np.random.seed(seed % 2**32)
     further = tuple(inputs[name] for name in rest)
     found = made.attribute(given, additional_forward_args=further or None, **options)
     return [each.detach() for each in (found if isinstance(found, (tuple, list)) else (found,))]
+
+
+def _rule(rule: Any) -> Any:
+    return lrp_rules.IdentityRule() if isinstance(rule, ca.RelevanceIdentity) else lrp_rules.EpsilonRule(rule.epsilon)
 
 
 def _place(asked: ca.Attribution) -> str:

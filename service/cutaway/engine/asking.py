@@ -6,10 +6,12 @@ from torch import nn
 
 from cutaway.engine.baselines import baselines, distributions
 from cutaway.engine.features import Features, features
-from cutaway.engine.methods import method_of
+from cutaway.engine.methods import TABLE, method_of
+from cutaway.engine.metrics import refuse_metric
 from cutaway.engine.modules import ModuleTree
 from cutaway.engine.subject import Inputs, Subject, dtype_text
 from cutaway.engine.targets import Chosen
+from cutaway.engine.tunnel import refuse_noise
 from cutaway.engine.witness import Changes, Question
 from cutaway.errors import Reason, at, error
 from cutaway.requests import (
@@ -50,6 +52,17 @@ def validate(subject: Subject, attribution: Attribution, inputs: Inputs, edits: 
     with at(field):
         _refuse_bound(attribution, method.adds_up(attribution))
         method.refuse(subject, attribution, inputs, edits)
+    _refuse_noise_and_metrics(subject, attribution, inputs)
+
+
+def _refuse_noise_and_metrics(subject: Subject, attribution: Attribution, inputs: Inputs) -> None:
+    names = explained(subject, inputs, attribution) if attribution.noise or attribution.metrics else ()
+    if attribution.noise is not None:
+        with at("noise_tunnel"):
+            refuse_noise(TABLE[type(attribution)], attribution, inputs, names)
+    for index, metric in enumerate(attribution.metrics):
+        with at(f"metrics[{index}]"):
+            refuse_metric(metric, attribution, inputs, names)
 
 
 def _refuse_bound(attribution: Attribution, adds_up: bool) -> None:
@@ -95,7 +108,7 @@ def question(
         baselines=begin(attribution, inputs, names),
         edits=tuple(edit for numbered in edits.values() for _, edit in numbered),
         features=features(attribution, inputs) if isinstance(attribution, Perturbation) else Features(),
-        seed=seed if method_of(attribution).draws else None,
+        seed=seed if method_of(attribution).draws or attribution.metrics else None,
     )
 
 

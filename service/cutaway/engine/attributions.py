@@ -19,6 +19,7 @@ from cutaway.engine.explain import explain
 from cutaway.engine.hooks import observing
 from cutaway.engine.methods import method_of
 from cutaway.engine.methods.paths import finer_steps
+from cutaway.engine.metrics import metrics
 from cutaway.engine.plan import Plan, rows
 from cutaway.engine.primary import Primary, neuron_module
 from cutaway.engine.subject import Inputs, Outputs, Subject
@@ -96,7 +97,9 @@ def _one(
     if check.mode is not CheckMode.OFF:
         with timed(timings, "check_ms"):
             verdicts = checks(asked, method, values, passes, balanced, check)
-    return _result(asked, values, outputs, balanced, verdicts)
+    with timed(timings, "attribution_ms"):
+        judged = metrics(asked, values)
+    return replace(_result(asked, values, outputs, balanced, verdicts), metrics=judged)
 
 
 def _answered(

@@ -43,10 +43,12 @@ class Balance:
 
 
 def balance(question: Question, values: Values, outputs: Outputs) -> Balance:
-    """Hold the sum of ``values`` against the target's change from the baseline to ``outputs``."""
+    """Hold the sum of ``values`` against the target's change from the baseline to ``outputs``; of a distribution, from
+    the mean over its samples."""
     with torch.no_grad():
-        at_baseline = question.chosen.of(question.read({**question.inputs, **question.baselines}))
-    return _balanced(question, values, at_input(question, outputs), at_baseline.cpu().double())
+        reads = (question.read({**question.inputs, **start}) for start in question.starts)
+        at_baseline = torch.stack([question.chosen.of(read).cpu().double() for read in reads]).mean(dim=0)
+    return _balanced(question, values, at_input(question, outputs), at_baseline)
 
 
 def balance_of(question: Question, values: Values, like: Balance) -> Balance:

@@ -14,7 +14,7 @@ from cutaway.engine.evidence import layer_value_name
 from cutaway.engine.methods import method_of
 from cutaway.engine.witness import Question, Values
 from cutaway.errors import CutawayError, Reason, error
-from cutaway.requests import LayerAttribution
+from cutaway.requests import LayerAttribution, NeuronAttribution
 
 
 def explain(question: Question, forward: Callable[..., Tensor]) -> Values:
@@ -104,6 +104,7 @@ def _refuse_empty(question: Question, tensors: Sequence[Tensor]) -> None:
 def _translated(question: Question) -> Iterator[None]:
     method = type(question.request).__name__
     where = f"the layer {question.layer!r}" if question.layer else f"the input {', '.join(question.explained)}"
+    others = "" if question.layer or len(question.explained) < 2 else ": name in inputs those that it depends on"
     try:
         yield
     except (MemoryError, torch.OutOfMemoryError):
@@ -121,6 +122,14 @@ def _translated(question: Question) -> Iterator[None]:
         if "does not require grad" in text or "appears to not have been used in the graph" in text:
             raise error(
                 Reason.NOT_DIFFERENTIABLE,
-                f"{method}: the target does not depend on {where} through differentiable operations",
+                f"{method}: {_explained(question)} does not depend on {where} through differentiable operations"
+                f"{others}",
             ) from failure
         raise error(Reason.METHOD_INAPPLICABLE, f"Captum's {method} cannot be applied to {where}: {text}") from failure
+
+
+def _explained(question: Question) -> str:
+    if not isinstance(question.request, NeuronAttribution):
+        return "the target"
+    neuron = f"the neuron {list(question.request.neuron.index)} of {question.module!r}"
+    return neuron if method_of(question.request).of_neuron else f"the target, by way of {neuron},"

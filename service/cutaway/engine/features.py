@@ -21,6 +21,7 @@ from cutaway.requests import (
     Perturbation,
     ShapleyValues,
     ShapleyValueSampling,
+    Surrogate,
     field_name,
 )
 from cutaway.tensors import Array, as_array
@@ -220,12 +221,15 @@ def evaluations(request: Perturbation, count: int) -> int:
         return factorial(min(count, 20)) * count + 1
     if isinstance(request, ShapleyValueSampling):
         return request.n_samples * count + 1
+    if isinstance(request, Surrogate):
+        return request.n_samples
     return count + 1
 
 
 def _refuse_many(request: Perturbation, count: int, field: str = "") -> None:
-    if isinstance(request, ShapleyValueSampling) and request.n_samples < 1:
-        raise error(Reason.INVALID_VALUE, f"{request.n_samples} orders; from 1 up", "n_samples")
+    if isinstance(request, (ShapleyValueSampling, Surrogate)) and request.n_samples < 1:
+        what = "draws" if isinstance(request, Surrogate) else "orders"
+        raise error(Reason.INVALID_VALUE, f"{request.n_samples} {what}; from 1 up", "n_samples")
     passes = evaluations(request, count)
     if passes > MAX_EVALUATIONS:
         raise error(
@@ -239,12 +243,14 @@ def _refuse_many(request: Perturbation, count: int, field: str = "") -> None:
 def _field(request: Perturbation) -> str:
     if isinstance(request, Occlusion):
         return "strides"
-    return "n_samples" if isinstance(request, ShapleyValueSampling) else "masks"
+    return "n_samples" if isinstance(request, (ShapleyValueSampling, Surrogate)) else "masks"
 
 
 def _advice(request: Perturbation) -> str:
     if isinstance(request, Occlusion):
         return "let the window move in larger strides"
+    if isinstance(request, Surrogate):
+        return "take fewer samples"
     fewer = "group elements into fewer features by masks"
     return f"{fewer}, or sample orders: ShapleyValueSampling" if isinstance(request, ShapleyValues) else fewer
 

@@ -65,7 +65,9 @@ class Guard:
                 if tensor.grad_fn is not None:  # written to in place by something that is differentiated
                     tensor.detach_()
             if self._written:
-                torch._foreach_copy_(self._written, self._pristine)
+                # What a pass did not write is the same as before: the graph of an earlier pass may still need it.
+                with torch.autograd._unsafe_preserve_version_counter(tuple(self._written)):
+                    torch._foreach_copy_(self._written, self._pristine)
 
     def trainable(self) -> None:
         """Let gradients flow from frozen parameters, until the block ends: for Captum's layer methods on models that

@@ -20,7 +20,17 @@ from cutaway.engine.timed import timed
 from cutaway.engine.wishes import Wish
 from cutaway.engine.witness import Values, living
 from cutaway.errors import Reason, at, error
-from cutaway.requests import AtLayer, InspectRequest, Neuron, Point, PredictedClass, Target, TopK
+from cutaway.requests import (
+    AtLayer,
+    Attribution,
+    InspectRequest,
+    Neuron,
+    NeuronAttribution,
+    Point,
+    PredictedClass,
+    Target,
+    TopK,
+)
 from cutaway.results import Timings
 
 _ROUNDINGS = 256
@@ -89,9 +99,17 @@ def primary(subject: Subject, request: InspectRequest, inputs: Inputs, todo: Pla
 
 
 def _taps(subject: Subject, request: InspectRequest, todo: Plan) -> dict[str, dict[Point, Wish]]:
-    # Layers to be explained are tapped at no point: only their calls are counted.
-    layers = {subject.tree.resolve(a.layer) for a in request.attributions if isinstance(a, AtLayer)}
-    return {**{name: dict[Point, Wish]() for name in layers}, **todo.taps}
+    # Modules to be explained are tapped at no point: only their calls are counted.
+    names = {subject.tree.resolve(name) for each in request.attributions for name in modules_of(each)}
+    return {**{name: dict[Point, Wish]() for name in names}, **todo.taps}
+
+
+def modules_of(attribution: Attribution) -> dict[str, str]:
+    """The modules that ``attribution`` looks at, each with the field that names it, below the method's own."""
+    found = {attribution.layer: "layer"} if isinstance(attribution, AtLayer) else {}
+    if isinstance(attribution, NeuronAttribution):
+        found[attribution.neuron.module] = "neuron.module"
+    return found
 
 
 def _alive(subject: Subject, request: InspectRequest) -> str | None:

@@ -18,17 +18,35 @@ _ROUNDINGS = 64
 def strayed(question: Question, due: Sequence[Values], passes: Sequence[Pass]) -> str:
     """Where ``passes`` are not the passes at the points ``due``, in words; nothing where they are."""
     for name in question.explained:
-        wanted = torch.cat([point[name].detach().cpu() for point in due])
-        seen = torch.cat([each.points[name] for each in passes]) if passes else wanted[:0]
-        if wanted.shape != seen.shape:
-            return f"Captum ran {len(seen)} rows of {name!r} through the model; the method is made of {len(wanted)}"
-        if not _same(wanted, seen):
+        wanted = [point[name].detach().cpu() for point in due]
+        seen = [each.points[name] for each in passes]
+        many, ran = sum(map(len, wanted)), sum(map(len, seen))
+        if many != ran:
+            return f"Captum ran {ran} rows of {name!r} through the model; the method is made of {many}"
+        if not _same_rows(wanted, seen):
             return f"Captum visited other points of {name!r} than the method is made of"
     return next((why for why in (_strayed_otherwise(question, each) for each in passes) if why), "")
 
 
+def _same_rows(wanted: Sequence[Tensor], seen: Sequence[Tensor]) -> bool:
+    """Whether all rows are the same, however many there are to a tensor; never all of them side by side, since a method
+    may be made of thousands of passes."""
+    scale = max(map(_scale, wanted))
+    further = iter(wanted)
+    ahead = wanted[0][:0]
+    for each in seen:
+        while len(ahead) < len(each):
+            ahead = torch.cat([ahead, next(further)])
+        if not _same(ahead[: len(each)], each, scale):
+            return False
+        ahead = ahead[len(each) :]
+    return True
+
+
 def _strayed_otherwise(question: Question, each: Pass) -> str:
     times = len(next(iter(each.points.values()))) // question.rows
+    if not times:
+        return ""  # an example by itself: the passes of our own tell
     for wanted, seen in zip(question.further, each.further):
         if not _same(_repeated(wanted.detach().cpu(), times), seen):
             return "Captum changed an input that is not explained"
@@ -52,7 +70,15 @@ def _repeated(tensor: Tensor, times: int) -> Tensor:
     return tensor.repeat(times, *[1] * (tensor.ndim - 1))
 
 
-def _same(wanted: Tensor, seen: Tensor) -> bool:
+def _scale(values: Tensor) -> float:
+    """The largest finite magnitude of floats."""
+    if not values.is_floating_point():
+        return 0.0
+    finite = values[values.isfinite()].abs()
+    return float(finite.max()) if finite.numel() else 0.0
+
+
+def _same(wanted: Tensor, seen: Tensor, scale: float | None = None) -> bool:
     if wanted.shape != seen.shape:
         return False
     if not wanted.is_floating_point():
@@ -61,6 +87,5 @@ def _same(wanted: Tensor, seen: Tensor) -> bool:
         wanted.isnan() & seen.isnan()
     )  # equal infinities are equal, though inf - inf is not 0
     errors = (wanted.double() - seen.double()).abs()[differ]
-    finite = wanted[wanted.isfinite()].abs()
-    scale = float(finite.max()) if finite.numel() else 0.0
-    return not errors.numel() or bool(errors.max() <= _ROUNDINGS * torch.finfo(wanted.dtype).eps * (scale or 1.0))
+    largest = _scale(wanted) if scale is None else scale
+    return not errors.numel() or bool(errors.max() <= _ROUNDINGS * torch.finfo(wanted.dtype).eps * (largest or 1.0))

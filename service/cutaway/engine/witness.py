@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import TypeAlias
 
 import torch
@@ -18,7 +19,7 @@ from cutaway.engine.tap import Numbered
 from cutaway.engine.targets import Chosen
 from cutaway.engine.wishes import watching
 from cutaway.errors import Reason, error
-from cutaway.requests import Attribution, Edit, Mix, NeuronAttribution, Point
+from cutaway.requests import Attribution, Edit, Expectation, ExpectedGradient, Mix, NeuronAttribution, Point
 
 Values = dict[str, Tensor]
 """Attributions by name: inputs for input methods, the layer for layer methods."""
@@ -92,6 +93,27 @@ class Question:
         """The inputs that are passed on unchanged."""
         return tuple(tensor for name, tensor in self.inputs.items() if name not in self.explained)
 
+    @property
+    def starts(self) -> list[Inputs]:
+        """What the explained inputs are compared with, of their shapes: the baseline; of a distribution each sample,
+        the same for all rows."""
+        if not isinstance(self.request, Expectation):
+            return [dict(self.baselines)]
+        samples = zip(*(self.baselines[name] for name in self.explained))
+        return [
+            {name: each.expand_as(self.inputs[name]) for name, each in zip(self.explained, sample)}
+            for sample in samples
+        ]
+
+    def by_batches(self, tensor: Tensor) -> Tensor:
+        """``tensor``, [rows, ...], as one batch after the other: Captum's DeepLIFT runs each row once for each sample
+        of a distribution, row by row, inputs first and then baselines; expected gradients once for each draw."""
+        drawn = isinstance(self.request, ExpectedGradient)
+        sides, samples = (1, self.request.n_samples) if drawn else (2, len(self.starts))  # type: ignore[attr-defined]
+        if samples < 2 or tensor.shape[:1] != (sides * samples * self.rows,):
+            return tensor
+        return tensor.reshape(sides, self.rows, samples, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
+
     def forward(self, *tensors: Tensor) -> Tensor:
         """The model as Captum calls it: explained inputs first, then the further ones; returns the output that the
         target is read from."""
@@ -163,18 +185,18 @@ class Witness:
         self._taps = {question.layer: watching(Point.OUTPUT, Point.GRAD_OUTPUT)} if listens else {}
         self._edits = edits or {}
         self._seen = Seen()
+        self._copies: list[Tensor] = []
         self.passes: list[Pass] = []
 
     def forward(self, *tensors: Tensor) -> Tensor:
         """`Question.forward`, with every pass noted."""
         names = self._question.explained
-        noted = Pass(
-            {name: on_host(tensor) for name, tensor in zip(names, tensors)},
-            [on_host(tensor) for tensor in tensors[len(names) :]],
-        )
+        rows = map(self._question.by_batches, tensors)
+        self._copies = [_copied(tensor, last) for tensor, last in zip_longest(rows, self._copies)]
+        noted = Pass(dict(zip(names, self._copies)), self._copies[len(names) :])
         for name, tensor in zip(names, tensors):
             if tensor.requires_grad and torch.is_grad_enabled():
-                _note_gradient(tensor, noted, name)
+                _note_gradient(tensor, noted, name, self._question.by_batches)
         before = self._layer_calls()
         tree = self._question.subject.tree
         with observing(tree, self._taps, self._edits, copies=False, seen=self._seen), self._seen.forward():
@@ -182,19 +204,20 @@ class Witness:
         if self._question.edits_gradients:
             output = output.clone()  # an edit of the gradient here must not be taken for what the pass began with
         if output.requires_grad and not output.is_leaf:
-            output.register_hook(noted.begin_backward)
-        noted.output = on_host(output)
+            output.register_hook(lambda gradient: noted.begin_backward(self._question.by_batches(gradient)))
+        noted.output = on_host(self._question.by_batches(output))
         noted.layer = self._seen.calls[self._layer][before:] if self._layer else ()
         self.passes.append(noted)
         return output
 
-    def visit(self, points: Values, differentiate: bool) -> None:
-        """Run a forward pass of its own at ``points``, and a backward pass where the method needs gradients."""
+    def visit(self, points: Values, differentiate: bool, *, to_inputs: bool = True) -> None:
+        """Run a forward pass of its own at ``points``, and a backward pass where the method needs gradients.
+        ``to_inputs``: go back as far as that, and not only to the layer."""
         with torch.set_grad_enabled(differentiate):
             given = [points[name].detach().clone() for name in self._question.explained]
             leaves = [tensor.requires_grad_() for tensor in given if differentiate and tensor.is_floating_point()]
             output = self.forward(*given, *self._question.further)
-            wanted = [*map(get_gradient_edge, leaves), *self._seen.gradient_roots]
+            wanted = [*map(get_gradient_edge, leaves if to_inputs else ()), *self._seen.gradient_roots]
             if differentiate and wanted and output.requires_grad:
                 gradients(self._question.chosen.of(output), wanted)
 
@@ -206,21 +229,35 @@ class Witness:
         return len(self._seen.calls.get(self._layer, []))
 
 
-def _note_gradient(tensor: Tensor, noted: Pass, name: str) -> None:
+def _copied(tensor: Tensor, last: Tensor | None) -> Tensor:
+    """``tensor`` on the host; the copy that the pass before has, where it is the same: thousands of passes may be at
+    one point."""
+    copy = on_host(tensor)
+    same = last is not None and (last.dtype, last.shape) == (copy.dtype, copy.shape) and torch.equal(last, copy)
+    return last if same and last is not None else copy
+
+
+def _note_gradient(tensor: Tensor, noted: Pass, name: str, by_batches: Callable[[Tensor], Tensor]) -> None:
     def note(gradient: Tensor) -> None:
-        noted.gradients[name] = on_host(gradient)
+        noted.gradients[name] = on_host(by_batches(gradient))
 
     tensor.register_hook(note)
 
 
 def visits(
-    question: Question, points: Sequence[Values], differentiate: bool, edits: Changes | None = None
+    question: Question,
+    points: Sequence[Values],
+    differentiate: bool,
+    edits: Changes | None = None,
+    *,
+    to_inputs: bool = True,
 ) -> Sequence[Pass]:
-    """Passes of our own at ``points``, with ``edits`` besides the question's, and what the hooks saw of them."""
+    """Passes of our own at ``points``, with ``edits`` besides the question's, and what the hooks saw of them.
+    ``to_inputs``: gradients go back as far as that, and not only to the layer."""
     witness = Witness(question, edits)
     for point in points:
         try:
-            witness.visit(point, differentiate)
+            witness.visit(point, differentiate, to_inputs=to_inputs)
         finally:
             witness.release()
     return witness.passes

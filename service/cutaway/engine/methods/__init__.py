@@ -7,11 +7,33 @@ equal, and how closely; and whether its attributions must add up.
 from __future__ import annotations
 
 from cutaway.engine.method import Method
-from cutaway.engine.methods import backprop, gradients, paths, perturbations
+from cutaway.engine.methods import (
+    backprop,
+    deeplift,
+    expectations,
+    gradients,
+    neurons,
+    paths,
+    perturbations,
+    relevance,
+    surrogates,
+    units,
+)
 from cutaway.engine.tunnel import tunnelled
 from cutaway.requests import Attribution
 
-TABLE: dict[type[Attribution], Method] = {**gradients.ROWS, **backprop.ROWS, **paths.ROWS, **perturbations.ROWS}
+TABLE: dict[type[Attribution], Method] = {
+    **gradients.ROWS,
+    **backprop.ROWS,
+    **paths.ROWS,
+    **perturbations.ROWS,
+    **neurons.ROWS,
+    **units.ROWS,
+    **deeplift.ROWS,
+    **relevance.ROWS,
+    **surrogates.ROWS,
+    **expectations.ROWS,
+}
 
 
 def method_of(request: Attribution) -> Method:
