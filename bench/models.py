@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -56,7 +56,7 @@ def _mounted(path: Path) -> Subject:
 
 def _resnet() -> nn.Module:
     torch.manual_seed(0)
-    network = ResNetForImageClassification(ResNetConfig()).eval()
+    network: Any = ResNetForImageClassification(ResNetConfig())
 
     class Logits(nn.Module):
         """The network without its wrapping."""
@@ -67,6 +67,7 @@ def _resnet() -> nn.Module:
             self.classifier = network.classifier
 
         def forward(self, pixel_values: Tensor) -> Tensor:
-            return self.classifier(self.resnet(pixel_values).pooler_output)
+            logits: Tensor = self.classifier(self.resnet(pixel_values).pooler_output)
+            return logits
 
-    return Logits()
+    return Logits().eval()

@@ -195,6 +195,22 @@ def test_metrics_see_edits_and_targets_of_rows() -> None:
     assert silenced["infidelity"][1] == 0 < silenced["infidelity"][0]
 
 
+def test_many_samples_are_run_a_batch_at_a_time() -> None:
+    """However many samples are drawn, a pass has a bounded number of rows; the number is the same."""
+    model: Any = MODULES()
+    inner, rows = model.wiring, []
+
+    def watched(m: Any, x: Tensor) -> Tensor:
+        rows.append(len(x))
+        return inner(m, x)
+
+    model.wiring = watched
+    metric = Infidelity(n_samples=200, stdev=0.5)
+    found = judged(model, ROW, ca.InputXGradient(metrics=(metric,)))["infidelity"]
+    assert max(rows) == 3
+    assert found == pytest.approx(by_hand(MODULES(), ROW, attr.InputXGradient, metric).numpy(), rel=1e-4)
+
+
 def test_coarse_floats_are_judged_too() -> None:
     """Captum's perturbations are float32; the model gets its own data type."""
     given = {"x": ROW["x"].bfloat16()}

@@ -108,7 +108,7 @@ def _answered(
     """The answer, with as many steps as its bound on the convergence delta needs; and the question with these."""
     while True:
         values, passes = _answer(asked, mode, timings)
-        balanced = balance(asked, values, outputs) if asked.baselines else None
+        balanced = balance(asked, values, outputs) if asked.baselines or method_of(asked.request).conserves else None
         finer = None if balanced is None else finer_steps(asked.request, balanced)
         if finer is None:
             return asked, values, passes, balanced
@@ -183,14 +183,14 @@ def _result(
 ) -> AttributionResult:
     method = method_of(asked.request)
     indices = asked.chosen.indices if method.differentiates else None
-    adds_up = balanced is not None and method.adds_up(asked.request)
+    adds_up = balanced is not None and (method.adds_up(asked.request) or method.conserves)
     return AttributionResult(
         method=type(asked.request).__name__,
         layer=asked.module,
         values={name: to_numpy(value) for name, value in values.items()},
         convergence_delta=to_numpy(balanced.delta) if balanced is not None and adds_up else None,
         value_at_input=to_numpy(at_input(asked, outputs)) if method.differentiates else None,
-        value_at_baseline=None if balanced is None else to_numpy(balanced.at_baseline),
+        value_at_baseline=None if balanced is None or method.conserves else to_numpy(balanced.at_baseline),
         targets=None if indices is None else to_numpy(indices),
         checks=verdicts,
         n_steps=asked.request.n_steps if isinstance(asked.request, PathAttribution) else 0,

@@ -44,7 +44,9 @@ class Balance:
 
 def balance(question: Question, values: Values, outputs: Outputs) -> Balance:
     """Hold the sum of ``values`` against the target's change from the baseline to ``outputs``; of a distribution, from
-    the mean over its samples."""
+    the mean over its samples; without a baseline, from nought."""
+    if not question.baselines:
+        return _balanced(question, values, at_input(question, outputs), torch.zeros(question.rows, dtype=torch.float64))
     with torch.no_grad():
         reads = (question.read({**question.inputs, **start}) for start in question.starts)
         at_baseline = torch.stack([question.chosen.of(read).cpu().double() for read in reads]).mean(dim=0)

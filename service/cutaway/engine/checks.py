@@ -32,15 +32,15 @@ def checks(
 ) -> tuple[Check, ...]:
     """Everything that raw hooks can say about ``values``, the identity first; then whether they add up."""
     made = [_identity(question, method, values, passes, request)]
-    if balance is not None and method.adds_up(question.request):
-        made.append(completeness(question, method, balance, request))
+    if balance is not None and (method.adds_up(question.request) or method.conserves):
+        made.append(completeness(question, method, balance, request, coarsest(question, values, passes)))
     return tuple(made)
 
 
 def _identity(
     question: Question, method: Method, values: Values, passes: Sequence[Pass], request: CheckRequest
 ) -> Check:
-    dtype = _coarsest(question, values, passes)
+    dtype = coarsest(question, values, passes)
     tolerance = method.tolerances.of(dtype) if request.relative_tolerance is None else request.relative_tolerance
     blank = Check(
         f"Captum's {type(question.request).__name__} with {method.identity}",
@@ -207,7 +207,7 @@ _UNMOVED = Finding(
 _BY_PRECISION = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
-def _coarsest(question: Question, values: Values, passes: Sequence[Pass]) -> torch.dtype:
+def coarsest(question: Question, values: Values, passes: Sequence[Pass]) -> torch.dtype:
     """The least precise data type that the attribution went through, as far as can be seen."""
     tensors = [*values.values(), *question.inputs.values(), *question.subject.module.parameters()]
     for each in passes:

@@ -71,7 +71,7 @@ def explained_where(
     if worth is None or len(worth) == asked.rows:
         return explain(asked)
     if not worth:
-        return AttributionResult(type(asked.request).__name__, asked.layer, {})
+        return AttributionResult(type(asked.request).__name__, asked.module, {})
     narrow = narrowed(asked, worth)
     result = explain(asked if narrow is None else narrow)
     return _in_place(result, worth, asked.rows, whole=narrow is None)

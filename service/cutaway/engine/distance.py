@@ -27,7 +27,7 @@ class Distance:
             does not hide a fault in a faint one.
         cosine: between the two, flattened.
         rounding: True where no error is larger than what is left of rounding when the reference's terms cancel.
-        undefined: True where both agree wherever they are finite, and are finite in the same places.
+        undefined: True where both have NaNs or infinities in the same places, and agree in all others.
     """
 
     absolute: float
@@ -54,7 +54,8 @@ def distance(values: Values, reference: Reference, tolerance: float, dtype: torc
         relative=max(_largest(row.relative) for row in rows),
         cosine=cosine(*flat),
         rounding=all(row.is_rounding(tolerance, torch.finfo(dtype).eps) for row in rows),
-        undefined=all(_agree_where_finite(ours[name], theirs[name], tolerance) for name in theirs),
+        undefined=any(not bool(theirs[name].isfinite().all()) for name in theirs)
+        and all(_agree_where_finite(ours[name], theirs[name], tolerance) for name in theirs),
     )
 
 
@@ -62,7 +63,8 @@ def _agree_where_finite(ours: Tensor, theirs: Tensor, tolerance: float) -> bool:
     finite = theirs.isfinite()
     scale = float(theirs[finite].abs().max()) if bool(finite.any()) else 0.0
     errors = (ours - theirs)[finite].abs()
-    return torch.equal(ours.isfinite(), finite) and bool((errors <= tolerance * scale).all())
+    same_places = torch.equal(ours.isfinite(), finite)
+    return same_places and bool((errors <= tolerance * scale).all())
 
 
 def cosine(one: Tensor, other: Tensor) -> float:

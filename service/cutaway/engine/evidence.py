@@ -58,10 +58,10 @@ class Evidence:
         if len(calls) <= self.call or not calls[self.call].at(point):
             what = "no gradient reached" if point.is_gradient else "nothing came out of"
             raise Silent(f"{what} the layer {self.question.layer!r}")
-        return {
-            layer_value_name(self.question.layer, path): tensor.double()
-            for path, tensor in calls[self.call].at(point).items()
-        }
+        shown = calls[self.call].at(point)
+        if len(shown) == 1:  # of a tuple of one, Captum explains what is in it
+            shown = {"": next(iter(shown.values()))}
+        return {layer_value_name(self.question.layer, path): tensor.double() for path, tensor in shown.items()}
 
     def _cut(self, each: Pass, tensor: Tensor) -> Tensor:
         rows = len(next(iter(each.points.values())))

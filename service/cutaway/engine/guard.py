@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 _HOOK_TABLES = (
     "_forward_hooks",
@@ -66,7 +67,7 @@ class Guard:
                     tensor.detach_()
             if self._written:
                 # What a pass did not write is the same as before: the graph of an earlier pass may still need it.
-                with torch.autograd._unsafe_preserve_version_counter(tuple(self._written)):
+                with _unsafe_preserve_version_counter(tuple(self._written)):
                     torch._foreach_copy_(self._written, self._pristine)
 
     def trainable(self) -> None:

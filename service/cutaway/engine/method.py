@@ -33,6 +33,12 @@ ONE_PASS = Tolerances(float64=1e-9, float32=1e-4, bfloat16=5e-2, float16=1e-2)
 # Captum keeps the weights of its quadrature in float32, whatever the input's data type.
 PATH = Tolerances(float64=1e-6, float32=1e-3, bfloat16=1e-1, float16=2e-2)
 
+# A sum that an integral approximates: this much may be missing before the number of steps is in doubt.
+APPROXIMATE = Tolerances(float64=2e-2, float32=2e-2, bfloat16=2e-1, float16=5e-2)
+
+# A sum that is exact but for rounding.
+EXACT = Tolerances(float64=1e-6, float32=1e-3, bfloat16=2e-1, float16=2e-2)
+
 
 def _nothing(_: Any) -> dict[str, Any]:
     return {}
@@ -70,6 +76,8 @@ class Method:
         draws: whether it draws random numbers, and needs a seed.
         moot: why the answer says nothing about this question, whatever it is; None where it does.
         adds_up: whether, with these parameters, attributions sum to the target's change from the baseline.
+        sums: how much of that sum may be missing, as a fraction of the attributions' total magnitude.
+        conserves: whether they sum to the target itself, but for what biases take up.
         tolerances: how closely answer and reference must match.
         own: passes of our own that the reference is made of, where Captum overrides what flows through the model: its
             passes cannot prove that the override took place. None: whichever passes visit the points will do.
@@ -93,6 +101,8 @@ class Method:
     draws: bool = False
     moot: Callable[[Question], Finding | None] = _nought
     adds_up: Callable[[Any], bool] = _never
+    sums: Tolerances = APPROXIMATE
+    conserves: bool = False
     tolerances: Tolerances = ONE_PASS
     own: Callable[[Question], Sequence[Pass]] | None = None
     overlooked: Callable[[Question], Finding | None] = _nought

@@ -82,5 +82,5 @@ def _missing(taps: dict[str, dict[Point, Wish]]) -> set[tuple[str, Point]] | Non
 
 
 def _seed(request: InspectRequest) -> int | None:
-    draws = any(method_of(attribution).draws for attribution in request.attributions)
+    draws = any(method_of(attribution).draws or attribution.metrics for attribution in request.attributions)
     return fresh_seed() if draws and request.seed is None else request.seed

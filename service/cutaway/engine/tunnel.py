@@ -36,6 +36,7 @@ def tunnelled(base: Method) -> Method:
         draws=True,
         moot=partial(_moot, base),
         adds_up=lambda _: False,
+        conserves=False,
         own=None if base.own is None else partial(_own, base.own),
     )
 

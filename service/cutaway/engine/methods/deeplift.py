@@ -8,7 +8,7 @@ from typing import Any
 
 from captum import attr
 
-from cutaway.engine.method import Method
+from cutaway.engine.method import EXACT, Method
 from cutaway.engine.methods import neurons
 from cutaway.engine.methods.failed import explained
 from cutaway.engine.references import deeplift as references
@@ -129,6 +129,7 @@ def _row(
         f"({what}) * {_RULE}{', the mean over the samples' if shap else ''}",
         options=_options,
         adds_up=lambda _: True,
+        sums=EXACT,
         own=references.passes,
         overlooked=overlooked,
         applies_to_modules=True,

@@ -7,7 +7,7 @@ from typing import Any
 from captum import attr
 
 from cutaway.engine.finding import Finding
-from cutaway.engine.method import Method
+from cutaway.engine.method import EXACT, Method
 from cutaway.engine.references import perturbations as references
 from cutaway.engine.witness import Question
 from cutaway.requests import (
@@ -93,6 +93,7 @@ ROWS: dict[type[Attribution], Method] = {
         options=_given,
         perturbs=True,
         adds_up=lambda _: True,
+        sums=EXACT,
     ),
     ShapleyValueSampling: Method(
         attr.ShapleyValueSampling,
@@ -103,5 +104,6 @@ ROWS: dict[type[Attribution], Method] = {
         perturbs=True,
         draws=True,
         adds_up=lambda _: True,
+        sums=EXACT,
     ),
 }

@@ -13,7 +13,7 @@ from captum.attr._utils import lrp_rules
 from torch import nn
 
 from cutaway.engine.evidence import host
-from cutaway.engine.method import Method
+from cutaway.engine.method import EXACT, Method
 from cutaway.engine.references import relevance as references
 from cutaway.engine.references import wiring
 from cutaway.engine.subject import Inputs, Subject
@@ -277,6 +277,8 @@ ROWS: dict[type[Attribution], Method] = {
         references.relevance,
         references.at_input_twice,
         "f(x), handed back from layer to layer in proportion to a * w / z, from raw activations and weights",
+        conserves=True,
+        sums=EXACT,
         own=references.relevance_passes,
         overlooked=wiring.overlooked,
         applies_to_modules=True,
@@ -288,6 +290,8 @@ ROWS: dict[type[Attribution], Method] = {
         references.relevance,
         references.at_input_twice,
         "f(x), handed back to the layer's output in proportion to a * w / z, from raw activations and weights",
+        conserves=True,
+        sums=EXACT,
         own=references.relevance_passes,
         overlooked=wiring.overlooked,
         applies_to_modules=True,

@@ -57,7 +57,10 @@ class Wiring:
         self._began: dict[Place, int] = {}
         self._entered: dict[int, Place] = {}
         self._clock = 0
-        self._run(question)
+        try:
+            self._run(question)
+        finally:
+            self._kept.clear()  # the graph leads here, in a circle that Python's collector cannot see
 
     def _run(self, question: Question) -> None:
         edits: Changes = {
