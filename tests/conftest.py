@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 from tests.serving import Server, package, serving
+
+torch.set_num_threads(1)  # tensors are tiny here, and several processes share the cores
 
 ADAPTERS = Path(__file__).parent / "adapters"
 

@@ -14,8 +14,8 @@ from captum import attr
 from torch import Tensor, nn
 
 import cutaway as ca
-from cutaway.engine import explain as explaining
 from cutaway.engine import attributions
+from cutaway.engine import explain as explaining
 from cutaway.engine.run import inspect
 from cutaway.engine.subject import Subject
 from cutaway.engine.targets import choose

@@ -21,8 +21,10 @@ from cutaway.engine.witness import Question
 
 DIRECTIONS = 4
 
-LENGTHS = (3, 1, 1 / 3, 1 / 10, 1 / 30)
-"""Of the steps, in units of that at which curvature and rounding weigh the same."""
+LENGTH = 1 / 10
+BESIDE = (1 / 3, 1 / 30)
+"""Of the steps, in units of that at which curvature and rounding weigh the same: the first, and those of which one must
+agree with it."""
 
 LEAST = 0.02
 """A gradient this close, as a fraction, is taken for right."""
@@ -57,17 +59,23 @@ class _Probe(NamedTuple):
 
 def wrong_slope(question: Question) -> Slope | None:
     """A row whose gradient is not the derivative, along each of several random directions; None where there is none
-    that can be told."""
+    that can be told. An honest gradient takes two passes beside its own and the plain one."""
     probe = _at_input(question) or _at_embedding(question)
     if probe is None:
         return None
     numbers = torch.Generator().manual_seed(0)
-    found = [_wrong(probe, numbers) for _ in range(DIRECTIONS)]
-    rows = set.intersection(*(set(each) for each in found))
-    return found[0][min(rows)] if rows else None
+    here = host(probe.moved(torch.zeros_like(probe.value)))
+    rows = set(range(len(probe.value)))
+    found: dict[int, Slope] = {}
+    for _ in range(DIRECTIONS):
+        found = _wrong(probe, here, numbers)
+        rows &= set(found)
+        if not rows:
+            return None
+    return found[min(rows)]
 
 
-def _wrong(probe: _Probe, numbers: torch.Generator) -> dict[int, Slope]:
+def _wrong(probe: _Probe, here: Tensor, numbers: torch.Generator) -> dict[int, Slope]:
     """By row, the slopes along one direction that differ."""
     rows = len(probe.value)
     size = probe.value.detach().abs().reshape(rows, -1).mean(dim=1)
@@ -75,25 +83,26 @@ def _wrong(probe: _Probe, numbers: torch.Generator) -> dict[int, Slope]:
     signs = torch.randint(0, 2, probe.value.shape, generator=numbers).to(probe.value) * 2 - 1
     direction = signs * size
     expected = (host(probe.gradient) * host(direction)).reshape(rows, -1).sum(dim=1)
-    unit = torch.finfo(direction.dtype).eps ** (1 / 3)
-    found: dict[int, Slope] = {}
-    before = torch.zeros(rows, dtype=torch.bool)
-    for length in LENGTHS:
-        slopes, doubts = _slopes(probe, direction, length * unit)
-        largest = torch.maximum(slopes.abs(), expected.abs())
-        wrong = (expected - slopes).abs() > torch.maximum(DOUBTS * doubts, LEAST * largest)
-        for row in (wrong & before).nonzero().flatten().tolist():
-            found[row] = Slope(float(slopes[row]), float(expected[row]))
-        before = wrong
-    return found
+    slopes, apart = _apart(probe, here, direction, expected, LENGTH)
+    if not bool(apart.any()):
+        return {}
+    beside = torch.stack([_apart(probe, here, direction, expected, length)[1] for length in BESIDE]).any(dim=0)
+    return {
+        row: Slope(float(slopes[row]), float(expected[row])) for row in (apart & beside).nonzero().flatten().tolist()
+    }
 
 
-def _slopes(probe: _Probe, direction: Tensor, step: float) -> tuple[Tensor, Tensor]:
-    """[batch] each: the central differences, and how far they may be off, by what lies between the slopes ahead and
-    behind, and by rounding."""
-    here, ahead, behind = (host(probe.moved(sign * step * direction)) for sign in (0, 1, -1))
-    rounding = 8 * torch.finfo(direction.dtype).eps * torch.stack([here, ahead, behind]).abs().amax(dim=0) / step
-    return (ahead - behind) / (2 * step), (ahead - 2 * here + behind).abs() / step + rounding
+def _apart(probe: _Probe, here: Tensor, direction: Tensor, expected: Tensor, length: float) -> tuple[Tensor, Tensor]:
+    """[batch] each: the slopes by differences over a step, and whether they speak against ``expected``. They may be off
+    by what lies between the slopes ahead and behind, and by rounding."""
+    eps = torch.finfo(direction.dtype).eps
+    step = length * eps ** (1 / 3)
+    ahead, behind = (host(probe.moved(sign * step * direction)) for sign in (1, -1))
+    slopes = (ahead - behind) / (2 * step)
+    rounding = 8 * eps * torch.stack([here, ahead, behind]).abs().amax(dim=0) / step
+    doubts = (ahead - 2 * here + behind).abs() / step + rounding
+    largest = torch.maximum(slopes.abs(), expected.abs())
+    return slopes, (expected - slopes).abs() > torch.maximum(DOUBTS * doubts, LEAST * largest)
 
 
 def _at_input(question: Question) -> _Probe | None:

@@ -105,17 +105,16 @@ def _random(question: Question) -> Finding | None:
 def _coupled(question: Question) -> Finding | None:
     if random_forward(question):
         return None  # nothing can be told
-    last = question.rows - 1
-    if last:
-        return _moved(question, _all_like(question, last), last, _SAME_SHAPES) or _moved(
-            question, _all_like(question, 0), 0, _SAME_SHAPES
-        )
-    return _moved(question, _with_another(question.inputs), 0, _OTHER_SHAPES)
+    before = _run(question, question.inputs)
+    if question.rows == 1:
+        return _moved(question, before, _with_another(question.inputs), 0, _OTHER_SHAPES)
+    ends = (_moved(question, before, _all_like(question, row), row, _SAME_SHAPES) for row in (question.rows - 1, 0))
+    return next((found for found in ends if found), None)
 
 
-def _moved(question: Question, others: Inputs, row: int, power: float) -> Finding | None:
+def _moved(question: Question, before: Outputs, others: Inputs, row: int, power: float) -> Finding | None:
     """Whether the outputs of ``row`` change where nothing but the other rows does."""
-    before, after = _run(question, question.inputs), _run(question, others)
+    after = _run(question, others)
     here = slice(row, row + 1)
     if all(_close(before[name][here], after[name][here], power) for name in before if _by_row(before[name], question)):
         return None
