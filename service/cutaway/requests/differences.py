@@ -54,12 +54,12 @@ class DeepLiftShap(Expectation):
 
 @dataclass(frozen=True, kw_only=True)
 class LayerDeepLiftShap(LayerAttribution, Expectation):
-    """The same, ended at a layer."""
+    """The same, ended at a layer. Lundberg and Lee 2017, arXiv:1705.07874."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NeuronDeepLiftShap(NeuronAttribution, Expectation):
-    """The same of a neuron."""
+    """The same of a neuron. Lundberg and Lee 2017, arXiv:1705.07874."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,9 +82,9 @@ class GradientShap(ExpectedGradient):
 
 @dataclass(frozen=True, kw_only=True)
 class LayerGradientShap(LayerAttribution, ExpectedGradient):
-    """Expected gradients at a layer."""
+    """Expected gradients at a layer. Erion et al. 2019, arXiv:1906.10670."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NeuronGradientShap(NeuronAttribution, ExpectedGradient):
-    """Expected gradients of a neuron."""
+    """Expected gradients of a neuron. Erion et al. 2019, arXiv:1906.10670."""

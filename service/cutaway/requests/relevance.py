@@ -64,4 +64,4 @@ class LRP(Propagation):
 
 @dataclass(frozen=True, kw_only=True)
 class LayerLRP(LayerAttribution, Propagation):
-    """The relevance of a layer's units."""
+    """The relevance of a layer's units. Bach et al. 2015, doi:10.1371/journal.pone.0130140."""
