@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+
+# Tensors are tiny here, and several processes share the cores. Servers that tests start inherit this: what is compared
+# bit for bit must be computed alike.
+os.environ["OMP_NUM_THREADS"] = "1"
+
 from torch import nn
 
 from tests.serving import Server, package, serving
-
-torch.set_num_threads(1)  # tensors are tiny here, and several processes share the cores
 
 ADAPTERS = Path(__file__).parent / "adapters"
 

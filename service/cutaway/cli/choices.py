@@ -18,8 +18,8 @@ def named(base: type[T]) -> dict[str, type[T]]:
 
 
 def kinds(base: type[T]) -> list[type[T]]:
-    """Every subclass of ``base`` that has none of its own."""
-    narrower = base.__subclasses__()
+    """Every subclass of ``base`` that has none of its own, and that can be asked for: the engine has further ones."""
+    narrower = [kind for kind in base.__subclasses__() if kind.__module__.startswith("cutaway.requests")]
     return [kind for each in narrower for kind in kinds(each)] if narrower else [base]
 
 
