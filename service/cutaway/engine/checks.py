@@ -38,7 +38,13 @@ def checks(
 
 
 def _identity(
-    question: Question, method: Method, values: Values, passes: Sequence[Pass], request: CheckRequest
+    question: Question,
+    method: Method,
+    values: Values,
+    passes: Sequence[Pass],
+    request: CheckRequest,
+    *,
+    apart: bool = False,
 ) -> Check:
     dtype = coarsest(question, values, passes)
     tolerance = method.tolerances.of(dtype) if request.relative_tolerance is None else request.relative_tolerance
@@ -56,11 +62,14 @@ def _identity(
     try:
         references = [method.reference(Evidence(question, passes, call)) for call in range(calls)]
     except Silent as silence:
-        if request.mode is not CheckMode.SAME_PASS:
-            why = f"the raw hooks saw nothing to compare with: {silence}"
-            return replace(blank, reason=why, cause=Cause.NOTHING_SEEN)
-        # Captum's own passes did not show everything (of a layer called twice, say): passes of our own do.
-        return _identity_anew(question, method, values, request)
+        # Captum's own passes did not show everything (of a layer called twice, say): passes of our own do. Nor do these
+        # where several points run in one and rows lie along another axis: then each point has a pass to itself.
+        if captums:
+            return _identity_anew(question, method, values, request)
+        if not apart and method.own is None and method.together(question) > 1:
+            return _identity_anew(question, method, values, request, apart=True)
+        why = f"the raw hooks saw nothing to compare with: {silence}"
+        return replace(blank, reason=why, cause=Cause.NOTHING_SEEN)
     far = max((distance(values, each, tolerance, dtype) for each in references), key=_worst)
     verdict, finding = _judge(question, method, passes, far, blank, calls)
     return replace(
@@ -74,9 +83,11 @@ def _identity(
     )
 
 
-def _identity_anew(question: Question, method: Method, values: Values, request: CheckRequest) -> Check:
+def _identity_anew(
+    question: Question, method: Method, values: Values, request: CheckRequest, *, apart: bool = False
+) -> Check:
     own = replace(request, mode=CheckMode.INDEPENDENT)
-    return _identity(question, method, values, method.passes(question), own)
+    return _identity(question, method, values, method.passes(question, apart=apart), own, apart=apart)
 
 
 def _worst(far: Distance) -> float:

@@ -48,6 +48,10 @@ def _never(_: Any) -> bool:
     return False
 
 
+def _one(_: Any) -> int:
+    return 1
+
+
 def _nought(_: Any) -> None:
     return None
 
@@ -79,6 +83,7 @@ class Method:
         sums: how much of that sum may be missing, as a fraction of the attributions' total magnitude.
         conserves: whether they sum to the target itself, but for what biases take up.
         tolerances: how closely answer and reference must match.
+        together: how many points Captum runs in one pass.
         own: passes of our own that the reference is made of, where Captum overrides what flows through the model: its
             passes cannot prove that the override took place. None: whichever passes visit the points will do.
         overlooked: what Captum leaves out in this model, so that not even a match proves its answer; None for nothing.
@@ -104,6 +109,7 @@ class Method:
     sums: Tolerances = APPROXIMATE
     conserves: bool = False
     tolerances: Tolerances = ONE_PASS
+    together: Callable[[Question], int] = _one
     own: Callable[[Question], Sequence[Pass]] | None = None
     overlooked: Callable[[Question], Finding | None] = _nought
     applies_to_modules: bool = False
@@ -112,11 +118,12 @@ class Method:
     refuse: Callable[[Subject, Any, Inputs, Changes], None] = _allowed
     prepared: Callable[[Question], AbstractContextManager[None]] = _as_it_is
 
-    def passes(self, question: Question) -> Sequence[Pass]:
-        """Passes of our own that the reference can be told from."""
+    def passes(self, question: Question, *, apart: bool = False) -> Sequence[Pass]:
+        """Passes of our own that the reference can be told from. ``apart``: each point has a pass to itself."""
         if self.own is not None:
             return self.own(question)
-        return visits(question, self.points(question), self.runs_backward)
+        together = 1 if apart else self.together(question)
+        return visits(question, self.points(question), self.runs_backward, together=together)
 
     @property
     def has_target(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import TypeAlias
 
@@ -251,13 +251,40 @@ def visits(
     edits: Changes | None = None,
     *,
     to_inputs: bool = True,
+    together: int = 1,
 ) -> Sequence[Pass]:
-    """Passes of our own at ``points``, with ``edits`` besides the question's, and what the hooks saw of them.
-    ``to_inputs``: gradients go back as far as that, and not only to the layer."""
-    witness = Witness(question, edits)
-    for point in points:
+    """Passes of our own, and what the hooks saw of them.
+
+    Args:
+        question: what is asked.
+        points: where.
+        differentiate: whether gradients are taken.
+        edits: what is changed besides the question's own edits.
+        to_inputs: whether gradients go back to the inputs, and not only to the layer.
+        together: how many points run in one pass. Near a kink a rounding decides what is on, and only batches of the
+            size of Captum's round as its do.
+    """
+    passes: list[Pass] = []
+    for first in range(0, len(points), together):
+        chunk = points[first : first + together]
+        witness = Witness(question if len(chunk) == 1 else widened(question, len(chunk)), edits)
+        point = {name: torch.cat([each[name] for each in chunk]) for name in chunk[0]} if len(chunk) > 1 else chunk[0]
         try:
             witness.visit(point, differentiate, to_inputs=to_inputs)
         finally:
             witness.release()
-    return witness.passes
+        passes += witness.passes
+    return passes
+
+
+def widened(question: Question, times: int) -> Question:
+    """``question`` with its batch several times over, one after the other. Only for rows without numbers of their
+    own."""
+    chosen = question.chosen
+    if chosen.indices is not None:
+        indices = chosen.indices.repeat(times)
+        chosen = replace(
+            chosen, indices=indices, scalars=lambda output: output.gather(1, indices.unsqueeze(1)).squeeze(1)
+        )
+    inputs = {name: tensor.repeat(times, *[1] * (tensor.ndim - 1)) for name, tensor in question.inputs.items()}
+    return replace(question, inputs=inputs, chosen=chosen)

@@ -90,6 +90,7 @@ ROWS: dict[type[Attribution], Method] = {
         references.expected_gradients,
         references.between,
         f"(noisy x - baseline) * the raw gradient between the two, {_DRAWS}",
+        together=references.draws_a_pass,
         options=_options,
         draws=True,
         refuse=_refuse,

@@ -32,9 +32,6 @@ MAX_STEPS = 4096
 MAX_NODES = 1024
 """Of Gauss-Legendre, whose nodes are eigenvalues: 1024 take a tenth of a second to find, 4096 half a minute."""
 
-CAPTUM_ROWS_A_PASS = 64
-"""Captum walks a path in passes of about this many rows, so that memory does not grow with the number of steps."""
-
 
 def _path_options(question: Question) -> dict[str, Any]:
     request: Any = question.request
@@ -42,13 +39,18 @@ def _path_options(question: Question) -> dict[str, Any]:
         "baselines": tuple(question.baselines[name] for name in question.explained),
         "n_steps": request.n_steps,
         "method": request.quadrature.value,
-        "internal_batch_size": question.rows if question.keeps_rows else max(CAPTUM_ROWS_A_PASS, question.rows),
+        "internal_batch_size": references.rows_a_pass(question),
     }
 
 
 def _conductance_rows(question: Question) -> int:
     """Rows of a pass of `LayerConductance`: two steps are the fewest, since Captum takes their difference."""
-    return max(CAPTUM_ROWS_A_PASS, 2 * question.rows)
+    return max(references.ROWS_A_PASS, 2 * question.rows)
+
+
+def _conductance_together(question: Question) -> int:
+    """How many points, of which there is one more than there are steps."""
+    return max(2, _conductance_rows(question) // question.rows)
 
 
 def _conductance_points(question: Question) -> list[Values]:
@@ -109,6 +111,7 @@ ROWS: dict[type[Attribution], Method] = {
         settings=lambda request: {"multiply_by_inputs": request.multiply_by_inputs},
         options=_path_options,
         adds_up=lambda request: bool(request.multiply_by_inputs),
+        together=references.steps_a_pass,
         tolerances=PATH,
         refuse=refuse_steps,
     ),
@@ -118,6 +121,7 @@ ROWS: dict[type[Attribution], Method] = {
         references.on_path,
         "the weighted sum of the layer's raw gradients on the path",
         options=_path_options,
+        together=references.steps_a_pass,
         tolerances=PATH,
         refuse=refuse_steps,
     ),
@@ -128,6 +132,7 @@ ROWS: dict[type[Attribution], Method] = {
         "the sum of the layer's raw gradients * the change of its raw output, step by step on the path",
         options=_conductance_options,
         adds_up=lambda _: True,
+        together=_conductance_together,
         tolerances=PATH,
         refuse=refuse_steps,
     ),

@@ -86,14 +86,21 @@ def _each(values: Values) -> list[Values]:
 
 def to_inputs(question: Question) -> Sequence[Pass]:
     """A pass at each point between."""
-    return visits(question, between(question), differentiate=True)
+    return visits(question, between(question), differentiate=True, together=draws_a_pass(question))
 
 
 def to_layer(question: Question) -> Sequence[Pass]:
     """A pass at each point between, and then those at both ends, forward only."""
     found = drawn(question)
-    passes = visits(question, _each(found.between), differentiate=True, to_inputs=False)
-    return [*passes, *visits(question, [*_each(found.starts), *_each(found.ends)], differentiate=False)]
+    together = draws_a_pass(question)
+    passes = visits(question, _each(found.between), differentiate=True, to_inputs=False, together=together)
+    ends = [*_each(found.starts), *_each(found.ends)]
+    return [*passes, *visits(question, ends, differentiate=False, together=together)]
+
+
+def draws_a_pass(question: Question) -> int:
+    """Captum runs all draws in one pass; where rows must keep their places, we let it run one at a time."""
+    return 1 if question.keeps_rows else cast(ExpectedGradient, question.request).n_samples
 
 
 # References.
@@ -114,10 +121,10 @@ def expected_gradients(evidence: Evidence) -> Reference:
 
 def expected_layer_gradients(evidence: Evidence) -> Reference:
     """``(a(noisy x) - a(baseline)) * df/da between the two``, for the layer's output ``a``; the mean over the draws."""
-    samples = cast(ExpectedGradient, evidence.question.request).n_samples
+    third = len(evidence.passes) // 3
     at_between, at_starts, at_ends = (
-        Evidence(evidence.question, evidence.passes[begin : begin + samples], evidence.call)
-        for begin in (0, samples, 2 * samples)
+        Evidence(evidence.question, evidence.passes[begin : begin + third], evidence.call)
+        for begin in (0, third, 2 * third)
     )
     (gradients,) = at_between.steps(Point.GRAD_OUTPUT).values()
     (starts,), (ends,) = (each.steps(Point.OUTPUT).values() for each in (at_starts, at_ends))

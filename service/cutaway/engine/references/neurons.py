@@ -15,7 +15,7 @@ from cutaway.engine.finding import Finding
 from cutaway.engine.hooks import observing
 from cutaway.engine.quadrature import rule
 from cutaway.engine.references import backprop
-from cutaway.engine.references.paths import on_path
+from cutaway.engine.references.paths import on_path, steps_a_pass
 from cutaway.engine.seen import Call
 from cutaway.engine.subject import gradients
 from cutaway.engine.targets import Chosen
@@ -59,7 +59,7 @@ def from_neuron(question: Question) -> Sequence[Pass]:
 
 def from_neuron_on_path(question: Question) -> Sequence[Pass]:
     """The same for each point of the path."""
-    return visits(question, on_path(question), differentiate=True)
+    return visits(question, on_path(question), differentiate=True, together=steps_a_pass(question))
 
 
 def through_neuron(question: Question) -> Sequence[Pass]:
@@ -68,10 +68,12 @@ def through_neuron(question: Question) -> Sequence[Pass]:
     picked = _index(question)
     neuron = replace(question, chosen=Chosen(question.module, lambda output: output[picked], is_neuron=True))
     at_module = replace(question, layer=question.module)
+    points, together = on_path(question), steps_a_pass(question)
     passes = []
-    for point in on_path(question):
-        (behind,) = visits(at_module, [point], differentiate=True)
-        (before,) = visits(neuron, [point], differentiate=True)
+    for behind, before in zip(
+        visits(at_module, points, differentiate=True, together=together),
+        visits(neuron, points, differentiate=True, together=together),
+    ):
         before.gradients = {
             name: _by_row(_multiplier(behind, picked), gradient) * gradient.double()
             for name, gradient in before.gradients.items()

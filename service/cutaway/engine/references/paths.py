@@ -16,6 +16,19 @@ from cutaway.engine.seen import Call
 from cutaway.engine.witness import Pass, Question, Values, visits
 from cutaway.requests import IntegratedGradients, LayerIntegratedGradients, PathAttribution, Point, Replace
 
+ROWS_A_PASS = 64
+"""Captum walks a path in passes of about this many rows, so that memory does not grow with the number of steps."""
+
+
+def rows_a_pass(question: Question) -> int:
+    """How many rows Captum runs in one pass: of one step alone, where rows must keep their places."""
+    return question.rows if question.keeps_rows else max(ROWS_A_PASS, question.rows)
+
+
+def steps_a_pass(question: Question) -> int:
+    """How many steps that is."""
+    return rows_a_pass(question) // question.rows
+
 
 def on_path(question: Question) -> list[Values]:
     """``baseline + alpha * (input - baseline)``, for each alpha of the quadrature."""
@@ -98,21 +111,32 @@ def layer_path(question: Question) -> Sequence[Pass]:
     end, start, *_ = layer_steps(question)
     ends = visits(question, [end, start], differentiate=False)
     passes = list(ends)
+    alphas = [float(alpha) for alpha in rule(request.quadrature, request.n_steps).alphas]
+    together = _steps_together(question, ends)
     for number, (last, first) in enumerate(zip(ends[0].layer, ends[1].layer)):
-        for alpha in rule(request.quadrature, request.n_steps).alphas:
-            edits = {question.layer: list(enumerate(_replaced(number, first, last, float(alpha))))}
-            passes += visits(question, [end], differentiate=True, edits=edits)
+        for begin in range(0, len(alphas), together):
+            some = alphas[begin : begin + together]
+            edits = {question.layer: list(enumerate(_replaced(number, first, last, *some)))}
+            passes += visits(question, [end] * len(some), differentiate=True, edits=edits, together=len(some))
     return passes
 
 
-def _replaced(number: int, first: Call, last: Call, alpha: float) -> Iterator[Replace]:
+def _steps_together(question: Question, ends: Sequence[Pass]) -> int:
+    """How many steps of the layer's values make a batch: one, where their rows do not lie along axis 0."""
+    shown = [tensor for each in ends for call in each.layer for tensor in call.at(Point.OUTPUT).values()]
+    by_row = all(tensor.shape[:1] == (question.rows,) for tensor in shown)
+    sequences = any(tensor.ndim == 3 and tensor.shape[1] == question.rows for tensor in shown)
+    return steps_a_pass(question) if by_row and not sequences else 1
+
+
+def _replaced(number: int, first: Call, last: Call, *alphas: float) -> Iterator[Replace]:
     starts, ends = first.at(Point.OUTPUT), last.at(Point.OUTPUT)
     for path, start in starts.items():
         if path not in ends or ends[path].shape != start.shape:
             raise Silent("the layer returns other tensors for the baseline than for the input")
         if start.is_floating_point():
-            tensor = to_numpy(start + alpha * (ends[path] - start))
-            yield Replace(call=number, path=path, tensor=tensor)
+            steps = [start + alpha * (ends[path] - start) for alpha in alphas]
+            yield Replace(call=number, path=path, tensor=to_numpy(torch.cat(steps) if len(steps) > 1 else steps[0]))
 
 
 def held_at_baseline(question: Question) -> Tensor:
@@ -136,8 +160,9 @@ def layer_integrated_gradients(evidence: Evidence) -> Reference:
     a(x0))``, and all else is as at ``x``."""
     request = cast(PathAttribution, evidence.question.request)
     last, first = (Evidence(evidence.question, evidence.passes[k : k + 1], evidence.call) for k in (0, 1))
-    begin = 2 + evidence.call * request.n_steps
-    on_way = Evidence(evidence.question, evidence.passes[begin : begin + request.n_steps], evidence.call)
+    passes = (len(evidence.passes) - 2) // len(evidence.passes[0].layer)  # for each call as many
+    begin = 2 + evidence.call * passes
+    on_way = Evidence(evidence.question, evidence.passes[begin : begin + passes], evidence.call)
     starts, values, terms = first.layer(Point.OUTPUT), {}, {}
     gradients = on_way.steps(Point.GRAD_OUTPUT)
     for name, end in last.layer(Point.OUTPUT).items():
