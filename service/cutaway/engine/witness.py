@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import wraps
 from itertools import zip_longest
-from typing import TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +21,8 @@ from cutaway.engine.targets import Chosen
 from cutaway.engine.wishes import watching
 from cutaway.errors import Reason, error
 from cutaway.requests import Attribution, Edit, Expectation, ExpectedGradient, Mix, NeuronAttribution, Point
+
+T = TypeVar("T")
 
 Values = dict[str, Tensor]
 """Attributions by name: inputs for input methods, the layer for layer methods."""
@@ -43,6 +46,7 @@ class Question:
         edits: what is changed in every pass.
         features: what is perturbed; nothing, for methods that perturb nothing.
         seed: what random numbers are drawn from; None where none are.
+        known: what was found out about it, by the function that did.
     """
 
     subject: Subject
@@ -55,6 +59,7 @@ class Question:
     edits: tuple[Edit, ...] = ()
     features: Features = field(default_factory=Features)
     seed: int | None = None
+    known: dict[Callable[..., Any], Any] = field(init=False, default_factory=dict, repr=False, compare=False)
 
     @property
     def module(self) -> str:
@@ -128,6 +133,19 @@ class Question:
         with observing(self.subject.tree, {}, alive=self.chosen.source) as seen, seen.forward():
             self.subject.run(inputs)
             return living(seen, self.chosen.source)
+
+
+def once(find: Callable[[Question], T]) -> Callable[[Question], T]:
+    """``find``, which runs the model to see something, made to do so once for each question."""
+
+    @wraps(find)
+    def found(question: Question) -> T:
+        if find not in question.known:
+            question.known[find] = find(question)
+        answer: T = question.known[find]
+        return answer
+
+    return found
 
 
 def living(seen: Seen, module: str) -> Tensor:

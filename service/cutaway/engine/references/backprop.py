@@ -15,7 +15,7 @@ from cutaway.engine.finding import Finding
 from cutaway.engine.hooks import observing
 from cutaway.engine.references.gradients import layer_grad_cam
 from cutaway.engine.wishes import watching
-from cutaway.engine.witness import Changes, Pass, Question, Values, visits
+from cutaway.engine.witness import Changes, Pass, Question, Values, once, visits
 from cutaway.requests import Edit, Point
 from cutaway.results import Cause
 
@@ -32,6 +32,7 @@ class Rectifiers(NamedTuple):
     functions: Mapping[str, int]
 
 
+@once
 def rectifiers(question: Question) -> Rectifiers:
     """Run forward once, and see."""
     subject = question.subject

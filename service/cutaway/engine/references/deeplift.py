@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from cutaway.engine.evidence import Evidence, Reference, Silent, host
-from cutaway.engine.references.multipliers import rescaled
+from cutaway.engine.references.multipliers import Rescaled, rescaled
 from cutaway.engine.references.nonlinear import nonlinearities
 from cutaway.engine.subject import Inputs
 from cutaway.engine.targets import Chosen
-from cutaway.engine.witness import Pass, Question, Values
+from cutaway.engine.witness import Pass, Question, Values, once
 from cutaway.requests import Point
 
 
@@ -25,8 +25,14 @@ def beside_baselines(question: Question) -> list[Values]:
 
 def passes(question: Question) -> Sequence[Pass]:
     """A pass at the baselines, and one at the input through which multipliers flow back."""
-    pair = rescaled(spread(question), nonlinearities(question))
+    pair = rescaling(question)
     return [pair.at_baseline, pair.at_input]
+
+
+@once
+def rescaling(question: Question) -> Rescaled:
+    """What the passes showed, and what flows through each nonlinearity."""
+    return rescaled(spread(question), nonlinearities(question))
 
 
 def spread(question: Question) -> Question:

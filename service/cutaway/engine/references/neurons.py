@@ -20,11 +20,12 @@ from cutaway.engine.seen import Call
 from cutaway.engine.subject import gradients
 from cutaway.engine.targets import Chosen
 from cutaway.engine.wishes import watching
-from cutaway.engine.witness import Pass, Question, visits
+from cutaway.engine.witness import Pass, Question, once, visits
 from cutaway.requests import NeuronAttribution, PathAttribution, Point
 from cutaway.results import Cause
 
 
+@once
 def calls(question: Question) -> Sequence[Call]:
     """What the question's module returns at the input, call by call; from a pass of its own."""
     with (

@@ -13,7 +13,7 @@ from cutaway.engine.leaves import Path
 from cutaway.engine.references.rescale import OF_FUNCTIONS, OF_MODULES, Rule, rescale, unpool
 from cutaway.engine.seen import Call
 from cutaway.engine.wishes import watching
-from cutaway.engine.witness import Question
+from cutaway.engine.witness import Question, once
 from cutaway.requests import Point
 
 
@@ -45,6 +45,7 @@ class Place(NamedTuple):
         return self.name.rpartition(":")[2].partition("#")[0]
 
 
+@once
 def nonlinearities(question: Question) -> list[Place]:
     """Run forward once, and see."""
     tree = question.subject.tree

@@ -11,13 +11,12 @@ from cutaway.engine.evidence import host
 from cutaway.engine.finding import Finding
 from cutaway.engine.hooks import observing
 from cutaway.engine.references import neurons
-from cutaway.engine.references.deeplift import spread
-from cutaway.engine.references.multipliers import Flow, Rescaled, rescaled
-from cutaway.engine.references.nonlinear import nonlinearities
+from cutaway.engine.references.deeplift import rescaling, spread
+from cutaway.engine.references.multipliers import Flow, Rescaled
 from cutaway.engine.references.rescale import normalise, softmax_axis, unpool
 from cutaway.engine.seen import Call
 from cutaway.engine.wishes import watching
-from cutaway.engine.witness import Question
+from cutaway.engine.witness import Question, once
 from cutaway.requests import NeuronAttribution, Point
 from cutaway.results import Cause
 
@@ -25,9 +24,10 @@ _ROUNDINGS = 1024
 """How many units of rounding a batch of another size may be off."""
 
 
+@once
 def overlooked(question: Question) -> Finding | None:
     """The first that applies."""
-    seen = rescaled(spread(question), nonlinearities(question))
+    seen = rescaling(question)
     flows = [flow for flow in seen.flows if flow.matters]
     of_neuron = neurons.reused(question) if isinstance(question.request, NeuronAttribution) else None
     return next((found for found in (of_neuron, *_findings(question, seen, flows)) if found is not None), None)

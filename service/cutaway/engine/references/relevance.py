@@ -22,7 +22,7 @@ from cutaway.engine.operators import is_address
 from cutaway.engine.references.passage import passage
 from cutaway.engine.seen import Call
 from cutaway.engine.wishes import watching
-from cutaway.engine.witness import Pass, Question, Values, visits
+from cutaway.engine.witness import Pass, Question, Values, once, visits
 from cutaway.requests import (
     AlphaOneBetaZero,
     Edit,
@@ -95,6 +95,7 @@ def rules_of(question: Question) -> dict[str, LrpRule]:
     return {question.subject.tree.resolve(name): rule for name, rule in given.items()}
 
 
+@once
 def places(question: Question) -> list[Place]:
     """Run forward once, and see."""
     tree = question.subject.tree

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from cutaway.engine.evidence import Evidence, Reference, at_input, host
 from cutaway.engine.finding import Finding
-from cutaway.engine.witness import Pass, Question, Values, visits
+from cutaway.engine.witness import Pass, Question, Values, once, visits
 from cutaway.requests import KernelShap, Surrogate
 from cutaway.results import Cause
 
@@ -49,6 +49,7 @@ class Fit(NamedTuple):
 # Draws.
 
 
+@once
 def draws(question: Question) -> Tensor:
     """[batch, samples, features], boolean: each example has its own draws, one example after the other."""
     numbers = torch.Generator().manual_seed(question.seed or 0)
@@ -111,6 +112,7 @@ def _replaced(question: Question, row: int, masks: Tensor) -> Iterator[Values]:
         yield point
 
 
+@once
 def surrogate_passes(question: Question) -> Sequence[Pass]:
     """A pass for each draw, of all examples with their own draws. Each example runs by itself, as under Captum: other
     batches round otherwise."""

@@ -15,7 +15,7 @@ from cutaway.engine.references.passage import passage
 from cutaway.engine.references.relevance import RECTIFIERS, ROUTES, UNCHANGED, Place, places, rules_of
 from cutaway.engine.subject import gradients
 from cutaway.engine.wishes import watching
-from cutaway.engine.witness import Changes, Question
+from cutaway.engine.witness import Changes, Question, once
 from cutaway.requests import Epsilon, Point, RelevanceIdentity
 from cutaway.results import Cause
 
@@ -122,6 +122,7 @@ class Wiring:
         return back
 
 
+@once
 def overlooked(question: Question) -> Finding | None:
     """What Captum overlooks: it rules modules, one tensor at a time."""
     wiring = Wiring(question)
