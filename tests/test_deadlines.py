@@ -22,7 +22,7 @@ EDIT = ca.Scale("a", factor=2.0)
 EVERYTHING: dict[str, Any] = {"captures": [ca.Capture("**", at=tuple(ca.Point))], "input_gradients": True}
 
 LONG = ca.IntegratedGradients(n_steps=4096, quadrature=ca.Quadrature.RIEMANN_MIDDLE)
-SHORT = ca.IntegratedGradients(n_steps=12)
+SHORT = ca.IntegratedGradients(n_steps=64)  # Captum takes four passes for three rows, and so does the check
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ SHORT = ca.IntegratedGradients(n_steps=12)
         (1, {"attributions": [LONG]}, "attributions[0]"),
         (7, {"attributions": [LONG], "check": "off"}, "attributions[0]"),
         (7, {"attributions": [ca.Saliency(), LONG], "check": "independent"}, "attributions[1]"),
-        (9, {"attributions": [SHORT], "check": "independent"}, "attributions[0]"),
+        (7, {"attributions": [SHORT], "check": "independent"}, "attributions[0]"),
     ],
     ids=["compared", "before Captum", "in Captum", "in Captum, then to be checked", "in the check"],
 )
@@ -42,6 +42,7 @@ def test_nobody_works_past_a_deadline(tired: int, asked: dict[str, Any], field: 
     model = troubled.Sleeps()
     served = worker(TensorAdapter(model, inputs=[InputSpec("x", "float32", (-1, 4))]))
     first = flat(ask(served, X))
+    ask(served, X, attributions=[ca.Saliency()])  # what checks must know of the model is found out now
     question = row(X, **asked, deadline_s=PATIENCE_S)
     model.begun, model.tired, model.wakes_at = 0, tired, float(question["deadline"]) + 0.01
     with untouched(model):

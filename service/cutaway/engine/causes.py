@@ -14,7 +14,7 @@ from cutaway.engine.method import Method
 from cutaway.engine.places import where_cut
 from cutaway.engine.traits import wrong_backward
 from cutaway.engine.witness import Question
-from cutaway.errors import CutawayError
+from cutaway.errors import InvalidArgument
 from cutaway.requests import PathAttribution
 from cutaway.results import Cause
 
@@ -29,7 +29,7 @@ def no_gradient(question: Question) -> Finding:
     """Where the path from the target back is cut."""
     try:
         cut, reached = where_cut(question)
-    except CutawayError:
+    except InvalidArgument:
         cut, reached = "", ""
     if cut and reached:
         where = f"it reaches {reached!r} and not {cut!r}"
@@ -90,7 +90,7 @@ def _left(question: Question, method: Method, found: Balance, n_steps: int) -> f
     finer = replace(question, request=replace(cast(PathAttribution, question.request), n_steps=n_steps))
     try:
         values = method.reference(Evidence(finer, method.passes(finer))).values
-    except (Silent, CutawayError):
+    except (Silent, InvalidArgument):
         return None
     return _most(balance_of(finer, values, found))
 

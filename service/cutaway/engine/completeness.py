@@ -14,7 +14,7 @@ from cutaway.engine.finding import Finding
 from cutaway.engine.method import Method
 from cutaway.engine.references.paths import held_at_baseline
 from cutaway.engine.witness import Question
-from cutaway.errors import CutawayError
+from cutaway.errors import InvalidArgument
 from cutaway.requests import CheckRequest
 from cutaway.results import Cause, Check, Verdict
 
@@ -86,7 +86,7 @@ def _leads_around(question: Question, found: Balance) -> bool:
     """Whether the target still changes on the way from the baseline to the input where the layer does not."""
     try:
         held = held_at_baseline(question)
-    except (Silent, CutawayError):
+    except (Silent, InvalidArgument):
         return False
     change = (held - found.at_baseline).abs()
     scale = torch.maximum(found.mass, found.change.abs())

@@ -14,7 +14,7 @@ from cutaway.engine.finding import Finding
 from cutaway.engine.places import custom_functions, where_apart
 from cutaway.engine.subject import Inputs, Outputs, Subject
 from cutaway.engine.witness import Question
-from cutaway.errors import CutawayError
+from cutaway.errors import InvalidArgument
 from cutaway.results import Cause
 
 _EXACT = float("inf")
@@ -55,7 +55,7 @@ def _remembered(question: Question, find: Callable[[Question], Finding | None]) 
         with _aside(subject):
             try:
                 subject.traits[key] = find(question)
-            except CutawayError:  # a model that cannot run on such inputs says so where it is asked to
+            except InvalidArgument:  # a model that cannot run on such inputs says so where it is asked to
                 subject.traits[key] = None
     found: Finding | None = subject.traits[key]
     return found
