@@ -114,6 +114,7 @@ def ask_server(digit: Examples, *options: str, name: str) -> ca.InspectResult:
             console.print(f"one call for all of it: {first:.0f} ms; the same again: {later:.0f} ms")
             if not options:
                 console.print("", what_if(client, digit))
+                console.print("", *caught(client, digit), sep="\n")
     return result
 
 
@@ -129,6 +130,19 @@ def ask(client: ca.Client, digit: Examples) -> tuple[float, ca.InspectResult]:
         check="same_pass",
     )
     return (time.perf_counter() - start) * 1000, result
+
+
+def caught(client: ca.Client, digit: Examples) -> list[Text]:
+    """Captum's DeepLIFT of this very network, from a grey baseline: wrong, and found out."""
+    image = ca.Raw(as_png(digit.pixels[0]), "image/png")
+    asked = ca.DeepLift(baselines={"image": 0.3})
+    (answer,) = client.inspect("digits", image, attributions=[asked]).attributions
+    check, total = answer.checks
+    return [
+        Text("A wrong explanation, caught: Captum's DeepLIFT of this network", style="italic"),
+        Text.assemble(tables.verdict_text(check.verdict), f" ({check.cause}): {check.reason}"),
+        Text(f"its sum is off by {total.max_relative_error:.1%} of all that it attributes"),
+    ]
 
 
 def what_if(client: ca.Client, digit: Examples) -> Table:

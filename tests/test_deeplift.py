@@ -296,14 +296,14 @@ OVERLOOKED: dict[str, tuple[Build, Cause, str]] = {
     ),
     "one right behind another": (
         net(lambda m, x: m.head(m.r2(m.r1(m.b(m.a(x))))), r1=nn.Tanh, r2=nn.Sigmoid),
-        Cause.WRONG_BACKWARD, "'r2' takes the very tensor that 'r1' returns",
+        Cause.OVERRIDE_LOST, "'r2' takes the very tensor that 'r1' returns",
     ),
     "a way around": (
         net(lambda m, x: m.head((lambda h: m.r(h) + h)(m.b(m.a(x)))), r=nn.Tanh),
-        Cause.WRONG_BACKWARD, "what 'r' takes is also used beside it",
+        Cause.OVERRIDE_LOST, "what 'r' takes is also used beside it",
     ),
     "windows that overlap": (
-        pooled(lambda: nn.MaxPool2d(3, 1)), Cause.WRONG_BACKWARD, "windows of 'p' overlap and share a maximum",
+        pooled(lambda: nn.MaxPool2d(3, 1)), Cause.OVERRIDE_LOST, "windows of 'p' overlap and share a maximum",
     ),
     "a softmax of several examples": (
         net(lambda m, x: m.s(m.head(m.b(m.a(x)))), s=lambda: nn.Softmax(1)),

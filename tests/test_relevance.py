@@ -389,13 +389,13 @@ SILENT: dict[str, Wrong] = {
         ca.LRP(), Cause.MODULE_REUSED, ("'r' is called again", "of its own")),
     "a skip around a rectifier": Wrong(
         net(lambda m, x: (lambda h: m.head(m.add(h, m.b(m.r(h)))))(m.a(x)), r=nn.ReLU, add=Addition_Module),
-        ca.LRP(), Cause.WRONG_BACKWARD, ("add, r", "copy")),
+        ca.LRP(), Cause.OVERRIDE_LOST, ("add, r", "copy")),
     "a layer beside what it takes": Wrong(
         wired(
             lambda m, x: (lambda h: m.head(torch.cat([h, m.r(m.b(h))], 1)))(m.a(x)),
             a=linear(), b=linear(), head=linear(12, 3), r=nn.ReLU,
         ),
-        ca.LRP(), Cause.WRONG_BACKWARD, (":cat#0", "b")),
+        ca.LRP(), Cause.OVERRIDE_LOST, (":cat#0", "b")),
     "dropout and tanh": Wrong(
         net(lambda m, x: m.head(m.t(m.d(m.a(x)))), t=nn.Tanh, d=nn.Dropout), ca.LRP(), FUNCTIONAL,
         ("'t' follows 'd'",)),
@@ -407,10 +407,10 @@ SILENT: dict[str, Wrong] = {
         FUNCTIONAL, ("'i' follows 'r'", "clone")),
     "the relevance of such a module": Wrong(
         net(lambda m, x: m.head(m.r(m.i(m.a(x)))), r=nn.ReLU, i=nn.Identity),
-        ca.LayerLRP(layer="i", rules={"i": Epsilon()}), Cause.WRONG_BACKWARD, ("'i' returns the very tensor",)),
+        ca.LayerLRP(layer="i", rules={"i": Epsilon()}), Cause.OVERRIDE_LOST, ("'i' returns the very tensor",)),
     "an output that goes on": Wrong(
         net(lambda m, x: (lambda h: {"h": h, "logits": m.head(h)})(m.t(m.a(x))), t=nn.Tanh),
-        ca.LRP(target=ClassIndex((1,), output="h")), Cause.WRONG_BACKWARD, ("goes on to head",)),
+        ca.LRP(target=ClassIndex((1,), output="h")), Cause.OVERRIDE_LOST, ("goes on to head",)),
 }  # fmt: skip
 
 

@@ -54,6 +54,8 @@ class Cause(Word):
     """There was nothing for the method to override, exchange or fit."""
     UNKNOWN = "UNKNOWN"
     """None of these: the attribution is not what it must be."""
+    OVERRIDE_LOST = "OVERRIDE_LOST"
+    """Captum overrides gradients itself for this method, and loses or mixes some where modules meet."""
 
 
 @dataclass(frozen=True)

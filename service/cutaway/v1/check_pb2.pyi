@@ -120,6 +120,8 @@ class _CauseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Cause.ValueType
     """There was nothing for the method to override, exchange or fit."""
     CAUSE_UNKNOWN: _Cause.ValueType  # 16
     """None of these: the attribution is not what it must be."""
+    CAUSE_OVERRIDE_LOST: _Cause.ValueType  # 17
+    """Captum overrides gradients itself for this method, and loses or mixes some where modules meet."""
 
 class Cause(_Cause, metaclass=_CauseEnumTypeWrapper):
     """The likely cause of a verdict other than AGREES: programs branch on it, people read the reason."""
@@ -158,6 +160,8 @@ CAUSE_NOT_MOVED: Cause.ValueType  # 15
 """There was nothing for the method to override, exchange or fit."""
 CAUSE_UNKNOWN: Cause.ValueType  # 16
 """None of these: the attribution is not what it must be."""
+CAUSE_OVERRIDE_LOST: Cause.ValueType  # 17
+"""Captum overrides gradients itself for this method, and loses or mixes some where modules meet."""
 Global___Cause: _TypeAlias = Cause  # noqa: Y015
 
 @_typing.final

@@ -85,7 +85,7 @@ def _behind_another(flows: Sequence[Flow]) -> Finding | None:
     for flow in flows:
         if flow.place.is_module and flow.behind:
             return Finding(
-                Cause.WRONG_BACKWARD,
+                Cause.OVERRIDE_LOST,
                 f"{flow.place.name!r} takes the very tensor that {flow.behind!r} returns, and Captum reads the "
                 f"gradient for {flow.behind!r} before it overrides it for {flow.place.name!r}: let the model hand on a "
                 "copy, x.clone(), in between",
@@ -98,7 +98,7 @@ def _bypassed(flows: Sequence[Flow]) -> Finding | None:
     if not names:
         return None
     return Finding(
-        Cause.WRONG_BACKWARD,
+        Cause.OVERRIDE_LOST,
         f"what {', '.join(map(repr, names[:3]))} takes is also used beside it (a skip connection?), and Captum "
         "overrides the gradient of both ways at once: let the model hand it a copy, x.clone()",
     )
@@ -108,7 +108,7 @@ def _sharing_maxima(flows: Sequence[Flow]) -> Finding | None:
     for flow in flows:
         if flow.place.is_module and flow.place.rule is unpool and flow.shares_maxima:
             return Finding(
-                Cause.WRONG_BACKWARD,
+                Cause.OVERRIDE_LOST,
                 f"windows of {flow.place.name!r} overlap and share a maximum, for which Captum keeps one window's part "
                 "and loses the others': build the model with stride = kernel_size, or explain a layer behind",
             )

@@ -161,7 +161,7 @@ def _shared(question: Question, wiring: Wiring) -> Finding | None:
         if len(taken.takers) > 1 and hooked and not all(_multiplies(wiring, place) for place in taken.takers):
             names = ", ".join(dict.fromkeys(place.name for place in taken.takers))
             return Finding(
-                Cause.WRONG_BACKWARD,
+                Cause.OVERRIDE_LOST,
                 f"one tensor goes to each of {names}, and Captum hands back the relevance of one of them for all: let "
                 f"each branch begin with {_COPYING}",
             )
@@ -184,7 +184,7 @@ def _mirrored(question: Question, wiring: Wiring) -> Finding | None:
     if question.layer not in (place.name for place in wiring.mirrors):
         return None
     return Finding(
-        Cause.WRONG_BACKWARD,
+        Cause.OVERRIDE_LOST,
         f"{question.layer!r} returns the very tensor that it takes, and Captum reads the relevance there multiplied by "
         "it: explain the layer before",
     )
@@ -195,7 +195,7 @@ def _taken_on(question: Question, wiring: Wiring) -> Finding | None:
         return None
     further = ", ".join(dict.fromkeys(place.name for place in wiring.output.asked))
     return Finding(
-        Cause.WRONG_BACKWARD,
+        Cause.OVERRIDE_LOST,
         f"the output that is explained goes on to {further}, and Captum changes its relevance there: let the model "
         "return a copy of it",
     )
