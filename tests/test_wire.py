@@ -149,6 +149,13 @@ def test_method_keeps_its_parameters(attribution: Attribution) -> None:
     assert _unordered(wire_requests.decode(sent(question))) == _unordered(question)
 
 
+def test_a_deviation_of_minus_nought_arrives() -> None:
+    """What hypothesis came upon once: -0.0 is no number that was never set."""
+    asked = requests.GradientShap(baselines={}, stdev=-0.0)
+    received = wire_requests.decode(sent(InspectRequest("m", attributions=(asked,)))).attributions[0]
+    assert canonical(received) == canonical(asked)
+
+
 @many
 @given(edits)
 def test_edit_keeps_its_parameters(edit: Edit) -> None:

@@ -40,8 +40,10 @@ def _plain(name: str, encode: Callable[[str, Any], Any]) -> Part:
 
     def take(message: Message, _: type) -> dict[str, Any]:
         field = message.DESCRIPTOR.fields_by_name[name]
-        given = message.HasField(name) if field.has_presence else bool(getattr(message, name))
-        return {name: getattr(message, name)} if given else {}
+        value = getattr(message, name)
+        # Without a presence, 0 is the number that a field of a count has when it was never set; 0.0 is what it says.
+        given = message.HasField(name) if field.has_presence else bool(value) or isinstance(value, float)
+        return {name: value} if given else {}
 
     return Part(put, take)
 
