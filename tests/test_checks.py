@@ -684,3 +684,29 @@ def test_no_check_is_made_where_none_is_asked_for() -> None:
     result = ask(Small(), INPUTS, METHODS["Saliency"], target=TARGET, check=CheckRequest(CheckMode.OFF))
     assert result.attributions[0].checks == ()
     assert (result.provenance.forwards, result.provenance.backwards) == (2, 1)
+
+
+@pytest.mark.parametrize("mode", CHECKED)
+def test_a_layer_that_returns_a_tuple_of_one_is_explained_like_any_other(mode: CheckMode) -> None:
+    """Captum explains what is in it; the hooks' tensor is the same one, and not another by its place in the tuple."""
+
+    class Wrapped(nn.Linear):
+        def forward(self, x: Tensor) -> Any:
+            return (super().forward(x),)
+
+    build = wired(lambda m, x: m.b(torch.tanh(m.a(x)[0])), a=lambda: Wrapped(8, 4), b=lambda: nn.Linear(4, 3))
+    for asked in (ca.LayerActivation(layer="a"), ca.LayerGradientXActivation(layer="a")):
+        assert verdict(ask(build(), ROW, asked, check=CheckRequest(mode)).attributions[0]) is Verdict.AGREES
+
+
+def test_an_earlier_pass_can_be_differentiated_after_a_later_one() -> None:
+    """Captum runs several passes before it goes back through them: what is renewed before each is still what the graph
+    of an earlier one needs."""
+    model = wired(lambda m, x: m.b(m.n(m.a(x))), a=lambda: nn.Linear(8, 4), n=lambda: nn.BatchNorm1d(4),
+                  b=lambda: nn.Linear(4, 3))()  # fmt: skip
+    subject = Subject(model, lambda tensors: model(**tensors))
+    leaf = noise(3, 8).requires_grad_()
+    with subject.guard.untouched():
+        first, _ = (subject.run({"x": leaf})["output"] for _ in range(2))
+        (gradient,) = torch.autograd.grad(first.sum(), leaf)
+    assert bool(gradient.any())

@@ -272,6 +272,10 @@ FAULTS: dict[str, Fault] = {
     "a path that is cut": Fault(
         layers(lambda m, x: m.b(torch.tanh(m.a(x)).round())), ca.Saliency(), Cause.NO_GRADIENT, "'b' and not 'a'"
     ),
+    "a path that is cut behind several layers": Fault(
+        layers(lambda m, x: m.b(torch.tanh(m.c(torch.tanh(m.a(x)))).round()), c=lambda: nn.Linear(16, 16)),
+        ca.Saliency(), Cause.NO_GRADIENT, "'b' and not 'c'",
+    ),
     "a branch that is detached": Fault(
         layers(lambda m, x: m.b(torch.tanh(m.a(x)) + m.a(x).detach())), ca.Saliency(), Cause.WRONG_BACKWARD, "detached"
     ),
