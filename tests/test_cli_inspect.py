@@ -10,7 +10,9 @@ import pytest
 from PIL import Image
 
 import cutaway as ca
+from cutaway.cli import files
 from cutaway.gateway import serve
+from cutaway.results import AttributionResult, MetricResult, TokenAttribution
 from tests.command import Pair, Pets, said, squeezed
 
 
@@ -222,3 +224,20 @@ def test_inspect_draws(address: str, image: Path, tmp_path: Path) -> None:
     said("inspect", "pets", image, "--attribution", "Saliency", "--plot", file, "--address", address)
     with Image.open(file) as picture:
         assert picture.format == "PNG"
+
+
+def test_tokens_and_metrics_are_saved_too(tmp_path: Path) -> None:
+    """Ids and sums of tokens, and each metric by its place in the question: two of a kind do not hide each other."""
+    judged = tuple(MetricResult("infidelity", np.array([float(number)])) for number in range(2))
+    tokens = TokenAttribution("ids", np.array([[1, 2]]), np.array([[0.5, -0.5]]), (("a", "b"),))
+    answer = AttributionResult("LayerActivation", "words", {}, tokens=tokens, metrics=judged)
+    file = tmp_path / "answer.npz"
+    assert files.save(ca.InspectResult({}, attributions=(answer,)), file) == 4
+    with np.load(file) as saved:
+        found = {key.removeprefix("attributions/0-LayerActivation/"): saved[key].tolist() for key in saved.files}
+    assert found == {
+        "tokens/ids": [[1, 2]],
+        "tokens/values": [[0.5, -0.5]],
+        "metrics/0-infidelity": [0.0],
+        "metrics/1-infidelity": [1.0],
+    }

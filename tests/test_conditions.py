@@ -30,6 +30,11 @@ SURE = (
     ca.Saliency(target=ca.TopK(2)),
     ca.Saliency(target=ca.CrossEntropy((0, 1, 2, 0, 1))),
     ca.FeaturePermutation(),
+    ca.ShapleyValueSampling(n_samples=3),
+    ca.GradientShap(baselines={"x": noise(3, 8, seed=4).numpy()}, stdev=0.1),
+    ca.Lime(n_samples=30),
+    ca.Saliency(noise=ca.NoiseTunnel(n_samples=3, stdev=0.2)),
+    ca.Saliency(metrics=(ca.Infidelity(), ca.SensitivityMax())),
 )
 
 
@@ -46,11 +51,20 @@ def ask(
 
 
 def arrays(result: AttributionResult) -> list[Any]:
-    return [*result.values.values(), result.convergence_delta, result.value_at_input, result.value_at_baseline]
+    ends = (result.convergence_delta, result.value_at_input, result.value_at_baseline)
+    return [*result.values.values(), *ends, *(metric.values for metric in result.metrics)]
 
 
-@pytest.mark.parametrize("asked", SURE, ids=lambda asked: type(asked).__name__)
-@pytest.mark.parametrize("edits", [(), (ca.Scale("a", factor=0.5, rows=(0, 3)),)], ids=["unedited", "rows edited"])
+TAKES_NO_ROWS = (ca.GradientShap, ca.Lime)
+"""Methods whose passes have rows of their own, so that no row can be edited by its number."""
+
+EDITED = (ca.Scale("a", factor=0.5, rows=(0, 3)),)
+PAIRS = [(asked, ()) for asked in SURE] + [(asked, EDITED) for asked in SURE if not isinstance(asked, TAKES_NO_ROWS)]
+
+
+@pytest.mark.parametrize(
+    ("asked", "edits"), PAIRS, ids=lambda each: type(each).__name__ if isinstance(each, ca.Attribution) else len(each)
+)
 def test_rows_that_qualify_have_what_they_would_have_anyway(asked: Attribution, edits: tuple[ca.Edit, ...]) -> None:
     """A row's explanation is the same whether the others are explained or not; the others have zeros, and a warning
     names them. Verdicts are about the rows that were explained."""

@@ -60,3 +60,24 @@ def test_a_long_path_is_no_way_around_the_deadline() -> None:
     served = worker(troubled.Sound())
     (found,) = map(outcome, served.answer([asked]))
     assert isinstance(found, ca.DeadlineExceeded)
+
+
+class SleepsAtRandom(troubled.Sleeps):
+    """The same, and its numbers differ from pass to pass."""
+
+    def end(self, h: torch.Tensor) -> torch.Tensor:
+        return super().end(h + torch.rand_like(h))
+
+
+def test_a_deadline_leaves_no_opinion_of_a_model_behind() -> None:
+    """Where time runs out while it is being found out what checks must know of a model, the error is the deadline's,
+    and the next caller finds it out: the model is random, and not taken for sound."""
+    model = SleepsAtRandom()
+    served = worker(TensorAdapter(model, inputs=[InputSpec("x", "float32", (-1, 4))]))
+    question = row(X, attributions=[ca.Saliency()], deadline_s=PATIENCE_S)
+    model.begun, model.tired, model.wakes_at = 0, 3, float(question["deadline"]) + 0.01
+    (found,) = map(outcome, served.answer([question]))
+    assert isinstance(found, ca.DeadlineExceeded)
+    assert found.field == "attributions[0]"
+    check = ask(served, X, attributions=[ca.Saliency()]).attributions[0].checks[0]
+    assert check.cause is ca.Cause.RANDOM_FORWARD

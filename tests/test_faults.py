@@ -22,6 +22,7 @@ from cutaway.engine.run import inspect
 from cutaway.engine.subject import Subject
 from cutaway.requests import Attribution, CheckMode, CheckRequest
 from cutaway.results import Cause, Check, Verdict
+from tests.spoiled import spoiled, stale
 from tests.test_checks import CHECKED, Build, noise, wired
 
 IMAGE = {"x": noise(3, 3, 8, 8)}
@@ -150,33 +151,10 @@ def far_below_zero(m: Any, x: Tensor) -> Tensor:
 
 
 @contextmanager
-def captum(kind: type[Any], change: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """What ``kind`` answers, changed on the way out."""
-    plain = kind.attribute
-
-    def attribute(*args: Any, **options: Any) -> Any:
-        answer = plain(*args, **options)
-        return tuple(map(change, answer)) if isinstance(answer, tuple) else change(answer)
-
-    kind.attribute = attribute
-    try:
-        yield
-    finally:
-        kind.attribute = plain
-
-
-@contextmanager
-def stale(kind: type[Any]) -> Iterator[None]:
-    """The first answer, given again to whoever asks later."""
-    kept: list[Tensor] = []
-
-    def first(answer: Tensor) -> Tensor:
-        kept.append(answer)
-        return kept[0]
-
-    with captum(kind, first):
-        model = SMOOTH()
-        kind(model).attribute(VECTOR["x"] * 2 + 1, target=0)
+def of_an_earlier_call(kind: type[Any]) -> Iterator[None]:
+    """The answer to what somebody asked before."""
+    with stale(kind):
+        kind(SMOOTH()).attribute(VECTOR["x"] * 2 + 1, target=0)
         yield
 
 
@@ -312,25 +290,26 @@ FAULTS: dict[str, Fault] = {
         layers(lambda m, x: m.b(torch.sqrt(m.a(x) * 0))), ca.Saliency(), Cause.NOT_FINITE, "not"
     ),
     "Captum's answer, scaled": Fault(
-        SMOOTH, ca.Saliency(), Cause.UNKNOWN, "do not rely", around=lambda: captum(attr.Saliency, lambda v: v * 1.01)
+        SMOOTH, ca.Saliency(), Cause.UNKNOWN, "do not rely", around=lambda: spoiled(attr.Saliency, lambda v: v * 1.01)
     ),
     "Captum's answer, shifted": Fault(
-        SMOOTH, STEPS, Cause.UNKNOWN, "do not rely", around=lambda: captum(attr.IntegratedGradients, lambda v: v + 0.01)
+        SMOOTH, STEPS, Cause.UNKNOWN, "do not rely",
+        around=lambda: spoiled(attr.IntegratedGradients, lambda v: v + 0.01),
     ),
     "Captum's answer, its rows exchanged": Fault(
         SMOOTH, STEPS, Cause.UNKNOWN, "do not rely",
-        around=lambda: captum(attr.IntegratedGradients, lambda v: v.flip(0)),
+        around=lambda: spoiled(attr.IntegratedGradients, lambda v: v.flip(0)),
     ),
     "Captum's answer, its features exchanged": Fault(
         SMOOTH, ca.InputXGradient(), Cause.UNKNOWN, "do not rely",
-        around=lambda: captum(attr.InputXGradient, lambda v: v.flip(1)),
+        around=lambda: spoiled(attr.InputXGradient, lambda v: v.flip(1)),
     ),
     "Captum's answer of an earlier call": Fault(
-        SMOOTH, ca.Saliency(), Cause.UNKNOWN, "do not rely", around=lambda: stale(attr.Saliency)
+        SMOOTH, ca.Saliency(), Cause.UNKNOWN, "do not rely", around=lambda: of_an_earlier_call(attr.Saliency)
     ),
     "Captum's answer, partly not a number": Fault(
         SMOOTH, ca.Saliency(), Cause.NOT_FINITE, "not finite",
-        around=lambda: captum(attr.Saliency, lambda v: v.masked_fill(v == v.max(), float("nan"))),
+        around=lambda: spoiled(attr.Saliency, lambda v: v.masked_fill(v == v.max(), float("nan"))),
     ),
     "Captum's weights of trapezoids": Fault(
         SMOOTH, dataclasses.replace(STEPS, quadrature=ca.Quadrature.RIEMANN_TRAPEZOID), Cause.UNKNOWN, "do not rely"
@@ -360,6 +339,15 @@ def test_every_fault_is_found_out_with_its_cause(name: str, mode: CheckMode) -> 
     assert check.verdict in (Verdict.DISAGREES, Verdict.INCONCLUSIVE), check
     assert check.cause is fault.cause, check
     assert fault.words in check.reason, check.reason
+
+
+@pytest.mark.parametrize("mode", CHECKED)
+def test_captum_explaining_other_inputs_is_found_out(mode: CheckMode) -> None:
+    """Who listens to its passes can say what it did; who runs others sees that the answer is wrong."""
+    with of_halved_inputs(attr.InputXGradient):
+        check = answered(SMOOTH(), ca.InputXGradient(), VECTOR, mode)[0]
+    assert check.verdict is Verdict.DISAGREES
+    assert check.cause is (Cause.OTHER_PASSES if mode is CheckMode.SAME_PASS else Cause.UNKNOWN)
 
 
 @dataclasses.dataclass(frozen=True)

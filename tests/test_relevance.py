@@ -3,8 +3,8 @@ to a model meanwhile is undone."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 import cutaway as ca
 from cutaway.requests import CheckMode, CheckRequest, ClassIndex, Epsilon, LrpRule, MultiIndex, Propagation
 from cutaway.results import AttributionResult, Cause, Verdict
+from tests.spoiled import spoiled, stale
 from tests.test_checks import CHECKED, RELATIVE, Build, ask, close, noise, to, verdict, wired
 from tests.untouched import untouched
 
@@ -258,11 +259,11 @@ def test_what_rounding_leaves_is_no_disagreement() -> None:
 # Captum gone wrong.
 
 
-def other_target(options: dict[str, Any]) -> None:
+def other_target(method: Any, options: dict[str, Any]) -> None:
     options["target"] = (options["target"] + 1) % 3
 
 
-def swapped(options: dict[str, Any]) -> None:
+def swapped(method: Any, options: dict[str, Any]) -> None:
     options["additional_forward_args"] = tuple(
         each.detach().flip(0).requires_grad_() for each in options["additional_forward_args"]
     )
@@ -278,26 +279,6 @@ FAULTS: dict[str, dict[str, Any]] = {
     "another target": {"arguments": other_target},
     "further inputs exchanged": {"arguments": swapped},
 }
-
-
-@contextmanager
-def spoiled(
-    kind: type,
-    values: Callable[[Tensor], Tensor] = lambda values: values,
-    arguments: Callable[[dict[str, Any]], None] = lambda options: None,
-) -> Iterator[None]:
-    """Captum with a fault in the class that answers ``kind``."""
-    captum: Any = getattr(attr, kind.__name__)
-    intact = captum.attribute
-
-    def attribute(self: Any, inputs: Any, **options: Any) -> Any:
-        arguments(options)
-        found = intact(self, inputs, **options)
-        return tuple(map(values, found)) if isinstance(found, tuple) else values(found)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(captum, "attribute", attribute)
-        yield
 
 
 SPOILED: tuple[Propagation, ...] = (ca.LRP(inputs=("x",)), ca.LayerLRP(layer="add"))
@@ -326,17 +307,11 @@ def test_wrong_relevance_is_never_missed(fault: str, mode: CheckMode) -> None:
 @pytest.mark.parametrize("asked", SPOILED, ids=lambda asked: type(asked).__name__)
 def test_stale_relevance_is_never_missed(asked: Propagation, mode: CheckMode) -> None:
     """The answer to the previous call's input is found out."""
-    kept: list[Tensor] = []
-
-    def first(values: Tensor) -> Tensor:
-        kept.append(values)
-        return kept[0]
-
     inputs = given("two inputs", 3)
-    with spoiled(type(asked), values=first):
+    with stale(type(asked)):
         right = answer(asked, mode, {**inputs, "x": inputs["x"] + 1})
-        stale = answer(asked, mode)
-    assert (verdict(right), verdict(stale)) == (Verdict.AGREES, Verdict.DISAGREES)
+        late = answer(asked, mode)
+    assert (verdict(right), verdict(late)) == (Verdict.AGREES, Verdict.DISAGREES)
 
 
 def half(self: Any, module: Any, inputs: Any, outputs: Any) -> None:

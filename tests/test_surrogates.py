@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from itertools import combinations
 from math import factorial
 from typing import Any, NamedTuple
@@ -12,13 +11,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from captum import attr
 from torch import Tensor, nn
 
 import cutaway as ca
 from cutaway.engine.references import surrogates as references
 from cutaway.requests import CheckMode, CheckRequest, ClassIndex, Surrogate
 from cutaway.results import AttributionResult, Cause, Verdict
+from tests.spoiled import spoiled, stale
 from tests.test_checks import CHECKED, MLP, ask, close, noise, verdict, wired
 from tests.test_perturbations import GAINED, ONE_NUMBER, SEED, TOKENS, by_hand, cast, ids
 from tests.untouched import untouched
@@ -170,26 +169,6 @@ SPOILED: tuple[Surrogate, ...] = (
 )
 
 
-@contextmanager
-def spoiled(
-    kind: type,
-    values: Callable[[Tensor], Tensor] = lambda values: values,
-    arguments: Callable[[Any, dict[str, Any]], None] = lambda method, options: None,
-) -> Iterator[None]:
-    """Captum with a fault in the class that answers ``kind``."""
-    captums: Any = getattr(attr, kind.__name__)
-    intact = captums.attribute
-
-    def attribute(self: Any, inputs: Any, **options: Any) -> Any:
-        arguments(self, options)
-        return tuple(map(values, intact(self, inputs, **options)))
-
-    attribute.__wrapped__ = intact.__wrapped__  # type: ignore[attr-defined]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(captums, "attribute", attribute)
-        yield
-
-
 def changed(name: str, change: Callable[[Any], Any]) -> Callable[[Any, dict[str, Any]], None]:
     return lambda method, options: options.update({name: change(options[name])})
 
@@ -246,16 +225,10 @@ def test_a_wrong_surrogate_is_never_missed(asked: Surrogate, fault: str, mode: C
 @pytest.mark.parametrize("asked", SPOILED, ids=lambda asked: type(asked).__name__)
 def test_a_stale_surrogate_is_never_missed(asked: Surrogate, mode: CheckMode) -> None:
     """The answer to the previous call's input is found out."""
-    kept: list[Tensor] = []
-
-    def first(values: Tensor) -> Tensor:
-        kept.append(values)
-        return kept[0]
-
-    with spoiled(type(asked), values=first):
+    with stale(type(asked)):
         right = answer(asked, mode, {**INPUTS, "x": INPUTS["x"] + 1})
-        stale = answer(asked, mode)
-    assert (verdict(right), verdict(stale)) == (Verdict.AGREES, Verdict.DISAGREES)
+        late = answer(asked, mode)
+    assert (verdict(right), verdict(late)) == (Verdict.AGREES, Verdict.DISAGREES)
 
 
 # What is promised besides.

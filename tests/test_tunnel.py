@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 import cutaway as ca
 from cutaway.requests import Attribution, CheckMode, CheckRequest, ClassIndex, Combination, CrossEntropy, Neuron
 from cutaway.results import AttributionResult, Cause, Verdict
+from tests.spoiled import spoiled, stale
 from tests.test_checks import CHECKED, RANDOM, Build, ask, close, noise, verdict, wired
 from tests.test_expectations import GAINED, IN_PLACE, TWICE, numbers
 from tests.untouched import untouched
@@ -187,31 +187,8 @@ def test_a_variance_that_is_rounding_is_never_called_wrong(stdev: float, dtype: 
 
 # Captum gone wrong.
 
-Values = Callable[[Tensor], Tensor]
 
-
-@contextmanager
-def spoiled(
-    kind: type, values: Values = lambda values: values, arguments: Callable[[dict[str, Any]], None] = lambda _: None
-) -> Iterator[None]:
-    """Captum with a fault in ``kind``, be it called as it is or as the tunnel calls what is inside."""
-
-    def wrapped(intact: Any) -> Any:
-        def attribute(self: Any, given: Any, **options: Any) -> Any:
-            arguments(options)
-            found = intact(self, given, **options)
-            return tuple(map(values, found)) if isinstance(found, tuple) else values(found)
-
-        return attribute
-
-    spoilt: Any = wrapped(kind.attribute)  # type: ignore[attr-defined]
-    spoilt.__wrapped__ = wrapped(kind.attribute.__wrapped__)  # type: ignore[attr-defined]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kind, "attribute", spoilt)
-        yield
-
-
-def other_rows_further(options: dict[str, Any]) -> None:
+def other_rows_further(method: Any, options: dict[str, Any]) -> None:
     options["additional_forward_args"] = tuple(each.flip(0) for each in options["additional_forward_args"])
 
 
@@ -228,14 +205,14 @@ FAULTS: dict[str, tuple[type, dict[str, Any]]] = {
     "not a number": (attr.NoiseTunnel, {"values": lambda values: values * torch.nan}),
     "another combination": (
         attr.NoiseTunnel,
-        {"arguments": lambda options: options.update(nt_type=OTHER[options["nt_type"]])},
+        {"arguments": lambda method, options: options.update(nt_type=OTHER[options["nt_type"]])},
     ),
-    "another copy": (attr.NoiseTunnel, {"arguments": lambda options: options.update(nt_samples=5)}),
-    "another noise": (attr.NoiseTunnel, {"arguments": lambda options: options.update(stdevs=0.6)}),
-    "other draws": (attr.NoiseTunnel, {"arguments": lambda options: torch.rand(())}),
+    "another copy": (attr.NoiseTunnel, {"arguments": lambda method, options: options.update(nt_samples=5)}),
+    "another noise": (attr.NoiseTunnel, {"arguments": lambda method, options: options.update(stdevs=0.6)}),
+    "other draws": (attr.NoiseTunnel, {"arguments": lambda method, options: torch.rand(())}),
     "another target": (
         attr.NoiseTunnel,
-        {"arguments": lambda options: options.update(target=(options["target"] + 1) % 3)},
+        {"arguments": lambda method, options: options.update(target=(options["target"] + 1) % 3)},
     ),
     "further inputs exchanged": (attr.NoiseTunnel, {"arguments": other_rows_further}),
 }
@@ -262,16 +239,10 @@ def test_a_wrong_tunnel_is_never_missed(fault: str, combination: Combination, mo
 @pytest.mark.parametrize("mode", CHECKED)
 def test_a_stale_tunnel_is_never_missed(mode: CheckMode) -> None:
     """The answer to the previous call's input is found out."""
-    kept: list[Tensor] = []
-
-    def first(values: Tensor) -> Tensor:
-        kept.append(values)
-        return kept[0]
-
-    with spoiled(attr.NoiseTunnel, values=first):
+    with stale(attr.NoiseTunnel):
         right = answer(Combination.SMOOTHGRAD, mode, {**TWO, "x": TWO["x"] + 1})
-        stale = answer(Combination.SMOOTHGRAD, mode)
-    assert (verdict(right), verdict(stale)) == (Verdict.AGREES, Verdict.DISAGREES)
+        late = answer(Combination.SMOOTHGRAD, mode)
+    assert (verdict(right), verdict(late)) == (Verdict.AGREES, Verdict.DISAGREES)
 
 
 @pytest.mark.parametrize("mode", CHECKED)

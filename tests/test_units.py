@@ -200,7 +200,7 @@ def test_two_rows_change_places_and_never_stay() -> None:
 
 def test_a_permutation_keeps_the_batch_together() -> None:
     """Rows are exchanged with each other: a request that explains some of them only must not leave the others out."""
-    assert [method_of(each).exchanges_rows for each in asked("a")] == [False, False, True]
+    assert [method_of(each).draws for each in asked("a")] == [False, False, True]
 
 
 # Captum gone wrong.

@@ -150,6 +150,10 @@ def _attribution(key: str, answer: AttributionResult) -> Iterator[tuple[str, Arr
         value_at_baseline=answer.value_at_baseline,
         targets=answer.targets,
     )
+    if answer.tokens is not None:
+        yield from _named(f"{key}/tokens/", ids=answer.tokens.ids, values=answer.tokens.values)
+    for index, metric in enumerate(answer.metrics):
+        yield f"{key}/metrics/{index}-{metric.name}", metric.values
 
 
 def _named(prefix: str, **arrays: Array | None) -> Iterator[tuple[str, Array]]:

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from cutaway.engine.features import Features
 from cutaway.engine.methods import method_of
 from cutaway.engine.subject import Outputs
-from cutaway.engine.targets import Chosen
 from cutaway.engine.witness import Question
 from cutaway.errors import Reason, error
 from cutaway.requests import Expectation, ExplainIf
@@ -86,8 +86,8 @@ def of_rows(outputs: Outputs, asked: Question, worth: Sequence[int] | None) -> O
 
 def narrowed(asked: Question, worth: Sequence[int]) -> Question | None:
     """``asked`` about some rows; None where rows must stay together: they have numbers of their own in edits or in the
-    target, or are exchanged with each other."""
-    if asked.keeps_rows or method_of(asked.request).exchanges_rows:
+    target, or in what is drawn for the whole batch."""
+    if asked.keeps_rows or method_of(asked.request).draws or asked.request.metrics:
         return None
     rows = list(worth)
 
@@ -98,17 +98,10 @@ def narrowed(asked: Question, worth: Sequence[int]) -> Question | None:
     return replace(
         asked,
         inputs=some(asked.inputs),
-        chosen=_narrowed(asked.chosen, rows),
+        chosen=asked.chosen.taking(torch.tensor(rows, device=asked.subject.device)),
         baselines=starts if isinstance(asked.request, Expectation) else some(starts),
         features=_features(asked.features, rows, asked.rows),
     )
-
-
-def _narrowed(chosen: Chosen, rows: Sequence[int]) -> Chosen:
-    if chosen.indices is None:
-        return chosen
-    indices = chosen.indices[list(rows)]
-    return replace(chosen, indices=indices, scalars=lambda output: output.gather(1, indices.unsqueeze(1)).squeeze(1))
 
 
 def _features(parts: Features, rows: Sequence[int], batch: int) -> Features:

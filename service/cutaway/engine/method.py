@@ -84,11 +84,11 @@ class Method:
         conserves: whether they sum to the target itself, but for what biases take up.
         tolerances: how closely answer and reference must match.
         together: how many points Captum runs in one pass.
+        copies: into how many parts the points fall, none of which reaches into the next one's passes.
         own: passes of our own that the reference is made of, where Captum overrides what flows through the model: its
             passes cannot prove that the override took place. None: whichever passes visit the points will do.
         overlooked: what Captum leaves out in this model, so that not even a match proves its answer; None for nothing.
         applies_to_modules: whether Captum must be given modules, and not a function, because it hooks them itself.
-        exchanges_rows: whether rows of the batch are exchanged with each other, and so must stay together.
         of_neuron: whether a neuron is explained, in place of a target.
         refuse: raises for what this method cannot take, before anything runs; from the model, the request, the inputs
             and the edits. Fields are below the method's own.
@@ -110,10 +110,10 @@ class Method:
     conserves: bool = False
     tolerances: Tolerances = ONE_PASS
     together: Callable[[Question], int] = _one
+    copies: Callable[[Question], int] = _one
     own: Callable[[Question], Sequence[Pass]] | None = None
     overlooked: Callable[[Question], Finding | None] = _nought
     applies_to_modules: bool = False
-    exchanges_rows: bool = False
     of_neuron: bool = False
     refuse: Callable[[Subject, Any, Inputs, Changes], None] = _allowed
     prepared: Callable[[Question], AbstractContextManager[None]] = _as_it_is
@@ -123,7 +123,13 @@ class Method:
         if self.own is not None:
             return self.own(question)
         together = 1 if apart else self.together(question)
-        return visits(question, self.points(question), self.runs_backward, together=together)
+        points, copies = self.points(question), self.copies(question)
+        part = len(points) // copies
+        return [
+            each
+            for first in range(0, len(points), part)
+            for each in visits(question, points[first : first + part], self.runs_backward, together=together)
+        ]
 
     @property
     def has_target(self) -> bool:

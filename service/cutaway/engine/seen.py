@@ -43,10 +43,6 @@ class Call:
         """The same, with the positions of largest elements."""
         return {path: part for path, part in self._seen.get(point, {}).items() if part is not None}
 
-    def expects(self, point: Point) -> bool:
-        """Whether ``point`` has a tensor that a gradient can reach, or showed one already."""
-        return bool(self._seen.get(point))
-
     def note(self, point: Point, path: Path, part: Part | None) -> None:
         """Keep a copy of ``part``, or its place."""
         copies = None if part is None else Part(*(None if each is None else on_host(each) for each in part))  # type: ignore[arg-type]

@@ -48,6 +48,15 @@ class Passes:
         self.forwards = 0
         self._backwards = set()
 
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Count nothing while the block runs."""
+        counted = (self.forwards, set(self._backwards))
+        try:
+            yield
+        finally:
+            self.forwards, self._backwards = counted
+
     def count_backwards(self, outputs: Outputs) -> None:
         """Count the backward passes that will start from what a forward pass returned."""
         for output in outputs.values():

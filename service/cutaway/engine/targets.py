@@ -52,6 +52,11 @@ class Chosen:
     is_neuron: bool = False
     bound: bool = False
 
+    def taking(self, rows: Tensor) -> Chosen:
+        """The same target, for a batch of the rows that the numbers ``rows`` name; of rows that have no numbers of
+        their own in ``scalars``."""
+        return self if self.indices is None else _class(self.source, self.indices[rows])
+
     def of(self, output: Tensor) -> Tensor:
         """[batch], the target scalar of each row; differentiable."""
         return self.scalars(output.reshape(1) if output.ndim == 0 else output)

@@ -4,7 +4,6 @@ honestly. Each is found out once, by passes of its own on the first inputs of a 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -52,7 +51,8 @@ def _remembered(question: Question, find: Callable[[Question], Finding | None]) 
         *_hooked(subject),
     )
     if key not in subject.traits:
-        with _aside(subject):
+        # These passes belong to no request: they are not counted, and do not move the generators on.
+        with subject.passes.aside(), subject.dice():
             try:
                 subject.traits[key] = find(question)
             except InvalidArgument:  # a model that cannot run on such inputs says so where it is asked to
@@ -71,17 +71,6 @@ def _hooked(subject: Subject) -> Iterator[str]:
     for name, module in subject.tree.modules.items():
         if module._backward_hooks or module._backward_pre_hooks:
             yield name
-
-
-@contextmanager
-def _aside(subject: Subject) -> Iterator[None]:
-    """Passes that belong to no request: neither counted, nor moving the generators on."""
-    counted = (subject.passes.forwards, set(subject.passes._backwards))
-    try:
-        with subject.dice():
-            yield
-    finally:
-        subject.passes.forwards, subject.passes._backwards = counted
 
 
 def _run(question: Question, inputs: Inputs) -> Outputs:

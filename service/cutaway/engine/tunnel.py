@@ -37,7 +37,7 @@ def tunnelled(base: Method) -> Method:
         moot=partial(_moot, base),
         adds_up=lambda _: False,
         conserves=False,
-        together=lambda _: 1,  # a batch may not reach from one copy into the next
+        copies=lambda question: _noise(question).n_samples,
         own=None if base.own is None else partial(_own, base.own),
     )
 

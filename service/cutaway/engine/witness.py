@@ -298,11 +298,6 @@ def visits(
 def widened(question: Question, times: int) -> Question:
     """``question`` with its batch several times over, one after the other. Only for rows without numbers of their
     own."""
-    chosen = question.chosen
-    if chosen.indices is not None:
-        indices = chosen.indices.repeat(times)
-        chosen = replace(
-            chosen, indices=indices, scalars=lambda output: output.gather(1, indices.unsqueeze(1)).squeeze(1)
-        )
-    inputs = {name: tensor.repeat(times, *[1] * (tensor.ndim - 1)) for name, tensor in question.inputs.items()}
-    return replace(question, inputs=inputs, chosen=chosen)
+    rows = torch.arange(question.rows, device=question.subject.device).repeat(times)
+    inputs = {name: tensor[rows] for name, tensor in question.inputs.items()}
+    return replace(question, inputs=inputs, chosen=question.chosen.taking(rows))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True, kw_only=True)
 class ExplainIf:
     """Explain an example only where its prediction meets every bound that is given. One that does not has zeros for
-    attributions, and a warning says so.
+    attributions; where none does nothing is run, and there are no values. A warning says so.
 
     Args:
         probability_at_least: the predicted class' probability is this or more, 0 to 1.

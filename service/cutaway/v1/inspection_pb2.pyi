@@ -209,8 +209,8 @@ Global___InputGradientRequest: _TypeAlias = InputGradientRequest  # noqa: Y015
 
 @_typing.final
 class ExplainCondition(_message.Message):
-    """When to explain; every bound that is set must hold. A row that does not qualify has zeros for attributions
-    and a warning says so.
+    """When to explain; every bound that is set must hold. A row that does not qualify has zeros for attributions, and
+    where none does nothing is run and there are no values; a warning says so.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

@@ -8,6 +8,7 @@ from typing import Any
 
 from captum import attr
 
+from cutaway.engine.copies import tells_rows_apart
 from cutaway.engine.method import EXACT, Method
 from cutaway.engine.methods import neurons
 from cutaway.engine.methods.failed import explained
@@ -18,7 +19,6 @@ from cutaway.engine.subject import Inputs, Subject
 from cutaway.engine.witness import Changes, Question
 from cutaway.errors import Reason, error
 from cutaway.requests import (
-    Add,
     Attribution,
     DeepLift,
     DeepLiftShap,
@@ -26,11 +26,9 @@ from cutaway.requests import (
     Expectation,
     LayerDeepLift,
     LayerDeepLiftShap,
-    Mix,
     NeuronDeepLift,
     NeuronDeepLiftShap,
     NeuronGradient,
-    Replace,
 )
 
 _KEPT = ("input", "output")
@@ -46,7 +44,7 @@ def _refuse(subject: Subject, request: Any, inputs: Inputs, edits: Changes) -> N
 
 
 def _refuse_edit(subject: Subject, request: Attribution, name: str, edit: Edit) -> None:
-    if _tells_rows_apart(edit):
+    if tells_rows_apart(edit):
         raise error(
             Reason.METHOD_INAPPLICABLE,
             f"Captum's {type(request).__name__} runs inputs and baselines in one pass, where the rows that the edit of "
@@ -58,11 +56,6 @@ def _refuse_edit(subject: Subject, request: Attribution, name: str, edit: Edit) 
             Reason.EDIT_INAPPLICABLE,
             f"the gradient at {name!r} is edited, and the method overrides it: it can do one only",
         )
-
-
-def _tells_rows_apart(edit: Edit) -> bool:
-    holds_tensor = isinstance(edit, Replace) or (isinstance(edit, Add) and not isinstance(edit.addend, (int, float)))
-    return bool(edit.rows or edit.slices or holds_tensor or isinstance(edit, Mix))
 
 
 def _refuse_one_sample(request: Expectation) -> None:

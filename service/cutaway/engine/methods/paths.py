@@ -8,23 +8,20 @@ from typing import Any
 from captum import attr
 
 from cutaway.engine.balance import Balance
+from cutaway.engine.copies import tells_rows_apart
 from cutaway.engine.method import PATH, Method
 from cutaway.engine.references import paths as references
 from cutaway.engine.subject import Inputs, Subject
 from cutaway.engine.witness import Changes, Question, Values
 from cutaway.errors import Reason, error
 from cutaway.requests import (
-    Add,
     Attribution,
-    Edit,
     IntegratedGradients,
     InternalInfluence,
     LayerConductance,
     LayerIntegratedGradients,
-    Mix,
     PathAttribution,
     Quadrature,
-    Replace,
 )
 
 MAX_STEPS = 4096
@@ -58,18 +55,13 @@ def _conductance_points(question: Question) -> list[Values]:
 
 
 def _conductance_options(question: Question) -> dict[str, Any]:
-    if question.chosen.bound or any(map(_tells_rows_apart, question.edits)):
+    if question.chosen.bound or any(map(tells_rows_apart, question.edits)):
         raise error(
             Reason.METHOD_INAPPLICABLE,
             "Captum's LayerConductance runs several steps in one pass: rows have no numbers of their own there, in "
             "edits or in the target; ask InternalInfluence or LayerIntegratedGradients, or class targets",
         )
     return {**_path_options(question), "internal_batch_size": _conductance_rows(question)}
-
-
-def _tells_rows_apart(edit: Edit) -> bool:
-    holds_tensor = isinstance(edit, Replace) or (isinstance(edit, Add) and not isinstance(edit.addend, (int, float)))
-    return bool(edit.rows or edit.slices or holds_tensor or isinstance(edit, Mix))
 
 
 def refuse_steps(_: Subject, request: PathAttribution, inputs: Inputs, edits: Changes) -> None:

@@ -82,7 +82,6 @@ ROWS: dict[type[Attribution], Method] = {
         options=_given,
         perturbs=True,
         draws=True,
-        exchanges_rows=True,
         moot=_nothing_to_exchange,
     ),
     ShapleyValues: Method(

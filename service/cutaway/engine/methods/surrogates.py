@@ -6,13 +6,14 @@ from typing import Any, cast
 
 from captum import attr
 
+from cutaway.engine.copies import tells_rows_apart
 from cutaway.engine.features import features
 from cutaway.engine.method import Method, Tolerances
 from cutaway.engine.references import surrogates as references
 from cutaway.engine.subject import Inputs, Subject
 from cutaway.engine.witness import Changes, Question
 from cutaway.errors import Reason, error
-from cutaway.requests import Add, Attribution, Edit, KernelShap, Lime, Mix, Replace, Surrogate
+from cutaway.requests import Attribution, KernelShap, Lime, Surrogate
 from cutaway.tensors import as_array
 
 MAX_FEATURES = 4096
@@ -26,7 +27,7 @@ FITTED = Tolerances(float64=1e-3, float32=1e-3, bfloat16=1e-3, float16=1e-3)
 
 def _given(question: Question) -> dict[str, Any]:
     """Baselines, masks and draws as Captum takes them."""
-    if question.rows > 1 and (question.chosen.bound or any(map(_tells_rows_apart, question.edits))):
+    if question.rows > 1 and (question.chosen.bound or any(map(tells_rows_apart, question.edits))):
         raise error(
             Reason.METHOD_INAPPLICABLE,
             "Captum runs each example by itself here: rows have no numbers of their own, in edits or in the target; "
@@ -39,11 +40,6 @@ def _given(question: Question) -> dict[str, Any]:
         "n_samples": cast(Surrogate, question.request).n_samples,
         "perturbations_per_eval": 1,
     }
-
-
-def _tells_rows_apart(edit: Edit) -> bool:
-    holds_tensor = isinstance(edit, Replace) or (isinstance(edit, Add) and not isinstance(edit.addend, (int, float)))
-    return bool(edit.rows or edit.slices or holds_tensor or isinstance(edit, Mix))
 
 
 def _refuse(_: Subject, request: Surrogate, inputs: Inputs, edits: Changes) -> None:

@@ -132,7 +132,6 @@ ROWS: dict[type[Attribution], Method] = {
         "f(x) - f(x with the rows of the layer's unit in another order) from raw outputs",
         perturbs=True,
         draws=True,
-        exchanges_rows=True,
         moot=perturbations.ROWS[FeaturePermutation].moot,
         own=references.permuted,
         overlooked=references.overlooked,

@@ -46,12 +46,10 @@ def spread(question: Question) -> Question:
         name: torch.stack([start[name] for start in question.starts], dim=1).flatten(0, 1)
         for name in question.explained
     }
-    own = question.chosen
-    indices = None if own.indices is None else own.indices.repeat_interleave(samples)
+    own = question.chosen.taking(torch.arange(rows, device=question.subject.device).repeat_interleave(samples))
 
     def first_half(output: Tensor) -> Tensor:
-        half = output[: samples * rows]
-        return own.of(half) if indices is None else half.gather(1, indices.unsqueeze(1)).squeeze(1)
+        return own.of(output[: samples * rows])
 
     return replace(
         question,
