@@ -3,7 +3,6 @@ on it that can be believed."""
 
 from __future__ import annotations
 
-import gc
 import pickle
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -21,7 +20,7 @@ from cutaway.engine.references.rescale import OF_MODULES
 from cutaway.requests import Attribution, CheckMode, CheckRequest, ClassIndex
 from cutaway.results import AttributionResult, Cause, Check, Verdict
 from tests.test_checks import CHECKED, RELATIVE, Build, ask, close, noise, to, verdict, wired
-from tests.untouched import untouched
+from tests.untouched import nodes, untouched
 
 SAMPLES = 3
 WIDTH = 6
@@ -603,14 +602,7 @@ def test_the_model_is_as_before_where_it_raises_half_way(fails_in: int) -> None:
 
 
 def test_no_graph_outlives_its_request() -> None:
-    """Hooks and what they keep refer to each other through the graph, where Python's collector cannot see."""
-
-    def nodes() -> int:
-        gc.collect()
-        tensors = [each for each in gc.get_objects() if type(each) is Tensor]
-        kinds = [type(each).__name__ for each in gc.get_objects()]
-        return sum(each.grad_fn is not None for each in tensors) + sum(kind.endswith("Backward0") for kind in kinds)
-
+    """Neither of operators that are listened to, nor of layers in whose place Captum puts values of its own."""
     for name in ("functions", "a pooling function", "a way around"):
         build = OVERLOOKED[name][0]
         asked = all_six(given(build, 4), "a")

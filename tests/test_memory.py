@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import gc
 from typing import Any
 
 import numpy as np
 import pytest
-from torch import Tensor, nn
+from torch import nn
 
 import cutaway as ca
 from cutaway.requests import Expectation
 from cutaway.wire.methods import METHODS
 from tests.test_checks import ask, noise, wired
+from tests.untouched import nodes
 
 NET = wired(
     lambda m, x: m.b(m.flat(m.r(m.a(x)))),
@@ -28,13 +28,6 @@ PARAMETERS: dict[str, Any] = {
     "masks": {"x": np.arange(16).reshape(1, 1, 4, 4) % 2},
     "rules": {"flat": ca.Epsilon()},
 }
-
-
-def nodes() -> int:
-    """Tensors that are part of a graph: hooks and what they keep refer to each other through it, in circles that
-    Python's collector cannot see."""
-    gc.collect()
-    return sum(type(each) is Tensor and each.grad_fn is not None for each in gc.get_objects())
 
 
 def asked(kind: type[ca.Attribution], **more: Any) -> ca.Attribution:

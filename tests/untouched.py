@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tests.adapters.mirror_adapter import digest, hooks
 
@@ -86,3 +87,10 @@ def untouched(model: nn.Module) -> Iterator[None]:
     yield
     changes = before.changes(State.of(model))
     assert not changes, "\n".join(changes)
+
+
+def nodes() -> int:
+    """How many tensors are part of a graph: hooks and what they keep refer to each other through it, in circles that
+    Python's collector cannot see. Only tensors are counted: looking at one makes objects of the nodes behind it."""
+    gc.collect()
+    return sum(type(each) is Tensor and each.grad_fn is not None for each in gc.get_objects())
