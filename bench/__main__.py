@@ -1,57 +1,95 @@
-"""Run the benchmarks and show them: ``python -m bench [ROUNDS]``."""
+"""Run the benchmarks and show them: ``python -m bench [ROUNDS] [--only ROW]``."""
 
 from __future__ import annotations
 
 import argparse
-import os
-import platform
+import json
+import signal
+import sys
 import tempfile
+import time
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
 
-import captum
-import torch
 from rich.console import Console
-from rich.table import Table
 
-from bench.checks import Row, rows
-from bench.models import models
+from bench import growth, report
+from bench.pipe import ROOT, CannotRun
+from bench.row import Bench, Outcome, Row
+from bench.rows.inside import cuda
+from bench.rows.table import TABLE
+from bench.servers import Store
+from cutaway.errors import CutawayError
 
-SAME_PASS_BOUND = 1.25
-INDEPENDENT_BOUND = 2.2
-"""What a check may cost, on the median over methods, as a multiple of the attribution alone."""
+PAGE = ROOT / "docs" / "performance.md"
+PICTURE = ROOT / "docs" / "growth.png"
+
+console = Console(highlight=False)
 
 
 def main() -> None:
-    """Measure, and exit with status 1 where a bound is not kept."""
-    parser = argparse.ArgumentParser(prog="bench", description="Ratios of things that run in turn.")
-    parser.add_argument("rounds", type=int, nargs="?", default=9)
-    rounds = parser.parse_args().rounds
+    """Measure, and exit with status 1 where a bound is not kept, or where a row cannot run."""
+    given = _asked()
     warnings.filterwarnings("ignore", module="captum")
-    console = Console()
-    console.print(
-        f"torch {torch.__version__}, captum {captum.__version__}, Python {platform.python_version()}, "
-        f"{os.cpu_count()} cores, {torch.get_num_threads()} threads, {rounds} rounds"
-    )
-    with tempfile.TemporaryDirectory() as directory:
-        found = [row for model in models(Path(directory)) for row in rows(model, rounds)]
-    console.print(_table(found))
-    same = median(row.same_pass.middle for row in found if row.same_pass)
-    independent = median(row.independent.middle for row in found)
-    kept = same <= SAME_PASS_BOUND and independent <= INDEPENDENT_BOUND
-    console.print(f"median: same_pass {same:.2f} (at most {SAME_PASS_BOUND}), independent {independent:.2f} "
-                  f"(at most {INDEPENDENT_BOUND}): {'kept' if kept else 'NOT KEPT'}")  # fmt: skip
-    raise SystemExit(0 if kept else 1)
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # by an exception, which ends the servers
+    console.print(", ".join(f"{name} {value}" for name, value in report.machine().items()))
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
+        store = Store(Path(directory))
+        outcomes = [run(row, store, given.rounds) for row in chosen(given.only)]
+        console.print(report.screen(outcomes))
+        given.json.parent.mkdir(parents=True, exist_ok=True)
+        given.json.write_text(json.dumps(report.as_json(outcomes, given.rounds), indent=1) + "\n")
+        console.print(f"every round: {given.json}")
+        if given.write:
+            tables = {"ratios": report.markdown(outcomes), **_tables(Bench(store, given.rounds, "cpu"))}
+            PAGE.write_text(report.between(PAGE.read_text("utf-8"), tables), "utf-8")
+    raise SystemExit(any(each.verdict != "kept" for each in outcomes))
 
 
-def _table(found: list[Row]) -> Table:
-    table = Table(
-        "model", "method", "same_pass", "independent", title="a check's cost: attribution and check / attribution alone"
-    )
-    for row in found:
-        table.add_row(row.model, row.method, "-" if row.same_pass is None else str(row.same_pass), str(row.independent))
-    return table
+def _tables(bench: Bench) -> dict[str, str]:
+    """The page's other tables; its picture is drawn on the way."""
+    console.print("growth, stages and capacity")
+    found = growth.grown(bench)
+    growth.plot(found, PICTURE)
+    return {
+        "machine": ", ".join(f"{name} {value}" for name, value in report.machine().items()),
+        "growth": growth.growth_table(found),
+        "stages": growth.stage_table(growth.staged(bench)),
+        "capacity": growth.capacity_table(growth.capacity(bench)),
+    }
+
+
+def _asked() -> argparse.Namespace:
+    names = [row.name for row in TABLE]
+    parser = argparse.ArgumentParser(prog="bench", description="Ratios of things that run in turn.")
+    parser.add_argument("rounds", type=int, nargs="?", default=5, help="how often both sides run (default: 5)")
+    parser.add_argument("--only", action="append", choices=names, metavar="ROW", help="this row; repeatable")
+    parser.add_argument("--json", type=Path, default=ROOT / "build" / "bench.json", help="where every round goes")
+    parser.add_argument("--write", action="store_true", help="write docs/performance.md's tables and plots")
+    return parser.parse_args()
+
+
+def chosen(only: Sequence[str] | None) -> list[Row]:
+    """The rows that are named; by default all that can run here."""
+    return [row for row in TABLE if (row.name in only if only else row.device == "cpu" or cuda())]
+
+
+def run(row: Row, store: Store, rounds: int) -> Outcome:
+    """One row, measured."""
+    start = time.perf_counter()
+    found, why = None, ""
+    try:
+        if row.device == "cuda" and not cuda():
+            raise CannotRun("no GPU here")
+        found = row.measure(Bench(store, rounds, row.device))
+    except (CannotRun, CutawayError) as failure:
+        why = str(failure)
+    outcome = Outcome(row, found, why, time.perf_counter() - start)
+    console.print(f"{row.name}: {outcome.value} {outcome.verdict} [dim]{outcome.seconds:.0f} s", soft_wrap=True)
+    if found is not None:
+        console.print("    " + "; ".join(f"{name} {value}" for name, value in found.aside.items()), style="dim")
+    return outcome
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import cutaway as ca
-from bench.interleaved import Ratio, Seconds, ratios
+from bench.interleaved import Measure, Ratio, ratios
 from bench.models import Model
 from cutaway.engine.methods import method_of
 from cutaway.engine.run import inspect
@@ -74,8 +74,8 @@ def rows(model: Model, rounds: int) -> Iterator[Row]:
     for attribution in asked(model):
         try:
             found = ratios(
-                _timed(model, attribution, ca.CheckMode.OFF),
-                {mode.value: _timed(model, attribution, mode) for mode in ca.CheckMode if mode is not ca.CheckMode.OFF},
+                timed(model, attribution, ca.CheckMode.OFF),
+                {mode.value: timed(model, attribution, mode) for mode in ca.CheckMode if mode is not ca.CheckMode.OFF},
                 rounds,
             )
         except ca.InvalidArgument:
@@ -90,7 +90,7 @@ def rows(model: Model, rounds: int) -> Iterator[Row]:
         )
 
 
-def _timed(model: Model, attribution: ca.Attribution, mode: ca.CheckMode) -> Seconds:
+def timed(model: Model, attribution: ca.Attribution, mode: ca.CheckMode) -> Measure:
     request = ca.InspectRequest("m", attributions=(attribution,), check=ca.CheckRequest(mode), seed=1)
 
     def run() -> float:

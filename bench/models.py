@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
-from transformers import ResNetConfig, ResNetForImageClassification
+from torch import Tensor
 
+from bench.served import ResNet50
 from cutaway import archive
 from cutaway.adapters import TensorAdapter, find, make, mount
 from cutaway.engine.subject import Subject
@@ -40,8 +40,8 @@ def models(directory: Path) -> Iterator[Model]:
     """All of them; archives are built in ``directory``."""
     image = {"image": torch.from_numpy(held_out().images[:4].copy())}
     yield Model("digits CNN", _mounted(package_digits(directory)), image, "conv2", 4)
-    yield Model("ResNet-50", mount(TensorAdapter(_resnet()), "cpu"), {"pixel_values": torch.randn(2, 3, 96, 96)},
-                "resnet.encoder.stages.1", 2)  # fmt: skip
+    network = mount(TensorAdapter(ResNet50().eval()), "cpu")
+    yield Model("ResNet-50", network, {"pixel_values": torch.randn(2, 3, 96, 96)}, "resnet.encoder.stages.1", 2)
     text = {"input_ids": torch.randint(1000, 20000, (2, 24)), "attention_mask": torch.ones(2, 24, dtype=torch.int64)}
     yield Model("MiniLM", _mounted(package_sentences(directory)), text, "embeddings.word_embeddings", 2)
 
@@ -52,22 +52,3 @@ def _mounted(path: Path) -> Subject:
     manifest = archive.unpacked(unpacked)
     weights = unpacked / manifest.weights if manifest.weights else None
     return mount(make(find(manifest.adapter, unpacked), manifest.options, unpacked, weights), "cpu")
-
-
-def _resnet() -> nn.Module:
-    torch.manual_seed(0)
-    network: Any = ResNetForImageClassification(ResNetConfig())
-
-    class Logits(nn.Module):
-        """The network without its wrapping."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.resnet = network.resnet
-            self.classifier = network.classifier
-
-        def forward(self, pixel_values: Tensor) -> Tensor:
-            logits: Tensor = self.classifier(self.resnet(pixel_values).pooler_output)
-            return logits
-
-    return Logits().eval()

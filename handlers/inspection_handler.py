@@ -1,7 +1,7 @@
 """The TorchServe handler: hands the bytes of each call to `cutaway.worker` and its answers back.
 
-TorchServe wants exactly one class in this module, and reports an ImportError of it as a missing handler of
-its own: so nothing is imported up here but what Python brings along.
+TorchServe wants exactly one class here, and takes an ImportError for a missing handler of its own: so nothing is
+imported up here but what Python brings along.
 """
 
 from __future__ import annotations
@@ -24,9 +24,7 @@ class InspectionHandler:
         try:
             from cutaway.worker import Worker
 
-            _share_cores(context.model_yaml_config)
-            model_dir = Path(context.system_properties["model_dir"])
-            self.worker = Worker.load(model_dir, device=_device(context))
+            self.worker = Worker.load(Path(context.system_properties["model_dir"]), device=_device(context))
         except Exception as failure:
             model = context.manifest["model"]
             _report(f"{model['modelName']} {model['modelVersion']}", failure)
@@ -35,21 +33,34 @@ class InspectionHandler:
     def handle(self, data: Sequence[Mapping[str, Any]], context: Any) -> list[bytes]:
         """Answer each row of ``data`` with exactly one reply.
 
-        A gRPC call gives bytearrays. A REST call may give text or parsed JSON instead, and is answered like a
-        call that sent nothing: a row must never cost the others of its batch their answers.
+        A gRPC call gives bytearrays. A REST call, which may give text or parsed JSON, is answered like an empty one.
         """
-        answers: list[bytes] = self.worker.answer([_sent(row) for row in data])
-        return answers
+        rows = [_sent(row) for row in data]
+        passing = ["stream" in row and "pipe" not in row for row in rows]  # through a pipe, the worker sends them
+        whole = iter(self.worker.answer([row for row, passes in zip(rows, passing) if not passes]))
+        return [self._sent_off(*each, context) if passing[each[0]] else next(whole) for each in enumerate(rows)]
+
+    def _sent_off(self, number: int, row: Mapping[str, bytes], context: Any) -> bytes:
+        """Send a reply in pieces but for the last, which is returned: TorchServe ends all rows of a batch at once."""
+        from ts.handler_utils.utils import send_intermediate_predict_response as send
+
+        pieces = (piece.joined() for piece in self.worker.stream(row))
+        last: bytes = next(pieces)
+        for piece in pieces:
+            send({number: last}, {number: context.get_request_id(number)}, "", 200, context)
+            last = piece
+        context.set_response_header(number, "ts_stream_next", "false")
+        return last
 
 
 def _report(model: str, failure: Exception) -> None:
     """Name the reason in one line; where that says it all, end the process without TorchServe's traceback."""
     from cutaway.errors import CutawayError
 
-    text = " ".join(str(failure).split())
-    what = text if isinstance(failure, CutawayError) else f"{type(failure).__name__}: {text}"
-    print(f"cutaway cannot load {model}: {what}", file=sys.stderr)
-    if isinstance(failure, CutawayError):
+    known = isinstance(failure, CutawayError)
+    text = ("" if known else f"{type(failure).__name__}: ") + " ".join(str(failure).split())
+    print(f"cutaway cannot load {model}: {text}", file=sys.stderr)
+    if known:
         raise SystemExit(1)
 
 
@@ -58,15 +69,11 @@ def _sent(row: Mapping[str, Any]) -> dict[str, bytes]:
 
 
 def _device(context: Any) -> str:
-    import torch
-
-    gpu = context.system_properties.get("gpu_id")
-    return f"cuda:{gpu}" if gpu is not None and torch.cuda.is_available() else "cpu"
-
-
-def _share_cores(config: Mapping[str, Any]) -> None:
-    """Give each worker its share of the cores; workers that take them all slow each other down."""
+    """Where the model runs; with its share of the cores, because workers that take them all slow each other down."""
     import torch
 
     if "OMP_NUM_THREADS" not in os.environ:  # the operator's word counts
-        torch.set_num_threads(max(1, torch.get_num_threads() // int(config.get("maxWorkers", 1))))
+        workers = int(context.model_yaml_config.get("maxWorkers", 1))
+        torch.set_num_threads(max(1, torch.get_num_threads() // workers))
+    gpu = context.system_properties.get("gpu_id")
+    return f"cuda:{gpu}" if gpu is not None and torch.cuda.is_available() else "cpu"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Set
 from typing import Any, NamedTuple
 
+import zstandard
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
@@ -198,6 +199,8 @@ def completed(message: Any, above: Set[str] = frozenset()) -> None:
         _complete(message, name, value)
     if message.DESCRIPTOR.name == "Tensor":
         size = 2 if message.data_type == tensor_pb2.DATA_TYPE_FLOAT16 else 1
+        if message.compression == tensor_pb2.COMPRESSION_ZSTD:  # other numbers, so that it shows whether it is heard
+            message.data = zstandard.compress(bytes([1] * size))
         message.data = message.data or bytes(size)
     if "layer" in message.DESCRIPTOR.fields_by_name:
         message.layer = message.layer or "layer"

@@ -15,6 +15,7 @@ from torch import Tensor
 
 import cutaway as ca
 from cutaway.routes import TORCHSERVE_SCHEME
+from tests.alike import differences
 from tests.handmade import Handmade, first
 from tests.serving import Server
 from tests.subjects import SUBJECTS, Subject
@@ -164,44 +165,21 @@ def test_sixteen_callers_at_once_get_what_each_gets_alone(server: Server, store:
     with ThreadPoolExecutor(16) as callers:
         for _ in range(3):
             together = list(callers.map(ask, range(16)))
-            for one, other in zip(alone, together, strict=True):
-                assert_same(one, other)
-
-
-def assert_same(one: ca.InspectResult, other: ca.InspectResult) -> None:
-    """Equal in every number."""
-    same(one.predictions, other.predictions)
-    same(one.input_gradients, other.input_gradients)
-    assert one.captures.keys() == other.captures.keys()
-    for name in one.captures:
-        for a, b in zip(one.captures[name].calls, other.captures[name].calls, strict=True):
-            assert a.leaves.keys() == b.leaves.keys()
-            for point in a.leaves:
-                same(a.leaves[point], b.leaves[point])
-    for ours, theirs in zip(one.attributions, other.attributions, strict=True):
-        same(ours.values, theirs.values)
-        assert [check.verdict for check in ours.checks] == [check.verdict for check in theirs.checks]
-
-
-def same(one: Any, other: Any) -> None:
-    """The same names with the same numbers."""
-    assert one.keys() == other.keys()
-    for name in one:
-        assert np.array_equal(one[name], other[name]), name
+            wrong = [each for pair in zip(together, alone, strict=True) for each in differences(*pair, 1e-6)]
+            assert not wrong, "\n".join(wrong)
 
 
 def test_a_bad_row_never_fails_its_neighbours(server: Server, store: Path) -> None:
-    """Good and bad requests that share TorchServe's batches: the good ones are answered, the bad ones get their own
+    """Good and bad requests that wait together: the good ones are answered, the bad ones get their own
     error."""
     images = SUBJECTS["digits"](store).inputs["image"].numpy()
 
     def ask(index: int) -> str:
         capture = "conv1" if index % 2 else "no_such_layer"
-        with ca.Client(torchserve_address(server)) as client:
+        with ca.Client(server.address) as client:
             try:
-                return str(
-                    client.inspect("digits", {"image": images}, captures=[capture]).captures["conv1"].output.sum()
-                )
+                result = client.inspect("digits", {"image": images}, captures=[capture])
+                return f"{result.captures['conv1'].output.sum():.2f}"
             except ca.CutawayError as failure:
                 return failure.reason
 

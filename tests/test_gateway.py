@@ -23,7 +23,6 @@ from cutaway.results import ModelName
 from cutaway.routes import SERVICE, answered
 from cutaway.settings import Settings
 from cutaway.v1 import inspection_pb2, inspection_service_pb2, inspection_service_pb2_grpc, tensor_pb2
-from cutaway.wire import status
 from tests.small import Images, Net
 
 IMAGE = np.random.default_rng(0).random((2, 1, 8, 8), np.float32)
@@ -34,44 +33,6 @@ def address() -> Iterator[str]:
     """A front door over one small model."""
     with serve({"net": Images()}) as server:
         yield server.address
-
-
-def refused(address: str, request: inspection_pb2.InspectRequest) -> tuple[str, str, str]:
-    """The status code, reason and field with which a request is refused."""
-    with grpc.insecure_channel(address) as channel:
-        stub: Any = inspection_service_pb2_grpc.InspectionServiceStub(channel)
-        with pytest.raises(grpc.RpcError) as caught:
-            stub.Inspect(request)
-    trailers: Any = caught.value.trailing_metadata()
-    failure = status.decode(caught.value.code().value[0], caught.value.details() or "", trailers)
-    return caught.value.code().name, failure.reason, failure.field
-
-
-@pytest.mark.parametrize(
-    ("request_text", "field"),
-    [
-        ({"options": {"dry_run": True}}, "options.dry_run"),
-        ({"options": {"compression": "COMPRESSION_ZSTD"}}, "options.compression"),
-        ({"options": {"reply_data_type": "DATA_TYPE_FLOAT16"}}, "options.reply_data_type"),
-    ],
-)
-def test_what_is_not_served_yet_says_so_and_names_the_field(
-    address: str, request_text: dict[str, Any], field: str
-) -> None:
-    """Nothing asked is silently left out: a part of the contract that is not built answers UNIMPLEMENTED."""
-    from google.protobuf.json_format import ParseDict
-
-    request = ParseDict({"model": "net", **request_text}, inspection_pb2.InspectRequest())
-    assert refused(address, request) == ("UNIMPLEMENTED", "NOT_IMPLEMENTED", field)
-
-
-def test_streams_are_not_served_yet(address: str) -> None:
-    """InspectStream is in the contract and says that it is not served."""
-    with grpc.insecure_channel(address) as channel:
-        stub: Any = inspection_service_pb2_grpc.InspectionServiceStub(channel)
-        with pytest.raises(grpc.RpcError) as caught:
-            next(iter(stub.InspectStream(inspection_service_pb2.InspectStreamRequest())))
-    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
 def test_generated_stubs_work_against_the_server(address: str) -> None:

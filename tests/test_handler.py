@@ -28,5 +28,5 @@ def test_rows_from_rest_calls() -> None:
     first, *others = handler.handle(rows, None)
     assert worker_response(first)
     for other in others:
-        with pytest.raises(InvalidArgument, match="exactly one of the parts inspect, describe, got none"):
+        with pytest.raises(InvalidArgument, match="exactly one of the parts inspect, describe, stream, got none"):
             worker_response(other)

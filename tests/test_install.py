@@ -26,7 +26,10 @@ from torch import nn
 from cutaway.gateway import serve
 
 ROOT = Path(__file__).parent.parent
-BASE_INSTALL = {"cutaway", "googleapis-common-protos", "grpcio", "ml-dtypes", "numpy", "protobuf", "typing-extensions"}
+BASE_INSTALL = {
+    *("cutaway", "google-crc32c", "googleapis-common-protos", "grpcio"),
+    *("ml-dtypes", "numpy", "protobuf", "typing-extensions"),
+}
 
 
 class Place(NamedTuple):

@@ -102,7 +102,7 @@ def test_reflection_shows_the_service(server: Server) -> None:
     ("parts", "reason", "text"),
     [
         ({"inspect": b"\xff\xfegarbage"}, "MALFORMED_REQUEST", "bytes are not a cutaway.v1.InspectRequest"),
-        ({"body": b"garbage"}, "MALFORMED_REQUEST", "exactly one of the parts inspect, describe, got body"),
+        ({"body": b"garbage"}, "MALFORMED_REQUEST", "exactly one of the parts inspect, describe, stream, got body"),
         ({}, "MALFORMED_REQUEST", "got none"),
         ({"inspect": b"", "describe": b""}, "MALFORMED_REQUEST", "exactly one of the parts"),
         ({"inspect": b"", "deadline": b"soon"}, "MALFORMED_REQUEST", "deadline"),

@@ -12,9 +12,10 @@ import numpy as np
 from hypothesis import strategies as st
 
 from cutaway import requests, results
+from cutaway.packing import COMPRESSIONS
 from cutaway.requests import Attribution, Capture, Edit, InspectRequest, Point
 from cutaway.results import CapturedCall, InspectResult, ModelDetail, ModuleCapture
-from cutaway.tensors import DTYPES, Array, dtype_name, to_bytes
+from cutaway.tensors import DTYPES, FLOATING, Array, dtype_name, to_bytes
 from cutaway.wire.methods import METHODS
 
 UNSIGNED_64 = 2**64 - 1
@@ -249,6 +250,9 @@ questions = made(
     omit_predictions=st.booleans(),
     max_reply_bytes=st.integers(0, UNSIGNED_64),
     seed=st.none() | st.integers(0, 2**63 - 1),
+    reply_data_type=st.sampled_from(["", *FLOATING]),
+    compression=st.sampled_from(["", *COMPRESSIONS]),
+    dry_run=st.booleans(),
 ).map(
     lambda question: dataclasses.replace(
         question,
@@ -355,6 +359,16 @@ without_targets = made(
     ),
     provenance=provenances,
     timings=made(results.Timings, **{field.name: numbers for field in dataclasses.fields(results.Timings)}),
+    estimate=st.none()
+    | made(
+        results.Estimate,
+        reply_bytes=st.integers(0, UNSIGNED_64),
+        tensors=st.dictionaries(
+            texts,
+            made(results.Outline, data_type=st.sampled_from(list(DTYPES)), shape=tuples_of(st.integers(0, 2**40))),
+            max_size=3,
+        ),
+    ),
 )
 answers = st.tuples(without_targets, target_fields()).map(lambda both: dataclasses.replace(both[0], **both[1]))
 shapes = tuples_of(st.integers(-1, 2**40))

@@ -3,7 +3,8 @@
 This is the client side; it imports no torch. The server side is `cutaway.gateway`.
 """
 
-from cutaway.client import AsyncClient, Client
+from cutaway.awaited import AsyncClient
+from cutaway.client import Client
 from cutaway.errors import (
     CutawayError,
     DeadlineExceeded,
@@ -103,10 +104,12 @@ from cutaway.results import (
     CapturedCall,
     Cause,
     Check,
+    Estimate,
     InspectResult,
     MetricResult,
     ModelDetail,
     ModuleCapture,
+    Outline,
     TokenAttribution,
     Verdict,
     WarningCode,
@@ -139,6 +142,7 @@ __all__ = [
     "DeepLiftShap",
     "Edit",
     "Epsilon",
+    "Estimate",
     "ExplainIf",
     "FailedPrecondition",
     "FeatureAblation",
@@ -191,6 +195,7 @@ __all__ = [
     "Norm",
     "NotFound",
     "Occlusion",
+    "Outline",
     "OutputNorm",
     "OutputSum",
     "Point",

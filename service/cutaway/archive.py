@@ -25,6 +25,7 @@ TORCHSERVE_MANIFEST = "MAR-INF/MANIFEST.json"
 MODEL_CONFIG = "model-config.yaml"
 SCHEMA = 1  # of cutaway.json; a reader refuses one that it does not know
 _WORKER_COUNTS = re.compile(r"(?m)^((?:min|max)Workers):.*$")
+_BATCH_SIZE = re.compile(r"(?m)^(batchSize):.*$")
 
 
 @dataclass(frozen=True)
@@ -55,16 +56,26 @@ def read(path: Path) -> Manifest:
         return _verified(archive)
 
 
-def unpack(path: Path, directory: Path, *, workers: int | None = None) -> None:
+def unpack(path: Path, directory: Path, *, workers: int | None = None, batch: int | None = None) -> None:
     """Unpack the archive at ``path`` into ``directory`` for TorchServe, checking every byte on the way.
 
-    ``workers`` replaces the number of workers that the archive asks for.
+    ``workers`` and ``batch`` replace the number of workers, and of calls to a batch, that the archive asks for.
     """
     with _opened(path) as archive:
         archive.extractall(directory)
     config = directory / MODEL_CONFIG
-    if workers is not None and config.is_file():
-        config.write_text(_WORKER_COUNTS.sub(rf"\1: {workers}", config.read_text()))
+    for setting, value in ((_WORKER_COUNTS, workers), (_BATCH_SIZE, batch)):
+        if value is not None and config.is_file():
+            config.write_text(setting.sub(rf"\1: {value}", config.read_text()))
+
+
+def workers(path: Path) -> int:
+    """How many workers the archive at ``path`` asks for."""
+    with _opened(path) as archive:
+        found = (
+            _WORKER_COUNTS.search(archive.read(MODEL_CONFIG).decode()) if MODEL_CONFIG in archive.namelist() else None
+        )
+    return int(found[0].partition(":")[2]) if found else 1
 
 
 def unpacked(directory: Path) -> Manifest:

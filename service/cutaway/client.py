@@ -9,16 +9,17 @@ result.captures["conv1"].output        # [batch, channels, height, width]
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, TypeAlias, TypeVar
 
 import grpc
-import grpc.aio
 import numpy as np
 
-from cutaway.errors import Reason, error
+from cutaway.errors import CutawayError, Reason, error
 from cutaway.requests import (
     Attribution,
     Capture,
@@ -33,7 +34,9 @@ from cutaway.requests import (
     Target,
 )
 from cutaway.results import InspectResult, ModelDetail, ModelName
-from cutaway.routes import TORCHSERVE_SCHEME, Call, FrontDoor, Routes, TorchServeDirect
+from cutaway.routes import TORCHSERVE_SCHEME, Call, FrontDoor, Routes, StreamCall, TorchServeDirect
+from cutaway.sizes import Sizes, too_large_for_one
+from cutaway.streams import ReplyStream
 from cutaway.tensors import ArrayLike, as_array
 
 T = TypeVar("T")
@@ -42,7 +45,7 @@ Inputs: TypeAlias = Mapping[str, ArrayLike] | Raw | Sequence[Raw]
 TargetLike: TypeAlias = int | Sequence[int] | Target | None
 CheckLike: TypeAlias = str | CheckMode | CheckRequest
 
-_OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
+OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
 
 
 def question(
@@ -60,6 +63,9 @@ def question(
     predictions: bool = True,
     max_reply_bytes: int = 0,
     seed: int | None = None,
+    reply_data_type: str = "",
+    compression: str = "",
+    dry_run: bool = False,
 ) -> InspectRequest:
     """One question, from the forms that people like to write.
 
@@ -79,6 +85,11 @@ def question(
         max_reply_bytes: the largest reply to accept; 0 is the server's limit.
         seed: what methods that draw random numbers draw them from, 0 to 2**63 - 1; None draws one, which the
             provenance states.
+        reply_data_type: ``float16``, ``bfloat16``, ``float32`` or ``float64``: what floating tensors of the reply are
+            sent as, but for captures with a ``data_type`` of their own; ``""`` is as computed.
+        compression: ``zstd`` packs the tensors of the reply, which needs the extra ``cutaway[zstd]``; ``""`` does not.
+        dry_run: True brings back the ``estimate`` of the reply, its size and shapes, and nothing else; costs one
+            forward pass.
     """
     return InspectRequest(
         model=model,
@@ -94,6 +105,9 @@ def question(
         omit_predictions=not predictions,
         max_reply_bytes=max_reply_bytes,
         seed=seed,
+        reply_data_type=reply_data_type,
+        compression=compression,
+        dry_run=dry_run,
     )
 
 
@@ -135,7 +149,8 @@ def _gradients(wanted: bool | Sequence[str] | str) -> tuple[str, ...] | None:
     return tuple(_several(wanted))
 
 
-def _routes(address: str) -> tuple[Routes, str]:
+def routes_of(address: str) -> tuple[Routes, str]:
+    """The calls to make of whoever listens at ``address``, and where that is."""
     if not address.removeprefix(TORCHSERVE_SCHEME):
         raise error(Reason.INVALID_VALUE, "the address is HOST:PORT, or torchserve://HOST:PORT", "address")
     if address.startswith(TORCHSERVE_SCHEME):
@@ -144,7 +159,8 @@ def _routes(address: str) -> tuple[Routes, str]:
 
 
 @contextmanager
-def _translated(routes: Routes) -> Iterator[None]:
+def translated(routes: Routes) -> Iterator[None]:
+    """Every failed call that leaves the block becomes a `CutawayError`."""
     try:
         yield
     except grpc.RpcError as failure:
@@ -162,21 +178,72 @@ class Client:
     """
 
     def __init__(self, address: str, *, timeout: float = 60.0) -> None:
-        self._routes, where = _routes(address)
+        self._routes, where = routes_of(address)
         self._timeout = timeout
-        self._channel = grpc.insecure_channel(where, options=_OPTIONS)
+        self._sizes = Sizes()
+        self._channel = grpc.insecure_channel(where, options=OPTIONS)
 
-    def inspect(self, model: str, inputs: Inputs, *, timeout: float | None = None, **asked: Any) -> InspectResult:
+    def inspect(
+        self,
+        model: str,
+        inputs: Inputs,
+        *,
+        stream: bool | None = None,
+        timeout: float | None = None,
+        **asked: Any,
+    ) -> InspectResult:
         """Ask one question; takes what `question` takes.
+
+        Args:
+            model: as in `question`.
+            inputs: as in `question`.
+            stream: True has the answer sent in pieces, which large ones need; False in one message; None in whichever
+                way is the better one. The answer is the same.
+            timeout: seconds the call may take.
+            asked: as in `question`.
 
         Raises:
             CutawayError: with a stable reason, and the field at fault.
         """
-        return self.ask(question(model, inputs, **asked), timeout=timeout)
+        return self.ask(question(model, inputs, **asked), stream=stream, timeout=timeout)
 
-    def ask(self, request: InspectRequest, *, timeout: float | None = None) -> InspectResult:
+    def ask(
+        self, request: InspectRequest, *, stream: bool | None = None, timeout: float | None = None
+    ) -> InspectResult:
         """Ask one question that is made already."""
-        return self._call(self._routes.inspect(request), timeout)
+        until = time.monotonic() + (self._timeout if timeout is None else timeout)
+        if not (self._streams(request, timeout) if stream is None else stream):
+            try:
+                return self._asked(request, timeout)
+            except CutawayError as failure:
+                if stream is not None or not too_large_for_one(failure):
+                    raise
+        reply = self.ask_stream(request, timeout=max(until - time.monotonic(), 0.0))
+        result = reply.result()
+        self._sizes.note(request, reply.reply_bytes)
+        return result
+
+    def inspect_stream(self, model: str, inputs: Inputs, *, timeout: float | None = None, **asked: Any) -> ReplyStream:
+        """Ask one question whose answer comes in pieces, tensor by tensor, as it comes; takes what `question` takes.
+
+        The question is sent when the first tensor is asked for, and that is where an error is raised.
+        """
+        return self.ask_stream(question(model, inputs, **asked), timeout=timeout)
+
+    def ask_stream(self, request: InspectRequest, *, timeout: float | None = None) -> ReplyStream:
+        """Ask one question that is made already, in the same way."""
+        return ReplyStream(self._messages(self._routes.inspect_stream(request), timeout))
+
+    def _streams(self, request: InspectRequest, timeout: float | None) -> bool:
+        """Whether the reply should come in pieces, where the caller does not say."""
+        if not request.dry_run and self._sizes.unsure(request):
+            try:
+                estimate = (self._call(self._routes.inspect(replace(request, dry_run=True)), timeout)).estimate
+            except CutawayError:
+                return False  # what is wrong, if anything is, the question itself is told
+            if estimate is not None:
+                self._sizes.note(request, estimate.reply_bytes)
+        return self._sizes.large(request)
 
     def get_model(self, model: str, *, operators: bool = False, timeout: float | None = None) -> ModelDetail:
         """One model: what goes in, what comes out, and its module tree; on request also the operators inside."""
@@ -194,11 +261,29 @@ class Client:
         """Hang up."""
         self._channel.close()
 
-    def _call(self, call: Call[T], timeout: float | None) -> T:
-        with _translated(self._routes):
-            send: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(call.path)
-            reply = send(call.payload, timeout=self._timeout if timeout is None else timeout)
+    def _asked(self, request: InspectRequest, timeout: float | None) -> InspectResult:
+        call = self._routes.inspect(request)
+        reply = self._reply(call, timeout)
+        if not request.dry_run:
+            self._sizes.note(request, len(reply))
         return call.read(reply)
+
+    def _call(self, call: Call[T], timeout: float | None) -> T:
+        return call.read(self._reply(call, timeout))
+
+    def _reply(self, call: Call[Any], timeout: float | None) -> bytes:
+        with translated(self._routes):
+            send: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(call.path)
+            return send(call.payload, timeout=self._timeout if timeout is None else timeout)
+
+    def _messages(self, call: StreamCall, timeout: float | None) -> Generator[bytes, None, None]:
+        with translated(self._routes):
+            send: grpc.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(call.path)
+            messages = send(call.payload, timeout=self._timeout if timeout is None else timeout)
+            try:
+                yield from messages
+            finally:
+                messages.cancel()
 
     def __enter__(self) -> Client:
         return self
@@ -207,59 +292,3 @@ class Client:
         self, kind: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-class AsyncClient:
-    """`Client`, awaited.
-
-    Args:
-        address: ``host:port`` of a front door, or ``torchserve://host:port`` of TorchServe's own gRPC port.
-        timeout: seconds a call may take, where the call itself does not say.
-    """
-
-    def __init__(self, address: str, *, timeout: float = 60.0) -> None:
-        self._routes, where = _routes(address)
-        self._timeout = timeout
-        self._channel = grpc.aio.insecure_channel(where, options=_OPTIONS)
-
-    async def inspect(self, model: str, inputs: Inputs, *, timeout: float | None = None, **asked: Any) -> InspectResult:
-        """Ask one question; takes what `question` takes.
-
-        Raises:
-            CutawayError: with a stable reason, and the field at fault.
-        """
-        return await self.ask(question(model, inputs, **asked), timeout=timeout)
-
-    async def ask(self, request: InspectRequest, *, timeout: float | None = None) -> InspectResult:
-        """Ask one question that is made already."""
-        return await self._call(self._routes.inspect(request), timeout)
-
-    async def get_model(self, model: str, *, operators: bool = False, timeout: float | None = None) -> ModelDetail:
-        """One model: what goes in, what comes out, and its module tree; on request also the operators inside."""
-        return await self._call(self._routes.get_model(model, operators), timeout)
-
-    async def list_models(self, *, timeout: float | None = None) -> list[ModelName]:
-        """Every model served, by name and version."""
-        models, token = await self._call(self._routes.list_models(""), timeout)
-        while token:
-            more, token = await self._call(self._routes.list_models(token), timeout)
-            models += more
-        return models
-
-    async def close(self) -> None:
-        """Hang up."""
-        await self._channel.close()
-
-    async def _call(self, call: Call[T], timeout: float | None) -> T:
-        with _translated(self._routes):
-            send: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(call.path)
-            reply = await send(call.payload, timeout=self._timeout if timeout is None else timeout)
-        return call.read(reply)
-
-    async def __aenter__(self) -> AsyncClient:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()

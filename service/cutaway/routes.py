@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
@@ -18,11 +18,13 @@ from cutaway.wire import models as wire_models
 from cutaway.wire import requests as wire_requests
 from cutaway.wire import results as wire_results
 from cutaway.wire import status
+from cutaway.wire.pieces import chunk_in
 
 T = TypeVar("T")
 
 SERVICE = "cutaway.v1.InspectionService"
 TORCHSERVE_PREDICTIONS = "/org.pytorch.serve.grpc.inference.InferenceAPIsService/Predictions"
+TORCHSERVE_STREAM_PREDICTIONS = "/org.pytorch.serve.grpc.inference.InferenceAPIsService/StreamPredictions"
 TORCHSERVE_SCHEME = "torchserve://"
 
 
@@ -35,11 +37,22 @@ class Call(Generic[T]):
     read: Callable[[bytes], T]
 
 
+@dataclass(frozen=True)
+class StreamCall:
+    """One call whose reply comes as `cutaway.v1.InspectStreamResponse` messages."""
+
+    path: str
+    payload: bytes
+
+
 class Routes(Protocol):
     """The calls that a client makes."""
 
     def inspect(self, request: InspectRequest) -> Call[InspectResult]:
         """Ask a question."""
+
+    def inspect_stream(self, request: InspectRequest) -> StreamCall:
+        """Ask a question whose answer comes in pieces."""
 
     def get_model(self, model: str, operators: bool) -> Call[ModelDetail]:
         """Describe one model; with ``operators``, those inside its modules too."""
@@ -57,6 +70,10 @@ class FrontDoor:
     def inspect(self, request: InspectRequest) -> Call[InspectResult]:
         """Ask a question."""
         return Call(f"/{SERVICE}/Inspect", wire_requests.encode(request).SerializeToString(), _result)
+
+    def inspect_stream(self, request: InspectRequest) -> StreamCall:
+        """Ask a question whose answer comes in pieces."""
+        return StreamCall(f"/{SERVICE}/InspectStream", _in_pieces(request))
 
     def get_model(self, model: str, operators: bool) -> Call[ModelDetail]:
         """Describe one model; with ``operators``, those inside its modules too."""
@@ -87,6 +104,12 @@ class TorchServeDirect:
             lambda data: _result(worker_response(prediction(data))),
         )
 
+    def inspect_stream(self, request: InspectRequest) -> StreamCall:
+        """Ask a question whose answer comes in pieces; it may have no more bytes than an answer in one message,
+        because TorchServe keeps what is not read yet."""
+        name, version = parse_model(request.model)
+        return StreamCall(TORCHSERVE_STREAM_PREDICTIONS, predictions(name, version, {"stream": _in_pieces(request)}))
+
     def get_model(self, model: str, operators: bool) -> Call[ModelDetail]:
         """Describe one model; with ``operators``, those inside its modules too."""
         return Call(
@@ -108,11 +131,25 @@ class TorchServeDirect:
         return torchserve_failure(code, details)
 
 
-def predictions(model: str, version: str, parts: dict[str, bytes]) -> bytes:
+def predictions(model: str, version: str, parts: Mapping[str, bytes]) -> bytes:
     """A serialised request to TorchServe."""
     return worker_pb2.TorchServePredictionsRequest(
         model_name=model, model_version=version, input=parts
     ).SerializeToString()
+
+
+def batched(rows: Sequence[Mapping[str, bytes]]) -> bytes:
+    """Several calls as one part of a call."""
+    return worker_pb2.WorkerBatch(calls=[worker_pb2.WorkerCall(parts=row) for row in rows]).SerializeToString()
+
+
+def replies(data: bytes) -> Sequence[bytes]:
+    """What a worker replied to each of them; empty where all together are too much for one message."""
+    with _readable():
+        reply = worker_pb2.WorkerReply.FromString(data)
+        if reply.HasField("failure"):
+            raise status.from_failure(reply.failure)
+        return worker_pb2.WorkerBatchReply.FromString(reply.response).replies
 
 
 def prediction(data: bytes) -> bytes:
@@ -128,6 +165,23 @@ def worker_response(data: bytes) -> bytes:
         CutawayError: the one that the worker sent instead.
     """
     return answered(data).response
+
+
+def passed(message: bytes) -> worker_pb2.StreamOpening | None:
+    """A serialised `cutaway.v1.InspectStreamResponse` on its way from a worker: what there is to know of it, or None
+    for a chunk.
+
+    Raises:
+        CutawayError: the failure that it holds; ``INTERNAL``, where it is no such message.
+    """
+    if chunk_in(message) is not None:
+        return None
+    with _readable():
+        # Whatever is around a piece is TorchServe's message as well as ours.
+        opening = worker_pb2.StreamOpening.FromString(prediction(message))
+    if opening.HasField("failure"):
+        raise status.from_failure(opening.failure)
+    return opening
 
 
 def answered(data: bytes) -> worker_pb2.WorkerReply:
@@ -183,6 +237,10 @@ def _readable() -> Iterator[None]:
         yield
     except (DecodeError, InvalidArgument) as failure:
         raise error(Reason.INTERNAL, f"the reply cannot be read; is the server newer? ({failure})") from None
+
+
+def _in_pieces(request: InspectRequest) -> bytes:
+    return inspection_service_pb2.InspectStreamRequest(request=wire_requests.encode(request)).SerializeToString()
 
 
 def _result(data: bytes) -> InspectResult:

@@ -21,12 +21,13 @@ class Settings(BaseSettings):
         default="127.0.0.1:50051", description="Where the front door listens; port 0 picks a free one."
     )
     max_message_bytes: int = Field(
-        default=64 * MEBIBYTE, gt=0, description="The largest request and the largest reply."
+        default=64 * MEBIBYTE, gt=0, lt=2**31 - MEBIBYTE, description="The largest request, and reply in one message."
     )
     default_deadline_s: float = Field(default=60.0, gt=0, description="For calls that come without a deadline.")
     start_timeout_s: float = Field(default=180.0, gt=0, description="How long models may take to load.")
     grace_s: float = Field(default=10.0, ge=0, description="How long running calls may finish when the server stops.")
     queue: int = Field(default=64, gt=0, description="Calls that may wait for one embedded model.")
+    batch: int = Field(default=32, gt=0, description="Calls that a model takes at once at most; 1 is one by one.")
     log_dir: Path = Field(default=Path("logs"), description="Where TorchServe's log goes.")
 
     @classmethod

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from cutaway.errors import Reason, error
+from cutaway.errors import CutawayError, Reason, error
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -31,6 +32,9 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "bool": np.dtype("?"),
 }
 """Every data type of the contract, by its name in torch and numpy; all little-endian."""
+
+FLOATING = ("float16", "bfloat16", "float32", "float64")
+"""The names of those that hold fractions."""
 
 MAX_RANK = 32
 MAX_ELEMENTS = 2**40
@@ -54,10 +58,15 @@ def dtype_name(array: Array) -> str:
     Raises:
         InvalidArgument: ``INPUT_DTYPE``, for a data type that the contract does not have (complex, strings, ...).
     """
-    name: str = array.dtype.name
+    name = _name(array.dtype)
     if name not in DTYPES:
         raise error(Reason.INPUT_DTYPE, f"{name} cannot be sent; the contract has {', '.join(DTYPES)}")
     return name
+
+
+@lru_cache
+def _name(dtype: np.dtype[Any]) -> str:
+    return str(dtype.name)  # numpy makes it up anew each time
 
 
 def to_bytes(array: Array) -> bytes:
@@ -73,7 +82,7 @@ def from_bytes(name: str, shape: Sequence[int], data: bytes) -> Array:
             bytes are not what the shape and data type need; ``INPUT_DTYPE`` for a boolean that is neither 0 nor 1.
     """
     dtype = DTYPES[name]
-    expected = _elements(shape) * dtype.itemsize
+    expected = bytes_of(name, shape)
     if len(data) != expected:
         raise error(
             Reason.TENSOR_SIZE,
@@ -83,6 +92,37 @@ def from_bytes(name: str, shape: Sequence[int], data: bytes) -> Array:
     if name == "bool" and np.frombuffer(data, np.uint8).max(initial=0) > 1:
         raise error(Reason.INPUT_DTYPE, "a boolean is one byte, 0 or 1", "data")
     return np.frombuffer(data, dtype).reshape(tuple(shape))
+
+
+def bytes_of(name: str, shape: Sequence[int]) -> int:
+    """How many bytes a tensor of data type ``name`` has.
+
+    Raises:
+        InvalidArgument: ``INPUT_SHAPE`` for a negative, overflowing or too deep shape.
+    """
+    return _elements(shape) * DTYPES[name].itemsize
+
+
+def cast(array: Array, data_type: str, place: str) -> Array:
+    """``array``, the tensor at ``place``, as ``data_type``, if it holds fractions and ``data_type`` is not ``""``.
+
+    Raises:
+        InvalidArgument: ``INVALID_VALUE``, where a finite number would become infinite.
+    """
+    if not data_type or dtype_name(array) not in FLOATING:
+        return array
+    with np.errstate(over="ignore"):
+        found = array.astype(DTYPES[data_type], copy=False)
+    lost = np.isinf(found)
+    if lost.any() and (lost := lost & np.isfinite(array)).any():
+        raise too_large(float(array[lost][0]), data_type, place)
+    return found
+
+
+def too_large(number: float, data_type: str, place: str) -> CutawayError:
+    """Why a tensor cannot be sent as ``data_type``, and what would be right."""
+    wider = "bfloat16, which holds what float32 does with fewer digits" if data_type == "float16" else "float64"
+    return error(Reason.INVALID_VALUE, f"{place} holds {number:g}, which {data_type} cannot hold: ask for {wider}")
 
 
 def _elements(shape: Sequence[int]) -> int:

@@ -1,42 +1,64 @@
 """Request bytes in, reply bytes out: what TorchServe's handler and the embedded backend both call.
 
-One worker holds one copy of one model. Hooks are state of that copy, so one request runs at a time.
+One worker holds one copy of one model. Hooks are state of that copy, so one batch runs at a time.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
 import torch
+from google.protobuf.message import DecodeError
 from torch import nn
 
 from cutaway import archive
 from cutaway.adapters import Adapter, TensorAdapter, find, make, mount
+from cutaway.channel import Outlet
 from cutaway.engine.arrays import from_numpy
+from cutaway.engine.batch import Ask, inspect_all
 from cutaway.engine.describe import describe
 from cutaway.engine.inputs import validated
-from cutaway.engine.run import inspect, provenance
+from cutaway.engine.rows import kept_apart
+from cutaway.engine.run import at_work, provenance
 from cutaway.engine.subject import Inputs, Subject
 from cutaway.engine.timed import timed
 from cutaway.errors import CutawayError, Reason, at, error
+from cutaway.limits import deadline_in, refuse_large, refuse_late
 from cutaway.requests import InspectRequest
 from cutaway.results import InspectResult, ModelDetail, ModelName, Provenance, Timings, TokenAttribution
 from cutaway.settings import Settings
 from cutaway.v1 import inspection_service_pb2, worker_pb2
 from cutaway.version import __version__
 from cutaway.wire import models as wire_models
+from cutaway.wire import pieces
 from cutaway.wire import requests as wire_requests
 from cutaway.wire import results as wire_results
+from cutaway.wire.replies import as_asked
+from cutaway.wire.supplements import supplement
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 Row = Mapping[str, bytes]
-"""One call's parts by name: the question under its kind (``inspect``, ``describe``), and ``deadline``, as Unix
-seconds in ASCII."""
+"""One call's parts by name: the question under its kind (``inspect``, ``describe``, ``stream``), ``deadline``, as Unix
+seconds in ASCII, and ``pipe``, the path of the `cutaway.channel` that the answer to ``stream`` goes through; or several
+calls as ``batch``, a serialised `cutaway.v1.WorkerBatch`."""
+
+
+class _Asked(NamedTuple):
+    """A question on its way to the model: when it began to be read, and how long that took; for an answer in pieces,
+    how large they are."""
+
+    ask: Ask
+    start: float
+    decode_ms: float
+    chunk_bytes: int = 0
 
 
 class Worker:
@@ -54,9 +76,10 @@ class Worker:
         self._adapter = adapter
         self._name = name
         self._max_reply_bytes = max_reply_bytes
-        self._kinds: dict[str, Callable[[bytes, float | None], bytes]] = {
+        self._kinds: dict[str, Callable[[bytes, float | None], _Asked | bytes]] = {
             "inspect": self._inspect,
             "describe": self._describe,
+            "stream": self._stream,
         }
 
     @classmethod
@@ -70,13 +93,29 @@ class Worker:
         weights = model_dir / manifest.weights if manifest.weights else None
         adapter = make(find(manifest.adapter, model_dir), manifest.options, model_dir, weights)
         name = ModelName(manifest.model, manifest.version)
-        return cls(mount(adapter, device), adapter, name, Settings.load().max_message_bytes)
+        worker = cls(mount(adapter, device), adapter, name, Settings.load().max_message_bytes)
+        worker._look_at_rows()
+        return worker
 
     @classmethod
     def of(cls, model: nn.Module | Adapter, name: str, *, max_reply_bytes: int, device: str = "cpu") -> Worker:
         """A model that is there already, served as version 1.0."""
         adapter = model if isinstance(model, Adapter) else TensorAdapter(model)
         return cls(mount(adapter, device), adapter, ModelName(name, "1.0"), max_reply_bytes)
+
+    def _look_at_rows(self) -> None:
+        """Find out whether rows of several calls may share a batch, before anybody waits for it."""
+        try:
+            example = self._example()
+            with at_work(self._subject, None):
+                if example is not None and not kept_apart(self._subject, example, ()):
+                    log.warning("%s: rows cannot be proven to be independent; calls run one by one", self._name.model)
+        except Exception as failure:  # the example's own: whoever asks for it is told
+            log.warning("%s: its example cannot be run: %s", self._name.model, failure)
+
+    def _example(self) -> Inputs | None:
+        example = self._adapter.example()
+        return None if example is None else {name: each.to(self._subject.device) for name, each in example.items()}
 
     @property
     def name(self) -> ModelName:
@@ -89,45 +128,99 @@ class Worker:
 
     def answer(self, rows: Sequence[Row]) -> list[bytes]:
         """One serialised `cutaway.v1.WorkerReply` a row, in order. Never raises: an error is a reply."""
-        return [self._answer(row) for row in rows]
-
-    def _answer(self, row: Row) -> bytes:
         start = time.perf_counter()
-        reply = worker_pb2.WorkerReply()
-        try:
-            reply.response = self._dispatch(row)
-        except BaseException as failure:  # a model that exits, or cancels, ends its own request, not the others
-            reply.failure.CopyFrom(as_failure(failure))
-        reply.worker_ms = (time.perf_counter() - start) * 1000
-        return reply.SerializeToString()
+        calls = [_caught(_calls, row) for row in rows]
+        replies = iter(self._replies([each for some in calls if isinstance(some, list) for each in some], start))
+        return [
+            _reply(some, start)
+            if isinstance(some, BaseException)
+            else _together([next(replies) for _ in some], self._max_reply_bytes, start)
+            if "batch" in row
+            else next(replies)
+            for row, some in zip(rows, calls)
+        ]
 
-    def _dispatch(self, row: Row) -> bytes:
+    def _replies(self, rows: Sequence[Row], start: float) -> list[bytes]:
+        opened = [_caught(self._opened, row) for row in rows]
+        asked = [each for each in opened if isinstance(each, _Asked)]
+        results = iter(inspect_all(self._subject, [each.ask for each in asked]))
+        return [
+            _reply(_caught(self._closed, each, row, next(results)) if isinstance(each, _Asked) else each, start)
+            for row, each in zip(rows, opened)
+        ]
+
+    def stream(self, row: Row, *, held: bool = True) -> Iterator[pieces.Piece]:
+        """The answer to the question under ``stream`` in pieces, `cutaway.v1.StreamPiece`.
+
+        All of it is computed before the first. Never raises: an error is a piece, the last one.
+
+        Args:
+            row: the call.
+            held: whether what carries the pieces may hold them all: they then have no more bytes than one reply.
+        """
+        return _told(self._pieces({part: row[part] for part in ("stream", "deadline") if part in row}, held))
+
+    def _pieces(self, row: Row, held: bool) -> Iterator[pieces.Piece]:
+        asked = self._opened(row)
+        if isinstance(asked, _Asked):
+            for piece in self._cut(asked, inspect_all(self._subject, [asked.ask])[0], held):
+                refuse_late(asked.ask.until, "before the whole reply was sent")
+                yield piece
+
+    def _opened(self, row: Row) -> _Asked | bytes:
+        """The question in ``row``; or the answer, where no pass is needed for it."""
         kinds = [kind for kind in self._kinds if kind in row]
         if len(kinds) != 1:
             raise error(
                 Reason.MALFORMED_REQUEST,
                 f"a call has exactly one of the parts {', '.join(self._kinds)}, got {', '.join(sorted(row)) or 'none'}",
             )
-        deadline = _deadline(row.get("deadline", b""))
-        if deadline is not None and deadline < time.time():
-            raise error(Reason.DEADLINE_EXCEEDED, "the deadline passed while the call was waiting for its turn")
+        deadline = deadline_in(row.get("deadline", b""))
+        refuse_late(deadline, "while the call was waiting for its turn")
         return self._kinds[kinds[0]](row[kinds[0]], deadline)
 
-    def _inspect(self, data: bytes, deadline: float | None) -> bytes:
-        timings = Timings()
-        with timed(timings, "decode_ms"):
-            request = wire_requests.decode(data)
-            inputs = self._inputs(request)
-        result = inspect(self._subject, request, inputs, until=deadline)
-        with timed(timings, "encode_ms"):
-            message = wire_results.encode(self._named(result))
-            _refuse_large(message.ByteSize(), request.max_reply_bytes, self._max_reply_bytes)
-            reply = message.SerializeToString()
-        return reply + supplement(decode_ms=timings.decode_ms, encode_ms=timings.encode_ms)
+    def _inspect(self, data: bytes, deadline: float | None) -> _Asked:
+        start = time.perf_counter()
+        request = wire_requests.decode(data, most=self._max_reply_bytes)
+        inputs = self._inputs(request)
+        return _Asked(Ask(request, inputs, deadline), start, _since(start))
 
-    def _named(self, result: InspectResult) -> InspectResult:
-        """``result`` with what only the adapter and the server know: tokens' texts, names and versions."""
-        return replace(
+    def _stream(self, data: bytes, deadline: float | None) -> _Asked:
+        question = pieces.question(data)
+        return self._inspect(question.request, deadline)._replace(chunk_bytes=question.chunk_bytes)
+
+    def _closed(self, asked: _Asked, row: Row, result: InspectResult | BaseException) -> bytes:
+        """The serialised response; nothing, where it goes in pieces to where ``pipe`` says."""
+        if isinstance(result, BaseException):
+            raise result
+        if asked.chunk_bytes:
+            whole = self._cut(asked, result, held=False)
+            Outlet(row.get("pipe", b""), asked.ask.until).send(map(pieces.as_message, _told(whole)))
+            return b""
+        timings = Timings()
+        with timed(timings, "encode_ms"):
+            message = wire_results.encode(self._named(result, asked.ask.request), asked.ask.request.compression)
+            refuse_large(message.ByteSize(), asked.ask.request.max_reply_bytes, self._max_reply_bytes)
+            response = message.SerializeToString()
+        return response + supplement(decode_ms=asked.decode_ms, encode_ms=timings.encode_ms)
+
+    def _cut(self, asked: _Asked, result: InspectResult | BaseException, held: bool) -> Iterator[pieces.Piece]:
+        """The response in pieces."""
+        if isinstance(result, BaseException):
+            raise result
+        timings = Timings()
+        with timed(timings, "encode_ms"):
+            cut = pieces.Cut(self._named(result, asked.ask.request), asked.ask.request.compression)
+        request = asked.ask.request
+        carried = self._max_reply_bytes if held else max(cut.reply_bytes, request.max_reply_bytes)
+        refuse_large(cut.reply_bytes, request.max_reply_bytes, carried)
+        refuse_large(cut.header_bytes, 0, self._max_reply_bytes)
+        cut.note(decode_ms=asked.decode_ms, encode_ms=timings.encode_ms)
+        return cut.pieces(asked.chunk_bytes, worker_ms=_since(asked.start))
+
+    def _named(self, result: InspectResult, request: InspectRequest) -> InspectResult:
+        """``result`` with what only the adapter and the server know: tokens' texts, names and versions; as asked."""
+        whole = replace(
             result,
             provenance=self._provenance(result.provenance),
             attributions=tuple(
@@ -135,6 +228,7 @@ class Worker:
                 for each in result.attributions
             ),
         )
+        return as_asked(whole, request)
 
     def _texts(self, tokens: TokenAttribution) -> TokenAttribution:
         rows = [tuple(self._adapter.token_texts(row)) for row in tokens.ids.tolist()]
@@ -157,12 +251,7 @@ class Worker:
 
     def _describe(self, data: bytes, _: float | None) -> bytes:
         operators = wire_models.decode_question(data).operators
-        example = self._adapter.example()
-        modules, outputs, inside = describe(
-            self._subject,
-            None if example is None else {n: t.to(self._subject.device) for n, t in example.items()},
-            operators=operators,
-        )
+        modules, outputs, inside = describe(self._subject, self._example(), operators=operators)
         self._subject.passes.reset()
         detail = ModelDetail(
             model=self._name,
@@ -180,13 +269,57 @@ class Worker:
         return replace(found, model=self._name.model, version=self._name.version, cutaway_version=__version__)
 
 
-def supplement(**timings: float) -> bytes:
-    """Bytes that, appended to a serialised InspectResponse, set further timings in it: protobuf merges what is
-    concatenated."""
-    message = worker_pb2.ReplySupplement()
-    for stage, milliseconds in timings.items():
-        setattr(message.timings, stage, milliseconds)
-    return message.SerializeToString()
+def _caught(do: Callable[..., T], *arguments: Any) -> T | BaseException:
+    """What ``do`` returns, or what it raises: a model that exits, or cancels, ends its own request, not the others."""
+    try:
+        return do(*arguments)
+    except BaseException as failure:
+        return failure
+
+
+def _calls(row: Row) -> list[Row]:
+    """The calls that ``row`` is made of: itself, or those of the batch that it carries."""
+    if "batch" not in row:
+        return [row]
+    try:
+        return [each.parts for each in worker_pb2.WorkerBatch.FromString(row["batch"]).calls]
+    except DecodeError:
+        raise error(Reason.MALFORMED_REQUEST, "the part batch is no cutaway.v1.WorkerBatch") from None
+
+
+def _together(replies: Sequence[bytes], most: int, start: float) -> bytes:
+    """The replies of a batch in one, as many as a message carries; the first in any case."""
+    size = 0
+    carried: list[bytes] = []
+    for each in replies:
+        fits = not carried or size + len(each) <= most
+        carried.append(each if fits else b"")
+        size += len(each) if fits else 0
+    return _reply(worker_pb2.WorkerBatchReply(replies=carried).SerializeToString(), start)
+
+
+def _since(start: float) -> float:
+    return (time.perf_counter() - start) * 1000
+
+
+def _told(some: Iterator[pieces.Piece]) -> Iterator[pieces.Piece]:
+    """``some``; whatever they raise is the last."""
+    try:
+        yield from some
+    except GeneratorExit:
+        raise
+    except BaseException as failure:
+        yield pieces.failure_piece(as_failure(failure))
+
+
+def _reply(outcome: bytes | BaseException, start: float) -> bytes:
+    reply = worker_pb2.WorkerReply()
+    if isinstance(outcome, BaseException):
+        reply.failure.CopyFrom(as_failure(outcome))
+    else:
+        reply.response = outcome
+    reply.worker_ms = _since(start)
+    return reply.SerializeToString()
 
 
 def as_failure(failure: BaseException) -> worker_pb2.Failure:
@@ -201,20 +334,3 @@ def _named(failure: BaseException) -> CutawayError:
         return error(Reason.OUT_OF_MEMORY, "the request needs more memory than there is; send fewer rows, ask for less")
     log.error("a request failed in a way that nobody foresaw", exc_info=failure)
     return error(Reason.INTERNAL, f"{type(failure).__name__}: {failure}"[:500])
-
-
-def _deadline(word: bytes) -> float | None:
-    try:
-        return float(word) if word else None
-    except ValueError:
-        raise error(Reason.MALFORMED_REQUEST, "the deadline is Unix seconds in ASCII digits") from None
-
-
-def _refuse_large(size: int, asked: int, carried: int) -> None:
-    limit = min(asked or carried, carried)
-    if size > limit:
-        raise error(
-            Reason.REPLY_TOO_LARGE,
-            f"the reply would have {size} bytes, {limit} are allowed; capture fewer modules or send fewer rows",
-            "options.max_reply_bytes" if asked and asked <= carried else "",
-        )

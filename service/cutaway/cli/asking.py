@@ -166,6 +166,18 @@ def inspect(
         int | None,
         typer.Option(min=0, metavar="NUMBER", help="What methods that draw random numbers draw them from."),
     ] = None,
+    reply_dtype: Annotated[
+        str,
+        typer.Option(
+            metavar="TYPE",
+            help="Send floating tensors as this, such as float16; a capture's own dtype goes before.",
+            show_default=False,
+        ),
+    ] = "",
+    compress: Annotated[bool, typer.Option("--compress", help="Send tensors packed, with zstd.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what the answer would hold, and how large it would be.")
+    ] = False,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", callback=_picture, help="Draw the answer: .png, .svg or .pdf.")
     ] = None,
@@ -177,6 +189,8 @@ def inspect(
 
     Shows the prediction and, as far as asked: what modules saw, gradients, and attributions with their checks.
     """
+    if dry_run and (plot or save):
+        raise typer.BadParameter("there is nothing to draw or to save", param_hint="--dry-run")
     if compare and not edit:
         raise typer.BadParameter("there is nothing to compare with; it needs an --edit", param_hint="--compare")
     explained = targets.together(target or ())
@@ -195,6 +209,9 @@ def inspect(
             check=check,
             predictions=not no_predictions,
             seed=seed,
+            reply_data_type=reply_dtype,
+            compression="zstd" if compress else "",
+            dry_run=dry_run,
         )
     screen.show(*blocks(result))
     if plot:
@@ -215,6 +232,8 @@ def _inputs(
 
 def blocks(result: InspectResult) -> Iterator[RenderableType]:
     """A table for each part of ``result`` that is there."""
+    if result.estimate is not None:
+        yield tables.estimate_table(result.estimate)
     if result.classes or result.predictions or result.unedited:
         yield tables.prediction_table(result)
     if tables.has_targets(result):

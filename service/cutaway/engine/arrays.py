@@ -19,6 +19,6 @@ def to_numpy(tensor: torch.Tensor) -> Array:
     """``tensor`` as an array on the host."""
     host = tensor.detach().cpu()
     if host.dtype == torch.bfloat16:
-        return host.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+        return host.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
     array: Array = host.numpy()
     return array

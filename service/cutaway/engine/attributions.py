@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -23,7 +26,7 @@ from cutaway.engine.metrics import metrics
 from cutaway.engine.plan import Plan, rows
 from cutaway.engine.primary import Primary, neuron_module
 from cutaway.engine.subject import Inputs, Outputs, Subject
-from cutaway.engine.targets import Chosen, choose, source
+from cutaway.engine.targets import Chosen, choose, itself, source
 from cutaway.engine.timed import timed
 from cutaway.engine.tokens import by_token
 from cutaway.engine.witness import Pass, Question, Values, Witness, living
@@ -40,11 +43,21 @@ from cutaway.requests import (
 )
 from cutaway.results import AttributionResult, Check, Timings
 
+Probe: TypeAlias = Callable[[str], Tensor]
+"""By a module's name, the first tensor that its first call returns."""
+
 
 def attributions(
-    subject: Subject, request: InspectRequest, inputs: Inputs, todo: Plan, first: Primary, timings: Timings
+    subject: Subject,
+    request: InspectRequest,
+    inputs: Inputs,
+    todo: Plan,
+    first: Primary,
+    timings: Timings,
+    known: Mapping[int, AttributionResult] = MappingProxyType({}),
 ) -> tuple[tuple[AttributionResult, ...], dict[int, bool]]:
-    """The explanations, of the edited model; and which edits had an effect in any pass so far."""
+    """The explanations, of the edited model; and which edits had an effect in any pass so far. Those in ``known``, by
+    their number in the request, are there already."""
     if not request.attributions:
         return (), first.seen.effects
     worth = qualifying(request.explain_if, classes(subject, first.outputs))
@@ -56,7 +69,11 @@ def attributions(
         answers = tuple(
             answer
             for index in range(len(request.attributions))
-            for answer in _attribute(subject, request, index, inputs, todo, first.outputs, worth, timings)
+            for answer in (
+                [known[index]]
+                if index in known
+                else _attribute(subject, request, index, inputs, todo, first.outputs, worth, timings)
+            )
         )
     effects = [first.seen.effects, edited.effects]
     return answers, {number: any(each.get(number) for each in effects) for each in effects for number in each}
@@ -78,28 +95,55 @@ def _attribute(
     def explanation(each: Question) -> AttributionResult:
         return _one(each, request.check, outputs, worth, timings)
 
-    with _about(index):
-        for chosen in _explained(subject, request, attribution, outputs, inputs):
-            asked = question(subject, attribution, inputs, chosen, todo.edits, todo.seed)
-            if asked.layer and not any(tensor.is_floating_point() for tensor in inputs.values()):
-                subject.guard.trainable()
+    with about(index):
+        for asked in questions(subject, request, attribution, inputs, todo, outputs):
             yield explained_where(worth, asked, explanation)
+
+
+def questions(
+    subject: Subject,
+    request: InspectRequest,
+    attribution: Attribution,
+    inputs: Inputs,
+    todo: Plan,
+    outputs: Outputs,
+    probe: Probe | None = None,
+) -> Iterator[Question]:
+    """``attribution`` made definite for ``inputs``, of which the model returned ``outputs``: one question, or of a
+    top-k target one for each class. ``probe`` knows what modules return; by default a pass tells."""
+    for chosen in _explained(subject, request, attribution, outputs, inputs, probe or partial(_probe, subject, inputs)):
+        asked = question(subject, attribution, inputs, chosen, todo.edits, todo.seed)
+        if asked.layer and not any(tensor.is_floating_point() for tensor in inputs.values()):
+            subject.guard.trainable()
+        yield asked
 
 
 def _one(
     asked: Question, check: CheckRequest, outputs: Outputs, worth: Sequence[int] | None, timings: Timings
 ) -> AttributionResult:
     """The explanation of one target, and what the raw hooks say about it."""
-    method = method_of(asked.request)
     outputs = of_rows(outputs, asked, worth)
-    asked, values, passes, balanced = _answered(asked, check.mode, outputs, timings)
+    return judged(*_answered(asked, check.mode, outputs, timings), check, outputs, timings)
+
+
+def judged(
+    asked: Question,
+    values: Values,
+    passes: Sequence[Pass],
+    balanced: Balance | None,
+    check: CheckRequest,
+    outputs: Outputs,
+    timings: Timings,
+) -> AttributionResult:
+    """Captum's ``values`` beside what raw hooks saw in ``passes``."""
+    method = method_of(asked.request)
     verdicts: tuple[Check, ...] = ()
     if check.mode is not CheckMode.OFF:
         with timed(timings, "check_ms"):
             verdicts = checks(asked, method, values, passes, balanced, check)
     with timed(timings, "attribution_ms"):
-        judged = metrics(asked, values)
-    return replace(_result(asked, values, outputs, balanced, verdicts), metrics=judged)
+        faithful = metrics(asked, values)
+    return replace(_result(asked, values, outputs, balanced, verdicts), metrics=faithful)
 
 
 def _answered(
@@ -107,8 +151,7 @@ def _answered(
 ) -> tuple[Question, Values, Sequence[Pass], Balance | None]:
     """The answer, with as many steps as its bound on the convergence delta needs; and the question with these."""
     while True:
-        values, passes = _answer(asked, mode, timings)
-        balanced = balance(asked, values, outputs) if asked.baselines or method_of(asked.request).conserves else None
+        values, passes, balanced = answered(asked, mode, outputs, timings)
         finer = None if balanced is None else finer_steps(asked.request, balanced)
         if finer is None:
             return asked, values, passes, balanced
@@ -116,7 +159,7 @@ def _answered(
 
 
 @contextmanager
-def _about(index: int) -> Iterator[None]:
+def about(index: int) -> Iterator[None]:
     """Errors are about the attribution; but an edit that fails fails at its own place, in whatever pass."""
     try:
         with at(f"attributions[{index}]"):
@@ -128,35 +171,49 @@ def _about(index: int) -> Iterator[None]:
 
 
 def _explained(
-    subject: Subject, request: InspectRequest, attribution: Attribution, outputs: Outputs, inputs: Inputs
+    subject: Subject,
+    request: InspectRequest,
+    attribution: Attribution,
+    outputs: Outputs,
+    inputs: Inputs,
+    probe: Probe,
 ) -> tuple[Chosen, ...]:
     if not method_of(attribution).differentiates:
-        return (Chosen(next(iter(outputs)), lambda output: output),)
+        return (Chosen(next(iter(outputs)), itself),)
     if isinstance(attribution, NeuronAttribution):
-        neuron = _neuron(subject, attribution, inputs)
+        neuron = _neuron(subject, attribution, inputs, probe)
         if method_of(attribution).of_neuron:
             return neuron
     target = attribution.target or request.target
     with at("target" if attribution.target else ""):
         if isinstance(target, Neuron):
             name = neuron_module(subject, target)
-            read = _probe(subject, inputs, name)
+            read = probe(name)
         else:
             name = source(target, outputs)
             read = outputs[name]
         return choose(target, name, read, rows(inputs))
 
 
-def _neuron(subject: Subject, attribution: NeuronAttribution, inputs: Inputs) -> tuple[Chosen, ...]:
+def _neuron(subject: Subject, attribution: NeuronAttribution, inputs: Inputs, probe: Probe) -> tuple[Chosen, ...]:
     with at(field_name(type(attribution))):
         name = neuron_module(subject, attribution.neuron)
-        return choose(attribution.neuron, name, _probe(subject, inputs, name), rows(inputs))
+        return choose(attribution.neuron, name, probe(name), rows(inputs))
 
 
 def _probe(subject: Subject, inputs: Inputs, module: str) -> Tensor:
     with torch.no_grad(), observing(subject.tree, {}, alive=module) as seen, seen.forward():
         subject.run(inputs)
         return living(seen, module)
+
+
+def answered(
+    asked: Question, mode: CheckMode, outputs: Outputs, timings: Timings
+) -> tuple[Values, Sequence[Pass], Balance | None]:
+    """Captum's values, the passes that raw hooks saw, and what the values are to add up to."""
+    values, passes = _answer(asked, mode, timings)
+    adds_up = asked.baselines or method_of(asked.request).conserves
+    return values, passes, balance(asked, values, outputs) if adds_up else None
 
 
 def _answer(asked: Question, mode: CheckMode, timings: Timings) -> tuple[Values, Sequence[Pass]]:

@@ -34,7 +34,7 @@ def completeness(
     tolerance = method.sums.of(dtype)
     verdict, finding = _summed(question, method, relative <= tolerance, balance)
     return Check(
-        _CONSERVATION if method.conserves else _COMPLETENESS,
+        compared(method),
         request.mode,
         max_absolute_error=float(missing.max()),
         max_relative_error=relative,
@@ -44,6 +44,11 @@ def completeness(
         reason=finding.reason if finding else "",
         cause=finding.cause if finding else None,
     )
+
+
+def compared(method: Method) -> str:
+    """What is compared with what, in words."""
+    return _CONSERVATION if method.conserves else _COMPLETENESS
 
 
 _COMPLETENESS = "the sum of the attributions with the target's change from baseline to input (completeness)"

@@ -58,7 +58,8 @@ class Guard:
     def renew(self) -> None:
         """Make the model ready for a pass: evaluation mode, and every buffer as it was loaded."""
         for module in self._modules:
-            module.training = False
+            if module.training:
+                module.training = False
         for owner, name, tensor in self._bindings:
             owner._buffers[name] = tensor
         with torch.no_grad():
@@ -79,15 +80,18 @@ class Guard:
 
     def _restore_training(self, before: list[bool]) -> None:
         for module, training in zip(self._modules, before):
-            module.training = training
+            if module.training is not training:
+                module.training = training
 
     def _restore_flags(self, before: list[bool]) -> None:
         for parameter, requires_grad in zip(self._parameters, before):
-            parameter.requires_grad = requires_grad
+            if parameter.requires_grad is not requires_grad:
+                parameter.requires_grad = requires_grad
 
     def _restore_gradients(self, before: list[Tensor | None]) -> None:
         for parameter, gradient in zip(self._parameters, before):
-            parameter.grad = gradient
+            if parameter.grad is not gradient:
+                parameter.grad = gradient
 
     def _sweep_hooks(self, before: list[list[set[int]]]) -> None:
         for module, known in zip(self._modules, before):

@@ -113,6 +113,7 @@ class _ModuleHooks:
         self._open: list[tuple[Call, list[Tensor]]] = []
         # Only a gradient at what comes out asks whether that is still what went in.
         self._outgoing = tap.listens(OUTGOING)
+        self._only_notes = {side: tap.only_notes(side) for side in (INCOMING, OUTGOING)}
 
     def register(self, module: nn.Module) -> list[RemovableHandle]:
         """Sit down on ``module``. The hook behind is called also where forward raises, so that a call that fails and
@@ -122,18 +123,24 @@ class _ModuleHooks:
             module.register_forward_hook(self._after, with_kwargs=True, always_call=True),
         ]
 
-    def _before(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    def _before(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
         with self._seen.hook():
             call = self._tap.begin()
             self._open.append((call, self._taken(args, kwargs)))
             tensors = incoming(args, kwargs)
+            if self._only_notes[INCOMING]:
+                self._tap.notes(call, INCOMING, tensors)
+                return None
             return put_back(args, kwargs, self._tap.through(call, INCOMING, tensors, shared=lambda _: True))
 
     def _after(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         with self._seen.hook():
             call, taken = self._open.pop()
-            taken += self._taken(args, kwargs)
             tensors = leaves(output)
+            if self._only_notes[OUTGOING]:
+                self._tap.notes(call, OUTGOING, tensors)
+                return None
+            taken += self._taken(args, kwargs)
             gone_on = self._tap.through(
                 call, OUTGOING, tensors, shared=lambda tensor: any(overlap(tensor, each) for each in taken)
             )

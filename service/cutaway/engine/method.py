@@ -85,6 +85,7 @@ class Method:
         tolerances: how closely answer and reference must match.
         together: how many points Captum runs in one pass.
         copies: into how many parts the points fall, none of which reaches into the next one's passes.
+        by_row: whether Captum's passes treat each row by itself, so that rows of several requests may share them.
         own: passes of our own that the reference is made of, where Captum overrides what flows through the model: its
             passes cannot prove that the override took place. None: whichever passes visit the points will do.
         overlooked: what Captum leaves out in this model, so that not even a match proves its answer; None for nothing.
@@ -111,6 +112,7 @@ class Method:
     tolerances: Tolerances = ONE_PASS
     together: Callable[[Question], int] = _one
     copies: Callable[[Question], int] = _one
+    by_row: bool = False
     own: Callable[[Question], Sequence[Pass]] | None = None
     overlooked: Callable[[Question], Finding | None] = _nought
     applies_to_modules: bool = False

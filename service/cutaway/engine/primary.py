@@ -69,15 +69,15 @@ def primary(subject: Subject, request: InspectRequest, inputs: Inputs, todo: Pla
     named = {name: subject.module.get_parameter(name).requires_grad_() for name in todo.parameters}
     dice = torch.get_rng_state()
     with observing(
-        subject.tree, _taps(subject, request, todo), todo.edits, batch=rows(inputs), alive=_alive(subject, request)
+        subject.tree, taps(subject, request, todo), todo.edits, batch=rows(inputs), alive=alive(subject, request)
     ) as seen:
         seen.missing = todo.missing
         with timed(timings, "forward_ms"), torch.set_grad_enabled(todo.differentiates):
-            outputs = _forward(subject, given, seen)
+            outputs = forward(subject, given, seen)
         wanted = settled(todo, seen)
         refuse_edits(todo, seen, subject.tree)
         refuse_captures(wanted, seen, subject.tree)
-        chosen, read = _target(subject, request, outputs, seen, todo, rows(inputs))
+        chosen, read = target(subject, request, outputs, seen, todo, rows(inputs))
         found: list[Values] = []
         if todo.differentiates and read is not None:
             roots = {**{name: given[name] for name in todo.gradients_of}, **named}
@@ -86,19 +86,20 @@ def primary(subject: Subject, request: InspectRequest, inputs: Inputs, todo: Pla
         entangled = seen.entangled
     own = {name: output.detach().clone() for name, output in outputs.items()}
     if entangled:
-        _refuse_entangled(subject, inputs, own, todo, dice)
+        refuse_entangled(subject, inputs, own, todo, dice)
     return Primary(
         seen,
         wanted,
         own,
-        _targets(request.target, chosen),
-        _values(request.target, chosen, read),
+        targets_of(request.target, chosen),
+        values_of(request.target, chosen, read),
         {name: _joined(request.target, found, name, 1) for name in todo.gradients_of if _any(found, name)},
         {name: _joined(request.target, found, name, 0) for name in named if _any(found, name)},
     )
 
 
-def _taps(subject: Subject, request: InspectRequest, todo: Plan) -> dict[str, dict[Point, Wish]]:
+def taps(subject: Subject, request: InspectRequest, todo: Plan) -> dict[str, dict[Point, Wish]]:
+    """Where hooks sit, and what for."""
     # Modules to be explained are tapped at no point: only their calls are counted.
     names = {subject.tree.resolve(name) for each in request.attributions for name in modules_of(each)}
     return {**{name: dict[Point, Wish]() for name in names}, **todo.taps}
@@ -112,7 +113,8 @@ def modules_of(attribution: Attribution) -> dict[str, str]:
     return found
 
 
-def _alive(subject: Subject, request: InspectRequest) -> str | None:
+def alive(subject: Subject, request: InspectRequest) -> str | None:
+    """The module whose output the target is read from, where that is a neuron."""
     with at("target"):
         return neuron_module(subject, request.target) if isinstance(request.target, Neuron) else None
 
@@ -127,7 +129,8 @@ def neuron_module(subject: Subject, target: Neuron) -> str:
         return subject.tree.resolve(target.module)
 
 
-def _forward(subject: Subject, inputs: Inputs, seen: Seen) -> Outputs:
+def forward(subject: Subject, inputs: Inputs, seen: Seen) -> Outputs:
+    """What the model returns; nothing, where it stopped early."""
     try:
         with seen.forward():
             return subject.run(inputs)
@@ -135,7 +138,7 @@ def _forward(subject: Subject, inputs: Inputs, seen: Seen) -> Outputs:
         return {}
 
 
-def _target(
+def target(
     subject: Subject, request: InspectRequest, outputs: Outputs, seen: Seen, todo: Plan, batch: int
 ) -> tuple[tuple[Chosen, ...], Tensor | None]:
     """What is differentiated, and what it is read from."""
@@ -199,12 +202,14 @@ def _dense(gradient: Tensor) -> Tensor:
     return gradient.to_dense() if gradient.is_sparse else gradient  # of an embedding with sparse gradients
 
 
-def _targets(target: Target, chosen: Sequence[Chosen]) -> Tensor | None:
+def targets_of(target: Target, chosen: Sequence[Chosen]) -> Tensor | None:
+    """The class indices, [batch] or [batch, k]; None where the target is no class."""
     indices = [each.indices for each in chosen if each.indices is not None]
     return _side_by_side(target, indices) if indices else None
 
 
-def _values(target: Target, chosen: Sequence[Chosen], read: Tensor | None) -> Tensor | None:
+def values_of(target: Target, chosen: Sequence[Chosen], read: Tensor | None) -> Tensor | None:
+    """Of the same shape, the target scalars; None where there is nothing to read them from."""
     if read is None:
         return None
     return _side_by_side(target, [each.of(read.detach()).double() for each in chosen])
@@ -214,7 +219,7 @@ def _side_by_side(target: Target, columns: Sequence[Tensor]) -> Tensor:
     return torch.stack(list(columns), dim=1) if isinstance(target, TopK) else columns[0]
 
 
-def _refuse_entangled(subject: Subject, inputs: Inputs, outputs: Outputs, todo: Plan, dice: Tensor) -> None:
+def refuse_entangled(subject: Subject, inputs: Inputs, outputs: Outputs, todo: Plan, dice: Tensor) -> None:
     """Gradient points work on copies. Where the model changed a tensor in place and went on with its other half, the
     copies have changed what it computes: a run without them, with the same random numbers, tells."""
     values = {name: [each for each in edits if not each[1].point.is_gradient] for name, edits in todo.edits.items()}

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
+from types import MappingProxyType
 
 import captum
 import torch
@@ -13,7 +16,8 @@ from cutaway.engine.attributions import attributions
 from cutaway.engine.collect import captures, classes
 from cutaway.engine.conditions import left_out
 from cutaway.engine.plan import Plan, plan
-from cutaway.engine.primary import modules_of, primary
+from cutaway.engine.primary import Primary, modules_of, primary
+from cutaway.engine.rows import coupling
 from cutaway.engine.seen import Seen
 from cutaway.engine.subject import Inputs, Outputs, Subject
 from cutaway.engine.witness import Values
@@ -23,7 +27,7 @@ from cutaway.requests import (
     TopK,
     field_name,
 )
-from cutaway.results import InspectResult, Provenance, Timings
+from cutaway.results import AttributionResult, InspectResult, Provenance, Timings
 from cutaway.tensors import Array
 
 
@@ -43,23 +47,56 @@ def inspect(subject: Subject, request: InspectRequest, inputs: Inputs, *, until:
     """
     timings = Timings()
     subject.passes.reset()
-    # Whatever grad mode the caller is in; tensors that were made under inference_mode cannot be differentiated.
-    with (
-        torch.inference_mode(False),
-        torch.enable_grad(),
-        subject.guard.untouched(),
-        subject.until(until),
-    ):
-        given = {name: tensor.clone() if tensor.is_inference() else tensor for name, tensor in inputs.items()}
+    with at_work(subject, until):
+        given = plain(inputs)
         todo = plan(subject, request, given)
         unedited = _unedited(subject, given, todo) if request.compare else {}
         first = primary(subject, request, given, todo, timings)
-        _refuse_silent_layers(request, subject, first.seen)
-        explanations, effects = attributions(subject, request, given, todo, first, timings)
+        return answer(subject, request, given, todo, first, unedited, timings)
+
+
+def plain(inputs: Inputs) -> Inputs:
+    """``inputs`` as tensors that can be differentiated: those made under inference_mode cannot."""
+    return {name: tensor.clone() if tensor.is_inference() else tensor for name, tensor in inputs.items()}
+
+
+@contextmanager
+def at_work(subject: Subject, until: float | None) -> Iterator[None]:
+    """Whatever grad mode the caller is in, and whatever happens: the model is as before afterwards. No pass begins
+    past ``until``, in Unix seconds."""
+    with torch.inference_mode(False), torch.enable_grad(), subject.guard.untouched(), subject.until(until):
+        yield
+
+
+def answer(
+    subject: Subject,
+    request: InspectRequest,
+    inputs: Inputs,
+    todo: Plan,
+    first: Primary,
+    unedited: Outputs,
+    timings: Timings,
+    known: Mapping[int, AttributionResult] = MappingProxyType({}),
+) -> InspectResult:
+    """What ``request`` is told, from what the first pass brought.
+
+    Args:
+        subject: the model, at work.
+        request: the question.
+        inputs: its tensors.
+        todo: what it needs.
+        first: what its first pass brought.
+        unedited: what the model returns without edits, where that was asked.
+        timings: how long things took so far.
+        known: explanations that are there already, by their number in the request.
+    """
+    refuse_silent_layers(request, subject, first.seen)
+    explanations, effects = attributions(subject, request, inputs, todo, first, timings, known)
+    predicted = classes(subject, first.outputs)
     shown = {} if request.omit_predictions else first.outputs
     return InspectResult(
         predictions={name: to_numpy(output) for name, output in shown.items()},
-        classes=classes(subject, shown),
+        classes=() if request.omit_predictions else predicted,
         targets=None if first.targets is None else to_numpy(first.targets),
         target_values=None if first.target_values is None else to_numpy(first.target_values),
         captures=captures(first.wanted, first.seen.calls),
@@ -73,7 +110,8 @@ def inspect(subject: Subject, request: InspectRequest, inputs: Inputs, *, until:
             *capture_warnings(first.wanted, first.seen, subject.tree),
             *edit_warnings(todo, first.seen, effects),
             *comparison_warnings(todo, unedited, first.outputs),
-            *left_out(request.explain_if, classes(subject, first.outputs)),
+            *left_out(request.explain_if, predicted),
+            *coupling(subject, inputs),
         ),
         provenance=replace(provenance(subject), seed=todo.seed or 0),
         timings=timings,
@@ -93,7 +131,12 @@ def provenance(subject: Subject) -> Provenance:
     )
 
 
-def _refuse_silent_layers(request: InspectRequest, subject: Subject, seen: Seen) -> None:
+def refuse_silent_layers(request: InspectRequest, subject: Subject, seen: Seen) -> None:
+    """Refuse explanations at modules that were never called.
+
+    Raises:
+        InvalidArgument: ``METHOD_INAPPLICABLE``.
+    """
     for index, attribution in enumerate(request.attributions):
         for name, field in modules_of(attribution).items():
             if not seen.calls[subject.tree.resolve(name)]:
@@ -114,7 +157,9 @@ def _parameter_gradients(todo: Plan, found: Values, several: bool) -> dict[str, 
     """As wanted; of a top-k target each class' own."""
     made = {}
     for name, gradient in found.items():
-        part = todo.parameters[name].of
-        wanted = torch.stack([part(each).values for each in gradient]) if several else part(gradient).values
+        part, place = todo.parameters[name].of, f"parameter_gradients.{name}"
+        wanted = (
+            torch.stack([part(each, place).values for each in gradient]) if several else part(gradient, place).values
+        )
         made[name] = to_numpy(wanted)
     return made

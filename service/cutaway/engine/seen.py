@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import TracebackType
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -46,7 +47,17 @@ class Call:
     def note(self, point: Point, path: Path, part: Part | None) -> None:
         """Keep a copy of ``part``, or its place."""
         copies = None if part is None else Part(*(None if each is None else on_host(each) for each in part))  # type: ignore[arg-type]
-        self._seen.setdefault(point, {})[path] = copies
+        self.put(point, path, copies)
+
+    def put(self, point: Point, path: Path, part: Part | None) -> None:
+        """Keep ``part`` as it is, on the host and nobody else's, or its place."""
+        self._seen.setdefault(point, {})[path] = part
+
+    def noted(self) -> Iterator[tuple[Point, Path, Part | None]]:
+        """Everything that is kept, places included."""
+        for point, parts in self._seen.items():
+            for path, part in parts.items():
+                yield point, path, part
 
     def take_gradients(self) -> Gradients:
         """What the last backward pass brought; afterwards another may bring its own."""
@@ -71,6 +82,36 @@ class Copied(NamedTuple):
     def changed(self) -> bool:
         """Whether an in-place operation has since made the two differ."""
         return (self.original._version, self.copy._version) != self.versions
+
+
+class Hook:
+    """The inside of a hook; a class and no generator, because every call of a module goes through it.
+
+    Args:
+        faults: where to put what goes wrong.
+    """
+
+    __slots__ = ("_faults", "_outer")
+
+    def __init__(self, faults: list[CutawayError]) -> None:
+        self._faults = faults
+
+    def __enter__(self) -> None:
+        self._outer, _here.is_hook = is_hook(), True
+
+    def __exit__(
+        self, kind: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _here.is_hook = self._outer
+        if isinstance(failure, CutawayError):
+            self._faults.append(failure)
+        # The last is how activation checkpointing ends a recomputation, and no failure.
+        elif isinstance(failure, Exception) and not isinstance(
+            failure, (MemoryError, torch.OutOfMemoryError, _StopRecomputationError)
+        ):
+            fault = error(Reason.INTERNAL, f"a hook failed: {type(failure).__name__}: {failure}"[:500])
+            self._faults.append(fault)
+            raise fault from failure
 
 
 class Seen:
@@ -119,24 +160,10 @@ class Seen:
         if self._faults:
             raise self._faults[0]
 
-    @contextmanager
-    def hook(self) -> Iterator[None]:
+    def hook(self) -> Hook:
         """Around the body of each hook: what it does to tensors is no operator of the model's, and what goes wrong in
         it is remembered."""
-        outer, _here.is_hook = is_hook(), True
-        try:
-            yield
-        except CutawayError as failure:
-            self._faults.append(failure)
-            raise
-        except (MemoryError, torch.OutOfMemoryError, _StopRecomputationError):
-            raise  # the last is how activation checkpointing ends a recomputation, and no failure
-        except Exception as failure:
-            fault = error(Reason.INTERNAL, f"a hook failed: {type(failure).__name__}: {failure}"[:500])
-            self._faults.append(fault)
-            raise fault from failure
-        finally:
-            _here.is_hook = outer
+        return Hook(self._faults)
 
     def begin(self, name: str) -> Call:
         """A call of ``name`` begins."""
@@ -213,7 +240,9 @@ def _along_rows(tensors: tuple[Tensor | None, ...]) -> Tensor | None:
 
 
 def on_host(tensor: Tensor) -> Tensor:
-    """A copy of ``tensor``'s values now, outside of any graph, on the host."""
+    """A copy of ``tensor``'s values now, outside of any graph, on the host; of one without values, itself."""
+    if tensor.is_meta:
+        return tensor
     return tensor.detach().resolve_conj().resolve_neg().to("cpu", copy=True)
 
 

@@ -3,7 +3,7 @@ target."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -31,16 +31,21 @@ def strayed(question: Question, due: Sequence[Values], passes: Sequence[Pass]) -
 def _same_rows(wanted: Sequence[Tensor], seen: Sequence[Tensor]) -> bool:
     """Whether all rows are the same, however many there are to a tensor; never all of them side by side, since a method
     may be made of thousands of passes."""
-    scale = max(map(_scale, wanted))
+    scale = max(_scale(each) for each in _in_parts(wanted, seen))
+    return all(_same(part, each, scale) for part, each in zip(_in_parts(wanted, seen), seen))
+
+
+def _in_parts(wanted: Sequence[Tensor], seen: Sequence[Tensor]) -> Iterator[Tensor]:
+    """The rows of ``wanted`` in parts of the lengths of ``seen``."""
     further = iter(wanted)
-    ahead = wanted[0][:0]
+    ahead, rows = [wanted[0][:0]], 0
     for each in seen:
-        while len(ahead) < len(each):
-            ahead = torch.cat([ahead, next(further)])
-        if not _same(ahead[: len(each)], each, scale):
-            return False
-        ahead = ahead[len(each) :]
-    return True
+        while rows < len(each):
+            ahead.append(next(further))
+            rows += len(ahead[-1])
+        joined = torch.cat(ahead)
+        yield joined[: len(each)]
+        ahead, rows = [joined[len(each) :]], rows - len(each)
 
 
 def _strayed_otherwise(question: Question, each: Pass) -> str:

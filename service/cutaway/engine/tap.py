@@ -77,6 +77,18 @@ class Tap:
         """Whether gradients matter at ``side``."""
         return side.gradient in self._wishes or bool(self._edits[side.gradient])
 
+    def only_notes(self, side: Side) -> bool:
+        """Whether nothing happens at ``side`` but that values are noted."""
+        return not (self._edits[side.value] or self.listens(side) or (self._alive and side is OUTGOING))
+
+    def notes(self, call: Call, side: Side, tensors: Mapping[Path, Tensor]) -> None:
+        """Note the values of ``tensors``, where only that is to be done."""
+        call.kinds[side.value] = {path: tensor.dtype for path, tensor in tensors.items()}
+        for path, tensor in tensors.items():
+            if _is_plain(tensor):
+                self._note(call, side.value, path, tensor)
+        self._finish(call, side)
+
     def through(
         self, call: Call, side: Side, tensors: Mapping[Path, Tensor], shared: Shared, bare: Sequence[Tensor] = ()
     ) -> dict[Path, Tensor]:
@@ -135,7 +147,7 @@ class Tap:
     def _note(self, call: Call, point: Point, path: Path, tensor: Tensor) -> None:
         wish = self._wishes.get(point)
         if wish is not None and wish.takes(call.number, path):
-            call.note(point, path, wish.of(tensor.detach()))
+            call.note(point, path, wish.of(tensor.detach(), f"captures.{self._name}.{point.value}{path}"))
 
     def _listened(self, call: Call, side: Side, path: Path, tensor: Tensor, shared: bool, bare: bool) -> Tensor:
         """``tensor``, or a copy of it, as a node of the graph whose gradient is edited and noted."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -57,9 +57,26 @@ class Chosen:
         their own in ``scalars``."""
         return self if self.indices is None else _class(self.source, self.indices[rows])
 
+    @staticmethod
+    def of_all(parts: Sequence[Chosen]) -> Chosen:
+        """One for a batch of all rows of ``parts``, which are of one kind."""
+        indices = [each.indices for each in parts if each.indices is not None]
+        return _class(parts[0].source, torch.cat(indices)) if indices else parts[0]
+
     def of(self, output: Tensor) -> Tensor:
         """[batch], the target scalar of each row; differentiable."""
         return self.scalars(output.reshape(1) if output.ndim == 0 else output)
+
+
+def same_kind(one: Chosen, other: Chosen) -> bool:
+    """Whether the two are read from the same output, and differ in nothing but the classes of their rows."""
+    alike = (one.source, one.is_neuron, one.bound, one.indices is None) == (
+        other.source,
+        other.is_neuron,
+        other.bound,
+        other.indices is None,
+    )
+    return alike and not one.bound and (one.indices is not None or one.scalars is other.scalars)
 
 
 def source(target: Target, outputs: Outputs) -> str:
@@ -98,11 +115,12 @@ def choose(target: Target, name: str, output: Tensor, rows: int) -> tuple[Chosen
 
 def _predicted(target: PredictedClass, name: str, output: Tensor) -> tuple[Chosen, ...]:
     if output.ndim == 1:
-        return (Chosen(name, _itself),)
+        return (Chosen(name, itself),)
     return (_class(name, _classes(name, output).argmax(dim=1)),)
 
 
-def _itself(output: Tensor) -> Tensor:
+def itself(output: Tensor) -> Tensor:
+    """``output``, which has one number a row."""
     return output
 
 
@@ -114,7 +132,7 @@ def _given_class(target: ClassIndex, name: str, output: Tensor) -> tuple[Chosen,
                 Reason.TARGET_RANGE,
                 f"the output has one number an example, of shape {list(output.shape)}; the only target is 0",
             )
-        return (Chosen(name, _itself),)
+        return (Chosen(name, itself),)
     return (_class(name, _indices(target.indices, _classes(name, output))),)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
 from cutaway.engine.arrays import to_numpy
 from cutaway.engine.hooks import observing
-from cutaway.engine.seen import Enough
+from cutaway.engine.seen import Call, Enough
 from cutaway.engine.wishes import watching
 from cutaway.engine.witness import Question, Values
 from cutaway.requests import Point
@@ -18,15 +20,28 @@ def by_token(asked: Question, values: Values) -> TokenAttribution | None:
     """The sums, where ``values`` are of an embedding of token ids [batch, tokens]; else None."""
     if not asked.layer or not isinstance(asked.subject.tree.modules[asked.layer], nn.Embedding):
         return None
-    value = values.get(asked.layer)
-    ids = _taken(asked)
-    if value is None or ids is None or value.shape[:-1] != ids.shape or ids.shape[:1] != (asked.rows,):
+    value, call = values.get(asked.layer), _first_call(asked)
+    ids = None if value is None or call is None else token_ids(asked, call, value.shape)
+    if value is None or ids is None:
         return None
-    names = [name for name, tensor in asked.inputs.items() if torch.equal(tensor.cpu(), ids)]
-    return TokenAttribution(names[0] if names else "", to_numpy(ids), to_numpy(value.sum(dim=-1)))
+    return TokenAttribution(input_of(asked, ids), to_numpy(ids), to_numpy(value.sum(dim=-1)))
 
 
-def _taken(asked: Question) -> Tensor | None:
+def token_ids(asked: Question, call: Call, shape: Sequence[int]) -> Tensor | None:
+    """What the embedding's ``call`` took, if explanations of ``shape`` have a row of numbers for each of it."""
+    taken = list(call.at(Point.INPUT).values())
+    if len(taken) != 1 or taken[0].is_floating_point():
+        return None
+    fits = tuple(shape[:-1]) == taken[0].shape and taken[0].shape[:1] == (asked.rows,)
+    return taken[0] if fits else None
+
+
+def input_of(asked: Question, ids: Tensor) -> str:
+    """The input that holds ``ids``; ``""`` where none does."""
+    return next((name for name, tensor in asked.inputs.items() if torch.equal(tensor.cpu(), ids)), "")
+
+
+def _first_call(asked: Question) -> Call | None:
     """What the embedding's first call takes; forward stops behind it."""
     with torch.no_grad(), observing(asked.subject.tree, {asked.layer: watching(Point.INPUT)}) as seen:
         seen.missing = {(asked.layer, Point.INPUT)}
@@ -35,5 +50,4 @@ def _taken(asked: Question) -> Tensor | None:
                 asked.subject.run(asked.inputs)
         except Enough:
             pass
-    taken = list(seen.calls[asked.layer][0].at(Point.INPUT).values()) if seen.calls[asked.layer] else []
-    return taken[0] if len(taken) == 1 and not taken[0].is_floating_point() else None
+    return next(iter(seen.calls[asked.layer]), None)

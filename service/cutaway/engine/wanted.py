@@ -29,20 +29,21 @@ def taps(tree: ModuleTree, request: InspectRequest) -> dict[str, dict[Point, Wis
             continue
         with at(f"captures[{index}]"):
             exact = not is_glob(capture.op or capture.module)
-            wish = _wish(capture, f"captures[{index}]", exact)
+            wish = _wish(request, capture, f"captures[{index}]", exact)
             for name in _places(tree, capture):
                 _add(found.setdefault(name, {}), name, capture.points, wish)
     return found
 
 
-def _wish(capture: Capture, field: str, exact: bool) -> Wish:
+def _wish(request: InspectRequest, capture: Capture, field: str, exact: bool) -> Wish:
     return Wish(
         call=capture.call,
         path=capture.path,
         slices=tuple(capture.slices),
         reduce=capture.reduce,
-        data_type=capture.data_type,
+        data_type=capture.data_type or request.reply_data_type,
         field=field,
+        type_field=f"{field}.data_type" if capture.data_type else "options.reply_data_type",
         exact=exact,
     )
 
@@ -82,7 +83,7 @@ def _add(there: dict[Point, Wish], name: str, points: tuple[Point, ...], wish: W
                 f"{name!r} is captured twice, and in different ways: other slices, reductions or calls need a request "
                 "of their own",
             )
-        there[point] = replace(known, exact=known.exact or wish.exact)
+        there[point] = replace(known, exact=True) if wish.exact and not known.exact else known
 
 
 def parameters(module: nn.Module, request: InspectRequest) -> dict[str, Wish]:
@@ -91,6 +92,8 @@ def parameters(module: nn.Module, request: InspectRequest) -> dict[str, Wish]:
     Raises:
         InvalidArgument: ``PARAMETER_NOT_FOUND``, with the nearest names; ``POINT_NOT_DIFFERENTIABLE``.
     """
+    if not any(capture.parameter for capture in request.captures):
+        return {}
     known = dict(module.named_parameters(remove_duplicate=False))
     found: dict[str, Wish] = {}
     for index, capture in enumerate(request.captures):
@@ -102,7 +105,7 @@ def parameters(module: nn.Module, request: InspectRequest) -> dict[str, Wish]:
                     "a parameter's gradient has no place for positions: take it whole",
                     f"{field}.reduction",
                 )
-            wish = replace(_wish(capture, field, True), batched=False)
+            wish = replace(_wish(request, capture, field, True), batched=False)
             with at(f"{field}.parameter"):
                 hits = list(_parameters(known, capture.parameter))
             if any(found.get(name, wish) != wish for name in hits):

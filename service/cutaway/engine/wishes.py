@@ -14,6 +14,7 @@ from torch import Tensor
 from cutaway.engine.leaves import Path
 from cutaway.errors import Reason, at, error
 from cutaway.requests import Max, Mean, Norm, Point, Reduction, Slice, TopElements
+from cutaway.tensors import too_large
 
 
 class Part(NamedTuple):
@@ -34,6 +35,7 @@ class Wish:
         reduce: how that is made smaller.
         data_type: what floating tensors are sent as; ``""`` is as computed.
         field: the request field that asks, for errors.
+        type_field: the one that asks for the data type.
         exact: whether the place was named, and not matched by a glob: then what is not there is an error.
         batched: whether axis 0 is the batch, which no reduction may touch.
     """
@@ -44,6 +46,7 @@ class Wish:
     reduce: Reduction | None = None
     data_type: str = ""
     field: str = dataclasses.field(default="", compare=False)
+    type_field: str = dataclasses.field(default="", compare=False)
     exact: bool = dataclasses.field(default=False, compare=False)
     batched: bool = True
 
@@ -51,12 +54,14 @@ class Wish:
         """Whether the tensor at ``path`` of call number ``call`` is wanted; ``None`` is a call of unknown number."""
         return self.call in (None, call) and self.path in ("", path)
 
-    def of(self, tensor: Tensor) -> Part:
-        """What is wanted of ``tensor``.
+    def of(self, tensor: Tensor, place: str) -> Part:
+        """What is wanted of ``tensor``, which is at ``place`` in the result.
 
         Raises:
             InvalidArgument: ``SLICE_RANGE``, ``AXIS_RANGE`` or ``INVALID_VALUE``.
         """
+        if not (self.slices or self.reduce or self.data_type):
+            return Part(tensor)
         with at(self.field):
             with at("slices"):
                 part = Part(tensor[sliced(self.slices, tensor.shape)] if self.slices else tensor)
@@ -65,7 +70,19 @@ class Wish:
                     part = REDUCTIONS[type(self.reduce)](self.reduce, part.values, self.batched)
         if not self.data_type or not part.values.is_floating_point():
             return part
-        return Part(part.values.to(getattr(torch, self.data_type)), part.positions)
+        with at(self.type_field):
+            return Part(_cast(part.values, self.data_type, place), part.positions)
+
+
+def _cast(tensor: Tensor, data_type: str, place: str) -> Tensor:
+    """A finite number does not become infinite."""
+    dtype: torch.dtype = getattr(torch, data_type)
+    found = tensor.to(dtype)
+    if torch.finfo(dtype).max < torch.finfo(tensor.dtype).max:
+        lost = found.isinf()
+        if lost.any() and (lost := lost & tensor.isfinite()).any():
+            raise too_large(float(tensor[lost][0]), data_type, place)
+    return found
 
 
 def watching(*points: Point) -> dict[Point, Wish]:

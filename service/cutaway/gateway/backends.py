@@ -5,18 +5,42 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import aclosing
+from functools import partial
 from queue import SimpleQueue
-from typing import Protocol
+from types import MappingProxyType
+from typing import Any, Protocol
 
 import grpc.aio
 
+from cutaway.channel import Inlet
 from cutaway.errors import Reason, error
 from cutaway.gateway.catalog import Catalog
+from cutaway.gateway.turns import Row, Turns
 from cutaway.results import ModelName
-from cutaway.routes import TORCHSERVE_PREDICTIONS, prediction, predictions, torchserve_failure
+from cutaway.routes import (
+    TORCHSERVE_PREDICTIONS,
+    answered,
+    batched,
+    prediction,
+    predictions,
+    replies,
+    torchserve_failure,
+)
+from cutaway.wire.pieces import Piece, as_message
 from cutaway.worker import Worker
+
+_TURN_BYTES = 4 << 20
+"""The most bytes that the calls of one turn have together: large ones gain nothing by company."""
+
+_WAITING = 1000
+"""How many calls may wait for one model behind TorchServe."""
+
+_STREAMS = 8
+"""How many replies in pieces may be on their way from one model behind TorchServe: its workers hold them meanwhile."""
 
 
 class Backend(Protocol):
@@ -29,6 +53,16 @@ class Backend(Protocol):
 
         Returns:
             A serialised `cutaway.v1.WorkerReply`.
+
+        Raises:
+            CutawayError: nothing came back.
+        """
+
+    def stream(self, name: ModelName, payload: bytes, timeout_s: float) -> AsyncGenerator[bytes, None]:
+        """Ask model ``name`` the question of a serialised InspectStreamRequest.
+
+        Yields:
+            Serialised `cutaway.v1.InspectStreamResponse` messages, some of which may hold a failure.
 
         Raises:
             CutawayError: nothing came back.
@@ -49,24 +83,75 @@ class Relay:
     Args:
         address: where TorchServe's inference service listens.
         catalog: what it serves.
+        workers: how many workers each model has; by default one.
+        calls: how many calls a worker takes at once at most.
+        message_bytes: the largest message that it takes.
     """
 
-    def __init__(self, address: str, catalog: Catalog) -> None:
+    def __init__(
+        self,
+        address: str,
+        catalog: Catalog,
+        *,
+        workers: Mapping[ModelName, int] = MappingProxyType({}),
+        calls: int = 1,
+        message_bytes: int = _TURN_BYTES,
+    ) -> None:
         self.catalog = catalog
+        self._workers = workers
+        self._calls = calls
+        self._turn_bytes = min(message_bytes, _TURN_BYTES)
+        self._turns: dict[ModelName, Turns] = {}
         unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
         self._channel = grpc.aio.insecure_channel(address, options=unlimited)
         self._predict: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(
             TORCHSERVE_PREDICTIONS
         )
+        self._streams: defaultdict[ModelName, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(_STREAMS))
 
     async def call(self, name: ModelName, kind: str, payload: bytes, timeout_s: float) -> bytes:
-        """One Predictions call, with the deadline both on the call and inside it: TorchServe passes no metadata on."""
-        request = predictions(name.model, name.version, {kind: payload, "deadline": _deadline(timeout_s)})
+        """Wait for a turn, and ask."""
+        return await self._turn(name, {kind: payload}, timeout_s)
+
+    async def _turn(self, name: ModelName, parts: Row, timeout_s: float) -> bytes:
+        if name not in self._turns:
+            # One more than there are workers: what comes next is at hand when one of them is done.
+            self._turns[name] = Turns(
+                partial(self._ask, name),
+                at_once=self._workers.get(name, 1) + 1,
+                calls=self._calls,
+                size=self._turn_bytes,
+                waiting=_WAITING,
+            )
+        return await self._turns[name].call({**parts, "deadline": _deadline(timeout_s)}, timeout_s)
+
+    async def _ask(self, name: ModelName, rows: Sequence[Row], timeout_s: float) -> Sequence[bytes]:
+        """One Predictions call, with the deadlines both on the call and inside it: TorchServe passes no metadata on."""
+        request = predictions(name.model, name.version, rows[0] if len(rows) == 1 else {"batch": batched(rows)})
         try:
-            return prediction(await self._predict(request, timeout=timeout_s))
+            reply = prediction(await self._predict(request, timeout=timeout_s))
         except grpc.aio.AioRpcError as failure:
             code, _ = failure.code().value
             raise torchserve_failure(code, failure.details() or "") from None
+        return [reply] if len(rows) == 1 else replies(reply)
+
+    async def stream(self, name: ModelName, payload: bytes, timeout_s: float) -> AsyncGenerator[bytes, None]:
+        """Wait for a turn, and ask; the answer comes past TorchServe, while the model goes on."""
+        until = time.time() + timeout_s
+        try:
+            await asyncio.wait_for(self._streams[name].acquire(), timeout_s)
+        except asyncio.TimeoutError:
+            raise error(Reason.DEADLINE_EXCEEDED, "the deadline passed while other replies were on their way") from None
+        try:
+            with Inlet() as inlet:
+                parts = {"stream": payload, "pipe": bytes(inlet.path)}
+                answered(await self._turn(name, parts, until - time.time()))
+                inlet.accept()
+                async with aclosing(inlet.messages(until)) as messages:
+                    async for message in messages:
+                        yield message
+        finally:
+            self._streams[name].release()
 
     async def close(self, grace_s: float = 0.0) -> None:
         """Hang up."""
@@ -78,17 +163,39 @@ class Embedded:
 
     Args:
         workers: the models.
-        queue: calls that may wait for one model.
         catalog: what can be asked for.
+        waiting: calls that may wait for one model.
+        calls: how many calls a worker takes at once at most.
     """
 
-    def __init__(self, workers: Sequence[Worker], queue: int, catalog: Catalog) -> None:
+    def __init__(self, workers: Sequence[Worker], catalog: Catalog, *, waiting: int, calls: int) -> None:
         self.catalog = catalog
-        self._desks: Mapping[ModelName, _Desk] = {worker.name: _Desk(worker, queue) for worker in workers}
+        self._desks = {worker.name: _Desk(worker) for worker in workers}
+        self._turns = {
+            name: Turns(desk.ask, at_once=1, calls=calls, size=_TURN_BYTES, waiting=waiting)
+            for name, desk in self._desks.items()
+        }
+        self._streams = {name: threading.BoundedSemaphore(waiting) for name in self._desks}
 
     async def call(self, name: ModelName, kind: str, payload: bytes, timeout_s: float) -> bytes:
         """Wait for the model's turn, and ask."""
-        return await self._desks[name].call({kind: payload, "deadline": _deadline(timeout_s)}, timeout_s)
+        return await self._turns[name].call({kind: payload, "deadline": _deadline(timeout_s)}, timeout_s)
+
+    async def stream(self, name: ModelName, payload: bytes, timeout_s: float) -> AsyncGenerator[bytes, None]:
+        """Wait for the model's turn, ask, and take piece by piece while the model goes on with the next question."""
+        row = {"stream": payload, "deadline": _deadline(timeout_s)}
+        if not self._streams[name].acquire(blocking=False):
+            raise error(Reason.OVERLOADED, "too many replies are on their way from this model already; try again")
+        answer = self._desks[name].begin(pieces := self._desks[name].worker.stream(row, held=False))
+        try:
+            piece = await asyncio.wait_for(asyncio.wrap_future(answer), timeout_s)
+            while piece:
+                yield as_message(piece).joined()
+                piece = await asyncio.to_thread(next, pieces, None)
+        except asyncio.TimeoutError:
+            raise error(Reason.DEADLINE_EXCEEDED, "the deadline passed before the model answered") from None
+        finally:
+            answer.add_done_callback(lambda _: self._streams[name].release())  # at once, if it has ended
 
     async def close(self, grace_s: float) -> None:
         """End the threads once they have answered, or leave them behind after ``grace_s``."""
@@ -96,27 +203,25 @@ class Embedded:
 
 
 class _Desk:
-    """One worker, its one thread and its queue."""
+    """One worker and its one thread."""
 
-    def __init__(self, worker: Worker, queue: int) -> None:
-        self._worker = worker
-        self._places = threading.BoundedSemaphore(queue)
-        self._jobs: SimpleQueue[tuple[Mapping[str, bytes], Future[bytes]] | None] = SimpleQueue()
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+        self._jobs: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = SimpleQueue()
         # A daemon: a model that never returns must not keep the process from ending.
         self._thread = threading.Thread(target=self._work, name=f"cutaway-{worker.name.model}", daemon=True)
         self._thread.start()
 
-    async def call(self, row: Mapping[str, bytes], timeout_s: float) -> bytes:
-        if not self._places.acquire(blocking=False):
-            raise error(Reason.OVERLOADED, "too many calls are waiting for this model already; try again")
-        answer: Future[bytes] = Future()
-        answer.add_done_callback(lambda _: self._places.release())
-        self._jobs.put((row, answer))
-        try:
-            # Whoever stops waiting, by deadline or by hanging up, takes a row that has not begun out of the queue.
-            return await asyncio.wait_for(asyncio.wrap_future(answer), timeout_s)
-        except asyncio.TimeoutError:
-            raise error(Reason.DEADLINE_EXCEEDED, "the deadline passed before the model answered") from None
+    async def ask(self, rows: Sequence[Row], timeout_s: float) -> Sequence[bytes]:
+        answers: Future[list[bytes]] = Future()
+        self._jobs.put((partial(self.worker.answer, rows), answers))
+        return await asyncio.wrap_future(answers)
+
+    def begin(self, pieces: Iterator[Piece]) -> Future[Piece | None]:
+        """The first of ``pieces``: the one that the model is needed for."""
+        first: Future[Piece | None] = Future()
+        self._jobs.put((partial(next, pieces), first))
+        return first
 
     def close(self, grace_s: float) -> None:
         self._jobs.put(None)
@@ -124,6 +229,6 @@ class _Desk:
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
-            row, answer = job
+            work, answer = job
             if answer.set_running_or_notify_cancel():
-                answer.set_result(self._worker.answer([row])[0])
+                answer.set_result(work())

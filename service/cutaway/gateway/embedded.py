@@ -74,7 +74,7 @@ def serve(
 async def _open(workers: list[Worker], settings: Settings) -> FrontDoor:
     # Inside the loop: gRPC's server belongs to the loop it is made in.
     catalog = Catalog([worker.name for worker in workers])
-    door = FrontDoor(Embedded(workers, settings.queue, catalog), settings)
+    door = FrontDoor(Embedded(workers, catalog, waiting=settings.queue, calls=settings.batch), settings)
     try:
         await door.start()
     except BaseException:

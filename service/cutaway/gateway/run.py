@@ -113,7 +113,8 @@ async def _in_process(
             except CutawayError as failure:
                 _give_up(store, name, str(failure), announce)
         _refuse_none(store)
-        yield Embedded(workers, settings.queue, store.catalog), asyncio.get_running_loop().create_future()
+        backend = Embedded(workers, store.catalog, waiting=settings.queue, calls=settings.batch)
+        yield backend, asyncio.get_running_loop().create_future()
 
 
 @contextmanager
@@ -134,6 +135,7 @@ async def _torchserve(
         paths[0].parent,
         [path.name for path in paths],
         workers=workers,
+        batch=1,  # the front door gathers them, and lets nobody wait for company
         max_message_bytes=settings.max_message_bytes,
         log_dir=settings.log_dir,
         start_timeout_s=settings.start_timeout_s,
@@ -145,7 +147,15 @@ async def _torchserve(
         await asyncio.shield(starting)
         await _answering(server, store, settings.start_timeout_s, announce)
         _refuse_none(store)
-        yield Relay(server.inference_address, store.catalog), ended
+        copies = {name: archive.workers(path) if workers is None else workers for name, path in store.archives.items()}
+        relay = Relay(
+            server.inference_address,
+            store.catalog,
+            workers=copies,
+            calls=settings.batch,
+            message_bytes=settings.max_message_bytes,
+        )
+        yield relay, ended
     finally:
         ended.cancel()
         # A start that is given up half-way must end before what it started can be ended.

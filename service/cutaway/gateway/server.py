@@ -15,6 +15,9 @@ from cutaway.settings import Settings
 # Importing a service's module is what makes reflection know it.
 from cutaway.v1 import inspection_service_pb2  # noqa: F401
 
+_LARGEST = 2**31 - 1
+"""The largest message that gRPC knows of."""
+
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
@@ -32,7 +35,7 @@ class FrontDoor:
         self._settings = settings
         self._health = health.aio.HealthServicer()
         # A request a little over the limit is read, so that it can be told what the limit is.
-        limit = 2 * settings.max_message_bytes
+        limit = min(2 * settings.max_message_bytes, _LARGEST)
         self._server = grpc.aio.server(
             options=[
                 ("grpc.max_receive_message_length", limit),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
 from typing import TypeAlias, TypeVar
 
 import grpc
@@ -14,17 +15,18 @@ from google.protobuf.message import DecodeError, Message
 from cutaway.errors import CutawayError, Reason, error
 from cutaway.gateway.backends import Backend
 from cutaway.results import ModelName
-from cutaway.routes import SERVICE, answered
+from cutaway.routes import SERVICE, answered, passed
 from cutaway.v1 import inspection_service_pb2, worker_pb2
 from cutaway.wire import models as wire_models
-from cutaway.wire import status
+from cutaway.wire import pieces, status
 from cutaway.wire.strict import refuse_unserved
-from cutaway.worker import supplement
+from cutaway.wire.supplements import stream_supplement, supplement
 
 log = structlog.get_logger(__name__)
 
 Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
 Handler: TypeAlias = Callable[[bytes, float], Awaitable[bytes]]
+StreamHandler: TypeAlias = Callable[[bytes, float], AsyncGenerator[bytes, None]]
 
 M = TypeVar("M", bound=Message)
 
@@ -58,7 +60,7 @@ class Servicer:
         handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
             name: grpc.unary_unary_rpc_method_handler(self._guarded(method)) for name, method in methods.items()
         }
-        handlers["InspectStream"] = grpc.unary_stream_rpc_method_handler(self._guarded(self._inspect_stream))
+        handlers["InspectStream"] = grpc.unary_stream_rpc_method_handler(self._guarded_stream(self._inspect_stream))
         return grpc.method_handlers_generic_handler(SERVICE, handlers)
 
     async def _list_models(self, data: bytes, timeout_s: float) -> bytes:
@@ -76,35 +78,56 @@ class Servicer:
 
     async def _inspect(self, data: bytes, timeout_s: float) -> bytes:
         start = time.perf_counter()
-        if len(data) > self._max_message_bytes:
-            raise error(
-                Reason.REQUEST_TOO_LARGE, f"the request has {len(data)} bytes, {self._max_message_bytes} are allowed"
-            )
+        self._refuse_large(data)
         wanted = _parsed(worker_pb2.RoutedRequest, data).model
         reply = await self._ask("inspect", wanted, data, timeout_s)
         elsewhere_ms = (time.perf_counter() - start) * 1000 - reply.worker_ms
         return reply.response + supplement(queue_ms=elsewhere_ms)
 
-    async def _inspect_stream(self, data: bytes, timeout_s: float) -> bytes:
-        raise error(Reason.NOT_IMPLEMENTED, "replies in pieces are not served yet; call Inspect", "InspectStream")
+    async def _inspect_stream(self, data: bytes, timeout_s: float) -> AsyncGenerator[bytes, None]:
+        """Hand on piece by piece: what the caller has not taken is not fetched."""
+        start = time.perf_counter()
+        self._refuse_large(data)
+        name = self._named(_parsed(worker_pb2.RoutedRequest, pieces.question(data).request).model)
+        async with aclosing(self._backend.stream(name, data, timeout_s)) as messages:
+            async for message in messages:
+                opening = passed(message)
+                if opening is not None and opening.worker_ms:
+                    elsewhere_ms = (time.perf_counter() - start) * 1000 - opening.worker_ms
+                    message += stream_supplement(queue_ms=elsewhere_ms)
+                yield message
 
     async def _ask(self, kind: str, wanted: str, data: bytes, timeout_s: float) -> worker_pb2.WorkerReply:
+        return answered(await self._backend.call(self._named(wanted), kind, data, timeout_s))
+
+    def _named(self, wanted: str) -> ModelName:
         if not wanted:
             raise error(Reason.INVALID_VALUE, "name the model", "model")
-        name = self._backend.catalog.resolve(wanted)
-        return answered(await self._backend.call(name, kind, data, timeout_s))
+        return self._backend.catalog.resolve(wanted)
+
+    def _refuse_large(self, data: bytes) -> None:
+        if len(data) > self._max_message_bytes:
+            raise error(
+                Reason.REQUEST_TOO_LARGE, f"the request has {len(data)} bytes, {self._max_message_bytes} are allowed"
+            )
 
     def _guarded(self, method: Handler) -> Callable[[bytes, Context], Awaitable[bytes]]:
-        """``method`` with every error as a gRPC status: the one place where that happens."""
+        """``method`` with every error as a gRPC status."""
 
         async def guarded(data: bytes, context: Context) -> bytes:
-            try:
+            async with _statuses(context):
                 return await method(data, self._remaining(context))
-            except CutawayError as failure:
-                return await _abort(context, failure)
-            except Exception as failure:
-                log.exception("call failed in a way that nobody foresaw")
-                return await _abort(context, error(Reason.INTERNAL, type(failure).__name__))
+            raise AssertionError("abort() always raises")
+
+        return guarded
+
+    def _guarded_stream(self, method: StreamHandler) -> Callable[[bytes, Context], Awaitable[None]]:
+        """The same for a reply in pieces. The next piece is asked for when gRPC has taken the one before."""
+
+        async def guarded(data: bytes, context: Context) -> None:
+            async with _statuses(context), aclosing(method(data, self._remaining(context))) as messages:
+                async for message in messages:
+                    await context.write(message)
 
         return guarded
 
@@ -113,10 +136,21 @@ class Servicer:
         return self._default_deadline_s if left is None else min(left, _LONGEST_CALL_S)
 
 
-async def _abort(context: Context, failure: CutawayError) -> bytes:
+@asynccontextmanager
+async def _statuses(context: Context) -> AsyncIterator[None]:
+    """Every error that leaves the block becomes a gRPC status: the one place where that happens."""
+    try:
+        yield
+    except CutawayError as failure:
+        await _abort(context, failure)
+    except Exception as failure:
+        log.exception("call failed in a way that nobody foresaw")
+        await _abort(context, error(Reason.INTERNAL, type(failure).__name__))
+
+
+async def _abort(context: Context, failure: CutawayError) -> None:
     details = ((status.DETAILS_KEY, status.encode(failure)),)
     await context.abort(_CODES[failure.code], status.text(failure), details)
-    raise AssertionError("abort() always raises")
 
 
 def _parsed(kind: type[M], data: bytes) -> M:

@@ -73,6 +73,7 @@ class TorchServe:
         model_store: the directory that holds the archives.
         models: the archives' file names; the first of several versions of a model is its default.
         workers: how many workers each model gets, or None for what its archive says.
+        batch: how many calls TorchServe gathers for a worker, or None for what the archive says.
         max_message_bytes: the largest request and the largest reply; a larger reply costs the worker its life.
         log_dir: where ``torchserve.log`` goes, or None to lose it with the server.
         heap_bytes: the largest heap of the JVM, or None for its default, a quarter of the memory.
@@ -86,6 +87,7 @@ class TorchServe:
         models: Sequence[str],
         *,
         workers: int | None = None,
+        batch: int | None = None,
         max_message_bytes: int,
         log_dir: Path | None = None,
         heap_bytes: int | None = None,
@@ -94,6 +96,7 @@ class TorchServe:
     ) -> None:
         self._archives = [model_store / name for name in models]
         self._workers = workers
+        self._batch = batch
         self._max_message_bytes = max_message_bytes
         self._log_dir = log_dir
         self._heap_bytes = heap_bytes
@@ -186,7 +189,7 @@ class TorchServe:
         # Unpacked here and not by TorchServe: it cannot give a model another number of workers than its archive
         # says, and would only log that an archive is damaged, and serve the others.
         for path in self._archives:
-            archive.unpack(path, directory / "store" / path.stem, workers=self._workers)
+            archive.unpack(path, directory / "store" / path.stem, workers=self._workers, batch=self._batch)
 
     def _command(self, java: Path, directory: Path) -> list[str]:
         home = _torchserve_home()

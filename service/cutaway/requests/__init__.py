@@ -270,6 +270,10 @@ class InspectRequest:
         max_reply_bytes: the largest reply to accept, in bytes; 0 is the server's limit.
         seed: what methods that draw random numbers draw them from, 0 to 2**63 - 1: the same seed gives the same answer;
             ``None`` draws a seed, and the provenance says which.
+        reply_data_type: what floating tensors of the reply are sent as, but for captures that name their own, such as
+            ``float16``; ``""`` is as computed.
+        compression: how tensors of the reply are packed, ``zstd``; ``""`` is not at all.
+        dry_run: run one forward pass and nothing else, and bring back what the reply would be.
     """
 
     model: str
@@ -286,3 +290,6 @@ class InspectRequest:
     omit_predictions: bool = False
     max_reply_bytes: int = 0
     seed: int | None = None
+    reply_data_type: str = ""
+    compression: str = ""
+    dry_run: bool = False

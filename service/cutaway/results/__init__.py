@@ -23,6 +23,7 @@ __all__ = [
     "Cause",
     "Check",
     "ClassPrediction",
+    "Estimate",
     "InputSpec",
     "InspectResult",
     "MetricResult",
@@ -31,6 +32,7 @@ __all__ = [
     "ModuleCapture",
     "ModuleInfo",
     "OperatorInfo",
+    "Outline",
     "OutputSpec",
     "Provenance",
     "Timings",
@@ -178,6 +180,27 @@ class Timings:
 
 
 @dataclass(frozen=True)
+class Outline:
+    """A tensor without its numbers: data type and shape."""
+
+    data_type: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a reply would be. A gradient of which only the backward pass tells whether it arrives is counted.
+
+    Attributes:
+        reply_bytes: its size, in bytes, with no compression.
+        tensors: every tensor of it, in order, by its place in the result: ``captures.conv1.output``.
+    """
+
+    reply_bytes: int
+    tensors: Mapping[str, Outline]
+
+
+@dataclass(frozen=True)
 class InspectResult:
     """The answer to one question.
 
@@ -196,6 +219,8 @@ class InspectResult:
         warnings: what a careful reader should know.
         provenance: where this comes from.
         timings: where the time went.
+        estimate: with ``dry_run``, what the reply would be; then predictions, captures, gradients and attributions are
+            empty.
     """
 
     predictions: Mapping[str, Array]
@@ -211,6 +236,7 @@ class InspectResult:
     warnings: tuple[Warning, ...] = ()
     provenance: Provenance = field(default_factory=Provenance)
     timings: Timings = field(default_factory=Timings)
+    estimate: Estimate | None = None
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from cutaway.tables.answers import provenance_line, timing_table, warning_lines
 from cutaway.tables.attributions import VERDICT_STYLES, attribution_table, explains_several, verdict_text
 from cutaway.tables.captures import CapturedTensor, capture_table, captured, gradient_table, parameter_table
 from cutaway.tables.cells import heading, module_text, shape_text
+from cutaway.tables.estimates import estimate_table
 from cutaway.tables.predictions import has_targets, prediction_table, target_table
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "attribution_table",
     "capture_table",
     "captured",
+    "estimate_table",
     "explains_several",
     "gradient_table",
     "has_targets",

@@ -27,30 +27,6 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class _Compression:
-    ValueType = _typing.NewType("ValueType", _builtins.int)
-    V: _TypeAlias = ValueType  # noqa: Y015
-
-class _CompressionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Compression.ValueType], _builtins.type):
-    DESCRIPTOR: _descriptor.EnumDescriptor
-    COMPRESSION_UNSPECIFIED: _Compression.ValueType  # 0
-    """Not set: none."""
-    COMPRESSION_NONE: _Compression.ValueType  # 1
-    """As they are."""
-    COMPRESSION_ZSTD: _Compression.ValueType  # 2
-    """Zstandard over byte-shuffled elements."""
-
-class Compression(_Compression, metaclass=_CompressionEnumTypeWrapper):
-    """How tensors of a reply are packed."""
-
-COMPRESSION_UNSPECIFIED: Compression.ValueType  # 0
-"""Not set: none."""
-COMPRESSION_NONE: Compression.ValueType  # 1
-"""As they are."""
-COMPRESSION_ZSTD: Compression.ValueType  # 2
-"""Zstandard over byte-shuffled elements."""
-Global___Compression: _TypeAlias = Compression  # noqa: Y015
-
 class _WarningCode:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -261,15 +237,17 @@ class Options(_message.Message):
     DRY_RUN_FIELD_NUMBER: _builtins.int
     OMIT_PREDICTIONS_FIELD_NUMBER: _builtins.int
     reply_data_type: _tensor_pb2.DataType.ValueType
-    """Floating tensors of the reply are sent as this. Default: as computed."""
-    compression: Global___Compression.ValueType
-    """Default: none."""
+    """Floating tensors of the reply are sent as this, a floating one; a number that it cannot hold is an error. Captures
+    with a data type of their own keep that. Default: as computed.
+    """
+    compression: _tensor_pb2.Compression.ValueType
+    """How tensors of the reply are packed; one that would not get smaller is sent as it is. Default: none."""
     seed: _builtins.int
     """Seed of whatever draws random numbers, below 2**63. Default: one that is drawn, and that the provenance states."""
     max_reply_bytes: _builtins.int
     """The largest reply to accept, in bytes; a larger one is an error. Default: the server's own limit."""
     dry_run: _builtins.bool
-    """True runs nothing and returns the reply's estimated size and shapes."""
+    """True runs one forward pass and nothing else, and returns the reply's estimated size and shapes."""
     omit_predictions: _builtins.bool
     """True leaves the predictions out. Where nothing but values inside the model is asked for, and each capture names
     its `call`, forward then stops behind the last of them.
@@ -278,7 +256,7 @@ class Options(_message.Message):
         self,
         *,
         reply_data_type: _tensor_pb2.DataType.ValueType = ...,
-        compression: Global___Compression.ValueType = ...,
+        compression: _tensor_pb2.Compression.ValueType = ...,
         seed: _builtins.int | None = ...,
         max_reply_bytes: _builtins.int = ...,
         dry_run: _builtins.bool = ...,
@@ -350,7 +328,7 @@ class InspectResponse(_message.Message):
 
     @_builtins.property
     def estimate(self) -> Global___Estimate:
-        """With `dry_run`: what the reply would be."""
+        """With `dry_run`: what the reply would be; then there are no predictions, captures, gradients and attributions."""
 
     def __init__(
         self,
@@ -537,10 +515,10 @@ class Estimate(_message.Message):
     REPLY_BYTES_FIELD_NUMBER: _builtins.int
     TENSORS_FIELD_NUMBER: _builtins.int
     reply_bytes: _builtins.int
-    """Size of the reply, in bytes."""
+    """Size of the reply, in bytes, with no compression."""
     @_builtins.property
     def tensors(self) -> _containers.RepeatedCompositeFieldContainer[_tensor_pb2.NamedTensor]:
-        """Every tensor of it, without data."""
+        """Every tensor of it, without data, by its place in the reply: `captures.conv1.output`."""
 
     def __init__(
         self,

@@ -6,6 +6,7 @@ isort:skip_file
 from collections import abc as _abc
 from cutaway.v1 import inspection_pb2 as _inspection_pb2
 from cutaway.v1 import model_pb2 as _model_pb2
+from cutaway.v1 import tensor_pb2 as _tensor_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
@@ -154,7 +155,31 @@ Global___InspectStreamRequest: _TypeAlias = InspectStreamRequest  # noqa: Y015
 
 @_typing.final
 class InspectStreamResponse(_message.Message):
-    """One piece: a header, then chunks, then a trailer."""
+    """One message of a reply in pieces."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PIECE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def piece(self) -> Global___StreamPiece:
+        """The piece."""
+
+    def __init__(
+        self,
+        *,
+        piece: Global___StreamPiece | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["piece", b"piece"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["piece", b"piece"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InspectStreamResponse: _TypeAlias = InspectStreamResponse  # noqa: Y015
+
+@_typing.final
+class StreamPiece(_message.Message):
+    """One piece: first a header, then chunks, then a trailer. Where there is no trailer, the reply is not whole."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -180,15 +205,15 @@ class InspectStreamResponse(_message.Message):
         chunk: Global___StreamChunk | None = ...,
         trailer: Global___StreamTrailer | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "header", b"header", "piece", b"piece", "trailer", b"trailer"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "header", b"header", "kind", b"kind", "trailer", b"trailer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "header", b"header", "piece", b"piece", "trailer", b"trailer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "header", b"header", "kind", b"kind", "trailer", b"trailer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_piece: _TypeAlias = _typing.Literal["header", "chunk", "trailer"]  # noqa: Y015
-    _WhichOneofArgType_piece: _TypeAlias = _typing.Literal["piece", b"piece"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType_piece) -> _WhichOneofReturnType_piece | None: ...
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["header", "chunk", "trailer"]  # noqa: Y015
+    _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
-Global___InspectStreamResponse: _TypeAlias = InspectStreamResponse  # noqa: Y015
+Global___StreamPiece: _TypeAlias = StreamPiece  # noqa: Y015
 
 @_typing.final
 class StreamHeader(_message.Message):
@@ -223,22 +248,26 @@ class StreamChunk(_message.Message):
     TENSOR_FIELD_NUMBER: _builtins.int
     OFFSET_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
+    COMPRESSION_FIELD_NUMBER: _builtins.int
     tensor: _builtins.int
     """Which tensor, counted from 0 in the order of the header."""
     offset: _builtins.int
     """Where in it this piece begins, in bytes."""
     data: _builtins.bytes
     """The bytes."""
+    compression: _tensor_pb2.Compression.ValueType
+    """How `data` is packed; `offset` counts unpacked bytes. Default: as it is."""
     def __init__(
         self,
         *,
         tensor: _builtins.int = ...,
         offset: _builtins.int = ...,
         data: _builtins.bytes = ...,
+        compression: _tensor_pb2.Compression.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "offset", b"offset", "tensor", b"tensor"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compression", b"compression", "data", b"data", "offset", b"offset", "tensor", b"tensor"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -24,17 +24,19 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x63utaway/v1/tensor.proto\x12\ncutaway.v1\"N\n\x06Tensor\x12\'\n\tdata_type\x18\x01 \x01(\x0e\x32\x14.cutaway.v1.DataType\x12\r\n\x05shape\x18\x02 \x03(\x03\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"?\n\x0bNamedTensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\"\n\x06tensor\x18\x02 \x01(\x0b\x32\x12.cutaway.v1.Tensor*\xfe\x01\n\x08\x44\x61taType\x12\x19\n\x15\x44\x41TA_TYPE_UNSPECIFIED\x10\x00\x12\x15\n\x11\x44\x41TA_TYPE_FLOAT16\x10\x01\x12\x16\n\x12\x44\x41TA_TYPE_BFLOAT16\x10\x02\x12\x15\n\x11\x44\x41TA_TYPE_FLOAT32\x10\x03\x12\x15\n\x11\x44\x41TA_TYPE_FLOAT64\x10\x04\x12\x12\n\x0e\x44\x41TA_TYPE_INT8\x10\x05\x12\x13\n\x0f\x44\x41TA_TYPE_INT16\x10\x06\x12\x13\n\x0f\x44\x41TA_TYPE_INT32\x10\x07\x12\x13\n\x0f\x44\x41TA_TYPE_INT64\x10\x08\x12\x13\n\x0f\x44\x41TA_TYPE_UINT8\x10\t\x12\x12\n\x0e\x44\x41TA_TYPE_BOOL\x10\nb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x63utaway/v1/tensor.proto\x12\ncutaway.v1\"|\n\x06Tensor\x12\'\n\tdata_type\x18\x01 \x01(\x0e\x32\x14.cutaway.v1.DataType\x12\r\n\x05shape\x18\x02 \x03(\x03\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\x12,\n\x0b\x63ompression\x18\x04 \x01(\x0e\x32\x17.cutaway.v1.Compression\"?\n\x0bNamedTensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\"\n\x06tensor\x18\x02 \x01(\x0b\x32\x12.cutaway.v1.Tensor*\xfe\x01\n\x08\x44\x61taType\x12\x19\n\x15\x44\x41TA_TYPE_UNSPECIFIED\x10\x00\x12\x15\n\x11\x44\x41TA_TYPE_FLOAT16\x10\x01\x12\x16\n\x12\x44\x41TA_TYPE_BFLOAT16\x10\x02\x12\x15\n\x11\x44\x41TA_TYPE_FLOAT32\x10\x03\x12\x15\n\x11\x44\x41TA_TYPE_FLOAT64\x10\x04\x12\x12\n\x0e\x44\x41TA_TYPE_INT8\x10\x05\x12\x13\n\x0f\x44\x41TA_TYPE_INT16\x10\x06\x12\x13\n\x0f\x44\x41TA_TYPE_INT32\x10\x07\x12\x13\n\x0f\x44\x41TA_TYPE_INT64\x10\x08\x12\x13\n\x0f\x44\x41TA_TYPE_UINT8\x10\t\x12\x12\n\x0e\x44\x41TA_TYPE_BOOL\x10\n*V\n\x0b\x43ompression\x12\x1b\n\x17\x43OMPRESSION_UNSPECIFIED\x10\x00\x12\x14\n\x10\x43OMPRESSION_NONE\x10\x01\x12\x14\n\x10\x43OMPRESSION_ZSTD\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'cutaway.v1.tensor_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DATATYPE']._serialized_start=185
-  _globals['_DATATYPE']._serialized_end=439
+  _globals['_DATATYPE']._serialized_start=231
+  _globals['_DATATYPE']._serialized_end=485
+  _globals['_COMPRESSION']._serialized_start=487
+  _globals['_COMPRESSION']._serialized_end=573
   _globals['_TENSOR']._serialized_start=39
-  _globals['_TENSOR']._serialized_end=117
-  _globals['_NAMEDTENSOR']._serialized_start=119
-  _globals['_NAMEDTENSOR']._serialized_end=182
+  _globals['_TENSOR']._serialized_end=163
+  _globals['_NAMEDTENSOR']._serialized_start=165
+  _globals['_NAMEDTENSOR']._serialized_end=228
 # @@protoc_insertion_point(module_scope)

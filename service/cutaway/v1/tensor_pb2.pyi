@@ -78,6 +78,34 @@ DATA_TYPE_BOOL: DataType.ValueType  # 10
 """One byte an element, 0 or 1."""
 Global___DataType: _TypeAlias = DataType  # noqa: Y015
 
+class _Compression:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _CompressionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Compression.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    COMPRESSION_UNSPECIFIED: _Compression.ValueType  # 0
+    """Not set: none."""
+    COMPRESSION_NONE: _Compression.ValueType  # 1
+    """As they are."""
+    COMPRESSION_ZSTD: _Compression.ValueType  # 2
+    """Zstandard over byte-shuffled elements: the first byte of every element, then the second byte of every element, and
+    so on, as one Zstandard frame.
+    """
+
+class Compression(_Compression, metaclass=_CompressionEnumTypeWrapper):
+    """How a tensor's bytes are packed."""
+
+COMPRESSION_UNSPECIFIED: Compression.ValueType  # 0
+"""Not set: none."""
+COMPRESSION_NONE: Compression.ValueType  # 1
+"""As they are."""
+COMPRESSION_ZSTD: Compression.ValueType  # 2
+"""Zstandard over byte-shuffled elements: the first byte of every element, then the second byte of every element, and
+so on, as one Zstandard frame.
+"""
+Global___Compression: _TypeAlias = Compression  # noqa: Y015
+
 @_typing.final
 class Tensor(_message.Message):
     """A dense array of numbers."""
@@ -87,10 +115,13 @@ class Tensor(_message.Message):
     DATA_TYPE_FIELD_NUMBER: _builtins.int
     SHAPE_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
+    COMPRESSION_FIELD_NUMBER: _builtins.int
     data_type: Global___DataType.ValueType
     """Element type; required."""
     data: _builtins.bytes
-    """The elements, row-major and little-endian: exactly product(shape) times the element size, in bytes."""
+    """The elements, row-major and little-endian: exactly product(shape) times the element size, in bytes, once unpacked."""
+    compression: Global___Compression.ValueType
+    """How `data` is packed. Default: as it is."""
     @_builtins.property
     def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Size of each axis, outermost first; empty for a single number. No size is negative."""
@@ -101,10 +132,11 @@ class Tensor(_message.Message):
         data_type: Global___DataType.ValueType = ...,
         shape: _abc.Iterable[_builtins.int] | None = ...,
         data: _builtins.bytes = ...,
+        compression: Global___Compression.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "data_type", b"data_type", "shape", b"shape"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compression", b"compression", "data", b"data", "data_type", b"data_type", "shape", b"shape"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -24,7 +24,7 @@ class WorkerReply(_message.Message):
     """Between the front door and a worker. TorchServe carries bytes to and fro and drops statuses and metadata, so
     both travel inside.
 
-    What a worker replies to one row.
+    What a worker replies to one row that is answered in one message.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -56,6 +56,100 @@ class WorkerReply(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_outcome) -> _WhichOneofReturnType_outcome | None: ...
 
 Global___WorkerReply: _TypeAlias = WorkerReply  # noqa: Y015
+
+@_typing.final
+class WorkerBatch(_message.Message):
+    """Several calls of a worker in one message: the part `batch` of a call."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALLS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerCall]:
+        """In order."""
+
+    def __init__(
+        self,
+        *,
+        calls: _abc.Iterable[Global___WorkerCall] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls", b"calls"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkerBatch: _TypeAlias = WorkerBatch  # noqa: Y015
+
+@_typing.final
+class WorkerCall(_message.Message):
+    """One call."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class PartsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.bytes
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.bytes = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    PARTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def parts(self) -> _containers.ScalarMap[_builtins.str, _builtins.bytes]:
+        """The question under its kind (`inspect`, `describe`), and `deadline`, as Unix seconds in ASCII."""
+
+    def __init__(
+        self,
+        *,
+        parts: _abc.Mapping[_builtins.str, _builtins.bytes] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["parts", b"parts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkerCall: _TypeAlias = WorkerCall  # noqa: Y015
+
+@_typing.final
+class WorkerBatchReply(_message.Message):
+    """The response to a batch."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLIES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def replies(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """A serialised WorkerReply for each call, in order. Empty where this one would be more than a message carries
+        together with those before it: ask again, alone.
+        """
+
+    def __init__(
+        self,
+        *,
+        replies: _abc.Iterable[_builtins.bytes] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["replies", b"replies"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkerBatchReply: _TypeAlias = WorkerBatchReply  # noqa: Y015
 
 @_typing.final
 class Failure(_message.Message):
@@ -114,6 +208,136 @@ class RoutedRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RoutedRequest: _TypeAlias = RoutedRequest  # noqa: Y015
+
+@_typing.final
+class RoutedStreamRequest(_message.Message):
+    """The parts of an InspectStreamRequest that the front door and a worker read. Wire-compatible with it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_FIELD_NUMBER: _builtins.int
+    CHUNK_BYTES_FIELD_NUMBER: _builtins.int
+    request: _builtins.bytes
+    """A serialised InspectRequest."""
+    chunk_bytes: _builtins.int
+    """As in InspectStreamRequest."""
+    def __init__(
+        self,
+        *,
+        request: _builtins.bytes = ...,
+        chunk_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_bytes", b"chunk_bytes", "request", b"request"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RoutedStreamRequest: _TypeAlias = RoutedStreamRequest  # noqa: Y015
+
+@_typing.final
+class StreamOpening(_message.Message):
+    """What the front door reads of a StreamPiece that a worker sent. Wire-compatible with it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
+    WORKER_MS_FIELD_NUMBER: _builtins.int
+    header: _builtins.bytes
+    """A serialised StreamHeader. Bytes, because the front door passes it on unread."""
+    worker_ms: _builtins.float
+    """How long the worker held the call until the header, in milliseconds."""
+    @_builtins.property
+    def failure(self) -> Global___Failure:
+        """Why there is none, or why no more comes."""
+
+    def __init__(
+        self,
+        *,
+        header: _builtins.bytes = ...,
+        failure: Global___Failure | None = ...,
+        worker_ms: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "header", b"header", "outcome", b"outcome"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "header", b"header", "outcome", b"outcome", "worker_ms", b"worker_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["header", "failure"]  # noqa: Y015
+    _WhichOneofArgType_outcome: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_outcome) -> _WhichOneofReturnType_outcome | None: ...
+
+Global___StreamOpening: _TypeAlias = StreamOpening  # noqa: Y015
+
+@_typing.final
+class StreamSupplement(_message.Message):
+    """What the front door adds to a reply in pieces: appended to the InspectStreamResponse with the header, protobuf
+    merges it in.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class Piece(_message.Message):
+        """In InspectStreamResponse."""
+
+        DESCRIPTOR: _descriptor.Descriptor
+
+        HEADER_FIELD_NUMBER: _builtins.int
+        @_builtins.property
+        def header(self) -> Global___StreamSupplement.Header:
+            """In StreamPiece."""
+
+        def __init__(
+            self,
+            *,
+            header: Global___StreamSupplement.Header | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class Header(_message.Message):
+        """In StreamPiece."""
+
+        DESCRIPTOR: _descriptor.Descriptor
+
+        RESPONSE_FIELD_NUMBER: _builtins.int
+        @_builtins.property
+        def response(self) -> Global___ReplySupplement:
+            """In StreamHeader."""
+
+        def __init__(
+            self,
+            *,
+            response: Global___ReplySupplement | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["response", b"response"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["response", b"response"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    PIECE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def piece(self) -> Global___StreamSupplement.Piece:
+        """As in InspectStreamResponse."""
+
+    def __init__(
+        self,
+        *,
+        piece: Global___StreamSupplement.Piece | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["piece", b"piece"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["piece", b"piece"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StreamSupplement: _TypeAlias = StreamSupplement  # noqa: Y015
 
 @_typing.final
 class ReplySupplement(_message.Message):

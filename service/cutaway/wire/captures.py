@@ -8,7 +8,7 @@ from typing import Any
 from cutaway.errors import Reason, at, error
 from cutaway.requests import Capture, Max, Mean, Norm, Point, Reduction, Slice, TopElements
 from cutaway.v1 import capture_pb2 as pb
-from cutaway.wire.enums import DATA_TYPE_NAMES, DATA_TYPES, FLOATING, POINTS
+from cutaway.wire.enums import POINTS, decode_floating, encode_floating
 from cutaway.wire.numbers import INT32, INT64, UINT32, at_least_one, whole, whole_if_given, wholes
 from cutaway.wire.oneof import Codec, OneOf
 from cutaway.wire.repeated import distinct, each
@@ -19,7 +19,7 @@ def encode(capture: Capture) -> pb.CaptureRequest:
     message = pb.CaptureRequest(
         points=_encode_points(capture),
         slices=encode_slices(capture.slices),
-        data_type=_encode_data_type(capture.data_type),
+        data_type=encode_floating(capture.data_type, "data_type"),
         call=whole_if_given("call", capture.call, UINT32),
         path=capture.path,
     )
@@ -47,7 +47,7 @@ def decode(message: pb.CaptureRequest) -> Capture:
         path=message.path,
         slices=decode_slices(message.slices),
         reduce=_decode_reduction(message),
-        data_type=_decode_data_type(message.data_type),
+        data_type=decode_floating(message.data_type, "data_type"),
     )
 
 
@@ -117,20 +117,6 @@ def _refuse_points(message: pb.CaptureRequest) -> None:
     for field, _ in message.ListFields():
         if field.name in ("points", "call", "path"):
             raise error(Reason.INVALID_VALUE, f"a parameter has no {field.name}; leave it out", field.name)
-
-
-def _encode_data_type(name: str) -> Any:
-    if name and name not in FLOATING:
-        raise error(Reason.INVALID_VALUE, f"{name!r} is none of {', '.join(FLOATING)}", "data_type")
-    return DATA_TYPES[name] if name else None
-
-
-def _decode_data_type(number: int) -> str:
-    name = DATA_TYPE_NAMES.get(number, "")
-    if number and name not in FLOATING:
-        known = ", ".join(f"DATA_TYPE_{floating.upper()}" for floating in FLOATING)
-        raise error(Reason.INVALID_VALUE, f"{number} is none of {known}", "data_type")
-    return name
 
 
 def _decode_reduction(message: pb.CaptureRequest) -> Reduction | None:

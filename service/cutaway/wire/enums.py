@@ -6,9 +6,10 @@ from enum import Enum
 from typing import Any, Generic, TypeVar
 
 from cutaway.errors import Reason, error
+from cutaway.packing import COMPRESSIONS as PACKINGS
 from cutaway.requests import CheckMode, Combination, LossReduction, Point, Quadrature
 from cutaway.results import Cause, Verdict, WarningCode
-from cutaway.tensors import DTYPES
+from cutaway.tensors import DTYPES, FLOATING
 from cutaway.v1 import attribution_pb2, capture_pb2, check_pb2, inspection_pb2, target_pb2, tensor_pb2
 
 E = TypeVar("E", bound=Enum)
@@ -66,5 +67,46 @@ DATA_TYPES: dict[str, Any] = {name: tensor_pb2.DataType.Value(f"DATA_TYPE_{name.
 DATA_TYPE_NAMES = {number: name for name, number in DATA_TYPES.items()}
 """The same, backwards."""
 
-FLOATING = ("float16", "bfloat16", "float32", "float64")
-"""The names of those that hold fractions."""
+_COMPRESSIONS: dict[str, Any] = {name: tensor_pb2.Compression.Value(f"COMPRESSION_{name.upper()}") for name in PACKINGS}
+_COMPRESSION_NAMES = {
+    tensor_pb2.COMPRESSION_UNSPECIFIED: "",
+    tensor_pb2.COMPRESSION_NONE: "",
+    **{number: name for name, number in _COMPRESSIONS.items()},
+}
+
+
+def encode_floating(name: str, field: str) -> Any:
+    """The number on the wire of a data type that holds fractions; None for ``""``.
+
+    Raises:
+        InvalidArgument: ``INVALID_VALUE``.
+    """
+    if name and name not in FLOATING:
+        raise error(Reason.INVALID_VALUE, f"{name!r:.80} is none of {', '.join(FLOATING)}", field)
+    return DATA_TYPES[name] if name else None
+
+
+def decode_floating(number: int, field: str) -> str:
+    """The same, backwards."""
+    name = DATA_TYPE_NAMES.get(number, "")
+    if number and name not in FLOATING:
+        known = ", ".join(f"DATA_TYPE_{floating.upper()}" for floating in FLOATING)
+        raise error(Reason.INVALID_VALUE, f"{number} is none of {known}", field)
+    return name
+
+
+def encode_compression(name: str) -> Any:
+    """The number on the wire of a compression that is known, or of none."""
+    return _COMPRESSIONS.get(name, tensor_pb2.COMPRESSION_UNSPECIFIED)
+
+
+def decode_compression(number: int, field: str) -> str:
+    """The same, backwards.
+
+    Raises:
+        InvalidArgument: ``INVALID_VALUE``.
+    """
+    if number not in _COMPRESSION_NAMES:
+        known = ", ".join(name for name, value in tensor_pb2.Compression.items() if value)
+        raise error(Reason.INVALID_VALUE, f"{number} is none of {known}", field)
+    return _COMPRESSION_NAMES[number]

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from functools import lru_cache
 
 from google.protobuf.message import DecodeError
 
 from cutaway.errors import Reason, at, error
+from cutaway.packing import refuse_unknown
 from cutaway.requests import CheckRequest, ExplainIf, InspectRequest, Raw, Target
 from cutaway.tensors import Array
 from cutaway.v1 import check_pb2, input_pb2, inspection_pb2, target_pb2
 from cutaway.wire import arrays, captures, edits, methods, targets
-from cutaway.wire.enums import CHECK_MODES
+from cutaway.wire.enums import (
+    CHECK_MODES,
+    decode_compression,
+    decode_floating,
+    encode_compression,
+    encode_floating,
+)
 from cutaway.wire.numbers import INT64, wholes
 from cutaway.wire.repeated import each
-from cutaway.wire.strict import refuse_unserved
+from cutaway.wire.strict import refuse_swelling, refuse_unserved
 
 
 def encode(request: InspectRequest) -> inspection_pb2.InspectRequest:
@@ -29,6 +38,8 @@ def encode(request: InspectRequest) -> inspection_pb2.InspectRequest:
         raise error(Reason.INVALID_VALUE, f"{request.max_reply_bytes} bytes; from 0 up", "options.max_reply_bytes")
     if request.seed is not None:
         _seed(request.seed)
+    with at("options.compression"):
+        refuse_unknown(request.compression)
     message = inspection_pb2.InspectRequest(
         model=request.model,
         target=_encode_target(request.target),
@@ -45,6 +56,9 @@ def encode(request: InspectRequest) -> inspection_pb2.InspectRequest:
             max_reply_bytes=request.max_reply_bytes,
             omit_predictions=request.omit_predictions,
             seed=request.seed,
+            reply_data_type=encode_floating(request.reply_data_type, "options.reply_data_type"),
+            compression=encode_compression(request.compression),
+            dry_run=request.dry_run,
         ),
     )
     if request.raw:
@@ -60,13 +74,34 @@ def encode(request: InspectRequest) -> inspection_pb2.InspectRequest:
     return message
 
 
-def decode(data: bytes) -> InspectRequest:
+def decode(data: bytes, *, most: int | None = None) -> InspectRequest:
     """The question in a serialised `cutaway.v1.InspectRequest`.
+
+    Args:
+        data: the message.
+        most: bytes that its packed tensors may have once unpacked, all together; None is any number.
 
     Raises:
         InvalidArgument: the bytes are no such message, or a field holds what it must not.
         Unimplemented: a field is set that is not served yet.
+        ResourceExhausted: ``REQUEST_TOO_LARGE``, once unpacked.
     """
+    message = parsed(data)
+    tensors, raw = message.tensors, message.raw  # they live on when they are no longer part of it
+    given = message.WhichOneof("input")
+    if given is not None:
+        refuse_unserved(getattr(message, given), given)
+        message.ClearField(given)
+    asked = message.SerializeToString(deterministic=True)
+    question = (_remembered if len(asked) <= _SHORT else _question)(asked)
+    if given is None:
+        raise error(Reason.INPUT_MISSING, "send tensors by name, or raw bytes", "tensors")
+    refuse_swelling((message, tensors), most)
+    return replace(question, tensors=_decode_tensors(tensors), raw=_decode_raw(raw) if given == "raw" else ())
+
+
+def _question(data: bytes) -> InspectRequest:
+    """The question in a message, without what it is about."""
     message = parsed(data)
     refuse_unserved(message)
     if not message.model:
@@ -75,8 +110,6 @@ def decode(data: bytes) -> InspectRequest:
         raise error(Reason.INVALID_VALUE, "comparing needs edits: without them both models are the same", "compare")
     return InspectRequest(
         model=message.model,
-        tensors=_decode_tensors(message),
-        raw=tuple(Raw(raw.data, raw.media_type) for raw in message.raw.examples),
         target=_decode_target(message.target),
         captures=tuple(each("captures", captures.decode, message.captures)),
         input_gradients=tuple(message.input_gradients.inputs) if message.HasField("input_gradients") else None,
@@ -88,7 +121,23 @@ def decode(data: bytes) -> InspectRequest:
         omit_predictions=message.options.omit_predictions,
         max_reply_bytes=message.options.max_reply_bytes,
         seed=_seed(message.options.seed) if message.options.HasField("seed") else None,
+        reply_data_type=decode_floating(message.options.reply_data_type, "options.reply_data_type"),
+        compression=_compression(message.options.compression),
+        dry_run=message.options.dry_run,
     )
+
+
+_SHORT = 1 << 14
+"""Bytes of a question that is worth remembering: most callers ask the same of one input after another."""
+
+_remembered = lru_cache(maxsize=256)(_question)
+
+
+def _compression(number: int) -> str:
+    name = decode_compression(number, "options.compression")
+    with at("options.compression"):
+        refuse_unknown(name)
+    return name
 
 
 def _seed(seed: int) -> int:
@@ -105,17 +154,18 @@ def parsed(data: bytes) -> inspection_pb2.InspectRequest:
         raise error(Reason.MALFORMED_REQUEST, f"the {len(data)} bytes are not a cutaway.v1.InspectRequest") from None
 
 
-def _decode_tensors(message: inspection_pb2.InspectRequest) -> dict[str, Array]:
+def _decode_tensors(message: input_pb2.TensorInputs) -> dict[str, Array]:
     found: dict[str, Array] = {}
-    given = message.WhichOneof("input")
-    if given is None:
-        raise error(Reason.INPUT_MISSING, "send tensors by name, or raw bytes", "tensors")
-    if given == "raw" and not message.raw.examples:
-        raise error(Reason.INPUT_EMPTY, "raw holds no example; send at least one", "raw.examples")
-    for name, tensor in message.tensors.by_name.items():
+    for name, tensor in message.by_name.items():
         with at(f"tensors.by_name.{name}"):
             found[name] = arrays.decode(tensor)
     return found
+
+
+def _decode_raw(message: input_pb2.RawInputs) -> tuple[Raw, ...]:
+    if not message.examples:
+        raise error(Reason.INPUT_EMPTY, "raw holds no example; send at least one", "raw.examples")
+    return tuple(Raw(raw.data, raw.media_type) for raw in message.examples)
 
 
 def _encode_target(target: Target) -> target_pb2.Target:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -12,28 +11,32 @@ from cutaway import results as plain
 from cutaway.errors import Reason, error
 from cutaway.requests import Point
 from cutaway.tensors import Array
-from cutaway.v1 import attribution_pb2, capture_pb2, check_pb2, inspection_pb2, model_pb2
+from cutaway.v1 import attribution_pb2, capture_pb2, check_pb2, inspection_pb2, model_pb2, tensor_pb2
 from cutaway.wire import arrays
 from cutaway.wire.enums import CAUSES, CHECK_MODES, DATA_TYPE_NAMES, DATA_TYPES, POINTS, VERDICTS, WARNINGS
 
 _Leaves: TypeAlias = dict[Point, dict[str, Array]]
 
 
-def encode(result: plain.InspectResult) -> inspection_pb2.InspectResponse:
-    """``result`` as a message."""
+def encode(result: plain.InspectResult, compression: str = "") -> inspection_pb2.InspectResponse:
+    """``result`` as a message, its tensors packed with ``compression`` where that makes them smaller."""
     return inspection_pb2.InspectResponse(
         predictions=inspection_pb2.Predictions(
-            outputs=arrays.encode_named(result.predictions),
+            outputs=arrays.encode_named(result.predictions, compression),
             classes=_encode_classes(result.classes),
             targets=_numbers(result.targets),
             target_values=_numbers(result.target_values),
             targets_per_example=_per_example(result.target_values),
         ),
-        captures=[message for name, capture in result.captures.items() for message in _encode_capture(name, capture)],
-        input_gradients=arrays.encode_named(result.input_gradients),
-        parameter_gradients=arrays.encode_named(result.parameter_gradients),
-        attributions=[_encode_attribution(attribution) for attribution in result.attributions],
-        unedited_predictions=_encode_unedited(result),
+        captures=[
+            message
+            for name, capture in result.captures.items()
+            for message in _encode_capture(name, capture, compression)
+        ],
+        input_gradients=arrays.encode_named(result.input_gradients, compression),
+        parameter_gradients=arrays.encode_named(result.parameter_gradients, compression),
+        attributions=[_encode_attribution(attribution, compression) for attribution in result.attributions],
+        unedited_predictions=_encode_unedited(result, compression),
         warnings=[
             inspection_pb2.Warning(
                 code=WARNINGS.to_wire(warning.code), subject=warning.subject, message=warning.message
@@ -41,7 +44,8 @@ def encode(result: plain.InspectResult) -> inspection_pb2.InspectResponse:
             for warning in result.warnings
         ],
         provenance=encode_provenance(result.provenance),
-        timings=inspection_pb2.Timings(**asdict(result.timings)),
+        timings=inspection_pb2.Timings(**vars(result.timings)),
+        estimate=None if result.estimate is None else _encode_estimate(result.estimate),
     )
 
 
@@ -66,12 +70,13 @@ def decode(message: inspection_pb2.InspectResponse) -> plain.InspectResult:
         timings=plain.Timings(
             **{field.name: getattr(message.timings, field.name) for field in message.timings.DESCRIPTOR.fields}
         ),
+        estimate=_decode_estimate(message.estimate) if message.HasField("estimate") else None,
     )
 
 
 def encode_provenance(provenance: plain.Provenance) -> model_pb2.Provenance:
     """Where a result comes from, as a message."""
-    fields = asdict(provenance)
+    fields = dict(vars(provenance))
     fields["data_type"] = DATA_TYPES.get(provenance.data_type, 0)
     return model_pb2.Provenance(**fields)
 
@@ -83,39 +88,56 @@ def decode_provenance(message: model_pb2.Provenance) -> plain.Provenance:
     return plain.Provenance(**fields)
 
 
-def _encode_unedited(result: plain.InspectResult) -> inspection_pb2.Predictions | None:
+def _encode_estimate(estimate: plain.Estimate) -> inspection_pb2.Estimate:
+    tensors = [
+        tensor_pb2.NamedTensor(
+            name=place, tensor=tensor_pb2.Tensor(data_type=DATA_TYPES[tensor.data_type], shape=tensor.shape)
+        )
+        for place, tensor in estimate.tensors.items()
+    ]
+    return inspection_pb2.Estimate(reply_bytes=estimate.reply_bytes, tensors=tensors)
+
+
+def _decode_estimate(message: inspection_pb2.Estimate) -> plain.Estimate:
+    tensors = {
+        each.name: plain.Outline(arrays.type_of(each.tensor), tuple(each.tensor.shape)) for each in message.tensors
+    }
+    return plain.Estimate(message.reply_bytes, tensors)
+
+
+def _encode_unedited(result: plain.InspectResult, compression: str) -> inspection_pb2.Predictions | None:
     if not result.unedited and not result.unedited_classes:
         return None
     return inspection_pb2.Predictions(
-        outputs=arrays.encode_named(result.unedited),
+        outputs=arrays.encode_named(result.unedited, compression),
         classes=_encode_classes(result.unedited_classes),
     )
 
 
 def _encode_classes(classes: Iterable[plain.ClassPrediction]) -> list[inspection_pb2.ClassPrediction]:
-    return [inspection_pb2.ClassPrediction(**asdict(each)) for each in classes]
+    return [inspection_pb2.ClassPrediction(**vars(each)) for each in classes]
 
 
 def _decode_classes(messages: Iterable[inspection_pb2.ClassPrediction]) -> tuple[plain.ClassPrediction, ...]:
     return tuple(plain.ClassPrediction(each.index, each.label, each.probability) for each in messages)
 
 
-def _encode_capture(name: str, capture: plain.ModuleCapture) -> Iterable[capture_pb2.Capture]:
+def _encode_capture(name: str, capture: plain.ModuleCapture, compression: str) -> Iterable[capture_pb2.Capture]:
     """A message for each point that any call showed. A call that showed nothing there keeps its place, empty."""
     for point in Point:
         if not any(point in call.leaves for call in capture.calls):
             continue
-        calls = [capture_pb2.CapturedCall(leaves=_encode_leaves(call, point)) for call in capture.calls]
+        calls = [capture_pb2.CapturedCall(leaves=_encode_leaves(call, point, compression)) for call in capture.calls]
         yield capture_pb2.Capture(module=name, point=POINTS.to_wire(point), calls=calls)
 
 
-def _encode_leaves(call: plain.CapturedCall, point: Point) -> Iterable[capture_pb2.CapturedLeaf]:
+def _encode_leaves(call: plain.CapturedCall, point: Point, compression: str) -> Iterable[capture_pb2.CapturedLeaf]:
     positions = call.positions.get(point, {})
     for path, array in call.leaves.get(point, {}).items():
         yield capture_pb2.CapturedLeaf(
             path=path,
-            tensor=arrays.encode(array),
-            positions=arrays.encode(positions[path]) if path in positions else None,
+            tensor=arrays.encode(array, compression),
+            positions=arrays.encode(positions[path], compression) if path in positions else None,
         )
 
 
@@ -134,18 +156,18 @@ def _decode_captures(messages: Iterable[capture_pb2.Capture]) -> dict[str, plain
     }
 
 
-def _encode_attribution(result: plain.AttributionResult) -> attribution_pb2.Attribution:
+def _encode_attribution(result: plain.AttributionResult, compression: str) -> attribution_pb2.Attribution:
     return attribution_pb2.Attribution(
         method=result.method,
         layer=result.layer,
-        values=arrays.encode_named(result.values),
+        values=arrays.encode_named(result.values, compression),
         convergence_delta=_numbers(result.convergence_delta),
         value_at_input=_numbers(result.value_at_input),
         value_at_baseline=_numbers(result.value_at_baseline),
         targets=_numbers(result.targets),
         checks=[_encode_check(check) for check in result.checks],
         n_steps=result.n_steps,
-        tokens=None if result.tokens is None else _encode_tokens(result.tokens),
+        tokens=None if result.tokens is None else _encode_tokens(result.tokens, compression),
         metrics=[attribution_pb2.Metric(name=metric.name, values=_numbers(metric.values)) for metric in result.metrics],
     )
 
@@ -166,11 +188,11 @@ def _decode_attribution(message: attribution_pb2.Attribution) -> plain.Attributi
     )
 
 
-def _encode_tokens(tokens: plain.TokenAttribution) -> attribution_pb2.TokenAttribution:
+def _encode_tokens(tokens: plain.TokenAttribution, compression: str) -> attribution_pb2.TokenAttribution:
     return attribution_pb2.TokenAttribution(
         input=tokens.input,
-        ids=arrays.encode(tokens.ids),
-        values=arrays.encode(tokens.values),
+        ids=arrays.encode(tokens.ids, compression),
+        values=arrays.encode(tokens.values, compression),
         texts=[attribution_pb2.TokenTexts(tokens=row) for row in tokens.texts],
     )
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor
@@ -10,6 +11,9 @@ from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from cutaway.errors import Reason, error
+from cutaway.tensors import DTYPES
+from cutaway.v1 import tensor_pb2
+from cutaway.wire.enums import DATA_TYPE_NAMES
 
 # The fields served so far, for messages that are not yet served as a whole. Serving one more is one more word here.
 SERVED: dict[str, frozenset[str]] = {
@@ -17,7 +21,7 @@ SERVED: dict[str, frozenset[str]] = {
     for message, fields in {
         "InspectRequest": "model tensors raw target captures input_gradients edits compare attributions explain_if "
         "check options",
-        "Options": "max_reply_bytes omit_predictions seed",
+        "Options": "compression dry_run max_reply_bytes omit_predictions reply_data_type seed",
     }.items()
 }
 
@@ -44,6 +48,36 @@ def refuse_unserved(message: Message, path: str = "") -> None:
             raise error(Reason.NOT_IMPLEMENTED, f"{field.name} is part of the contract but not served yet", here)
         for where, child in _children(field, value, here):
             refuse_unserved(child, where)
+
+
+def refuse_swelling(messages: Iterable[Message], most: int | None) -> None:
+    """Refuse packed tensors that a few bytes make larger than any request may be.
+
+    Raises:
+        ResourceExhausted: ``REQUEST_TOO_LARGE``.
+    """
+    tensors = (tensor for message in messages for tensor in _tensors(message))
+    size = sum(_unpacked_bytes(tensor) for tensor in tensors if tensor.compression)
+    if most is not None and size > most:
+        raise error(
+            Reason.REQUEST_TOO_LARGE,
+            f"the packed tensors have {size} bytes once unpacked, {most} are allowed",
+        )
+
+
+def _unpacked_bytes(tensor: tensor_pb2.Tensor) -> int:
+    """At least 0: a shape that is none is refused by whoever decodes it, and must make up for no other."""
+    dtype = DTYPES.get(DATA_TYPE_NAMES.get(tensor.data_type, ""))
+    return 0 if dtype is None else max(0, math.prod(tensor.shape)) * dtype.itemsize
+
+
+def _tensors(message: Message) -> Iterator[tensor_pb2.Tensor]:
+    if isinstance(message, tensor_pb2.Tensor):
+        yield message
+        return
+    for field, value in message.ListFields():
+        for _, child in _children(field, value, ""):
+            yield from _tensors(child)
 
 
 def _children(field: FieldDescriptor, value: Any, path: str) -> Iterator[tuple[str, Message]]:

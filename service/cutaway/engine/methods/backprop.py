@@ -39,6 +39,7 @@ ROWS: dict[type[Attribution], Method] = {
         overlooked=references.overlooked,
         applies_to_modules=True,
         refuse=_refuse_edited_rectifiers,
+        by_row=True,
     ),
     Deconvolution: Method(
         attr.Deconvolution,
@@ -50,6 +51,7 @@ ROWS: dict[type[Attribution], Method] = {
         overlooked=references.overlooked,
         applies_to_modules=True,
         refuse=_refuse_edited_rectifiers,
+        by_row=True,
     ),
     GuidedGradCam: Method(
         attr.GuidedGradCam,

@@ -23,12 +23,14 @@ ROWS: dict[type[Attribution], Method] = {
         at_input,
         "|df/dx| from the raw gradient at the input",
         options=lambda question: {"abs": question.request.absolute},  # type: ignore[attr-defined]
+        by_row=True,
     ),
     InputXGradient: Method(
         attr.InputXGradient,
         references.input_x_gradient,
         at_input,
         "x * df/dx from the raw gradient at the input",
+        by_row=True,
     ),
     LayerActivation: Method(
         attr.LayerActivation,
@@ -36,12 +38,14 @@ ROWS: dict[type[Attribution], Method] = {
         at_input,
         "the raw output of the layer",
         differentiates=False,
+        by_row=True,
     ),
     LayerGradientXActivation: Method(
         attr.LayerGradientXActivation,
         references.layer_gradient_x_activation,
         at_input,
         "raw output * raw gradient of the layer",
+        by_row=True,
     ),
     LayerGradCam: Method(
         attr.LayerGradCam,
@@ -49,5 +53,6 @@ ROWS: dict[type[Attribution], Method] = {
         at_input,
         "the raw output's channels, weighted by the mean of their raw gradients",
         options=lambda question: {"relu_attributions": question.request.relu},  # type: ignore[attr-defined]
+        by_row=True,
     ),
 }

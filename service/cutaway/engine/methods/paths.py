@@ -42,7 +42,7 @@ def _path_options(question: Question) -> dict[str, Any]:
 
 def _conductance_rows(question: Question) -> int:
     """Rows of a pass of `LayerConductance`: two steps are the fewest, since Captum takes their difference."""
-    return max(references.ROWS_A_PASS, 2 * question.rows)
+    return max(references.affordable(question), 2 * question.rows)
 
 
 def _conductance_together(question: Question) -> int:
@@ -106,6 +106,7 @@ ROWS: dict[type[Attribution], Method] = {
         together=references.steps_a_pass,
         tolerances=PATH,
         refuse=refuse_steps,
+        by_row=True,
     ),
     InternalInfluence: Method(
         attr.InternalInfluence,
@@ -116,6 +117,7 @@ ROWS: dict[type[Attribution], Method] = {
         together=references.steps_a_pass,
         tolerances=PATH,
         refuse=refuse_steps,
+        by_row=True,
     ),
     LayerConductance: Method(
         attr.LayerConductance,
@@ -127,6 +129,7 @@ ROWS: dict[type[Attribution], Method] = {
         together=_conductance_together,
         tolerances=PATH,
         refuse=refuse_steps,
+        by_row=True,
     ),
     LayerIntegratedGradients: Method(
         attr.LayerIntegratedGradients,
@@ -139,5 +142,6 @@ ROWS: dict[type[Attribution], Method] = {
         tolerances=PATH,
         refuse=refuse_steps,
         own=references.layer_path,
+        by_row=True,
     ),
 }

@@ -65,6 +65,7 @@ ROWS: dict[type[Attribution], Method] = {
         "f(x) - f(x with the feature at its baseline) from raw outputs",
         options=_given,
         perturbs=True,
+        by_row=True,
     ),
     Occlusion: Method(
         attr.Occlusion,
@@ -73,6 +74,7 @@ ROWS: dict[type[Attribution], Method] = {
         "the mean of f(x) - f(x with a window at its baseline) over the windows around an element, from raw outputs",
         options=_windows,
         perturbs=True,
+        by_row=True,
     ),
     FeaturePermutation: Method(
         attr.FeaturePermutation,

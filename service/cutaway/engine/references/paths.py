@@ -16,13 +16,27 @@ from cutaway.engine.seen import Call
 from cutaway.engine.witness import Pass, Question, Values, visits
 from cutaway.requests import IntegratedGradients, LayerIntegratedGradients, PathAttribution, Point, Replace
 
-ROWS_A_PASS = 64
-"""Captum walks a path in passes of about this many rows, so that memory does not grow with the number of steps."""
+NUMBERS_A_PASS = 1 << 19
+"""Captum walks a path in passes of about this many numbers, so that memory does not grow with the number of steps."""
+
+FEWEST_ROWS, MOST_ROWS = 16, 512
+"""The bounds of that in rows: fewer gain nothing but time, more gain none."""
+
+_OF_AN_ID = 256
+"""What a whole number counts for: behind it stands an embedding."""
 
 
 def rows_a_pass(question: Question) -> int:
     """How many rows Captum runs in one pass: of one step alone, where rows must keep their places."""
-    return question.rows if question.keeps_rows else max(ROWS_A_PASS, question.rows)
+    return question.rows if question.keeps_rows else max(affordable(question), question.rows)
+
+
+def affordable(question: Question) -> int:
+    """How many rows of such inputs make a pass of `NUMBERS_A_PASS`, within bounds."""
+    numbers = sum(
+        tensor.numel() * (1 if tensor.is_floating_point() else _OF_AN_ID) for tensor in question.inputs.values()
+    )
+    return min(MOST_ROWS, max(FEWEST_ROWS, NUMBERS_A_PASS * question.rows // max(1, numbers)))
 
 
 def steps_a_pass(question: Question) -> int:
@@ -37,8 +51,17 @@ def on_path(question: Question) -> list[Values]:
 
 
 def _points(question: Question, alphas: Sequence[float]) -> list[Values]:
-    ends = [(name, question.inputs[name], question.baselines[name]) for name in question.explained]
-    return [{name: start + alpha * (end - start) for name, end, start in ends} for alpha in alphas]
+    along = {
+        name: _along(question.baselines[name], question.inputs[name], alphas).unbind() for name in question.explained
+    }
+    return [{name: steps[number] for name, steps in along.items()} for number in range(len(alphas))]
+
+
+def _along(start: Tensor, end: Tensor, alphas: Sequence[float]) -> Tensor:
+    """[steps, ...], the points on the way; each factor as precise as a Python number beside a tensor is."""
+    precise = torch.promote_types(end.dtype, torch.float32)
+    factors = torch.tensor(alphas, dtype=precise, device=end.device).reshape(-1, *[1] * end.ndim)
+    return start + (factors * (end - start).to(precise)).to(end.dtype)
 
 
 def integrated_gradients(evidence: Evidence) -> Reference:

@@ -1,0 +1,40 @@
+"""One caller with `cutaway.Client`, as a user writes it: the reply is decoded to numpy, and that counts."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import cutaway as ca
+from bench.pipe import answer, seconds
+from bench.questions import QUESTIONS
+
+
+def main(address: str) -> None:
+    client = ca.Client(address, timeout=300)
+
+    def asked(what: dict[str, Any]) -> Any:
+        model, inputs, options = QUESTIONS[what["question"]](**what.get("given", {}))
+
+        def run() -> ca.InspectResult:
+            return client.inspect(model, inputs, **options)
+
+        if what.get("stages"):
+            return [_staged(run) for _ in range(what["count"])]
+        return seconds(run, what["count"])
+
+    answer(asked)
+
+
+def _staged(run: Callable[[], ca.InspectResult]) -> dict[str, float]:
+    """Milliseconds by stage, as the reply tells them, and as the caller waits."""
+    start = time.perf_counter()
+    timings = asdict(run().timings)
+    return {**timings, "whole_ms": (time.perf_counter() - start) * 1000}
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

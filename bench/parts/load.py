@@ -1,0 +1,90 @@
+"""Callers, many in one process: requests are bytes made beforehand and replies are not decoded, on either side of a
+ratio, so that what is measured is the server and not the caller. A reply that is an error stops the measurement."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeAlias
+
+import grpc.aio
+
+from bench.pipe import answer
+
+Ask: TypeAlias = Callable[[bytes], Awaitable[bytes]]
+
+
+def main() -> None:
+    loop = asyncio.new_event_loop()
+    answer(lambda what: loop.run_until_complete(_answered(**what)))
+
+
+async def _answered(
+    kind: str, address: str, path: str, payloads: list[str], callers: int, seconds: float
+) -> dict[str, Any]:
+    """``callers`` ask for ``seconds``; the n-th begins with the n-th payload and goes on with every ``callers``-th."""
+    requests = [base64.b64decode(payload) for payload in payloads]
+    latencies: list[float] = []
+    sizes: set[int] = set()
+    until = time.perf_counter() + seconds
+    opened = [await {"grpc": _grpc, "http": _http}[kind](address, path) for _ in range(callers)]
+
+    async def caller(number: int, ask: Ask) -> None:
+        turn = number
+        while True:
+            start = time.perf_counter()
+            reply = await ask(requests[turn % len(requests)])
+            end = time.perf_counter()
+            if end > until:
+                return
+            latencies.append(end - start)
+            sizes.add(len(reply))
+            turn += callers
+
+    await asyncio.gather(*(caller(number, ask) for number, (ask, _) in enumerate(opened)))
+    for _, close in opened:
+        await close()
+    return {"rate": len(latencies) / seconds, "latencies": latencies, "bytes": max(sizes, default=0)}
+
+
+Opened: TypeAlias = tuple[Ask, Callable[[], Awaitable[None]]]
+
+
+async def _grpc(address: str, path: str) -> Opened:
+    channel = grpc.aio.insecure_channel(address, options=[("grpc.max_receive_message_length", -1)])
+    call: Any = channel.unary_unary(path)
+    await channel.channel_ready()
+
+    async def ask(request: bytes) -> bytes:
+        reply: bytes = await call(request)
+        return reply
+
+    return ask, channel.close
+
+
+async def _http(address: str, path: str) -> Opened:
+    """HTTP/1.1, kept alive; ``path`` is the content type, a space, and the path."""
+    content, where = path.split(" ")
+    host, port = address.split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+
+    async def ask(request: bytes) -> bytes:
+        head = f"POST {where} HTTP/1.1\r\nHost: {address}\r\nContent-Type: {content}\r\nContent-Length: {len(request)}"
+        writer.write(head.encode() + b"\r\n\r\n" + request)
+        status, *fields = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+        lengths = [field.partition(":")[2] for field in fields if field.lower().startswith("content-length:")]
+        body = await reader.readexactly(int(lengths[0]))
+        if " 200 " not in f"{status} ":
+            raise RuntimeError(f"{status}: {body[:200]!r}")
+        return body
+
+    async def close() -> None:
+        writer.close()
+
+    return ask, close
+
+
+if __name__ == "__main__":
+    main()

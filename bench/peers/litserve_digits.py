@@ -1,0 +1,84 @@
+"""LitServe with the digits network and Captum, in JSON: what its documentation shows, with batches."""
+
+import logging
+import socket
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import litserve  # type: ignore[import-not-found]
+import torch
+from captum.attr import IntegratedGradients
+from fastapi import Request  # type: ignore[import-not-found]
+from torch import Tensor
+
+from bench.pipe import announce
+
+STEPS = 64
+
+
+class Explains(litserve.LitAPI):  # type: ignore[misc]
+    """``{"image": nested lists}`` to ``{"output": …, "attribution": …}``."""
+
+    def __init__(self, directory: Path, batch: int, delay_s: float) -> None:
+        super().__init__(max_batch_size=batch, batch_timeout=delay_s)
+        self.directory = directory
+
+    def setup(self, device: str) -> None:
+        """Load the network."""
+        found: Any = spec_from_file_location("digits_net", self.directory / "digits_net.py")
+        module = module_from_spec(found)
+        found.loader.exec_module(module)
+        self.network = module.DigitsCNN().eval()
+        self.network.load_state_dict(torch.load(self.directory / "digits.pt"))
+        self.method = IntegratedGradients(self.network)
+
+    def decode_request(self, request: Request) -> Tensor:
+        """One image, [1, 8, 8]. The annotation says JSON; what arrives is what was in it."""
+        return torch.tensor(request["image"])
+
+    def batch(self, inputs: list[Tensor]) -> Tensor:
+        """[batch, 1, 8, 8]."""
+        return torch.stack(inputs)
+
+    def predict(self, images: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Logits, and the attribution of class 0 from black."""
+        with torch.no_grad():
+            outputs = self.network(images)
+        return list(zip(outputs, self.method.attribute(images, target=0, n_steps=STEPS)))
+
+    def unbatch(self, output: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
+        """One answer a row."""
+        return output
+
+    def encode_response(self, output: tuple[Tensor, Tensor]) -> Any:
+        """Nested lists."""
+        logits, attribution = output
+        return {"output": logits.tolist(), "attribution": attribution.tolist()}
+
+
+def main(directory: Path, workers: int, batch: int, delay_ms: int) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port = found.getsockname()[1]
+    api = Explains(directory, batch, delay_ms / 1000)
+    server = litserve.LitServer(api, accelerator="cpu", workers_per_device=workers)
+    Thread(target=_announce, args=(port,), daemon=True).start()
+    server.run(host="127.0.0.1", port=port, generate_client_file=False, log_level="error")
+
+
+def _announce(port: int) -> None:
+    """Once it listens, which is after its workers are ready."""
+    logging.getLogger("litserve").setLevel(logging.ERROR)
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        except OSError:
+            continue
+        announce(f"127.0.0.1:{port}")
+        return
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))

@@ -1,0 +1,122 @@
+"""A process that is asked in JSON lines, and answers in them: how everything that is measured here is told to run.
+
+Only Python's own library: a peer has this file, and nothing else of ours, in its environment.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+
+_GRACE_S = 5.0
+
+
+class CannotRun(Exception):
+    """Something that a row needs is not there, or failed; the text says what."""
+
+
+class Pipe:
+    """A context manager: a Python module that runs as a process of its own, from the repository's root.
+
+    Args:
+        module: what ``python -m`` runs; it calls `answer` or `announce`.
+        arguments: its command line.
+        python: the interpreter, of its own environment.
+        variables: added to the environment.
+    """
+
+    def __init__(
+        self, module: str, *arguments: str, python: Path | str = sys.executable, variables: Mapping[str, str] = {}
+    ) -> None:
+        self._command: Sequence[str] = [str(python), "-m", module, *arguments]
+        self._variables = variables
+
+    def __enter__(self) -> Pipe:
+        self._process = subprocess.Popen(
+            self._command,
+            cwd=ROOT,
+            env={**os.environ, **self._variables},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # a group of its own, to be ended with all that it started
+        )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_GRACE_S)
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.communicate()
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
+    def hear(self) -> Any:
+        """The next thing that the process says.
+
+        Raises:
+            CannotRun: it says that it failed, or it ended.
+        """
+        if self._process.stdout is None:
+            raise CannotRun("nobody listens")
+        for line in self._process.stdout:
+            if line.startswith(_MARK):
+                said = json.loads(line.removeprefix(_MARK))
+                if "failure" in said:
+                    raise CannotRun(said["failure"])
+                return said["answer"]
+        raise CannotRun(f"{' '.join(self._command[1:3])} ended with status {self._process.wait()}")
+
+    def ask(self, what: Any) -> Any:
+        """Send ``what``, and wait for the answer."""
+        if self._process.stdin is None:
+            raise CannotRun("nobody is asked")
+        self._process.stdin.write(json.dumps(what) + "\n")
+        self._process.stdin.flush()
+        return self.hear()
+
+
+_MARK = "bench: "
+"""Before what is meant for us: libraries print things too."""
+
+
+def announce(answer: Any) -> None:
+    """In the process: say something unasked."""
+    print(f"{_MARK}{json.dumps({'answer': answer})}", flush=True)
+
+
+def answer(to: Callable[[Any], Any]) -> None:
+    """In the process: answer whatever is asked, until nobody asks any more."""
+    for line in sys.stdin:
+        try:
+            announce(to(json.loads(line)))
+        except Exception as failure:  # the row tells it, and the others go on
+            print(f"{_MARK}{json.dumps({'failure': f'{type(failure).__name__}: {failure}'})}", flush=True)
+
+
+def seconds(run: Callable[[], object], count: int) -> list[float]:
+    """How long ``run`` takes, ``count`` times."""
+    found = []
+    for _ in range(count):
+        start = time.perf_counter()
+        run()
+        found.append(time.perf_counter() - start)
+    return found

@@ -1,0 +1,72 @@
+"""What is told of a run: a table on the screen, JSON, and the tables of docs/performance.md."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from collections.abc import Iterable, Sequence
+from importlib.metadata import version
+from typing import Any
+
+from rich.table import Table
+
+from bench.row import Outcome
+
+
+def machine() -> dict[str, Any]:
+    """Where it ran."""
+    return {
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        **{name: version(name) for name in ("torch", "captum", "torchserve", "grpcio")},
+    }
+
+
+def screen(outcomes: Iterable[Outcome]) -> Table:
+    """For people at a terminal."""
+    table = Table("row", "what", "found (middle half)", "bound", "", title="ratios of things that ran in turn")
+    for each in outcomes:
+        colour = {"kept": "green", "FALLS SHORT": "bold red", "cannot run": "yellow"}[each.verdict]
+        table.add_row(
+            each.row.name, each.row.what, each.value, each.row.limit(), f"[{colour}]{each.verdict}[/{colour}]"
+        )
+    return table
+
+
+def as_json(outcomes: Sequence[Outcome], rounds: int) -> dict[str, Any]:
+    """For programs: every round of every row."""
+    return {"machine": machine(), "rounds": rounds, "rows": [_row(each) for each in outcomes]}
+
+
+def _row(each: Outcome) -> dict[str, Any]:
+    return {
+        "name": each.row.name,
+        "what": each.row.what,
+        "unit": each.row.unit,
+        "bound": each.row.limit(),
+        "verdict": each.verdict,
+        "why": each.why,
+        "value": each.found and each.found.middle,
+        "rounds": each.found and list(each.found.rounds),
+        "aside": each.found and dict(each.found.aside),
+        "seconds": round(each.seconds, 1),
+    }
+
+
+def markdown(outcomes: Iterable[Outcome]) -> str:
+    """For docs/performance.md."""
+    lines = ["| row | what | found (middle half of the rounds) | bound | |", "|---|---|---|---|---|"]
+    lines += [
+        f"| {each.row.name} | {each.row.what} | {each.value} | {each.row.limit()} | {each.verdict} |"
+        for each in outcomes
+    ]
+    return "\n".join(lines)
+
+
+def between(page: str, tables: dict[str, str]) -> str:
+    """``page`` with each table between its markers, ``<!-- name -->`` and ``<!-- end of name -->``."""
+    for name, table in tables.items():
+        marked = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end of {name} -->)", re.DOTALL)
+        page = marked.sub(lambda match, table=table: f"{match[1]}{table}\n{match[2]}", page)  # type: ignore[misc]
+    return page

@@ -1,0 +1,36 @@
+"""The table: every row, what it must be, and what measures it."""
+
+from __future__ import annotations
+
+from bench.row import Row
+from bench.rows import inside, large, loads
+
+TABLE = (
+    Row("overhead", "ResNet-50, 3 captures and the input's gradient: p50 through front door and TorchServe / "
+        "hand-written hooks in process", False, 1.25, inside.overhead),
+    Row("batching", "digits, 3 captures and the input's gradient, 32 callers: calls/s with batching / without",
+        True, 3, loads.batching),
+    Row("ceiling", "the same calls/s / a TorchServe that echoes as many bytes", True, 0.5, loads.ceiling),
+    Row("lone", "p50 of a lone caller: with batching / without", False, 1.15, loads.lone),
+    Row("large", "a capture of 64 MiB, to numpy at the client: throughput / a bare grpc.aio stream", True, 0.5,
+        large.large),
+    Row("unary", "the same throughput / one unary reply of TorchServe", True, 5, large.unary),
+    Row("memory", "growth of the front door while a reply of 1 GiB passes", False, 64, large.memory, unit="MiB"),
+    Row("hooks", "12 captures in a 12-layer MLP: what they add to forward / what nnsight 0.8 adds", False, 1,
+        inside.hooks),
+    Row("stop", "capture at layer 3 of 12 and nothing else / a full forward", False, 0.4, inside.stop),
+    Row("explain_rest", "integrated gradients, 64 steps, digits, 8 callers: calls/s / TorchServe's stock "
+        "handler and REST /explanations", True, 3, loads.explain_rest),
+    Row("explain_litserve", "the same calls/s / LitServe with the same network and Captum, in JSON", True, 3,
+        loads.explain_litserve),
+    Row("check", "integrated gradients, 64 steps: time with the default check / without", False, 1.25, inside.check),
+    Row("mixed", "16 callers, each another method and layer: calls/s / the same calls one after another", True, 1.5,
+        loads.mixed),
+    Row("check_same_pass", "an attribution with a check in the same pass / alone: median over methods", False, 1.25,
+        inside.check_same_pass),
+    Row("check_independent", "an attribution with an independent check / alone: median over methods", False, 2.2,
+        inside.check_independent),
+    Row("overhead_cuda", "overhead, on a GPU", False, 1.25, inside.overhead, device="cuda"),
+    Row("stop_cuda", "stop, on a GPU", False, 0.4, inside.stop, device="cuda"),
+    Row("check_cuda", "check, on a GPU", False, 1.25, inside.check, device="cuda"),
+)  # fmt: skip

@@ -1,0 +1,156 @@
+"""The servers that are measured, each a process of its own: ours as an operator runs it, and the peers."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from safetensors.torch import load_file
+
+from bench import environments
+from bench.pipe import ROOT, CannotRun, Pipe
+from cutaway import packaging
+from cutaway.gateway import torchserve as ours
+from cutaway.gateway.java import find_java
+from examples.digits.digits_adapter import DigitsCNN
+from examples.digits.package import package_trained
+from examples.digits.train import train_and_save
+
+WORKERS = 1
+BATCH = 16
+DELAY_MS = 1
+"""Of every server that forms batches: ours, and the peers."""
+
+PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE"}
+"""Threads that wait without spinning, as in our workers."""
+
+
+class Server(NamedTuple):
+    """One that runs.
+
+    Attributes:
+        address: where it listens.
+        pid: its process.
+    """
+
+    address: str
+    pid: int
+
+
+class Store:
+    """A directory with the models that are measured, each made when first asked for."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def weights(self) -> Path:
+        """Of the digits network, trained once."""
+        found = self.directory / "digits.safetensors"
+        if not found.exists():
+            train_and_save(found)
+        return found
+
+    def of(self, *models: str, **options: str) -> Path:
+        """A model store with ``models``, of ``digits``, ``resnet`` and ``wall``; ``options`` are the adapters'."""
+        store = self.directory / "-".join((*models, *options.values()))
+        if not store.exists():
+            for model in models:
+                package_trained(self.weights(), store) if model == "digits" else _package(model, store, options)
+        return store
+
+    def digits_files(self, directory: Path) -> Path:
+        """The digits network for those who do not know us: ``digits_net.py``, and its weights as torch saves them."""
+        directory.mkdir(parents=True, exist_ok=True)
+        source = f"from torch import Tensor, nn\n\n\n{inspect.getsource(DigitsCNN)}"
+        (directory / "digits_net.py").write_text(source)
+        torch.save(load_file(self.weights()), directory / "digits.pt")
+        return directory
+
+
+def _package(model: str, store: Path, options: Mapping[str, str]) -> None:
+    adapters = {"resnet": "ResNetAdapter", "wall": "WallAdapter"}
+    packaging.build(
+        model=model,
+        adapter=f"{Path(__file__).with_name('served.py')}:{adapters[model]}",
+        weights=None,
+        options=options,
+        batch_size=BATCH,
+        max_batch_delay_ms=DELAY_MS,
+        workers=WORKERS,
+        response_timeout_s=300,
+        destination=store,
+    )
+
+
+@contextmanager
+def cutaway(store: Path, **variables: str) -> Iterator[Server]:
+    """``cutaway serve`` over ``store``: front door and TorchServe."""
+    command = [sys.executable, "-m", "cutaway.console", "serve", "--model-store", str(store)]
+    command += ["--address", "127.0.0.1:0", "--log-dir", str(store / "logs")]
+    with (
+        (store / "serve.log").open("w+") as errors,
+        subprocess.Popen(
+            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, text=True, env={**os.environ, **variables}
+        ) as process,
+    ):
+        try:
+            said = ""
+            while not said.startswith("ready: "):
+                said = process.stdout.readline() if process.stdout else ""
+                if not said:
+                    status = process.wait()
+                    errors.seek(0)
+                    raise CannotRun(f"cutaway serve ended with status {status}: {errors.read()[-300:].strip()}")
+            yield Server(said.removeprefix("ready: ").strip(), process.pid)
+        finally:
+            process.terminate()
+            process.communicate()
+
+
+@contextmanager
+def torchserve(directory: Path, handler: str, **settings: int) -> Iterator[dict[str, str]]:
+    """A TorchServe of the peer's environment with one model, ``peer``, whose files are in ``directory``.
+
+    Yields:
+        Its addresses, ``grpc`` and ``rest``.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    shutil.copy(Path(__file__).parent / "peers" / handler, directory)
+    model = {"modelName": "peer", "handler": handler, "modelVersion": "1.0", "configFile": "model-config.yaml"}
+    if (directory / "digits.pt").exists():
+        model |= {"modelFile": "digits_net.py", "serializedFile": "digits.pt"}
+    (directory / "MAR-INF").mkdir(exist_ok=True)
+    manifest = {"createdOn": "", "runtime": "python", "model": model, "archiverVersion": "0.12.0"}
+    (directory / "MAR-INF" / "MANIFEST.json").write_text(json.dumps(manifest))
+    config = {"minWorkers": WORKERS, "maxWorkers": WORKERS, "batchSize": BATCH, "maxBatchDelay": DELAY_MS, **settings}
+    (directory / "model-config.yaml").write_text(json.dumps(config))  # JSON is YAML
+    quiet = Path(ours.__file__).with_name("log4j2.xml")
+    arguments = (str(directory), str(find_java()), str(quiet))
+    with Pipe("bench.peers.torchserve", *arguments, python=environments.python("torchserve")) as peer:
+        yield peer.hear()
+
+
+@contextmanager
+def litserve(directory: Path) -> Iterator[str]:
+    """LitServe with the digits network of ``directory`` and Captum; yields its address."""
+    arguments = (str(directory), str(WORKERS), str(BATCH), str(DELAY_MS))
+    with Pipe(
+        "bench.peers.litserve_digits", *arguments, python=environments.python("litserve"), variables=PASSIVE
+    ) as peer:
+        yield peer.hear()
+
+
+@contextmanager
+def stream() -> Iterator[str]:
+    """A bare grpc.aio server that streams bytes; yields its address."""
+    with Pipe("bench.peers.stream") as peer:
+        yield peer.hear()

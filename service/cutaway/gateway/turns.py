@@ -1,0 +1,150 @@
+"""Calls that wait for one model: whoever is free takes all that wait, and nobody waits for more to come.
+
+A lone caller never waits, and under load batches are as large as the load: TorchServe's own batching makes every call
+wait for others for a while.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from cutaway.errors import CutawayError, Reason, error
+
+Row: TypeAlias = Mapping[str, bytes]
+"""One call's parts by name, as `cutaway.worker.Worker` takes them."""
+
+Send: TypeAlias = Callable[[Sequence[Row], float], Awaitable[Sequence[bytes]]]
+"""Asks a model all rows at once, within so many seconds; returns a reply each, empty where all of them are too much
+for one message."""
+
+
+@dataclass(eq=False)
+class _Waiting:
+    """A call.
+
+    Attributes:
+        row: its parts.
+        until: when its caller stops waiting, in the event loop's time.
+        answer: what it waits for.
+        alone: whether it must not share a turn, because one that it shared went wrong.
+    """
+
+    row: Row
+    until: float
+    answer: asyncio.Future[bytes]
+    alone: bool = False
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self.row.values()))
+
+
+class Turns:
+    """The queue in front of one model.
+
+    Args:
+        send: asks the model.
+        at_once: how many turns may be under way.
+        calls: how many calls a turn takes at most.
+        size: how many bytes they have together at most, where there is more than one.
+        waiting: how many calls may wait for their answers.
+    """
+
+    def __init__(self, send: Send, *, at_once: int, calls: int, size: int, waiting: int) -> None:
+        self._send = send
+        self._free = at_once
+        self._calls = calls
+        self._size = size
+        self._places = waiting
+        self._queue: deque[_Waiting] = deque()
+        self._under_way: set[asyncio.Task[None]] = set()
+
+    async def call(self, row: Row, timeout_s: float) -> bytes:
+        """Ask, and wait for the answer.
+
+        Raises:
+            CutawayError: ``OVERLOADED``, ``DEADLINE_EXCEEDED``, or what the model's side says.
+        """
+        if not self._places:
+            raise error(Reason.OVERLOADED, "too many calls are waiting for this model already; try again")
+        loop = asyncio.get_running_loop()
+        waiting = _Waiting(row, loop.time() + timeout_s, loop.create_future())
+        self._places -= 1
+        waiting.answer.add_done_callback(self._leave)
+        self._queue.append(waiting)
+        self._go_on()
+        try:
+            # Whoever stops waiting, by deadline or by hanging up, takes a call that has not begun out of the queue.
+            return await asyncio.wait_for(waiting.answer, timeout_s)
+        except asyncio.TimeoutError:
+            raise error(Reason.DEADLINE_EXCEEDED, "the deadline passed before the model answered") from None
+
+    def _leave(self, _: asyncio.Future[bytes]) -> None:
+        self._places += 1
+
+    def _go_on(self) -> None:
+        while self._free and (calls := self._taken()):
+            self._free -= 1
+            turn = asyncio.ensure_future(self._turn(calls))
+            self._under_way.add(turn)
+            turn.add_done_callback(self._under_way.discard)
+
+    def _taken(self) -> list[_Waiting]:
+        """The next turn's calls."""
+        taken: list[_Waiting] = []
+        size = 0
+        while self._queue and len(taken) < self._calls:
+            following = self._queue[0]
+            size += following.size
+            if taken and (following.alone or taken[0].alone or size > self._size):
+                break
+            self._queue.popleft()
+            if not following.answer.done():
+                taken.append(following)
+        return taken
+
+    async def _turn(self, calls: Sequence[_Waiting]) -> None:
+        try:
+            replies = await self._send([each.row for each in calls], self._longest(calls))
+        except CutawayError as failure:
+            self._failed(calls, failure)
+        except Exception as failure:
+            self._failed(calls, error(Reason.INTERNAL, f"{type(failure).__name__}: {failure}"))
+        else:
+            for each, reply in zip(calls, replies):
+                if reply:
+                    _settle(each, reply)
+            self._again([each for each, reply in zip(calls, replies) if not reply])
+        finally:
+            for each in calls:  # of a turn that was cancelled, because all of this ends
+                if not (each.answer.done() or each in self._queue):
+                    each.answer.cancel()
+            self._free += 1
+            self._go_on()
+
+    def _longest(self, calls: Sequence[_Waiting]) -> float:
+        now = asyncio.get_running_loop().time()
+        return max(each.until - now for each in calls)
+
+    def _failed(self, calls: Sequence[_Waiting], failure: CutawayError) -> None:
+        """A call that brings its worker down fails by itself: the others of its turn are asked again, each alone."""
+        if len(calls) > 1 and failure.reason == Reason.BACKEND_UNAVAILABLE:
+            self._again(calls)
+            return
+        for each in calls:
+            if not each.answer.done():
+                each.answer.set_exception(failure)
+
+    def _again(self, calls: Sequence[_Waiting]) -> None:
+        for each in reversed(calls):
+            each.alone = True
+            self._queue.appendleft(each)
+
+
+def _settle(waiting: _Waiting, reply: bytes) -> None:
+    if not waiting.answer.done():
+        waiting.answer.set_result(reply)

@@ -1,0 +1,23 @@
+"""What a reply would be."""
+
+from __future__ import annotations
+
+from math import prod
+
+from rich.table import Table
+from rich.text import Text
+
+from cutaway.results import Estimate
+from cutaway.tables.cells import heading
+from cutaway.tensors import DTYPES
+
+
+def estimate_table(estimate: Estimate) -> Table:
+    """Every tensor of the reply with its size, and below the size of the whole."""
+    table = heading("The reply would be", "place", "tensor", "bytes", numbers=1, folds=("place",))
+    for place, each in estimate.tensors.items():
+        size = prod(each.shape) * DTYPES[each.data_type].itemsize
+        shape = ", ".join(map(str, each.shape))
+        table.add_row(Text(place), Text(f"{each.data_type}[{shape}]"), Text(f"{size:,}"))
+    table.caption, table.caption_justify = f"about {estimate.reply_bytes:,} bytes in all, with no compression", "left"
+    return table

@@ -1,0 +1,38 @@
+"""A model that ends its process, or takes its time, when it is asked to."""
+
+import os
+import time
+
+import torch
+from torch import nn
+
+from cutaway.adapters import Adapter
+from cutaway.results import InputSpec
+
+DEADLY = 99.0
+SLOW = 50.0
+
+
+class Fragile(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = nn.Linear(3, 100_000)  # 400 kB a row
+        self.linear = nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if bool((x == DEADLY).any()):
+            os._exit(1)
+        if bool((x == SLOW).any()):
+            time.sleep(1)
+        self.wide(x)
+        return self.linear(x)
+
+
+class FragileAdapter(Adapter):
+    """Three numbers to two."""
+
+    inputs = (InputSpec("x", "float32", (-1, 3)),)
+
+    def build(self) -> nn.Module:
+        torch.manual_seed(0)
+        return Fragile()
