@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,23 +17,26 @@ import torch
 from torch import nn
 
 import cutaway as ca
-from cutaway import packaging
 from cutaway.adapters import Adapter
 from cutaway.gateway import serve
 from tests.adapters.mirror_adapter import COUNTS, MirrorAdapter, digest
+from tests.conftest import ADAPTERS
 from tests.mixed import mirror
 from tests.mixed.answers import flat
 from tests.mixed.callers import ask, ask_all
 from tests.mixed.mix import Model, draw, models, requests
-from tests.serving import Server, serving
+from tests.serving import Server, package, serving
 from tests.subjects import SUBJECTS
 from tests.untouched import State
 
 REQUESTS = 1000
 SEED = 20
 EIGHT = 8
+BUSY = 2
+"""How many calls are under way before one worker, so that the others wait."""
+
 ROUNDS = 6
-LONG_ENOUGH_FOR_EIGHT_MS = 2000
+LONG_ENOUGH_FOR_EIGHT_MS = 500
 CLEAN = {"hooks": 0, "modes": 0, "training": 0, "frozen": 1, "gradients": 0}
 """The state of a worker of the mirror's; one of its parameters was frozen when it was loaded."""
 
@@ -51,32 +53,16 @@ def subjects(store: Path) -> list[Model]:
 
 @pytest.fixture(scope="module")
 def server(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The models of the store and the mirror, behind one front door and one TorchServe; as ``eight``, the mirror waits
-    for batches of eight."""
+    """The models of the store and the mirror, behind one front door and one TorchServe."""
     directory = tmp_path_factory.mktemp("mixed")
     for name in SUBJECTS:
         os.link(store / f"{name}-1.0.mar", directory / f"{name}-1.0.mar")
-    _package(directory, "mirror", 2)
-    _package(directory, "eight", LONG_ENOUGH_FOR_EIGHT_MS)
+    package(directory, "mirror", f"{ADAPTERS / 'mirror_adapter.py'}:MirrorAdapter")
     with pytest.MonkeyPatch.context() as environment:
         # Workers that are all busy at once otherwise spin while they wait for each other's cores: minutes, not seconds.
         environment.setenv("OMP_WAIT_POLICY", "PASSIVE")
         with serving(directory, tmp_path_factory.mktemp("torchserve") / "logs") as running:
             yield running
-
-
-def _package(directory: Path, model: str, max_batch_delay_ms: int) -> None:
-    packaging.build(
-        model=model,
-        adapter=f"{Path(__file__).parent / 'adapters' / 'mirror_adapter.py'}:MirrorAdapter",
-        weights=None,
-        options={},
-        batch_size=EIGHT,
-        max_batch_delay_ms=max_batch_delay_ms,
-        workers=1,
-        response_timeout_s=60,
-        destination=directory,
-    )
 
 
 def test_a_thousand_mixed_requests_through_torchserve(
@@ -161,10 +147,10 @@ def _watched(address: str) -> Iterator[list[dict[str, int]]]:
             watching.result()
 
 
-def _state(client: ca.Client, model: str) -> dict[str, int]:
+def _state(client: ca.Client, model: str, wait_ms: int = 0) -> dict[str, int]:
     """What is in the worker when a plain request's pass begins; its parameters and buffers must be the right ones."""
     inputs = mirror.inputs()
-    result = client.inspect(model, {**inputs, "ask": torch.zeros(mirror.ROWS, dtype=torch.int64)})
+    result = client.inspect(model, {**inputs, "ask": torch.full((mirror.ROWS,), wait_ms, dtype=torch.int64)})
     counts = result.predictions["counts"][0].tolist()
     assert bytes(result.predictions["digest"][0].tolist()) == DIGEST
     return dict(zip(COUNTS, counts))
@@ -200,15 +186,18 @@ def _adapters(store: Path) -> dict[str, tuple[Adapter, nn.Module]]:
 def test_requests_in_one_batch_never_touch_each_other(
     subjects: list[Model], server: Server, record_property: Record
 ) -> None:
-    """Eight callers whose calls TorchServe hands to the worker in one batch, with edits and without, failing and not:
-    each gets what it gets alone, and a neighbour's hooks and edits are never there."""
+    """Eight callers whose calls waited while the worker was busy, and that it is handed together, with edits and
+    without, failing and not: each gets what it gets alone, and a neighbour's hooks and edits are never there."""
     dice = random.Random(SEED)
     good, bad = requests(next(model for model in subjects if model.name == "mirror"))
     sizes = []
-    with ca.Client(server.address) as client, ThreadPoolExecutor(EIGHT) as callers:
+    with ca.Client(server.address) as client, ThreadPoolExecutor(EIGHT + BUSY) as callers:
         for _ in range(ROUNDS):
-            drawn = [replace(each, model="eight") for each in dice.sample(good, 4) + dice.sample(bad, 3)]
-            state = callers.submit(_state, client, "eight")
+            drawn = dice.sample(good, 4) + dice.sample(bad, 3)
+            for _ in range(BUSY):
+                callers.submit(_state, client, "mirror", LONG_ENOUGH_FOR_EIGHT_MS)
+            time.sleep(LONG_ENOUGH_FOR_EIGHT_MS / 2000)
+            state = callers.submit(_state, client, "mirror")
             outcomes = callers.map(lambda request: ask(client, request), drawn)
             assert [request.wrong(outcome) for request, outcome in zip(drawn, outcomes)] == [""] * len(drawn)
             sizes.append(state.result()["rows"])

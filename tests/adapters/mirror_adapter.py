@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -86,7 +87,8 @@ class Mirror(nn.Module):
 
 
 class MirrorAdapter(Adapter):
-    """Beside the logits, for callers who send ``ask``: the state that the worker was in when the pass began."""
+    """Beside the logits, for callers who send ``ask``: the state that the worker was in when the pass began. The
+    largest number in ``ask`` is how many milliseconds the pass waits."""
 
     inputs = (InputSpec("image", "float32", (-1, 1, 6, 6)), InputSpec("ask", "int64", (-1,), optional=True))
 
@@ -99,6 +101,7 @@ class MirrorAdapter(Adapter):
         """Logits; and ``counts`` [batch, 6] as `COUNTS` names them, ``digest`` [batch, 32] as `digest` makes it."""
         if "ask" not in inputs:
             return model(inputs["image"])
+        time.sleep(int(inputs["ask"].max()) / 1000)
         rows = len(inputs["ask"])
         counts = torch.tensor([counted(model)]).expand(rows, -1)
         state = torch.tensor([list(digest(model))]).expand(rows, -1)
@@ -116,7 +119,7 @@ def shaken(model: nn.Module) -> nn.Module:
 
 def counted(model: nn.Module) -> list[int]:
     """How many hooks, modes of PyTorch, modules in training, parameters without gradients, parameters with a gradient,
-    and rows of the batch that TorchServe made."""
+    and calls that the worker was handed together."""
     parameters = list(model.parameters())
     return [
         len(list(hooks(model))),
@@ -150,10 +153,10 @@ def digest(model: nn.Module) -> bytes:
 
 
 def _rows_of_batch() -> int:
-    # Nothing tells a model who else is in TorchServe's batch; the worker's own frame does.
+    # Nothing tells a model who else is in its batch; the worker's own frame does.
     frame = sys._getframe()
     while frame.f_back is not None:
         frame = frame.f_back
-        if frame.f_code.co_name == "answer" and "rows" in frame.f_locals:
+        if frame.f_code.co_name == "_replies" and "rows" in frame.f_locals:
             return len(frame.f_locals["rows"])
     return 0

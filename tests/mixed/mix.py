@@ -104,7 +104,7 @@ class Request:
         return "; ".join(f"{self.model}: {self.name}: {each}" for each in self._faults(outcome, self.answer))
 
     def _faults(self, result: ca.InspectResult, answer: Answer) -> Iterator[str]:
-        yield from differences(flat(result), answer)
+        yield from differences(flat(result), answer, company=True)
         if tuple(warning.code for warning in result.warnings) != self.warnings:
             yield f"warnings: {result.warnings}"
         if verdicts(result) - {"AGREES"}:
