@@ -27,6 +27,7 @@ from cutaway.engine.subject import Subject
 from cutaway.requests import CheckMode, CheckRequest, ClassIndex, Point, PointName
 from cutaway.results import InspectResult, WarningCode
 from tests.handmade import Handmade
+from tests.through import Through
 
 Build = Callable[[], nn.Module]
 
@@ -46,17 +47,6 @@ class Wired(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.wiring(self, *args, **kwargs)
-
-
-class Lambda(nn.Module):
-    """A function as a module; without parameters of its own."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.function(*args, **kwargs)
 
 
 def wired(wiring: Callable[..., Any], *, inplace: bool = True, **more: Callable[[], nn.Module]) -> Build:
@@ -188,9 +178,9 @@ IN_PLACE = {
         wired(change_a_view, flat=nn.Flatten), ("a", "flat", "b"), SEQUENCE, wired(change_a_view_twin, flat=nn.Flatten),
         refusable=True),
     "a module changes its own input": Case(
-        wired(lambda m, x: m.b(m.twofold(m.a(x))), twofold=lambda: Lambda(lambda h: h.mul_(2))),
+        wired(lambda m, x: m.b(m.twofold(m.a(x))), twofold=lambda: Through(lambda h: h.mul_(2))),
         ("a", "twofold", "b"), X,
-        wired(lambda m, x: m.b(m.twofold(m.a(x))), twofold=lambda: Lambda(lambda h: h * 2))),
+        wired(lambda m, x: m.b(m.twofold(m.a(x))), twofold=lambda: Through(lambda h: h * 2))),
 }  # fmt: skip
 
 
@@ -238,7 +228,7 @@ CALLS = {
     "identity of the model's input": Case(wired(lambda m, x: m.b(m.id(x) + x)), ("id", "b"), X),
     "never called": Case(wired(lambda m, x: m.b(x)), ("a", "b"), X),
     "raises and is caught": Case(
-        wired(fall_back, picky=lambda: Lambda(refuse)), ("a", "b"), X, wired(lambda m, x: m.b(m.a(x)))),
+        wired(fall_back, picky=lambda: Through(refuse)), ("a", "b"), X, wired(lambda m, x: m.b(m.a(x)))),
 }  # fmt: skip
 
 
@@ -295,7 +285,7 @@ def packing(pack: Callable[[Tensor], Any], one: Callable[[Any], Tensor], two: Ca
         packed = m.pack(m.a(x))
         return m.b(one(packed) + torch.tanh(two(packed)))
 
-    return wired(wiring, pack=lambda: Lambda(pack))
+    return wired(wiring, pack=lambda: Through(pack))
 
 
 TUPLE = packing(lambda h: (h * 1, h * 2), lambda p: p[0], lambda p: p[1])
@@ -313,7 +303,7 @@ def packed(
 
 def taking(give: Callable[[Any, Tensor], Tensor], function: Callable[..., Tensor]) -> Build:
     """A model with a module ``take`` that is given two tensors in some wrapping."""
-    return wired(lambda m, x: m.b(give(m.take, m.a(x))), take=lambda: Lambda(function))
+    return wired(lambda m, x: m.b(give(m.take, m.a(x))), take=lambda: Through(function))
 
 
 POSITIONAL = taking(lambda take, h: take(h, torch.tanh(h)), lambda one, two: one * two)
@@ -352,7 +342,7 @@ WRAPPINGS = {
         taking(lambda take, h: take([h, torch.tanh(h)]), lambda d: d[0] * d[1]), ("a", "take", "b"), X, POSITIONAL),
     "a slice of a larger tensor goes in": Case(wired(lambda m, x: m.b(m.a(x)[:, 0])), ("a", "b"), SEQUENCE),
     "an expanded tensor comes out": Case(
-        wired(lambda m, x: m.b(m.wide(m.a(x)).mean(1)), wide=lambda: Lambda(lambda h: h[:, None].expand(-1, 5, -1))),
+        wired(lambda m, x: m.b(m.wide(m.a(x)).mean(1)), wide=lambda: Through(lambda h: h[:, None].expand(-1, 5, -1))),
         ("a", "wide", "b"), X),
 }  # fmt: skip
 

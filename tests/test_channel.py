@@ -138,9 +138,10 @@ def test_the_last_answer_counts(worker: Worker) -> None:
         (None, Reason.MALFORMED_REQUEST, "pipe is the path"),
         (b"/dev/null", Reason.MALFORMED_REQUEST, "pipe is the path"),
         (b"/run/cutaway-1/control", Reason.MALFORMED_REQUEST, "pipe is the path"),
+        (b"/run/elsewhere/pieces", Reason.MALFORMED_REQUEST, "pipe is the path"),
         (b"/nowhere/cutaway-1/pieces", Reason.DEADLINE_EXCEEDED, "hung up"),
     ],
-    ids=["none", "no socket", "not ours", "gone"],
+    ids=["none", "no socket", "not ours", "not in a place of ours", "gone"],
 )
 def test_pipes_that_lead_nowhere(worker: Worker, pipe: bytes | None, reason: Reason, said: str) -> None:
     """A worker talks to no socket but a front door's, and says so where there is none."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -32,6 +32,7 @@ from tests.edited import (
     by_hand,
     place,
 )
+from tests.through import Through
 
 
 class Dice(nn.Module):
@@ -43,17 +44,6 @@ class Dice(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return functional.dropout(self.body(x), training=True)
-
-
-class Lambda(nn.Module):
-    """A function as a module."""
-
-    def __init__(self, function: Callable[..., Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args: Tensor) -> Tensor:
-        return self.function(*args)
 
 
 class Squeezed(Block):
@@ -70,7 +60,7 @@ class SqueezedSpelt(Block):
 
     def __init__(self) -> None:
         super().__init__()
-        self.squeeze = Lambda(lambda h: h.squeeze(1))
+        self.squeeze = Through(lambda h: h.squeeze(1))
 
     def forward(self, h: Tensor) -> Tensor:
         h = self.squeeze(self.inner(h).unsqueeze(1))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from cutaway.tensors import Array, dtype_name
 from tests.command import Pets, said, squeezed
 from tests.direct import outcome, read, row, worker
 from tests.every.asking import every
+from tests.through import Through
 from tests.zoo.table import ZOO
 
 ROWS = 3
@@ -27,17 +28,6 @@ INPUTS = {
     "x": torch.randn(ROWS, 4, generator=torch.Generator().manual_seed(1)),
     "ids": torch.tensor([[1, 2, 3], [4, 5, 6], [7, 8, 9]]),
 }
-
-
-class Through(nn.Module):
-    """A function as a module."""
-
-    def __init__(self, function: Callable[[Tensor], Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, h: Tensor) -> Any:
-        return self.function(h)
 
 
 class Net(nn.Module):

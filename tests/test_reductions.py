@@ -20,21 +20,11 @@ from cutaway.results import InspectResult
 from cutaway.tensors import Array
 from cutaway.wire import requests as wire_requests
 from cutaway.wire import results as wire_results
+from tests.through import Through
 
 POINTS = tuple(Point)
 ROWS = 3
 X = {"x": torch.randn(ROWS, 4, generator=torch.Generator().manual_seed(1))}
-
-
-class Through(nn.Module):
-    """A function as a module."""
-
-    def __init__(self, function: Callable[[Tensor], Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, h: Tensor) -> Any:
-        return self.function(h)
 
 
 class Net(nn.Module):
