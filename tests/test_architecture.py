@@ -18,7 +18,19 @@ HANDLER = ROOT / "handlers" / "inspection_handler.py"
 LAYERS = [
     *("word", "errors", "version", "tensors", "packing", "requests", "results"),
     *("v1", "wire", "routes", "sizes", "streams", "client", "awaited", "cutaway"),
-    *("settings", "channel", "limits", "archive", "packaging", "engine", "adapters", "worker", "gateway", "jobs"),
+    *(
+        "settings",
+        "scratch",
+        "channel",
+        "limits",
+        "archive",
+        "packaging",
+        "engine",
+        "adapters",
+        "worker",
+        "gateway",
+        "jobs",
+    ),
     *("tables", "plots", "cli", "console"),
 ]
 """The parts of the package; each may import those before it. A new part needs a place here."""

@@ -348,16 +348,6 @@ def test_a_start_that_fails(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_run_directories_are_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The workers' sockets have room in the run directory, however deep the directory for temporary files is."""
-    deep = tmp_path / ("deep" * 20)
-    deep.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(deep))
-
-    with torchserve._run_directory() as directory, socket.socket(socket.AF_UNIX) as worker:
-        worker.bind(str(directory / ".ts.sock.65535"))
-
-
 def test_a_model_that_does_not_load(tmp_path: Path) -> None:
     """The log says in one line why our handler could not load a model, with no page of traceback at every attempt."""
     package(tmp_path, "empty", "cutaway.adapters:Adapter")

@@ -12,7 +12,6 @@ import logging
 import os
 import socket
 import struct
-import tempfile
 import threading
 import time
 from collections.abc import AsyncGenerator, Iterable
@@ -23,6 +22,7 @@ from types import TracebackType
 from typing import TypeAlias
 
 from cutaway.errors import CutawayError, Reason, error
+from cutaway.scratch import PREFIX, scratch_directory
 
 log = logging.getLogger(__name__)
 
@@ -33,8 +33,7 @@ Parts: TypeAlias = tuple[bytes, memoryview]
 """A message as its head and the rest, which lies elsewhere and is not copied."""
 
 _SIZE = struct.Struct("<I")
-_PREFIX, _NAME = "cutaway-", "pieces"
-_LONGEST_DIRECTORY = 80  # a socket's path has 104 characters at most
+_NAME = "pieces"
 _BUFFER_BYTES = 2 << 20
 _SLACK_S = 0.05  # by which clocks and timers differ
 
@@ -47,11 +46,8 @@ class Inlet:
     """
 
     def __enter__(self) -> Inlet:
-        parent = tempfile.gettempdir()
-        self._directory = tempfile.TemporaryDirectory(
-            prefix=_PREFIX, dir=parent if len(parent) < _LONGEST_DIRECTORY else "/tmp", ignore_cleanup_errors=True
-        )
-        self.path = Path(self._directory.name) / _NAME  # in a directory that only we may enter
+        self._directory = scratch_directory()
+        self.path = Path(self._directory.name) / _NAME
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(self.path))
         self._listener.listen()
@@ -147,7 +143,7 @@ class Outlet:
         self._until = until
         where = Path(os.fsdecode(path))
         # Whoever reaches TorchServe's port must not have a worker talk to any socket of this machine.
-        if where.name != _NAME or not where.parent.name.startswith(_PREFIX):
+        if where.name != _NAME or not where.parent.name.startswith(PREFIX):
             raise error(Reason.MALFORMED_REQUEST, "pipe is the path of a front door's socket")
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)

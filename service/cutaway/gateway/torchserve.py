@@ -11,10 +11,9 @@ import importlib.util
 import os
 import socket
 import sys
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
@@ -25,6 +24,7 @@ from cutaway import archive
 from cutaway.errors import CutawayError, Reason, error
 from cutaway.gateway.java import find_java
 from cutaway.gateway.processes import ProcessGroup
+from cutaway.scratch import scratch_directory
 
 LOG_NAME = "torchserve.log"
 _LOG_CONFIG = Path(__file__).with_name("log4j2.xml")
@@ -32,7 +32,6 @@ _ATTEMPTS = 5  # at starting, should somebody else take a port first
 _TAIL_BYTES = 16 << 10
 _SHOWN = 2000  # characters of the log in an error
 _FRAMING_BYTES = 64 << 10  # for a model's name, a deadline and the like around a message
-_LONGEST_RUN_DIRECTORY = 80  # a socket's path has 104 characters at most, and "/.ts.sock.12345" comes on top
 
 _CONFIG = """\
 inference_address=http://127.0.0.1:{ports.rest}
@@ -170,7 +169,7 @@ class TorchServe:
 
     def _start(self, java: Path) -> None:
         with ExitStack() as undo:
-            directory = undo.enter_context(_run_directory())
+            directory = Path(undo.enter_context(scratch_directory()))
             self._ports = _Ports(*_free_ports(len(_Ports._fields)))
             self._log = _Log((self._log_dir or directory) / LOG_NAME)
             undo.callback(self._log.close)
@@ -216,6 +215,8 @@ class TorchServe:
         environment["CUTAWAY_MAX_MESSAGE_BYTES"] = str(self._max_message_bytes)
         # Threads that wait for work by spinning take the cores from the other workers: 90 s became 3 s for 400 calls.
         environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        # Large tensors in large pages: most of the time of a 64 MiB capture was the kernel handing out small ones.
+        environment.setdefault("THP_MEM_ALLOC_ENABLE", "1")
         if path := environment.get("PYTHONPATH"):  # the workers run in another directory
             environment["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, path.split(os.pathsep)))
         return environment
@@ -257,18 +258,6 @@ class _Log:
     def close(self) -> None:
         """Keep the tail, for the file may go."""
         self._last_words = self.tail()
-
-
-@contextmanager
-def _run_directory() -> Iterator[Path]:
-    """A directory of the server's own, with a path short enough for the workers' sockets."""
-    parent = tempfile.gettempdir()
-    with tempfile.TemporaryDirectory(
-        prefix="cutaway-",
-        dir=parent if len(parent) < _LONGEST_RUN_DIRECTORY else "/tmp",
-        ignore_cleanup_errors=True,
-    ) as name:
-        yield Path(name)
 
 
 def _free_ports(count: int) -> list[int]:
