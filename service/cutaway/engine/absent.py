@@ -16,7 +16,7 @@ from cutaway.engine.seen import Call, Seen
 from cutaway.engine.subject import Outputs
 from cutaway.engine.wishes import Wish
 from cutaway.errors import CutawayError, Reason, at, error
-from cutaway.requests import Point
+from cutaway.requests import POINTS, Point
 from cutaway.results import Warning, WarningCode
 
 
@@ -113,8 +113,9 @@ def capture_warnings(wanted: Mapping[str, dict[Point, Wish]], seen: Seen, tree: 
         if not seen.calls[name]:
             yield Warning(WarningCode.MODULE_NOT_CALLED, name, _why_not_called(name, tree))
             continue
-        for point in sorted(wishes, key=list(Point).index):
-            silent = [call.number for call in named(seen.calls[name], wishes) if not call.at(point)]
+        calls = named(seen.calls[name], wishes)
+        for point in POINTS:
+            silent = [call.number for call in calls if not call.parts(point)] if point in wishes else []
             if silent:
                 yield _silence(name, point, silent)
 

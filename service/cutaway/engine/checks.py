@@ -18,7 +18,7 @@ from cutaway.engine.finding import Finding
 from cutaway.engine.method import Method
 from cutaway.engine.strayed import strayed
 from cutaway.engine.witness import Pass, Question, Values
-from cutaway.requests import CheckMode, CheckRequest, Expectation, Point
+from cutaway.requests import POINTS, CheckMode, CheckRequest, Expectation, Point
 from cutaway.results import Cause, Check, Verdict
 
 
@@ -223,7 +223,7 @@ def coarsest(question: Question, values: Values, passes: Sequence[Pass]) -> torc
     tensors = [*values.values(), *question.inputs.values(), *question.subject.module.parameters()]
     for each in passes:
         tensors += [] if each.cotangent is None else [each.cotangent]
-        tensors += [tensor for call in each.layer for point in Point for tensor in call.at(point).values()]
+        tensors += [tensor for call in each.layer for point in POINTS for tensor in call.at(point).values()]
     found = {tensor.dtype for tensor in tensors}
     return next((dtype for dtype in _BY_PRECISION if dtype in found), torch.float32)
 

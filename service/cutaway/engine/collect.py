@@ -8,7 +8,7 @@ from cutaway.engine.arrays import to_numpy
 from cutaway.engine.seen import Call
 from cutaway.engine.subject import Outputs, Subject
 from cutaway.engine.wishes import Wish
-from cutaway.requests import Point
+from cutaway.requests import POINTS, Point
 from cutaway.results import CapturedCall, ClassPrediction, ModuleCapture
 from cutaway.tensors import Array
 
@@ -43,11 +43,11 @@ def named(calls: Sequence[Call], wishes: dict[Point, Wish]) -> list[Call]:
 def _call(call: Call, wishes: dict[Point, Wish]) -> CapturedCall:
     leaves: dict[Point, dict[str, Array]] = {}
     positions: dict[Point, dict[str, Array]] = {}
-    for point in Point:
-        parts = call.parts(point) if point in wishes else {}
-        if parts:
-            leaves[point] = {path: to_numpy(part.values) for path, part in parts.items()}
-        ranked = {path: to_numpy(part.positions) for path, part in parts.items() if part.positions is not None}
-        if ranked:
-            positions[point] = ranked
+    for point in POINTS:
+        if point not in wishes:
+            continue
+        for path, part in call.parts(point).items():
+            leaves.setdefault(point, {})[path] = to_numpy(part.values)
+            if part.positions is not None:
+                positions.setdefault(point, {})[path] = to_numpy(part.positions)
     return CapturedCall(leaves, positions)

@@ -77,20 +77,25 @@ def observing(
     for name in names:
         found.calls.setdefault(name, [])
     inside = [name for name in names if is_address(name)]
+    handles: list[RemovableHandle] = []
     with ExitStack() as ends:
         if seen is None:
             ends.callback(found.release)
+        ends.callback(_remove, handles)
         if inside:
             ops = Operators(found, tap, _only(taps, inside), _only(changes, inside))
-            for handle in _following(tree, ops):
-                ends.callback(handle.remove)
+            handles.extend(_following(tree, ops))
             ends.enter_context(ops)
         for name in names:
             if name not in inside:
                 hooks = _ModuleHooks(found, tap(name, taps.get(name, {}), changes.get(name, ())))
-                for handle in hooks.register(tree.modules[name]):
-                    ends.callback(handle.remove)
+                handles.extend(hooks.register(tree.modules[name]))
         yield found
+
+
+def _remove(handles: Sequence[RemovableHandle]) -> None:
+    for handle in handles:
+        handle.remove()
 
 
 def _only(places: Mapping[str, T], names: Sequence[str]) -> dict[str, T]:
@@ -113,22 +118,20 @@ class _ModuleHooks:
         self._open: list[tuple[Call, list[Tensor]]] = []
         # Only a gradient at what comes out asks whether that is still what went in.
         self._outgoing = tap.listens(OUTGOING)
-        self._only_notes = {side: tap.only_notes(side) for side in (INCOMING, OUTGOING)}
+        self._only_notes_in, self._only_notes_out = tap.only_notes(INCOMING), tap.only_notes(OUTGOING)
 
-    def register(self, module: nn.Module) -> list[RemovableHandle]:
+    def register(self, module: nn.Module) -> Iterator[RemovableHandle]:
         """Sit down on ``module``. The hook behind is called also where forward raises, so that a call that fails and
         is caught does not leave its record to the call around it."""
-        return [
-            module.register_forward_pre_hook(self._before, with_kwargs=True),
-            module.register_forward_hook(self._after, with_kwargs=True, always_call=True),
-        ]
+        yield module.register_forward_pre_hook(self._before, with_kwargs=True)
+        yield module.register_forward_hook(self._after, with_kwargs=True, always_call=True)
 
     def _before(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
         with self._seen.hook():
             call = self._tap.begin()
             self._open.append((call, self._taken(args, kwargs)))
             tensors = incoming(args, kwargs)
-            if self._only_notes[INCOMING]:
+            if self._only_notes_in:
                 self._tap.notes(call, INCOMING, tensors)
                 return None
             return put_back(args, kwargs, self._tap.through(call, INCOMING, tensors, shared=lambda _: True))
@@ -137,7 +140,7 @@ class _ModuleHooks:
         with self._seen.hook():
             call, taken = self._open.pop()
             tensors = leaves(output)
-            if self._only_notes[OUTGOING]:
+            if self._only_notes_out:
                 self._tap.notes(call, OUTGOING, tensors)
                 return None
             taken += self._taken(args, kwargs)

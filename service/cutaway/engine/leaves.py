@@ -18,6 +18,8 @@ Change = Callable[[Path, Tensor], Tensor]
 
 def leaves(value: object) -> dict[Path, Tensor]:
     """Every tensor in ``value``, by path, in order: tuples, lists, dicts, dataclasses and ModelOutputs are opened."""
+    if isinstance(value, torch.Tensor):
+        return {"": value}
     found: dict[Path, Tensor] = {}
 
     def keep(path: Path, tensor: Tensor) -> Tensor:

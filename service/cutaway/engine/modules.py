@@ -74,7 +74,7 @@ class ModuleTree:
 
 def is_glob(pattern: str) -> bool:
     """Whether ``pattern`` can stand for several names."""
-    return any(mark in pattern for mark in "*?")
+    return "*" in pattern or "?" in pattern
 
 
 _MARKS = {"**": ".*", "*": r"[^.]*", "?": r"[^.]"}

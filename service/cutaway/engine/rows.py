@@ -24,7 +24,7 @@ from cutaway.engine.seen import Seen
 from cutaway.engine.subject import Inputs, Subject, gradients
 from cutaway.engine.wishes import watching
 from cutaway.errors import CutawayError
-from cutaway.requests import Point
+from cutaway.requests import POINTS, Point
 from cutaway.results import Warning, WarningCode
 
 Place: TypeAlias = tuple[str, Point]
@@ -153,7 +153,7 @@ def _shown(subject: Subject, inputs: Inputs, places: Sequence[Place], source: st
 def _inside(seen: Seen) -> Iterator[tuple[Spot, Tensor]]:
     for name, calls in seen.calls.items():
         for number, call in enumerate(calls):
-            for point in Point:
+            for point in POINTS:
                 for path, tensor in call.at(point).items():
                     yield Spot((name, point), (number, path)), tensor
 

@@ -30,6 +30,8 @@ class Call:
         kinds: by INPUT and OUTPUT, the data type of each tensor that was there, whether it was wanted or not.
     """
 
+    __slots__ = ("_seen", "kinds", "number")
+
     def __init__(self, number: int | None = 0) -> None:
         self.number = number
         self.kinds: dict[Point, dict[Path, torch.dtype]] = {}
@@ -46,8 +48,10 @@ class Call:
 
     def note(self, point: Point, path: Path, part: Part | None) -> None:
         """Keep a copy of ``part``, or its place."""
-        copies = None if part is None else Part(*(None if each is None else on_host(each) for each in part))  # type: ignore[arg-type]
-        self.put(point, path, copies)
+        if part is not None:
+            positions = None if part.positions is None else on_host(part.positions)
+            part = Part(on_host(part.values), positions)
+        self.put(point, path, part)
 
     def put(self, point: Point, path: Path, part: Part | None) -> None:
         """Keep ``part`` as it is, on the host and nobody else's, or its place."""
@@ -204,6 +208,8 @@ class Seen:
         return any(copied.changed for copied in self.copied)
 
 
+_HOST = torch.device("cpu")
+
 _here = threading.local()
 
 
@@ -243,7 +249,9 @@ def on_host(tensor: Tensor) -> Tensor:
     """A copy of ``tensor``'s values now, outside of any graph, on the host; of one without values, itself."""
     if tensor.is_meta:
         return tensor
-    return tensor.detach().resolve_conj().resolve_neg().to("cpu", copy=True)
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg()
+    return tensor.detach().to(_HOST, copy=True)
 
 
 def in_backward() -> bool:

@@ -12,7 +12,7 @@ from torch.autograd.graph import get_gradient_edge
 from cutaway.engine.edits import due, edited, same
 from cutaway.engine.leaves import Path
 from cutaway.engine.seen import Call, Copied, Seen, Shared, in_backward
-from cutaway.engine.wishes import Wish
+from cutaway.engine.wishes import Part, Wish
 from cutaway.errors import Reason, at, error
 from cutaway.requests import Edit, Point
 
@@ -29,6 +29,8 @@ OUTGOING = Side(Point.OUTPUT, Point.GRAD_OUTPUT)
 
 Numbered = tuple[int, Edit]
 """An edit, and its number in the request."""
+
+_NONE: Mapping[Point, list[Numbered]] = {point: [] for point in Point}
 
 
 class Tap:
@@ -60,7 +62,7 @@ class Tap:
         self._seen = seen
         self._name = name
         self._wishes = wishes
-        self._edits = {point: [each for each in edits if each[1].point is point] for point in Point}
+        self._edits = {point: [each for each in edits if each[1].point is point] for point in Point} if edits else _NONE
         self._batch = batch
         self._copies = copies
         self._alive = alive
@@ -84,6 +86,8 @@ class Tap:
     def notes(self, call: Call, side: Side, tensors: Mapping[Path, Tensor]) -> None:
         """Note the values of ``tensors``, where only that is to be done."""
         call.kinds[side.value] = {path: tensor.dtype for path, tensor in tensors.items()}
+        if side.value not in self._wishes:
+            return
         for path, tensor in tensors.items():
             if _is_plain(tensor):
                 self._note(call, side.value, path, tensor)
@@ -147,7 +151,8 @@ class Tap:
     def _note(self, call: Call, point: Point, path: Path, tensor: Tensor) -> None:
         wish = self._wishes.get(point)
         if wish is not None and wish.takes(call.number, path):
-            call.note(point, path, wish.of(tensor.detach(), f"captures.{self._name}.{point.value}{path}"))
+            whole = Part(tensor) if wish.whole else wish.of(tensor.detach(), f"captures.{self._name}.{point}{path}")
+            call.note(point, path, whole)
 
     def _listened(self, call: Call, side: Side, path: Path, tensor: Tensor, shared: bool, bare: bool) -> Tensor:
         """``tensor``, or a copy of it, as a node of the graph whose gradient is edited and noted."""

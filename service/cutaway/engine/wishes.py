@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -54,13 +55,18 @@ class Wish:
         """Whether the tensor at ``path`` of call number ``call`` is wanted; ``None`` is a call of unknown number."""
         return self.call in (None, call) and self.path in ("", path)
 
+    @cached_property
+    def whole(self) -> bool:
+        """Whether tensors are wanted as they are."""
+        return not (self.slices or self.reduce or self.data_type)
+
     def of(self, tensor: Tensor, place: str) -> Part:
         """What is wanted of ``tensor``, which is at ``place`` in the result.
 
         Raises:
             InvalidArgument: ``SLICE_RANGE``, ``AXIS_RANGE`` or ``INVALID_VALUE``.
         """
-        if not (self.slices or self.reduce or self.data_type):
+        if self.whole:
             return Part(tensor)
         with at(self.field):
             with at("slices"):

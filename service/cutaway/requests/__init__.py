@@ -30,6 +30,7 @@ from cutaway.requests.attributions import (
 )
 from cutaway.requests.baselines import Baselines, Distributions, TokenId
 from cutaway.requests.captures import (
+    POINTS,
     AxisReduction,
     Capture,
     Max,
@@ -110,6 +111,7 @@ from cutaway.word import Word
 
 __all__ = [
     "LRP",
+    "POINTS",
     "Add",
     "AlphaOneBetaZero",
     "AtLayer",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
+from functools import cached_property
 from typing import Literal, TypeAlias
 
 from cutaway.errors import Reason, error
@@ -26,6 +27,9 @@ class Point(Word):
         """Whether a backward pass is needed to see it."""
         return self in (Point.GRAD_INPUT, Point.GRAD_OUTPUT)
 
+
+POINTS = tuple(Point)
+"""All of them, in the order of the reply."""
 
 PointName: TypeAlias = Literal["input", "output", "grad_input", "grad_output"]
 
@@ -119,7 +123,7 @@ class Capture:
     reduce: Reduction | None = None
     data_type: str = ""
 
-    @property
+    @cached_property
     def points(self) -> tuple[Point, ...]:
         """``at`` as a tuple."""
         several = self.at if isinstance(self.at, tuple) else (self.at,)
@@ -132,6 +136,9 @@ def as_point(point: PointName | Point, field: str = "points") -> Point:
     Raises:
         InvalidArgument: ``INVALID_VALUE``.
     """
-    if point not in list(Point):
+    if point not in POINTS:
         raise error(Reason.INVALID_VALUE, f"{point!r} is none of {', '.join(Point)}", field)
-    return Point(point)
+    return _BY_NAME[point]
+
+
+_BY_NAME: dict[str, Point] = {point.value: point for point in POINTS}

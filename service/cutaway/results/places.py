@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TypeAlias
 
-from cutaway.requests import Point
+from cutaway.requests import POINTS, Point
 from cutaway.results import CapturedCall, InspectResult, ModuleCapture
 from cutaway.results.explanations import AttributionResult
 from cutaway.tensors import Array
@@ -38,7 +38,7 @@ def _named(place: str, arrays: Mapping[str, Array], swap: Swap) -> dict[str, Arr
 def _capture(place: str, capture: ModuleCapture, swap: Swap) -> ModuleCapture:
     """Point by point and within that call by call: so it is in the message, and not in the result."""
     calls: list[CapturedCall] = [CapturedCall({}, {}) for _ in capture.calls]
-    for point in Point:
+    for point in POINTS:
         for index, call in enumerate(capture.calls):
             where = f"{place}.calls[{index}]" if index else place
             calls[index] = _with_point(calls[index], call, point, f"{where}.{point.value}", swap)
