@@ -57,11 +57,12 @@ def refuse_captures(wanted: Mapping[str, dict[Point, Wish]], seen: Seen, tree: M
         InvalidArgument: ``CALL_NOT_FOUND``, ``POINT_NOT_FOUND``, ``PATH_NOT_FOUND`` or ``POINT_NOT_DIFFERENTIABLE``.
     """
     for name, wishes in wanted.items():
+        calls = named(seen.calls[name], wishes)
         for point, wish in wishes.items():
-            if wish.exact:
+            if wish.exact and not any(call.parts(point) for call in calls):
                 with at(wish.field):
                     _refuse_call(name, wish.call, seen.calls[name])
-                    _refuse_point(name, point, wish.path, named(seen.calls[name], wishes), tree, "points")
+                    _refuse_point(name, point, wish.path, calls, tree, "points")
 
 
 def refuse_edits(todo: Plan, seen: Seen, tree: ModuleTree) -> None:

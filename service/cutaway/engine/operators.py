@@ -38,7 +38,7 @@ Running: TypeAlias = tuple[str, dict[str, int]]
 
 def is_address(name: str) -> bool:
     """Whether ``name`` is an operator's address, and no module's name."""
-    return re.search(r":[^:.#]+#[\d*?]+$", name) is not None
+    return "#" in name and re.search(r":[^:.#]+#[\d*?]+$", name) is not None
 
 
 def nearest(address: str, ran: Sequence[str]) -> str:

@@ -44,7 +44,8 @@ class Call:
 
     def parts(self, point: Point) -> dict[Path, Part]:
         """The same, with the positions of largest elements."""
-        return {path: part for path, part in self._seen.get(point, {}).items() if part is not None}
+        noted = self._seen.get(point)
+        return {path: part for path, part in noted.items() if part is not None} if noted else {}
 
     def note(self, point: Point, path: Path, part: Part | None) -> None:
         """Keep a copy of ``part``, or its place."""

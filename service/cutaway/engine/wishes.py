@@ -6,7 +6,6 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -55,7 +54,7 @@ class Wish:
         """Whether the tensor at ``path`` of call number ``call`` is wanted; ``None`` is a call of unknown number."""
         return self.call in (None, call) and self.path in ("", path)
 
-    @cached_property
+    @property
     def whole(self) -> bool:
         """Whether tensors are wanted as they are."""
         return not (self.slices or self.reduce or self.data_type)

@@ -195,6 +195,8 @@ class TorchServe:
         heap = [] if self._heap_bytes is None else [f"-Xmx{self._heap_bytes}"]
         return [
             *(str(java), *heap),
+            # What it runs is small: better code, and a collector with threads, cost a core more than they bring.
+            *("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"),
             "-XX:-UsePerfData",  # writes to /tmp, and leaves it there when killed
             f"-Djava.io.tmpdir={directory}",  # for the workers' sockets: two servers would share those in /tmp
             f"-Dmodel_server_home={home}",
