@@ -28,7 +28,10 @@ from examples.digits.train import train_and_save
 WORKERS = 1
 BATCH = 16
 DELAY_MS = 1
-"""Of every server that forms batches: ours, and the peers."""
+"""Of every server that forms batches: ours, and the peers where they are told to."""
+
+STOCK_BATCH = 1
+"""Of the peers as they come."""
 
 PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE"}
 """Threads that wait without spinning, as in our workers."""
@@ -140,9 +143,9 @@ def torchserve(directory: Path, handler: str, **settings: int) -> Iterator[dict[
 
 
 @contextmanager
-def litserve(directory: Path) -> Iterator[str]:
-    """LitServe with the digits network of ``directory`` and Captum; yields its address."""
-    arguments = (str(directory), str(WORKERS), str(BATCH), str(DELAY_MS))
+def litserve(directory: Path, batch: int) -> Iterator[str]:
+    """LitServe with the digits network of ``directory`` and Captum, so many calls at once; yields its address."""
+    arguments = (str(directory), str(WORKERS), str(batch), str(DELAY_MS))
     with Pipe(
         "bench.peers.litserve_digits", *arguments, python=environments.python("litserve"), variables=PASSIVE
     ) as peer:

@@ -1,4 +1,4 @@
-"""LitServe with the digits network and Captum, in JSON: what its documentation shows, with batches."""
+"""LitServe with the digits network and Captum, in JSON: what its documentation shows, without batches and with."""
 
 import logging
 import socket
@@ -22,8 +22,8 @@ STEPS = 64
 class Explains(litserve.LitAPI):  # type: ignore[misc]
     """``{"image": nested lists}`` to ``{"output": …, "attribution": …}``."""
 
-    def __init__(self, directory: Path, batch: int, delay_s: float) -> None:
-        super().__init__(max_batch_size=batch, batch_timeout=delay_s)
+    def __init__(self, directory: Path, **batches: float) -> None:
+        super().__init__(**batches)
         self.directory = directory
 
     def setup(self, device: str) -> None:
@@ -39,19 +39,15 @@ class Explains(litserve.LitAPI):  # type: ignore[misc]
         """One image, [1, 8, 8]. The annotation says JSON; what arrives is what was in it."""
         return torch.tensor(request["image"])
 
-    def batch(self, inputs: list[Tensor]) -> Tensor:
-        """[batch, 1, 8, 8]."""
-        return torch.stack(inputs)
-
-    def predict(self, images: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Logits, and the attribution of class 0 from black."""
+    def explained(self, images: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Of each of [batch, 1, 8, 8], the logits, and the attribution of class 0 from black."""
         with torch.no_grad():
             outputs = self.network(images)
         return list(zip(outputs, self.method.attribute(images, target=0, n_steps=STEPS)))
 
-    def unbatch(self, output: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
-        """One answer a row."""
-        return output
+    def predict(self, image: Any) -> Any:
+        """One image's answer."""
+        return self.explained(image[None])[0]
 
     def encode_response(self, output: tuple[Tensor, Tensor]) -> Any:
         """Nested lists."""
@@ -59,10 +55,27 @@ class Explains(litserve.LitAPI):  # type: ignore[misc]
         return {"output": logits.tolist(), "attribution": attribution.tolist()}
 
 
+class InBatches(Explains):
+    """The same, several at once."""
+
+    def batch(self, inputs: list[Tensor]) -> Tensor:
+        """[batch, 1, 8, 8]."""
+        return torch.stack(inputs)
+
+    def predict(self, image: Any) -> Any:
+        """An answer for each."""
+        return self.explained(image)
+
+    def unbatch(self, output: Any) -> Any:
+        """One answer a row."""
+        return output
+
+
 def main(directory: Path, workers: int, batch: int, delay_ms: int) -> None:
     with socket.create_server(("127.0.0.1", 0)) as found:
         port = found.getsockname()[1]
-    api = Explains(directory, batch, delay_ms / 1000)
+    batches = {"max_batch_size": batch, "batch_timeout": delay_ms / 1000}
+    api = InBatches(directory, **batches) if batch > 1 else Explains(directory)
     server = litserve.LitServer(api, accelerator="cpu", workers_per_device=workers)
     Thread(target=_announce, args=(port,), daemon=True).start()
     server.run(host="127.0.0.1", port=port, generate_client_file=False, log_level="error")

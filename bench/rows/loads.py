@@ -107,28 +107,37 @@ def ceiling(bench: Bench) -> Found:
 
 def explain_rest(bench: Bench) -> Found:
     """Beside TorchServe's own handler and its REST ``/explanations``."""
-    files = bench.store.digits_files(bench.scratch("explain_rest"))
-    with servers.torchserve(files, "explain_handler.py") as peer:
-        door = Door("http", peer["rest"], "image/png /explanations/peer")
-        return _explained(bench, door, base64.b64encode(as_png(held_out().pixels[0])).decode())
+    with ExitStack() as stack:
+        doors = {}
+        for kind, batch in _PEERS.items():
+            files = bench.store.digits_files(bench.scratch(f"explain_rest-{batch}"))
+            peer = stack.enter_context(servers.torchserve(files, "explain_handler.py", batchSize=batch))
+            doors[kind] = Door("http", peer["rest"], "image/png /explanations/peer")
+        return _explained(bench, doors, base64.b64encode(as_png(held_out().pixels[0])).decode())
 
 
 def explain_litserve(bench: Bench) -> Found:
     """Beside LitServe with the same network and Captum."""
     files = bench.store.digits_files(bench.scratch("explain_litserve"))
-    with servers.litserve(files) as address:
+    with ExitStack() as stack:
+        addresses = {kind: stack.enter_context(servers.litserve(files, batch)) for kind, batch in _PEERS.items()}
+        doors = {kind: Door("http", address, "application/json /predict") for kind, address in addresses.items()}
         image = json.dumps({"image": held_out().images[0].tolist()}).encode()
-        return _explained(bench, Door("http", address, "application/json /predict"), base64.b64encode(image).decode())
+        return _explained(bench, doors, base64.b64encode(image).decode())
 
 
-def _explained(bench: Bench, theirs: Door, image: str) -> Found:
+_PEERS = {"theirs": servers.STOCK_BATCH, f"theirs, in batches of {servers.BATCH}": servers.BATCH}
+
+
+def _explained(bench: Bench, theirs: dict[str, Door], image: str) -> Found:
+    """Beside a peer as it comes; aside, beside one that was told to form batches."""
     alike, checked = ([payload(questions.explained(mode))] for mode in ("off", "same_pass"))
     with _digits(bench) as ours, Pipe("bench.parts.load") as pipe:
         load = Load(pipe)
         return over(
             {
                 "ours": load.rate(ours, alike, EXPLAINERS),
-                "theirs": load.rate(theirs, [image], EXPLAINERS),
+                **{kind: load.rate(door, [image], EXPLAINERS) for kind, door in theirs.items()},
                 "ours, checked": load.rate(ours, checked, EXPLAINERS),
             },
             bench.rounds,
