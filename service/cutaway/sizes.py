@@ -12,10 +12,10 @@ from collections.abc import Hashable
 from cutaway.errors import CutawayError, Reason
 from cutaway.requests import InspectRequest
 
-LARGE_BYTES = 4 << 20
+LARGE_BYTES = 1 << 20
 """From here on a reply in pieces is the quicker one."""
 
-_LITTLE_BYTES = LARGE_BYTES // 64
+_LITTLE_BYTES = LARGE_BYTES // 16
 """Up to here an estimate is not worth its way: should the reply be large nevertheless, it comes in one message, or is
 asked for again in pieces."""
 
