@@ -174,11 +174,11 @@ def test_a_reader_that_takes_nothing_is_given_up(worker: Worker, monkeypatch: py
 @pytest.mark.parametrize(
     ("sent", "seconds", "reason"),
     [
-        (b"", 60, Reason.BACKEND_UNAVAILABLE),
-        (b"\1\0", 60, Reason.BACKEND_UNAVAILABLE),
-        (b"\5\0\0\0four", 60, Reason.BACKEND_UNAVAILABLE),
-        (b"\4\0\0\0four", 60, Reason.BACKEND_UNAVAILABLE),
-        (None, 60, Reason.BACKEND_UNAVAILABLE),
+        (b"", 60, Reason.WORKER_DIED),
+        (b"\1\0", 60, Reason.WORKER_DIED),
+        (b"\5\0\0\0four", 60, Reason.WORKER_DIED),
+        (b"\4\0\0\0four", 60, Reason.WORKER_DIED),
+        (None, 60, Reason.WORKER_DIED),
         (b"\4\0\0\0four", 0.1, Reason.DEADLINE_EXCEEDED),
     ],
     ids=["nothing", "half a size", "half a message", "no end", "no worker", "a worker that stands still"],

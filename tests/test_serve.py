@@ -243,17 +243,6 @@ def test_a_signal_ends_it_and_leaves_nothing(small: Server, number: int) -> None
         pass
 
 
-def test_torchserve_dying_ends_the_server_with_a_reason(small: Server) -> None:
-    """A JVM that is killed is noticed: the server ends with status 1 and says so, and leaves no worker behind."""
-    family = psutil.Process(small.process.pid).children(recursive=True)
-    java = next(child for child in family if any("org.pytorch.serve" in part for part in child.cmdline()))
-    java.kill()
-    assert small.process.wait() == 1
-    assert small.process.stdout is not None
-    assert "TorchServe ended by itself" in small.process.stdout.read()
-    assert psutil.wait_procs(family, timeout=10)[1] == []
-
-
 def test_embedded_needs_no_java(small_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`--embedded` serves the same archives with no Java process and no Java to be found."""
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))

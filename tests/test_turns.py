@@ -125,8 +125,8 @@ def test_a_call_that_kills_its_worker_fails_alone(fragile: str) -> None:
     with ca.Client(fragile) as client:
         for value, answer in zip(values, at_once(client, values)):
             if value == DEADLY:
-                assert isinstance(answer, ca.Unavailable)
-                assert answer.reason == "BACKEND_UNAVAILABLE"
+                assert isinstance(answer, ca.Internal)
+                assert answer.reason == "WORKER_KILLED"
             else:
                 assert not list(differences(answer, ask_fragile(client, value), 1e-6))
 

@@ -72,7 +72,7 @@ class Inlet:
             until: when the call's time is up, as Unix seconds.
 
         Raises:
-            CutawayError: ``DEADLINE_EXCEEDED``, also where nothing was taken for long; ``BACKEND_UNAVAILABLE``, where
+            CutawayError: ``DEADLINE_EXCEEDED``, also where nothing was taken for long; ``WORKER_DIED``, where
                 the worker is gone.
         """
         waited = 0.0
@@ -125,7 +125,7 @@ def _broken(waited: float, until: float) -> CutawayError:
         return error(Reason.DEADLINE_EXCEEDED, "the deadline passed before the whole reply was sent")
     if waited >= PATIENCE_S:
         return error(Reason.DEADLINE_EXCEEDED, f"nothing of the reply was taken for {waited:.0f} s")
-    return error(Reason.BACKEND_UNAVAILABLE, "the worker that had this call died; another one is starting")
+    return error(Reason.WORKER_DIED, "the worker that had this call died; another one is starting")
 
 
 class Outlet:

@@ -96,6 +96,8 @@ class Reason(Word):
     OUT_OF_MEMORY = "OUT_OF_MEMORY"
     OVERLOADED = "OVERLOADED"
     DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
+    WORKER_DIED = "WORKER_DIED"
+    WORKER_KILLED = "WORKER_KILLED"
     BACKEND_UNAVAILABLE = "BACKEND_UNAVAILABLE"
     SERVER_UNREACHABLE = "SERVER_UNREACHABLE"
     INTERNAL = "INTERNAL"
@@ -169,10 +171,21 @@ TABLE: dict[Reason, Row] = {
     Reason.OUT_OF_MEMORY: Row(Code.RESOURCE_EXHAUSTED, False, "The request needs more memory than there is."),
     Reason.OVERLOADED: Row(Code.RESOURCE_EXHAUSTED, True, "Too many calls are waiting."),
     Reason.DEADLINE_EXCEEDED: Row(Code.DEADLINE_EXCEEDED, True, "The call's deadline passed before it ended."),
+    Reason.WORKER_DIED: Row(Code.UNAVAILABLE, True, "The worker that had the call died; another one is starting."),
+    Reason.WORKER_KILLED: Row(Code.INTERNAL, False, "Two workers died of this request; it is not tried a third time."),
     Reason.BACKEND_UNAVAILABLE: Row(Code.UNAVAILABLE, True, "Nothing answers behind the front door just now."),
     Reason.SERVER_UNREACHABLE: Row(Code.UNAVAILABLE, True, "The client reached no server at that address."),
     Reason.INTERNAL: Row(Code.INTERNAL, False, "A fault of the server's own: please report it."),
 }
+
+
+RETRY_AFTER_S: dict[str, float] = {
+    Reason.OVERLOADED: 0.2,
+    Reason.WORKER_DIED: 1.0,
+    Reason.BACKEND_UNAVAILABLE: 2.0,
+}
+"""How long to wait before a retry, in seconds; it travels as `google.rpc.RetryInfo`. A deadline that passed has none:
+what helps there is a longer one."""
 
 
 class CutawayError(Exception):
@@ -183,6 +196,7 @@ class CutawayError(Exception):
         message: the same for a person, with what would be right.
         field: the path of the request field at fault (``captures[1].module``), or ``""``.
         code: the gRPC status code's number.
+        retry_after_s: how long to wait before the same call may pass; None where waiting changes nothing.
     """
 
     code: int = Code.INTERNAL
@@ -192,6 +206,7 @@ class CutawayError(Exception):
         self.reason = str(reason)
         self.message = message
         self.field = field
+        self.retry_after_s = RETRY_AFTER_S.get(self.reason)
 
     def __reduce__(self) -> tuple[object, ...]:
         # Exceptions pickle by their args alone; these cross process borders in batch jobs.

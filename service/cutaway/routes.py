@@ -213,7 +213,7 @@ def torchserve_failure(code: int, details: str) -> CutawayError:
 _TORCHSERVE_SAYS = (
     ("Model not found", Reason.MODEL_NOT_FOUND, "model", ""),
     ("does not exist for model", Reason.VERSION_NOT_FOUND, "model", ""),
-    ("Worker died", Reason.BACKEND_UNAVAILABLE, "", "the worker that had this call died; another one is starting"),
+    ("Worker died", Reason.WORKER_DIED, "", "the worker that had this call died; another one is starting"),
     ("direct buffer memory", Reason.OUT_OF_MEMORY, "", "TorchServe has too little memory for a message of this size"),
     ("RST_STREAM", Reason.REQUEST_TOO_LARGE, "", "TorchServe cut the call off, as it does when a request is too large"),
 )

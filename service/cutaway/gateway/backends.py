@@ -12,7 +12,7 @@ from contextlib import aclosing
 from functools import partial
 from queue import SimpleQueue
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import grpc.aio
 
@@ -77,6 +77,16 @@ def _deadline(timeout_s: float) -> bytes:
     return f"{time.time() + timeout_s:.6f}".encode()
 
 
+Predict: TypeAlias = "grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]"
+
+
+def _connected(address: str) -> tuple[grpc.aio.Channel, Predict]:
+    unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+    channel = grpc.aio.insecure_channel(address, options=unlimited)
+    predict: Predict = channel.unary_unary(TORCHSERVE_PREDICTIONS)
+    return channel, predict
+
+
 class Relay:
     """Hands calls on to a TorchServe over its gRPC port.
 
@@ -102,12 +112,20 @@ class Relay:
         self._calls = calls
         self._turn_bytes = min(message_bytes, _TURN_BYTES)
         self._turns: dict[ModelName, Turns] = {}
-        unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
-        self._channel = grpc.aio.insecure_channel(address, options=unlimited)
-        self._predict: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(
-            TORCHSERVE_PREDICTIONS
-        )
+        self._channel, self._predict = _connected(address)
         self._streams: defaultdict[ModelName, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(_STREAMS))
+        self._lost = False
+
+    def lose(self) -> None:
+        """TorchServe is gone: until it is found again elsewhere, calls are told so at once."""
+        self._lost = True
+
+    async def move(self, address: str) -> None:
+        """TorchServe is at ``address`` now."""
+        gone = self._channel
+        self._channel, self._predict = _connected(address)
+        self._lost = False
+        await gone.close()
 
     async def call(self, name: ModelName, kind: str, payload: bytes, timeout_s: float) -> bytes:
         """Wait for a turn, and ask."""
@@ -127,6 +145,8 @@ class Relay:
 
     async def _ask(self, name: ModelName, rows: Sequence[Row], timeout_s: float) -> Sequence[bytes]:
         """One Predictions call, with the deadlines both on the call and inside it: TorchServe passes no metadata on."""
+        if self._lost:
+            raise error(Reason.BACKEND_UNAVAILABLE, "TorchServe ended by itself and is being started again")
         request = predictions(name.model, name.version, rows[0] if len(rows) == 1 else {"batch": batched(rows)})
         try:
             reply = prediction(await self._predict(request, timeout=timeout_s))

@@ -8,6 +8,7 @@ from grpc_reflection.v1alpha import reflection
 
 from cutaway.errors import Reason, error
 from cutaway.gateway.backends import Backend
+from cutaway.gateway.observers import Observers
 from cutaway.gateway.servicer import Servicer
 from cutaway.routes import SERVICE
 from cutaway.settings import Settings
@@ -28,20 +29,26 @@ class FrontDoor:
     Args:
         backend: what answers; closed with the front door.
         settings: addresses and limits.
+
+    Attributes:
+        address: where it listens.
+        observers: who watches its calls.
     """
 
     def __init__(self, backend: Backend, settings: Settings) -> None:
         self._backend = backend
         self._settings = settings
         self._health = health.aio.HealthServicer()
+        self.observers = Observers(backend.turns, settings)
         # A request a little over the limit is read, so that it can be told what the limit is.
         limit = min(2 * settings.max_message_bytes, _LARGEST)
         self._server = grpc.aio.server(
+            interceptors=(self.observers.watch,),
             options=[
                 ("grpc.max_receive_message_length", limit),
                 ("grpc.max_send_message_length", -1),
                 ("grpc.so_reuseport", 0),  # else a second server takes half of the first one's calls
-            ]
+            ],
         )
         self.address = ""
 
@@ -61,6 +68,7 @@ class FrontDoor:
             raise error(Reason.BACKEND_UNAVAILABLE, f"cannot listen on {self._settings.address}: {failure}") from None
         host = self._settings.address.rpartition(":")[0]
         self.address = f"{host}:{port}"
+        self.observers.open()
         await self._server.start()
         await self._set_health(_SERVING)
 
@@ -69,7 +77,16 @@ class FrontDoor:
         await self._set_health(_NOT_SERVING)
         await self._server.stop(grace_s)
         await self._backend.close(grace_s)
+        await self.observers.close()
+
+    async def set_serving(self, serving: bool) -> None:
+        """Tell health checks whether calls can be answered."""
+        await self._set_health(_SERVING if serving else _NOT_SERVING)
 
     async def _set_health(self, state: int) -> None:
         for service in ("", SERVICE):
             await self._health.set(service, state)
+        for name in self._backend.catalog.all():
+            for service in (name.model, f"{name.model}/versions/{name.version}"):
+                await self._health.set(service, state)
+            self.observers.metrics.serving(name, state == _SERVING)

@@ -37,10 +37,16 @@ class Store:
         loading = [f"{name.model} {name.version}: {why}" for name, why in self.broken.items()]
         return [*self.unreadable.values(), *loading]
 
-    def give_up(self, name: ModelName, why: str) -> None:
-        """Stop counting on a model that will not load."""
+    def give_up(self, name: ModelName, why: str) -> str:
+        """Stop counting on a model that will not load; what the operator is told."""
         del self.archives[name]
         self.broken[name] = why
+        return f"not served: {name.model} {name.version}: {why}"
+
+    def refuse_none(self) -> None:
+        """Raise ``MODEL_NOT_LOADED`` where no model is left."""
+        if not self.archives:
+            raise error(Reason.MODEL_NOT_LOADED, "no model could be loaded: " + "; ".join(self.faults))
 
 
 def look_into(directory: Path) -> Store:

@@ -17,6 +17,9 @@ from cutaway.errors import CutawayError, Reason, error
 Row: TypeAlias = Mapping[str, bytes]
 """One call's parts by name, as `cutaway.worker.Worker` takes them."""
 
+_MOST_DEATHS = 2
+"""Of workers, before a request is taken for the reason."""
+
 Send: TypeAlias = Callable[[Sequence[Row], float], Awaitable[Sequence[bytes]]]
 """Asks a model all rows at once, within so many seconds; returns a reply each, empty where all of them are too much
 for one message."""
@@ -31,12 +34,14 @@ class _Waiting:
         until: when its caller stops waiting, in the event loop's time.
         answer: what it waits for.
         alone: whether it must not share a turn, because one that it shared went wrong.
+        deaths: of how many workers that had it.
     """
 
     row: Row
     until: float
     answer: asyncio.Future[bytes]
     alone: bool = False
+    deaths: int = 0
 
     @property
     def size(self) -> int:
@@ -131,18 +136,27 @@ class Turns:
         return max(each.until - now for each in calls)
 
     def _failed(self, calls: Sequence[_Waiting], failure: CutawayError) -> None:
-        """A call that brings its worker down fails by itself: the others of its turn are asked again, each alone."""
-        if len(calls) > 1 and failure.reason == Reason.BACKEND_UNAVAILABLE:
-            self._again(calls)
+        """Where a worker died, each of its calls is asked once more, alone: one of them may be why, and then fails by
+        itself; or none, and all are answered."""
+        if failure.reason != Reason.WORKER_DIED:
+            for each in calls:
+                _fail(each, failure)
             return
         for each in calls:
-            if not each.answer.done():
-                each.answer.set_exception(failure)
+            each.deaths += 1
+            if each.deaths >= _MOST_DEATHS:
+                _fail(each, error(Reason.WORKER_KILLED, f"{each.deaths} workers died while they ran this request"))
+        self._again([each for each in calls if not each.answer.done()])
 
     def _again(self, calls: Sequence[_Waiting]) -> None:
         for each in reversed(calls):
             each.alone = True
             self._queue.appendleft(each)
+
+
+def _fail(waiting: _Waiting, failure: CutawayError) -> None:
+    if not waiting.answer.done():
+        waiting.answer.set_exception(failure)
 
 
 def _settle(waiting: _Waiting, reply: bytes) -> None:

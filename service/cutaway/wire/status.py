@@ -18,7 +18,8 @@ _LONGEST_TEXT = 600
 
 
 def encode(failure: CutawayError) -> bytes:
-    """``failure`` as a serialised `google.rpc.Status` with ErrorInfo and, for bad input, BadRequest."""
+    """``failure`` as a serialised `google.rpc.Status` with ErrorInfo, for bad input BadRequest, and where a retry helps
+    RetryInfo."""
     status = status_pb2.Status(code=failure.code, message=text(failure))
     status.details.add().Pack(error_details_pb2.ErrorInfo(reason=failure.reason, domain=DOMAIN))
     if failure.field:
@@ -26,6 +27,10 @@ def encode(failure: CutawayError) -> bytes:
             field=_short(failure.field), description=_short(failure.message)
         )
         status.details.add().Pack(error_details_pb2.BadRequest(field_violations=[field]))
+    if failure.retry_after_s is not None:
+        retry = error_details_pb2.RetryInfo()
+        retry.retry_delay.FromNanoseconds(round(failure.retry_after_s * 1e9))
+        status.details.add().Pack(retry)
     serialised: bytes = status.SerializeToString()
     return serialised
 
@@ -68,14 +73,18 @@ _PLAIN = {
 
 def _unpacked(status: status_pb2.Status) -> CutawayError | None:
     info, bad = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest()
+    retry = error_details_pb2.RetryInfo()
     for detail in status.details:
-        detail.Unpack(info)
-        detail.Unpack(bad)
+        for each in (info, bad, retry):
+            detail.Unpack(each)
     if info.domain != DOMAIN:
         return None
     violation = bad.field_violations[0] if bad.field_violations else None
     message = violation.description if violation else status.message
-    return from_wire(status.code, info.reason or Reason.INTERNAL, message, violation.field if violation else "")
+    failure = from_wire(status.code, info.reason or Reason.INTERNAL, message, violation.field if violation else "")
+    if retry.HasField("retry_delay"):  # the server's word, also for a reason that is newer than this client
+        failure.retry_after_s = retry.retry_delay.ToNanoseconds() / 1e9
+    return failure
 
 
 def _short(words: str) -> str:

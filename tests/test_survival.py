@@ -1,0 +1,190 @@
+"""What dies, comes back: workers, TorchServe's JVM and the front door are killed, and what callers see of it."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import psutil
+import pytest
+from google.rpc import error_details_pb2, status_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+import cutaway as ca
+from cutaway.routes import SERVICE
+from cutaway.tensors import Array
+from tests.adapters.fragile_adapter import DEADLY
+from tests.conftest import ADAPTERS
+from tests.serving import Server, package, serving
+
+CALLERS = 8
+KILLS = 2
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that a request can kill, and one that none can."""
+    directory = tmp_path_factory.mktemp("store")
+    package(directory, "fragile", f"{ADAPTERS / 'fragile_adapter.py'}:FragileAdapter")
+    package(directory, "tiny", f"{ADAPTERS / 'tiny_adapter.py'}:Tiny")
+    return directory
+
+
+@pytest.fixture(scope="module")
+def server(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Both, behind a front door before TorchServe."""
+    with serving(store, tmp_path_factory.mktemp("survival") / "logs") as running:
+        yield running
+
+
+def process(server: Server, *words: str) -> psutil.Process:
+    """The process behind the front door whose command line has all of ``words``."""
+    family = psutil.Process(server.process.pid).children(recursive=True)
+    return next(each for each in family if all(any(word in part for part in _command(each)) for word in words))
+
+
+def _command(each: psutil.Process) -> list[str]:
+    with contextlib.suppress(psutil.Error):
+        return each.cmdline()
+    return []
+
+
+def worker_of(server: Server, model: str) -> psutil.Process:
+    """The worker that runs ``model``: the one whose working files are those of its archive."""
+    family = psutil.Process(server.process.pid).children(recursive=True)
+    for each in family:
+        with contextlib.suppress(psutil.Error):
+            if any("model_service_worker" in part for part in each.cmdline()) and _serves(each, model):
+                return each
+    raise AssertionError(f"no worker of {model}")
+
+
+def _serves(worker: psutil.Process, model: str) -> bool:
+    return any(model in part for part in [*worker.environ().values(), *worker.cmdline(), worker.cwd()])
+
+
+def rows(value: float, count: int = 1) -> dict[str, Array]:
+    return {"x": np.full((count, 3), value, np.float32)}
+
+
+def until(true: Callable[[], bool], patience_s: float = 60.0) -> None:
+    end = time.monotonic() + patience_s
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def health(address: str) -> str:
+    with grpc.insecure_channel(address) as channel:
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        reply = stub.Check(health_pb2.HealthCheckRequest(service=SERVICE), timeout=5)
+    return str(health_pb2.HealthCheckResponse.ServingStatus.Name(reply.status))
+
+
+def test_no_call_is_lost_when_a_worker_is_killed(server: Server) -> None:
+    """Workers are killed under load: every call is answered, rightly."""
+    over = threading.Event()
+    answered = [0] * CALLERS
+    with ca.Client(server.address) as client:
+        expected = {number: client.inspect("tiny", rows(number)).predictions["output"] for number in range(CALLERS)}
+
+        def call(number: int) -> None:
+            while not over.is_set():
+                found = client.inspect("tiny", rows(number), captures=["linear"], timeout=60)
+                assert np.allclose(found.predictions["output"], expected[number], rtol=1e-6)
+                answered[number] += 1
+
+        with ThreadPoolExecutor(CALLERS) as callers:
+            calling = [callers.submit(call, number) for number in range(CALLERS)]
+            try:
+                for _ in range(KILLS):
+                    before = list(answered)
+                    worker_of(server, "tiny").kill()
+                    until(lambda before=before: all(now > then + 1 for now, then in zip(answered, before)))  # type: ignore[misc]
+            finally:
+                over.set()
+            for each in calling:
+                each.result()
+
+
+def test_a_request_that_kills_workers_is_tried_twice(server: Server) -> None:
+    """It fails by itself, with a reason of its own that says no retry; the next call is answered."""
+    with ca.Client(server.address) as client:
+        with pytest.raises(ca.Internal) as caught:
+            client.inspect("fragile", rows(DEADLY))
+        assert caught.value.reason == "WORKER_KILLED"
+        assert caught.value.retry_after_s is None
+        assert client.inspect("fragile", rows(1.0)).predictions
+
+
+def test_torchserve_comes_back(server: Server) -> None:
+    """Its JVM is killed: calls are told at once when to try again, health turns, it is started again, calls pass."""
+    java = process(server, "org.pytorch.serve")
+    family = [java, *java.children(recursive=True)]
+    with ca.Client(server.address) as client:
+        java.kill()
+        until(lambda: health(server.address) == "NOT_SERVING")
+        with pytest.raises(ca.Unavailable) as caught:
+            client.inspect("tiny", rows(1.0))
+        assert caught.value.reason == "BACKEND_UNAVAILABLE"
+        assert caught.value.retry_after_s
+        until(lambda: health(server.address) == "SERVING", 120)
+        assert client.inspect("tiny", rows(1.0)).predictions
+        assert client.inspect("fragile", rows(1.0)).predictions
+    assert psutil.wait_procs(family, timeout=10)[1] == []
+
+
+def test_a_server_that_is_starting_torchserve_again_ends_when_told(store: Path, tmp_path: Path) -> None:
+    """SIGTERM amid that leaves no process and no error."""
+    with serving(store, tmp_path / "logs") as running:
+        process(running, "org.pytorch.serve").kill()
+        until(lambda: health(running.address) == "NOT_SERVING")
+        assert running.stop() == 0
+    assert [each for each in psutil.process_iter() if any(str(tmp_path) in part for part in _command(each))] == []
+
+
+def test_clients_find_a_front_door_that_comes_back(store: Path, tmp_path: Path) -> None:
+    """It is killed and started again at its address: the same client's next calls are answered, old ones have ended."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    with ca.Client(address) as client:
+        with serving(store, tmp_path / "logs", "--embedded", "--address", address) as first:
+            assert client.inspect("tiny", rows(1.0)).predictions
+            first.process.kill()
+            first.process.wait()
+        with pytest.raises(ca.Unavailable) as caught:
+            client.inspect("tiny", rows(1.0))
+        assert caught.value.reason == "SERVER_UNREACHABLE"
+        with serving(store, tmp_path / "logs", "--embedded", "--address", address):
+            until(lambda: _answers(client), 30)
+
+
+def _answers(client: ca.Client) -> bool:
+    try:
+        return bool(client.inspect("tiny", rows(1.0)).predictions)
+    except ca.Unavailable:
+        return False
+
+
+def test_a_refusal_says_when_to_try_again() -> None:
+    """`google.rpc.RetryInfo` travels with what waiting helps against, and with nothing else."""
+    from cutaway.errors import RETRY_AFTER_S, TABLE, Reason, error
+    from cutaway.wire import status
+
+    for reason in Reason:
+        sent = status_pb2.Status.FromString(status.encode(error(reason, "x")))
+        retry = error_details_pb2.RetryInfo()
+        carried = [detail.Unpack(retry) for detail in sent.details]
+        assert any(carried) == (reason in RETRY_AFTER_S)
+        received = status.decode(TABLE[reason].code, "x", [(status.DETAILS_KEY, sent.SerializeToString())])
+        assert received.retry_after_s == RETRY_AFTER_S.get(reason)
+        assert TABLE[reason].retryable or reason not in RETRY_AFTER_S
