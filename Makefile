@@ -1,8 +1,8 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test fuzz bench matrix check format protos docs lock clean
+.PHONY: help setup demo test fuzz soak bench matrix container check format protos docs lock clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## make .venv and install everything in it; quick when nothing changed
 	@scripts/setup
@@ -16,11 +16,17 @@ test: ## all that CI runs: setup, check, tests (ARGS="-k name" goes to pytest)
 fuzz: ## random models and questions against a slow reference (ARGS="1000" is how many)
 	@scripts/fuzz $(ARGS)
 
+soak: ## slow proofs that the server holds up (ARGS="kills" is one of them)
+	@scripts/soak $(ARGS)
+
 bench: ## what things cost, as ratios of one run (ARGS="3" is how many rounds)
 	@scripts/bench $(ARGS)
 
 matrix: ## every method on every architecture: equal to Captum by hand, and no false alarm
 	@scripts/matrix $(ARGS)
+
+container: ## build the image without Docker, and try it (Linux, root, buildah)
+	@scripts/container
 
 check: ## format, lint, types, protos, generated code
 	@scripts/check
@@ -31,7 +37,7 @@ format: ## lay out Python and protos
 protos: ## write service/cutaway/v1 from protos/
 	@scripts/protos
 
-docs: ## write the tables of docs/checks.md from the code
+docs: ## write the tables of docs/ from the code
 	@scripts/docs
 
 lock: ## write constraints.txt with the newest versions

@@ -1,4 +1,4 @@
-"""The tables of docs/checks.md, from those of the code: ``python -m tests.documents`` writes them (`make docs`)."""
+"""The tables of the documentation, from those of the code: ``python -m tests.documents`` writes them (`make docs`)."""
 
 from __future__ import annotations
 
@@ -7,18 +7,24 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from cutaway import errors
 from cutaway.engine.method import Method
 from cutaway.engine.methods import TABLE
 from cutaway.requests import Attribution
 from cutaway.results import Cause
 
-PAGE = Path(__file__).parent.parent / "docs" / "checks.md"
+DOCS = Path(__file__).parent.parent / "docs"
+PAGES = {DOCS / "checks.md": ("methods", "causes"), DOCS / "errors.md": ("errors",)}
+"""Each page, and its tables."""
+
 SOURCE = re.compile(r"(?:arXiv|doi):[^\s,;]*[^\s,;.]")
 
 
 def tables() -> dict[str, str]:
-    """Each table of the page, by its name."""
-    return {"methods": "\n".join(_methods()), "causes": "\n".join(_causes())}
+    """Each table, by its name."""
+    return {
+        name: "\n".join(rows) for name, rows in (("methods", _methods()), ("causes", _causes()), ("errors", _errors()))
+    }
 
 
 def _methods() -> Iterator[str]:
@@ -54,6 +60,23 @@ def _causes() -> Iterator[str]:
         yield f"| `{name}` | {' '.join(meaning.split())} |"
 
 
+def _errors() -> Iterator[str]:
+    yield "| reason | status | Python | retry | meaning |"
+    yield "|---|---|---|---|---|"
+    for reason, row in errors.TABLE.items():
+        raised = type(errors.error(reason, "")).__name__
+        yield f"| `{reason}` | {row.code.name} | `{raised}` | {_retry(reason)} | {row.meaning} |"
+
+
+def _retry(reason: errors.Reason) -> str:
+    if not errors.TABLE[reason].retryable:
+        return "no"
+    after_s = errors.RETRY_AFTER_S.get(reason)
+    if after_s is not None:
+        return f"after {after_s:g} s"
+    return "with more time" if errors.TABLE[reason].code == errors.Code.DEADLINE_EXCEEDED else "yes"
+
+
 def written(page: str) -> str:
     """``page`` with its tables as they must be."""
     for name, table in tables().items():
@@ -63,4 +86,5 @@ def written(page: str) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(written(PAGE.read_text("utf-8")), "utf-8")
+    for each in PAGES:
+        each.write_text(written(each.read_text("utf-8")), "utf-8")

@@ -16,17 +16,19 @@ SOURCES = ROOT / "service"
 HANDLER = ROOT / "handlers" / "inspection_handler.py"
 
 LAYERS = [
-    *("word", "errors", "version", "tensors", "packing", "requests", "results"),
+    *("word", "errors", "version", "tensors", "packing", "requests", "results", "trust"),
     *("v1", "wire", "routes", "sizes", "streams", "client", "awaited", "cutaway"),
     *(
         "settings",
         "scratch",
         "channel",
+        "hangups",
         "limits",
         "archive",
         "packaging",
         "engine",
         "adapters",
+        "mishaps",
         "worker",
         "gateway",
         "jobs",

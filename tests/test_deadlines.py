@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import threading
+import time
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 
 import cutaway as ca
 from cutaway.adapters import TensorAdapter
+from cutaway.engine.patience import Patience, longest
+from cutaway.gateway import serve
 from cutaway.results import InputSpec
 from cutaway.routes import worker_response
 from tests import troubled
@@ -81,3 +90,74 @@ def test_a_deadline_leaves_no_opinion_of_a_model_behind() -> None:
     assert found.field == "attributions[0]"
     check = ask(served, X, attributions=[ca.Saliency()]).attributions[0].checks[0]
     assert check.cause is ca.Cause.RANDOM_FORWARD
+
+
+# Callers who hang up.
+
+
+class Steps(nn.Module):
+    """Takes a little time for each pass, and counts them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.passes = 0
+        self.working = threading.Event()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes += 1
+        if self.passes > 5:
+            self.working.set()
+        time.sleep(0.01)
+        return x[:, :2] + x.sum(1, keepdim=True)
+
+
+PASSES = 2000
+VERY_LONG = ca.FeatureAblation(masks={"x": np.arange(PASSES)[None]})
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_nobody_works_on_for_a_caller_who_hung_up(stream: bool) -> None:
+    """Amid an explanation of thousands of passes the caller hangs up: it ends between two of them, the next caller is
+    answered, and what was still to come is never run."""
+    model = Steps()
+    x = np.zeros((1, PASSES), np.float32)
+    with serve({"steps": TensorAdapter(model, inputs=[InputSpec("x", "float32", (-1, -1))])}) as server:
+
+        async def leave() -> None:
+            async with ca.AsyncClient(server.address) as client:
+                call = asyncio.ensure_future(client.inspect("steps", {"x": x}, attributions=[VERY_LONG], stream=stream))
+                await asyncio.to_thread(model.working.wait, 60)
+                call.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await call
+
+        asyncio.run(leave())
+        with ca.Client(server.address) as client:
+            assert client.inspect("steps", {"x": x}).predictions
+    assert model.passes < PASSES / 2
+
+
+def test_a_call_of_a_caller_who_is_gone_is_not_begun(tmp_path: Path) -> None:
+    """What a worker is told before it begins, it heeds; and it looks for no other files than a front door's."""
+    served = worker(troubled.Sound())
+    directory = tmp_path / "cutaway-1"
+    directory.mkdir()
+    asked = row(X)
+    (found,) = map(outcome, served.answer([{**asked, "hangup": bytes(directory / "gone-1")}]))
+    assert isinstance(found, ca.InspectResult)
+    (directory / "gone-1").touch()
+    (found,) = map(outcome, served.answer([{**asked, "hangup": bytes(directory / "gone-1")}]))
+    assert isinstance(found, ca.DeadlineExceeded)
+    assert "hung up" in found.message
+    for elsewhere in (b"/etc/passwd", b"/etc/gone-1", bytes(directory / "other"), b"gone-1"):
+        (found,) = map(outcome, served.answer([{**asked, "hangup": elsewhere}]))
+        assert isinstance(found, ca.InvalidArgument)
+        assert found.reason == "MALFORMED_REQUEST"
+
+
+def test_of_callers_answered_together_the_last_one_counts() -> None:
+    """Work that one of several still waits for goes on; the others are told of their own end."""
+    here, left, late = Patience(), Patience(gone=lambda: True), Patience(until=1.0)
+    assert not longest([left, here, late]).over
+    assert longest([left, left]).over
+    assert longest([late, left]).over

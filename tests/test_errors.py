@@ -19,9 +19,9 @@ import cutaway as ca
 from cutaway import errors
 from cutaway.errors import TABLE, Code, CutawayError, Reason, at, error, from_wire
 from cutaway.gateway import serve
+from cutaway.mishaps import as_failure
 from cutaway.v1 import worker_pb2
 from cutaway.wire import status
-from cutaway.worker import as_failure
 
 CLASSES = CutawayError.__subclasses__()
 some = settings(deadline=None, max_examples=100)

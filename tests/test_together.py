@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import cutaway as ca
 from cutaway import archive, packaging
 from cutaway.engine.batch import Answer, Ask, inspect_all
+from cutaway.engine.patience import Patience
 from cutaway.engine.run import inspect
 from cutaway.engine.subject import Inputs, Subject
 from cutaway.requests import InspectRequest
@@ -45,7 +46,7 @@ def subject_of(model: nn.Module) -> Subject:
 
 def alone(subject: Subject, ask: Ask) -> Answer:
     try:
-        return inspect(subject, ask.request, ask.inputs, until=ask.until)
+        return inspect(subject, ask.request, ask.inputs, patience=ask.patience)
     except BaseException as failure:
         return failure
 
@@ -324,7 +325,7 @@ def test_a_model_that_fails_for_one_row_answers_the_others() -> None:
 
 def test_a_deadline_is_its_own_requests() -> None:
     """Whose time is up is told so, and the others are answered."""
-    asks = [Ask(R(input_gradients=()), images(seed), until) for seed, until in enumerate((None, 1.0, 4e9))]
+    asks = [Ask(R(input_gradients=()), images(seed), Patience(until)) for seed, until in enumerate((None, 1.0, 4e9))]
     answers = assert_as_alone(subject_of(NET().double()), asks)
     assert [type(each) for each in answers] == [ca.InspectResult, ca.DeadlineExceeded, ca.InspectResult]
 

@@ -12,8 +12,10 @@ from cutaway.errors import (
     Internal,
     InvalidArgument,
     NotFound,
+    PermissionDenied,
     Reason,
     ResourceExhausted,
+    Unauthenticated,
     Unavailable,
     Unimplemented,
 )
@@ -114,6 +116,7 @@ from cutaway.results import (
     Verdict,
     WarningCode,
 )
+from cutaway.trust import Tls
 from cutaway.version import __version__
 
 __all__ = [
@@ -198,6 +201,7 @@ __all__ = [
     "Outline",
     "OutputNorm",
     "OutputSum",
+    "PermissionDenied",
     "Point",
     "PredictedClass",
     "Quadrature",
@@ -213,10 +217,12 @@ __all__ = [
     "ShapleyValues",
     "Slice",
     "Target",
+    "Tls",
     "TokenAttribution",
     "TokenId",
     "TopElements",
     "TopK",
+    "Unauthenticated",
     "Unavailable",
     "Unimplemented",
     "Verdict",

@@ -10,13 +10,14 @@ from typing import Any, TypeVar
 
 import grpc.aio
 
-from cutaway.client import OPTIONS, Inputs, question, routes_of, translated
+from cutaway.client import OPTIONS, Inputs, question, routes_of, translated, trusted
 from cutaway.errors import CutawayError
 from cutaway.requests import InspectRequest
 from cutaway.results import InspectResult, ModelDetail, ModelName
 from cutaway.routes import Call, StreamCall
 from cutaway.sizes import Sizes, too_large_for_one
 from cutaway.streams import AsyncReplyStream
+from cutaway.trust import Tls
 
 T = TypeVar("T")
 
@@ -27,13 +28,23 @@ class AsyncClient:
     Args:
         address: ``host:port`` of a front door, or ``torchserve://host:port`` of TorchServe's own gRPC port.
         timeout: seconds a call may take, where the call itself does not say.
+        token: as in `Client`.
+        tls: as in `Client`.
     """
 
-    def __init__(self, address: str, *, timeout: float = 60.0) -> None:
+    def __init__(
+        self, address: str, *, timeout: float = 60.0, token: str | None = None, tls: bool | Tls = False
+    ) -> None:
         self._routes, where = routes_of(address)
+        self._trust = trusted(address, where, token, tls)
         self._timeout = timeout
         self._sizes = Sizes()
-        self._channel = grpc.aio.insecure_channel(where, options=OPTIONS)
+        options = (*OPTIONS, *self._trust.options)
+        self._channel = (
+            grpc.aio.secure_channel(where, self._trust.credentials, options)
+            if self._trust.credentials
+            else grpc.aio.insecure_channel(where, options)
+        )
 
     async def inspect(
         self,
@@ -128,12 +139,14 @@ class AsyncClient:
     async def _reply(self, call: Call[Any], timeout: float | None) -> bytes:
         with translated(self._routes):
             send: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(call.path)
-            return await send(call.payload, timeout=self._timeout if timeout is None else timeout)
+            wait = self._timeout if timeout is None else timeout
+            return await send(call.payload, timeout=wait, metadata=self._trust.metadata)
 
     async def _messages(self, call: StreamCall, timeout: float | None) -> AsyncGenerator[bytes, None]:
         with translated(self._routes):
             send: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(call.path)
-            messages = send(call.payload, timeout=self._timeout if timeout is None else timeout)
+            wait = self._timeout if timeout is None else timeout
+            messages = send(call.payload, timeout=wait, metadata=self._trust.metadata)
             try:
                 async for message in messages:
                     yield message

@@ -38,6 +38,7 @@ from cutaway.routes import TORCHSERVE_SCHEME, Call, FrontDoor, Routes, StreamCal
 from cutaway.sizes import Sizes, too_large_for_one
 from cutaway.streams import ReplyStream
 from cutaway.tensors import ArrayLike, as_array
+from cutaway.trust import Tls, Trust, trust
 
 T = TypeVar("T")
 
@@ -158,6 +159,13 @@ def routes_of(address: str) -> tuple[Routes, str]:
     return FrontDoor(), address
 
 
+def trusted(address: str, where: str, token: str | None, tls: bool | Tls) -> Trust:
+    """How to call ``where``, which is what `routes_of` makes of ``address``."""
+    if token is not None and where != address:
+        raise error(Reason.INVALID_VALUE, "TorchServe's own port knows no tokens", "token")
+    return trust(where, token, tls)
+
+
 @contextmanager
 def translated(routes: Routes) -> Iterator[None]:
     """Every failed call that leaves the block becomes a `CutawayError`."""
@@ -175,13 +183,23 @@ class Client:
     Args:
         address: ``host:port`` of a front door, or ``torchserve://host:port`` of TorchServe's own gRPC port.
         timeout: seconds a call may take, where the call itself does not say.
+        token: says who calls, to a front door that wants to know; it goes to another machine inside TLS only.
+        tls: True for an encrypted connection to a server whom the system trusts, or a `Tls` that says whom to trust.
     """
 
-    def __init__(self, address: str, *, timeout: float = 60.0) -> None:
+    def __init__(
+        self, address: str, *, timeout: float = 60.0, token: str | None = None, tls: bool | Tls = False
+    ) -> None:
         self._routes, where = routes_of(address)
+        self._trust = trusted(address, where, token, tls)
         self._timeout = timeout
         self._sizes = Sizes()
-        self._channel = grpc.insecure_channel(where, options=OPTIONS)
+        options = (*OPTIONS, *self._trust.options)
+        self._channel = (
+            grpc.secure_channel(where, self._trust.credentials, options)
+            if self._trust.credentials
+            else grpc.insecure_channel(where, options)
+        )
 
     def inspect(
         self,
@@ -274,12 +292,14 @@ class Client:
     def _reply(self, call: Call[Any], timeout: float | None) -> bytes:
         with translated(self._routes):
             send: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(call.path)
-            return send(call.payload, timeout=self._timeout if timeout is None else timeout)
+            wait = self._timeout if timeout is None else timeout
+            return send(call.payload, timeout=wait, metadata=self._trust.metadata)
 
     def _messages(self, call: StreamCall, timeout: float | None) -> Generator[bytes, None, None]:
         with translated(self._routes):
             send: grpc.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(call.path)
-            messages = send(call.payload, timeout=self._timeout if timeout is None else timeout)
+            wait = self._timeout if timeout is None else timeout
+            messages = send(call.payload, timeout=wait, metadata=self._trust.metadata)
             try:
                 yield from messages
             finally:

@@ -4,6 +4,8 @@
     ├── InvalidArgument           the request itself is at fault
     ├── NotFound                  the model, version or module does not exist
     ├── Unimplemented             part of the contract that this server does not serve
+    ├── Unauthenticated           the server wants to know who calls
+    ├── PermissionDenied          it knows, and the caller may not
     ├── FailedPrecondition        a right request that this model or server cannot take
     ├── ResourceExhausted         too large, or too many at once
     ├── DeadlineExceeded          the caller's time ran out
@@ -32,11 +34,13 @@ class Code(IntEnum):
     INVALID_ARGUMENT = 3
     DEADLINE_EXCEEDED = 4
     NOT_FOUND = 5
+    PERMISSION_DENIED = 7
     RESOURCE_EXHAUSTED = 8
     FAILED_PRECONDITION = 9
     UNIMPLEMENTED = 12
     INTERNAL = 13
     UNAVAILABLE = 14
+    UNAUTHENTICATED = 16
 
 
 class Reason(Word):
@@ -47,6 +51,12 @@ class Reason(Word):
     UNKNOWN_FIELD = "UNKNOWN_FIELD"
     INVALID_VALUE = "INVALID_VALUE"
     NOT_IMPLEMENTED = "NOT_IMPLEMENTED"
+    # The caller.
+    TOKEN_REQUIRED = "TOKEN_REQUIRED"
+    TOKEN_INVALID = "TOKEN_INVALID"
+    TOKEN_EXPOSED = "TOKEN_EXPOSED"
+    SCOPE_MISSING = "SCOPE_MISSING"
+    LAYER_HIDDEN = "LAYER_HIDDEN"
     # The model.
     MODEL_NOT_FOUND = "MODEL_NOT_FOUND"
     VERSION_NOT_FOUND = "VERSION_NOT_FOUND"
@@ -94,6 +104,7 @@ class Reason(Word):
     REPLY_TOO_LARGE = "REPLY_TOO_LARGE"
     REQUEST_TOO_LARGE = "REQUEST_TOO_LARGE"
     OUT_OF_MEMORY = "OUT_OF_MEMORY"
+    LIMIT_EXCEEDED = "LIMIT_EXCEEDED"
     OVERLOADED = "OVERLOADED"
     DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
     WORKER_DIED = "WORKER_DIED"
@@ -118,6 +129,11 @@ TABLE: dict[Reason, Row] = {
     Reason.UNKNOWN_FIELD: Row(_BAD, False, "The request sets a field that this server does not know."),
     Reason.INVALID_VALUE: Row(_BAD, False, "A field holds a value outside its range."),
     Reason.NOT_IMPLEMENTED: Row(Code.UNIMPLEMENTED, False, "The field is part of the contract but not served yet."),
+    Reason.TOKEN_REQUIRED: Row(Code.UNAUTHENTICATED, False, "The server answers only calls that carry a token."),
+    Reason.TOKEN_INVALID: Row(Code.UNAUTHENTICATED, False, "The server does not know the token, or it has expired."),
+    Reason.TOKEN_EXPOSED: Row(_BAD, False, "The client does not send a token to another machine in plaintext."),
+    Reason.SCOPE_MISSING: Row(Code.PERMISSION_DENIED, False, "The token does not allow this of this model."),
+    Reason.LAYER_HIDDEN: Row(Code.PERMISSION_DENIED, False, "The token does not show this layer."),
     Reason.MODEL_NOT_FOUND: Row(Code.NOT_FOUND, False, "No model of that name is served."),
     Reason.VERSION_NOT_FOUND: Row(Code.NOT_FOUND, False, "The model is served, but not in that version."),
     Reason.MODEL_NOT_LOADED: Row(Code.NOT_FOUND, False, "The model's archive is there but could not be loaded."),
@@ -169,6 +185,7 @@ TABLE: dict[Reason, Row] = {
     Reason.REPLY_TOO_LARGE: Row(Code.RESOURCE_EXHAUSTED, False, "The reply would be larger than allowed."),
     Reason.REQUEST_TOO_LARGE: Row(Code.RESOURCE_EXHAUSTED, False, "The request is larger than allowed."),
     Reason.OUT_OF_MEMORY: Row(Code.RESOURCE_EXHAUSTED, False, "The request needs more memory than there is."),
+    Reason.LIMIT_EXCEEDED: Row(Code.RESOURCE_EXHAUSTED, False, "The request asks for more than the operator allows."),
     Reason.OVERLOADED: Row(Code.RESOURCE_EXHAUSTED, True, "Too many calls are waiting."),
     Reason.DEADLINE_EXCEEDED: Row(Code.DEADLINE_EXCEEDED, True, "The call's deadline passed before it ended."),
     Reason.WORKER_DIED: Row(Code.UNAVAILABLE, True, "The worker that had the call died; another one is starting."),
@@ -233,6 +250,18 @@ class Unimplemented(CutawayError):
     """Part of the contract that this server does not serve."""
 
     code = Code.UNIMPLEMENTED
+
+
+class Unauthenticated(CutawayError):
+    """The server wants a token that it knows."""
+
+    code = Code.UNAUTHENTICATED
+
+
+class PermissionDenied(CutawayError):
+    """The token does not allow this."""
+
+    code = Code.PERMISSION_DENIED
 
 
 class FailedPrecondition(CutawayError):

@@ -1,10 +1,14 @@
-"""What a call may take: until when, and how many bytes."""
+"""What a call may take: until when, how many bytes, and how much of everything else."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from cutaway.errors import Reason, error
+from cutaway.requests import InspectRequest, field_name
+from cutaway.settings import Settings
 
 
 def deadline_in(word: bytes) -> float | None:
@@ -35,3 +39,41 @@ def refuse_large(size: int, asked: int, carried: int) -> None:
             f"the reply would have {size} bytes, {limit} are allowed; capture fewer modules or send fewer rows",
             "options.max_reply_bytes" if asked and asked <= carried else "",
         )
+
+
+class Limits(NamedTuple):
+    """What one request may ask for at most.
+
+    Attributes:
+        rows: examples.
+        captures: captures, as they are listed; a glob is one.
+        attributions: explanations.
+        steps: steps, or samples, of one explanation.
+    """
+
+    rows: int
+    captures: int
+    attributions: int
+    steps: int
+
+    @classmethod
+    def of(cls, settings: Settings) -> Limits:
+        """Those that the operator has set."""
+        return cls(settings.max_rows, settings.max_captures, settings.max_attributions, settings.max_steps)
+
+    def refuse(self, request: InspectRequest) -> None:
+        """Raise ``LIMIT_EXCEEDED``, with the field at fault, where ``request`` asks for more."""
+        for field, what, count, most in self._counted(request):
+            if count > most:
+                raise error(Reason.LIMIT_EXCEEDED, f"{count} {what} are asked for, {most} are allowed", field)
+
+    def _counted(self, request: InspectRequest) -> Iterator[tuple[str, str, int, int]]:
+        for name, array in request.tensors.items():
+            yield f"tensors.by_name.{name}", "rows", array.shape[0] if array.ndim else 1, self.rows
+        yield "raw", "examples", len(request.raw), self.rows
+        yield "captures", "captures", len(request.captures), self.captures
+        yield "attributions", "explanations", len(request.attributions), self.attributions
+        for index, attribution in enumerate(request.attributions):
+            for steps in ("n_steps", "n_samples"):
+                field = f"attributions[{index}].{field_name(type(attribution))}.{steps}"
+                yield field, "steps", getattr(attribution, steps, 0), self.steps

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -26,9 +27,25 @@ class Settings(BaseSettings):
     default_deadline_s: float = Field(default=60.0, gt=0, description="For calls that come without a deadline.")
     start_timeout_s: float = Field(default=180.0, gt=0, description="How long models may take to load.")
     grace_s: float = Field(default=10.0, ge=0, description="How long running calls may finish when the server stops.")
-    queue: int = Field(default=64, gt=0, description="Calls that may wait for one embedded model.")
+    queue: int = Field(default=256, gt=0, description="Calls that may wait for one model; more are refused at once.")
     batch: int = Field(default=32, gt=0, description="Calls that a model takes at once at most; 1 is one by one.")
+    max_rows: int = Field(default=65536, gt=0, description="The most examples of one request.")
+    max_captures: int = Field(default=4096, gt=0, description="The most captures that one request lists.")
+    max_attributions: int = Field(default=256, gt=0, description="The most explanations of one request.")
+    max_steps: int = Field(default=10_000, gt=0, description="The most steps, or samples, of one explanation.")
+    tls_certificate: Path | None = Field(default=None, description="The front door's certificate, PEM; None: no TLS.")
+    tls_key: Path | None = Field(default=None, description="The private key of the certificate, PEM.")
+    tls_client_ca: Path | None = Field(
+        default=None, description="Whose certificates callers must show one of, PEM; None: they show none."
+    )
+    tokens: Path | None = Field(default=None, description="Who may do what, TOML; None: everybody may do everything.")
     log_dir: Path = Field(default=Path("logs"), description="Where TorchServe's log goes.")
+    log_format: Literal["", "json", "text"] = Field(
+        default="", description="How each call is logged; `cutaway serve` picks by where its standard error goes."
+    )
+    metrics_address: str = Field(
+        default="", description="Where Prometheus may read metrics over HTTP, as HOST:PORT; nowhere by default."
+    )
 
     @classmethod
     def load(cls) -> Settings:

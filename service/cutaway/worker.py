@@ -12,23 +12,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-import torch
 from google.protobuf.message import DecodeError
 from torch import nn
 
-from cutaway import archive
+from cutaway import archive, hangups
 from cutaway.adapters import Adapter, TensorAdapter, find, make, mount
 from cutaway.channel import Outlet
 from cutaway.engine.arrays import from_numpy
 from cutaway.engine.batch import Ask, inspect_all
 from cutaway.engine.describe import describe
 from cutaway.engine.inputs import validated
+from cutaway.engine.patience import Patience
 from cutaway.engine.rows import kept_apart
 from cutaway.engine.run import at_work, provenance
 from cutaway.engine.subject import Inputs, Subject
 from cutaway.engine.timed import timed
-from cutaway.errors import CutawayError, Reason, at, error
-from cutaway.limits import deadline_in, refuse_large, refuse_late
+from cutaway.errors import Reason, at, error
+from cutaway.limits import Limits, deadline_in, refuse_large, refuse_late
+from cutaway.mishaps import as_failure
 from cutaway.requests import InspectRequest
 from cutaway.results import InspectResult, ModelDetail, ModelName, Provenance, Timings, TokenAttribution
 from cutaway.settings import Settings
@@ -69,14 +70,18 @@ class Worker:
         adapter: what decodes raw bytes for it.
         name: the model and version it is served as.
         max_reply_bytes: the largest reply that can be carried back.
+        limits: what one request may ask for.
     """
 
-    def __init__(self, subject: Subject, adapter: Adapter, name: ModelName, max_reply_bytes: int) -> None:
+    def __init__(
+        self, subject: Subject, adapter: Adapter, name: ModelName, max_reply_bytes: int, limits: Limits
+    ) -> None:
         self._subject = subject
         self._adapter = adapter
         self._name = name
         self._max_reply_bytes = max_reply_bytes
-        self._kinds: dict[str, Callable[[bytes, float | None], _Asked | bytes]] = {
+        self._limits = limits
+        self._kinds: dict[str, Callable[[bytes, Patience], _Asked | bytes]] = {
             "inspect": self._inspect,
             "describe": self._describe,
             "stream": self._stream,
@@ -93,21 +98,31 @@ class Worker:
         weights = model_dir / manifest.weights if manifest.weights else None
         adapter = make(find(manifest.adapter, model_dir), manifest.options, model_dir, weights)
         name = ModelName(manifest.model, manifest.version)
-        worker = cls(mount(adapter, device), adapter, name, Settings.load().max_message_bytes)
+        settings = Settings.load()
+        worker = cls(mount(adapter, device), adapter, name, settings.max_message_bytes, Limits.of(settings))
         worker._look_at_rows()
         return worker
 
     @classmethod
-    def of(cls, model: nn.Module | Adapter, name: str, *, max_reply_bytes: int, device: str = "cpu") -> Worker:
-        """A model that is there already, served as version 1.0."""
+    def of(
+        cls,
+        model: nn.Module | Adapter,
+        name: str,
+        *,
+        max_reply_bytes: int,
+        limits: Limits | None = None,
+        device: str = "cpu",
+    ) -> Worker:
+        """A model that is there already, served as version 1.0; by default with the limits of the settings."""
         adapter = model if isinstance(model, Adapter) else TensorAdapter(model)
-        return cls(mount(adapter, device), adapter, ModelName(name, "1.0"), max_reply_bytes)
+        allowed = limits or Limits.of(Settings.load())
+        return cls(mount(adapter, device), adapter, ModelName(name, "1.0"), max_reply_bytes, allowed)
 
     def _look_at_rows(self) -> None:
         """Find out whether rows of several calls may share a batch, before anybody waits for it."""
         try:
             example = self._example()
-            with at_work(self._subject, None):
+            with at_work(self._subject):
                 if example is not None and not kept_apart(self._subject, example, ()):
                     log.warning("%s: rows cannot be proven to be independent; calls run one by one", self._name.model)
         except Exception as failure:  # the example's own: whoever asks for it is told
@@ -158,13 +173,15 @@ class Worker:
             row: the call.
             held: whether what carries the pieces may hold them all: they then have no more bytes than one reply.
         """
-        return _told(self._pieces({part: row[part] for part in ("stream", "deadline") if part in row}, held))
+        return _told(
+            self._pieces({part: row[part] for part in ("stream", "deadline", hangups.PART) if part in row}, held)
+        )
 
     def _pieces(self, row: Row, held: bool) -> Iterator[pieces.Piece]:
         asked = self._opened(row)
         if isinstance(asked, _Asked):
             for piece in self._cut(asked, inspect_all(self._subject, [asked.ask])[0], held):
-                refuse_late(asked.ask.until, "before the whole reply was sent")
+                refuse_late(asked.ask.patience.until, "before the whole reply was sent")
                 yield piece
 
     def _opened(self, row: Row) -> _Asked | bytes:
@@ -175,19 +192,21 @@ class Worker:
                 Reason.MALFORMED_REQUEST,
                 f"a call has exactly one of the parts {', '.join(self._kinds)}, got {', '.join(sorted(row)) or 'none'}",
             )
-        deadline = deadline_in(row.get("deadline", b""))
-        refuse_late(deadline, "while the call was waiting for its turn")
-        return self._kinds[kinds[0]](row[kinds[0]], deadline)
+        patience = Patience(deadline_in(row.get("deadline", b"")), hangups.gone(row.get(hangups.PART, b"")))
+        refuse_late(patience.until, "while the call was waiting for its turn")
+        patience.refuse()
+        return self._kinds[kinds[0]](row[kinds[0]], patience)
 
-    def _inspect(self, data: bytes, deadline: float | None) -> _Asked:
+    def _inspect(self, data: bytes, patience: Patience) -> _Asked:
         start = time.perf_counter()
         request = wire_requests.decode(data, most=self._max_reply_bytes)
+        self._limits.refuse(request)
         inputs = self._inputs(request)
-        return _Asked(Ask(request, inputs, deadline), start, _since(start))
+        return _Asked(Ask(request, inputs, patience), start, _since(start))
 
-    def _stream(self, data: bytes, deadline: float | None) -> _Asked:
+    def _stream(self, data: bytes, patience: Patience) -> _Asked:
         question = pieces.question(data)
-        return self._inspect(question.request, deadline)._replace(chunk_bytes=question.chunk_bytes)
+        return self._inspect(question.request, patience)._replace(chunk_bytes=question.chunk_bytes)
 
     def _closed(self, asked: _Asked, row: Row, result: InspectResult | BaseException) -> bytes:
         """The serialised response; nothing, where it goes in pieces to where ``pipe`` says."""
@@ -195,7 +214,7 @@ class Worker:
             raise result
         if asked.chunk_bytes:
             whole = self._cut(asked, result, held=False)
-            Outlet(row.get("pipe", b""), asked.ask.until).send(map(pieces.as_message, _told(whole)))
+            Outlet(row.get("pipe", b""), asked.ask.patience.until).send(map(pieces.as_message, _told(whole)))
             return b""
         timings = Timings()
         with timed(timings, "encode_ms"):
@@ -249,7 +268,7 @@ class Worker:
                 examples.append(self._adapter.decode(raw.data, raw.media_type))
         return self._adapter.collate(examples)
 
-    def _describe(self, data: bytes, _: float | None) -> bytes:
+    def _describe(self, data: bytes, _: Patience) -> bytes:
         operators = wire_models.decode_question(data).operators
         modules, outputs, inside = describe(self._subject, self._example(), operators=operators)
         self._subject.passes.reset()
@@ -320,17 +339,3 @@ def _reply(outcome: bytes | BaseException, start: float) -> bytes:
         reply.response = outcome
     reply.worker_ms = _since(start)
     return reply.SerializeToString()
-
-
-def as_failure(failure: BaseException) -> worker_pb2.Failure:
-    """``failure`` as it travels in a reply; what is nobody's fault but ours goes to the log with its traceback."""
-    if not isinstance(failure, CutawayError):
-        failure = _named(failure)
-    return worker_pb2.Failure(code=failure.code, reason=failure.reason, message=failure.message, field=failure.field)
-
-
-def _named(failure: BaseException) -> CutawayError:
-    if isinstance(failure, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(failure):
-        return error(Reason.OUT_OF_MEMORY, "the request needs more memory than there is; send fewer rows, ask for less")
-    log.error("a request failed in a way that nobody foresaw", exc_info=failure)
-    return error(Reason.INTERNAL, f"{type(failure).__name__}: {failure}"[:500])

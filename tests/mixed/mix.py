@@ -48,18 +48,21 @@ class Model:
 
 def models(store: Path) -> list[Model]:
     """All of them."""
-    twin = mirror.Twin().eval()
+    small = small_models(store)
     return [
-        _of_archive(
-            store,
-            "digits",
-            "output",
-            (*digits_edits.KINDS, *digits_looks.KINDS, *digits_explained.KINDS),
-            failing.DIGITS,
-            600,
-        ),
+        small[0],
         _of_archive(store, "sentences", "embedding", transformers.SENTENCES, failing.SENTENCES, 90),
         _of_archive(store, "resnet", "logits", transformers.RESNET, (), 10),
+        *small[1:],
+    ]
+
+
+def small_models(store: Path) -> list[Model]:
+    """Those that answer in milliseconds."""
+    kinds = (*digits_edits.KINDS, *digits_looks.KINDS, *digits_explained.KINDS)
+    twin = mirror.Twin().eval()
+    return [
+        _of_archive(store, "digits", "output", kinds, failing.DIGITS, 600),
         Model("mirror", twin, mirror.inputs(), twin, "output", mirror.KINDS, failing.MIRROR, 300),
     ]
 

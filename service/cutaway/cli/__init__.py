@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from cutaway.cli import asking, manual, serving
+from cutaway.cli import asking, manual, serving, tokens
 from cutaway.cli.screen import complain, say
 from cutaway.errors import CutawayError
 from cutaway.version import __version__
@@ -32,6 +32,7 @@ app = typer.Typer(
 )
 app.command()(serving.package)
 app.command()(serving.serve)
+app.command()(tokens.token)
 app.command()(asking.models)
 app.command()(asking.layers)
 app.command(epilog=manual.HELP)(asking.inspect)

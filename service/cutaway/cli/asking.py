@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -13,39 +12,29 @@ from rich.text import Text
 
 from cutaway import tables
 from cutaway.cli import anatomy, attributions, captures, conditions, edits, files, screen, targets
+from cutaway.cli.connecting import HERE, Address, Ca, Certificate, Key, Secure, Timeout, Token, asking, trusting
 from cutaway.client import Client
-from cutaway.errors import DeadlineExceeded, Reason, Unavailable, error
+from cutaway.errors import Reason, error
 from cutaway.requests import Attribution, Capture, CheckMode, Edit, ExplainIf, Raw, Target
 from cutaway.results import InspectResult
 from cutaway.tensors import Array
 
-Address = Annotated[str, typer.Option(metavar="HOST:PORT", envvar="CUTAWAY_ADDRESS", help="Where the server listens.")]
-Timeout = Annotated[float, typer.Option(metavar="SECONDS", help="How long to wait for the answer.")]
 Model = Annotated[
     str, typer.Argument(metavar="MODEL", help="The model's name, or NAME/versions/VERSION.", show_default=False)
 ]
 
-_HERE = "127.0.0.1:50051"
 
-
-@contextmanager
-def _asking(address: str, timeout: float) -> Iterator[Client]:
-    try:
-        with Client(address, timeout=timeout) as client:
-            yield client
-    except Unavailable as failure:
-        if failure.reason != Reason.SERVER_UNREACHABLE:
-            raise
-        advice = "start one with: cutaway serve --model-store DIR"
-        raise error(Reason.SERVER_UNREACHABLE, f"{failure.message} at {address}; {advice}") from None
-    except DeadlineExceeded as failure:
-        what = f"no answer within {timeout:g} s ({failure.message}); --timeout waits longer"
-        raise DeadlineExceeded(failure.reason, what) from None
-
-
-def models(address: Address = _HERE, timeout: Timeout = 60.0) -> None:
+def models(
+    address: Address = HERE,
+    timeout: Timeout = 60.0,
+    token: Token = None,
+    tls: Secure = False,
+    ca: Ca = None,
+    certificate: Certificate = None,
+    key: Key = None,
+) -> None:
     """List the models that a server serves."""
-    with _asking(address, timeout) as client:
+    with asking(address, timeout, token, trusting(tls, ca, certificate, key)) as client:
         found = client.list_models()
     table = tables.heading("Models", "name", "version", folds=("name",))
     for model in found:
@@ -60,14 +49,19 @@ def layers(
     ops: Annotated[
         bool, typer.Option("--ops", help="Also show the operators inside the modules, which are no modules themselves.")
     ] = False,
-    address: Address = _HERE,
+    address: Address = HERE,
     timeout: Timeout = 60.0,
+    token: Token = None,
+    tls: Secure = False,
+    ca: Ca = None,
+    certificate: Certificate = None,
+    key: Key = None,
 ) -> None:
     """Show what a model takes and returns, and its module tree.
 
     Modules and operators are named as captures, edits and layers are asked for.
     """
-    with _asking(address, timeout) as client:
+    with asking(address, timeout, token, trusting(tls, ca, certificate, key)) as client:
         found = client.get_model(model, operators=ops)
     tree = anatomy.Tree(found, depth, expand)
     screen.show(anatomy.summary(found), anatomy.ModuleTable(tree), *([anatomy.OperatorTable(tree)] if ops else []))
@@ -182,8 +176,13 @@ def inspect(
         Path | None, typer.Option(metavar="FILE", callback=_picture, help="Draw the answer: .png, .svg or .pdf.")
     ] = None,
     save: Annotated[Path | None, typer.Option(metavar="NPZ", help="Save every tensor that came back.")] = None,
-    address: Address = _HERE,
+    address: Address = HERE,
     timeout: Timeout = 60.0,
+    token: Token = None,
+    tls: Secure = False,
+    ca: Ca = None,
+    certificate: Certificate = None,
+    key: Key = None,
 ) -> None:
     """Run a model on an input and look inside it.
 
@@ -194,7 +193,7 @@ def inspect(
     if compare and not edit:
         raise typer.BadParameter("there is nothing to compare with; it needs an --edit", param_hint="--compare")
     explained = targets.together(target or ())
-    with _asking(address, timeout) as client:
+    with asking(address, timeout, token, trusting(tls, ca, certificate, key)) as client:
         given = _inputs(client, model, inputs or [], text or [], name or [])
         result = client.inspect(
             model,

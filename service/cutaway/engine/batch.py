@@ -6,13 +6,13 @@ passes of explanations that they ask for alike. Whatever cannot be shared, or go
 
 from __future__ import annotations
 
-import time
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
 from cutaway.engine.bundles import Numbered, bundled
 from cutaway.engine.estimate import estimate
+from cutaway.engine.patience import ENDLESS, Patience, longest
 from cutaway.engine.plan import plan, rows
 from cutaway.engine.primary import Primary
 from cutaway.engine.rows import kept_apart
@@ -33,12 +33,12 @@ class Ask(NamedTuple):
     Attributes:
         request: the question.
         inputs: its tensors, on the model's device.
-        until: when the caller stops waiting, in Unix seconds.
+        patience: how long the caller waits.
     """
 
     request: InspectRequest
     inputs: Inputs
-    until: float | None = None
+    patience: Patience = ENDLESS
 
 
 Answer: TypeAlias = InspectResult | BaseException
@@ -58,7 +58,7 @@ def inspect_all(subject: Subject, asks: Sequence[Ask]) -> list[Answer]:
 def _alone(subject: Subject, ask: Ask) -> Answer:
     try:
         run = estimate if ask.request.dry_run else inspect
-        return run(subject, ask.request, ask.inputs, until=ask.until)
+        return run(subject, ask.request, ask.inputs, patience=ask.patience)
     except BaseException as failure:  # a model that exits, or cancels, ends its own request, not the others
         return failure
 
@@ -70,7 +70,7 @@ Group: TypeAlias = dict[int, tuple[Ask, Member]]
 def _groups(subject: Subject, asks: Sequence[Ask]) -> Iterator[Group]:
     """The groups of at least two; who is in none runs alone."""
     groups: dict[Hashable, Group] = {}
-    with at_work(subject, None):
+    with at_work(subject):
         for number, ask in enumerate(asks):
             member = _member(subject, ask)
             if member is not None:
@@ -81,7 +81,7 @@ def _groups(subject: Subject, asks: Sequence[Ask]) -> Iterator[Group]:
 
 
 def _member(subject: Subject, ask: Ask) -> Member | None:
-    if ask.until is not None and time.time() > ask.until:
+    if ask.patience.over:
         return None
     try:
         inputs = plain(ask.inputs)
@@ -133,12 +133,11 @@ def _together(subject: Subject, group: Group) -> dict[int, Answer]:
         members.append(replace(each, rows=slice(begin, begin + rows(each.inputs))))
         begin += rows(each.inputs)
     timings = Timings()
-    deadlines = [ask.until for ask, _ in group.values()]
-    latest = None if None in deadlines else max(each for each in deadlines if each is not None)
+    patience = longest([ask.patience for ask, _ in group.values()])
     answers: dict[int, Answer] = {}
     subject.passes.reset()
     try:
-        with at_work(subject, latest):
+        with at_work(subject, patience):
             firsts = shared(subject, members, timings)
             known = bundled(subject, members, firsts, timings)
             for (number, (ask, _)), member, first, explained in zip(group.items(), members, firsts, known):
@@ -152,7 +151,7 @@ def _answer(
     subject: Subject, ask: Ask, member: Member, first: Primary, explained: Numbered, timings: Timings
 ) -> Answer:
     try:
-        with subject.until(ask.until), subject.passes.aside():
+        with subject.waited_for(ask.patience), subject.passes.aside():
             return answer(subject, ask.request, member.inputs, member.todo, first, {}, timings, explained)
     except BaseException as failure:
         return failure

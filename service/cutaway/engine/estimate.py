@@ -17,6 +17,7 @@ from cutaway.engine.collect import captures, classes
 from cutaway.engine.conditions import left_out
 from cutaway.engine.hooks import observing
 from cutaway.engine.outlook import explanations, looked_at
+from cutaway.engine.patience import ENDLESS, Patience
 from cutaway.engine.plan import Plan, plan, rows
 from cutaway.engine.primary import alive, forward, taps, target, targets_of, values_of
 from cutaway.engine.run import at_work, plain, provenance, refuse_silent_layers
@@ -32,7 +33,9 @@ from cutaway.tensors import Array, cast
 _VALUES = {Point.GRAD_INPUT: Point.INPUT, Point.GRAD_OUTPUT: Point.OUTPUT}
 
 
-def estimate(subject: Subject, request: InspectRequest, inputs: Inputs, *, until: float | None = None) -> InspectResult:
+def estimate(
+    subject: Subject, request: InspectRequest, inputs: Inputs, *, patience: Patience = ENDLESS
+) -> InspectResult:
     """What `cutaway.engine.run.inspect` would answer, in data types and shapes: but for predictions and what is told
     from them, all tensors are zeros that take no memory. A gradient that would not arrive is there as well.
 
@@ -40,14 +43,14 @@ def estimate(subject: Subject, request: InspectRequest, inputs: Inputs, *, until
         subject: the model.
         request: the question.
         inputs: its tensors, on the model's device.
-        until: when the caller stops waiting, in Unix seconds; no pass begins later.
+        patience: how long the caller waits; no pass begins later.
 
     Raises:
         CutawayError: the request cannot be answered, as far as one forward pass tells.
     """
     timings = Timings()
     subject.passes.reset()
-    with at_work(subject, until), torch.no_grad():
+    with at_work(subject, patience), torch.no_grad():
         given = plain(inputs)
         todo = plan(subject, request, given)
         wanted = taps(subject, request, todo)

@@ -15,6 +15,7 @@ from cutaway.engine.arrays import to_numpy
 from cutaway.engine.attributions import attributions
 from cutaway.engine.collect import captures, classes
 from cutaway.engine.conditions import left_out
+from cutaway.engine.patience import ENDLESS, Patience
 from cutaway.engine.plan import Plan, plan
 from cutaway.engine.primary import Primary, modules_of, primary
 from cutaway.engine.rows import coupling
@@ -31,7 +32,9 @@ from cutaway.results import AttributionResult, InspectResult, Provenance, Timing
 from cutaway.tensors import Array
 
 
-def inspect(subject: Subject, request: InspectRequest, inputs: Inputs, *, until: float | None = None) -> InspectResult:
+def inspect(
+    subject: Subject, request: InspectRequest, inputs: Inputs, *, patience: Patience = ENDLESS
+) -> InspectResult:
     """Answer ``request`` about ``inputs``; afterwards the model is as it was.
 
     The caller sees to it that nothing else uses the model meanwhile: hooks are state of the model.
@@ -40,14 +43,14 @@ def inspect(subject: Subject, request: InspectRequest, inputs: Inputs, *, until:
         subject: the model.
         request: the question.
         inputs: its tensors, on the model's device.
-        until: when the caller stops waiting, in Unix seconds; no pass begins later.
+        patience: how long the caller waits; no pass begins later.
 
     Raises:
         CutawayError: the request cannot be answered; nothing was kept.
     """
     timings = Timings()
     subject.passes.reset()
-    with at_work(subject, until):
+    with at_work(subject, patience):
         given = plain(inputs)
         todo = plan(subject, request, given)
         unedited = _unedited(subject, given, todo) if request.compare else {}
@@ -61,10 +64,10 @@ def plain(inputs: Inputs) -> Inputs:
 
 
 @contextmanager
-def at_work(subject: Subject, until: float | None) -> Iterator[None]:
+def at_work(subject: Subject, patience: Patience = ENDLESS) -> Iterator[None]:
     """Whatever grad mode the caller is in, and whatever happens: the model is as before afterwards. No pass begins
-    past ``until``, in Unix seconds."""
-    with torch.inference_mode(False), torch.enable_grad(), subject.guard.untouched(), subject.until(until):
+    that nobody waits for."""
+    with torch.inference_mode(False), torch.enable_grad(), subject.guard.untouched(), subject.waited_for(patience):
         yield
 
 

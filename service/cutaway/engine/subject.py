@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from cutaway.engine.attention import one_path
 from cutaway.engine.guard import Guard
 from cutaway.engine.leaves import leaves
 from cutaway.engine.modules import ModuleTree
+from cutaway.engine.patience import ENDLESS, Patience
 from cutaway.errors import CutawayError, Reason, error
 from cutaway.results import InputSpec
 
@@ -88,7 +88,7 @@ class Subject:
     passes: Passes = field(init=False, default_factory=lambda: Passes())
     traits: dict[Hashable, Any] = field(init=False, default_factory=dict, repr=False)
     _each_pass: Callable[[], AbstractContextManager[None]] = field(init=False, default=nullcontext)
-    _until: float | None = field(init=False, default=None)
+    _patience: Patience = field(init=False, default=ENDLESS)
 
     def __post_init__(self) -> None:
         admit(self.module)
@@ -105,10 +105,9 @@ class Subject:
 
         Raises:
             InvalidArgument: ``MODEL_FAILED``, where the model raised, with what it said.
-            DeadlineExceeded: the caller's time ran out.
+            DeadlineExceeded: nobody waits for it any more.
         """
-        if self._until is not None and time.time() > self._until:
-            raise error(Reason.DEADLINE_EXCEEDED, "the deadline passed while the call was at work")
+        self._patience.refuse()
         self.guard.renew()
         self.passes.forwards += 1
         try:
@@ -130,13 +129,13 @@ class Subject:
         return torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else [])
 
     @contextmanager
-    def until(self, deadline: float | None) -> Iterator[None]:
-        """Begin no pass past ``deadline``, in Unix seconds, for as long as the block runs."""
-        self._until = deadline
+    def waited_for(self, patience: Patience) -> Iterator[None]:
+        """Begin no pass that nobody waits for, for as long as the block runs."""
+        self._patience = patience
         try:
             yield
         finally:
-            self._until = None
+            self._patience = ENDLESS
 
     @contextmanager
     def within(self, each_pass: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:

@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeAlias
 
 import grpc.aio
 
+from cutaway import hangups
 from cutaway.channel import Inlet
 from cutaway.errors import Reason, error
 from cutaway.gateway.catalog import Catalog
@@ -36,9 +37,6 @@ from cutaway.worker import Worker
 _TURN_BYTES = 4 << 20
 """The most bytes that the calls of one turn have together: large ones gain nothing by company."""
 
-_WAITING = 1000
-"""How many calls may wait for one model behind TorchServe."""
-
 _STREAMS = 8
 """How many replies in pieces may be on their way from one model behind TorchServe: its workers hold them meanwhile."""
 
@@ -47,6 +45,10 @@ class Backend(Protocol):
     """Answers questions about the models of its catalog."""
 
     catalog: Catalog
+
+    @property
+    def turns(self) -> Mapping[ModelName, Turns]:
+        """The queues in front of the models, as far as there are any yet."""
 
     async def call(self, name: ModelName, kind: str, payload: bytes, timeout_s: float) -> bytes:
         """Ask model ``name``: ``inspect`` or ``describe`` with the question's bytes.
@@ -95,6 +97,7 @@ class Relay:
         catalog: what it serves.
         workers: how many workers each model has; by default one.
         calls: how many calls a worker takes at once at most.
+        waiting: calls that may wait for one model.
         message_bytes: the largest message that it takes.
     """
 
@@ -105,15 +108,18 @@ class Relay:
         *,
         workers: Mapping[ModelName, int] = MappingProxyType({}),
         calls: int = 1,
+        waiting: int = 1,
         message_bytes: int = _TURN_BYTES,
     ) -> None:
         self.catalog = catalog
         self._workers = workers
         self._calls = calls
+        self._waiting = waiting
         self._turn_bytes = min(message_bytes, _TURN_BYTES)
-        self._turns: dict[ModelName, Turns] = {}
+        self.turns: dict[ModelName, Turns] = {}
         self._channel, self._predict = _connected(address)
         self._streams: defaultdict[ModelName, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(_STREAMS))
+        self._hangups = hangups.HangUps()
         self._lost = False
 
     def lose(self) -> None:
@@ -132,16 +138,18 @@ class Relay:
         return await self._turn(name, {kind: payload}, timeout_s)
 
     async def _turn(self, name: ModelName, parts: Row, timeout_s: float) -> bytes:
-        if name not in self._turns:
+        if name not in self.turns:
             # One more than there are workers: what comes next is at hand when one of them is done.
-            self._turns[name] = Turns(
+            self.turns[name] = Turns(
                 partial(self._ask, name),
                 at_once=self._workers.get(name, 1) + 1,
                 calls=self._calls,
                 size=self._turn_bytes,
-                waiting=_WAITING,
+                waiting=self._waiting,
             )
-        return await self._turns[name].call({**parts, "deadline": _deadline(timeout_s)}, timeout_s)
+        with self._hangups.told(timeout_s) as word:
+            row = {**parts, "deadline": _deadline(timeout_s), hangups.PART: word}
+            return await self.turns[name].call(row, timeout_s)
 
     async def _ask(self, name: ModelName, rows: Sequence[Row], timeout_s: float) -> Sequence[bytes]:
         """One Predictions call, with the deadlines both on the call and inside it: TorchServe passes no metadata on."""
@@ -176,6 +184,7 @@ class Relay:
     async def close(self, grace_s: float = 0.0) -> None:
         """Hang up."""
         await self._channel.close(grace_s)
+        self._hangups.close()
 
 
 class Embedded:
@@ -191,35 +200,40 @@ class Embedded:
     def __init__(self, workers: Sequence[Worker], catalog: Catalog, *, waiting: int, calls: int) -> None:
         self.catalog = catalog
         self._desks = {worker.name: _Desk(worker) for worker in workers}
-        self._turns = {
+        self.turns = {
             name: Turns(desk.ask, at_once=1, calls=calls, size=_TURN_BYTES, waiting=waiting)
             for name, desk in self._desks.items()
         }
         self._streams = {name: threading.BoundedSemaphore(waiting) for name in self._desks}
+        self._hangups = hangups.HangUps()
 
     async def call(self, name: ModelName, kind: str, payload: bytes, timeout_s: float) -> bytes:
         """Wait for the model's turn, and ask."""
-        return await self._turns[name].call({kind: payload, "deadline": _deadline(timeout_s)}, timeout_s)
+        with self._hangups.told(timeout_s) as word:
+            row = {kind: payload, "deadline": _deadline(timeout_s), hangups.PART: word}
+            return await self.turns[name].call(row, timeout_s)
 
     async def stream(self, name: ModelName, payload: bytes, timeout_s: float) -> AsyncGenerator[bytes, None]:
         """Wait for the model's turn, ask, and take piece by piece while the model goes on with the next question."""
-        row = {"stream": payload, "deadline": _deadline(timeout_s)}
         if not self._streams[name].acquire(blocking=False):
             raise error(Reason.OVERLOADED, "too many replies are on their way from this model already; try again")
-        answer = self._desks[name].begin(pieces := self._desks[name].worker.stream(row, held=False))
-        try:
-            piece = await asyncio.wait_for(asyncio.wrap_future(answer), timeout_s)
-            while piece:
-                yield as_message(piece).joined()
-                piece = await asyncio.to_thread(next, pieces, None)
-        except asyncio.TimeoutError:
-            raise error(Reason.DEADLINE_EXCEEDED, "the deadline passed before the model answered") from None
-        finally:
-            answer.add_done_callback(lambda _: self._streams[name].release())  # at once, if it has ended
+        with self._hangups.told(timeout_s) as word:
+            row = {"stream": payload, "deadline": _deadline(timeout_s), hangups.PART: word}
+            answer = self._desks[name].begin(pieces := self._desks[name].worker.stream(row, held=False))
+            try:
+                piece = await asyncio.wait_for(asyncio.wrap_future(answer), timeout_s)
+                while piece:
+                    yield as_message(piece).joined()
+                    piece = await asyncio.to_thread(next, pieces, None)
+            except asyncio.TimeoutError:
+                raise error(Reason.DEADLINE_EXCEEDED, "the deadline passed before the model answered") from None
+            finally:
+                answer.add_done_callback(lambda _: self._streams[name].release())  # at once, if it has ended
 
     async def close(self, grace_s: float) -> None:
         """End the threads once they have answered, or leave them behind after ``grace_s``."""
         await asyncio.gather(*(asyncio.to_thread(desk.close, grace_s) for desk in self._desks.values()))
+        self._hangups.close()
 
 
 class _Desk:

@@ -23,6 +23,7 @@ from cutaway.errors import Reason, error
 from cutaway.gateway.backends import Embedded
 from cutaway.gateway.catalog import Catalog
 from cutaway.gateway.server import FrontDoor
+from cutaway.limits import Limits
 from cutaway.settings import Settings
 from cutaway.worker import Worker
 
@@ -33,9 +34,11 @@ class Served:
 
     Attributes:
         address: ``host:port``, for `cutaway.Client`.
+        metrics_address: where Prometheus may read metrics; empty for nowhere.
     """
 
     address: str
+    metrics_address: str = ""
 
 
 @contextmanager
@@ -54,7 +57,10 @@ def serve(
         CutawayError: a model cannot be served under its name, two models share modules, or the address cannot be had.
     """
     limits = (settings or Settings.load()).model_copy(update={"address": address})
-    workers = [Worker.of(model, name, max_reply_bytes=limits.max_message_bytes) for name, model in models.items()]
+    workers = [
+        Worker.of(model, name, max_reply_bytes=limits.max_message_bytes, limits=Limits.of(limits))
+        for name, model in models.items()
+    ]
     _refuse_unservable(workers)
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="cutaway-front-door", daemon=True)
@@ -62,7 +68,7 @@ def serve(
     try:
         door = asyncio.run_coroutine_threadsafe(_open(workers, limits), loop).result()
         try:
-            yield Served(door.address)
+            yield Served(door.address, door.observers.address)
         finally:
             asyncio.run_coroutine_threadsafe(door.stop(limits.grace_s), loop).result()
     finally:

@@ -11,11 +11,11 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
-import structlog
-
 from cutaway import archive
 from cutaway.errors import CutawayError
+from cutaway.gateway import logs
 from cutaway.gateway.backends import Backend, Embedded
+from cutaway.gateway.credentials import exposure
 from cutaway.gateway.server import FrontDoor
 from cutaway.gateway.store import Store, look_into
 from cutaway.gateway.supervisor import Announce, Supervisor
@@ -49,7 +49,9 @@ def run(model_store: Path, settings: Settings, *, embedded: bool, workers: int |
         CutawayError: nothing can be served.
     """
     # The log is for the operator; what is announced goes to standard output.
-    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    form = settings.log_format or logs.fitting(sys.stderr)
+    logs.configure(form)
+    settings = settings.model_copy(update={"log_format": form})
     return asyncio.run(_run(model_store, settings, embedded, workers, announce))
 
 
@@ -71,6 +73,10 @@ async def _run(model_store: Path, settings: Settings, embedded: bool, workers: i
         stack.push_async_callback(_cancel, ended)
         for name in backend.catalog.all():
             announce(f"serving {name.model} {name.version}")
+        if door.observers.address:
+            announce(f"metrics: http://{door.observers.address}/metrics")
+        if exposed := exposure(settings, door.address):
+            announce(exposed)
         announce(f"ready: {door.address}")
         await asyncio.wait([stopped, ended], return_when=asyncio.FIRST_COMPLETED)
         if not stopped.done():

@@ -8,8 +8,11 @@ from grpc_reflection.v1alpha import reflection
 
 from cutaway.errors import Reason, error
 from cutaway.gateway.backends import Backend
+from cutaway.gateway.credentials import credentials
 from cutaway.gateway.observers import Observers
+from cutaway.gateway.reflecting import Reflecting
 from cutaway.gateway.servicer import Servicer
+from cutaway.gateway.tokens import doorkeeper
 from cutaway.routes import SERVICE
 from cutaway.settings import Settings
 
@@ -39,11 +42,13 @@ class FrontDoor:
         self._backend = backend
         self._settings = settings
         self._health = health.aio.HealthServicer()
+        self._credentials = credentials(settings)
+        self._doorkeeper = doorkeeper(settings.tokens)
         self.observers = Observers(backend.turns, settings)
         # A request a little over the limit is read, so that it can be told what the limit is.
         limit = min(2 * settings.max_message_bytes, _LARGEST)
         self._server = grpc.aio.server(
-            interceptors=(self.observers.watch,),
+            interceptors=(self.observers.watch, Reflecting(self._doorkeeper)),
             options=[
                 ("grpc.max_receive_message_length", limit),
                 ("grpc.max_send_message_length", -1),
@@ -58,12 +63,13 @@ class FrontDoor:
         Raises:
             CutawayError: the address cannot be had.
         """
-        servicer = Servicer(self._backend, self._settings.max_message_bytes, self._settings.default_deadline_s)
+        limit, deadline_s = self._settings.max_message_bytes, self._settings.default_deadline_s
+        servicer = Servicer(self._backend, limit, deadline_s, self._doorkeeper)
         self._server.add_generic_rpc_handlers((servicer.handler(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
         try:
-            port = self._server.add_insecure_port(self._settings.address)
+            port = self._bound()
         except RuntimeError as failure:
             raise error(Reason.BACKEND_UNAVAILABLE, f"cannot listen on {self._settings.address}: {failure}") from None
         host = self._settings.address.rpartition(":")[0]
@@ -71,6 +77,11 @@ class FrontDoor:
         self.observers.open()
         await self._server.start()
         await self._set_health(_SERVING)
+
+    def _bound(self) -> int:
+        if self._credentials is None:
+            return self._server.add_insecure_port(self._settings.address)
+        return self._server.add_secure_port(self._settings.address, self._credentials)
 
     async def stop(self, grace_s: float) -> None:
         """Take no more calls, let running ones finish for ``grace_s`` seconds, close the backend."""

@@ -13,20 +13,25 @@ import structlog
 from google.protobuf.message import DecodeError, Message
 
 from cutaway.errors import CutawayError, Reason, error
+from cutaway.gateway import fair, withheld
+from cutaway.gateway.access import Caller, Grant, Scope
 from cutaway.gateway.backends import Backend
+from cutaway.gateway.tokens import Doorkeeper
+from cutaway.gateway.watched import observed
 from cutaway.results import ModelName
 from cutaway.routes import SERVICE, answered, passed
-from cutaway.v1 import inspection_service_pb2, worker_pb2
+from cutaway.v1 import inspection_pb2, inspection_service_pb2, worker_pb2
 from cutaway.wire import models as wire_models
 from cutaway.wire import pieces, status
+from cutaway.wire.glance import glance, glance_at_opening
 from cutaway.wire.strict import refuse_unserved
 from cutaway.wire.supplements import stream_supplement, supplement
 
 log = structlog.get_logger(__name__)
 
 Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
-Handler: TypeAlias = Callable[[bytes, float], Awaitable[bytes]]
-StreamHandler: TypeAlias = Callable[[bytes, float], AsyncGenerator[bytes, None]]
+Handler: TypeAlias = Callable[[bytes, float, Caller], Awaitable[bytes]]
+StreamHandler: TypeAlias = Callable[[bytes, float, Caller], AsyncGenerator[bytes, None]]
 
 M = TypeVar("M", bound=Message)
 
@@ -43,12 +48,16 @@ class Servicer:
         backend: what answers.
         max_message_bytes: the largest request.
         default_deadline_s: for calls that come without one.
+        doorkeeper: tells who calls.
     """
 
-    def __init__(self, backend: Backend, max_message_bytes: int, default_deadline_s: float) -> None:
+    def __init__(
+        self, backend: Backend, max_message_bytes: int, default_deadline_s: float, doorkeeper: Doorkeeper
+    ) -> None:
         self._backend = backend
         self._max_message_bytes = max_message_bytes
         self._default_deadline_s = default_deadline_s
+        self._doorkeeper = doorkeeper
 
     def handler(self) -> grpc.GenericRpcHandler:
         """All methods, for a gRPC server; neither requests nor replies are parsed on the way."""
@@ -63,47 +72,70 @@ class Servicer:
         handlers["InspectStream"] = grpc.unary_stream_rpc_method_handler(self._guarded_stream(self._inspect_stream))
         return grpc.method_handlers_generic_handler(SERVICE, handlers)
 
-    async def _list_models(self, data: bytes, timeout_s: float) -> bytes:
+    async def _list_models(self, data: bytes, timeout_s: float, caller: Caller) -> bytes:
         request = _parsed(inspection_service_pb2.ListModelsRequest, data)
         refuse_unserved(request)
-        page, token = _page(self._backend.catalog.all(), request.page_size, request.page_token)
+        page, token = _page(caller.listed(self._backend.catalog), request.page_size, request.page_token)
         return inspection_service_pb2.ListModelsResponse(
             models=[wire_models.encode_name(name) for name in page], next_page_token=token
         ).SerializeToString()
 
-    async def _get_model(self, data: bytes, timeout_s: float) -> bytes:
+    async def _get_model(self, data: bytes, timeout_s: float, caller: Caller) -> bytes:
         request = _parsed(inspection_service_pb2.GetModelRequest, data)
         refuse_unserved(request)
-        return (await self._ask("describe", request.model, data, timeout_s)).response
+        name, grant = self._named(request.model, caller)
+        with withheld.words(grant):
+            if request.operators:
+                grant.refuse(Scope.INSPECT, "operators")
+            return withheld.detail(grant, (await self._ask("describe", name, data, timeout_s)).response)
 
-    async def _inspect(self, data: bytes, timeout_s: float) -> bytes:
+    async def _inspect(self, data: bytes, timeout_s: float, caller: Caller) -> bytes:
         start = time.perf_counter()
         self._refuse_large(data)
-        wanted = _parsed(worker_pb2.RoutedRequest, data).model
-        reply = await self._ask("inspect", wanted, data, timeout_s)
+        name, grant = self._admitted(data, caller)
+        with withheld.words(grant):
+            reply = await self._ask("inspect", name, data, timeout_s)
+            response = withheld.response(grant, reply.response)
         elsewhere_ms = (time.perf_counter() - start) * 1000 - reply.worker_ms
-        return reply.response + supplement(queue_ms=elsewhere_ms)
+        response += supplement(queue_ms=elsewhere_ms)
+        observed().seen = glance(response)
+        return response
 
-    async def _inspect_stream(self, data: bytes, timeout_s: float) -> AsyncGenerator[bytes, None]:
+    async def _inspect_stream(self, data: bytes, timeout_s: float, caller: Caller) -> AsyncGenerator[bytes, None]:
         """Hand on piece by piece: what the caller has not taken is not fetched."""
         start = time.perf_counter()
         self._refuse_large(data)
-        name = self._named(_parsed(worker_pb2.RoutedRequest, pieces.question(data).request).model)
-        async with aclosing(self._backend.stream(name, data, timeout_s)) as messages:
-            async for message in messages:
-                opening = passed(message)
-                if opening is not None and opening.worker_ms:
-                    elsewhere_ms = (time.perf_counter() - start) * 1000 - opening.worker_ms
-                    message += stream_supplement(queue_ms=elsewhere_ms)
-                yield message
+        name, grant = self._admitted(pieces.question(data).request, caller)
+        with withheld.words(grant):
+            async with aclosing(self._backend.stream(name, data, timeout_s)) as messages:
+                async for message in messages:
+                    opening = passed(message)
+                    if opening is not None:
+                        message = withheld.opening(grant, message)
+                        if opening.worker_ms:
+                            elsewhere_ms = (time.perf_counter() - start) * 1000 - opening.worker_ms
+                            message += stream_supplement(queue_ms=elsewhere_ms)
+                            observed().seen = glance_at_opening(message)
+                    observed().reply_bytes += len(message)
+                    yield message
 
-    async def _ask(self, kind: str, wanted: str, data: bytes, timeout_s: float) -> worker_pb2.WorkerReply:
-        return answered(await self._backend.call(self._named(wanted), kind, data, timeout_s))
+    async def _ask(self, kind: str, name: ModelName, data: bytes, timeout_s: float) -> worker_pb2.WorkerReply:
+        return answered(await self._backend.call(name, kind, data, timeout_s))
 
-    def _named(self, wanted: str) -> ModelName:
+    def _admitted(self, data: bytes, caller: Caller) -> tuple[ModelName, Grant]:
+        """The model of a serialised InspectRequest, which ``caller`` may ask. All of it is read only where something
+        may be refused."""
+        name, grant = self._named(_parsed(worker_pb2.RoutedRequest, data).model, caller)
+        if not grant.whole:
+            grant.refuse_question(_parsed(inspection_pb2.InspectRequest, data))
+        return name, grant
+
+    def _named(self, wanted: str, caller: Caller) -> tuple[ModelName, Grant]:
         if not wanted:
             raise error(Reason.INVALID_VALUE, "name the model", "model")
-        return self._backend.catalog.resolve(wanted)
+        name, grant = caller.resolve(wanted, self._backend.catalog)
+        observed().model = name
+        return name, grant
 
     def _refuse_large(self, data: bytes) -> None:
         if len(data) > self._max_message_bytes:
@@ -116,7 +148,7 @@ class Servicer:
 
         async def guarded(data: bytes, context: Context) -> bytes:
             async with _statuses(context):
-                return await method(data, self._remaining(context))
+                return await method(data, self._remaining(context), self._caller(context))
             raise AssertionError("abort() always raises")
 
         return guarded
@@ -125,11 +157,19 @@ class Servicer:
         """The same for a reply in pieces. The next piece is asked for when gRPC has taken the one before."""
 
         async def guarded(data: bytes, context: Context) -> None:
-            async with _statuses(context), aclosing(method(data, self._remaining(context))) as messages:
-                async for message in messages:
-                    await context.write(message)
+            async with _statuses(context):
+                answer = method(data, self._remaining(context), self._caller(context))
+                async with aclosing(answer) as messages:
+                    async for message in messages:
+                        await context.write(message)
 
         return guarded
+
+    def _caller(self, context: Context) -> Caller:
+        """Who calls; from here on, this task waits in their lane."""
+        found = self._doorkeeper.caller(context.invocation_metadata() or ())
+        fair.caller.set(found.name or context.peer())
+        return found
 
     def _remaining(self, context: Context) -> float:
         left: float | None = context.time_remaining()  # None without a deadline, whatever the stubs say
@@ -149,8 +189,8 @@ async def _statuses(context: Context) -> AsyncIterator[None]:
 
 
 async def _abort(context: Context, failure: CutawayError) -> None:
-    details = ((status.DETAILS_KEY, status.encode(failure)),)
-    await context.abort(_CODES[failure.code], status.text(failure), details)
+    details = (status.DETAILS_KEY, status.encode(failure))
+    await context.abort(_CODES[failure.code], status.text(failure), (*context.trailing_metadata(), details))
 
 
 def _parsed(kind: type[M], data: bytes) -> M:

@@ -70,6 +70,7 @@ class Supervisor:
                 self._store.catalog,
                 workers={name: self._workers or archive.workers(path) for name, path in self._store.archives.items()},
                 calls=self._settings.batch,
+                waiting=self._settings.queue,
                 message_bytes=self._settings.max_message_bytes,
             )
             yield

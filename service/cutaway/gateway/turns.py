@@ -7,12 +7,14 @@ wait for others for a while.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from cutaway.errors import CutawayError, Reason, error
+from cutaway.gateway.fair import FairQueue
 
 Row: TypeAlias = Mapping[str, bytes]
 """One call's parts by name, as `cutaway.worker.Worker` takes them."""
@@ -57,6 +59,9 @@ class Turns:
         calls: how many calls a turn takes at most.
         size: how many bytes they have together at most, where there is more than one.
         waiting: how many calls may wait for their answers.
+
+    Attributes:
+        sizes: how many turns there have been of so many calls.
     """
 
     def __init__(self, send: Send, *, at_once: int, calls: int, size: int, waiting: int) -> None:
@@ -64,9 +69,17 @@ class Turns:
         self._free = at_once
         self._calls = calls
         self._size = size
-        self._places = waiting
-        self._queue: deque[_Waiting] = deque()
+        self._most = self._places = waiting
+        self._queue: FairQueue[_Waiting] = FairQueue()
         self._under_way: set[asyncio.Task[None]] = set()
+        self.sizes: Counter[int] = Counter()
+
+    @property
+    def waiting(self) -> int:
+        """How many calls wait for a turn; may be asked from any thread."""
+        while True:
+            with suppress(RuntimeError):  # the queue changed while it was counted: count again
+                return sum(not each.answer.done() for each in self._queue)
 
     async def call(self, row: Row, timeout_s: float) -> bytes:
         """Ask, and wait for the answer.
@@ -75,12 +88,12 @@ class Turns:
             CutawayError: ``OVERLOADED``, ``DEADLINE_EXCEEDED``, or what the model's side says.
         """
         if not self._places:
-            raise error(Reason.OVERLOADED, "too many calls are waiting for this model already; try again")
+            raise error(Reason.OVERLOADED, f"{self._most} calls are waiting for this model already; try again")
         loop = asyncio.get_running_loop()
         waiting = _Waiting(row, loop.time() + timeout_s, loop.create_future())
         self._places -= 1
         waiting.answer.add_done_callback(self._leave)
-        self._queue.append(waiting)
+        self._queue.put(waiting)
         self._go_on()
         try:
             # Whoever stops waiting, by deadline or by hanging up, takes a call that has not begun out of the queue.
@@ -94,6 +107,7 @@ class Turns:
     def _go_on(self) -> None:
         while self._free and (calls := self._taken()):
             self._free -= 1
+            self.sizes[len(calls)] += 1
             turn = asyncio.ensure_future(self._turn(calls))
             self._under_way.add(turn)
             turn.add_done_callback(self._under_way.discard)
@@ -103,11 +117,11 @@ class Turns:
         taken: list[_Waiting] = []
         size = 0
         while self._queue and len(taken) < self._calls:
-            following = self._queue[0]
+            following = self._queue.next()
             size += following.size
             if taken and (following.alone or taken[0].alone or size > self._size):
                 break
-            self._queue.popleft()
+            self._queue.pop()
             if not following.answer.done():
                 taken.append(following)
         return taken
@@ -149,9 +163,9 @@ class Turns:
         self._again([each for each in calls if not each.answer.done()])
 
     def _again(self, calls: Sequence[_Waiting]) -> None:
-        for each in reversed(calls):
+        for each in calls:
             each.alone = True
-            self._queue.appendleft(each)
+        self._queue.put_back(calls)
 
 
 def _fail(waiting: _Waiting, failure: CutawayError) -> None:

@@ -202,11 +202,11 @@ def chunk_in(message: bytes) -> Chunk | None:
         Internal: the bytes are no such message, or a chunk of a kind that is newer than this code.
     """
     try:
-        piece = _fields(memoryview(message)).get(_PIECE, memoryview(b""))
-        chunk = _fields(piece).get(_CHUNK)
+        piece = dict(fields(memoryview(message))).get(_PIECE, memoryview(b""))
+        chunk = dict(fields(piece)).get(_CHUNK)
         if chunk is None:
             return None
-        found = _fields(chunk)
+        found = dict(fields(chunk))
         if found.keys() - {_TENSOR, _OFFSET, _DATA, _COMPRESSION}:
             raise error(Reason.INTERNAL, "a piece of the reply has a field unknown here; is the server newer?")
         compression = decode_compression(found.get(_COMPRESSION, 0), "compression")
@@ -217,21 +217,25 @@ def chunk_in(message: bytes) -> Chunk | None:
         raise error(Reason.INTERNAL, "a piece of the reply cannot be read") from None
 
 
-def _fields(view: Any) -> dict[int, Any]:
-    """The fields of a serialised message by number; a field that holds bytes is a view of them."""
-    found: dict[int, Any] = {}
+def fields(view: Any) -> Iterator[tuple[int, Any]]:
+    """The fields of a serialised message with their numbers; one that holds bytes is a view of them.
+
+    Raises:
+        IndexError, KeyError: the bytes are no message.
+    """
     at = 0
     while at < len(view):
         tag, at = _varint(view, at)
         number, kind = tag >> 3, tag & 7
         if kind == _VARINT:
-            found[number], at = _varint(view, at)
+            value, at = _varint(view, at)
+            yield number, value
             continue
         size, at = _varint(view, at) if kind == _BYTES else ({_FIXED32: 4, _FIXED64: 8}[kind], at)
         if at + size > len(view):
             raise IndexError
-        found[number], at = view[at : at + size], at + size
-    return found
+        yield number, view[at : at + size]
+        at += size
 
 
 def _varint(view: memoryview, at: int) -> tuple[int, int]:

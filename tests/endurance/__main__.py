@@ -1,0 +1,64 @@
+"""What holds for a minute and for ten thousand calls, said in figures; fails where a promise is broken.
+
+python -m tests.endurance                   # all trials
+python -m tests.endurance kills overload    # these
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from examples.digits.package import package
+from tests.adapters.mirror_adapter import MirrorAdapter
+from tests.conftest import ADAPTERS
+from tests.endurance import fuzz, kills, overload, soak
+from tests.serving import Server, serving
+from tests.serving import package as package_adapter
+
+TRIALS: dict[str, Callable[[Server, Path], list[str]]] = {
+    "kills": kills.trial,
+    "overload": overload.trial,
+    "fuzz": fuzz.trial,
+    "soak": soak.trial,
+}
+"""Each is told of a server and its model store; it returns what it found, in lines, and raises where a promise is
+broken."""
+
+QUEUE = 16
+"""Calls that may wait for a model: little, so that a queue can be filled."""
+
+
+def main() -> None:
+    """Run them, each on a server of its own."""
+    parser = argparse.ArgumentParser(prog="soak", description="Slow proofs that the server holds up.")
+    parser.add_argument("trials", nargs="*", default=list(TRIALS), choices=list(TRIALS), metavar="TRIAL")
+    for name in parser.parse_args().trials:
+        with tempfile.TemporaryDirectory() as directory, _server(Path(directory), name) as server:
+            print(f"{name}:", flush=True)
+            for line in TRIALS[name](server, Path(directory, "store")):
+                print(f"    {line}", flush=True)
+
+
+@contextmanager
+def _server(directory: Path, trial: str) -> Iterator[Server]:
+    """The digits example and the mirror of the tests, behind a front door before TorchServe."""
+    store = directory / "store"
+    store.mkdir()
+    package(store)
+    package_adapter(store, "mirror", f"{ADAPTERS / 'mirror_adapter.py'}:{MirrorAdapter.__name__}")
+    if trial == "overload":
+        os.environ["CUTAWAY_QUEUE"] = str(QUEUE)
+    try:
+        with serving(store, directory / "logs") as running:
+            yield running
+    finally:
+        os.environ.pop("CUTAWAY_QUEUE", None)
+
+
+if __name__ == "__main__":
+    main()

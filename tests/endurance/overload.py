@@ -1,0 +1,91 @@
+"""Four times as many calls as can be answered, for a minute, whether anybody answers or not."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+import cutaway as ca
+from examples.digits.data import held_out
+from tests.endurance.processes import family
+from tests.serving import Server
+
+SECONDS = 60
+MEASURED_S = 10
+TIMES = 4
+CALLERS = 16
+LATE_S = 0.1
+"""By when 99 of 100 refusals must have come."""
+
+ASKED: dict[str, Any] = {"attributions": [ca.IntegratedGradients(n_steps=64)]}
+
+
+def trial(server: Server, _: Path) -> list[str]:
+    """What is accepted is answered; the rest is refused at once; memory stays."""
+    return asyncio.run(_trial(server))
+
+
+async def _trial(server: Server) -> list[str]:
+    image = held_out().images[:1]
+    async with ca.AsyncClient(server.address, timeout=60) as client:
+        capacity = await _capacity(client, image)
+        door = psutil.Process(server.process.pid)
+        before = _memory(server)
+        answered: list[float] = []
+        refused: list[float] = []
+        failed: list[ca.CutawayError] = []
+
+        async def call() -> None:
+            start = time.monotonic()
+            try:
+                await client.inspect("digits", {"image": image}, **ASKED)
+                answered.append(time.monotonic() - start)
+            except ca.ResourceExhausted:
+                refused.append(time.monotonic() - start)
+            except ca.CutawayError as failure:
+                failed.append(failure)
+
+        calls: list[asyncio.Future[None]] = []
+        begin, most = time.monotonic(), before
+        while (now := time.monotonic() - begin) < SECONDS:
+            due = int(now * capacity * TIMES) - len(calls)
+            calls += [asyncio.ensure_future(call()) for _ in range(due)]
+            if len(calls) % 50 < due:
+                most = max(most, _memory(server))
+            await asyncio.sleep(0.005)
+        await asyncio.gather(*calls)
+        after = _memory(server)
+    late = sorted(refused)[int(len(refused) * 0.99)]
+    lines = [
+        f"capacity {capacity:.0f} calls/s; {len(calls) / SECONDS:.0f} a second were asked for {SECONDS} s",
+        f"{len(answered)} answered, {len(refused)} refused as OVERLOADED, {len(failed)} otherwise",
+        f"refusals: median {np.median(refused) * 1000:.0f} ms, 99 of 100 within {late * 1000:.0f} ms",
+        f"memory of all processes: {before:.0f} MiB before, {most:.0f} at most, {after:.0f} after",
+        f"open files of the front door: {door.num_fds()}",
+    ]
+    if failed or not answered or late > LATE_S:
+        raise AssertionError("\n".join([*lines, *map(str, failed[:3])]))
+    return lines
+
+
+async def _capacity(client: ca.AsyncClient, image: np.ndarray) -> float:
+    """Calls a second of callers who wait for their answers."""
+    count, until = 0, time.monotonic() + MEASURED_S
+
+    async def caller() -> None:
+        nonlocal count
+        while time.monotonic() < until:
+            await client.inspect("digits", {"image": image}, **ASKED)
+            count += 1
+
+    await asyncio.gather(*(caller() for _ in range(CALLERS)))
+    return count / MEASURED_S
+
+
+def _memory(server: Server) -> float:
+    return sum(each.memory_info().rss for each, _ in family(server)) / (1 << 20)

@@ -1,0 +1,109 @@
+"""More calls than can be answered: who waits, who is refused, and whose turn it is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+import cutaway as ca
+from cutaway.gateway.fair import FairQueue, caller
+from cutaway.gateway.turns import Row, Turns
+
+
+class Model:
+    """Answers when it is told to, and remembers which calls came together."""
+
+    def __init__(self) -> None:
+        self.free = asyncio.Event()
+        self.turns: list[list[bytes]] = []
+
+    async def send(self, rows: Sequence[Row], timeout_s: float) -> Sequence[bytes]:
+        self.turns.append([row["inspect"] for row in rows])
+        await self.free.wait()
+        return [row["inspect"] for row in rows]
+
+
+def turns(model: Model, *, calls: int = 1, waiting: int = 8, size: int = 1 << 20) -> Turns:
+    return Turns(model.send, at_once=1, calls=calls, size=size, waiting=waiting)
+
+
+def asked(queue: Turns, name: str, *questions: bytes) -> list[asyncio.Future[bytes]]:
+    """Calls of one caller, none of them answered yet."""
+
+    async def ask(question: bytes) -> bytes:
+        caller.set(name)
+        return await queue.call({"inspect": question}, 60.0)
+
+    return [asyncio.ensure_future(ask(each)) for each in questions]
+
+
+def test_callers_take_turns() -> None:
+    """Whoever has six calls waiting is not before a caller who has one, and a caller's own stay in order."""
+
+    async def run() -> list[list[bytes]]:
+        model = Model()
+        queue = turns(model, waiting=16)
+        calls = asked(queue, "greedy", *(b"g%d" % number for number in range(6)))
+        await asyncio.sleep(0)
+        calls += asked(queue, "modest", b"m0") + asked(queue, "third", b"t0", b"t1")
+        await asyncio.sleep(0.01)
+        model.free.set()
+        await asyncio.gather(*calls)
+        return model.turns
+
+    order = [each for turn in asyncio.run(run()) for each in turn]
+    assert order == [b"g0", b"g1", b"m0", b"t0", b"g2", b"t1", b"g3", b"g4", b"g5"]
+
+
+def test_a_turn_holds_calls_of_all_who_wait() -> None:
+    """A batch is shared out in the same way, and a call too large to share one keeps nobody else from theirs for
+    longer than its own turn."""
+
+    async def run() -> list[list[bytes]]:
+        model = Model()
+        queue = turns(model, calls=3, waiting=16, size=8)
+        calls = asked(queue, "first", b"0")
+        await asyncio.sleep(0.01)
+        calls += asked(queue, "greedy", b"LARGE_LARGE", b"large_large") + asked(queue, "modest", b"m0", b"m1")
+        await asyncio.sleep(0.01)
+        model.free.set()
+        await asyncio.gather(*calls)
+        return model.turns
+
+    assert asyncio.run(run()) == [[b"0"], [b"LARGE_LARGE"], [b"m0"], [b"large_large"], [b"m1"]]
+
+
+def test_past_the_queue_a_call_is_refused_at_once() -> None:
+    """It is told how many wait, and when to try again; whoever leaves makes room."""
+
+    async def run() -> None:
+        model = Model()
+        queue = turns(model, waiting=2)
+        first, second = asked(queue, "one", b"0", b"1")
+        await asyncio.sleep(0.01)
+        with pytest.raises(ca.ResourceExhausted, match="2 calls are waiting") as refusal:
+            await queue.call({"inspect": b"2"}, 60.0)
+        assert refusal.value.reason == "OVERLOADED"
+        assert refusal.value.retry_after_s
+        second.cancel()
+        await asyncio.sleep(0.01)
+        (third,) = asked(queue, "two", b"3")
+        await asyncio.sleep(0.01)
+        model.free.set()
+        assert list(await asyncio.gather(first, third)) == [b"0", b"3"]
+        assert model.turns == [[b"0"], [b"3"]]
+
+    asyncio.run(run())
+
+
+def test_what_was_put_back_comes_first() -> None:
+    """Calls that are asked again have waited already; they keep their order."""
+    queue: FairQueue[int] = FairQueue()
+    for number in range(3):
+        queue.put(number)
+    queue.put_back([10, 11])
+    assert list(queue) == [10, 11, 0, 1, 2]
+    assert [queue.pop() for _ in range(5)] == [10, 11, 0, 1, 2]
+    assert not queue
