@@ -234,10 +234,11 @@ def test_a_queue_is_counted_while_it_changes() -> None:
         await counting
         assert turns.waiting == 0
 
+    counted: list[int] = []
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
-        asyncio.run(ask(counted := []))
+        asyncio.run(ask(counted))
     finally:
         sys.setswitchinterval(interval)
     assert max(counted) <= 100
