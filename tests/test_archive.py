@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import random
 import re
+import shutil
+import stat
 import tempfile
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -309,3 +312,37 @@ def test_whatever_the_damage(build: Build) -> None:
         except CutawayError as failure:
             reasons.add(failure.reason)
     assert reasons == {Reason.ARCHIVE_CORRUPT}
+
+
+@pytest.mark.parametrize("name", ["../outside.py", "/etc/outside", "a/../../outside", "..\\\\outside", "C:/outside"])
+def test_nothing_is_unpacked_elsewhere(build: Build, tmp_path: Path, name: str) -> None:
+    """An archive with a member that leads out of it is refused, before anything is unpacked."""
+    path = build()
+    with zipfile.ZipFile(path, "a") as packed:
+        packed.writestr(name, "x")
+    assert "leads out of the archive" in refused(Reason.ARCHIVE_CORRUPT, lambda: archive.read(path)).message
+    refused(Reason.ARCHIVE_CORRUPT, lambda: archive.unpack(path, tmp_path / "there"))
+    assert not (tmp_path / "there").exists()
+
+
+def test_no_member_is_a_link(build: Build) -> None:
+    """Neither is one with a member that is a symbolic link."""
+    path = build()
+    link = zipfile.ZipInfo("link")
+    link.external_attr = (stat.S_IFLNK | 0o777) << 16
+    with zipfile.ZipFile(path, "a") as packed:
+        packed.writestr(link, "/etc/passwd")
+    assert "leads out of the archive" in refused(Reason.ARCHIVE_CORRUPT, lambda: archive.read(path)).message
+
+
+def test_what_is_packed_small_may_be_too_large(build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An archive that there is no room for is refused before the first byte is written."""
+    path = build()
+    with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as packed:
+        packed.writestr("zeros", bytes(1 << 20))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 19))
+    assert (
+        "there is room for 524288"
+        in refused(Reason.ARCHIVE_CORRUPT, lambda: archive.unpack(path, tmp_path / "there")).message
+    )
+    assert not (tmp_path / "there").exists()

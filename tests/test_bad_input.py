@@ -16,6 +16,7 @@ from cutaway.gateway import serve
 from cutaway.routes import SERVICE
 from cutaway.v1 import inspection_pb2, tensor_pb2
 from cutaway.wire import status
+from examples.digits.digits_adapter import Digits
 from tests.small import Images, Words
 
 IMAGE = np.random.default_rng(0).random((2, 1, 8, 8), np.float32)
@@ -240,3 +241,13 @@ def test_an_image_of_any_mode_and_size_is_read(client: ca.Client) -> None:
     file = io.BytesIO()
     Image.new("RGBA", (40, 30), (255, 0, 0, 128)).save(file, "PNG")
     assert client.inspect("net", [ca.Raw(file.getvalue())] * 2).predictions["output"].shape == (2, 10)
+
+
+def test_a_small_file_that_is_a_very_large_image_is_refused() -> None:
+    """By what its header says, before a pixel of it is decoded."""
+    file = io.BytesIO()
+    Image.new("1", (9000, 9000)).save(file, "png")
+    assert len(file.getvalue()) < 1 << 16
+    with pytest.raises(ca.InvalidArgument, match=r"9000 x 9000 pixels, \d+ are read") as refusal:
+        Digits().preprocess(file.getvalue(), "image/png")
+    assert refusal.value.reason == "RAW_UNDECODABLE"

@@ -23,6 +23,7 @@ from cutaway.routes import SERVICE
 from cutaway.tensors import Array
 from tests.adapters.fragile_adapter import DEADLY
 from tests.conftest import ADAPTERS
+from tests.processes import java, worker
 from tests.serving import Server, package, serving
 
 CALLERS = 8
@@ -43,32 +44,6 @@ def server(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
     """Both, behind a front door before TorchServe."""
     with serving(store, tmp_path_factory.mktemp("survival") / "logs") as running:
         yield running
-
-
-def process(server: Server, *words: str) -> psutil.Process:
-    """The process behind the front door whose command line has all of ``words``."""
-    family = psutil.Process(server.process.pid).children(recursive=True)
-    return next(each for each in family if all(any(word in part for part in _command(each)) for word in words))
-
-
-def _command(each: psutil.Process) -> list[str]:
-    with contextlib.suppress(psutil.Error):
-        return each.cmdline()
-    return []
-
-
-def worker_of(server: Server, model: str) -> psutil.Process:
-    """The worker that runs ``model``: the one whose working files are those of its archive."""
-    family = psutil.Process(server.process.pid).children(recursive=True)
-    for each in family:
-        with contextlib.suppress(psutil.Error):
-            if any("model_service_worker" in part for part in each.cmdline()) and _serves(each, model):
-                return each
-    raise AssertionError(f"no worker of {model}")
-
-
-def _serves(worker: psutil.Process, model: str) -> bool:
-    return any(model in part for part in [*worker.environ().values(), *worker.cmdline(), worker.cwd()])
 
 
 def rows(value: float, count: int = 1) -> dict[str, Array]:
@@ -107,7 +82,7 @@ def test_no_call_is_lost_when_a_worker_is_killed(server: Server) -> None:
             try:
                 for _ in range(KILLS):
                     before = list(answered)
-                    worker_of(server, "tiny").kill()
+                    worker(server, "tiny").kill()
                     until(lambda before=before: all(now > then + 1 for now, then in zip(answered, before)))  # type: ignore[misc]
             finally:
                 over.set()
@@ -127,10 +102,10 @@ def test_a_request_that_kills_workers_is_tried_twice(server: Server) -> None:
 
 def test_torchserve_comes_back(server: Server) -> None:
     """Its JVM is killed: calls are told at once when to try again, health turns, it is started again, calls pass."""
-    java = process(server, "org.pytorch.serve")
-    family = [java, *java.children(recursive=True)]
+    jvm = java(server)
+    family = [jvm, *jvm.children(recursive=True)]
     with ca.Client(server.address) as client:
-        java.kill()
+        jvm.kill()
         until(lambda: health(server.address) == "NOT_SERVING")
         with pytest.raises(ca.Unavailable) as caught:
             client.inspect("tiny", rows(1.0))
@@ -145,10 +120,16 @@ def test_torchserve_comes_back(server: Server) -> None:
 def test_a_server_that_is_starting_torchserve_again_ends_when_told(store: Path, tmp_path: Path) -> None:
     """SIGTERM amid that leaves no process and no error."""
     with serving(store, tmp_path / "logs") as running:
-        process(running, "org.pytorch.serve").kill()
+        java(running).kill()
         until(lambda: health(running.address) == "NOT_SERVING")
         assert running.stop() == 0
-    assert [each for each in psutil.process_iter() if any(str(tmp_path) in part for part in _command(each))] == []
+    assert [each for each in psutil.process_iter() if _mentions(each, str(tmp_path))] == []
+
+
+def _mentions(process: psutil.Process, path: str) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return any(path in word for word in process.cmdline())
+    return False
 
 
 def test_clients_find_a_front_door_that_comes_back(store: Path, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import io
+import math
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -140,6 +141,7 @@ class ImageAdapter(Adapter):
         mean: subtracted from each channel, after scaling to 0..1.
         std: divides each channel.
         argument: the forward argument that takes the image, float32 [batch, channels, height, width].
+        most_pixels: of an image that is read; a small file may say that it is a very large image.
     """
 
     size: tuple[int, int]
@@ -147,6 +149,7 @@ class ImageAdapter(Adapter):
     mean: Sequence[float] = (0.0,)
     std: Sequence[float] = (1.0,)
     argument: str = "image"
+    most_pixels: int = 1 << 26
     media_types = ("image/png", "image/jpeg", "image/bmp", "image/gif", "image/webp", "image/tiff")
 
     @property
@@ -158,6 +161,8 @@ class ImageAdapter(Adapter):
         """One image, [1, channels, height, width]."""
         try:
             with Image.open(io.BytesIO(data)) as opened:
+                if math.prod(opened.size) > self.most_pixels:
+                    raise ValueError(f"it has {opened.width} x {opened.height} pixels, {self.most_pixels} are read")
                 image = opened.convert(self.mode).resize(self.size[::-1], Image.Resampling.BILINEAR)
         except Exception as failure:  # Pillow raises many kinds; all mean the same to the caller
             raise error(

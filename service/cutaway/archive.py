@@ -10,12 +10,14 @@ import errno
 import hashlib
 import json
 import re
+import shutil
+import stat
 import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from cutaway.errors import Reason, error
@@ -62,6 +64,7 @@ def unpack(path: Path, directory: Path, *, workers: int | None = None, batch: in
     ``workers`` and ``batch`` replace the number of workers, and of calls to a batch, that the archive asks for.
     """
     with _opened(path) as archive:
+        _check_room(archive, directory)
         archive.extractall(directory)
     config = directory / MODEL_CONFIG
     for setting, value in ((_WORKER_COUNTS, workers), (_BATCH_SIZE, batch)):
@@ -108,7 +111,25 @@ def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
     if not path.is_file():
         raise error(Reason.MODEL_NOT_FOUND, f"{path}: there is no such file")
     with _blaming(path.name), zipfile.ZipFile(path) as archive:
+        _check_names(archive)
         yield archive
+
+
+def _check_names(archive: zipfile.ZipFile) -> None:
+    """Nothing may be unpacked elsewhere, or lead elsewhere."""
+    for member in archive.infolist():
+        path = PurePosixPath(member.filename.replace("\\", "/"))
+        if path.is_absolute() or ".." in path.parts or ":" in path.parts[0] or stat.S_ISLNK(member.external_attr >> 16):
+            raise _Damage(f"{member.filename!r} leads out of the archive")
+
+
+def _check_room(archive: zipfile.ZipFile, directory: Path) -> None:
+    """What is packed small may be large; zipfile unpacks no more than each member says it has."""
+    size = sum(member.file_size for member in archive.infolist())
+    there = next(parent for parent in (directory, *directory.parents) if parent.exists())
+    room = shutil.disk_usage(there).free
+    if size > room:
+        raise _Damage(f"it unpacks to {size} bytes, and there is room for {room}")
 
 
 def _verified(archive: zipfile.ZipFile) -> Manifest:

@@ -13,8 +13,8 @@ import cutaway as ca
 from cutaway.client import question
 from cutaway.errors import CutawayError
 from cutaway.routes import TORCHSERVE_PREDICTIONS, FrontDoor, TorchServeDirect, prediction, predictions, worker_response
-from tests.endurance.processes import worker
 from tests.mixed import digits, digits_edits, digits_explained, digits_looks
+from tests.processes import worker
 from tests.serving import Server
 from tests.test_first_light import torchserve_address
 

@@ -11,7 +11,7 @@ import numpy as np
 
 import cutaway as ca
 from examples.digits.data import held_out
-from tests.endurance.processes import worker
+from tests.processes import worker
 from tests.serving import Server
 
 CALLERS = 16

@@ -12,7 +12,7 @@ import psutil
 
 import cutaway as ca
 from examples.digits.data import held_out
-from tests.endurance.processes import family
+from tests.processes import family
 from tests.serving import Server
 
 SECONDS = 60

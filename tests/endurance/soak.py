@@ -9,10 +9,10 @@ import torch
 
 import cutaway as ca
 from tests.adapters.mirror_adapter import COUNTS
-from tests.endurance.processes import family
 from tests.mixed import mirror
 from tests.mixed.callers import ask_all
 from tests.mixed.mix import Request, draw, small_models
+from tests.processes import family
 from tests.serving import Server
 
 REQUESTS = 10_000

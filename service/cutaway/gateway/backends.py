@@ -126,12 +126,22 @@ class Relay:
         """TorchServe is gone: until it is found again elsewhere, calls are told so at once."""
         self._lost = True
 
-    async def move(self, address: str) -> None:
-        """TorchServe is at ``address`` now."""
+    async def move(
+        self, address: str, catalog: Catalog, workers: Mapping[ModelName, int], *, grace_s: float = 0.0
+    ) -> None:
+        """What is served is ``catalog``, by a TorchServe at ``address``, from now on.
+
+        Args:
+            address: as for the relay.
+            catalog: as for the relay.
+            workers: as for the relay.
+            grace_s: how long calls on their way may take, where the one before still answers.
+        """
         gone = self._channel
         self._channel, self._predict = _connected(address)
+        self.catalog, self._workers = catalog, workers
         self._lost = False
-        await gone.close()
+        await gone.close(grace_s)
 
     async def call(self, name: ModelName, kind: str, payload: bytes, timeout_s: float) -> bytes:
         """Wait for a turn, and ask."""

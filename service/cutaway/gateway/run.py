@@ -6,7 +6,7 @@ import asyncio
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -18,13 +18,10 @@ from cutaway.gateway.backends import Backend, Embedded
 from cutaway.gateway.credentials import exposure
 from cutaway.gateway.server import FrontDoor
 from cutaway.gateway.store import Store, look_into
-from cutaway.gateway.supervisor import Announce, Supervisor
+from cutaway.gateway.supervisor import Announce, Serving, Supervisor
 from cutaway.results import ModelName
 from cutaway.settings import Settings
 from cutaway.worker import Worker
-
-Serving: TypeAlias = Callable[[bool], Awaitable[None]]
-"""Told whether calls can be answered."""
 
 Keep: TypeAlias = Callable[[Serving], Coroutine[Any, Any, None]]
 """Keeps a backend running, and returns where it cannot be kept."""
