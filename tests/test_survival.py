@@ -21,7 +21,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 import cutaway as ca
 from cutaway.routes import SERVICE
 from cutaway.tensors import Array
-from tests.adapters.fragile_adapter import DEADLY
+from tests.adapters.fragile_adapter import DEADLY, GREEDY
 from tests.conftest import ADAPTERS
 from tests.processes import java, worker
 from tests.serving import Server, package, serving
@@ -98,6 +98,18 @@ def test_a_request_that_kills_workers_is_tried_twice(server: Server) -> None:
         assert caught.value.reason == "WORKER_KILLED"
         assert caught.value.retry_after_s is None
         assert client.inspect("fragile", rows(1.0)).predictions
+
+
+def test_memory_that_runs_out_costs_its_own_request_only(server: Server) -> None:
+    """It is told so; the worker lives, and calls beside it are answered."""
+    before = worker(server, "fragile").pid
+    with ca.Client(server.address) as client, ThreadPoolExecutor(CALLERS) as callers:
+        beside = [callers.submit(client.inspect, "fragile", rows(number)) for number in range(CALLERS - 1)]
+        with pytest.raises(ca.ResourceExhausted) as caught:
+            client.inspect("fragile", rows(GREEDY))
+        assert caught.value.reason == "OUT_OF_MEMORY"
+        assert all(each.result().predictions for each in beside)
+    assert worker(server, "fragile").pid == before
 
 
 def test_torchserve_comes_back(server: Server) -> None:

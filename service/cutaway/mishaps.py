@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 
-import torch
-
+from cutaway.engine.memory import ran_out
 from cutaway.errors import CutawayError, Reason, error
 from cutaway.v1 import worker_pb2
 
@@ -20,7 +19,7 @@ def as_failure(failure: BaseException) -> worker_pb2.Failure:
 
 
 def _named(failure: BaseException) -> CutawayError:
-    if isinstance(failure, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(failure):
+    if ran_out(failure):
         return error(Reason.OUT_OF_MEMORY, "the request needs more memory than there is; send fewer rows, ask for less")
     log.error("a request failed in a way that nobody foresaw", exc_info=failure)
     return error(Reason.INTERNAL, f"{type(failure).__name__}: {failure}"[:500])

@@ -29,7 +29,7 @@ class Settings(BaseSettings):
     grace_s: float = Field(default=10.0, ge=0, description="How long running calls may finish when the server stops.")
     queue: int = Field(default=256, gt=0, description="Calls that may wait for one model; more are refused at once.")
     batch: int = Field(default=32, gt=0, description="Calls that a model takes at once at most; 1 is one by one.")
-    max_rows: int = Field(default=65536, gt=0, description="The most examples of one request.")
+    max_rows: int = Field(default=10_000_000, gt=0, description="The most examples of one request.")
     max_captures: int = Field(default=4096, gt=0, description="The most captures that one request lists.")
     max_attributions: int = Field(default=256, gt=0, description="The most explanations of one request.")
     max_steps: int = Field(default=10_000, gt=0, description="The most steps, or samples, of one explanation.")

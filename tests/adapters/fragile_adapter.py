@@ -1,4 +1,4 @@
-"""A model that ends its process, or takes its time, when it is asked to."""
+"""A model that ends its process, takes its time, or more memory than there is, when it is asked to."""
 
 import os
 import time
@@ -11,6 +11,7 @@ from cutaway.results import InputSpec
 
 DEADLY = 99.0
 SLOW = 50.0
+GREEDY = 70.0
 
 
 class Fragile(nn.Module):
@@ -24,6 +25,8 @@ class Fragile(nn.Module):
             os._exit(1)
         if bool((x == SLOW).any()):
             time.sleep(1)
+        if bool((x == GREEDY).any()):
+            torch.empty(1 << 50)
         self.wide(x)
         return self.linear(x)
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from cutaway.engine.draws import Aside, drawing
 from cutaway.engine.evidence import layer_value_name
+from cutaway.engine.memory import ran_out
 from cutaway.engine.methods import method_of
 from cutaway.engine.witness import Question, Values
 from cutaway.errors import CutawayError, Reason, error
@@ -107,8 +107,6 @@ def _translated(question: Question) -> Iterator[None]:
     others = "" if question.layer or len(question.explained) < 2 else ": name in inputs those that it depends on"
     try:
         yield
-    except (MemoryError, torch.OutOfMemoryError):
-        raise
     except CutawayError as failure:
         if failure.reason != Reason.MODEL_FAILED or "leaf Variable that requires grad" not in failure.message:
             raise
@@ -118,6 +116,8 @@ def _translated(question: Question) -> Iterator[None]:
             "in place: explain the module that does so, or build it with inplace=False",
         ) from failure
     except Exception as failure:
+        if ran_out(failure):
+            raise
         text = (str(failure).strip().splitlines() or [type(failure).__name__])[0][:300]
         if "does not require grad" in text or "appears to not have been used in the graph" in text:
             raise error(

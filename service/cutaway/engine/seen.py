@@ -14,6 +14,7 @@ from torch.autograd.graph import GradientEdge
 from torch.utils.checkpoint import _StopRecomputationError
 
 from cutaway.engine.leaves import Path
+from cutaway.engine.memory import ran_out
 from cutaway.engine.wishes import Part
 from cutaway.errors import CutawayError, Reason, error
 from cutaway.requests import Point
@@ -110,10 +111,8 @@ class Hook:
         _here.is_hook = self._outer
         if isinstance(failure, CutawayError):
             self._faults.append(failure)
-        # The last is how activation checkpointing ends a recomputation, and no failure.
-        elif isinstance(failure, Exception) and not isinstance(
-            failure, (MemoryError, torch.OutOfMemoryError, _StopRecomputationError)
-        ):
+        # That is how activation checkpointing ends a recomputation, and no failure.
+        elif isinstance(failure, Exception) and not (isinstance(failure, _StopRecomputationError) or ran_out(failure)):
             fault = error(Reason.INTERNAL, f"a hook failed: {type(failure).__name__}: {failure}"[:500])
             self._faults.append(fault)
             raise fault from failure

@@ -16,6 +16,7 @@ from cutaway.engine.admission import admit
 from cutaway.engine.attention import one_path
 from cutaway.engine.guard import Guard
 from cutaway.engine.leaves import leaves
+from cutaway.engine.memory import ran_out
 from cutaway.engine.modules import ModuleTree
 from cutaway.engine.patience import ENDLESS, Patience
 from cutaway.errors import CutawayError, Reason, error
@@ -115,9 +116,9 @@ class Subject:
                 returned = self.call({name: tensor.clone() for name, tensor in inputs.items()})
         except CutawayError:
             raise
-        except (MemoryError, torch.OutOfMemoryError):
-            raise
         except Exception as failure:
+            if ran_out(failure):
+                raise
             shapes = ", ".join(f"{name} {dtype_text(t)}{list(t.shape)}" for name, t in inputs.items())
             raise _failed("forward", failure, f" on {shapes}") from failure
         outputs = _named(returned)
@@ -191,9 +192,11 @@ def gradients(
         found: tuple[Tensor | None, ...] = torch.autograd.grad(
             scalars.sum(), roots, retain_graph=again, allow_unused=True
         )
-    except (CutawayError, MemoryError, torch.OutOfMemoryError):
+    except CutawayError:
         raise
     except Exception as failure:
+        if ran_out(failure):
+            raise
         raise _failed("backward", failure) from failure
     return found
 

@@ -12,7 +12,7 @@ from torch.autograd.graph import get_gradient_edge
 from cutaway.engine.edits import due, edited, same
 from cutaway.engine.leaves import Path
 from cutaway.engine.seen import Call, Copied, Seen, Shared, in_backward
-from cutaway.engine.wishes import Part, Wish
+from cutaway.engine.wishes import Wish
 from cutaway.errors import Reason, at, error
 from cutaway.requests import Edit, Point
 
@@ -151,8 +151,7 @@ class Tap:
     def _note(self, call: Call, point: Point, path: Path, tensor: Tensor) -> None:
         wish = self._wishes.get(point)
         if wish is not None and wish.takes(call.number, path):
-            whole = Part(tensor) if wish.whole else wish.of(tensor.detach(), f"captures.{self._name}.{point}{path}")
-            call.note(point, path, whole)
+            call.note(point, path, wish.of(tensor.detach(), f"captures.{self._name}.{point.value}{path}"))
 
     def _listened(self, call: Call, side: Side, path: Path, tensor: Tensor, shared: bool, bare: bool) -> Tensor:
         """``tensor``, or a copy of it, as a node of the graph whose gradient is edited and noted."""

@@ -54,18 +54,13 @@ class Wish:
         """Whether the tensor at ``path`` of call number ``call`` is wanted; ``None`` is a call of unknown number."""
         return self.call in (None, call) and self.path in ("", path)
 
-    @property
-    def whole(self) -> bool:
-        """Whether tensors are wanted as they are."""
-        return not (self.slices or self.reduce or self.data_type)
-
     def of(self, tensor: Tensor, place: str) -> Part:
         """What is wanted of ``tensor``, which is at ``place`` in the result.
 
         Raises:
             InvalidArgument: ``SLICE_RANGE``, ``AXIS_RANGE`` or ``INVALID_VALUE``.
         """
-        if self.whole:
+        if not (self.slices or self.reduce or self.data_type):
             return Part(tensor)
         with at(self.field):
             with at("slices"):

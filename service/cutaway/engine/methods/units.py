@@ -12,6 +12,7 @@ from captum import attr
 from torch import Tensor, nn
 
 from cutaway.engine.features import MAX_EVALUATIONS
+from cutaway.engine.memory import ran_out
 from cutaway.engine.method import Method
 from cutaway.engine.methods import perturbations
 from cutaway.engine.methods.returned import only_tensor, read_by_captum
@@ -73,10 +74,12 @@ def _put_back(layer: str, field: str, boxed: bool) -> Iterator[None]:
     """Captum puts a bare tensor in place of a list, on which the model then fails, or Captum on what it returns."""
     try:
         yield
-    except (MemoryError, torch.OutOfMemoryError):
-        raise
     except Exception as failure:
-        if not boxed or (isinstance(failure, CutawayError) and failure.reason != Reason.MODEL_FAILED):
+        if (
+            ran_out(failure)
+            or not boxed
+            or (isinstance(failure, CutawayError) and failure.reason != Reason.MODEL_FAILED)
+        ):
             raise
         with at(field):
             raise error(
