@@ -1,4 +1,4 @@
-"""Who watches a front door's calls: metrics always, a log and traces where they are asked for."""
+"""Who watches a front door's calls: metrics, a log and traces, each where it is asked for."""
 
 from __future__ import annotations
 
@@ -42,9 +42,10 @@ class Observers:
         self._traces = _traces()
         self._metrics_address = settings.metrics_address
         self._port: Port | None = None
+        counted = [self.metrics] if settings.metrics_address else []  # a tenth of the front door's time
         logged = [CallLog(settings.log_format)] if settings.log_format else []
         traced = [self._traces] if self._traces else []
-        observers: list[Observer] = [self.metrics, *traced, *logged]
+        observers: list[Observer] = [*counted, *traced, *logged]
         self.watch = Watch(observers)
         self.address = ""
 
