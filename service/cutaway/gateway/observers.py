@@ -32,7 +32,7 @@ class Observers:
         settings: who looks, and where metrics are read.
 
     Attributes:
-        watch: what the server lets see its calls; before all other interceptors.
+        watch: what the server lets see its calls.
         metrics: the numbers.
         address: where they can be read over HTTP; empty where nowhere.
     """

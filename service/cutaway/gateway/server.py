@@ -48,7 +48,7 @@ class FrontDoor:
         # A request a little over the limit is read, so that it can be told what the limit is.
         limit = min(2 * settings.max_message_bytes, _LARGEST)
         self._server = grpc.aio.server(
-            interceptors=(self.observers.watch, Reflecting(self._doorkeeper)),
+            interceptors=(Reflecting(self._doorkeeper),) if settings.tokens else (),  # one costs every call
             options=[
                 ("grpc.max_receive_message_length", limit),
                 ("grpc.max_send_message_length", -1),
@@ -64,7 +64,7 @@ class FrontDoor:
             CutawayError: the address cannot be had.
         """
         limit, deadline_s = self._settings.max_message_bytes, self._settings.default_deadline_s
-        servicer = Servicer(self._backend, limit, deadline_s, self._doorkeeper)
+        servicer = Servicer(self._backend, limit, deadline_s, self._doorkeeper, self.observers.watch)
         self._server.add_generic_rpc_handlers((servicer.handler(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)

@@ -17,7 +17,7 @@ from cutaway.gateway import fair, withheld
 from cutaway.gateway.access import Caller, Grant, Scope
 from cutaway.gateway.backends import Backend
 from cutaway.gateway.tokens import Doorkeeper
-from cutaway.gateway.watched import observed
+from cutaway.gateway.watched import Watch, observed
 from cutaway.results import ModelName
 from cutaway.routes import SERVICE, answered, passed
 from cutaway.v1 import inspection_pb2, inspection_service_pb2, worker_pb2
@@ -49,15 +49,22 @@ class Servicer:
         max_message_bytes: the largest request.
         default_deadline_s: for calls that come without one.
         doorkeeper: tells who calls.
+        watch: sees every call from outside.
     """
 
     def __init__(
-        self, backend: Backend, max_message_bytes: int, default_deadline_s: float, doorkeeper: Doorkeeper
+        self,
+        backend: Backend,
+        max_message_bytes: int,
+        default_deadline_s: float,
+        doorkeeper: Doorkeeper,
+        watch: Watch,
     ) -> None:
         self._backend = backend
         self._max_message_bytes = max_message_bytes
         self._default_deadline_s = default_deadline_s
         self._doorkeeper = doorkeeper
+        self._watch = watch
 
     def handler(self) -> grpc.GenericRpcHandler:
         """All methods, for a gRPC server; neither requests nor replies are parsed on the way."""
@@ -67,9 +74,11 @@ class Servicer:
             "Inspect": self._inspect,
         }
         handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
-            name: grpc.unary_unary_rpc_method_handler(self._guarded(method)) for name, method in methods.items()
+            name: grpc.unary_unary_rpc_method_handler(self._watch.around(name, self._guarded(method)))
+            for name, method in methods.items()
         }
-        handlers["InspectStream"] = grpc.unary_stream_rpc_method_handler(self._guarded_stream(self._inspect_stream))
+        stream = self._watch.around("InspectStream", self._guarded_stream(self._inspect_stream))
+        handlers["InspectStream"] = grpc.unary_stream_rpc_method_handler(stream)
         return grpc.method_handlers_generic_handler(SERVICE, handlers)
 
     async def _list_models(self, data: bytes, timeout_s: float, caller: Caller) -> bytes:

@@ -20,7 +20,6 @@ import grpc.aio
 
 from cutaway.errors import Reason
 from cutaway.results import ModelName
-from cutaway.routes import SERVICE
 from cutaway.wire import status
 from cutaway.wire.glance import Glance
 
@@ -34,7 +33,8 @@ _TRACEPARENT = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}", re.ASCII)
 _NO_MODEL = ModelName("", "")
 _REASONS = frozenset(Reason)
 
-Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+Answer: TypeAlias = Callable[[bytes, Any], Awaitable[Any]]
+"""Answers a call's bytes, in its context: with bytes, or by writing them there."""
 
 
 @dataclass(eq=False)
@@ -88,9 +88,8 @@ def observed() -> Call:
     return _current.get(None) or Call("", "", "")
 
 
-class Watch(grpc.aio.ServerInterceptor):
-    """Tells observers of every call of `cutaway.v1.InspectionService`, also of those that other interceptors refuse:
-    it comes before them.
+class Watch:
+    """Tells observers of every call of the methods that it stands around.
 
     Args:
         observers: told in this order when a call begins, in the other one when it ends.
@@ -99,23 +98,11 @@ class Watch(grpc.aio.ServerInterceptor):
     def __init__(self, observers: Sequence[Observer]) -> None:
         self._observers = observers
 
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Handler | None:
-        """The same method, watched; those of other services as they are."""
-        handler = await continuation(handler_call_details)
-        service, _, method = handler_call_details.method.lstrip("/").rpartition("/")
-        if handler is None or service != SERVICE:
-            return handler
-        metadata = {item[0]: item[1] for item in handler_call_details.invocation_metadata or ()}
-        if handler.unary_unary is not None:
-            return grpc.unary_unary_rpc_method_handler(self._watched(handler.unary_unary, method, metadata))
-        return grpc.unary_stream_rpc_method_handler(self._watched(handler.unary_stream, method, metadata))
+    def around(self, method: str, answer: Answer) -> Answer:
+        """``answer``, which serves ``method``, watched; with an interceptor gRPC would make it anew for each call."""
 
-    def _watched(self, answer: Any, method: str, metadata: dict[str, Any]) -> Any:
         async def watched(data: bytes, context: Any) -> Any:
+            metadata = {item[0]: item[1] for item in context.invocation_metadata() or ()}
             call = Call(
                 method,
                 _matching(_NAME, metadata.get(REQUEST_ID)) or secrets.token_hex(16),
