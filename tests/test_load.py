@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
+import grpc
+import numpy as np
 import pytest
+from torch import Tensor, nn
 
 import cutaway as ca
+from cutaway.client import question
+from cutaway.errors import Reason, error
+from cutaway.gateway import serve
 from cutaway.gateway.fair import FairQueue, caller
 from cutaway.gateway.turns import Row, Turns
+from cutaway.routes import FrontDoor
+from cutaway.settings import Settings
 
 
 class Model:
@@ -107,3 +117,71 @@ def test_what_was_put_back_comes_first() -> None:
     assert list(queue) == [10, 11, 0, 1, 2]
     assert [queue.pop() for _ in range(5)] == [10, 11, 0, 1, 2]
     assert not queue
+
+
+def test_calls_of_a_dead_worker_are_asked_before_those_that_came_later() -> None:
+    """They have waited already; each is asked by itself, in order."""
+
+    class Dying(Model):
+        async def send(self, rows: Sequence[Row], timeout_s: float) -> Sequence[bytes]:
+            answer = await super().send(rows, timeout_s)
+            if len(rows) > 1:
+                raise error(Reason.WORKER_DIED, "killed")
+            return answer
+
+    async def run() -> list[list[bytes]]:
+        model = Dying()
+        queue = turns(model, calls=2)
+        calls = asked(queue, "one", b"first")
+        await asyncio.sleep(0.01)
+        calls += asked(queue, "one", b"0", b"1", b"later")
+        await asyncio.sleep(0.01)
+        model.free.set()
+        await asyncio.gather(*calls)
+        return model.turns
+
+    assert asyncio.run(run()) == [[b"first"], [b"0", b"1"], [b"0"], [b"1"], [b"later"]]
+
+
+class Slow(nn.Module):
+    """Waits until it is let go, and remembers what it was asked, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entered, self.open = threading.Event(), threading.Event()
+        self.order: list[int] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.order.append(int(x[0, 0]))
+        self.entered.set()
+        self.open.wait(30)
+        return x
+
+
+def test_a_connection_is_a_lane() -> None:
+    """At a real front door, whoever has five calls waiting is not before another connection's one."""
+    model = Slow()
+    own = [("grpc.use_local_subchannel_pool", 1)]  # else all channels of a process share one connection
+    with (
+        serve({"slow": model}, settings=Settings(batch=1)) as server,
+        ThreadPoolExecutor(8) as callers,
+        grpc.insecure_channel(server.address, options=own) as greedy,
+        grpc.insecure_channel(server.address, options=own) as modest,
+    ):
+
+        def call(channel: grpc.Channel, number: int) -> None:
+            asked = FrontDoor().inspect(question("slow", {"x": np.full((1, 2), number, np.float32)}))
+            send: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(asked.path)
+            send(asked.payload, timeout=60)
+
+        calls = [callers.submit(call, greedy, 0)]
+        model.entered.wait(30)
+        calls += [callers.submit(call, greedy, number) for number in range(1, 6)]
+        threading.Event().wait(0.5)  # all of them are in the queue by now
+        calls.append(callers.submit(call, modest, 100))
+        threading.Event().wait(0.5)
+        model.open.set()
+        for each in calls:
+            each.result()
+    assert model.order.index(100) == 2
+    assert sorted(model.order) == [0, 1, 2, 3, 4, 5, 100]
