@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 from torch.utils.checkpoint import _StopRecomputationError
 
+from cutaway.engine.landing import Landing
 from cutaway.engine.leaves import Path
 from cutaway.engine.memory import ran_out
 from cutaway.engine.wishes import Part
@@ -31,13 +32,14 @@ class Call:
         kinds: by INPUT and OUTPUT, the data type of each tensor that was there, whether it was wanted or not.
     """
 
-    __slots__ = ("_seen", "kinds", "number")
+    __slots__ = ("_landing", "_seen", "kinds", "number")
 
     def __init__(self, number: int | None = 0) -> None:
         self.number = number
         self.kinds: dict[Point, dict[Path, torch.dtype]] = {}
         # A gradient is None until a backward pass brings it, but keeps its place among the module's tensors.
         self._seen: dict[Point, dict[Path, Part | None]] = {}
+        self._landing = Landing()
 
     def at(self, point: Point) -> dict[Path, Tensor]:
         """The tensors at ``point`` by path, on the host, in the order in which the module takes or returns them."""
@@ -45,14 +47,15 @@ class Call:
 
     def parts(self, point: Point) -> dict[Path, Part]:
         """The same, with the positions of largest elements."""
+        self._landing.wait()
         noted = self._seen.get(point)
         return {path: part for path, part in noted.items() if part is not None} if noted else {}
 
     def note(self, point: Point, path: Path, part: Part | None) -> None:
         """Keep a copy of ``part``, or its place."""
         if part is not None:
-            positions = None if part.positions is None else on_host(part.positions)
-            part = Part(on_host(part.values), positions)
+            positions = None if part.positions is None else self._landing.on_host(part.positions)
+            part = Part(self._landing.on_host(part.values), positions)
         self.put(point, path, part)
 
     def put(self, point: Point, path: Path, part: Part | None) -> None:
@@ -61,12 +64,14 @@ class Call:
 
     def noted(self) -> Iterator[tuple[Point, Path, Part | None]]:
         """Everything that is kept, places included."""
+        self._landing.wait()
         for point, parts in self._seen.items():
             for path, part in parts.items():
                 yield point, path, part
 
     def take_gradients(self) -> Gradients:
         """What the last backward pass brought; afterwards another may bring its own."""
+        self._landing.wait()
         taken = {point: dict(parts) for point, parts in self._seen.items() if point.is_gradient}
         for point, parts in taken.items():
             self._seen[point] = dict.fromkeys(parts)
@@ -208,8 +213,6 @@ class Seen:
         return any(copied.changed for copied in self.copied)
 
 
-_HOST = torch.device("cpu")
-
 _here = threading.local()
 
 
@@ -243,15 +246,6 @@ def _stacked(parts: list[Part | None]) -> Part | None:
 def _along_rows(tensors: tuple[Tensor | None, ...]) -> Tensor | None:
     given = [tensor for tensor in tensors if tensor is not None]
     return torch.stack(given, dim=min(1, given[0].ndim)) if given else None
-
-
-def on_host(tensor: Tensor) -> Tensor:
-    """A copy of ``tensor``'s values now, outside of any graph, on the host; of one without values, itself."""
-    if tensor.is_meta:
-        return tensor
-    if tensor.is_conj() or tensor.is_neg():
-        tensor = tensor.resolve_conj().resolve_neg()
-    return tensor.detach().to(_HOST, copy=True)
 
 
 def in_backward() -> bool:

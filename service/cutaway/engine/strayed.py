@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from cutaway.engine.seen import on_host
+from cutaway.engine.landing import on_host
 from cutaway.engine.witness import Pass, Question, Values
 
 _ROUNDINGS = 64

@@ -14,7 +14,8 @@ from torch.autograd.graph import get_gradient_edge
 
 from cutaway.engine.features import Features
 from cutaway.engine.hooks import observing
-from cutaway.engine.seen import Call, Seen, on_host
+from cutaway.engine.landing import on_host
+from cutaway.engine.seen import Call, Seen
 from cutaway.engine.subject import Inputs, Subject, gradients
 from cutaway.engine.tap import Numbered
 from cutaway.engine.targets import Chosen

@@ -16,11 +16,12 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
 from cutaway.engine.edits import Override
+from cutaway.engine.landing import on_host
 from cutaway.engine.leaves import Path, incoming, leaves, map_leaves, put_back
 from cutaway.engine.operators import operator_name
 from cutaway.engine.references.nonlinear import Place
 from cutaway.engine.references.rescale import OF_FUNCTIONS, Again, Ends, unpool, windows_share_a_maximum
-from cutaway.engine.seen import in_backward, on_host
+from cutaway.engine.seen import in_backward
 from cutaway.engine.tap import Numbered
 from cutaway.engine.targets import Chosen
 from cutaway.engine.witness import Changes, Pass, Question, visits
