@@ -36,7 +36,7 @@ class Model:
 
 
 def turns(model: Model, *, calls: int = 1, waiting: int = 8, size: int = 1 << 20) -> Turns:
-    return Turns(model.send, at_once=1, calls=calls, size=size, waiting=waiting)
+    return Turns(model.send, workers=1, ahead=0, calls=calls, size=size, waiting=waiting)
 
 
 def asked(queue: Turns, name: str, *questions: bytes) -> list[asyncio.Future[bytes]]:
@@ -185,3 +185,56 @@ def test_a_connection_is_a_lane() -> None:
             each.result()
     assert model.order.index(100) == 2
     assert sorted(model.order) == [0, 1, 2, 3, 4, 5, 100]
+
+
+class OneByOne:
+    """Answers turn by turn, as it is told to."""
+
+    def __init__(self) -> None:
+        self.turns: list[int] = []
+        self._ends: list[asyncio.Event] = []
+
+    async def send(self, rows: Sequence[Row], timeout_s: float) -> Sequence[bytes]:
+        self.turns.append(len(rows))
+        self._ends.append(asyncio.Event())
+        await self._ends[-1].wait()
+        return [row["inspect"] for row in rows]
+
+    async def end(self, turn: int) -> None:
+        self._ends[turn].set()
+        await asyncio.sleep(0.01)
+
+
+def test_a_turn_behind_a_busy_worker_is_no_smaller_than_the_one_before_it() -> None:
+    """Callers come back one after the other: the first of them does not go alone while the worker has much to do, and
+    nobody waits for more to come once it has nothing."""
+
+    async def come(queue: Turns, calls: int) -> None:
+        for _ in range(calls):
+            asked(queue, "x", b"x")
+            await asyncio.sleep(0.01)
+
+    async def run() -> None:
+        model = OneByOne()
+        queue = Turns(model.send, workers=1, ahead=1, calls=8, size=1 << 20, waiting=32)
+        await come(queue, 7)
+        assert model.turns == [1, 1]
+        await model.end(0)
+        assert model.turns == [1, 1, 5]
+        await model.end(1)
+        await come(queue, 4)
+        assert model.turns == [1, 1, 5]
+        await come(queue, 1)
+        assert model.turns == [1, 1, 5, 5]
+        await model.end(2)
+        await come(queue, 3)
+        assert model.turns == [1, 1, 5, 5]
+        await model.end(3)
+        assert model.turns == [1, 1, 5, 5, 3]
+        await come(queue, 8)
+        assert model.turns == [1, 1, 5, 5, 3, 3]
+        await model.end(4)
+        await model.end(5)
+        assert model.turns == [1, 1, 5, 5, 3, 3, 5]
+
+    asyncio.run(run())

@@ -220,7 +220,7 @@ def test_a_queue_is_counted_while_it_changes() -> None:
         return [b"x"] * len(rows)
 
     async def ask(counted: list[int]) -> None:
-        turns = Turns(answer, at_once=2, calls=3, size=100, waiting=100)
+        turns = Turns(answer, workers=1, ahead=1, calls=3, size=100, waiting=100)
         ended = threading.Event()
 
         def count() -> None:

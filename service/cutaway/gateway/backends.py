@@ -152,7 +152,8 @@ class Relay:
             # One more than there are workers: what comes next is at hand when one of them is done.
             self.turns[name] = Turns(
                 partial(self._ask, name),
-                at_once=self._workers.get(name, 1) + 1,
+                workers=self._workers.get(name, 1),
+                ahead=1,
                 calls=self._calls,
                 size=self._turn_bytes,
                 waiting=self._waiting,
@@ -211,7 +212,7 @@ class Embedded:
         self.catalog = catalog
         self._desks = {worker.name: _Desk(worker) for worker in workers}
         self.turns = {
-            name: Turns(desk.ask, at_once=1, calls=calls, size=_TURN_BYTES, waiting=waiting)
+            name: Turns(desk.ask, workers=1, ahead=0, calls=calls, size=_TURN_BYTES, waiting=waiting)
             for name, desk in self._desks.items()
         }
         self._streams = {name: threading.BoundedSemaphore(waiting) for name in self._desks}

@@ -19,14 +19,17 @@ class FairQueue(Generic[T]):
     def __init__(self) -> None:
         self._first: deque[T] = deque()
         self._lanes: OrderedDict[str, deque[T]] = OrderedDict()
+        self._length = 0
 
     def put(self, each: T) -> None:
         """At the end of the lane of whoever this task runs for."""
         self._lanes.setdefault(caller.get(), deque()).append(each)
+        self._length += 1
 
     def put_back(self, several: Sequence[T]) -> None:
         """Before all others, in order: they have waited already."""
         self._first.extendleft(reversed(several))
+        self._length += len(several)
 
     def next(self) -> T:
         """Who is next, and stays so until `pop`."""
@@ -34,6 +37,7 @@ class FairQueue(Generic[T]):
 
     def pop(self) -> T:
         """Who is next; the caller's other calls come after those of everybody else."""
+        self._length -= 1
         if self._first:
             return self._first.popleft()
         name, lane = self._lanes.popitem(last=False)
@@ -42,8 +46,8 @@ class FairQueue(Generic[T]):
             self._lanes[name] = lane
         return following
 
-    def __bool__(self) -> bool:
-        return bool(self._first or self._lanes)
+    def __len__(self) -> int:
+        return self._length
 
     def __iter__(self) -> Iterator[T]:
         yield from self._first

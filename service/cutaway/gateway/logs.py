@@ -35,9 +35,10 @@ class CallLog:
     """
 
     def __init__(self, form: Format) -> None:
-        self._log: FilteringBoundLogger = structlog.wrap_logger(
+        lazy: FilteringBoundLogger = structlog.wrap_logger(
             structlog.PrintLogger(sys.stderr), processors=_processors(form)
         )
+        self._log = lazy.bind()  # once, and not anew for each line
 
     def began(self, call: Call) -> None:
         """From here on, whatever is logged on the way says which call it was."""

@@ -1,7 +1,9 @@
-"""Calls that wait for one model: whoever is free takes all that wait, and nobody waits for more to come.
+"""Calls that wait for one model: a free worker takes all that wait, and nobody waits for more to come.
 
 A lone caller never waits, and under load batches are as large as the load: TorchServe's own batching makes every call
-wait for others for a while.
+wait for others for a while. Behind a busy worker the next turn is made ready, so that it has work when it is done; but
+not before that turn is as large as those under way. Otherwise the first of many callers to come back would go alone,
+and all others after it: turns would be small and large by turns, and half of them a waste.
 """
 
 from __future__ import annotations
@@ -55,7 +57,8 @@ class Turns:
 
     Args:
         send: asks the model.
-        at_once: how many turns may be under way.
+        workers: how many turns the model works on.
+        ahead: how many more may be under way, behind those.
         calls: how many calls a turn takes at most.
         size: how many bytes they have together at most, where there is more than one.
         waiting: how many calls may wait for their answers.
@@ -64,14 +67,15 @@ class Turns:
         sizes: how many turns there have been of so many calls.
     """
 
-    def __init__(self, send: Send, *, at_once: int, calls: int, size: int, waiting: int) -> None:
+    def __init__(self, send: Send, *, workers: int, ahead: int, calls: int, size: int, waiting: int) -> None:
         self._send = send
-        self._free = at_once
+        self._workers = workers
+        self._at_once = workers + ahead
         self._calls = calls
         self._size = size
         self._most = self._places = waiting
         self._queue: FairQueue[_Waiting] = FairQueue()
-        self._under_way: set[asyncio.Task[None]] = set()
+        self._under_way: dict[asyncio.Task[None], int] = {}
         self.sizes: Counter[int] = Counter()
 
     @property
@@ -105,12 +109,22 @@ class Turns:
         self._places += 1
 
     def _go_on(self) -> None:
-        while self._free and (calls := self._taken()):
-            self._free -= 1
+        while self._due() and (calls := self._taken()):
             self.sizes[len(calls)] += 1
             turn = asyncio.ensure_future(self._turn(calls))
-            self._under_way.add(turn)
-            turn.add_done_callback(self._under_way.discard)
+            self._under_way[turn] = len(calls)
+            turn.add_done_callback(self._over)
+
+    def _over(self, turn: asyncio.Task[None]) -> None:
+        del self._under_way[turn]
+        self._go_on()
+
+    def _due(self) -> bool:
+        """Whether the next turn may begin: a worker is free, or there are as many calls as in turns under way."""
+        turns = len(self._under_way)
+        if turns < self._workers or turns >= self._at_once:
+            return turns < self._workers
+        return len(self._queue) * turns >= sum(self._under_way.values())
 
     def _taken(self) -> list[_Waiting]:
         """The next turn's calls."""
@@ -142,8 +156,6 @@ class Turns:
             for each in calls:  # of a turn that was cancelled, because all of this ends
                 if not (each.answer.done() or each in self._queue):
                     each.answer.cancel()
-            self._free += 1
-            self._go_on()
 
     def _longest(self, calls: Sequence[_Waiting]) -> float:
         now = asyncio.get_running_loop().time()
