@@ -63,7 +63,7 @@ class Row:
         name: what ``--only`` takes.
         what: what is divided by what, in words.
         least: whether the bound is the least (True) or the most (False) that is kept.
-        bound: the bound.
+        bound: the bound; 0 where there is none, and the row is only told.
         measure: does it.
         unit: of the value; empty for a ratio.
         device: where it runs; ``cuda`` rows run only where a GPU is.
@@ -83,6 +83,8 @@ class Row:
 
     def limit(self) -> str:
         """The bound, for people."""
+        if not self.bound:
+            return "told"
         return f"{'≥' if self.least else '≤'} {self.bound:g}{self.unit and f' {self.unit}'}"
 
 

@@ -7,14 +7,25 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
 from cutaway import errors
 from cutaway.engine.method import Method
 from cutaway.engine.methods import TABLE
+from cutaway.jobs import spec
 from cutaway.requests import Attribution
 from cutaway.results import Cause
+from cutaway.settings import Settings
 
 DOCS = Path(__file__).parent.parent / "docs"
-PAGES = {DOCS / "checks.md": ("methods", "causes"), DOCS / "errors.md": ("errors",)}
+PAGES = {
+    DOCS / "checks.md": ("methods", "causes"),
+    DOCS / "errors.md": ("errors",),
+    DOCS / "batch.md": ("job",),
+    DOCS / "operations.md": ("settings",),
+}
 """Each page, and its tables."""
 
 SOURCE = re.compile(r"(?:arXiv|doi):[^\s,;]*[^\s,;.]")
@@ -22,9 +33,8 @@ SOURCE = re.compile(r"(?:arXiv|doi):[^\s,;]*[^\s,;.]")
 
 def tables() -> dict[str, str]:
     """Each table, by its name."""
-    return {
-        name: "\n".join(rows) for name, rows in (("methods", _methods()), ("causes", _causes()), ("errors", _errors()))
-    }
+    every = {"methods": _methods(), "causes": _causes(), "errors": _errors(), "job": _job(), "settings": _settings()}
+    return {name: "\n".join(rows) for name, rows in every.items()}
 
 
 def _methods() -> Iterator[str]:
@@ -75,6 +85,48 @@ def _retry(reason: errors.Reason) -> str:
     if after_s is not None:
         return f"after {after_s:g} s"
     return "with more time" if errors.TABLE[reason].code == errors.Code.DEADLINE_EXCEEDED else "yes"
+
+
+SECTIONS: dict[str, type[BaseModel]] = {
+    "model": spec.Model,
+    "data": spec.Data,
+    "inputs.NAME": spec.TensorColumn,
+    "inputs.raw": spec.RawColumn,
+    "id": spec.NamedColumn,
+    "label": spec.NamedColumn,
+    "request": spec.Request,
+    "output": spec.Output,
+    "engine (local)": spec.Local,
+    "engine (service)": spec.Service,
+    "engine (ray)": spec.Ray,
+}
+
+
+def _job() -> Iterator[str]:
+    yield "| field | default | meaning |"
+    yield "|---|---|---|"
+    alone = {name: field for name, field in spec.Job.model_fields.items() if name in ("target", "max_bad_rows")}
+    for section, fields in [*((name, kind.model_fields) for name, kind in SECTIONS.items()), ("", alone)]:
+        for name, field in fields.items():
+            if name != "kind":
+                yield f"| `{f'{section}.{name}'.lstrip('.')}` | {_default(field)} | {_meaning(field)} |"
+
+
+def _settings() -> Iterator[str]:
+    yield "| variable | default | meaning |"
+    yield "|---|---|---|"
+    for name, field in Settings.model_fields.items():
+        yield f"| `CUTAWAY_{name.upper()}` | {_default(field)} | {_meaning(field)} |"
+
+
+def _default(field: FieldInfo) -> str:
+    if field.default is PydanticUndefined:
+        return "must be given"
+    return "" if field.default in (None, "", (), {}) else f"`{str(field.default).lower()}`"
+
+
+def _meaning(field: FieldInfo) -> str:
+    return (field.description or "").replace("|", "\\|")
 
 
 def written(page: str) -> str:

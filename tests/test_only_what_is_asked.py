@@ -319,16 +319,16 @@ def test_operators_are_not_followed_otherwise() -> None:
 @contextmanager
 def counting_copies() -> Iterator[list[int]]:
     """How many numbers each copy out of a pass has."""
-    from cutaway.engine import seen
+    from cutaway.engine import landing
 
-    own, sizes = seen.on_host, list[int]()
+    own, sizes = landing.on_host, list[int]()
 
     def on_host(tensor: Tensor) -> Tensor:
         sizes.append(tensor.numel())
         return own(tensor)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(seen, "on_host", on_host)
+        patch.setattr(landing, "on_host", on_host)
         yield sizes
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bench.row import Row
-from bench.rows import inside, large, loads
+from bench.rows import inside, jobs, large, loads
 
 TABLE = (
     Row("overhead", "ResNet-50, 3 captures and the input's gradient: p50 through front door and TorchServe / "
@@ -30,6 +30,9 @@ TABLE = (
         inside.check_same_pass),
     Row("check_independent", "an attribution with an independent check / alone: median over methods", False, 2.2,
         inside.check_independent),
+    Row("jobs", "1,797 digits, three methods: a batch job / the same batches through Captum in a loop by hand: speed",
+        True, 0.8, jobs.local),
+    Row("jobs_ray", "the same job with checks, by two Ray workers / by one process: speed", True, 0, jobs.ray),
     Row("overhead_cuda", "overhead, on a GPU", False, 1.25, inside.overhead, device="cuda"),
     Row("stop_cuda", "stop, on a GPU", False, 0.4, inside.stop, device="cuda"),
     Row("check_cuda", "check, on a GPU", False, 1.25, inside.check, device="cuda"),

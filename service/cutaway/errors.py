@@ -99,6 +99,13 @@ class Reason(Word):
     TARGET_SHAPE = "TARGET_SHAPE"
     NOT_DIFFERENTIABLE = "NOT_DIFFERENTIABLE"
     METHOD_INAPPLICABLE = "METHOD_INAPPLICABLE"
+    # A job and its data set.
+    DATA_NOT_FOUND = "DATA_NOT_FOUND"
+    DATA_UNREADABLE = "DATA_UNREADABLE"
+    COLUMN_NOT_FOUND = "COLUMN_NOT_FOUND"
+    FOLDER_TAKEN = "FOLDER_TAKEN"
+    JOB_INTERRUPTED = "JOB_INTERRUPTED"
+    TOO_MANY_BAD_ROWS = "TOO_MANY_BAD_ROWS"
     # Running it.
     MODEL_FAILED = "MODEL_FAILED"
     REPLY_TOO_LARGE = "REPLY_TOO_LARGE"
@@ -181,6 +188,12 @@ TABLE: dict[Reason, Row] = {
         Code.FAILED_PRECONDITION, False, "The target does not depend differentiably on what was asked."
     ),
     Reason.METHOD_INAPPLICABLE: Row(_BAD, False, "The attribution method cannot be applied to this layer or input."),
+    Reason.DATA_NOT_FOUND: Row(Code.NOT_FOUND, False, "There is no data set at that path."),
+    Reason.DATA_UNREADABLE: Row(_BAD, False, "The data set is there but cannot be read."),
+    Reason.COLUMN_NOT_FOUND: Row(_BAD, False, "The data set has no column of that name."),
+    Reason.FOLDER_TAKEN: Row(Code.FAILED_PRECONDITION, False, "The output folder holds something else, or is in use."),
+    Reason.JOB_INTERRUPTED: Row(Code.UNAVAILABLE, True, "The job stopped before its end; run again, it goes on."),
+    Reason.TOO_MANY_BAD_ROWS: Row(Code.FAILED_PRECONDITION, False, "More rows are bad than the job allows."),
     Reason.MODEL_FAILED: Row(_BAD, False, "The model's own forward or backward raised on this input."),
     Reason.REPLY_TOO_LARGE: Row(Code.RESOURCE_EXHAUSTED, False, "The reply would be larger than allowed."),
     Reason.REQUEST_TOO_LARGE: Row(Code.RESOURCE_EXHAUSTED, False, "The request is larger than allowed."),

@@ -16,7 +16,7 @@ from pathlib import Path
 from examples.digits.package import package
 from tests.adapters.mirror_adapter import MirrorAdapter
 from tests.conftest import ADAPTERS
-from tests.endurance import fuzz, kills, overload, soak
+from tests.endurance import fuzz, jobs, kills, overload, soak
 from tests.serving import Server, serving
 from tests.serving import package as package_adapter
 
@@ -25,6 +25,7 @@ TRIALS: dict[str, Callable[[Server, Path], list[str]]] = {
     "overload": overload.trial,
     "fuzz": fuzz.trial,
     "soak": soak.trial,
+    "jobs": jobs.trial,
 }
 """Each is told of a server and its model store; it returns what it found, in lines, and raises where a promise is
 broken."""

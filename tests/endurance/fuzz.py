@@ -13,10 +13,11 @@ import cutaway as ca
 from cutaway.client import question
 from cutaway.errors import CutawayError
 from cutaway.routes import TORCHSERVE_PREDICTIONS, FrontDoor, TorchServeDirect, prediction, predictions, worker_response
+from cutaway.trust import Metadata
+from tests.behind import behind
 from tests.mixed import digits, digits_edits, digits_explained, digits_looks
 from tests.processes import worker
 from tests.serving import Server
-from tests.test_first_light import torchserve_address
 
 REQUESTS = 20_000
 SEED = 7
@@ -31,11 +32,12 @@ def trial(server: Server, _: Path) -> list[str]:
     valid = _valid()
     dice = random.Random(SEED)
     lines = []
-    with (
-        grpc.insecure_channel(server.address) as door,
-        grpc.insecure_channel(torchserve_address(server).removeprefix("torchserve://")) as behind,
-    ):
-        for name, send in {"front door": _front(door), "TorchServe's port": _behind(behind)}.items():
+    torchserve = behind(server)
+    with grpc.insecure_channel(server.address) as door, grpc.insecure_channel(torchserve.where) as inner:
+        for name, send in {
+            "front door": _front(door),
+            "TorchServe's port": _behind(inner, torchserve.metadata),
+        }.items():
             found = Counter(send(_changed(dice, dice.choice(valid))) for _ in range(REQUESTS // 2))
             bad = {reason: count for reason, count in found.items() if reason in ("INTERNAL", "HANGS", "DIED")}
             lines.append(f"{name}: {found.total()} requests; " + ", ".join(f"{k} {n}" for k, n in found.most_common()))
@@ -77,12 +79,15 @@ def _front(channel: grpc.Channel) -> Send:
     return lambda data: _reason(lambda: call(data, timeout=PATIENCE_S), FrontDoor().failure)
 
 
-def _behind(channel: grpc.Channel) -> Send:
+def _behind(channel: grpc.Channel, metadata: Metadata) -> Send:
     call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(TORCHSERVE_PREDICTIONS)
 
     def send(data: bytes) -> str:
         asked = predictions("digits", "", {"inspect": data})
-        return _reason(lambda: worker_response(prediction(call(asked, timeout=PATIENCE_S))), TorchServeDirect().failure)
+        return _reason(
+            lambda: worker_response(prediction(call(asked, timeout=PATIENCE_S, metadata=metadata))),
+            TorchServeDirect().failure,
+        )
 
     return send
 

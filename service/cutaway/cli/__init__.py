@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from cutaway.cli import asking, manual, serving, tokens
+from cutaway.cli import asking, batch, manual, serving, tokens
 from cutaway.cli.screen import complain, say
 from cutaway.errors import CutawayError
 from cutaway.version import __version__
@@ -36,6 +36,7 @@ app.command()(tokens.token)
 app.command()(asking.models)
 app.command()(asking.layers)
 app.command(epilog=manual.HELP)(asking.inspect)
+app.add_typer(batch.app, name="batch")
 
 
 def _show_version(wanted: bool) -> None:

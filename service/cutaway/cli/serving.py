@@ -73,8 +73,13 @@ def _size(count: float) -> str:
 
 def serve(
     model_store: Annotated[
-        Path, typer.Option(metavar="DIR", exists=True, file_okay=False, help="The directory with the archives (.mar).")
-    ],
+        Path | None,
+        typer.Option(metavar="DIR", exists=True, file_okay=False, help="The directory with the archives (.mar)."),
+    ] = None,
+    behind: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT,...", help="Front doors to share the calls among, in place of a model store."),
+    ] = None,
     address: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Where to listen; port 0 picks a free one.")
     ] = None,
@@ -84,6 +89,9 @@ def serve(
     workers: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Copies of each model, in place of what its archive says.")
     ] = None,
+    replicas: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="TorchServes that share the calls, each with its workers.")
+    ] = None,
     log_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="Where TorchServe's log goes.")] = None,
 ) -> None:
     """Serve every model in a directory until stopped (Ctrl-C).
@@ -91,13 +99,15 @@ def serve(
     Prints "ready: HOST:PORT" when a first call has passed. Every further setting is an environment variable,
     CUTAWAY_...; an option here wins.
     """
-    if embedded and workers is not None:
-        raise typer.BadParameter("models in this process have no workers; leave out one of the two options")
+    if embedded and (workers or replicas):
+        raise typer.BadParameter("models in this process have no workers and no TorchServe; leave out one option")
     with screen.needing("server"):
         from cutaway.gateway.run import run
         from cutaway.settings import Settings
-    given = {name: value for name, value in {"address": address, "log_dir": log_dir}.items() if value is not None}
-    status = run(
-        model_store, Settings.load().model_copy(update=given), embedded=embedded, workers=workers, announce=screen.say
-    )
+    options = {"address": address, "behind": behind, "replicas": replicas, "log_dir": log_dir}
+    given = {name: value for name, value in options.items() if value is not None}
+    settings = Settings.load().model_copy(update=given)
+    if (model_store is None) == (not settings.behind):
+        raise typer.BadParameter("name either a model store or the front doors behind this one")
+    status = run(model_store, settings, embedded=embedded, workers=workers, announce=screen.say)
     raise typer.Exit(status)

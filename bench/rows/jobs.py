@@ -1,0 +1,42 @@
+"""Rows about batch jobs: all 1,797 digits, each with three explanations."""
+
+from __future__ import annotations
+
+from bench import servers
+from bench.pipe import Pipe
+from bench.row import Bench, Found
+from bench.rows.loads import over
+
+_PART = "bench.parts.jobs"
+
+
+def local(bench: Bench) -> Found:
+    """A job in one process, from the first byte read to the last one written, beside Captum in a loop; aside, the job
+    with its checks."""
+    with Pipe(_PART, *_files(bench), "local", variables=servers.PASSIVE) as pipe:
+        # Rows a second are as seconds upside down: the loop's time over the job's.
+        return over(
+            {
+                "loop": lambda: pipe.ask("by hand"),
+                "job": lambda: pipe.ask("off"),
+                "checked": lambda: pipe.ask("same_pass"),
+            },
+            bench.rounds,
+            "s",
+        )
+
+
+def ray(bench: Bench) -> Found:
+    """The same job by two workers on a Ray cluster that is there already, beside one process with all cores."""
+    files = _files(bench)
+    with (
+        Pipe(_PART, *files, "local", variables=servers.PASSIVE) as alone,
+        Pipe(_PART, *files, "ray", variables=servers.PASSIVE) as cluster,
+    ):
+        return over(
+            {"local": lambda: alone.ask("same_pass"), "ray": lambda: cluster.ask("same_pass")}, bench.rounds, "s"
+        )
+
+
+def _files(bench: Bench) -> tuple[str, str]:
+    return str(bench.store.of("digits") / "digits-1.0.mar"), str(bench.store.weights())

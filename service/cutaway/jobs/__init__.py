@@ -1,0 +1,16 @@
+"""Batch explainability jobs: a data set in, a table of explanations out.
+
+from cutaway.jobs import Job, read, run
+
+run(Job.load(Path("job.yaml")))
+read(Path("explained"))["saliency.image"]     # [rows, ...]
+"""
+
+from __future__ import annotations
+
+from cutaway.jobs.planning import Plan, plan
+from cutaway.jobs.reading import Results, read
+from cutaway.jobs.running import Summary, Watcher, run
+from cutaway.jobs.spec import Job
+
+__all__ = ["Job", "Plan", "Results", "Summary", "Watcher", "plan", "read", "run"]
