@@ -73,7 +73,7 @@ def _device(context: Any) -> str:
     import torch
 
     if "OMP_NUM_THREADS" not in os.environ:  # the operator's word counts
-        workers = int(context.model_yaml_config.get("maxWorkers", 1))
+        workers = int(context.model_yaml_config.get("maxWorkers", 1)) * int(os.environ.get("CUTAWAY_REPLICAS", "1"))
         torch.set_num_threads(max(1, torch.get_num_threads() // workers))
     gpu = context.system_properties.get("gpu_id")
     return f"cuda:{gpu}" if gpu is not None and torch.cuda.is_available() else "cpu"

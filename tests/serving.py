@@ -15,9 +15,9 @@ from cutaway import packaging
 
 
 @contextmanager
-def serving(store: Path, log_dir: Path, *arguments: str) -> Iterator[Server]:
-    """Run ``cutaway serve`` over ``store`` for as long as the block runs; it is ready when the block begins."""
-    command = [sys.executable, "-m", "cutaway.console", "serve", "--model-store", str(store)]
+def serving(store: Path | None, log_dir: Path, *arguments: str) -> Iterator[Server]:
+    """Run ``cutaway serve`` over ``store``, if any, while the block runs; it is ready when the block begins."""
+    command = [sys.executable, "-m", "cutaway.console", "serve", *(["--model-store", str(store)] if store else [])]
     command += ["--address", "127.0.0.1:0", "--log-dir", str(log_dir), *arguments]
     errors = (log_dir.parent / f"{log_dir.name}.stderr").open("w+")
     with errors, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process:

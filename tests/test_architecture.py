@@ -23,6 +23,7 @@ LAYERS = [
         "scratch",
         "channel",
         "hangups",
+        "propagation",
         "limits",
         "archive",
         "packaging",

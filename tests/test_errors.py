@@ -194,6 +194,8 @@ PLAIN = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: Reason.REQUEST_TOO_LARGE,
     grpc.StatusCode.UNIMPLEMENTED: Reason.NOT_IMPLEMENTED,
     grpc.StatusCode.INVALID_ARGUMENT: Reason.MALFORMED_REQUEST,
+    grpc.StatusCode.UNAUTHENTICATED: Reason.TOKEN_REQUIRED,
+    grpc.StatusCode.PERMISSION_DENIED: Reason.SCOPE_MISSING,
 }
 SAID = "what gRPC says"
 TEXTS = {
@@ -204,7 +206,7 @@ TEXTS = {
 
 def test_plain_status_gets_a_reason() -> None:
     """A status that gRPC itself, or a proxy, made up still has a class, a reason and a text that fit."""
-    for code in set(grpc.StatusCode) - {grpc.StatusCode.OK}:
+    for code in set(grpc.StatusCode) - {grpc.StatusCode.OK, grpc.StatusCode.CANCELLED}:
         number, _ = code.value
         caught = status.decode(number, SAID, [("x-proxy", "1")])
         assert caught.reason == PLAIN.get(code, Reason.INTERNAL)
@@ -220,6 +222,12 @@ def test_nobody_there_is_worth_a_retry() -> None:
         client.list_models()
     assert caught.value.reason == Reason.SERVER_UNREACHABLE
     assert TABLE[Reason.SERVER_UNREACHABLE].retryable
+
+
+def test_a_server_that_ends_is_worth_a_retry() -> None:
+    """A call that a server took and will not answer, because it ends, is as if nobody had been there."""
+    caught = status.decode(grpc.StatusCode.CANCELLED.value[0], "CANCELLED", [])
+    assert (type(caught), caught.reason) == (ca.Unavailable, Reason.SERVER_UNREACHABLE)
 
 
 @some

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 from captum import attr
 from torch import Tensor
 
 import cutaway as ca
-from cutaway.routes import TORCHSERVE_SCHEME
 from tests.alike import differences
+from tests.behind import behind
 from tests.handmade import Handmade, first
 from tests.serving import Server
 from tests.subjects import SUBJECTS, Subject
@@ -30,20 +29,11 @@ def subject(request: pytest.FixtureRequest, store: Path) -> Subject:
     return SUBJECTS[request.param](store)
 
 
-@pytest.fixture(scope="module", params=["front door", "torchserve://"])
-def address(request: pytest.FixtureRequest, server: Server) -> str:
-    """The front door's address, or TorchServe's own behind it."""
-    return server.address if request.param == "front door" else torchserve_address(server)
-
-
-def torchserve_address(server: Server) -> str:
-    """Where the TorchServe of ``server`` takes gRPC calls, from the configuration that it was started with."""
-    children = psutil.Process(server.process.pid).children()
-    java = next(child for child in children if any("org.pytorch.serve" in part for part in child.cmdline()))
-    config = next(part for part in java.cmdline() if part.endswith("config.properties"))
-    port = re.search(r"grpc_inference_port=(\d+)", Path(config).read_text())
-    assert port
-    return f"{TORCHSERVE_SCHEME}127.0.0.1:{port[1]}"
+@pytest.fixture(params=["front door", "torchserve://"])
+def client(request: pytest.FixtureRequest, server: Server) -> Iterator[ca.Client]:
+    """Of the front door, or of TorchServe's own port behind it."""
+    with ca.Client(server.address) if request.param == "front door" else behind(server).client() as connected:
+        yield connected
 
 
 def close(ours: Any, theirs: Any) -> bool:
@@ -74,17 +64,16 @@ def points_of(seen: Handmade, name: str) -> tuple[ca.Point, ...]:
     )
 
 
-def test_captures_equal_handwritten_hooks_exactly(subject: Subject, address: str) -> None:
+def test_captures_equal_handwritten_hooks_exactly(subject: Subject, client: ca.Client) -> None:
     """Every capture is what a hand-written hook saw, bit for bit; gradients and predictions too."""
     seen, input_gradients = by_hand(subject)
-    with ca.Client(address) as client:
-        result = client.inspect(
-            subject.name,
-            subject.inputs,
-            target=subject.target,
-            captures=[ca.Capture(name, at=points_of(seen, name)) for name in subject.modules],
-            input_gradients=subject.floating,
-        )
+    result = client.inspect(
+        subject.name,
+        subject.inputs,
+        target=subject.target,
+        captures=[ca.Capture(name, at=points_of(seen, name)) for name in subject.modules],
+        input_gradients=subject.floating,
+    )
     assert np.array_equal(next(iter(result.predictions.values())), seen.prediction.detach().numpy())
     compared = 0
     for name in subject.modules:

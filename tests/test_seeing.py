@@ -13,9 +13,8 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ import numpy as np
 import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from opentelemetry.proto.trace.v1 import trace_pb2
 from prometheus_client.parser import text_string_to_metric_families
 from torch import Tensor, nn
@@ -42,6 +40,7 @@ from cutaway.v1 import check_pb2, inspection_pb2, inspection_service_pb2
 from cutaway.wire import requests as wire_requests
 from cutaway.wire.glance import glance
 from cutaway.worker import Worker
+from tests.collector import collecting, facts
 from tests.serving import package, serving
 from tests.small import Images
 from tests.spoiled import spoiled
@@ -443,39 +442,6 @@ def test_each_model_has_a_health_of_its_own() -> None:
         await door.stop(0)
 
     asyncio.run(ask())
-
-
-class Collector(trace_service_pb2_grpc.TraceServiceServicer):
-    """A collector of traces, as far as spans are sent to it."""
-
-    def __init__(self) -> None:
-        self.spans: list[trace_pb2.Span] = []
-        self.services: set[str] = set()
-
-    def Export(self, request: Any, context: Any) -> Any:  # the name is the protocol's
-        for each in request.resource_spans:
-            self.services |= {
-                item.value.string_value for item in each.resource.attributes if item.key == "service.name"
-            }
-            self.spans += [span for scope in each.scope_spans for span in scope.spans]
-        return trace_service_pb2.ExportTraceServiceResponse()
-
-
-@contextmanager
-def collecting(patch: pytest.MonkeyPatch) -> Iterator[Collector]:
-    """A collector that the environment names."""
-    server = grpc.server(ThreadPoolExecutor(1))
-    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector := Collector(), server)
-    patch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
-    server.start()
-    try:
-        yield collector
-    finally:
-        server.stop(0).wait()
-
-
-def facts(span: trace_pb2.Span) -> dict[str, Any]:
-    return {item.key: item.value.string_value or item.value.int_value for item in span.attributes}
 
 
 def test_a_call_is_a_span_below_its_callers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,13 +19,12 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 import cutaway as ca
 from cutaway.routes import (
     TORCHSERVE_PREDICTIONS,
-    TORCHSERVE_SCHEME,
     prediction,
     predictions,
     worker_response,
 )
+from tests.behind import behind
 from tests.serving import Server, package, serving
-from tests.test_first_light import torchserve_address
 
 IMAGE = np.random.default_rng(0).random((2, 1, 8, 8), np.float32)
 SERVICE = "cutaway.v1.InspectionService"
@@ -113,11 +112,11 @@ def test_garbage_straight_to_torchserve_is_answered(
     server: Server, parts: dict[str, bytes], reason: str, text: str
 ) -> None:
     """Garbage sent to TorchServe's own port gets a reason inside the reply, and costs no worker."""
-    address = torchserve_address(server).removeprefix(TORCHSERVE_SCHEME)
+    torchserve = behind(server)
     workers = worker_pids(server)
-    with grpc.insecure_channel(address) as channel:
+    with grpc.insecure_channel(torchserve.where) as channel:
         predict: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(TORCHSERVE_PREDICTIONS)
-        reply = prediction(predict(predictions("digits", "", parts)))
+        reply = prediction(predict(predictions("digits", "", parts), metadata=torchserve.metadata))
     with pytest.raises(ca.CutawayError, match=text) as caught:
         worker_response(reply)
     assert caught.value.reason == reason
@@ -126,7 +125,7 @@ def test_garbage_straight_to_torchserve_is_answered(
 
 def test_a_missing_model_is_not_found_on_torchserves_port_too(server: Server) -> None:
     """TorchServe says INTERNAL for a missing model; our client says NOT_FOUND."""
-    with ca.Client(torchserve_address(server)) as client:
+    with behind(server).client() as client:
         with pytest.raises(ca.NotFound) as caught:
             client.inspect("nothing", {"image": IMAGE})
         assert caught.value.reason == "MODEL_NOT_FOUND"

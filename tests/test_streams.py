@@ -38,6 +38,7 @@ from cutaway.wire import requests as wire_requests
 from cutaway.wire import status
 from cutaway.wire.pieces import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES, Cut, as_message
 from cutaway.worker import Worker
+from tests.behind import behind
 from tests.serving import Server, package, serving
 from tests.small import Images, Words
 
@@ -321,7 +322,7 @@ def test_damage_is_seen(case: str) -> None:
     says what is wrong."""
     messages, said = SPOILED[case]
     with pytest.raises(ca.CutawayError, match=said) as caught:
-        ReplyStream(message for message in messages).result()
+        ReplyStream(lambda _: (message for message in messages), 60).result()
     assert caught.value.reason == Reason.INTERNAL
 
 
@@ -423,20 +424,6 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
             yield running
 
 
-def torchserve_address(server: Server) -> str:
-    """TorchServe's own gRPC port for inference: of the ports it listens on, the one that knows the model."""
-    java = [each for each in psutil.Process(server.process.pid).children(recursive=True) if "java" in each.name()]
-    ports = {each.laddr.port for each in java[0].net_connections("tcp") if each.status == psutil.CONN_LISTEN}
-    for port in sorted(ports):
-        with ca.Client(f"torchserve://127.0.0.1:{port}", timeout=5) as client:
-            try:
-                client.get_model("wide")
-            except ca.CutawayError:
-                continue
-            return f"torchserve://127.0.0.1:{port}"
-    raise AssertionError(f"none of {ports} is it")
-
-
 def test_through_torchserve(wide: Server) -> None:
     """A reply that is larger than any one message arrives whole through front door and TorchServe."""
     with ca.Client(wide.address) as client:
@@ -453,7 +440,7 @@ def test_through_torchserve(wide: Server) -> None:
 
 def test_torchserves_own_port(wide: Server) -> None:
     """Without the front door, too: but there nobody can say what was taken, and the limit of one message holds."""
-    with ca.Client(torchserve_address(wide)) as direct, ca.Client(wide.address) as client:
+    with behind(wide).client() as direct, ca.Client(wide.address) as client:
         alike(
             client.inspect("wide", mebibytes(5), captures="wide"),
             direct.inspect("wide", mebibytes(5), captures="wide", stream=True),

@@ -96,6 +96,6 @@ def test_packed_damage_is_seen(name: str) -> None:
     header, _, second, trailer = pieces()
     spoilt = [header, chunk_piece(0, 0, memoryview(PACKED[name]), "zstd"), second, trailer]
     with pytest.raises(ca.CutawayError) as caught:
-        ReplyStream(as_message(each).joined() for each in spoilt).result()
+        ReplyStream(lambda _: (as_message(each).joined() for each in spoilt), 60).result()
     assert caught.value.reason == Reason.INTERNAL
     assert "did not arrive as it was sent" in caught.value.message

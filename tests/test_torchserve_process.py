@@ -11,8 +11,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -31,6 +29,9 @@ from cutaway.gateway.catalog import Catalog
 from cutaway.gateway.torchserve import TorchServe
 from cutaway.results import ModelName
 from cutaway.routes import TORCHSERVE_PREDICTIONS, prediction, predictions
+from cutaway.trust import bearer
+from tests import behind
+from tests.behind import key
 from tests.serving import package
 
 PATIENCE_S = 60.0
@@ -88,16 +89,17 @@ def serving(store: Path, *others: str, **arguments: Any) -> TorchServe:
 
 def ask(server: TorchServe, payload: bytes = b"hello") -> Any:
     """What the echo says to a real gRPC call, which waits until a worker is awake."""
-    with grpc.insecure_channel(server.inference_address) as channel:
+    address, token = server.inference
+    with grpc.insecure_channel(address) as channel:
         call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(TORCHSERVE_PREDICTIONS)
-        return json.loads(prediction(call(predictions("echo", "", {"inspect": payload}), timeout=PATIENCE_S)))
+        asked = predictions("echo", "", {"inspect": payload})
+        return json.loads(prediction(call(asked, timeout=PATIENCE_S, metadata=bearer(token))))
 
 
-def managed(server: TorchServe, path: str, method: str = "GET") -> Any:
-    """The answer of the REST management API."""
-    request = urllib.request.Request(f"http://{server.rest_address}{path}", method=method)
-    with urllib.request.urlopen(request, timeout=PATIENCE_S) as reply:
-        return json.load(reply)
+def managed(server: TorchServe, method: str, request: bytes) -> str:
+    """The answer of the management API."""
+    _, directory = footprint(server)
+    return behind.managed(server.management_address, method, request, key(directory, "management"))
 
 
 def footprint(server: TorchServe) -> tuple[int, Path]:
@@ -147,7 +149,7 @@ def test_the_front_doors_deadline_reaches_the_worker(server: TorchServe) -> None
     """TorchServe passes no metadata on, so the deadline travels inside: the worker gets it, as Unix seconds."""
 
     async def relayed() -> bytes:
-        relay = Relay(server.inference_address, Catalog([]))
+        relay = Relay([server.inference], Catalog([]))
         try:
             return await relay.call(ModelName("echo", "1.0"), "inspect", b"hello", PATIENCE_S)
         finally:
@@ -180,13 +182,13 @@ def test_loopback_only(server: TorchServe) -> None:
     assert {ip.removeprefix("::ffff:") for ip in listening} == {"127.0.0.1"}
 
 
-@pytest.mark.parametrize(("method", "path"), [("POST", "/models?url=echo.mar"), ("DELETE", "/models/echo")])
-def test_models_stay_what_they_are(server: TorchServe, method: str, path: str) -> None:
-    """Who reaches the management port can neither bring a model, which is code, nor take one away."""
-    with pytest.raises(urllib.error.HTTPError, match="405"):
-        managed(server, path, method)
+@pytest.mark.parametrize("method", ["RegisterModel", "UnregisterModel"])
+def test_models_stay_what_they_are(server: TorchServe, method: str) -> None:
+    """Who may call the management port can neither bring a model, which is code, nor take one away."""
+    with pytest.raises(grpc.RpcError, match="Model API disabled"):
+        managed(server, method, behind.MODEL[method]("echo"))
 
-    assert managed(server, "/models")["models"] == [{"modelName": "echo", "modelUrl": "echo"}]
+    assert len(awake(server)) == 1
 
 
 def test_one_quiet_log(server: TorchServe, log_dir: Path) -> None:
@@ -228,7 +230,8 @@ def test_two_side_by_side(
 
 def awake(server: TorchServe) -> list[Any]:
     """The workers that are ready."""
-    return [worker for worker in managed(server, "/models/echo")[0]["workers"] if worker["status"] == "READY"]
+    (told,) = json.loads(managed(server, "DescribeModel", behind.MODEL["DescribeModel"]("echo")))
+    return [worker for worker in told["workers"] if worker["status"] == "READY"]
 
 
 def test_a_port_that_somebody_took(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,7 +249,7 @@ def test_a_port_that_somebody_took(store: Path, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(torchserve, "_free_ports", choose_badly_once)
         with serving(store) as server:
             assert len(chosen) == 2
-            assert server.inference_address == f"127.0.0.1:{chosen[1][1]}"
+            assert server.inference.address == f"127.0.0.1:{chosen[1][1]}"
             assert ask(server)["row"] == {"inspect": "hello"}
 
 
@@ -290,7 +293,7 @@ from cutaway.gateway.torchserve import TorchServe
 
 server = TorchServe(Path(sys.argv[1]), ["echo.mar"], max_message_bytes=1 << 20)
 server.start()
-print(server.inference_address, flush=True)
+print(server.inference.address, flush=True)
 time.sleep(600)
 """
 

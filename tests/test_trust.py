@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
+import ssl
+import subprocess
+import sys
 import threading
 from contextlib import closing
 from dataclasses import dataclass
@@ -134,6 +138,79 @@ def test_mutual_tls_lets_in_those_it_knows(pki: Pki) -> None:
                 health.Check(health_pb2.HealthCheckRequest(), timeout=20)
 
 
+def replace(pki: Pki, name: str, made: trustme.LeafCert | bytes) -> None:
+    """Put new files in the place of the old ones, one after the other, as whoever renews certificates does."""
+    if isinstance(made, bytes):
+        fresh = {name: made}
+    else:
+        chain = b"".join(blob.bytes() for blob in made.cert_chain_pems)
+        fresh = {name: chain, f"{name}-key": made.private_key_pem.bytes()}
+    for each, content in fresh.items():
+        pki[f"{each}-new"].write_bytes(content)
+        os.replace(pki[f"{each}-new"], pki[each])
+
+
+def shown_by(address: str, ca_file: Path) -> str:
+    """The serial number of the certificate that is shown there."""
+    context = ssl.create_default_context(cafile=str(ca_file))
+    context.set_alpn_protocols(["h2"])
+    host, _, port = address.rpartition(":")
+    with (
+        socket.create_connection((host, int(port))) as plain,
+        context.wrap_socket(plain, server_hostname=host) as inside,
+    ):
+        certificate = inside.getpeercert()
+    assert certificate
+    return str(certificate["serialNumber"])
+
+
+def test_a_certificate_is_renewed_without_a_restart(tmp_path: Path) -> None:
+    """New callers are shown the new one, and who is connected stays so. While the files are broken, or do not belong
+    together yet, the old one is shown."""
+    pki, ours = Pki(tmp_path), trustme.CA()
+    ours.cert_pem.write_to_path(str(pki["ours"]))
+    pki.put("server", ours.issue_cert("127.0.0.1"))
+    trusting = ca.Tls(ca=pki["ours"])
+    with (
+        serve(net(), settings=pki.served()) as server,
+        ca.Client(server.address, tls=trusting) as connected,
+    ):
+        connected.list_models()
+        first = shown_by(server.address, pki["ours"])
+        assert shown_by(server.address, pki["ours"]) == first
+        for broken in (b"nonsense", b"", ours.issue_cert("127.0.0.1").cert_chain_pems[0].bytes()):
+            replace(pki, "server", broken)
+            assert shown_by(server.address, pki["ours"]) == first
+            asked(server.address, trusting)
+        replace(pki, "server", ours.issue_cert("127.0.0.1"))
+        second = shown_by(server.address, pki["ours"])
+        assert second != first
+        asked(server.address, trusting)
+        connected.list_models()
+        pki["server"].unlink()
+        assert shown_by(server.address, pki["ours"]) == second
+
+
+def test_callers_authorities_change_without_a_restart(tmp_path: Path) -> None:
+    """Whom mutual TLS lets in is whom the file names now."""
+    pki, before, after = Pki(tmp_path), trustme.CA(), trustme.CA()
+    before.cert_pem.write_to_path(str(pki["ours"]))
+    before.cert_pem.write_to_path(str(pki["callers"]))
+    pki.put("server", before.issue_cert("127.0.0.1"))
+    pki.put("old", before.issue_cert("caller.example"))
+    pki.put("new", after.issue_cert("caller.example"))
+    with serve(net(), settings=pki.served(callers="callers")) as server:
+        asked(server.address, pki.shown("old"))
+        refused(server.address, pki.shown("new"))
+        replace(pki, "callers", after.cert_pem.bytes())
+        asked(server.address, pki.shown("new"))
+        refused(server.address, pki.shown("old"))
+        refused(server.address, ca.Tls(ca=pki["ours"]))
+        replace(pki, "callers", b"nonsense")
+        asked(server.address, pki.shown("new"))
+        refused(server.address, pki.shown("old"))
+
+
 def test_tokens_and_tls_together(pki: Pki, tmp_path: Path) -> None:
     """Inside TLS a token says who calls, as it does in plaintext."""
     tokens = write(tmp_path / "tokens.toml", entry("mine", {"*": EVERY}))
@@ -258,13 +335,6 @@ def test_what_cannot_be_a_token_is_not_sent(token: str) -> None:
     assert not token or token not in str(caught.value)
 
 
-def test_torchserve_is_sent_no_token() -> None:
-    """Its port would answer anybody; a token there promises what nobody keeps."""
-    with pytest.raises(ca.InvalidArgument) as caught:
-        ca.Client("torchserve://127.0.0.1:1", token="mine")
-    assert caught.value.field == "token"
-
-
 def test_half_a_certificate_is_no_tls(pki: Pki, tmp_path: Path) -> None:
     """A certificate without its key, or a file that is not there, is told before any call."""
     for tls in (ca.Tls(certificate=pki["caller"]), ca.Tls(key=pki["caller-key"]), ca.Tls(ca=tmp_path / "nowhere")):
@@ -306,6 +376,31 @@ def test_the_command_line_makes_tokens_and_asks_with_them(
         assert runner.invoke(cli.app, ["layers", "net", *trusting]).exit_code == 0
         monkeypatch.setenv("CUTAWAY_TOKEN", "")
         assert isinstance(runner.invoke(cli.app, ["models", *trusting]).exception, ca.Unauthenticated)
+
+
+@pytest.mark.parametrize("variable", ["CUTAWAY_TOKENS", "CUTAWAY_TLS_CERTIFICATE", "CUTAWAY_TLS_CLIENT_CA"])
+@pytest.mark.parametrize("content", [None, "nonsense"])
+def test_a_file_that_cannot_be_used_ends_it_before_torchserve_starts(
+    variable: str, content: str | None, pki: Pki, tmp_path: Path
+) -> None:
+    """`cutaway serve` says in one line which file of which variable it is; TorchServe has not written to its log."""
+    (tmp_path / "store").mkdir()
+    package(tmp_path / "store", "tiny", f"{ADAPTERS / 'tiny_adapter.py'}:Tiny")
+    file = tmp_path / "file"
+    if content is not None:
+        file.write_text(content)
+    usable = {"CUTAWAY_TLS_CERTIFICATE": str(pki["server"]), "CUTAWAY_TLS_KEY": str(pki["server-key"])}
+    command = [sys.executable, "-m", "cutaway.console", "serve", "--model-store", str(tmp_path / "store")]
+    command += ["--log-dir", str(tmp_path / "logs"), "--address", "127.0.0.1:0"]
+    ended = subprocess.run(
+        command, env={**os.environ, **usable, variable: str(file)}, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 1
+    (line,) = ended.stderr.splitlines()
+    assert variable in line
+    assert str(file) in line
+    assert not ended.stdout
+    assert not (tmp_path / "logs").exists()
 
 
 @pytest.mark.parametrize("backend", ["--embedded", "--workers=1"])

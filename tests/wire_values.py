@@ -368,6 +368,7 @@ without_targets = made(
             made(results.Outline, data_type=st.sampled_from(list(DTYPES)), shape=tuples_of(st.integers(0, 2**40))),
             max_size=3,
         ),
+        passes=st.integers(0, UNSIGNED_64),
     ),
 )
 answers = st.tuples(without_targets, target_fields()).map(lambda both: dataclasses.replace(both[0], **both[1]))

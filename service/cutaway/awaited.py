@@ -5,19 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
 import grpc.aio
 
-from cutaway.client import OPTIONS, Inputs, question, routes_of, translated, trusted
+from cutaway.client import OPTIONS, Inputs, question, routes_of, translated
 from cutaway.errors import CutawayError
 from cutaway.requests import InspectRequest
 from cutaway.results import InspectResult, ModelDetail, ModelName
 from cutaway.routes import Call, StreamCall
 from cutaway.sizes import Sizes, too_large_for_one
 from cutaway.streams import AsyncReplyStream
-from cutaway.trust import Tls
+from cutaway.trust import Tls, trust
 
 T = TypeVar("T")
 
@@ -36,7 +37,7 @@ class AsyncClient:
         self, address: str, *, timeout: float = 60.0, token: str | None = None, tls: bool | Tls = False
     ) -> None:
         self._routes, where = routes_of(address)
-        self._trust = trusted(address, where, token, tls)
+        self._trust = trust(where, token, tls)
         self._timeout = timeout
         self._sizes = Sizes()
         options = (*OPTIONS, *self._trust.options)
@@ -97,7 +98,8 @@ class AsyncClient:
 
     def ask_stream(self, request: InspectRequest, *, timeout: float | None = None) -> AsyncReplyStream:
         """Ask one question that is made already, in the same way."""
-        return AsyncReplyStream(self._messages(self._routes.inspect_stream(request), timeout))
+        call = self._routes.inspect_stream(request)
+        return AsyncReplyStream(partial(self._messages, call), self._timeout if timeout is None else timeout)
 
     async def _streams(self, request: InspectRequest, timeout: float | None) -> bool:
         """Whether the reply should come in pieces, where the caller does not say."""
@@ -142,11 +144,10 @@ class AsyncClient:
             wait = self._timeout if timeout is None else timeout
             return await send(call.payload, timeout=wait, metadata=self._trust.metadata)
 
-    async def _messages(self, call: StreamCall, timeout: float | None) -> AsyncGenerator[bytes, None]:
+    async def _messages(self, call: StreamCall, timeout: float) -> AsyncGenerator[bytes, None]:
         with translated(self._routes):
             send: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(call.path)
-            wait = self._timeout if timeout is None else timeout
-            messages = send(call.payload, timeout=wait, metadata=self._trust.metadata)
+            messages = send(call.payload, timeout=timeout, metadata=self._trust.metadata)
             try:
                 async for message in messages:
                     yield message

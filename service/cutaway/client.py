@@ -13,6 +13,7 @@ import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeAlias, TypeVar
 
@@ -38,7 +39,7 @@ from cutaway.routes import TORCHSERVE_SCHEME, Call, FrontDoor, Routes, StreamCal
 from cutaway.sizes import Sizes, too_large_for_one
 from cutaway.streams import ReplyStream
 from cutaway.tensors import ArrayLike, as_array
-from cutaway.trust import Tls, Trust, trust
+from cutaway.trust import Tls, trust
 
 T = TypeVar("T")
 
@@ -159,13 +160,6 @@ def routes_of(address: str) -> tuple[Routes, str]:
     return FrontDoor(), address
 
 
-def trusted(address: str, where: str, token: str | None, tls: bool | Tls) -> Trust:
-    """How to call ``where``, which is what `routes_of` makes of ``address``."""
-    if token is not None and where != address:
-        raise error(Reason.INVALID_VALUE, "TorchServe's own port knows no tokens", "token")
-    return trust(where, token, tls)
-
-
 @contextmanager
 def translated(routes: Routes) -> Iterator[None]:
     """Every failed call that leaves the block becomes a `CutawayError`."""
@@ -183,7 +177,8 @@ class Client:
     Args:
         address: ``host:port`` of a front door, or ``torchserve://host:port`` of TorchServe's own gRPC port.
         timeout: seconds a call may take, where the call itself does not say.
-        token: says who calls, to a front door that wants to know; it goes to another machine inside TLS only.
+        token: says who calls, to a server that wants to know; it goes to another machine inside TLS only. That of a
+            TorchServe that ``cutaway serve`` started is known to it alone.
         tls: True for an encrypted connection to a server whom the system trusts, or a `Tls` that says whom to trust.
     """
 
@@ -191,7 +186,7 @@ class Client:
         self, address: str, *, timeout: float = 60.0, token: str | None = None, tls: bool | Tls = False
     ) -> None:
         self._routes, where = routes_of(address)
-        self._trust = trusted(address, where, token, tls)
+        self._trust = trust(where, token, tls)
         self._timeout = timeout
         self._sizes = Sizes()
         options = (*OPTIONS, *self._trust.options)
@@ -250,7 +245,8 @@ class Client:
 
     def ask_stream(self, request: InspectRequest, *, timeout: float | None = None) -> ReplyStream:
         """Ask one question that is made already, in the same way."""
-        return ReplyStream(self._messages(self._routes.inspect_stream(request), timeout))
+        call = self._routes.inspect_stream(request)
+        return ReplyStream(partial(self._messages, call), self._timeout if timeout is None else timeout)
 
     def _streams(self, request: InspectRequest, timeout: float | None) -> bool:
         """Whether the reply should come in pieces, where the caller does not say."""
@@ -295,11 +291,10 @@ class Client:
             wait = self._timeout if timeout is None else timeout
             return send(call.payload, timeout=wait, metadata=self._trust.metadata)
 
-    def _messages(self, call: StreamCall, timeout: float | None) -> Generator[bytes, None, None]:
+    def _messages(self, call: StreamCall, timeout: float) -> Generator[bytes, None, None]:
         with translated(self._routes):
             send: grpc.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(call.path)
-            wait = self._timeout if timeout is None else timeout
-            messages = send(call.payload, timeout=wait, metadata=self._trust.metadata)
+            messages = send(call.payload, timeout=timeout, metadata=self._trust.metadata)
             try:
                 yield from messages
             finally:

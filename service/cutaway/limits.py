@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from cutaway.errors import Reason, error
@@ -49,23 +49,45 @@ class Limits(NamedTuple):
         captures: captures, as they are listed; a glob is one.
         attributions: explanations.
         steps: steps, or samples, of one explanation.
+        passes: passes of one example through the model, for all explanations together.
     """
 
     rows: int
     captures: int
     attributions: int
     steps: int
+    passes: int
 
     @classmethod
     def of(cls, settings: Settings) -> Limits:
         """Those that the operator has set."""
-        return cls(settings.max_rows, settings.max_captures, settings.max_attributions, settings.max_steps)
+        return cls(
+            settings.max_rows,
+            settings.max_captures,
+            settings.max_attributions,
+            settings.max_steps,
+            settings.max_passes,
+        )
 
     def refuse(self, request: InspectRequest) -> None:
         """Raise ``LIMIT_EXCEEDED``, with the field at fault, where ``request`` asks for more."""
         for field, what, count, most in self._counted(request):
             if count > most:
                 raise error(Reason.LIMIT_EXCEEDED, f"{count} {what} are asked for, {most} are allowed", field)
+
+    def refuse_passes(self, costs: Iterable[tuple[str, int]]) -> None:
+        """Raise ``LIMIT_EXCEEDED`` where explanations cost more, with the field of the one that is too many; ``costs``:
+        each one's field, and its passes of one example."""
+        total = 0
+        for field, passes in costs:
+            total += passes
+            if total > self.passes:
+                raise error(
+                    Reason.LIMIT_EXCEEDED,
+                    f"up to {total} passes are asked for, {self.passes} are allowed, each example counted: take fewer "
+                    "examples, steps, samples or features, or no check",
+                    field,
+                )
 
     def _counted(self, request: InspectRequest) -> Iterator[tuple[str, str, int, int]]:
         for name, array in request.tensors.items():

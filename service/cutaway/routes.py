@@ -24,6 +24,7 @@ T = TypeVar("T")
 
 SERVICE = "cutaway.v1.InspectionService"
 TORCHSERVE_PREDICTIONS = "/org.pytorch.serve.grpc.inference.InferenceAPIsService/Predictions"
+TORCHSERVE_PING = "/org.pytorch.serve.grpc.inference.InferenceAPIsService/Ping"
 TORCHSERVE_STREAM_PREDICTIONS = "/org.pytorch.serve.grpc.inference.InferenceAPIsService/StreamPredictions"
 TORCHSERVE_SCHEME = "torchserve://"
 
@@ -213,6 +214,7 @@ def torchserve_failure(code: int, details: str) -> CutawayError:
 _TORCHSERVE_SAYS = (
     ("Model not found", Reason.MODEL_NOT_FOUND, "model", ""),
     ("does not exist for model", Reason.VERSION_NOT_FOUND, "model", ""),
+    ("Token Authorization failed", Reason.TOKEN_INVALID, "", "TorchServe takes no call without its token"),
     ("Worker died", Reason.WORKER_DIED, "", "the worker that had this call died; another one is starting"),
     ("direct buffer memory", Reason.OUT_OF_MEMORY, "", "TorchServe has too little memory for a message of this size"),
     ("RST_STREAM", Reason.REQUEST_TOO_LARGE, "", "TorchServe cut the call off, as it does when a request is too large"),

@@ -28,11 +28,27 @@ class Settings(BaseSettings):
     start_timeout_s: float = Field(default=180.0, gt=0, description="How long models may take to load.")
     grace_s: float = Field(default=10.0, ge=0, description="How long running calls may finish when the server stops.")
     queue: int = Field(default=256, gt=0, description="Calls that may wait for one model; more are refused at once.")
+    replicas: int = Field(
+        default=1, gt=0, description="TorchServes that share the calls; where one ends, the others go on."
+    )
+    behind: str = Field(
+        default="", description="Front doors that share the calls, HOST:PORT,...; this one then runs no models itself."
+    )
+    behind_token: str | None = Field(default=None, description="The token that they want, if any.", repr=False)
+    behind_ca: Path | None = Field(
+        default=None, description="Whose certificates they are trusted by, PEM; None: they are called in plaintext."
+    )
     batch: int = Field(default=32, gt=0, description="Calls that a model takes at once at most; 1 is one by one.")
     max_rows: int = Field(default=10_000_000, gt=0, description="The most examples of one request.")
     max_captures: int = Field(default=4096, gt=0, description="The most captures that one request lists.")
     max_attributions: int = Field(default=256, gt=0, description="The most explanations of one request.")
     max_steps: int = Field(default=10_000, gt=0, description="The most steps, or samples, of one explanation.")
+    max_passes: int = Field(
+        default=10_000_000,
+        gt=0,
+        description="The most passes that the explanations of one request may take, checks included, each example "
+        "counted.",
+    )
     tls_certificate: Path | None = Field(default=None, description="The front door's certificate, PEM; None: no TLS.")
     tls_key: Path | None = Field(default=None, description="The private key of the certificate, PEM.")
     tls_client_ca: Path | None = Field(

@@ -71,7 +71,12 @@ def trust(where: str, token: str | None, tls: bool | Tls) -> Trust:
         raise error(Reason.TOKEN_EXPOSED, "a token goes to another machine inside TLS only: set tls", "token")
     # A proxy that the environment names would read what goes to this very machine in plaintext.
     options = (("grpc.enable_http_proxy", 0),) if credentials is None else ()
-    return Trust(credentials, ((AUTHORIZATION, f"Bearer {token}"),), options)
+    return Trust(credentials, bearer(token), options)
+
+
+def bearer(token: str) -> Metadata:
+    """What a call with ``token`` carries."""
+    return ((AUTHORIZATION, f"Bearer {token}"),)
 
 
 def is_loopback(where: str) -> bool:

@@ -15,11 +15,12 @@ from typing import Any, NamedTuple, TypeVar
 from google.protobuf.message import DecodeError
 from torch import nn
 
-from cutaway import archive, hangups
+from cutaway import archive, hangups, propagation
 from cutaway.adapters import Adapter, TensorAdapter, find, make, mount
 from cutaway.channel import Outlet
 from cutaway.engine.arrays import from_numpy
 from cutaway.engine.batch import Ask, inspect_all
+from cutaway.engine.cost import costs
 from cutaway.engine.describe import describe
 from cutaway.engine.inputs import validated
 from cutaway.engine.patience import Patience
@@ -48,8 +49,8 @@ T = TypeVar("T")
 
 Row = Mapping[str, bytes]
 """One call's parts by name: the question under its kind (``inspect``, ``describe``, ``stream``), ``deadline``, as Unix
-seconds in ASCII, and ``pipe``, the path of the `cutaway.channel` that the answer to ``stream`` goes through; or several
-calls as ``batch``, a serialised `cutaway.v1.WorkerBatch`."""
+seconds in ASCII, those of `cutaway.hangups` and `cutaway.propagation`, and ``pipe``, the path of the `cutaway.channel`
+that the answer to ``stream`` goes through; or several calls as ``batch``, a serialised `cutaway.v1.WorkerBatch`."""
 
 
 class _Asked(NamedTuple):
@@ -156,9 +157,10 @@ class Worker:
         ]
 
     def _replies(self, rows: Sequence[Row], start: float) -> list[bytes]:
-        opened = [_caught(self._opened, row) for row in rows]
-        asked = [each for each in opened if isinstance(each, _Asked)]
-        results = iter(inspect_all(self._subject, [each.ask for each in asked]))
+        with propagation.below(rows):
+            opened = [_caught(self._opened, row) for row in rows]
+            asked = [each for each in opened if isinstance(each, _Asked)]
+            results = iter(inspect_all(self._subject, [each.ask for each in asked]))
         return [
             _reply(_caught(self._closed, each, row, next(results)) if isinstance(each, _Asked) else each, start)
             for row, each in zip(rows, opened)
@@ -173,14 +175,15 @@ class Worker:
             row: the call.
             held: whether what carries the pieces may hold them all: they then have no more bytes than one reply.
         """
-        return _told(
-            self._pieces({part: row[part] for part in ("stream", "deadline", hangups.PART) if part in row}, held)
-        )
+        parts = ("stream", "deadline", hangups.PART, propagation.PART)
+        return _told(self._pieces({part: row[part] for part in parts if part in row}, held))
 
     def _pieces(self, row: Row, held: bool) -> Iterator[pieces.Piece]:
-        asked = self._opened(row)
+        with propagation.below([row]):
+            asked = self._opened(row)
+            answers = inspect_all(self._subject, [asked.ask]) if isinstance(asked, _Asked) else []
         if isinstance(asked, _Asked):
-            for piece in self._cut(asked, inspect_all(self._subject, [asked.ask])[0], held):
+            for piece in self._cut(asked, answers[0], held):
                 refuse_late(asked.ask.patience.until, "before the whole reply was sent")
                 yield piece
 
@@ -202,6 +205,7 @@ class Worker:
         request = wire_requests.decode(data, most=self._max_reply_bytes)
         self._limits.refuse(request)
         inputs = self._inputs(request)
+        self._limits.refuse_passes(costs(self._subject, request, inputs, patience=patience))
         return _Asked(Ask(request, inputs, patience), start, _since(start))
 
     def _stream(self, data: bytes, patience: Patience) -> _Asked:

@@ -15,6 +15,7 @@ from cutaway.engine.absent import capture_warnings, edit_warnings, refuse_captur
 from cutaway.engine.arrays import to_numpy
 from cutaway.engine.collect import captures, classes
 from cutaway.engine.conditions import left_out
+from cutaway.engine.cost import costs
 from cutaway.engine.hooks import observing
 from cutaway.engine.outlook import explanations, looked_at
 from cutaway.engine.patience import ENDLESS, Patience
@@ -27,7 +28,7 @@ from cutaway.engine.timed import timed
 from cutaway.engine.wishes import Wish
 from cutaway.errors import at
 from cutaway.requests import InspectRequest, Point, TopK
-from cutaway.results import InspectResult, Timings
+from cutaway.results import Estimate, InspectResult, Timings
 from cutaway.tensors import Array, cast
 
 _VALUES = {Point.GRAD_INPUT: Point.INPUT, Point.GRAD_OUTPUT: Point.OUTPUT}
@@ -37,7 +38,8 @@ def estimate(
     subject: Subject, request: InspectRequest, inputs: Inputs, *, patience: Patience = ENDLESS
 ) -> InspectResult:
     """What `cutaway.engine.run.inspect` would answer, in data types and shapes: but for predictions and what is told
-    from them, all tensors are zeros that take no memory. A gradient that would not arrive is there as well.
+    from them, all tensors are zeros that take no memory. A gradient that would not arrive is there as well. Of its own
+    estimate it says the passes.
 
     Args:
         subject: the model.
@@ -49,6 +51,7 @@ def estimate(
         CutawayError: the request cannot be answered, as far as one forward pass tells.
     """
     timings = Timings()
+    passes = sum(count for _, count in costs(subject, request, inputs, patience=patience))
     subject.passes.reset()
     with at_work(subject, patience), torch.no_grad():
         given = plain(inputs)
@@ -91,6 +94,7 @@ def estimate(
         ),
         provenance=replace(provenance(subject), seed=todo.seed or 0),
         timings=timings,
+        estimate=Estimate(0, {}, passes),
     )
 
 

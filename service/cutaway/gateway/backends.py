@@ -12,25 +12,18 @@ from contextlib import aclosing
 from functools import partial
 from queue import SimpleQueue
 from types import MappingProxyType
-from typing import Any, Protocol, TypeAlias
-
-import grpc.aio
+from typing import Any, Protocol
 
 from cutaway import hangups
 from cutaway.channel import Inlet
 from cutaway.errors import Reason, error
 from cutaway.gateway.catalog import Catalog
+from cutaway.gateway.replicas import Replicas
+from cutaway.gateway.torchserve import Endpoint
 from cutaway.gateway.turns import Row, Turns
+from cutaway.gateway.watched import lineage
 from cutaway.results import ModelName
-from cutaway.routes import (
-    TORCHSERVE_PREDICTIONS,
-    answered,
-    batched,
-    prediction,
-    predictions,
-    replies,
-    torchserve_failure,
-)
+from cutaway.routes import answered, batched, prediction, predictions, replies
 from cutaway.wire.pieces import Piece, as_message
 from cutaway.worker import Worker
 
@@ -79,31 +72,24 @@ def _deadline(timeout_s: float) -> bytes:
     return f"{time.time() + timeout_s:.6f}".encode()
 
 
-Predict: TypeAlias = "grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]"
-
-
-def _connected(address: str) -> tuple[grpc.aio.Channel, Predict]:
-    unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
-    channel = grpc.aio.insecure_channel(address, options=unlimited)
-    predict: Predict = channel.unary_unary(TORCHSERVE_PREDICTIONS)
-    return channel, predict
-
-
 class Relay:
-    """Hands calls on to a TorchServe over its gRPC port.
+    """Hands calls on to TorchServes over their gRPC ports.
 
     Args:
-        address: where TorchServe's inference service listens.
-        catalog: what it serves.
-        workers: how many workers each model has; by default one.
+        endpoints: where their inference services listen; all of them serve the same models.
+        catalog: what they serve.
+        workers: how many workers each model has in each of them; by default one.
         calls: how many calls a worker takes at once at most.
         waiting: calls that may wait for one model.
-        message_bytes: the largest message that it takes.
+        message_bytes: the largest message that they take.
+
+    Attributes:
+        replicas: those that share the calls.
     """
 
     def __init__(
         self,
-        address: str,
+        endpoints: Sequence[Endpoint],
         catalog: Catalog,
         *,
         workers: Mapping[ModelName, int] = MappingProxyType({}),
@@ -117,31 +103,24 @@ class Relay:
         self._waiting = waiting
         self._turn_bytes = min(message_bytes, _TURN_BYTES)
         self.turns: dict[ModelName, Turns] = {}
-        self._channel, self._predict = _connected(address)
+        self.replicas = Replicas(endpoints)
+        self._count = len(endpoints)
         self._streams: defaultdict[ModelName, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(_STREAMS))
         self._hangups = hangups.HangUps()
-        self._lost = False
-
-    def lose(self) -> None:
-        """TorchServe is gone: until it is found again elsewhere, calls are told so at once."""
-        self._lost = True
 
     async def move(
-        self, address: str, catalog: Catalog, workers: Mapping[ModelName, int], *, grace_s: float = 0.0
+        self, endpoints: Sequence[Endpoint], catalog: Catalog, workers: Mapping[ModelName, int], grace_s: float
     ) -> None:
-        """What is served is ``catalog``, by a TorchServe at ``address``, from now on.
+        """What is served is ``catalog``, by the TorchServes at ``endpoints``, from now on.
 
         Args:
-            address: as for the relay.
+            endpoints: as for the relay.
             catalog: as for the relay.
             workers: as for the relay.
-            grace_s: how long calls on their way may take, where the one before still answers.
+            grace_s: how long calls on their way may take at those before; they are asked once more then.
         """
-        gone = self._channel
-        self._channel, self._predict = _connected(address)
         self.catalog, self._workers = catalog, workers
-        self._lost = False
-        await gone.close(grace_s)
+        await self.replicas.replace(endpoints, grace_s)
 
     async def call(self, name: ModelName, kind: str, payload: bytes, timeout_s: float) -> bytes:
         """Wait for a turn, and ask."""
@@ -152,26 +131,20 @@ class Relay:
             # One more than there are workers: what comes next is at hand when one of them is done.
             self.turns[name] = Turns(
                 partial(self._ask, name),
-                workers=self._workers.get(name, 1),
-                ahead=1,
+                workers=self._workers.get(name, 1) * self._count,
+                ahead=self._count,
                 calls=self._calls,
                 size=self._turn_bytes,
                 waiting=self._waiting,
             )
         with self._hangups.told(timeout_s) as word:
-            row = {**parts, "deadline": _deadline(timeout_s), hangups.PART: word}
+            row = {**parts, "deadline": _deadline(timeout_s), hangups.PART: word, **lineage()}
             return await self.turns[name].call(row, timeout_s)
 
     async def _ask(self, name: ModelName, rows: Sequence[Row], timeout_s: float) -> Sequence[bytes]:
         """One Predictions call, with the deadlines both on the call and inside it: TorchServe passes no metadata on."""
-        if self._lost:
-            raise error(Reason.BACKEND_UNAVAILABLE, "TorchServe ended by itself and is being started again")
         request = predictions(name.model, name.version, rows[0] if len(rows) == 1 else {"batch": batched(rows)})
-        try:
-            reply = prediction(await self._predict(request, timeout=timeout_s))
-        except grpc.aio.AioRpcError as failure:
-            code, _ = failure.code().value
-            raise torchserve_failure(code, failure.details() or "") from None
+        reply = prediction(await self.replicas.ask(name, request, timeout_s))
         return [reply] if len(rows) == 1 else replies(reply)
 
     async def stream(self, name: ModelName, payload: bytes, timeout_s: float) -> AsyncGenerator[bytes, None]:
@@ -194,7 +167,7 @@ class Relay:
 
     async def close(self, grace_s: float = 0.0) -> None:
         """Hang up."""
-        await self._channel.close(grace_s)
+        await self.replicas.replace((), grace_s)
         self._hangups.close()
 
 
@@ -221,7 +194,7 @@ class Embedded:
     async def call(self, name: ModelName, kind: str, payload: bytes, timeout_s: float) -> bytes:
         """Wait for the model's turn, and ask."""
         with self._hangups.told(timeout_s) as word:
-            row = {kind: payload, "deadline": _deadline(timeout_s), hangups.PART: word}
+            row = {kind: payload, "deadline": _deadline(timeout_s), hangups.PART: word, **lineage()}
             return await self.turns[name].call(row, timeout_s)
 
     async def stream(self, name: ModelName, payload: bytes, timeout_s: float) -> AsyncGenerator[bytes, None]:
@@ -229,7 +202,7 @@ class Embedded:
         if not self._streams[name].acquire(blocking=False):
             raise error(Reason.OVERLOADED, "too many replies are on their way from this model already; try again")
         with self._hangups.told(timeout_s) as word:
-            row = {"stream": payload, "deadline": _deadline(timeout_s), hangups.PART: word}
+            row = {"stream": payload, "deadline": _deadline(timeout_s), hangups.PART: word, **lineage()}
             answer = self._desks[name].begin(pieces := self._desks[name].worker.stream(row, held=False))
             try:
                 piece = await asyncio.wait_for(asyncio.wrap_future(answer), timeout_s)

@@ -8,17 +8,19 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from cutaway import archive
 from cutaway.errors import CutawayError
-from cutaway.gateway import logs
+from cutaway.gateway import logs, onward
 from cutaway.gateway.backends import Backend, Embedded
 from cutaway.gateway.credentials import exposure
-from cutaway.gateway.server import FrontDoor
+from cutaway.gateway.fleet import Announce
+from cutaway.gateway.server import FrontDoor, refuse_unusable
 from cutaway.gateway.store import Store, look_into
-from cutaway.gateway.supervisor import Announce, Serving, Supervisor
+from cutaway.gateway.supervisor import Serving, Supervisor
 from cutaway.results import ModelName
 from cutaway.settings import Settings
 from cutaway.worker import Worker
@@ -29,11 +31,14 @@ Keep: TypeAlias = Callable[[Serving], Coroutine[Any, Any, None]]
 T = TypeVar("T")
 
 
-def run(model_store: Path, settings: Settings, *, embedded: bool, workers: int | None, announce: Announce) -> int:
+def run(
+    model_store: Path | None, settings: Settings, *, embedded: bool, workers: int | None, announce: Announce
+) -> int:
     """Serve every archive in ``model_store`` until SIGTERM or SIGINT.
 
     Args:
-        model_store: a directory with archives made by ``cutaway package``.
+        model_store: a directory with archives made by ``cutaway package``; None where the settings name front doors to
+            hand calls on to.
         settings: address and limits.
         embedded: True runs the models in this process, without TorchServe and Java.
         workers: worker processes for each model; None is what each archive says.
@@ -43,8 +48,9 @@ def run(model_store: Path, settings: Settings, *, embedded: bool, workers: int |
         0 after a signal; 1 where TorchServe ended by itself and could not be started again.
 
     Raises:
-        CutawayError: nothing can be served.
+        CutawayError: nothing can be served, or a file that the settings name cannot be used.
     """
+    refuse_unusable(settings)
     # The log is for the operator; what is announced goes to standard output.
     form = settings.log_format or logs.fitting(sys.stderr)
     logs.configure(form)
@@ -52,12 +58,17 @@ def run(model_store: Path, settings: Settings, *, embedded: bool, workers: int |
     return asyncio.run(_run(model_store, settings, embedded, workers, announce))
 
 
-async def _run(model_store: Path, settings: Settings, embedded: bool, workers: int | None, announce: Announce) -> int:
+async def _run(
+    model_store: Path | None, settings: Settings, embedded: bool, workers: int | None, announce: Announce
+) -> int:
     stopped = _on_signals()
-    store = look_into(model_store)
-    for why in store.faults:
-        announce(f"not served: {why}")
-    behind = _in_process(store, settings, announce) if embedded else _torchserve(store, settings, workers, announce)
+    if model_store is None:
+        behind = _elsewhere(settings)
+    else:
+        store = look_into(model_store)
+        for why in store.faults:
+            announce(f"not served: {why}")
+        behind = _in_process(store, settings, announce) if embedded else _torchserve(store, settings, workers, announce)
     async with AsyncExitStack() as stack:
         entered = await _unless(stopped, stack.enter_async_context(behind))
         if entered is None:
@@ -138,6 +149,12 @@ def _unpacked(store: Store) -> Iterator[dict[ModelName, Path]]:
         for name, directory in directories.items():
             archive.unpack(store.archives[name], directory)
         yield directories
+
+
+@asynccontextmanager
+async def _elsewhere(settings: Settings) -> AsyncIterator[tuple[Backend, Keep]]:
+    async with onward.onward(settings) as doors:
+        yield doors, partial(onward.keep, doors)
 
 
 @asynccontextmanager

@@ -26,6 +26,16 @@ _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
+def refuse_unusable(settings: Settings) -> None:
+    """Read the files that ``settings`` name, before anything is started that takes its time.
+
+    Raises:
+        CutawayError: a certificate, a key or the tokens cannot be used, with the variable at fault.
+    """
+    credentials(settings)
+    doorkeeper(settings.tokens)
+
+
 class FrontDoor:
     """One listening front door over one backend.
 

@@ -16,6 +16,7 @@ from cutaway.errors import CutawayError, Reason, error
 from cutaway.gateway import fair, withheld
 from cutaway.gateway.access import Caller, Grant, Scope
 from cutaway.gateway.backends import Backend
+from cutaway.gateway.threshold import Threshold, calling
 from cutaway.gateway.tokens import Doorkeeper
 from cutaway.gateway.watched import Watch, observed
 from cutaway.results import ModelName
@@ -35,6 +36,7 @@ StreamHandler: TypeAlias = Callable[[bytes, float, Caller], AsyncGenerator[bytes
 
 M = TypeVar("M", bound=Message)
 
+_PATH = f"/{SERVICE}/"
 _PAGE = 100
 _LONGEST_CALL_S = 24 * 3600.0
 _LONGEST_PAGE = 1000
@@ -74,12 +76,25 @@ class Servicer:
             "Inspect": self._inspect,
         }
         handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
-            name: grpc.unary_unary_rpc_method_handler(self._watch.around(name, self._guarded(method)))
+            _PATH + name: grpc.unary_unary_rpc_method_handler(self._watch.around(name, self._guarded(method)))
             for name, method in methods.items()
         }
         stream = self._watch.around("InspectStream", self._guarded_stream(self._inspect_stream))
-        handlers["InspectStream"] = grpc.unary_stream_rpc_method_handler(stream)
-        return grpc.method_handlers_generic_handler(SERVICE, handlers)
+        handlers[f"{_PATH}InspectStream"] = grpc.unary_stream_rpc_method_handler(stream)
+        return Threshold(handlers, self._doorkeeper, self._refusing)
+
+    def _refusing(self, path: str, failure: CutawayError) -> grpc.RpcMethodHandler[bytes, bytes]:
+        """A method for a caller who is nobody. One whose requests are a stream need not read any."""
+
+        async def refuse(_: bytes, context: Context) -> None:
+            await _abort(context, failure)
+
+        watched = self._watch.around(path.removeprefix(_PATH), refuse)
+
+        async def unread(_: object, context: Context) -> None:
+            await watched(b"", context)
+
+        return grpc.stream_stream_rpc_method_handler(unread)
 
     async def _list_models(self, data: bytes, timeout_s: float, caller: Caller) -> bytes:
         request = _parsed(inspection_service_pb2.ListModelsRequest, data)
@@ -176,7 +191,7 @@ class Servicer:
 
     def _caller(self, context: Context) -> Caller:
         """Who calls; from here on, this task waits in their lane."""
-        found = self._doorkeeper.caller(context.invocation_metadata() or ())
+        found = calling.get()
         fair.caller.set(found.name or context.peer())
         return found
 

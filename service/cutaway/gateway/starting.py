@@ -23,7 +23,7 @@ async def silent(server: TorchServe, store: Store, timeout_s: float) -> dict[Mod
     Raises:
         CutawayError: TorchServe ended.
     """
-    probe = Relay(server.inference_address, store.catalog)
+    probe = Relay([server.inference], store.catalog)
 
     async def first(name: ModelName) -> str:
         try:

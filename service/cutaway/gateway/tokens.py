@@ -25,12 +25,10 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationErro
 
 from cutaway.errors import CutawayError, Reason, error
 from cutaway.gateway.access import ANYONE, Caller, Grant, Scope
+from cutaway.gateway.looks import look
 from cutaway.trust import AUTHORIZATION
 
 log = structlog.get_logger(__name__)
-
-Look: TypeAlias = "tuple[int, int, int] | None"
-"""A file's time of change, size and inode; None where there is no file."""
 
 
 class Entry(BaseModel):
@@ -66,7 +64,7 @@ class TokenFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._look = _look(path)
+        self._look = look(path)
         self._entries = read(path)
         self._callers = _callers(self._entries)
 
@@ -94,10 +92,10 @@ class TokenFile:
 
     def _refresh(self) -> None:
         """Read the file again if it is another one. While a new one is broken, the old tokens hold."""
-        look = _look(self._path)
-        if look == self._look:
+        now = look(self._path)
+        if now == self._look:
             return
-        self._look = look
+        self._look = now
         try:
             self._entries = read(self._path)
         except CutawayError as failure:
@@ -149,14 +147,6 @@ def _broken(path: Path, why: str) -> CutawayError:
 
 def _callers(entries: Mapping[str, Entry]) -> dict[str, Caller]:
     return {name: entry.caller(name) for name, entry in entries.items()}
-
-
-def _look(path: Path) -> Look:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 def _token(value: str | bytes) -> bytes:

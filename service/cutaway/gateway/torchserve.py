@@ -8,6 +8,7 @@ loopback, on ports that were free, and what it writes goes when it goes.
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import socket
 import sys
@@ -27,10 +28,12 @@ from cutaway.gateway.processes import ProcessGroup
 from cutaway.scratch import scratch_directory
 
 LOG_NAME = "torchserve.log"
+KEY_NAME = "key_file.json"
 _LOG_CONFIG = Path(__file__).with_name("log4j2.xml")
 _ATTEMPTS = 5  # at starting, should somebody else take a port first
 _TAIL_BYTES = 16 << 10
 _SHOWN = 2000  # characters of the log in an error
+_TOKEN_MINUTES = 100 * 365 * 24 * 60  # each start makes new ones
 _FRAMING_BYTES = 64 << 10  # for a model's name, a deadline and the like around a message
 
 _CONFIG = """\
@@ -45,9 +48,10 @@ max_request_size={largest}
 max_response_size={largest}
 # The front door decides how many calls may wait; a full queue here is reported like a model without workers.
 job_queue_size=1000
-# Only this machine's own users reach these ports, and the token would lie in a file beside them.
-disable_token_authorization=true
-# Nor can they bring models along: the archives named at the start are all there is.
+# Other users of this machine reach these ports too: a call carries a token, from a file that they cannot read.
+disable_token_authorization=false
+token_expiration_min={token_minutes}
+# Nobody can bring models along: the archives named at the start are all there is.
 enable_model_api=false
 allowed_urls=file:///nowhere
 install_py_dep_per_model=false
@@ -65,6 +69,13 @@ class _Ports(NamedTuple):
     first_worker: int = 0  # a port only where Unix sockets cannot be used, else part of their names
 
 
+class Endpoint(NamedTuple):
+    """Where a TorchServe takes calls, and the token that they carry."""
+
+    address: str
+    token: str
+
+
 class TorchServe:
     """A context manager that runs one TorchServe.
 
@@ -75,6 +86,8 @@ class TorchServe:
         batch: how many calls TorchServe gathers for a worker, or None for what the archive says.
         max_message_bytes: the largest request and the largest reply; a larger reply costs the worker its life.
         log_dir: where ``torchserve.log`` goes, or None to lose it with the server.
+        number: which it is, from 0, of several that share this machine; the second logs to ``torchserve-2.log``.
+        of: how many they are.
         heap_bytes: the largest heap of the JVM, or None for its default, a quarter of the memory.
         start_timeout_s: how long it may take until it listens.
         grace_s: how long calls under way may go on when the ``with`` block is left.
@@ -89,6 +102,8 @@ class TorchServe:
         batch: int | None = None,
         max_message_bytes: int,
         log_dir: Path | None = None,
+        number: int = 0,
+        of: int = 1,
         heap_bytes: int | None = None,
         start_timeout_s: float = 120.0,
         grace_s: float = 10.0,
@@ -98,10 +113,13 @@ class TorchServe:
         self._batch = batch
         self._max_message_bytes = max_message_bytes
         self._log_dir = log_dir
+        self._log_name = LOG_NAME if number == 0 else f"torchserve-{number + 1}.log"
+        self._of = of
         self._heap_bytes = heap_bytes
         self._start_timeout_s = start_timeout_s
         self._grace_s = grace_s
         self._ports = _Ports()
+        self._token = ""
         self._log = _Log()
         self._group: ProcessGroup | None = None
         self._cleanup = ExitStack()
@@ -116,9 +134,9 @@ class TorchServe:
         self.stop(self._grace_s)
 
     @property
-    def inference_address(self) -> str:
+    def inference(self) -> Endpoint:
         """Where gRPC's ``InferenceAPIsService`` listens."""
-        return f"127.0.0.1:{self._ports.inference}"
+        return Endpoint(f"127.0.0.1:{self._ports.inference}", self._token)
 
     @property
     def management_address(self) -> str:
@@ -171,17 +189,20 @@ class TorchServe:
         with ExitStack() as undo:
             directory = Path(undo.enter_context(scratch_directory()))
             self._ports = _Ports(*_free_ports(len(_Ports._fields)))
-            self._log = _Log((self._log_dir or directory) / LOG_NAME)
+            self._log = _Log((self._log_dir or directory) / self._log_name)
             undo.callback(self._log.close)
             self._write_files(directory)
             with self._log.path.open("ab") as output:
                 self._group = ProcessGroup(self._command(java, directory), directory, self._environment(), output)
             undo.callback(self._group.kill)
             self.wait_listening(self._start_timeout_s)
+            self._token = json.loads((directory / KEY_NAME).read_text())["inference"]["key"]
             self._cleanup = undo.pop_all()
 
     def _write_files(self, directory: Path) -> None:
-        config = _CONFIG.format(ports=self._ports, largest=self._max_message_bytes + _FRAMING_BYTES)
+        config = _CONFIG.format(
+            ports=self._ports, token_minutes=_TOKEN_MINUTES, largest=self._max_message_bytes + _FRAMING_BYTES
+        )
         (directory / "config.properties").write_text(config)
         # gRPC's own Java code logs past log4j: twenty lines for every message that is too large.
         (directory / "logging.properties").write_text(".level=OFF\n")
@@ -215,6 +236,7 @@ class TorchServe:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("TS_")}
         environment["PYTHONUNBUFFERED"] = "1"  # what a model prints is in the log before it crashes
         environment["CUTAWAY_MAX_MESSAGE_BYTES"] = str(self._max_message_bytes)
+        environment["CUTAWAY_REPLICAS"] = str(self._of)
         # Threads that wait for work by spinning take the cores from the other workers: 90 s became 3 s for 400 calls.
         environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         # Large tensors in large pages: most of the time of a 64 MiB capture was the kernel handing out small ones.

@@ -6,6 +6,7 @@ Needs the extra ``cutaway[traces]``.
 from __future__ import annotations
 
 import os
+import threading
 import time
 
 import grpc
@@ -21,6 +22,10 @@ from cutaway.gateway.watched import Call
 from cutaway.routes import SERVICE
 
 _W3C = TraceContextTextMapPropagator()
+
+_LAST_S = 1.0
+"""How long the end of a server waits for a collector to take what is left: one that is well takes milliseconds, and
+one that is dead must not be what a rollout waits for."""
 
 
 class Traces:
@@ -66,8 +71,11 @@ class Traces:
             start = end
 
     def close(self) -> None:
-        """Send what is left. Waits for a collector that does not answer as long as its ``OTEL_...`` variables say."""
-        self._provider.shutdown()
+        """Send what is left, as far as the collector takes it in a second."""
+        # By itself it would wait as long as the exporter does: ten seconds, or what OTEL_EXPORTER_OTLP_TIMEOUT says.
+        sending = threading.Thread(target=self._provider.shutdown, name="cutaway-last-spans", daemon=True)
+        sending.start()
+        sending.join(_LAST_S)
 
 
 def _facts(call: Call) -> dict[str, str | int]:

@@ -18,6 +18,7 @@ from typing import Any, Protocol, TypeAlias
 import grpc
 import grpc.aio
 
+from cutaway import propagation
 from cutaway.errors import Reason
 from cutaway.results import ModelName
 from cutaway.wire import status
@@ -86,6 +87,12 @@ _current: ContextVar[Call] = ContextVar("cutaway_call")
 def observed() -> Call:
     """The call that this task answers; one that nobody looks at, where it answers none."""
     return _current.get(None) or Call("", "", "")
+
+
+def lineage() -> dict[str, bytes]:
+    """The part of a row that tells a worker which span this task's call belongs to; none, where there is no span."""
+    call = _current.get(None)
+    return {propagation.PART: call.traceparent.encode()} if call and call.traceparent else {}
 
 
 class Watch:

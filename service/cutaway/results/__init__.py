@@ -194,10 +194,13 @@ class Estimate:
     Attributes:
         reply_bytes: its size, in bytes, with no compression.
         tensors: every tensor of it, in order, by its place in the result: ``captures.conv1.output``.
+        passes: the most passes that the explanations would take, checks included, each example counted; the operator's
+            limit is held against this.
     """
 
     reply_bytes: int
     tensors: Mapping[str, Outline]
+    passes: int = 0
 
 
 @dataclass(frozen=True)

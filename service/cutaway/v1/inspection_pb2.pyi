@@ -514,8 +514,13 @@ class Estimate(_message.Message):
 
     REPLY_BYTES_FIELD_NUMBER: _builtins.int
     TENSORS_FIELD_NUMBER: _builtins.int
+    PASSES_FIELD_NUMBER: _builtins.int
     reply_bytes: _builtins.int
     """Size of the reply, in bytes, with no compression."""
+    passes: _builtins.int
+    """The most passes that the explanations would take, checks included, each example counted. The operator's limit is
+    held against this.
+    """
     @_builtins.property
     def tensors(self) -> _containers.RepeatedCompositeFieldContainer[_tensor_pb2.NamedTensor]:
         """Every tensor of it, without data, by its place in the reply: `captures.conv1.output`."""
@@ -525,10 +530,11 @@ class Estimate(_message.Message):
         *,
         reply_bytes: _builtins.int = ...,
         tensors: _abc.Iterable[_tensor_pb2.NamedTensor] | None = ...,
+        passes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reply_bytes", b"reply_bytes", "tensors", b"tensors"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["passes", b"passes", "reply_bytes", b"reply_bytes", "tensors", b"tensors"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -49,5 +49,5 @@ def _outlined(result: InspectResult) -> InspectResult:
         warnings=result.warnings,
         provenance=result.provenance,
         timings=result.timings,
-        estimate=Estimate(size, tensors),
+        estimate=Estimate(size, tensors, result.estimate.passes if result.estimate else 0),
     )

@@ -95,14 +95,14 @@ def _encode_estimate(estimate: plain.Estimate) -> inspection_pb2.Estimate:
         )
         for place, tensor in estimate.tensors.items()
     ]
-    return inspection_pb2.Estimate(reply_bytes=estimate.reply_bytes, tensors=tensors)
+    return inspection_pb2.Estimate(reply_bytes=estimate.reply_bytes, tensors=tensors, passes=estimate.passes)
 
 
 def _decode_estimate(message: inspection_pb2.Estimate) -> plain.Estimate:
     tensors = {
         each.name: plain.Outline(arrays.type_of(each.tensor), tuple(each.tensor.shape)) for each in message.tensors
     }
-    return plain.Estimate(message.reply_bytes, tensors)
+    return plain.Estimate(message.reply_bytes, tensors, message.passes)
 
 
 def _encode_unedited(result: plain.InspectResult, compression: str) -> inspection_pb2.Predictions | None:

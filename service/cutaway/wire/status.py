@@ -51,7 +51,7 @@ def decode(code: int, details: str, trailers: Iterable[tuple[str, str | bytes]])
                 return found
         except DecodeError:
             pass  # some proxy's own bytes: the plain status is all there is
-    if code == Code.UNAVAILABLE:
+    if code in (Code.UNAVAILABLE, _CANCELLED):
         return error(Reason.SERVER_UNREACHABLE, f"no server answers ({details.rpartition(': ')[2]})")
     if code == Code.DEADLINE_EXCEEDED:
         return error(Reason.DEADLINE_EXCEEDED, "the deadline passed before an answer came")
@@ -63,12 +63,17 @@ def from_failure(failure: worker_pb2.Failure) -> CutawayError:
     return from_wire(failure.code, failure.reason, failure.message, failure.field)
 
 
+_CANCELLED = 1
+"""What gRPC says of a call that a server took while it ended, and will not answer any more."""
+
 _PLAIN = {
     int(Code.RESOURCE_EXHAUSTED): Reason.REQUEST_TOO_LARGE,
     int(Code.UNIMPLEMENTED): Reason.NOT_IMPLEMENTED,
     int(Code.INVALID_ARGUMENT): Reason.MALFORMED_REQUEST,
+    int(Code.UNAUTHENTICATED): Reason.TOKEN_REQUIRED,
+    int(Code.PERMISSION_DENIED): Reason.SCOPE_MISSING,
 }
-"""The reason behind a status that gRPC itself made up, without details."""
+"""The reason behind a status without details: gRPC itself made it up, or a proxy on the way."""
 
 
 def _unpacked(status: status_pb2.Status) -> CutawayError | None:
