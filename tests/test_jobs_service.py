@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -18,6 +19,14 @@ from cutaway.jobs.task import Written
 from cutaway.settings import Settings
 from tests.jobs import digits, digits_job, digits_words
 from tests.serving import Server, serving
+
+
+@pytest.fixture(scope="module")
+def quick(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The digits model alone, which is quickly served."""
+    directory = tmp_path_factory.mktemp("store")
+    shutil.copy(store / "digits-1.0.mar", directory)
+    return directory
 
 
 class Slow(nn.Module):
@@ -74,10 +83,10 @@ def test_a_service_says_the_same(store: Path, server: Server, tmp_path: Path) ->
     assert here.manifest.weights_sha256 == there.manifest.weights_sha256
 
 
-def test_a_service_that_is_away_is_asked_again(store: Path, tmp_path: Path) -> None:
+def test_a_service_that_is_away_is_asked_again(quick: Path, tmp_path: Path) -> None:
     """Where the service comes back in time, nobody notices: every row is there, and none is bad."""
-    with serving(store, tmp_path / "logs", "--embedded") as first:
-        job = asking(store, tmp_path / "out", first.address, data=digits(320))
+    with serving(quick, tmp_path / "logs", "--embedded") as first:
+        job = asking(quick, tmp_path / "out", first.address, data=digits(320))
         stopped = AtFirstShard(lambda: first.process.kill())
         ends: list[Summary | BaseException] = []
 
@@ -90,7 +99,7 @@ def test_a_service_that_is_away_is_asked_again(store: Path, tmp_path: Path) -> N
         working = threading.Thread(target=work)
         working.start()
         first.process.wait()
-        with serving(store, tmp_path / "again", "--embedded", "--address", first.address):
+        with serving(quick, tmp_path / "again", "--embedded", "--address", first.address):
             working.join()
     (summary,) = ends
     assert isinstance(summary, Summary), summary
@@ -98,22 +107,23 @@ def test_a_service_that_is_away_is_asked_again(store: Path, tmp_path: Path) -> N
     assert read(tmp_path / "out")["row"].tolist() == list(range(320))
 
 
-def test_a_service_that_stays_away_ends_the_job(store: Path, tmp_path: Path) -> None:
+def test_a_service_that_stays_away_ends_the_job(quick: Path, tmp_path: Path) -> None:
     """After the patience that the job names it is interrupted, and goes on at whatever address the model is next."""
     engine = {"kind": "service", "batch": 8, "in_flight": 3, "patience_s": 0.5}
-    with serving(store, tmp_path / "logs", "--embedded") as first:
-        job = asking(store, tmp_path / "out", first.address, data=digits(320), engine=engine)
+    with serving(quick, tmp_path / "logs", "--embedded") as first:
+        job = asking(quick, tmp_path / "out", first.address, data=digits(320), engine=engine)
         with pytest.raises(CutawayError, match="run again to go on") as caught:
             run(job, AtFirstShard(lambda: first.process.kill()))
     assert caught.value.reason == Reason.JOB_INTERRUPTED
     there = read(tmp_path / "out").rows
     assert 0 < there < 320
-    with serving(store, tmp_path / "again", "--embedded") as second:
-        summary = run(asking(store, tmp_path / "out", second.address, data=digits(320), engine=engine))
+    with serving(quick, tmp_path / "again", "--embedded") as second:
+        summary = run(asking(quick, tmp_path / "out", second.address, data=digits(320), engine=engine))
     assert (summary.rows, summary.bad) == (320, 0)
     assert summary.kept * 16 == there
 
 
+@pytest.mark.slow
 def test_a_busy_service_is_asked_again(tmp_path: Path, store: Path) -> None:
     """More calls than a service lets wait are no bad rows."""
     rows = digits(64)

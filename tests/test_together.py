@@ -381,3 +381,27 @@ def test_rows_are_looked_at_when_a_model_is_loaded(tmp_path: Path, caplog: pytes
         archive.unpack(path, tmp_path / adapter)
         Worker.load(tmp_path / adapter, device="cpu")
         assert ("cannot be proven" in caplog.text) is not proven
+
+
+class AtAKink(nn.Module):
+    """Like any model with a unit that this very row leaves at its kink: rounding, which is another in another batch,
+    opens it or does not."""
+
+    def __init__(self, row: torch.Tensor) -> None:
+        super().__init__()
+        self.at = row.sum()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rounding = 1e-12 * (len(x) - 1.5)
+        return torch.relu(x.sum(dim=1, keepdim=True) - self.at + rounding) + x[:, :1]
+
+
+def test_a_unit_that_rounding_turns_over_is_no_dependence() -> None:
+    """Where company changes a gradient by rounding alone, at one row and not at others, nobody is told that rows
+    depend on each other; requests are answered one by one all the same, each as alone."""
+    rows = {"x": torch.randn(2, 6, generator=torch.Generator().manual_seed(0)).double()}
+    subject = subject_of(AtAKink(rows["x"][0]).double())
+    asks = [Ask(R(input_gradients=("x",)), rows) for _ in range(2)]
+    together = inspect_all(subject, asks)
+    assert [each.provenance.forwards for each in together if isinstance(each, ca.InspectResult)] == [1, 1]
+    assert not inspect(subject, R(), rows).warnings

@@ -16,7 +16,7 @@ from pathlib import Path
 from examples.digits.package import package
 from tests.adapters.mirror_adapter import MirrorAdapter
 from tests.conftest import ADAPTERS
-from tests.endurance import fuzz, jobs, kills, overload, soak
+from tests.endurance import engines, fuzz, jobs, kills, overload, sentences, soak
 from tests.serving import Server, serving
 from tests.serving import package as package_adapter
 
@@ -26,9 +26,13 @@ TRIALS: dict[str, Callable[[Server, Path], list[str]]] = {
     "fuzz": fuzz.trial,
     "soak": soak.trial,
     "jobs": jobs.trial,
+    "engines": engines.trial,
 }
 """Each is told of a server and its model store; it returns what it found, in lines, and raises where a promise is
 broken."""
+
+ALONE: dict[str, Callable[[Path], list[str]]] = {"sentences": sentences.trial}
+"""Likewise those that need no server, but a directory of their own."""
 
 QUEUE = 16
 """Calls that may wait for a model: little, so that a queue can be filled."""
@@ -37,12 +41,19 @@ QUEUE = 16
 def main() -> None:
     """Run them, each on a server of its own."""
     parser = argparse.ArgumentParser(prog="soak", description="Slow proofs that the server holds up.")
-    parser.add_argument("trials", nargs="*", default=list(TRIALS), choices=list(TRIALS), metavar="TRIAL")
+    parser.add_argument("trials", nargs="*", default=[*TRIALS, *ALONE], choices=[*TRIALS, *ALONE], metavar="TRIAL")
     for name in parser.parse_args().trials:
-        with tempfile.TemporaryDirectory() as directory, _server(Path(directory), name) as server:
-            print(f"{name}:", flush=True)
-            for line in TRIALS[name](server, Path(directory, "store")):
-                print(f"    {line}", flush=True)
+        print(f"{name}:", flush=True)
+        for line in _found(name):
+            print(f"    {line}", flush=True)
+
+
+def _found(name: str) -> list[str]:
+    with tempfile.TemporaryDirectory() as directory:
+        if name in ALONE:
+            return ALONE[name](Path(directory))
+        with _server(Path(directory), name) as server:
+            return TRIALS[name](server, Path(directory, "store"))
 
 
 @contextmanager
