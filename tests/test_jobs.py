@@ -345,3 +345,32 @@ def test_same_is_strict() -> None:
     """What these tests compare with tells a value from none."""
     with pytest.raises(AssertionError):
         same(np.array([1.0, np.nan]), np.array([1.0, 2.0]))
+
+
+@pytest.mark.parametrize("spoilt", [Unreadable("torn"), np.zeros((1, 5, 5), np.float32)], ids=["read", "refused"])
+def test_a_bad_row_changes_no_other(store: Path, tmp_path: Path, spoilt: Any) -> None:
+    """Random numbers belong to a row's place: beside a bad row each has the values that it has beside a good one."""
+    drawing = {"method": "saliency", "noise": {"n_samples": 4, "stdev": 0.1}}
+    data = digits(16)
+    data.by_name["pixels"] = list(data.by_name["pixels"])
+    data.by_name["pixels"][3] = spoilt
+    run(digits_job(store, tmp_path / "spoiled", data=data, request={"attributions": [drawing]}))
+    run(digits_job(store, tmp_path / "sound", data=digits(16), request={"attributions": [drawing]}))
+    found, sound = read(tmp_path / "spoiled"), read(tmp_path / "sound")
+    assert [row for row, reason in enumerate(found["error"]) if reason] == [3]
+    for name in ("saliency.image", "probability"):
+        np.testing.assert_array_equal(np.delete(found[name], 3, 0), np.delete(sound[name], 3, 0), name)
+
+
+def test_what_is_no_class_is_no_label(store: Path, tmp_path: Path) -> None:
+    """A label that is no whole number, or none at all, is told as it is, and makes a bad row where it is the target."""
+    data = digits(8)
+    labels = [1.0, np.float32(2), 3.5, float("nan"), float("inf"), 2**70, "4", None]
+    data.by_name["digit"] = labels
+    run(digits_job(store, tmp_path / "told", data=data))
+    told = ["1", "2", "3.5", None, "inf", str(2**70), "4", None]
+    assert read(tmp_path / "told")["label"].tolist() == told
+    run(digits_job(store, tmp_path / "target", data=data, target="label"))
+    reasons = read(tmp_path / "target")["error"]
+    assert [row for row, reason in enumerate(reasons) if reason == "TARGET_RANGE"] == [2, 3, 4, 5, 7]
+    assert [row for row, reason in enumerate(reasons) if reason is None] == [0, 1, 6]

@@ -58,11 +58,15 @@ class Losing:
         self.ended_with = sum(node["Alive"] for node in ray.nodes())
 
 
-def test_a_cluster_finds_what_one_process_finds(store: Path, tmp_path: Path, cluster: Cluster) -> None:
+@pytest.mark.parametrize("captures_to", ["parquet", "zarr"])
+def test_a_cluster_finds_what_one_process_finds(
+    store: Path, tmp_path: Path, cluster: Cluster, captures_to: str
+) -> None:
     """Two workers write the shards of a data set, and every value is that of the engine `local`."""
+    output = {"folder": tmp_path / "ray", "shard_rows": 16, "captures_to": captures_to}
     data = {"path": str(digits_file(tmp_path / "digits.parquet", ROWS))}
     engine = {"kind": "ray", "batch": 8, "workers": 2}
-    there = run(digits_job(store, tmp_path / "ray", data=data, inputs=INPUTS, engine=engine))
+    there = run(digits_job(store, tmp_path / "ray", data=data, inputs=INPUTS, engine=engine, output=output))
     here = run(digits_job(store, tmp_path / "local", data=data, inputs=INPUTS))
     assert (there.rows, there.bad, there.written, there.verdicts) == (ROWS, 0, ROWS // 16, here.verdicts)
     alike(read(tmp_path / "ray"), read(tmp_path / "local"))

@@ -298,6 +298,7 @@ def test_texts_are_coloured_by_token(tmp_path: Path) -> None:
     assert float(spans[0][1]) == pytest.approx(2 * float(spans[1][1]), rel=0.01)
     means = text[text.index('id="means"') :].partition("</section>")[0]
     assert 'title="2 in 3">good <small>2<' in means  # of class dog: 2, 1 and 3
+    assert "PAD" not in means  # however often
     assert "film" not in means  # once is no mean
     assert "<img" not in text  # the embeddings' own numbers are no picture
 
@@ -390,6 +391,20 @@ def test_unfinished_job_says_so(job: Path, tmp_path: Path) -> None:
         with pytest.raises(CutawayError) as caught:
             write_report(empty)
         assert caught.value.reason == Reason.DATA_UNREADABLE
+
+
+def test_command_writes_the_page(job: Path, tmp_path: Path) -> None:
+    """``cutaway batch report`` writes the page that Python does, and says where; of no job it says so, in one line."""
+    shutil.copytree(job, tmp_path / "job")
+    (tmp_path / "job" / "report.html").unlink()
+    command = [sys.executable, "-m", "cutaway.console", "batch", "report"]
+    done = subprocess.run([*command, str(tmp_path / "job")], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"written: {tmp_path / 'job' / 'report.html'}\n"
+    assert (tmp_path / "job" / "report.html").read_text("utf-8") == (job / "report.html").read_text("utf-8")
+    none = subprocess.run([*command, str(tmp_path)], capture_output=True, text=True)
+    assert (none.returncode, none.stdout) == (2, "")
+    assert none.stderr.startswith("DATA_UNREADABLE [folder]: ")
 
 
 def test_damaged_shard_is_named(job: Path, tmp_path: Path) -> None:

@@ -69,6 +69,17 @@ def plan(spec: Spec) -> None:
         _show(plan_job(job), job)
 
 
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where a job wrote.", show_default=False)],
+) -> None:
+    """Write a job's results as one page, report.html in its folder."""
+    with screen.needing("jobs"):
+        from cutaway.jobs import report as write_report
+    with _ending():
+        screen.say(f"written: {write_report(folder)}")
+
+
 def _show(found: Plan, job: Job) -> None:
     table = heading("The job would take", "what", "how much", numbers=1)
     rows = {

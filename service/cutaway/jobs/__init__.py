@@ -1,16 +1,18 @@
 """Batch explainability jobs: a data set in, a table of explanations out.
 
-from cutaway.jobs import Job, read, run
+from cutaway.jobs import Job, read, report, run
 
 run(Job.load(Path("job.yaml")))
 read(Path("explained"))["saliency.image"]     # [rows, ...]
+report(Path("explained"))                     # one page of HTML
 """
 
 from __future__ import annotations
 
 from cutaway.jobs.planning import Plan, plan
 from cutaway.jobs.reading import Results, read
+from cutaway.jobs.report import write_report as report
 from cutaway.jobs.running import Summary, Watcher, run
 from cutaway.jobs.spec import Job
 
-__all__ = ["Job", "Plan", "Results", "Summary", "Watcher", "plan", "read", "run"]
+__all__ = ["Job", "Plan", "Results", "Summary", "Watcher", "plan", "read", "report", "run"]

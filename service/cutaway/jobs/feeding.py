@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -22,9 +23,10 @@ class Batch:
     """Some rows of a shard, as one question.
 
     Attributes:
-        rows: their numbers in the shard, without those that are bad already.
-        bad: why the others cannot be asked about, by their number in the shard.
-        request: the question; None where no row is left.
+        rows: their numbers in the shard.
+        bad: why some of them cannot be asked about. Another row stands in for each, so that all others have the places,
+            and with them the random numbers, that they would have had.
+        request: the question; None where every row is bad.
     """
 
     rows: tuple[int, ...]
@@ -71,27 +73,37 @@ class Feeding:
         """Those of them that the model reads."""
         return inputs_of(self._job)
 
-    def batch(self, columns: Mapping[str, Column], rows: Sequence[int], first: int) -> Batch:
-        """The question about ``rows`` of ``columns``, whose row 0 is row ``first`` of the data set.
+    def batch(
+        self,
+        columns: Mapping[str, Column],
+        rows: Sequence[int],
+        first: int,
+        known: Mapping[int, CutawayError] = MappingProxyType({}),
+    ) -> Batch:
+        """The question about ``rows`` of ``columns``, whose row 0 is row ``first`` of the data set; those that are
+        ``known`` to be bad are not looked at.
 
         Raises:
             InvalidArgument: ``BATCH_MISMATCH``: each row is well, but they do not stack.
         """
-        bad: dict[int, CutawayError] = {}
+        bad: dict[int, CutawayError] = {row: known[row] for row in rows if row in known}
         examples: dict[int, dict[str, Array] | Raw] = {}
-        classes: list[int] = []
+        classes: dict[int, int] = {}
         for row in rows:
+            if row in bad:
+                continue
             try:
-                example = self._example(columns, row)
-                if self._asked.by_label:
-                    classes.append(self._class(columns, row))
-                examples[row] = example
+                classes[row] = self._class(columns, row) if self._asked.by_label else 0
+                examples[row] = self._example(columns, row)
             except CutawayError as failure:
                 bad[row] = failure
+        if not examples:
+            return Batch(tuple(rows), bad, None)
+        asked_about = [row if row in examples else next(iter(examples)) for row in rows]
         request = replace(self._asked.request, model=self._model, seed=self._job.request.seed + first + rows[0])
         if self._asked.by_label:
-            request = replace(request, target=ClassIndex(tuple(classes)))
-        return Batch(tuple(examples), bad, _holding(request, list(examples.values())) if examples else None)
+            request = replace(request, target=ClassIndex(tuple(classes[row] for row in asked_about)))
+        return Batch(tuple(rows), bad, _holding(request, [examples[row] for row in asked_about]))
 
     def _example(self, columns: Mapping[str, Column], row: int) -> dict[str, Array] | Raw:
         inputs = self._job.inputs
@@ -146,7 +158,8 @@ class Feeding:
         """The index of the class that the row's label says."""
         label = self.label(columns, row)
         if isinstance(label, str) and label not in self._classes:
-            known = ", ".join(map(repr, self._classes)) or "none: give class indices"
+            known = ", ".join(map(repr, list(self._classes)[:_CLASSES_NAMED])) or "none: give class indices"
+            known += ", ..." if len(self._classes) > _CLASSES_NAMED else ""
             raise error(Reason.TARGET_RANGE, f"the label {label!r} is none of the model's classes; it has {known}")
         if label is None:
             raise error(Reason.TARGET_RANGE, "there is no label, and the target is the label")
@@ -154,17 +167,25 @@ class Feeding:
 
     def label(self, columns: Mapping[str, Column], row: int) -> int | str | None:
         """What the row is said to be; None where nothing is said, or no job asks."""
-        if self._job.label is None:
-            return None
-        value = columns[self._job.label.column][row]
-        if value is None or isinstance(value, Unreadable) or value != value:  # NaN is no label
-            return None
-        return value if isinstance(value, str) else int(value)
+        return None if self._job.label is None else _label(columns[self._job.label.column][row])
 
     def name(self, columns: Mapping[str, Column], row: int, number: int) -> str:
         """What the row is called; by default its ``number`` in the data set."""
         value = None if self._job.id is None else columns[self._job.id.column][row]
         return str(number) if value is None or isinstance(value, Unreadable) else str(value)
+
+
+def about_rows(request: InspectRequest, rows: Sequence[int]) -> InspectRequest:
+    """``request`` about some of its examples, by their place in it."""
+    chosen, target = list(rows), request.target
+    if isinstance(target, ClassIndex) and len(target.indices) > 1:
+        target = replace(target, indices=tuple(target.indices[row] for row in chosen))
+    return replace(
+        request,
+        tensors={name: array[chosen] for name, array in request.tensors.items()},
+        raw=tuple(request.raw[row] for row in chosen) if request.raw else (),
+        target=target,
+    )
 
 
 def _value(columns: Mapping[str, Column], name: str, row: int) -> Any:
@@ -174,6 +195,26 @@ def _value(columns: Mapping[str, Column], name: str, row: int) -> Any:
     if value is None:
         raise error(Reason.DATA_UNREADABLE, "there is no value")
     return value
+
+
+def _label(value: Any) -> int | str | None:
+    """A class index; or a text, which is also what has no whole number: 3.5 is not class 3."""
+    if value is None or isinstance(value, (str, Unreadable)):
+        return value if isinstance(value, str) else None
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    if isinstance(value, _NUMBERS):
+        if value != value:  # NaN
+            return None
+        if abs(value) < _LARGEST_INDEX and value == int(value):
+            return int(value)
+    return str(value)[:_LABEL_CHARACTERS]
+
+
+_NUMBERS = (int, float, np.number, np.bool_)
+_LARGEST_INDEX = 2**63
+_LABEL_CHARACTERS = 80
+_CLASSES_NAMED = 20
 
 
 def _bytes(value: Any) -> bytes:

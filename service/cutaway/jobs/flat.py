@@ -10,11 +10,10 @@ import numpy as np
 from cutaway.engine.conditions import qualifying
 from cutaway.errors import Reason, error
 from cutaway.jobs.asked import Asked
+from cutaway.jobs.blame import Ruling
 from cutaway.requests import TopK
-from cutaway.results import AttributionResult, Check, InspectResult, Verdict, WarningCode
+from cutaway.results import AttributionResult, InspectResult, Verdict, WarningCode
 from cutaway.tensors import Array
-
-_WORST = (Verdict.DISAGREES, Verdict.INCONCLUSIVE, Verdict.NOT_APPLICABLE, Verdict.AGREES)
 
 
 class Cells(NamedTuple):
@@ -33,13 +32,17 @@ class Cells(NamedTuple):
     rows: Sequence[int] | None = None
 
 
-def flattened(result: InspectResult, asked: Asked, batch: int) -> Iterator[Cells]:
+Rulings = Sequence[Mapping[int, Ruling]]
+"""For each explanation of an answer, what its checks come to for each row that was explained."""
+
+
+def flattened(result: InspectResult, asked: Asked, batch: int, rulings: Rulings) -> Iterator[Cells]:
     """All columns of ``result``, the answer to ``asked`` about ``batch`` examples.
 
     Raises:
         InvalidArgument: ``INVALID_VALUE``: a tensor has no axis of examples.
     """
-    for cells in _every(result, asked, batch):
+    for cells in _every(result, asked, batch, rulings):
         if len(cells.values) != batch:
             raise error(
                 Reason.INVALID_VALUE,
@@ -50,7 +53,7 @@ def flattened(result: InspectResult, asked: Asked, batch: int) -> Iterator[Cells
         yield cells
 
 
-def _every(result: InspectResult, asked: Asked, batch: int) -> Iterator[Cells]:
+def _every(result: InspectResult, asked: Asked, batch: int, rulings: Rulings) -> Iterator[Cells]:
     if result.classes:
         yield Cells("prediction", {"kind": "prediction"}, np.array([each.index for each in result.classes], np.int64))
         yield Cells("prediction_name", {"kind": "prediction_name"}, [each.label for each in result.classes])
@@ -61,7 +64,7 @@ def _every(result: InspectResult, asked: Asked, batch: int) -> Iterator[Cells]:
         yield Cells("target", {"kind": "target"}, result.targets)
     for name, array in result.predictions.items():
         yield Cells(f"output.{name}", {"kind": "output", "output": name}, array)
-    yield from _attributions(result, asked, batch)
+    yield from _attributions(result, asked, batch, rulings)
     for name, array in result.input_gradients.items():
         yield Cells(f"input_gradient.{name}", {"kind": "input_gradient", "input": name}, array)
     yield from _captures(result)
@@ -73,25 +76,36 @@ def _of_the_batch(code: WarningCode) -> bool:
     return code is not WarningCode.NOT_EXPLAINED  # which rows those are, columns of their own say
 
 
-def _attributions(result: InspectResult, asked: Asked, batch: int) -> Iterator[Cells]:
-    worth = qualifying(asked.request.explain_if, result.classes)
+def _attributions(result: InspectResult, asked: Asked, batch: int, rulings: Rulings) -> Iterator[Cells]:
+    worth = explained(result, asked)
     tokens = None
-    for name, answer in zip(_names(asked), result.attributions):
-        yield from _attribution(name, answer, worth, batch)
+    for name, answer, ruled in zip(_names(asked), result.attributions, rulings):
+        yield from _attribution(name, answer, worth, batch, ruled)
         tokens = tokens or answer.tokens
     if tokens is not None and tokens.texts:
         yield Cells("tokens", {"kind": "tokens"}, [list(row) for row in tokens.texts])
 
 
-def _names(asked: Asked) -> Iterator[str]:
-    """A name for each answer: of a top-k target there are k to an explanation, the largest class first."""
-    for name, each in zip(asked.names, asked.request.attributions):
+def explained(result: InspectResult, asked: Asked) -> list[int] | None:
+    """The rows that were explained; None for all."""
+    return qualifying(asked.request.explain_if, result.classes)
+
+
+def answers(asked: Asked) -> Iterator[tuple[int, int]]:
+    """Which explanation each answer is of, and its rank: of a top-k target there are k, the largest class first."""
+    for number, each in enumerate(asked.request.attributions):
         target = each.target or asked.request.target
-        times = target.k if isinstance(target, TopK) else 1
-        yield from (f"{name}#{rank}" if rank else name for rank in range(times))
+        yield from ((number, rank) for rank in range(target.k if isinstance(target, TopK) else 1))
 
 
-def _attribution(name: str, answer: AttributionResult, worth: Sequence[int] | None, batch: int) -> Iterator[Cells]:
+def _names(asked: Asked) -> Iterator[str]:
+    """A name for each answer."""
+    return (f"{asked.names[number]}#{rank}" if rank else asked.names[number] for number, rank in answers(asked))
+
+
+def _attribution(
+    name: str, answer: AttributionResult, worth: Sequence[int] | None, batch: int, ruled: Mapping[int, Ruling]
+) -> Iterator[Cells]:
     about = {"attribution": name, "method": answer.method, "layer": answer.layer}
 
     def cells(last: str, kind: str, values: Array | list[Any], **more: str) -> Cells:
@@ -110,15 +124,14 @@ def _attribution(name: str, answer: AttributionResult, worth: Sequence[int] | No
     if answer.tokens is not None:
         yield cells("tokens", "token_attribution", answer.tokens.values, input=answer.tokens.input)
     if answer.checks:
-        check = _worst(answer.checks)
-        largest = max(each.max_relative_error for each in answer.checks)
-        yield cells("verdict", "verdict", [check.verdict.value] * batch)
-        yield cells("reason", "reason", [check.reason] * batch)
-        yield cells("error", "largest_error", np.full(batch, largest, np.float64))
+        each = [ruled.get(row, _UNRULED) for row in range(batch)]
+        yield cells("verdict", "verdict", [one.verdict.value for one in each])
+        yield cells("reason", "reason", [one.reason for one in each])
+        yield cells("error", "largest_error", np.array([one.error for one in each], np.float64))
 
 
-def _worst(checks: Sequence[Check]) -> Check:
-    return min(checks, key=lambda check: _WORST.index(check.verdict))
+_UNRULED = Ruling(Verdict.NOT_APPLICABLE, "", 0.0)
+"""In place of rows that were not explained, which no column shows."""
 
 
 def _captures(result: InspectResult) -> Iterator[Cells]:

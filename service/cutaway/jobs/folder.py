@@ -2,6 +2,7 @@
 
 manifest.json         what the job is
 part-00042.parquet    one shard
+captures/             captures that go to Zarr
 .lock                 held by the run that writes
 """
 
@@ -35,6 +36,11 @@ class Folder:
     def manifest(self) -> Path:
         """What the job is."""
         return self.path / MANIFEST
+
+    @property
+    def captures(self) -> Path:
+        """Where captures are that stand in no table."""
+        return self.path / "captures"
 
     def part(self, shard: int) -> Path:
         """Where the shard of that number is, or will be."""

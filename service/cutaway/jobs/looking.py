@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from cutaway.errors import CutawayError
 from cutaway.jobs.asked import asked
+from cutaway.jobs.blame import rulings
 from cutaway.jobs.feeding import Batch, Feeding
 from cutaway.jobs.flat import Cells
 from cutaway.jobs.records import Layout
@@ -44,7 +45,9 @@ def first_look(job: Job, source: Source, model: Model) -> Layout:
             break
     if not probes:
         raise failures[0]
-    return Layout.of(probes, _label_type(job, columns), job.output.tensors)
+    return Layout.of(
+        probes, _label_type(feeding, columns) if job.label else None, job.output.tensors, job.output.captures_to
+    )
 
 
 def _probe(job: Job, batch: Batch, model: Model) -> Iterator[Cells]:
@@ -55,7 +58,7 @@ def _probe(job: Job, batch: Batch, model: Model) -> Iterator[Cells]:
     if batch.request.explain_if is not None:
         model.ask(batch.request)  # for what it is refused for
     result = model.ask(replace(batch.request, explain_if=None))
-    return found(batch, result, question, job.output.keep_inputs)
+    return found(batch, result, question, rulings(result, [0], lambda number, rows: None), job.output.keep_inputs)
 
 
 def _by_extremes(columns: Mapping[str, Column], inputs: tuple[str, ...]) -> list[int]:
@@ -71,7 +74,7 @@ def _size(value: Any) -> int:
     return len(value) if isinstance(value, (str, bytes, list, tuple)) else 1
 
 
-def _label_type(job: Job, columns: Mapping[str, Column]) -> Any:
-    if job.label is None:
-        return None
-    return pa.string() if any(isinstance(each, str) for each in columns[job.label.column]) else pa.int64()
+def _label_type(feeding: Feeding, columns: Mapping[str, Column]) -> Any:
+    count = len(columns[feeding.inputs[0]])
+    texts = any(isinstance(feeding.label(columns, row), str) for row in range(count))
+    return pa.string() if texts else pa.int64()

@@ -159,7 +159,7 @@ def _digest(job: Job) -> str:
     words = job.words()
     model = {name: words["model"][name] for name in ("options", "device", "name")}
     model["adapter"] = words["model"]["adapter"].rpartition(":")[2]
-    output = {name: words["output"][name] for name in ("shard_rows", "keep_inputs", "tensors")}
+    output = {name: words["output"][name] for name in ("shard_rows", "keep_inputs", "captures_to", "tensors")}
     kept = {name: words[name] for name in ("inputs", "id", "label", "target", "request")}
     whole = {**kept, "model": model, "output": output, "batch": words["engine"]["batch"]}
     return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()

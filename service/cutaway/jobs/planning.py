@@ -67,7 +67,7 @@ def plan(job: Job) -> Plan:
         batches=batches,
         forwards=batches * counting.forwards,
         backwards=batches * counting.backwards,
-        bytes=round(file.tell() / len(rows) * source.rows),
+        bytes=round((file.tell() + sum(array.nbytes for array in records.apart().values())) / len(rows) * source.rows),
         seconds=seconds / len(rows) * source.rows,
         columns=tuple(task.manifest.columns),
     )

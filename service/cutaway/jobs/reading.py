@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 
 from cutaway.errors import Reason, error
+from cutaway.jobs.apart import Apart
 from cutaway.jobs.folder import Folder
 from cutaway.jobs.manifest import Manifest
 from cutaway.tensors import Array
@@ -38,7 +39,10 @@ class Results(Mapping[str, Array]):
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
         self.manifest = Manifest.load(folder)
-        self._schema = self.manifest.read_layout().schema
+        layout = self.manifest.read_layout()
+        self._schema = layout.schema
+        self._stored = {field.name for field in layout.apart}
+        self._apart = Apart(self._folder, self.manifest)
 
     @property
     def rows(self) -> int:
@@ -61,14 +65,26 @@ class Results(Mapping[str, Array]):
     def shards(self, columns: Sequence[str] = ()) -> Iterator[dict[str, Array]]:
         """Some columns, by default all, of one shard after the other; the memory it takes is that of a shard."""
         wanted = [self._known(name) for name in columns or self]
-        for path in self._folder.parts().values():
-            table = parquet.read_table(path, columns=wanted)
-            yield {name: _array(table[name]) for name in wanted}
+        tabular = [name for name in wanted if name not in self._stored]
+        for shard, path in self._folder.parts().items():
+            table = parquet.read_table(path, columns=tabular)
+            stored = {name: self._captured(name, [shard]) for name in wanted if name in self._stored}
+            yield {name: stored[name] if name in stored else _array(table[name]) for name in wanted}
 
     def __getitem__(self, column: str) -> Array:
-        parts = self._folder.parts().values()
-        tables = [parquet.read_table(path, columns=[self._known(column)]) for path in parts]
+        parts = self._folder.parts()
+        if column in self._stored:
+            return self._captured(column, list(parts))
+        tables = [parquet.read_table(path, columns=[self._known(column)]) for path in parts.values()]
         return _array(pa.concat_tables(tables or [self._schema.empty_table()])[column])
+
+    def _captured(self, column: str, shards: Sequence[int]) -> Array:
+        """A column that is no table's, of some shards; bad rows have no value."""
+        ranges = [self.manifest.range(shard) for shard in shards] or [range(0)]
+        paths = [self._folder.part(shard) for shard in shards]
+        bad = [np.asarray(parquet.read_table(path, columns=["error"])["error"].is_valid()) for path in paths]
+        numbers = np.concatenate([self._apart.read(column, each) for each in ranges])
+        return _without(numbers, np.concatenate([np.empty(0, bool), *bad]))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._schema.names)

@@ -16,6 +16,8 @@ from cutaway.tensors import Array
 PREFIX = "cutaway."
 """Before the words about a column in its Arrow field's metadata: ``cutaway.kind``, ``cutaway.layer``, ..."""
 
+_STORE = "store"
+_CAPTURED = ("capture", "positions")
 _FIRST = ("row", "id", "label")
 _LAST = ("error", "error_message")
 
@@ -25,24 +27,46 @@ class Layout(NamedTuple):
 
     schema: Any  # pa.Schema
 
+    @property
+    def tabular(self) -> Any:
+        """The columns that stand in the tables, as a `pyarrow.Schema`."""
+        return pa.schema([field for field in self.schema if not is_apart(field)])
+
+    @property
+    def apart(self) -> list[Any]:
+        """The columns that go to Zarr."""
+        return [field for field in self.schema if is_apart(field)]
+
     @classmethod
-    def of(cls, probes: Sequence[Sequence[Cells]], label: Any, tensors: Literal["auto", "fixed", "ragged"]) -> Layout:
+    def of(
+        cls,
+        probes: Sequence[Sequence[Cells]],
+        label: Any,
+        tensors: Literal["auto", "fixed", "ragged"],
+        captures_to: Literal["parquet", "zarr"] = "parquet",
+    ) -> Layout:
         """The layout in which all of ``probes`` fit, the answers to a few examples.
 
         Args:
             probes: columns of answers; a tensor whose shape differs between them is ragged.
             label: the Arrow type of the labels; None for a job without.
             tensors: whether to go by the probes; or one shape for all, or none.
+            captures_to: where captures go.
 
         Raises:
-            InvalidArgument: ``INVALID_VALUE``: two columns would have one name.
+            InvalidArgument: ``INVALID_VALUE``: two columns would have one name, or captures of several shapes would go
+                to Zarr.
         """
         columns: dict[str, list[Cells]] = {}
         for cells in (each for probe in probes for each in probe):
             columns.setdefault(cells.name, []).append(cells)
         found = [_field(name, {"kind": name}, _OWN[name]) for name in ("row", "id")]
         found += [_field("label", {"kind": "label"}, label)] if label is not None else []
-        found += [_field(name, several[0].about, _type(several, tensors)) for name, several in columns.items()]
+        for name, several in columns.items():
+            to_zarr = captures_to == "zarr" and several[0].about["kind"] in _CAPTURED
+            field = _field(name, {**several[0].about, _STORE: "zarr" if to_zarr else ""}, _type(several, tensors))
+            _refuse_ragged_apart(field)
+            found.append(field)
         found += [_field(name, {"kind": name}, pa.string()) for name in _LAST]
         names = [field.name for field in found]
         for probe in [names, *([each.name for each in probe] for probe in probes)]:
@@ -60,6 +84,11 @@ def about(field: Any) -> dict[str, str]:
     }
 
 
+def is_apart(field: Any) -> bool:
+    """Whether a column goes to Zarr."""
+    return about(field).get(_STORE) == "zarr"
+
+
 def is_ragged(kind: Any) -> bool:
     """Whether a column of that type holds tensors of several shapes."""
     return bool(pa.types.is_struct(kind))
@@ -73,21 +102,24 @@ class Records:
         first: the number of the shard's first row in the data set.
         names: what each row is called; as many as there are rows.
         labels: what each row is said to be; empty for a job without labels.
+
+    Attributes:
+        errors: why nothing can be found about bad rows, by their number in the shard.
     """
 
     def __init__(self, layout: Layout, first: int, names: Sequence[str], labels: Sequence[int | str | None]) -> None:
-        self._schema = layout.schema
+        self._layout = layout
         self._first = first
         self._names = names
         self._labels = labels
-        self._errors: dict[int, CutawayError] = {}
+        self.errors: dict[int, CutawayError] = {}
         own = {*_FIRST, *_LAST}
         self._columns = {
-            field.name: _buffer(field, len(names), first) for field in self._schema if field.name not in own
+            field.name: _buffer(field, len(names), first) for field in layout.schema if field.name not in own
         }
 
     def put(self, rows: Sequence[int], found: Iterable[Cells]) -> None:
-        """Note an answer about ``rows``, by their number in the shard.
+        """Note an answer about ``rows``, by their number in the shard; bad ones have none.
 
         Raises:
             InvalidArgument: ``INVALID_VALUE``, where it has a column that the job's first rows had not, or a tensor of
@@ -102,11 +134,12 @@ class Records:
                     "request",
                 )
             for place in range(len(rows)) if cells.rows is None else cells.rows:
-                column.put(rows[place], cells.values[place])
+                if rows[place] not in self.errors:
+                    column.put(rows[place], cells.values[place])
 
     def bad(self, row: int, failure: CutawayError) -> None:
         """Note that nothing can be found about ``row``, and why."""
-        self._errors[row] = failure
+        self.errors[row] = failure
 
     @property
     def rows(self) -> int:
@@ -116,12 +149,12 @@ class Records:
     @property
     def bad_rows(self) -> int:
         """How many were noted."""
-        return len(self._errors)
+        return len(self.errors)
 
     def verdicts(self) -> dict[str, dict[str, int]]:
         """By explanation, how many rows each verdict was found about."""
         counts: dict[str, dict[str, int]] = {}
-        for field in self._schema:
+        for field in self._layout.schema:
             words = about(field)
             if words["kind"] == "verdict":
                 found = [verdict for verdict in self._columns[field.name].values if verdict is not None]
@@ -130,15 +163,20 @@ class Records:
 
     def table(self, metadata: Mapping[str, str]) -> Any:
         """All rows, as a `pyarrow.Table` with ``metadata``."""
+        schema = self._layout.tabular
         return pa.Table.from_arrays(
-            [self._array(field) for field in self._schema], schema=self._schema.with_metadata(dict(metadata))
+            [self._array(field) for field in schema], schema=schema.with_metadata(dict(metadata))
         )
+
+    def apart(self) -> dict[str, Array]:
+        """By column, the captures that go to Zarr, [rows, ...]; `nothing` in the rows that have none."""
+        return {field.name: self._columns[field.name].numbers() for field in self._layout.apart}
 
     def _array(self, field: Any) -> Any:
         if field.name in self._columns:
             return self._columns[field.name].array()
         count = len(self._names)
-        failures = [self._errors.get(row) for row in range(count)]
+        failures = [self.errors.get(row) for row in range(count)]
         values: dict[str, Sequence[Any]] = {
             "row": range(self._first, self._first + count),
             "id": self._names,
@@ -170,6 +208,12 @@ def _refuse_twice(names: Sequence[str]) -> None:
     if twice:
         what = f"two columns would be called {twice[0]!r}; give an explanation another name"
         raise error(Reason.INVALID_VALUE, what, "request.attributions")
+
+
+def _refuse_ragged_apart(field: Any) -> None:
+    if is_apart(field) and is_ragged(field.type):
+        what = f"{field.name} differs in shape from row to row, and a Zarr array has one: leave captures_to out"
+        raise error(Reason.INVALID_VALUE, what, "output.captures_to")
 
 
 def _field(name: str, words: Mapping[str, str], kind: Any) -> Any:
@@ -205,6 +249,11 @@ def _buffer(field: Any, rows: int, first: int) -> _Values:
     return kind(field, rows, first)
 
 
+def nothing(dtype: np.dtype[Any]) -> float | int:
+    """What a Zarr array has in place of no value: NaN, or 0; the column ``error`` then says so."""
+    return np.nan if dtype.kind == "f" else 0
+
+
 class _Values:
     """A column of numbers or texts; None where nothing was put."""
 
@@ -218,6 +267,10 @@ class _Values:
 
     def array(self) -> Any:
         return pa.array(self.values, self._field.type)
+
+    def numbers(self) -> Array:
+        dtype = np.dtype(self._field.type.to_pandas_dtype())
+        return np.array([nothing(dtype) if value is None else value for value in self.values], dtype)
 
 
 class _Ragged(_Values):
@@ -262,6 +315,10 @@ class _Tensors(_Values):
             )
         self._numbers[row] = value.reshape(-1)
         self._missing[row] = False
+
+    def numbers(self) -> Array:
+        self._numbers[self._missing] = nothing(self._numbers.dtype)
+        return self._numbers.reshape(-1, *self._shape)
 
     def array(self) -> Any:
         flat = pa.array(self._numbers.reshape(-1), self._field.type.value_type)

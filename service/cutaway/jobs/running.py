@@ -110,6 +110,7 @@ def run(job: Job, watcher: Watcher | None = None) -> Summary:
     engine = ENGINES[job.engine.kind]
     with _interruptions(), folder.held(), engine.opened(job) as model:
         task = _prepared(job, source, model, folder)
+        _make_apart(task)
         missing = _missing(task, summary)
         _refuse_bad(job, summary)
         looking_on.begins(task.manifest.rows, summary)
@@ -150,6 +151,13 @@ def _prepared(job: Job, source: Source, model: Model, folder: Folder) -> Task:
     manifest = manifest.with_layout(first_look(job, source, model))
     manifest.save(folder)
     return Task(job, manifest)
+
+
+def _make_apart(task: Task) -> None:
+    """Have the arrays for captures; where one had gone, shards that are there had lost a part."""
+    if task.apart.make():
+        for path in task.folder.parts().values():
+            path.unlink()
 
 
 def _missing(task: Task, summary: Summary) -> list[int]:

@@ -6,6 +6,7 @@ import errno
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,14 @@ import pyarrow.parquet as parquet
 
 from cutaway.errors import Code, CutawayError, Reason, error
 from cutaway.jobs.asked import Asked, asked
-from cutaway.jobs.feeding import Batch, Feeding
-from cutaway.jobs.flat import Cells, flattened
+from cutaway.jobs.blame import rulings
+from cutaway.jobs.feeding import Batch, Feeding, about_rows
+from cutaway.jobs.flat import Cells, Rulings, answers, explained, flattened
 from cutaway.jobs.records import Records
 from cutaway.jobs.sources import Column, Source
 from cutaway.jobs.task import Model, Task, Tick, Written
-from cutaway.results import InspectResult
+from cutaway.requests import InspectRequest
+from cutaway.results import AttributionResult, InspectResult
 
 
 class Shards:
@@ -37,6 +40,7 @@ class Shards:
         self._asked = asked(task.job.request, task.job.target)
         self._feeding = Feeding(task.job, self._asked, model.detail)
         self._layout = task.manifest.read_layout()
+        self._apart = task.apart
 
     def write(self, shard: int, tick: Tick) -> Written:
         """Ask about every row of ``shard`` and write it.
@@ -71,33 +75,63 @@ class Shards:
         return Records(self._layout, rows.start, names, labels)
 
     def _ask(self, columns: Mapping[str, Column], rows: Sequence[int], first: int, records: Records) -> None:
-        """Ask about ``rows`` together; where that fails, about each alone, so that only bad rows are bad."""
+        """Ask about ``rows`` together; where that fails, about each alone, so that only bad rows are bad, and then
+        about all but these: what is found of a row does not depend on whether another is bad."""
+        failure = self._ask_together(columns, rows, first, records)
+        if failure is not None and len(rows) == 1:
+            records.bad(rows[0], failure)
+        elif failure is not None:
+            for row in rows:
+                self._ask(columns, [row], first, records)
+            if any(row in records.errors for row in rows):
+                self._ask_together(columns, rows, first, records)  # if even that fails, what each has alone stays
+
+    def _ask_together(
+        self, columns: Mapping[str, Column], rows: Sequence[int], first: int, records: Records
+    ) -> CutawayError | None:
+        """Ask about those of ``rows`` that are not bad, and note what is found; what they are refused for."""
         try:
-            batch = self._feeding.batch(columns, rows, first)
+            batch = self._feeding.batch(columns, rows, first, records.errors)
             result = None if batch.request is None else self._model.ask(batch.request)
         except CutawayError as failure:
             refuse_to_go_on(failure)
-            if len(rows) == 1:
-                records.bad(rows[0], failure)
-                return
-            for row in rows:
-                self._ask(columns, [row], first, records)
-            return
+            return failure
         for row, why in batch.bad.items():
             records.bad(row, why)
-        if result is not None:
-            records.put(batch.rows, found(batch, result, self._asked, self._task.job.output.keep_inputs))
+        if batch.request is not None and result is not None:
+            ruled = self._rulings(batch.request, result, len(batch.rows))
+            records.put(batch.rows, found(batch, result, self._asked, ruled, self._task.job.output.keep_inputs))
+        return None
+
+    def _rulings(self, request: InspectRequest, result: InspectResult, rows: int) -> Rulings:
+        """What is found about each row of a batch by itself; see `blame`."""
+        alone = replace(request, captures=(), input_gradients=None, explain_if=None)
+        places = list(answers(self._asked))
+
+        def ask(number: int, some: tuple[int, ...]) -> AttributionResult | None:
+            explanation, rank = places[number]
+            question = replace(alone, attributions=request.attributions[explanation : explanation + 1])
+            try:
+                return self._model.ask(about_rows(question, some)).attributions[rank]
+            except CutawayError as failure:
+                refuse_to_go_on(failure)
+                return None
+
+        chosen = explained(result, self._asked)
+        return rulings(result, range(rows) if chosen is None else chosen, ask)
 
     def _save(self, records: Records, written: Written) -> None:
         counts = json.dumps({"bad": written.bad, "verdicts": written.verdicts})
         table = records.table({"cutaway": counts, "cutaway.digest": self._task.manifest.digest})
         folder = self._task.folder
+        rows = self._task.manifest.range(written.shard)
+        self._apart.write(rows, records.apart())  # before a file says that the shard is there
         folder.write(folder.part(written.shard), lambda path: parquet.write_table(table, path, compression="zstd"))
 
 
-def found(batch: Batch, result: InspectResult, question: Asked, keep_inputs: bool) -> Iterator[Cells]:
+def found(batch: Batch, result: InspectResult, question: Asked, ruled: Rulings, keep_inputs: bool) -> Iterator[Cells]:
     """All columns about ``batch``."""
-    yield from flattened(result, question, len(batch.rows))
+    yield from flattened(result, question, len(batch.rows), ruled)
     if keep_inputs and batch.request is not None:
         for name, array in batch.request.tensors.items():
             yield Cells(f"input.{name}", {"kind": "input", "input": name}, array)

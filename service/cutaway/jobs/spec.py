@@ -143,6 +143,10 @@ class Output(Part):
     folder: Path = Field(description="Where they go; a new folder, or that of this very job, which is then resumed.")
     shard_rows: int = Field(default=512, gt=0, description="Rows to a file, which is also what a kill costs at most.")
     keep_inputs: bool = Field(default=False, description="Keep what the model read beside what was found.")
+    captures_to: Literal["parquet", "zarr"] = Field(
+        default="parquet",
+        description="Where captures go: into the tables, or to a Zarr array each in the folder `captures`.",
+    )
     tensors: Literal["auto", "fixed", "ragged"] = Field(
         default="auto",
         description="Whether tensors have one shape in all rows. By default they have, but for texts and where some of "

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias
 
+from cutaway.jobs.apart import Apart
 from cutaway.jobs.folder import Folder
 from cutaway.jobs.manifest import Manifest
 from cutaway.jobs.sources import Source, open_source
@@ -67,6 +68,11 @@ class Task:
     def folder(self) -> Folder:
         """Where results go."""
         return Folder(self.job.output.folder)
+
+    @property
+    def apart(self) -> Apart:
+        """Where its captures go that stand in no table."""
+        return Apart(self.folder, self.manifest)
 
 
 def source_of(job: Job) -> Source:

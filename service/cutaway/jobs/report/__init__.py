@@ -7,6 +7,7 @@ from pathlib import Path
 from cutaway.jobs.report.page import Page
 from cutaway.jobs.report.pictures import told
 from cutaway.jobs.report.results import Results
+from cutaway.jobs.shards import no_room
 
 __all__ = ["write_report"]
 
@@ -19,11 +20,15 @@ def write_report(folder: Path) -> Path:
 
     Raises:
         InvalidArgument: ``DATA_UNREADABLE``: no job lies there, or none of its shards is written yet.
+        CutawayError: ``JOB_INTERRUPTED``: the page cannot be written.
     """
     results = Results(folder)
-    page = Page(results)
+    text = _rendered(Page(results))
     path = folder / "report.html"
-    results.folder.write(path, lambda aside: aside.write_text(_rendered(page), "utf-8") and None)
+    try:
+        results.folder.write(path, lambda aside: aside.write_text(text, "utf-8"))
+    except OSError as failure:
+        raise no_room(failure) from None
     return path
 
 

@@ -12,7 +12,7 @@ from cutaway.jobs.report.examples import Example, Explanation
 from cutaway.jobs.report.overview import Overview
 from cutaway.jobs.report.pictures import as_image, bars, coarse, colour, heat, histogram, photograph, strongest
 from cutaway.jobs.report.results import Results
-from cutaway.jobs.report.tensors import Activations, Array, Class, Tensors, flat, pictured
+from cutaway.jobs.report.tensors import Activations, Array, Class, Tensors, flat, pictured, without_padding
 from cutaway.jobs.sources import Unreadable
 from cutaway.results import Verdict
 
@@ -166,7 +166,7 @@ class Page:
         for name, words in self.results.of_kind("token_attribution").items():
             if (values := _numbers(kept[name])) is not None:
                 scale = strongest(values)
-                pairs = _without_padding(list(zip(tokens, values.tolist())))
+                pairs = without_padding(list(zip(tokens, values.tolist())))
                 shades = [(token, value, colour(value, scale)) for token, value in pairs]
                 found.append(Words(words["attribution"], shades))
         return found
@@ -231,14 +231,6 @@ class Page:
 def _numbers(value: Any) -> Array | None:
     """A tensor of one row; None where the row has none, or a text."""
     return None if isinstance(value, (Unreadable, str, bytes, list)) else np.asarray(value)
-
-
-def _without_padding(pairs: list[tuple[str, float]]) -> list[tuple[str, float]]:
-    """``pairs`` without the run of one token at the end for which nothing speaks at all."""
-    end = len(pairs)
-    while end and pairs[end - 1] == (pairs[-1][0], 0.0):
-        end -= 1
-    return pairs[:end] or pairs
 
 
 def _cell(count: int, total: int, right: bool) -> tuple[int, float, bool]:

@@ -6,9 +6,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as parquet
 
 from cutaway.errors import Reason, error
+from cutaway.jobs.apart import Apart
 from cutaway.jobs.folder import Folder
 from cutaway.jobs.manifest import Manifest
 
@@ -31,10 +34,13 @@ class Results:
     def __init__(self, path: Path) -> None:
         self.folder = Folder(path)
         self.manifest = Manifest.load(self.folder)
-        self._parts = list(self.folder.parts().values())
+        self._parts = self.folder.parts()
         if not self._parts:
             raise error(Reason.DATA_UNREADABLE, f"{path} holds no shard yet: run the job first", "folder")
-        self._schema = self.manifest.read_layout().schema
+        layout = self.manifest.read_layout()
+        self._schema = layout.schema
+        self._stored = {field.name for field in layout.apart}
+        self._apart = Apart(self.folder, self.manifest)
         self.columns = {name: self.manifest.columns[name] for name in self._schema.names}
 
     @property
@@ -57,10 +63,23 @@ class Results:
 
     def batches(self, columns: Sequence[str], rows: int) -> Iterator[Any]:
         """All shards in order, in record batches of at most ``rows`` rows."""
-        for path in self._parts:
+        stored = [name for name in columns if name in self._stored]
+        tabular = [name for name in columns if name not in self._stored]
+        for shard, path in self._parts.items():
+            start = self.manifest.range(shard).start
             try:
-                yield from parquet.ParquetFile(path, memory_map=True, pre_buffer=False).iter_batches(
-                    rows, columns=list(columns)
-                )
+                file = parquet.ParquetFile(path, memory_map=True, pre_buffer=False)
+                for batch in file.iter_batches(rows, columns=tabular):
+                    yield self._with(batch, stored, range(start, start + len(batch)))
+                    start += len(batch)
             except (OSError, ValueError) as failure:
                 raise error(Reason.DATA_UNREADABLE, f"{path.name} cannot be read: {failure}", "folder") from failure
+
+    def _with(self, batch: Any, stored: Sequence[str], rows: range) -> Any:
+        """``batch`` with those columns of its ``rows`` that are in no table."""
+        for name in stored:
+            numbers = np.ascontiguousarray(self._apart.read(name, rows))
+            tensors = numbers.ndim > 1
+            column = pa.FixedShapeTensorArray.from_numpy_ndarray(numbers) if tensors else pa.array(numbers)
+            batch = batch.append_column(name, column)
+        return batch

@@ -47,8 +47,8 @@ class TokenSums:
         self._counts: defaultdict[str, int] = defaultdict(int)
 
     def add(self, tokens: list[str], values: Array) -> None:
-        """Take in the tokens of one text, and a number for each."""
-        for token, value in zip(tokens, values.tolist()):
+        """Take in the tokens of one text, and a number for each; but for its padding."""
+        for token, value in without_padding(list(zip(tokens, values.tolist()))):
             self._sums[token] += value
             self._counts[token] += 1
 
@@ -56,6 +56,14 @@ class TokenSums:
         """Each token that occurs ``least`` times or more, its mean and how often it occurs; the largest mean first."""
         kept = [(token, self._sums[token] / count, count) for token, count in self._counts.items() if count >= least]
         return sorted(kept, key=lambda entry: (-entry[1], entry[0]))
+
+
+def without_padding(pairs: list[tuple[str, float]]) -> list[tuple[str, float]]:
+    """Tokens of a text, each with what it adds, without the run of one token at the end that adds nothing at all."""
+    end = len(pairs)
+    while end and pairs[end - 1] == (pairs[-1][0], 0.0):
+        end -= 1
+    return pairs[:end] or pairs
 
 
 class Activations:
