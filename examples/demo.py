@@ -157,7 +157,7 @@ def what_if(client: ca.Client, digit: Examples) -> Table:
         left = np.exp(logits[before.index] - logits.max()) / np.exp(logits - logits.max()).sum()
         found.append((left, channel, before, after))
     title = "What if a channel of conv2 were zero? The worst:"
-    table = tables.heading(title, "channel", "the model says", "instead of", "which falls to", numbers=1)
+    table = tables.heading(title, "channel", "then it says", "before", "of which is left", numbers=1)
     for left, channel, before, after in sorted(found, key=lambda each: each[0])[:3]:
         table.add_row(str(channel), after.label, f"{before.label} ({before.probability:.1%})", f"{left:.1%}")
     return table

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+from rich.console import Console
 
 import cutaway as ca
 from cutaway import archive
+from cutaway.cli import anatomy
 from cutaway.gateway import serve
+from cutaway.results import ModelName, ModuleInfo, Provenance
 from tests.command import Pair, Pets, cutaway, said, squeezed, without
 from tests.serving import serving
 
@@ -149,6 +153,26 @@ def test_packages_then_serves_then_answers(tmp_path: Path, image: Path) -> None:
         assert server.said == ["serving tiny 1.0", f"ready: {server.address}"]
         assert "tiny 1.0" in said("inspect", "tiny", image, "--address", server.address)
         assert server.stop() == 0
+
+
+def test_layers_that_a_token_hides_are_left_out() -> None:
+    """Where the model itself, or a module around another, may not be seen, what may be seen stands by its full name."""
+    modules = tuple(ModuleInfo(name, "Linear", 2) for name in ("block.0.left", "block.0.right", "head"))
+    detail = ca.ModelDetail(ModelName("net", "1.0"), (), (), (), (), modules, Provenance())
+    shown = io.StringIO()
+    Console(width=100, file=shown).print(anatomy.ModuleTable(anatomy.Tree(detail, None, expand=False)))
+    text = squeezed(shown.getvalue())
+    for each in modules:
+        assert f"{each.name} Linear" in text
+
+
+def test_an_input_is_not_drawn_over(address: str, image: Path) -> None:
+    """A picture is not written over the file that was asked about."""
+    before = image.read_bytes()
+    refused = cutaway("inspect", "pets", image, "--plot", image, "--address", address)
+    assert refused.returncode == 2
+    assert "would be lost" in refused.stderr
+    assert image.read_bytes() == before
 
 
 def test_package_hands_everything_over(tmp_path: Path) -> None:

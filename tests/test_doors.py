@@ -4,6 +4,7 @@ where one of them goes no call is lost."""
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import subprocess
 import sys
@@ -259,4 +260,27 @@ def test_one_or_the_other(store: Path, tmp_path: Path) -> None:
         command = [sys.executable, "-m", "cutaway.console", "serve", *words]
         ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert ended.returncode == 2
-        assert "either a model store or the front doors" in " ".join(ended.stderr.split())
+        said = " ".join(ended.stderr.replace("│", " ").split())
+        assert "name either a model store (--model-store) or the front doors behind this one" in said
+
+
+@pytest.mark.parametrize(
+    ("behind", "variables", "said"),
+    [
+        ("nonsense", {}, "INVALID_VALUE [CUTAWAY_BEHIND]: 'nonsense' is no HOST:PORT"),
+        (
+            "192.0.2.1:50051",
+            {"CUTAWAY_BEHIND_TOKEN": "abc"},
+            "TOKEN_EXPOSED [CUTAWAY_BEHIND_TOKEN]: a token goes to 192.0.2.1:50051 inside TLS only: name in "
+            "CUTAWAY_BEHIND_CA whose certificate it shows",
+        ),
+    ],
+)
+def test_what_cannot_be_meant_is_told_at_once(
+    tmp_path: Path, behind: str, variables: dict[str, str], said: str
+) -> None:
+    """An address without a port, or a token that others could read: the end comes before anybody is waited for."""
+    command = [sys.executable, "-m", "cutaway.console", "serve", "--behind", behind]
+    environment = {**os.environ, **variables}
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, env=environment)
+    assert (ended.returncode, ended.stderr.strip()) == (1, said)

@@ -109,9 +109,9 @@ def test_missing_and_damaged_shards_are_written_anew(store: Path, tmp_path: Path
 
 
 OTHER: dict[str, tuple[dict[str, Any], str]] = {
-    "request": ({"request": REQUEST | {"seed": 1}}, "the job's spec"),
-    "target": ({"target": "predicted"}, "the job's spec"),
-    "batch": ({"engine": {"kind": "local", "batch": 16}}, "the job's spec"),
+    "request": ({"request": REQUEST | {"seed": 1}}, r"the job's spec \(request.seed\)"),
+    "target": ({"target": "predicted"}, r"the job's spec \(target\)"),
+    "batch": ({"engine": {"kind": "local", "batch": 16}}, r"the job's spec \(engine.batch\)"),
     "data": ({"data": digits(39)}, "the data set and the number of rows"),
 }
 
@@ -154,7 +154,7 @@ def test_only_bad_rows_are_bad(store: Path, tmp_path: Path) -> None:
     assert summary.bad == 3
     bad = {row: reason for row, reason in enumerate(found["error"]) if reason is not None}
     assert bad == {3: "DATA_UNREADABLE", 20: "INPUT_SHAPE", 30: "TARGET_RANGE"}
-    assert found["error_message"][3] == "pixels: the file is torn"
+    assert found["error_message"][3] == "inputs.image: the file is torn"
     well = [row for row in range(40) if row not in bad]
     for name in ("integrated_gradients.image", "saliency.image", "capture.fc1.output", "probability"):
         assert np.isnan(found[name][[*bad]]).all()
@@ -197,7 +197,7 @@ def test_a_wrong_job_ends_before_it_begins(store: Path, tmp_path: Path) -> None:
 
 
 SPECS: dict[str, tuple[dict[str, Any], str, str]] = {
-    "unknown": ({"modell": 1}, "modell", "extra inputs are not permitted"),
+    "unknown": ({"modell": 1}, "modell", "no such field; did you mean 'model'"),
     "two models": ({"model": {"archive": "a.mar", "address": "h:1"}}, "model", "name one of"),
     "no label": ({"label": None, "target": "label"}, "", "needs a label column"),
     "dtype": ({"inputs": {"image": {"column": "a", "dtype": "float"}}}, "inputs.image", "dtype 'float' is none of"),
@@ -214,6 +214,22 @@ def test_a_wrong_spec_says_where(tmp_path: Path, name: str) -> None:
     with pytest.raises(CutawayError, match=said) as caught:
         digits_job(tmp_path, tmp_path / "out", **words)
     assert (caught.value.reason, caught.value.field) == (Reason.INVALID_VALUE, field)
+
+
+def test_a_fault_is_told_by_the_jobs_own_fields(store: Path, tmp_path: Path) -> None:
+    """Whoever reads an error looks for it in job.yaml, not in the contract's request."""
+    wrong: dict[str, tuple[dict[str, Any], str]] = {
+        "no column": ({"label": {"column": "figure"}}, "label.column"),
+        "no input": ({"inputs": {"picture": {"column": "pixels"}}}, "inputs.picture"),
+        "dtype": ({"inputs": {"image": {"column": "pixels", "dtype": "int64"}}}, "inputs.image"),
+        "shape": ({"inputs": {"image": {"column": "pixels", "shape": [1, 9, 9]}}}, "inputs.image"),
+        "layer": ({"request": {"captures": [{"layer": "fc9"}]}}, "request.captures[0].module"),
+        "labels": ({"label": {"column": "name"}, "target": "label"}, "label.column"),
+    }
+    for name, (words, field) in wrong.items():
+        with pytest.raises(CutawayError) as caught:
+            run(digits_job(store, tmp_path / name, **words))
+        assert caught.value.field == field, f"{name}: {caught.value}"
 
 
 def test_a_spec_is_a_file(store: Path, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -155,11 +155,26 @@ def _tree(model: ModelDetail) -> Node:
     for operator in model.operators:
         operators[operator.address.rpartition(":")[0]].append(operator)
     nodes = {info.name: Node(info, operators[info.name]) for info in model.modules}
+    root = nodes.setdefault("", Node(_HIDDEN))
     for name, node in nodes.items():
-        parent, _, part = name.rpartition(".")
         if name:
+            # Whoever may not see a module may see what is in it: that then stands under what he may see.
+            parent, part = _above(name, nodes)
             nodes[parent].children[part] = node
-    return nodes[""]
+    return root
+
+
+_HIDDEN = ModuleInfo("", "(hidden)", 0)
+
+
+def _above(name: str, nodes: Mapping[str, Node]) -> tuple[str, str]:
+    """The nearest module around ``name`` that is shown, and what the module is called there."""
+    parent = name
+    while parent:
+        parent = parent.rpartition(".")[0]
+        if parent in nodes:
+            break
+    return parent, name.removeprefix(parent).lstrip(".")
 
 
 def _rows(prefix: str, node: Node, depth: int | None, expand: bool, count: int = 1) -> Iterator[Row]:

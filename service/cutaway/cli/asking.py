@@ -192,6 +192,9 @@ def inspect(
         raise typer.BadParameter("there is nothing to draw or to save", param_hint="--dry-run")
     if compare and not edit:
         raise typer.BadParameter("there is nothing to compare with; it needs an --edit", param_hint="--compare")
+    for output in (plot, save):
+        if output and any(path.exists() and output.exists() and path.samefile(output) for path in inputs or ()):
+            raise typer.BadParameter(f"{output} is an input, and would be lost", param_hint="--plot, --save")
     explained = targets.together(target or ())
     with asking(address, timeout, token, trusting(tls, ca, certificate, key)) as client:
         given = _inputs(client, model, inputs or [], text or [], name or [])

@@ -108,6 +108,8 @@ def serve(
     given = {name: value for name, value in options.items() if value is not None}
     settings = Settings.load().model_copy(update=given)
     if (model_store is None) == (not settings.behind):
-        raise typer.BadParameter("name either a model store or the front doors behind this one")
+        raise typer.BadParameter(
+            "name either a model store (--model-store) or the front doors behind this one (--behind)"
+        )
     status = run(model_store, settings, embedded=embedded, workers=workers, announce=screen.say)
     raise typer.Exit(status)

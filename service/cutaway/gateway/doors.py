@@ -14,6 +14,7 @@ from contextlib import aclosing, contextmanager
 from types import MappingProxyType
 
 import grpc.aio
+import structlog
 from grpc_health.v1 import health_pb2
 
 from cutaway.errors import Code, CutawayError, Reason, error
@@ -28,6 +29,8 @@ from cutaway.v1 import inspection_service_pb2, worker_pb2
 from cutaway.wire import models as wire_models
 from cutaway.wire import pieces, status
 from cutaway.wire.glance import glance
+
+log = structlog.get_logger(__name__)
 
 _LOOK_S = 0.5
 _PATIENCE_S = 5.0
@@ -130,6 +133,8 @@ class Door:
             raise error(Reason.BACKEND_UNAVAILABLE, f"the front door behind this one: {failure.message}") from None
 
     def _lose(self, why: str) -> None:
+        if self.answers:
+            log.warning("a front door behind this one answers no more", address=self._address, why=why)
         self.answers = False
         self.why = f"{self._address}: {why}"
 
@@ -150,6 +155,8 @@ class Door:
             raise error(Reason.BACKEND_UNAVAILABLE, "it says that it does not serve")
         self.models = frozenset([name async for name in self._listed()])
         self._silences = 0
+        if not self.answers:
+            log.info("a front door behind this one answers", address=self._address)
         self.answers = True
 
     async def _listed(self) -> AsyncIterator[ModelName]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from cutaway.errors import Reason, error
 from cutaway.gateway.doors import Doors
 from cutaway.settings import Settings
-from cutaway.trust import Tls, Trust, trust
+from cutaway.trust import Tls, Trust, is_loopback, trust
 
 _LOOK_S = 0.1
 
@@ -31,7 +32,14 @@ async def onward(settings: Settings) -> AsyncIterator[Doors]:
 
 def _trusts(settings: Settings) -> dict[str, Trust]:
     tls = Tls(settings.behind_ca) if settings.behind_ca else False
-    return {each: trust(each, settings.behind_token, tls) for each in settings.behind.replace(",", " ").split()}
+    addresses = settings.behind.replace(",", " ").split()
+    for each in addresses:
+        if not re.fullmatch(r".+:\d+", each):
+            raise error(Reason.INVALID_VALUE, f"{each!r} is no HOST:PORT", "CUTAWAY_BEHIND")
+        if settings.behind_token is not None and not (tls or is_loopback(each)):
+            what = f"a token goes to {each} inside TLS only: name in CUTAWAY_BEHIND_CA whose certificate it shows"
+            raise error(Reason.TOKEN_EXPOSED, what, "CUTAWAY_BEHIND_TOKEN")
+    return {each: trust(each, settings.behind_token, tls) for each in addresses}
 
 
 async def _answering(doors: Doors, timeout_s: float) -> None:

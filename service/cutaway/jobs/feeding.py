@@ -40,10 +40,17 @@ def inputs_of(job: Job) -> tuple[str, ...]:
     return (inputs.raw.column,) if isinstance(inputs, RawInput) else tuple(each.column for each in inputs.values())
 
 
+def named_columns(job: Job) -> dict[str, str]:
+    """The columns of the data set that the job reads, by the field that names them."""
+    inputs = job.inputs
+    several = {"raw": inputs.raw} if isinstance(inputs, RawInput) else inputs
+    named = {f"inputs.{name}": each for name, each in several.items()} | {"id": job.id, "label": job.label}
+    return {f"{field}.column": each.column for field, each in named.items() if each is not None}
+
+
 def columns_of(job: Job) -> tuple[str, ...]:
-    """The columns of the data set that the job reads, each once."""
-    named = [each.column for each in (job.id, job.label) if each is not None]
-    return tuple(dict.fromkeys([*inputs_of(job), *named]))
+    """The same columns, each once."""
+    return tuple(dict.fromkeys(named_columns(job).values()))
 
 
 class Feeding:
@@ -108,11 +115,11 @@ class Feeding:
     def _example(self, columns: Mapping[str, Column], row: int) -> dict[str, Array] | Raw:
         inputs = self._job.inputs
         if isinstance(inputs, RawInput):
-            with at(inputs.raw.column):
+            with at("inputs.raw"):
                 return Raw(_bytes(_value(columns, inputs.raw.column, row)), inputs.raw.media_type)
         found = {}
         for name, spec in inputs.items():
-            with at(spec.column):
+            with at(f"inputs.{name}"):
                 found[name] = self._tensor(name, spec, _value(columns, spec.column, row))
         return found
 
@@ -160,9 +167,10 @@ class Feeding:
         if isinstance(label, str) and label not in self._classes:
             known = ", ".join(map(repr, list(self._classes)[:_CLASSES_NAMED])) or "none: give class indices"
             known += ", ..." if len(self._classes) > _CLASSES_NAMED else ""
-            raise error(Reason.TARGET_RANGE, f"the label {label!r} is none of the model's classes; it has {known}")
+            what = f"the label {label!r} is none of the model's classes; it has {known}"
+            raise error(Reason.TARGET_RANGE, what, "label.column")
         if label is None:
-            raise error(Reason.TARGET_RANGE, "there is no label, and the target is the label")
+            raise error(Reason.TARGET_RANGE, "there is no label, and the target is the label", "label.column")
         return self._classes[label] if isinstance(label, str) else label
 
     def label(self, columns: Mapping[str, Column], row: int) -> int | str | None:

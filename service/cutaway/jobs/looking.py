@@ -13,6 +13,7 @@ from cutaway.errors import CutawayError
 from cutaway.jobs.asked import asked
 from cutaway.jobs.blame import rulings
 from cutaway.jobs.feeding import Batch, Feeding
+from cutaway.jobs.fields import in_job
 from cutaway.jobs.flat import Cells
 from cutaway.jobs.records import Layout
 from cutaway.jobs.shards import found, refuse_to_go_on
@@ -40,7 +41,7 @@ def first_look(job: Job, source: Source, model: Model) -> Layout:
             probes.append(list(_probe(job, feeding.batch(columns, [row], 0), model)))
         except CutawayError as failure:
             refuse_to_go_on(failure)
-            failures.append(failure)
+            failures.append(in_job(failure))
         if len(probes) == _PROBES or len(failures) == _TRIES:
             break
     if not probes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -127,6 +128,8 @@ class Manifest:
         """Raise ``FOLDER_TAKEN`` where ``other``, a rerun, would not compute the same."""
         changed = [what for name, what in _SAME.items() if getattr(self, name) != getattr(other, name)]
         if changed:
+            apart = list(_differing(_weighty(self.job), _weighty(other.job)))[:_CHANGES_NAMED]
+            changed[0] += f" ({', '.join(apart)})" if apart else ""
             raise error(
                 Reason.FOLDER_TAKEN,
                 f"the folder holds results of another job: {' and '.join(changed)} changed since; name a new folder",
@@ -154,15 +157,30 @@ class Manifest:
             raise error(Reason.DATA_UNREADABLE, f"{folder.path} holds no job: {failure}", "folder") from None
 
 
+_CHANGES_NAMED = 3
+
+
 def _digest(job: Job) -> str:
-    """Of all that results depend on: not of paths, which may move, nor of who computes."""
-    words = job.words()
+    return hashlib.sha256(json.dumps(_weighty(job.words()), sort_keys=True).encode()).hexdigest()
+
+
+def _weighty(words: dict[str, Any]) -> dict[str, Any]:
+    """All that results depend on, of a job's words: not paths, which may move, nor who computes."""
     model = {name: words["model"][name] for name in ("options", "device", "name")}
     model["adapter"] = words["model"]["adapter"].rpartition(":")[2]
     output = {name: words["output"][name] for name in ("shard_rows", "keep_inputs", "captures_to", "tensors")}
     kept = {name: words[name] for name in ("inputs", "id", "label", "target", "request")}
-    whole = {**kept, "model": model, "output": output, "batch": words["engine"]["batch"]}
-    return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
+    return {**kept, "model": model, "output": output, "engine": {"batch": words["engine"]["batch"]}}
+
+
+def _differing(one: Any, other: Any, field: str = "") -> Iterator[str]:
+    """The fields in which two jobs' words differ; a list is one field."""
+    if not (isinstance(one, dict) and isinstance(other, dict)):
+        if one != other:
+            yield field
+        return
+    for name in dict.fromkeys([*one, *other]):
+        yield from _differing(one.get(name), other.get(name), f"{field}.{name}" if field else name)
 
 
 def _files_sha256(job: Job) -> str:

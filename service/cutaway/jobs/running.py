@@ -12,7 +12,7 @@ from typing import Protocol
 from cutaway.errors import Code, CutawayError, Reason, at, error
 from cutaway.jobs.asked import asked
 from cutaway.jobs.engines import ENGINES
-from cutaway.jobs.feeding import columns_of
+from cutaway.jobs.feeding import named_columns
 from cutaway.jobs.folder import Folder
 from cutaway.jobs.looking import first_look
 from cutaway.jobs.manifest import Manifest
@@ -108,7 +108,7 @@ def run(job: Job, watcher: Watcher | None = None) -> Summary:
     source = checked_source(job)
     summary = Summary(folder.path)
     engine = ENGINES[job.engine.kind]
-    with _interruptions(), folder.held(), engine.opened(job) as model:
+    with _interruptions(job), folder.held(), engine.opened(job) as model:
         task = _prepared(job, source, model, folder)
         _make_apart(task)
         missing = _missing(task, summary)
@@ -137,7 +137,9 @@ def checked_source(job: Job) -> Source:
         source = source_of(job)
         if not source.rows:
             raise error(Reason.INPUT_EMPTY, "the data set has no rows")
-        check_columns(columns_of(job), source.columns)
+    for place, column in named_columns(job).items():
+        with at(place):
+            check_columns([column], source.columns)
     return source
 
 
@@ -185,7 +187,7 @@ def _refuse_bad(job: Job, summary: Summary) -> None:
 
 
 @contextmanager
-def _interruptions() -> Iterator[None]:
+def _interruptions(job: Job) -> Iterator[None]:
     """What is no fault of the job leaves the block as ``JOB_INTERRUPTED``."""
     try:
         yield
@@ -195,5 +197,6 @@ def _interruptions() -> Iterator[None]:
         passing = failure.code == Code.UNAVAILABLE or failure.reason in (Reason.OVERLOADED, Reason.DEADLINE_EXCEEDED)
         if not passing or failure.reason == Reason.JOB_INTERRUPTED:
             raise
-        what = f"{failure.message} ({failure.reason}); what is written stays: run again to go on"
+        where = f"{job.model.address}: " if job.model.address else ""
+        what = f"{where}{failure.message} ({failure.reason}); what is written stays: run again to go on"
         raise error(Reason.JOB_INTERRUPTED, what, failure.field) from None

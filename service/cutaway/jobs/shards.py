@@ -16,6 +16,7 @@ from cutaway.errors import Code, CutawayError, Reason, error
 from cutaway.jobs.asked import Asked, asked
 from cutaway.jobs.blame import rulings
 from cutaway.jobs.feeding import Batch, Feeding, about_rows
+from cutaway.jobs.fields import in_job
 from cutaway.jobs.flat import Cells, Rulings, answers, explained, flattened
 from cutaway.jobs.records import Records
 from cutaway.jobs.sources import Column, Source
@@ -95,7 +96,7 @@ class Shards:
             result = None if batch.request is None else self._model.ask(batch.request)
         except CutawayError as failure:
             refuse_to_go_on(failure)
-            return failure
+            return in_job(failure)
         for row, why in batch.bad.items():
             records.bad(row, why)
         if batch.request is not None and result is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -285,7 +286,15 @@ def _plain(failure: ValidationError) -> CutawayError:
     """The first of what pydantic found, as an error of ours: the field, and what is wrong with it."""
     first = failure.errors()[0]
     said = str(first["msg"]).removeprefix("Value error, ")
+    if first["type"] == "extra_forbidden":
+        near = get_close_matches(str(first["loc"][-1]), _names(), n=1)
+        said = f"there is no such field{f'; did you mean {near[0]!r}?' if near else ''}"
     return error(Reason.INVALID_VALUE, said[:1].lower() + said[1:], ".".join(_steps(first["loc"])))
+
+
+def _names() -> set[str]:
+    """What the fields of all sections are called."""
+    return {name for kind in Part.__subclasses__() for name in kind.model_fields}
 
 
 _TAGS = {"raw", "tensors", "local", "service", "ray", "Data", "function-plain[_a_source()]"}

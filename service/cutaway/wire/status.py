@@ -52,7 +52,7 @@ def decode(code: int, details: str, trailers: Iterable[tuple[str, str | bytes]])
         except DecodeError:
             pass  # some proxy's own bytes: the plain status is all there is
     if code in (Code.UNAVAILABLE, _CANCELLED):
-        return error(Reason.SERVER_UNREACHABLE, f"no server answers ({details.rpartition(': ')[2]})")
+        return error(Reason.SERVER_UNREACHABLE, f"no server answers ({details.rpartition(': ')[2].rstrip(']')})")
     if code == Code.DEADLINE_EXCEEDED:
         return error(Reason.DEADLINE_EXCEEDED, "the deadline passed before an answer came")
     return from_wire(code, _PLAIN.get(code, Reason.INTERNAL), details)
