@@ -173,6 +173,7 @@ def test_what_asking_again_does_not_mend_is_not_asked_again(way: Way, failure: C
         assert (caught.value.reason, server.asked) == (failure.reason, 1)
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_amid_an_answer_costs_no_answer(tmp_path: Path) -> None:
     """Through real TorchServe, with a real kill: who waits for all of a large answer gets all of it."""
     adapter = tmp_path / "wide_adapter.py"

@@ -219,6 +219,7 @@ def test_a_version_is_asked_that_was_resolved(store: Path, tmp_path: Path) -> No
                     assert client.inspect(asked, X, stream=stream).provenance.version == version
 
 
+@pytest.mark.slow
 def test_they_are_called_with_tls_and_a_token(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As any client would; without, this one says why it does not begin."""
     authority = trustme.CA()
