@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -41,6 +42,8 @@ def run(
     ] = "",
 ) -> None:
     """Run a job; what an earlier run of it has written is kept."""
+    # Before torch is loaded: on a machine that is shared, threads that spin while they wait take four times as long.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     with screen.needing("jobs"):
         from cutaway.jobs import Job, progress
         from cutaway.jobs import run as run_job
