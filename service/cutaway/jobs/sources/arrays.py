@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 
 from cutaway.errors import Reason, error
-from cutaway.jobs.sources.places import Place, readable
+from cutaway.jobs.sources.places import Place, Placed, readable
 from cutaway.jobs.sources.source import Column, check_columns
 
 
-class Arrays:
+class Arrays(Placed):
     """Arrays of equally many rows, by name; anything that can be sliced and becomes numpy then."""
 
     def __init__(self, place: Place, arrays: Mapping[str, Any]) -> None:
-        self._place = place
+        super().__init__(place)
         self._arrays = arrays
         lengths = {name: array.shape[0] if array.ndim else None for name, array in arrays.items()}
         if len(set(lengths.values())) != 1 or None in lengths.values():
@@ -37,11 +37,6 @@ class Arrays:
     def columns(self) -> tuple[str, ...]:
         """The names of the arrays."""
         return tuple(self._arrays)
-
-    @property
-    def fingerprint(self) -> str:
-        """A digest of names, sizes and content: see `Place.fingerprint`."""
-        return self._place.fingerprint
 
     def read(self, start: int, stop: int, columns: Sequence[str]) -> dict[str, Column]:
         """The rows [start, stop): a copy, so that nothing of the file stays mapped for its sake."""

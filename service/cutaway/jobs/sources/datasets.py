@@ -11,11 +11,11 @@ from fsspec.implementations.local import LocalFileSystem
 
 from cutaway.errors import Reason, error
 from cutaway.jobs.sources.columns import from_arrow
-from cutaway.jobs.sources.places import Place, readable
+from cutaway.jobs.sources.places import Place, Placed, readable
 from cutaway.jobs.sources.source import Column, check_columns
 
 
-class Saved:
+class Saved(Placed):
     """A data set on disk, mapped into memory; pictures come as the bytes that they were saved as."""
 
     def __init__(self, place: Place) -> None:
@@ -25,7 +25,7 @@ class Saved:
             splits = json.loads(place.system.cat_file(place.path("dataset_dict.json")))["splits"]
             message = f"{place.location!r} has several splits: name the folder of one of {', '.join(splits)}"
             raise error(Reason.DATA_UNREADABLE, message, "path")
-        self._place = place
+        super().__init__(place)
         with readable(f"{place.location!r}"):
             self._data: Any = datasets.load_from_disk(str(_local(place))).with_format("arrow")
 
@@ -38,11 +38,6 @@ class Saved:
     def columns(self) -> tuple[str, ...]:
         """The names of its features."""
         return tuple(self._data.column_names)
-
-    @property
-    def fingerprint(self) -> str:
-        """A digest of names, sizes and content: see `Place.fingerprint`."""
-        return self._place.fingerprint
 
     def read(self, start: int, stop: int, columns: Sequence[str]) -> dict[str, Column]:
         """The examples [start, stop)."""

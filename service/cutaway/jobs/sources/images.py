@@ -7,18 +7,18 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from cutaway.errors import CutawayError
-from cutaway.jobs.sources.places import Place, readable
+from cutaway.jobs.sources.places import Place, Placed, readable
 from cutaway.jobs.sources.source import Column, Unreadable, check_columns
 
 _IN_NONE = Unreadable("the picture lies in no sub-folder, which would be its label")
 
 
-class Images:
+class Images(Placed):
     """Columns ``image`` (bytes), ``name`` (path in the folder), and, where there are sub-folders, ``label`` (the
     first of them). A file that cannot be read is one bad row."""
 
     def __init__(self, place: Place) -> None:
-        self._place = place
+        super().__init__(place)
         self._names = tuple(place.sizes)
         self._labelled = any(len(PurePosixPath(name).parts) > 1 for name in self._names)
 
@@ -31,11 +31,6 @@ class Images:
     def columns(self) -> tuple[str, ...]:
         """What is known of each picture."""
         return ("image", "name", "label") if self._labelled else ("image", "name")
-
-    @property
-    def fingerprint(self) -> str:
-        """A digest of names, sizes and content: see `Place.fingerprint`."""
-        return self._place.fingerprint
 
     def read(self, start: int, stop: int, columns: Sequence[str]) -> dict[str, Column]:
         """The pictures [start, stop), in the order of their names."""

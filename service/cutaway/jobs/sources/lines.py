@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cutaway.jobs.sources.columns import from_values
-from cutaway.jobs.sources.places import Place, readable
+from cutaway.jobs.sources.places import Place, Placed, readable
 from cutaway.jobs.sources.source import Column, Unreadable, check_columns
 
 _LOOKED_AT = 1000  # rows that tell the columns and their kinds
@@ -30,11 +30,11 @@ _BROKEN = Unreadable("the text is not UTF-8")
 Record = dict[str, Any]
 
 
-class Lines:
+class Lines(Placed):
     """Files of records, a line or a few each, one after the other in the order of their names."""
 
     def __init__(self, place: Place, kind: type[CsvFile] | type[JsonFile]) -> None:
-        self._place = place
+        super().__init__(place)
         self._kind = kind
         self._files: list[CsvFile | JsonFile] = []
         for name in place.sizes:
@@ -48,11 +48,6 @@ class Lines:
     def rows(self) -> int:
         """How many rows all files have."""
         return self._starts[-1]
-
-    @property
-    def fingerprint(self) -> str:
-        """A digest of names, sizes and content: see `Place.fingerprint`."""
-        return self._place.fingerprint
 
     def read(self, start: int, stop: int, columns: Sequence[str]) -> dict[str, Column]:
         """The rows [start, stop); a row without a value, or with one that cannot be parsed, has `Unreadable` there."""

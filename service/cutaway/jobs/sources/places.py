@@ -156,3 +156,19 @@ def _place(location: str, system: Any, root: str, found: dict[str, dict[str, Any
     return Place(
         location, system, root, {path[below:]: int(files[path].get("size") or 0) for path in sorted(files)}, folder
     )
+
+
+class Placed:
+    """What every source that lies somewhere is told by.
+
+    Args:
+        place: where its files lie.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+
+    @property
+    def fingerprint(self) -> str:
+        """A digest of names, sizes and content: see `Place.fingerprint`."""
+        return self._place.fingerprint

@@ -13,7 +13,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from cutaway.errors import Reason, error
 from cutaway.jobs.sources.columns import from_arrow
-from cutaway.jobs.sources.places import Place, readable
+from cutaway.jobs.sources.places import Place, Placed, readable
 from cutaway.jobs.sources.source import Column, check_columns
 
 _MOST_ROWS = 1024  # rows of a row group that are decoded at once
@@ -35,11 +35,11 @@ class _File(Protocol):
         ...
 
 
-class Tables:
+class Tables(Placed):
     """Parquet or Arrow files of the same columns, one after the other in the order of their names."""
 
     def __init__(self, place: Place, kind: type[ParquetFile] | type[ArrowFile]) -> None:
-        self._place = place
+        super().__init__(place)
         self._kind = kind
         self._open: tuple[str, _File] | None = None
         self._parts: list[tuple[str, int]] = []
@@ -57,11 +57,6 @@ class Tables:
     def rows(self) -> int:
         """How many rows all files have."""
         return self._starts[-1]
-
-    @property
-    def fingerprint(self) -> str:
-        """A digest of names, sizes and content: see `Place.fingerprint`."""
-        return self._place.fingerprint
 
     def read(self, start: int, stop: int, columns: Sequence[str]) -> dict[str, Column]:
         """The rows [start, stop); of a part that is larger, no more is decoded than a batch at a time."""
