@@ -92,3 +92,39 @@ def test_an_address_that_cannot_be_had(tmp_path: Path) -> None:
         progress.published(progress.Figures(), "nowhere:x"),
     ):
         pass
+
+
+PATIENT = """
+import os
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from cutaway.adapters import Adapter
+
+
+class Patient(Adapter):
+    def build(self) -> nn.Module:
+        Path(__file__).with_name("policy").write_text(os.environ["OMP_WAIT_POLICY"])
+        torch.manual_seed(0)
+        return nn.Linear(2, 2)
+"""
+
+
+def test_threads_of_a_job_wait_without_spinning(tmp_path: Path) -> None:
+    """On a machine that others use too, a job's threads do not burn what they wait for; who says otherwise is heard."""
+    (tmp_path / "patient.py").write_text(PATIENT)
+    (tmp_path / "rows.jsonl").write_text('{"x": [1.0, 2.0]}\n')
+    (tmp_path / "job.yaml").write_text(
+        "model: {adapter: 'patient.py:Patient'}\n"
+        "data: {path: rows.jsonl}\n"
+        "inputs: {input: {column: x, dtype: float32}}\n"
+        "output: {folder: out}\n"
+    )
+    command = [sys.executable, "-m", "cutaway.console", "batch", "run", str(tmp_path / "job.yaml")]
+    without = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    for variables, policy in (({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE")):
+        (tmp_path / "out" / "part-00000.parquet").unlink(missing_ok=True)  # or there is nothing to do
+        subprocess.run(command, env={**without, **variables}, check=True, capture_output=True)
+        assert (tmp_path / "policy").read_text() == policy
