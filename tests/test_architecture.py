@@ -132,7 +132,7 @@ def test_the_parser_sees_imports() -> None:
     assert "cutaway.archive" in MODULES["cutaway.worker"].imports(lazy=False)
     assert "cutaway.gateway.run" in MODULES["cutaway.cli.serving"].imports(lazy=True)
     assert "cutaway.gateway.run" not in MODULES["cutaway.cli.serving"].imports(lazy=False)
-    assert {"torch", "captum", "pydantic"} <= third_party(reached_from("cutaway.gateway.run"))
+    assert {"torch", "captum", "pydantic"} <= third_party(reached_from("cutaway.gateway.desks"))
     assert {module.part for module in OWN} <= set(LAYERS), "a new part of the package: give it a place in LAYERS"
 
 
@@ -174,6 +174,11 @@ def test_command_line_starts_without_the_server() -> None:
     assert third_party(reached_from("cutaway.console", "cutaway.cli", "cutaway.tables", "cutaway.plots")) <= (
         CLIENT_PACKAGES | TERMINAL_PACKAGES
     )
+
+
+def test_front_door_starts_without_torch() -> None:
+    """A front door before models that run elsewhere imports neither torch nor Captum: `gateway.desks` does, alone."""
+    assert not third_party(reached_from("cutaway.gateway.run")) & {"torch", "captum", "safetensors"}
 
 
 def test_import_loads_no_more_than_it_must(tmp_path: Path) -> None:
@@ -230,6 +235,6 @@ def test_handler_is_thin() -> None:
     so nothing is imported at its top but what Python brings along. All else is in the package, where it is tested."""
     handler = Module("handler", HANDLER)
     assert [type(node) for node in ast.walk(handler.tree)].count(ast.ClassDef) == 1
-    assert len(HANDLER.read_text("utf-8").splitlines()) < 80
+    assert len(HANDLER.read_text("utf-8").splitlines()) < 90
     assert {name.partition(".")[0] for name in handler.imports(lazy=False)} <= sys.stdlib_module_names
     assert handler.imports(lazy=True) & set(MODULES) <= {"cutaway.worker", "cutaway.errors"}

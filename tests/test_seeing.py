@@ -29,8 +29,8 @@ from torch import Tensor, nn
 
 import cutaway as ca
 from cutaway.gateway import serve
-from cutaway.gateway.backends import Embedded
 from cutaway.gateway.catalog import Catalog
+from cutaway.gateway.desks import Embedded
 from cutaway.gateway.server import FrontDoor
 from cutaway.gateway.turns import Row, Turns
 from cutaway.requests import InspectRequest

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -44,6 +46,18 @@ def test_says_when_it_is_ready_and_a_call_passes_at_once(server: Server) -> None
     assert healthy(server.address)
     with ca.Client(server.address) as client:
         assert client.inspect("digits", {"image": IMAGE}).predictions["output"].shape == (2, 10)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows what a process has loaded")
+def test_torch_is_loaded_by_workers_alone(server: Server) -> None:
+    """The front door runs no model: it starts without torch, and takes a third of the memory."""
+    front_door = psutil.Process(server.process.pid)
+    assert not _has_torch(front_door)
+    assert any(_has_torch(child) for child in front_door.children(recursive=True))
+
+
+def _has_torch(process: psutil.Process) -> bool:
+    return any("libtorch" in each.path for each in process.memory_maps())
 
 
 def test_lists_every_sound_model(server: Server) -> None:
@@ -251,6 +265,30 @@ def test_embedded_needs_no_java(small_store: Path, tmp_path: Path, monkeypatch: 
             assert client.inspect("tiny", {"x": np.ones((1, 3), np.float32)}).predictions["output"].shape == (1, 2)
         assert psutil.Process(running.process.pid).children() == []
         assert running.stop() == 0
+
+
+_SETTLING = """
+import gc, os, signal, sys
+from pathlib import Path
+from cutaway.gateway.run import run
+from cutaway.settings import Settings
+
+def announce(line):
+    if line.startswith("ready: "):
+        print(gc.get_freeze_count(), len(gc.get_objects()))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+run(Path(sys.argv[1]), Settings(address="127.0.0.1:0"), embedded=True, workers=None, announce=announce)
+"""
+
+
+def test_no_collection_looks_through_what_stays(small_store: Path) -> None:
+    """Once it is ready, Python's collector leaves alone what was there by then: looking through it, torch and Captum
+    included, would hold up every call for a tenth of a second again and again."""
+    command = [sys.executable, "-c", _SETTLING, str(small_store)]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    left_alone, looked_through = map(int, said.split())
+    assert left_alone > 50 * looked_through
 
 
 def worker_pids(server: Server) -> set[int]:

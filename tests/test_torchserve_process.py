@@ -24,8 +24,8 @@ from model_archiver.model_packaging_utils import ModelExportUtils
 
 from cutaway.errors import CutawayError, Reason
 from cutaway.gateway import torchserve
-from cutaway.gateway.backends import Relay
 from cutaway.gateway.catalog import Catalog
+from cutaway.gateway.relay import Relay
 from cutaway.gateway.torchserve import TorchServe
 from cutaway.results import ModelName
 from cutaway.routes import TORCHSERVE_PREDICTIONS, prediction, predictions

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from cutaway.engine.asking import embedding_hint
 from cutaway.engine.collect import named
 from cutaway.engine.edits import same
-from cutaway.engine.modules import ModuleTree, compiled, is_glob
+from cutaway.engine.globs import compiled, is_glob
+from cutaway.engine.modules import ModuleTree
 from cutaway.engine.operators import is_address, nearest
 from cutaway.engine.plan import Plan
 from cutaway.engine.seen import Call, Seen

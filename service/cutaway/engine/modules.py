@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import difflib
-import re
 from functools import cached_property
 
 from torch import nn
 
+from cutaway.engine.globs import compiled, is_glob
 from cutaway.errors import Reason, error
 
 
@@ -70,17 +70,3 @@ class ModuleTree:
         if near:
             return "; nearest: " + ", ".join(near)
         return "; the model has " + ", ".join(known[:6]) + (", ..." if len(known) > 6 else "")
-
-
-def is_glob(pattern: str) -> bool:
-    """Whether ``pattern`` can stand for several names."""
-    return "*" in pattern or "?" in pattern
-
-
-_MARKS = {"**": ".*", "*": r"[^.]*", "?": r"[^.]"}
-
-
-def compiled(pattern: str) -> re.Pattern[str]:
-    """``pattern``, as a regular expression for whole names."""
-    parts = re.split(r"(\*\*|\*|\?)", pattern)
-    return re.compile("".join(_MARKS.get(part, re.escape(part)) for part in parts))

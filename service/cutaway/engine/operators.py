@@ -22,8 +22,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint
 
+from cutaway.engine.globs import compiled, is_glob
 from cutaway.engine.leaves import incoming, leaves, map_leaves, put_back
-from cutaway.engine.modules import compiled, is_glob
 from cutaway.engine.seen import Call, Seen, in_backward, is_hook
 from cutaway.engine.tap import INCOMING, OUTGOING, Numbered, Tap, overlap
 from cutaway.engine.wishes import Wish

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from cutaway.engine import wanted
 from cutaway.engine.asking import differentiable, validate
 from cutaway.engine.draws import fresh_seed
+from cutaway.engine.globs import is_glob
 from cutaway.engine.methods import method_of
-from cutaway.engine.modules import is_glob
 from cutaway.engine.subject import Inputs, Subject
 from cutaway.engine.tap import Numbered
 from cutaway.engine.wishes import Wish

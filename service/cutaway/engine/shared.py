@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from cutaway.engine.absent import refuse_captures, settled
+from cutaway.engine.globs import is_glob
 from cutaway.engine.hooks import observing
-from cutaway.engine.modules import is_glob
 from cutaway.engine.plan import Plan, rows
 from cutaway.engine.primary import Primary, forward, refuse_entangled, taps, target
 from cutaway.engine.rows import Place

@@ -9,7 +9,8 @@ from dataclasses import replace
 from torch import nn
 
 from cutaway.engine.edits import validate
-from cutaway.engine.modules import ModuleTree, compiled, is_glob
+from cutaway.engine.globs import compiled, is_glob
+from cutaway.engine.modules import ModuleTree
 from cutaway.engine.operators import is_address
 from cutaway.engine.tap import Numbered
 from cutaway.engine.wishes import Wish

@@ -20,8 +20,8 @@ from torch import nn
 from cutaway import packaging
 from cutaway.adapters import Adapter
 from cutaway.errors import Reason, error
-from cutaway.gateway.backends import Embedded
 from cutaway.gateway.catalog import Catalog
+from cutaway.gateway.desks import Embedded
 from cutaway.gateway.server import FrontDoor
 from cutaway.limits import Limits
 from cutaway.settings import Settings

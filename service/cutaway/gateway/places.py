@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cutaway.engine.modules import compiled, is_glob
+from cutaway.engine.globs import compiled, is_glob
 
 
 def allows(globs: Sequence[str], layer: str) -> bool:

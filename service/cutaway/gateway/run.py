@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import sys
-import tempfile
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
-from cutaway import archive
-from cutaway.errors import CutawayError
 from cutaway.gateway import logs, onward
-from cutaway.gateway.backends import Backend, Embedded
+from cutaway.gateway.backends import Backend
 from cutaway.gateway.credentials import exposure
 from cutaway.gateway.fleet import Announce
 from cutaway.gateway.server import FrontDoor, refuse_unusable
 from cutaway.gateway.store import Store, look_into
 from cutaway.gateway.supervisor import Serving, Supervisor
-from cutaway.results import ModelName
 from cutaway.settings import Settings
-from cutaway.worker import Worker
 
 Keep: TypeAlias = Callable[[Serving], Coroutine[Any, Any, None]]
 """Keeps a backend running, and returns where it cannot be kept."""
@@ -85,6 +81,8 @@ async def _run(
             announce(f"metrics: http://{door.observers.address}/metrics")
         if exposed := exposure(settings, door.address):
             announce(exposed)
+        gc.collect()
+        gc.freeze()  # what is there now stays; each full collection would look through it, and all calls wait meanwhile
         announce(f"ready: {door.address}")
         await asyncio.wait([stopped, ended], return_when=asyncio.FIRST_COMPLETED)
         if not stopped.done():
@@ -126,29 +124,16 @@ def _on_signals() -> asyncio.Future[None]:
 
 @asynccontextmanager
 async def _in_process(store: Store, settings: Settings, announce: Announce) -> AsyncIterator[tuple[Backend, Keep]]:
-    with _unpacked(store) as directories:
-        workers = []
-        for name, directory in directories.items():
-            try:
-                workers.append(await asyncio.to_thread(Worker.load, directory, device="cpu"))
-            except CutawayError as failure:
-                announce(store.give_up(name, str(failure)))
-        store.refuse_none()
-        yield Embedded(workers, store.catalog, waiting=settings.queue, calls=settings.batch), _for_ever
+    # Here and not above: it imports torch, and where the models run elsewhere a front door is a third of the size.
+    from cutaway.gateway.desks import loaded
+
+    async with loaded(store, settings, announce) as backend:
+        yield backend, _for_ever
 
 
 async def _for_ever(_: Serving) -> None:
     """Nothing has to be kept running that is in this process."""
     await asyncio.get_running_loop().create_future()
-
-
-@contextmanager
-def _unpacked(store: Store) -> Iterator[dict[ModelName, Path]]:
-    with tempfile.TemporaryDirectory(prefix="cutaway-") as scratch:
-        directories = {name: Path(scratch) / path.stem for name, path in store.archives.items()}
-        for name, directory in directories.items():
-            archive.unpack(store.archives[name], directory)
-        yield directories
 
 
 @asynccontextmanager

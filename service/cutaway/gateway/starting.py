@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from cutaway.errors import CutawayError, Reason, error
-from cutaway.gateway.backends import Relay
+from cutaway.gateway.relay import Relay
 from cutaway.gateway.store import Store
 from cutaway.gateway.torchserve import TorchServe
 from cutaway.results import ModelName

@@ -12,8 +12,8 @@ from typing import TypeAlias
 
 from cutaway import archive
 from cutaway.errors import CutawayError
-from cutaway.gateway.backends import Relay
 from cutaway.gateway.fleet import Announce, Fleet
+from cutaway.gateway.relay import Relay
 from cutaway.gateway.store import Store, look_into
 from cutaway.results import ModelName
 from cutaway.settings import Settings
