@@ -1,4 +1,4 @@
-"""Ten thousand mixed requests, a fifth of which fail: nothing is left, nothing grows."""
+"""Ten thousand mixed requests after a warm-up, a fifth of which fail: nothing is left, nothing grows."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ from tests.mixed.mix import Request, draw, small_models
 from tests.processes import family
 from tests.serving import Server
 
-REQUESTS = 10_000
+A_ROUND = 1_000
+WARMING = 5
+"""Rounds before anything is counted: every kind of request has been in many turns, and memory has been cut to fit."""
+
 ROUNDS = 10
 GROWTH = 0.05
-"""By how much memory may grow after the first round."""
+"""By how much memory may grow from the end of the warm-up to the last round."""
 
 
 def trial(server: Server, store: Path) -> list[str]:
@@ -26,17 +29,19 @@ def trial(server: Server, store: Path) -> list[str]:
     subjects = small_models(store)
     sizes, files = [], []
     wrong: list[str] = []
-    for number in range(ROUNDS):
-        drawn: list[Request] = draw(subjects, REQUESTS // ROUNDS, number)
+    for number in range(WARMING + ROUNDS):
+        drawn: list[Request] = draw(subjects, A_ROUND, number)
         outcomes = ask_all(server.address, drawn)
         wrong += [fault for request, outcome in zip(drawn, outcomes) if (fault := request.wrong(outcome))]
         sizes.append(_memory(server))
         files.append(psutil.Process(server.process.pid).num_fds())
     left = _left(server)
+    sizes, files = sizes[WARMING - 1 :], files[WARMING - 1 :]
     grown = {name: sizes[-1][name] / sizes[0][name] - 1 for name in sizes[0]}
     growth = ", ".join(f"{name} {sizes[0][name]:.0f} to {sizes[-1][name]:.0f} MiB" for name in grown)
     lines = [
-        f"{REQUESTS} requests, a fifth failing: {len(wrong)} wrong; hooks, modes and gradients left: {left}",
+        f"{ROUNDS * A_ROUND} requests after {WARMING * A_ROUND} to warm up, a fifth failing: {len(wrong)} wrong",
+        f"hooks, modes and gradients left: {left}",
         f"memory after warm-up: {growth} ({max(grown.values()):+.1%} at most)",
         f"open files of the front door, round by round: {files}",
     ]
