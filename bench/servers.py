@@ -21,6 +21,7 @@ from bench.pipe import ROOT, CannotRun, Pipe
 from cutaway import packaging
 from cutaway.gateway import torchserve as ours
 from cutaway.gateway.java import find_java
+from cutaway.threads import WAITING
 from examples.digits.digits_adapter import DigitsCNN
 from examples.digits.package import package_trained
 from examples.digits.train import train_and_save
@@ -32,9 +33,6 @@ DELAY_MS = 1
 
 STOCK_BATCH = 1
 """Of the peers as they come."""
-
-PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE"}
-"""Threads that wait without spinning, as in our workers."""
 
 
 class Server(NamedTuple):
@@ -138,7 +136,9 @@ def torchserve(directory: Path, handler: str, **settings: int) -> Iterator[dict[
     (directory / "model-config.yaml").write_text(json.dumps(config))  # JSON is YAML
     quiet = Path(ours.__file__).with_name("log4j2.xml")
     arguments = (str(directory), str(find_java()), str(quiet))
-    with Pipe("bench.peers.torchserve", *arguments, python=environments.python("torchserve")) as peer:
+    with Pipe(
+        "bench.peers.torchserve", *arguments, python=environments.python("torchserve"), variables=WAITING
+    ) as peer:
         yield peer.hear()
 
 
@@ -147,7 +147,7 @@ def litserve(directory: Path, batch: int) -> Iterator[str]:
     """LitServe with the digits network of ``directory`` and Captum, so many calls at once; yields its address."""
     arguments = (str(directory), str(WORKERS), str(batch), str(DELAY_MS))
     with Pipe(
-        "bench.peers.litserve_digits", *arguments, python=environments.python("litserve"), variables=PASSIVE
+        "bench.peers.litserve_digits", *arguments, python=environments.python("litserve"), variables=WAITING
     ) as peer:
         yield peer.hear()
 

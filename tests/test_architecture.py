@@ -21,6 +21,7 @@ LAYERS = [
     *(
         "settings",
         "scratch",
+        "threads",
         "channel",
         "hangups",
         "propagation",

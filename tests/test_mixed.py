@@ -58,11 +58,8 @@ def server(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
     for name in SUBJECTS:
         os.link(store / f"{name}-1.0.mar", directory / f"{name}-1.0.mar")
     package(directory, "mirror", f"{ADAPTERS / 'mirror_adapter.py'}:MirrorAdapter")
-    with pytest.MonkeyPatch.context() as environment:
-        # Workers that are all busy at once otherwise spin while they wait for each other's cores: minutes, not seconds.
-        environment.setenv("OMP_WAIT_POLICY", "PASSIVE")
-        with serving(directory, tmp_path_factory.mktemp("torchserve") / "logs") as running:
-            yield running
+    with serving(directory, tmp_path_factory.mktemp("torchserve") / "logs") as running:
+        yield running
 
 
 def test_a_thousand_mixed_requests_through_torchserve(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import subprocess
@@ -43,8 +42,7 @@ def main(model: Path, java: str, log_config: str) -> None:
         command += [f"-Dlog4j.configurationFile=file://{log_config}", f"-Dcutaway.log={model}/peer.log"]
         command += ["-cp", f"{home}/frontend/*", "org.pytorch.serve.ModelServer", "--python", sys.executable]
         command += ["-f", str(config), "-s", scratch, "-ncs", "-m", "peer=peer"]
-        variables = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
-        with subprocess.Popen(command, env=variables, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
             signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
             try:
                 _wait_ready(server, f"http://127.0.0.1:{rest}/models/peer")

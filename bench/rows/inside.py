@@ -19,6 +19,7 @@ from bench.pipe import CannotRun, Pipe
 from bench.questions import STEPS
 from bench.row import Bench, Found
 from bench.rows.loads import over
+from cutaway.threads import WAITING
 
 ROWS, WIDTH = 32, 512
 """Of the MLP where a hook's own cost is measured: a forward of a millisecond or two."""
@@ -32,7 +33,7 @@ def overhead(bench: Bench) -> Found:
     with (
         servers.cutaway(bench.store.of("resnet")) as server,
         Pipe("bench.parts.client", server.address) as client,
-        Pipe("bench.parts.by_hand", bench.device, variables=servers.PASSIVE) as hand,
+        Pipe("bench.parts.by_hand", bench.device, variables=WAITING) as hand,
     ):
         return over(
             {
@@ -83,7 +84,7 @@ def added(
 def stop(bench: Bench) -> Found:
     """A capture of the third of twelve layers, beside all twelve."""
     size = (str(WIDE_ROWS), str(WIDE))
-    with Pipe("bench.parts.mlp", *size, bench.device, variables=servers.PASSIVE) as pipe:
+    with Pipe("bench.parts.mlp", *size, bench.device, variables=WAITING) as pipe:
         return over(
             {"stopped": _mlp(pipe, "stopped", 10, median), "plain": _mlp(pipe, "plain", 10, median)}, bench.rounds, "s"
         )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from bench import servers
 from bench.pipe import Pipe
 from bench.row import Bench, Found
 from bench.rows.loads import over
+from cutaway.threads import WAITING
 
 _PART = "bench.parts.jobs"
 
@@ -13,7 +13,7 @@ _PART = "bench.parts.jobs"
 def local(bench: Bench) -> Found:
     """A job in one process, from the first byte read to the last one written, beside Captum in a loop; aside, the job
     with its checks."""
-    with Pipe(_PART, *_files(bench), "local", variables=servers.PASSIVE) as pipe:
+    with Pipe(_PART, *_files(bench), "local", variables=WAITING) as pipe:
         # Rows a second are as seconds upside down: the loop's time over the job's.
         return over(
             {
@@ -30,8 +30,8 @@ def ray(bench: Bench) -> Found:
     """The same job by two workers on a Ray cluster that is there already, beside one process with all cores."""
     files = _files(bench)
     with (
-        Pipe(_PART, *files, "local", variables=servers.PASSIVE) as alone,
-        Pipe(_PART, *files, "ray", variables=servers.PASSIVE) as cluster,
+        Pipe(_PART, *files, "local", variables=WAITING) as alone,
+        Pipe(_PART, *files, "ray", variables=WAITING) as cluster,
     ):
         return over(
             {"local": lambda: alone.ask("same_pass"), "ray": lambda: cluster.ask("same_pass")}, bench.rounds, "s"

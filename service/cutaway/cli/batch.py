@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from cutaway import threads
 from cutaway.cli import screen
 from cutaway.errors import CutawayError, Reason, error
 from cutaway.tables.cells import heading
@@ -42,8 +43,7 @@ def run(
     ] = "",
 ) -> None:
     """Run a job; what an earlier run of it has written is kept."""
-    # Before torch is loaded: on a machine that is shared, threads that spin while they wait take four times as long.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    threads.wait_briefly(os.environ)  # before torch is loaded
     with screen.needing("jobs"):
         from cutaway.jobs import Job, progress
         from cutaway.jobs import run as run_job

@@ -12,6 +12,7 @@ from cutaway.engine.draws import Aside, drawing
 from cutaway.engine.evidence import layer_value_name
 from cutaway.engine.memory import ran_out
 from cutaway.engine.methods import method_of
+from cutaway.engine.shortcuts import shortened
 from cutaway.engine.witness import Question, Values
 from cutaway.errors import CutawayError, Reason, error
 from cutaway.requests import LayerAttribution, NeuronAttribution
@@ -42,9 +43,8 @@ def explain(question: Question, forward: Callable[..., Tensor]) -> Values:
             called = _beside(aside, called)
         if method.applies_to_modules:
             called = _Module(question.subject.module, called)
-        answer = method.captum(called, *layer, **method.settings(question.request)).attribute(
-            _leaves(question), additional_forward_args=question.further or None, **options
-        )
+        explainer = shortened(method.captum(called, *layer, **method.settings(question.request)))
+        answer = explainer.attribute(_leaves(question), additional_forward_args=question.further or None, **options)
     return _named(question, answer)
 
 

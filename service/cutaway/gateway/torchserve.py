@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import psutil
 
-from cutaway import archive
+from cutaway import archive, threads
 from cutaway.errors import CutawayError, Reason, error
 from cutaway.gateway.java import find_java
 from cutaway.gateway.processes import ProcessGroup
@@ -237,8 +237,7 @@ class TorchServe:
         environment["PYTHONUNBUFFERED"] = "1"  # what a model prints is in the log before it crashes
         environment["CUTAWAY_MAX_MESSAGE_BYTES"] = str(self._max_message_bytes)
         environment["CUTAWAY_REPLICAS"] = str(self._of)
-        # Threads that wait for work by spinning take the cores from the other workers: 90 s became 3 s for 400 calls.
-        environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        threads.wait_briefly(environment)
         # Large tensors in large pages: most of the time of a 64 MiB capture was the kernel handing out small ones.
         environment.setdefault("THP_MEM_ALLOC_ENABLE", "1")
         if path := environment.get("PYTHONPATH"):  # the workers run in another directory
