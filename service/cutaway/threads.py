@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import MutableMapping
 
-WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "3000"}
-"""Spin for a tenth of a millisecond, which is longer than what lies between two operations of a small network, then
+WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "5000"}
+"""Spin for a sixth of a millisecond, which is longer than what lies between two operations of a small network, then
 sleep. One that sleeps at once takes 1.4 times as long for a lone integrated gradient. One that spins for as long as
 OpenMP's own default takes the cores from whoever else computes: five times as long, where three processes share two."""
 

@@ -17,7 +17,7 @@ from cutaway.engine.evidence import Evidence, Silent
 from cutaway.engine.finding import Finding
 from cutaway.engine.method import Method
 from cutaway.engine.strayed import strayed
-from cutaway.engine.witness import Pass, Question, Values
+from cutaway.engine.witness import Pass, Question, Values, once
 from cutaway.requests import POINTS, CheckMode, CheckRequest, Expectation, Point
 from cutaway.results import Cause, Check, Verdict
 
@@ -215,16 +215,21 @@ _UNMOVED = Finding(
 )
 
 
+@once
+def _of_parameters(question: Question) -> set[torch.dtype]:
+    return {tensor.dtype for tensor in question.subject.module.parameters()}
+
+
 _BY_PRECISION = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
 def coarsest(question: Question, values: Values, passes: Sequence[Pass]) -> torch.dtype:
     """The least precise data type that the attribution went through, as far as can be seen."""
-    tensors = [*values.values(), *question.inputs.values(), *question.subject.module.parameters()]
+    tensors = [*values.values(), *question.inputs.values()]
     for each in passes:
         tensors += [] if each.cotangent is None else [each.cotangent]
         tensors += [tensor for call in each.layer for point in POINTS for tensor in call.at(point).values()]
-    found = {tensor.dtype for tensor in tensors}
+    found = {tensor.dtype for tensor in tensors} | _of_parameters(question)
     return next((dtype for dtype in _BY_PRECISION if dtype in found), torch.float32)
 
 

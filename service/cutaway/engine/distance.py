@@ -49,12 +49,15 @@ def distance(values: Values, reference: Reference, tolerance: float, dtype: torc
     ours = {name: value.detach().cpu().double() for name, value in values.items()}
     rows = [_Rows(ours[name], theirs[name], reference.terms[name]) for name in theirs]
     flat = [torch.cat([side[name].flatten() for name in theirs]) for side in (ours, theirs)]
+    relative = max(_largest(row.relative) for row in rows)
+    agree = relative <= tolerance  # False for NaN: what agrees is finite throughout
     return Distance(
         absolute=max(_largest(row.errors) for row in rows),
-        relative=max(_largest(row.relative) for row in rows),
+        relative=relative,
         cosine=cosine(*flat),
-        rounding=all(row.is_rounding(tolerance, torch.finfo(dtype).eps) for row in rows),
-        undefined=any(not bool(theirs[name].isfinite().all()) for name in theirs)
+        rounding=agree or all(row.is_rounding(tolerance, torch.finfo(dtype).eps) for row in rows),
+        undefined=not agree
+        and any(not bool(theirs[name].isfinite().all()) for name in theirs)
         and all(_agree_where_finite(ours[name], theirs[name], tolerance) for name in theirs),
     )
 

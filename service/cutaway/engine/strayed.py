@@ -3,6 +3,7 @@ target."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -18,9 +19,9 @@ _ROUNDINGS = 64
 def strayed(question: Question, due: Sequence[Values], passes: Sequence[Pass]) -> str:
     """Where ``passes`` are not the passes at the points ``due``, in words; nothing where they are."""
     for name in question.explained:
-        wanted = [point[name].detach().cpu() for point in due]
+        wanted = [point[name] for point in due]
         seen = [each.points[name] for each in passes]
-        many, ran = sum(map(len, wanted)), sum(map(len, seen))
+        many, ran = (sum(each.shape[0] for each in side) for side in (wanted, seen))
         if many != ran:
             return f"Captum ran {ran} rows of {name!r} through the model; the method is made of {many}"
         if not _same_rows(wanted, seen):
@@ -31,21 +32,23 @@ def strayed(question: Question, due: Sequence[Values], passes: Sequence[Pass]) -
 def _same_rows(wanted: Sequence[Tensor], seen: Sequence[Tensor]) -> bool:
     """Whether all rows are the same, however many there are to a tensor; never all of them side by side, since a method
     may be made of thousands of passes."""
-    scale = max(_scale(each) for each in _in_parts(wanted, seen))
-    return all(_same(part, each, scale) for part, each in zip(_in_parts(wanted, seen), seen))
+    error = scale = 0.0
+    for part, each in zip(_in_parts(wanted, [tensor.shape[0] for tensor in seen]), seen):
+        error, scale = max(error, _error(part, each)), max(scale, _scale(part))
+    return _is_rounding(error, scale, wanted[0].dtype)
 
 
-def _in_parts(wanted: Sequence[Tensor], seen: Sequence[Tensor]) -> Iterator[Tensor]:
-    """The rows of ``wanted`` in parts of the lengths of ``seen``."""
-    further = iter(wanted)
-    ahead, rows = [wanted[0][:0]], 0
-    for each in seen:
-        while rows < len(each):
+def _in_parts(tensors: Sequence[Tensor], lengths: Sequence[int]) -> Iterator[Tensor]:
+    """The rows of ``tensors`` in parts of ``lengths``, on the host."""
+    further = iter(tensors)
+    ahead, rows = [tensors[0][:0]], 0
+    for length in lengths:
+        while rows < length:
             ahead.append(next(further))
-            rows += len(ahead[-1])
-        joined = torch.cat(ahead)
-        yield joined[: len(each)]
-        ahead, rows = [joined[len(each) :]], rows - len(each)
+            rows += ahead[-1].shape[0]
+        joined = torch.cat(ahead).detach().cpu()
+        yield joined[:length]
+        ahead, rows = [joined[length:]], rows - length
 
 
 def _strayed_otherwise(question: Question, each: Pass) -> str:
@@ -75,22 +78,34 @@ def _repeated(tensor: Tensor, times: int) -> Tensor:
     return tensor.repeat(times, *[1] * (tensor.ndim - 1))
 
 
+def _same(wanted: Tensor, seen: Tensor) -> bool:
+    return _is_rounding(_error(wanted, seen), _scale(wanted), wanted.dtype)
+
+
+def _error(wanted: Tensor, seen: Tensor) -> float:
+    """By how much an element is off at most: by nothing where both are the same infinity, or no number; by infinity
+    where they cannot be compared."""
+    if wanted.shape != seen.shape:
+        return float("inf")
+    if not wanted.is_floating_point():
+        return 0.0 if torch.equal(wanted, seen) else float("inf")
+    errors = (wanted.double() - seen.double()).abs()
+    if not errors.numel():
+        return 0.0
+    largest = float(errors.max())
+    if largest == largest:
+        return largest
+    alike = (wanted == seen) | (wanted.isnan() & seen.isnan())
+    return float(errors.masked_fill(alike, 0.0).nan_to_num(float("inf")).max())
+
+
 def _scale(values: Tensor) -> float:
     """The largest finite magnitude of floats."""
-    if not values.is_floating_point():
+    if not values.is_floating_point() or not values.numel():
         return 0.0
-    finite = values[values.isfinite()].abs()
-    return float(finite.max()) if finite.numel() else 0.0
+    largest = float(values.abs().max())
+    return largest if math.isfinite(largest) else float(values.abs().nan_to_num(0.0, 0.0, 0.0).max())
 
 
-def _same(wanted: Tensor, seen: Tensor, scale: float | None = None) -> bool:
-    if wanted.shape != seen.shape:
-        return False
-    if not wanted.is_floating_point():
-        return torch.equal(wanted, seen)
-    differ = (wanted != seen) & ~(
-        wanted.isnan() & seen.isnan()
-    )  # equal infinities are equal, though inf - inf is not 0
-    errors = (wanted.double() - seen.double()).abs()[differ]
-    largest = _scale(wanted) if scale is None else scale
-    return not errors.numel() or bool(errors.max() <= _ROUNDINGS * torch.finfo(wanted.dtype).eps * (largest or 1.0))
+def _is_rounding(error: float, scale: float, dtype: torch.dtype) -> bool:
+    return error <= (_ROUNDINGS * torch.finfo(dtype).eps * (scale or 1.0) if dtype.is_floating_point else 0.0)

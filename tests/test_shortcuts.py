@@ -1,0 +1,115 @@
+"""What is done the short way for Captum is what Captum does the long way, bit for bit."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec, module_from_spec
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from captum import attr
+from captum._utils.gradient import compute_gradients
+from captum.attr._utils import approximation_methods
+from torch import Tensor, nn
+
+from cutaway.engine.shortcuts import gradients, shortened
+
+X = torch.randn(5, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+TARGET = torch.tensor([0, 1, 2, 0, 1])
+
+
+class Network(nn.Module):
+    """Convolutions, a pool and a normalisation that all rows share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(
+            nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 3)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.body(x)
+        return logits
+
+
+METHODS: list[tuple[Any, dict[str, Any]]] = [
+    (attr.Saliency, {}),
+    (attr.InputXGradient, {}),
+    (attr.IntegratedGradients, {"n_steps": 17}),
+    (attr.IntegratedGradients, {"n_steps": 9, "internal_batch_size": 10}),
+    (attr.GuidedBackprop, {}),
+    (attr.Deconvolution, {}),
+    (attr.DeepLift, {}),
+    (attr.GradientShap, {"baselines": torch.zeros(2, 1, 8, 8), "n_samples": 3}),
+]
+
+
+@pytest.mark.filterwarnings("ignore:Setting")
+@pytest.mark.parametrize(("method", "options"), METHODS, ids=[method.__name__ for method, _ in METHODS])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_one_root_for_all_rows_gives_the_same_bits(method: Any, options: dict[str, Any], dtype: torch.dtype) -> None:
+    """Each of Captum's methods that take gradients at the input: with one root of the backward pass, and with a root
+    for each row and step."""
+    network = Network().eval().to(dtype)
+    given = {name: each.to(dtype) if isinstance(each, Tensor) else each for name, each in options.items()}
+
+    def answer(explainer: Any) -> Tensor:
+        torch.manual_seed(3)
+        np.random.seed(3)
+        found: Tensor = explainer.attribute(X.to(dtype), target=TARGET, **given)
+        return found
+
+    long, short = answer(method(network)), answer(shortened(method(network)))
+    assert torch.equal(long, short)
+    assert long.any()
+
+
+def test_there_is_one_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five rows of seven steps begin one backward pass with one tensor."""
+    roots: list[int] = []
+    grad = torch.autograd.grad
+
+    def counted(outputs: Any, *given: Any, **further: Any) -> Any:
+        roots.append(1 if isinstance(outputs, Tensor) else len(outputs))
+        return grad(outputs, *given, **further)
+
+    monkeypatch.setattr(torch.autograd, "grad", counted)
+    for explainer in (
+        attr.IntegratedGradients(Network().eval()),
+        shortened(attr.IntegratedGradients(Network().eval())),
+    ):
+        explainer.attribute(X, target=TARGET, n_steps=7)
+    assert roots == [35, 1]
+
+
+def test_gradient_functions_of_captums_own_are_left_alone() -> None:
+    """Where Captum itself puts another one in its place, for a neuron say, that one stays."""
+    explainer = attr.IntegratedGradients(Network())
+    explainer.gradient_func = own = lambda *_: ()
+    assert shortened(explainer).gradient_func is own
+    assert shortened(attr.LayerActivation(Network(), Network().body[0])) is not None
+
+
+@pytest.mark.parametrize("way", [compute_gradients, gradients])
+def test_several_elements_without_a_target_are_refused(way: Any) -> None:
+    """As Captum refuses them: a gradient of three scores at once is nobody's."""
+    with pytest.raises(AssertionError, match=r"[tT]arget"):
+        way(Network(), (X.clone().requires_grad_(),))
+
+
+def test_kept_nodes_are_captums() -> None:
+    """The rule's nodes and weights, from Captum as it comes and as this process has it, are the same bits, also the
+    second time."""
+    spec = find_spec("captum.attr._utils.approximation_methods")
+    assert spec is not None
+    assert spec.loader is not None
+    fresh = module_from_spec(spec)
+    spec.loader.exec_module(fresh)
+    assert fresh.gauss_legendre_builders is not approximation_methods.gauss_legendre_builders
+    for n in (1, 2, 50, 64, 200, 64):
+        pairs = zip(fresh.approximation_parameters("gausslegendre"), approximation_methods.gauss_legendre_builders())
+        for theirs, ours in pairs:
+            assert theirs(n) == ours(n)
+            ours(n).clear()  # what one caller does to its list is nothing to the next one
