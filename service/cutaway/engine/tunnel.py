@@ -17,6 +17,7 @@ from cutaway.engine.distance import ROUNDINGS
 from cutaway.engine.evidence import Evidence, Reference, Silent
 from cutaway.engine.finding import Finding
 from cutaway.engine.method import Method
+from cutaway.engine.shortcuts import shortened
 from cutaway.engine.subject import Inputs, dtype_text
 from cutaway.engine.witness import Pass, Question, Values
 from cutaway.errors import Reason, error
@@ -43,7 +44,7 @@ def tunnelled(base: Method) -> Method:
 
 
 def _tunnel(captum: Callable[..., Any], *given: Any, **settings: Any) -> attr.NoiseTunnel:
-    explainer = captum(*given, **settings)
+    explainer = shortened(captum(*given, **settings))
     if not hasattr(explainer.attribute, "__wrapped__"):
         explainer.attribute = _wrapped(explainer.attribute)
     return attr.NoiseTunnel(explainer)
