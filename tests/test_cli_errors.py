@@ -190,9 +190,12 @@ def test_the_base_install_says_what_is_missing() -> None:
 
 def test_a_command_without_its_packages_says_what_is_missing(address: str, image: Path, tmp_path: Path) -> None:
     """Without torch `serve` names the extra to install, without matplotlib `--plot` does; status 2."""
-    done = without(("torch",), ["serve", "--model-store", str(tmp_path)])
-    assert done.returncode == 2
-    assert done.stderr == "torch is missing; this needs: pip install 'cutaway[server]'\n"
+    for package in ("torch", "captum", "ts"):  # the front door loads none of them: its workers would
+        done = without((package,), ["serve", "--model-store", str(tmp_path)])
+        assert done.returncode == 2
+        assert done.stderr == f"{package} is missing; this needs: pip install 'cutaway[server]'\n"
+    done = without(("ts",), ["serve", "--embedded", "--model-store", str(tmp_path)])
+    assert "no .mar archive" in done.stderr  # without TorchServe, models of this process are served
     plot = ["--plot", str(tmp_path / "x.png")]
     done = without(("matplotlib",), ["inspect", "pets", str(image), *plot, "--address", address])
     assert done.returncode == 2

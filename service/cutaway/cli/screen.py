@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 
 import typer
 from rich.console import Console, RenderableType
@@ -42,6 +43,17 @@ def say(line: str, style: str = "") -> None:
 def complain(failure: CutawayError) -> None:
     """Print ``failure`` to stderr as one red line."""
     _console(stderr=True).print(Text(" ".join(str(failure).split()), style="red"), soft_wrap=True)
+
+
+def look_for(*packages: str) -> None:
+    """See, inside `needing`, that ``packages`` are there, without loading them: another process will.
+
+    Raises:
+        ModuleNotFoundError: the first that is not.
+    """
+    for package in packages:
+        if find_spec(package) is None:
+            raise ModuleNotFoundError(name=package)
 
 
 @contextmanager

@@ -104,6 +104,9 @@ def serve(
     with screen.needing("server"):
         from cutaway.gateway.run import run
         from cutaway.settings import Settings
+
+        if model_store is not None:
+            screen.look_for("torch", "captum", *(() if embedded else ("ts",)))
     options = {"address": address, "behind": behind, "replicas": replicas, "log_dir": log_dir}
     given = {name: value for name, value in options.items() if value is not None}
     settings = Settings.load().model_copy(update=given)
