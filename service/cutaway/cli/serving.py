@@ -101,7 +101,7 @@ def serve(
     """
     if embedded and (workers or replicas):
         raise typer.BadParameter("models in this process have no workers and no TorchServe; leave out one option")
-    with screen.needing("server"):
+    with screen.needing("server" if model_store else "door"):
         from cutaway.gateway.run import run
         from cutaway.settings import Settings
 
