@@ -218,7 +218,7 @@ def check_orphans(container: Container) -> str:
 def check_end(container: Container) -> str:
     """SIGTERM during a call: the call is answered, the exit status is 0, in time, and nothing is left."""
     members = container.members()
-    call = container.call(attributions=4)
+    call = container.call(attributions=24)
     time.sleep(0.3)
     assert call.poll() is None, "the call must be under way"
     begun = time.monotonic()
