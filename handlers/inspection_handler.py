@@ -27,8 +27,7 @@ class InspectionHandler:
 
             self.worker = Worker.load(Path(context.system_properties["model_dir"]), device=_device(context))
         except Exception as failure:
-            model = context.manifest["model"]
-            _report(f"{model['modelName']} {model['modelVersion']}", failure)
+            _report(context.manifest["model"], failure)
             raise
         gc.collect()
         gc.freeze()  # what is there now stays; each full collection would look through it for a tenth of a second
@@ -38,7 +37,9 @@ class InspectionHandler:
 
         A gRPC call gives bytearrays. A REST call, which may give text or parsed JSON, is answered like an empty one.
         """
-        rows = [_sent(row) for row in data]
+        rows = [
+            {name: bytes(part) for name, part in row.items() if isinstance(part, (bytes, bytearray))} for row in data
+        ]
         passing = ["stream" in row and "pipe" not in row for row in rows]  # through a pipe, the worker sends them
         whole = iter(self.worker.answer([row for row, passes in zip(rows, passing) if not passes]))
         return [self._sent_off(*each, context) if passing[each[0]] else next(whole) for each in enumerate(rows)]
@@ -56,19 +57,15 @@ class InspectionHandler:
         return last
 
 
-def _report(model: str, failure: Exception) -> None:
+def _report(model: Mapping[str, str], failure: Exception) -> None:
     """Name the reason in one line; where that says it all, end the process without TorchServe's traceback."""
     from cutaway.errors import CutawayError
 
     known = isinstance(failure, CutawayError)
     text = ("" if known else f"{type(failure).__name__}: ") + " ".join(str(failure).split())
-    print(f"cutaway cannot load {model}: {text}", file=sys.stderr)
+    print(f"cutaway cannot load {model['modelName']} {model['modelVersion']}: {text}", file=sys.stderr)
     if known:
         raise SystemExit(1)
-
-
-def _sent(row: Mapping[str, Any]) -> dict[str, bytes]:
-    return {name: bytes(value) for name, value in row.items() if isinstance(value, (bytes, bytearray))}
 
 
 def _device(context: Any) -> str:

@@ -13,6 +13,9 @@ from captum._utils.gradient import compute_gradients
 from captum.attr._utils import approximation_methods
 from torch import Tensor, nn
 
+import cutaway as ca
+from cutaway.adapters import TensorAdapter, mount
+from cutaway.engine.run import inspect
 from cutaway.engine.shortcuts import gradients, shortened
 
 X = torch.randn(5, 1, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -82,6 +85,23 @@ def test_there_is_one_root(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         explainer.attribute(X, target=TARGET, n_steps=7)
     assert roots == [35, 1]
+
+
+@pytest.mark.parametrize("noise", [None, ca.NoiseTunnel(n_samples=2)])
+def test_every_explanation_takes_the_short_way(noise: ca.NoiseTunnel | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is served takes it too, inside a noise tunnel as well: no backward pass of a request has two roots."""
+    roots: list[int] = []
+    grad = torch.autograd.grad
+
+    def counted(outputs: Any, *given: Any, **further: Any) -> Any:
+        roots.append(1 if isinstance(outputs, Tensor) else len(outputs))
+        return grad(outputs, *given, **further)
+
+    subject = mount(TensorAdapter(Network().eval()), "cpu")
+    monkeypatch.setattr(torch.autograd, "grad", counted)
+    asked = ca.InspectRequest("m", attributions=(ca.IntegratedGradients(n_steps=7, noise=noise),))
+    assert inspect(subject, asked, {"x": X}).attributions
+    assert set(roots) == {1}
 
 
 def test_gradient_functions_of_captums_own_are_left_alone() -> None:

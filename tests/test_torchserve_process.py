@@ -22,6 +22,7 @@ import pytest
 from model_archiver.model_archiver_config import ModelArchiverConfig
 from model_archiver.model_packaging_utils import ModelExportUtils
 
+from cutaway import threads
 from cutaway.errors import CutawayError, Reason
 from cutaway.gateway import torchserve
 from cutaway.gateway.catalog import Catalog
@@ -143,6 +144,15 @@ def test_a_worker_answers(server: TorchServe) -> None:
     assert said["row"] == {"inspect": "who is there"}
     assert said["python"] == sys.executable
     assert server.poll() is None
+
+
+def test_threads_of_a_worker_hardly_spin(server: TorchServe) -> None:
+    """Workers that are busy at once do not burn each other's cores while they wait: `cutaway.threads` says how."""
+    group, _ = footprint(server)
+    workers = [each for each in processes(group) if any("model_service_worker" in word for word in each.cmdline())]
+    assert workers
+    for worker in workers:
+        assert threads.WAITING.items() <= worker.environ().items()
 
 
 def test_the_front_doors_deadline_reaches_the_worker(server: TorchServe) -> None:

@@ -23,8 +23,7 @@ TIMES = 4
 CALLERS = 16
 SAMPLED_S = 1.0
 LATE_S = 0.1
-"""By when 99 of 100 refusals must have come, to a caller in a process of its own: the one that sends them all is busy
-with sending."""
+"""By when 99 of 100 refusals must have come, to the flood itself and to a caller beside it, in a process of its own."""
 
 ASKED: dict[str, Any] = {"attributions": [ca.IntegratedGradients(n_steps=64)]}
 
@@ -79,7 +78,7 @@ async def _trial(server: Server) -> list[str]:
         f"memory of all processes: {before:.0f} MiB before, {most:.0f} at most, {after:.0f} after",
         f"open files of the front door: {door.num_fds()}",
     ]
-    if failed or not answered or late > LATE_S:
+    if failed or not answered or max(late, late_there) > LATE_S:
         raise AssertionError("\n".join([*lines, *map(str, failed[:3])]))
     return lines
 
