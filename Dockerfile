@@ -1,4 +1,4 @@
-# Cutaway's front door with TorchServe behind it, on the CPU. docs/deployment.md says how to build and run it.
+# Cutaway's gateway with TorchServe, on the CPU. docs/deployment.md says how to build and run it.
 #
 # BASE is any glibc system with Python 3.10 or newer and its venv module. EXTRAS are Cutaway's own (pyproject.toml).
 ARG BASE=python:3.11-slim-bookworm

@@ -1,8 +1,8 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test fuzz soak bench matrix container check format protos docs lock clean
+.PHONY: help setup demo test portability newest fuzz soak bench matrix container check format protos docs lock clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## make .venv and install everything in it; quick when nothing changed
 	@scripts/setup
@@ -12,6 +12,12 @@ demo: ## serve a small model and look inside it
 
 test: ## all that CI runs: setup, check, tests (ARGS="-k name" goes to pytest)
 	@scripts/test $(ARGS)
+
+portability: ## the tests with other CPUs' kernels, threads, busy cores (ARGS="sse41 loaded": these)
+	@scripts/portability $(ARGS)
+
+newest: ## the engine with the newest torch and Captum (ARGS="existing": beyond those allowed)
+	@scripts/newest $(ARGS)
 
 fuzz: ## random models and questions against a slow reference (ARGS="1000" is how many)
 	@scripts/fuzz $(ARGS)

@@ -1,6 +1,6 @@
-"""Benchmarks: ratios of things that run side by side, in the same process and in turn. ``make bench`` runs them all.
+"""Benchmarks: each row is a ratio of two candidates that run interleaved in the same run. ``make bench`` runs all rows.
 
-interleaved    runs candidates in turn, and says how they compare
-models         the models that are asked
-checks         what a check costs beside the attribution that it is about
+interleaved    runs candidates alternately and computes the ratios
+models         the models that are measured
+checks         the cost of a check relative to its attribution
 """

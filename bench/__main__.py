@@ -1,4 +1,4 @@
-"""Run the benchmarks and show them: ``python -m bench [ROUNDS] [--only ROW]``."""
+"""Runs the benchmarks and prints the table: ``python -m bench [ROUNDS] [--only ROW]``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ console = Console(highlight=False)
 
 
 def main() -> None:
-    """Measure, and exit with status 1 where a bound is not kept, or where a row cannot run."""
+    """Runs the selected rows; exits with status 1 if a row misses its bound or cannot run."""
     given = _asked()
     warnings.filterwarnings("ignore", module="captum")
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # by an exception, which ends the servers
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def _tables(bench: Bench) -> dict[str, str]:
-    """The page's other tables; its picture is drawn on the way."""
+    """Returns the other tables of docs/performance.md, and draws its plot."""
     console.print("growth, stages and capacity")
     found = growth.grown(bench)
     growth.plot(found, PICTURE)
@@ -71,12 +71,12 @@ def _asked() -> argparse.Namespace:
 
 
 def chosen(only: Sequence[str] | None) -> list[Row]:
-    """The rows that are named; by default all that can run here."""
+    """Returns the rows named on the command line; by default all that can run on this machine."""
     return [row for row in TABLE if (row.name in only if only else row.device == "cpu" or cuda())]
 
 
 def run(row: Row, store: Store, rounds: int) -> Outcome:
-    """One row, measured."""
+    """Measures one row."""
     start = time.perf_counter()
     found, why = None, ""
     try:

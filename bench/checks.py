@@ -1,4 +1,4 @@
-"""What a check costs: the time of an attribution and its check, over the time of the attribution alone."""
+"""The cost of a check: time of an attribution with its check, divided by time of the attribution alone."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import numpy as np
 import cutaway as ca
 from bench.interleaved import Measure, Ratio, ratios
 from bench.models import Model
-from cutaway.engine.methods import method_of
-from cutaway.engine.run import inspect
+from cutaway.engine.execution.inspect import inspect
+from cutaway.engine.methods.table import method_of
 
 
 class Row(NamedTuple):
-    """One method on one model.
+    """The cost of one method's check on one model.
 
     Attributes:
-        model: its name.
+        model: the model's name.
         method: the method's name.
-        same_pass: with raw hooks in Captum's own passes; None where the method does not allow that.
-        independent: with passes of its own.
+        same_pass: ratio in mode `same_pass`; None if the method does not support it.
+        independent: ratio in mode `independent`.
     """
 
     model: str
@@ -31,7 +31,7 @@ class Row(NamedTuple):
 
 
 def asked(model: Model) -> Iterator[ca.Attribution]:
-    """Methods that fit ``model``, with the parameters that people use; few enough passes for a benchmark."""
+    """Returns attribution requests for ``model`` with common parameters and a number of passes fit for a benchmark."""
     names = [name for name, tensor in model.inputs.items() if tensor.is_floating_point()]
     yield ca.LayerActivation(layer=model.layer)
     yield ca.LayerGradientXActivation(layer=model.layer)
@@ -70,7 +70,7 @@ def asked(model: Model) -> Iterator[ca.Attribution]:
 
 
 def rows(model: Model, rounds: int) -> Iterator[Row]:
-    """The costs on ``model``; methods that it cannot be asked for are left out."""
+    """Measures each method on ``model``; methods that do not apply to it are left out."""
     for attribution in asked(model):
         try:
             found = ratios(
@@ -81,7 +81,7 @@ def rows(model: Model, rounds: int) -> Iterator[Row]:
         except ca.InvalidArgument:
             continue
         noise = "NoiseTunnel of " if attribution.noise else ""
-        allows = method_of(attribution).own is None
+        allows = method_of(attribution).reference_passes is None
         yield Row(
             model.name,
             f"{noise}{type(attribution).__name__}",
@@ -94,7 +94,7 @@ def timed(model: Model, attribution: ca.Attribution, mode: ca.CheckMode) -> Meas
     request = ca.InspectRequest("m", attributions=(attribution,), check=ca.CheckRequest(mode), seed=1)
 
     def run() -> float:
-        timings = inspect(model.subject, request, model.inputs).timings
+        timings = inspect(model.inspected, request, model.inputs).timings
         return timings.attribution_ms + timings.check_ms
 
     return run

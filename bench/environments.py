@@ -1,4 +1,4 @@
-"""The peers' environments: each its own, made once, in ``.bench``, with the torch and the Captum that we run."""
+"""A virtual environment for each peer, created once in ``.bench``, with the same versions of torch and Captum."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ PEERS = {
     "litserve": ("torch", "captum", "litserve==0.2.19"),
     "nnsight": ("torch", "transformers", "nnsight==0.8.1"),
 }
-"""What each peer needs; a name without a version gets the version that runs here, so that both sides compute alike."""
+"""Packages of each peer; a name without a version gets the version installed here, so both sides compute the same."""
 
 
 def python(peer: str) -> Path:
-    """The interpreter of ``peer``'s environment; pip finds its packages where it found ours.
+    """Returns the interpreter of ``peer``'s environment; creates the environment if needed.
 
     Raises:
-        CannotRun: it cannot be made.
+        CannotRun: the environment cannot be created.
     """
     home = ROOT / ".bench" / peer
     wanted = [each if "==" in each else f"{each}=={version(each).partition('+')[0]}" for each in PEERS[peer]]

@@ -1,4 +1,4 @@
-"""What a call costs as it asks for more, and where its time goes: for the plots and tables of docs/performance.md."""
+"""Latency against request size, and time by stage: for the plot and tables of docs/performance.md."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import matplotlib
 
 from bench import servers
 from bench.pipe import Pipe
-from bench.questions import explained, inside, payload, resnet
+from bench.requests import explained, inside, payload, resnet
 from bench.row import Bench
 from bench.rows.loads import Load, inspect_door
 
 COUNT = 7
-"""Calls for each point; their median counts."""
+"""Calls per point; the median is reported."""
 
 SWEEPS: dict[str, tuple[str, str, Sequence[int]]] = {
     "captures": ("inside", "captures", (0, 1, 3, 5, 7, 9)),
@@ -26,30 +26,30 @@ SWEEPS: dict[str, tuple[str, str, Sequence[int]]] = {
     "steps of integrated gradients": ("explained", "steps", (8, 16, 32, 64, 128, 256)),
     "MiB of one capture": ("wall", "mebibytes", (1, 2, 4, 8, 16, 32, 64)),
 }
-"""What grows: the question, its argument, and the values."""
+"""Each sweep: the request builder, its argument, and the values."""
 
 DIVISORS = (8, 4, 2, 1)
-"""Of ResNet-50's channels."""
+"""Divisors of ResNet-50's channel counts."""
 
 _SIZE = "ResNet's channels, as parts of eight"
 STAGED = {"digits, 3 captures + gradient": ("inside", {}), "ResNet-50, 3 captures + gradient": ("resnet", {}),
           "digits, integrated gradients, checked": ("explained", {"check": "same_pass"})}  # fmt: skip
 BUSY = 0.7
-"""How much of a worker's time is planned for: a queue grows without bound near 1."""
+"""Planned utilisation of a worker; near 1 the queue grows without bound."""
 
 WANTED = 100
-"""Calls a second, in the capacity table."""
+"""Load of the capacity table, in calls per second."""
 
 
 class Grown(NamedTuple):
-    """One sweep: milliseconds at the client by what was asked."""
+    """One sweep: milliseconds at the client by the value that grows."""
 
     asked: list[int]
     milliseconds: list[float]
 
 
 def grown(bench: Bench) -> dict[str, Grown]:
-    """Every sweep, through front door and TorchServe."""
+    """Measures every sweep through gateway and TorchServe."""
     found = {}
     wall, digits = bench.store.of("wall", mebibytes="64"), bench.store.of("digits")
     for model, store in {"digits": digits, "wall": wall}.items():
@@ -76,7 +76,7 @@ def _wait(client: Pipe, question: str, given: dict[str, int]) -> float:
 
 
 def plot(found: dict[str, Grown], path: Path) -> None:
-    """All sweeps in one picture, on axes where a straight line of slope one is proportional."""
+    """Draws all sweeps on log-log axes, where slope 1 means proportional cost."""
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
@@ -93,7 +93,7 @@ def plot(found: dict[str, Grown], path: Path) -> None:
 
 
 def growth_table(found: dict[str, Grown]) -> str:
-    """The numbers of the plot."""
+    """Returns the values of the plot as a Markdown table."""
     lines = ["| what grows | milliseconds at the client |", "|---|---|"]
     for name, sweep in found.items():
         points = ", ".join(f"{asked}: {wait:.3g}" for asked, wait in zip(sweep.asked, sweep.milliseconds))
@@ -102,7 +102,7 @@ def growth_table(found: dict[str, Grown]) -> str:
 
 
 def staged(bench: Bench) -> dict[str, dict[str, float]]:
-    """Median milliseconds by stage, of each question that is told about."""
+    """Measures the median milliseconds of each stage, for each reported request."""
     with (
         servers.cutaway(bench.store.of("digits", "resnet")) as server,
         Pipe("bench.parts.client", server.address) as client,
@@ -116,7 +116,7 @@ def _stages(client: Pipe, question: str, given: dict[str, Any]) -> dict[str, flo
 
 
 def stage_table(found: dict[str, dict[str, float]]) -> str:
-    """Stages as columns; what no stage accounts for is the way there and back, and the client's own decoding."""
+    """Returns the stage table; the remainder is transport and decoding in the client."""
     stages = [name for name in next(iter(found.values())) if name != "whole_ms"]
     names = [name.removesuffix("_ms") for name in stages]
     lines = [f"| question, ms | {' | '.join(names)} | the rest | whole |", "|---" * (len(stages) + 3) + "|"]
@@ -128,7 +128,7 @@ def stage_table(found: dict[str, dict[str, float]]) -> str:
 
 
 def capacity(bench: Bench) -> dict[str, float]:
-    """Calls a second of one worker that never waits for callers."""
+    """Measures the calls per second of one worker under saturating load."""
     asked = {"inside": (inside(), 32), "resnet": (resnet(), 4), "explained": (explained("same_pass"), 8)}
     with ExitStack() as stack:
         server = stack.enter_context(servers.cutaway(bench.store.of("digits", "resnet")))
@@ -143,7 +143,7 @@ def capacity(bench: Bench) -> dict[str, float]:
 
 
 def capacity_table(found: dict[str, float]) -> str:
-    """How many workers for so many calls."""
+    """Returns the capacity table: workers needed for a given load."""
     lines = [f"| question | calls/s of one worker | workers for {WANTED} calls/s |", "|---|---|---|"]
     for name, rate in found.items():
         lines.append(f"| {name} | {rate:.3g} | {workers(WANTED, rate)} |")
@@ -151,5 +151,5 @@ def capacity_table(found: dict[str, float]) -> str:
 
 
 def workers(wanted: float, rate: float) -> int:
-    """How many workers of ``rate`` calls a second serve ``wanted``, each busy for no more than `BUSY` of its time."""
+    """Returns how many workers of ``rate`` calls/s serve ``wanted`` calls/s at utilisation `BUSY`."""
     return math.ceil(wanted / (rate * BUSY))

@@ -1,4 +1,4 @@
-"""Things that run in turn, round by round: what disturbs the machine disturbs them all."""
+"""Runs candidates alternately, round by round, so that noise of the machine affects all of them."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from statistics import median, quantiles
 from typing import NamedTuple, TypeAlias
 
 Measure: TypeAlias = Callable[[], float]
-"""Runs something once, and says how long it took, or how often it ran a second."""
+"""Runs a candidate once and returns its duration in seconds, or its rate per second."""
 
 
 class Ratio(NamedTuple):
-    """How many times as long as the base something took: the median over the rounds, and their middle half.
+    """Duration relative to the base: median over the rounds, and their middle half.
 
     Attributes:
         middle: the median.
-        low: a quarter of the rounds lie below.
-        high: a quarter of the rounds lie above.
+        low: lower quartile.
+        high: upper quartile.
     """
 
     middle: float
@@ -28,7 +28,7 @@ class Ratio(NamedTuple):
 
 
 def in_turn(candidates: Mapping[str, Measure], rounds: int) -> dict[str, list[float]]:
-    """What each of ``candidates`` measures, a value a round; another one begins each round."""
+    """Returns the measurements of each candidate, one value per round; each round starts with another candidate."""
     for run in candidates.values():
         run()  # whatever is made once is made now
     found: dict[str, list[float]] = {name: [] for name in candidates}
@@ -41,7 +41,7 @@ def in_turn(candidates: Mapping[str, Measure], rounds: int) -> dict[str, list[fl
 
 
 def ratios(base: Measure, candidates: Mapping[str, Measure], rounds: int) -> dict[str, Ratio]:
-    """How long each of ``candidates`` takes beside ``base``, each ratio of two runs of the same round."""
+    """Returns the duration of each candidate relative to ``base``, from two runs of the same round."""
     found = in_turn({"": base, **candidates}, rounds)
     return {
         name: Ratio(*_quartiles([one / alone for one, alone in zip(found[name], found[""])])) for name in candidates

@@ -1,4 +1,4 @@
-"""Networks that ours and a peer's environment both build, from the same seed: torch, and nothing of ours."""
+"""Networks that both our environment and a peer's build from the same seed; imports only torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ LAYERS = 12
 
 
 class Mlp(nn.Module):
-    """Twelve times linear and ReLU, ``width`` wide."""
+    """Twelve blocks of Linear and ReLU of width ``width``."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -17,13 +17,13 @@ class Mlp(nn.Module):
         self.layers = nn.ModuleList(nn.Sequential(nn.Linear(width, width), nn.ReLU()) for _ in range(LAYERS))
 
     def forward(self, features: Tensor) -> Tensor:
-        """[batch, width] to [batch, width]."""
+        """Maps [batch, width] to [batch, width]."""
         for layer in self.layers:
             features = layer(features)
         return features
 
 
 def batch(rows: int, width: int) -> Tensor:
-    """Its input."""
+    """Returns a random input batch [rows, width]."""
     torch.manual_seed(1)
     return torch.randn(rows, width)

@@ -1,6 +1,6 @@
-"""A process that is asked in JSON lines, and answers in them: how everything that is measured here is told to run.
+"""Runs a measured process and talks to it in JSON lines over its standard streams.
 
-Only Python's own library: a peer has this file, and nothing else of ours, in its environment.
+Imports only the standard library: a peer's environment has this file and no other code of ours.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _GRACE_S = 5.0
 
 
 class CannotRun(Exception):
-    """Something that a row needs is not there, or failed; the text says what."""
+    """A prerequisite of a row is missing or failed; the message says which."""
 
 
 class Pipe:
-    """A context manager: a Python module that runs as a process of its own, from the repository's root.
+    """Context manager that runs a Python module as a child process in the repository's root.
 
     Args:
-        module: what ``python -m`` runs; it calls `answer` or `announce`.
-        arguments: its command line.
-        python: the interpreter, of its own environment.
-        variables: added to the environment.
+        module: the module for ``python -m``; it calls `answer` or `announce`.
+        arguments: command line arguments.
+        python: the interpreter.
+        variables: additional environment variables.
     """
 
     def __init__(
@@ -66,14 +66,14 @@ class Pipe:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """The child's process id."""
         return self._process.pid
 
     def hear(self) -> Any:
-        """The next thing that the process says.
+        """Returns the next message of the child.
 
         Raises:
-            CannotRun: it says that it failed, or it ended.
+            CannotRun: the child reported a failure or ended.
         """
         if self._process.stdout is None:
             raise CannotRun("nobody listens")
@@ -86,7 +86,7 @@ class Pipe:
         raise CannotRun(f"{' '.join(self._command[1:3])} ended with status {self._process.wait()}")
 
     def ask(self, what: Any) -> Any:
-        """Send ``what``, and wait for the answer."""
+        """Sends ``what`` and returns the answer."""
         if self._process.stdin is None:
             raise CannotRun("nobody is asked")
         self._process.stdin.write(json.dumps(what) + "\n")
@@ -95,16 +95,16 @@ class Pipe:
 
 
 _MARK = "bench: "
-"""Before what is meant for us: libraries print things too."""
+"""Prefix of our lines; libraries print to standard output too."""
 
 
 def announce(answer: Any) -> None:
-    """In the process: say something unasked."""
+    """Called in the child: sends one message without a request."""
     print(f"{_MARK}{json.dumps({'answer': answer})}", flush=True)
 
 
 def answer(to: Callable[[Any], Any]) -> None:
-    """In the process: answer whatever is asked, until nobody asks any more."""
+    """Called in the child: answers requests until standard input closes."""
     for line in sys.stdin:
         try:
             announce(to(json.loads(line)))
@@ -113,7 +113,7 @@ def answer(to: Callable[[Any], Any]) -> None:
 
 
 def seconds(run: Callable[[], object], count: int) -> list[float]:
-    """How long ``run`` takes, ``count`` times."""
+    """Returns the durations of ``count`` runs in seconds."""
     found = []
     for _ in range(count):
         start = time.perf_counter()

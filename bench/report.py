@@ -1,4 +1,4 @@
-"""What is told of a run: a table on the screen, JSON, and the tables of docs/performance.md."""
+"""Reports a run: a table for the terminal, JSON, and the tables of docs/performance.md."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bench.row import Outcome
 
 
 def machine() -> dict[str, Any]:
-    """Where it ran."""
+    """Describes the machine and the versions."""
     return {
         "cores": os.cpu_count(),
         "python": platform.python_version(),
@@ -24,7 +24,7 @@ def machine() -> dict[str, Any]:
 
 
 def screen(outcomes: Iterable[Outcome]) -> Table:
-    """For people at a terminal."""
+    """Returns the table for the terminal."""
     table = Table("row", "what", "found (middle half)", "bound", "", title="ratios of things that ran in turn")
     for each in outcomes:
         colour = {"kept": "green", "FALLS SHORT": "bold red", "cannot run": "yellow"}[each.verdict]
@@ -35,7 +35,7 @@ def screen(outcomes: Iterable[Outcome]) -> Table:
 
 
 def as_json(outcomes: Sequence[Outcome], rounds: int) -> dict[str, Any]:
-    """For programs: every round of every row."""
+    """Returns every round of every row as JSON."""
     return {"machine": machine(), "rounds": rounds, "rows": [_row(each) for each in outcomes]}
 
 
@@ -55,7 +55,7 @@ def _row(each: Outcome) -> dict[str, Any]:
 
 
 def markdown(outcomes: Iterable[Outcome]) -> str:
-    """For docs/performance.md."""
+    """Returns the table for docs/performance.md."""
     lines = ["| row | what | found (middle half of the rounds) | bound | |", "|---|---|---|---|---|"]
     lines += [
         f"| {each.row.name} | {each.row.what} | {each.value} | {each.row.limit()} | {each.verdict} |"
@@ -65,7 +65,7 @@ def markdown(outcomes: Iterable[Outcome]) -> str:
 
 
 def between(page: str, tables: dict[str, str]) -> str:
-    """``page`` with each table between its markers, ``<!-- name -->`` and ``<!-- end of name -->``."""
+    """Returns ``page`` with each table written between its markers, ``<!-- name -->`` and ``<!-- end of name -->``."""
     for name, table in tables.items():
         marked = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end of {name} -->)", re.DOTALL)
         page = marked.sub(lambda match, table=table: f"{match[1]}{table}\n{match[2]}", page)  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""One row of the table: what is measured, what it must be, and what was found."""
+"""One row of the benchmark table: definition, bound and result."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from bench.servers import Store
 
 @dataclass(frozen=True)
 class Found:
-    """What a row came to.
+    """The measurements of a row.
 
     Attributes:
-        rounds: one value a round; their median counts.
-        aside: what was measured on the way, by name, with its unit: the median of the rounds.
+        rounds: one value per round; the median is reported.
+        aside: further medians by name, with unit.
     """
 
     rounds: Sequence[float]
@@ -24,12 +24,12 @@ class Found:
 
     @property
     def middle(self) -> float:
-        """The median."""
+        """The median of the rounds."""
         return median(self.rounds)
 
     @property
     def half(self) -> tuple[float, float]:
-        """Between which two the middle half of the rounds lies."""
+        """The lower and upper quartile of the rounds."""
         if len(self.rounds) == 1:
             return self.rounds[0], self.rounds[0]
         low, _, high = quantiles(self.rounds, n=4)
@@ -38,12 +38,12 @@ class Found:
 
 @dataclass(frozen=True)
 class Bench:
-    """What a row's measurement is given.
+    """The arguments of a row's measurement.
 
     Attributes:
-        store: where models are.
-        rounds: how often both sides are measured in turn.
-        device: ``cpu`` or ``cuda``, for what runs in process.
+        store: the model store.
+        rounds: number of interleaved rounds.
+        device: ``cpu`` or ``cuda``, for in-process measurements.
     """
 
     store: Store
@@ -51,22 +51,22 @@ class Bench:
     device: str
 
     def scratch(self, name: str) -> Path:
-        """A directory that is the row's own."""
+        """Returns a new directory for the row."""
         return self.store.directory / "peers" / name
 
 
 @dataclass(frozen=True)
 class Row:
-    """One row.
+    """The definition of a row.
 
     Attributes:
-        name: what ``--only`` takes.
-        what: what is divided by what, in words.
-        least: whether the bound is the least (True) or the most (False) that is kept.
-        bound: the bound; 0 where there is none, and the row is only told.
-        measure: does it.
-        unit: of the value; empty for a ratio.
-        device: where it runs; ``cuda`` rows run only where a GPU is.
+        name: value for ``--only``.
+        what: description of the ratio.
+        least: whether the bound is a minimum (True) or a maximum (False).
+        bound: the bound; 0 if the row is only reported.
+        measure: the function that measures.
+        unit: unit of the value; empty for a ratio.
+        device: ``cuda`` rows run only if a GPU is present.
     """
 
     name: str
@@ -78,11 +78,11 @@ class Row:
     device: str = "cpu"
 
     def kept(self, found: Found) -> bool:
-        """Whether the bound is."""
+        """Whether the bound is met."""
         return found.middle >= self.bound if self.least else found.middle <= self.bound
 
     def limit(self) -> str:
-        """The bound, for people."""
+        """The bound as text."""
         if not self.bound:
             return "told"
         return f"{'≥' if self.least else '≤'} {self.bound:g}{self.unit and f' {self.unit}'}"
@@ -90,13 +90,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A row, and what became of it.
+    """A row and its result.
 
     Attributes:
         row: the row.
-        found: what was measured; None where it could not run.
-        why: then, why not.
-        seconds: how long it took.
+        found: the measurements; None if the row could not run.
+        why: why it could not run.
+        seconds: duration of the measurement.
     """
 
     row: Row
@@ -113,7 +113,7 @@ class Outcome:
 
     @property
     def value(self) -> str:
-        """The median and the middle half, for people."""
+        """The median and the quartiles as text."""
         if self.found is None:
             return self.why
         low, high = self.found.half

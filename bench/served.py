@@ -1,4 +1,4 @@
-"""Models that are served to be measured. This file travels alone inside an archive: it imports what servers have."""
+"""The served models. This file is packed alone into an archive, so it imports only packages that servers have."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cutaway.adapters import Adapter
 
 
 class ResNet50(nn.Module):
-    """transformers' default ResNet, seeded, without its wrapping; its channels divided by ``divisor``."""
+    """transformers' default ResNet with seeded weights and its channel counts divided by ``divisor``."""
 
     def __init__(self, divisor: int = 1) -> None:
         super().__init__()
@@ -25,33 +25,33 @@ class ResNet50(nn.Module):
         self.classifier = network.classifier
 
     def forward(self, pixel_values: Tensor) -> Tensor:
-        """Logits of ``pixel_values``, [batch, 3, height, width]."""
+        """Returns logits [batch, classes] of ``pixel_values`` [batch, 3, height, width]."""
         logits: Tensor = self.classifier(self.resnet(pixel_values).pooler_output)
         return logits
 
 
 class Wall(nn.Module):
-    """Next to no work, and a large tensor inside: ``bricks`` float32 numbers for every row."""
+    """A module with almost no computation and a large inner tensor: ``bricks`` float32 values per row."""
 
     def __init__(self, bricks: int) -> None:
         super().__init__()
         self.wall = Bricks(bricks)
 
     def forward(self, height: Tensor) -> Tensor:
-        """[batch, 1] to [batch, 1]."""
+        """Maps [batch, 1] to [batch, 1]."""
         bricks: Tensor = self.wall(height)
         return bricks[:, :1] + height
 
 
 class Bricks(nn.Module):
-    """What is captured; the numbers lie ready, so that time goes into carrying them."""
+    """The captured layer; its values are precomputed, so time goes into transport."""
 
     def __init__(self, bricks: int) -> None:
         super().__init__()
         self.bricks = nn.Parameter(torch.arange(bricks, dtype=torch.float32)[None], requires_grad=False)
 
     def forward(self, height: Tensor) -> Tensor:
-        """[batch, bricks]."""
+        """Returns the stored values expanded to [batch, bricks]."""
         return self.bricks.expand(len(height), -1)
 
 
@@ -59,13 +59,13 @@ class ResNetAdapter(Adapter):
     """Serves `ResNet50`, with the channels divided by the option ``divisor``."""
 
     def build(self) -> nn.Module:
-        """The network."""
+        """Returns the network."""
         return ResNet50(int(self.options.get("divisor", 1))).eval()
 
 
 class WallAdapter(Adapter):
-    """Serves a `Wall` of as many mebibytes as the option ``mebibytes`` says."""
+    """Serves a `Wall` of the size given by the option ``mebibytes``."""
 
     def build(self) -> nn.Module:
-        """The network."""
+        """Returns the network."""
         return Wall(int(self.options["mebibytes"]) << 18).eval()

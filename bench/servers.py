@@ -1,4 +1,4 @@
-"""The servers that are measured, each a process of its own: ours as an operator runs it, and the peers."""
+"""The measured servers, each its own process: ours as an operator runs it, and the peers."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from safetensors.torch import load_file
 
 from bench import environments
 from bench.pipe import ROOT, CannotRun, Pipe
-from cutaway import packaging
-from cutaway.gateway import torchserve as ours
-from cutaway.gateway.java import find_java
-from cutaway.threads import WAITING
+from cutaway.archive import builder
+from cutaway.config.openmp import WAITING
+from cutaway.gateway.torchserve import server_process as ours
+from cutaway.gateway.torchserve.java import find_java
 from examples.digits.digits_adapter import DigitsCNN
 from examples.digits.package import package_trained
 from examples.digits.train import train_and_save
@@ -29,18 +29,18 @@ from examples.digits.train import train_and_save
 WORKERS = 1
 BATCH = 16
 DELAY_MS = 1
-"""Of every server that forms batches: ours, and the peers where they are told to."""
+"""Batch delay of every server that forms batches, in milliseconds."""
 
 STOCK_BATCH = 1
-"""Of the peers as they come."""
+"""Batch size of peers with their defaults."""
 
 
 class Server(NamedTuple):
-    """One that runs.
+    """A running server.
 
     Attributes:
-        address: where it listens.
-        pid: its process.
+        address: ``host:port`` of its listener.
+        pid: its process id.
     """
 
     address: str
@@ -48,20 +48,20 @@ class Server(NamedTuple):
 
 
 class Store:
-    """A directory with the models that are measured, each made when first asked for."""
+    """A directory with the measured models, each built on first use."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
 
     def weights(self) -> Path:
-        """Of the digits network, trained once."""
+        """The weights file of the digits network, trained once."""
         found = self.directory / "digits.safetensors"
         if not found.exists():
             train_and_save(found)
         return found
 
     def of(self, *models: str, **options: str) -> Path:
-        """A model store with ``models``, of ``digits``, ``resnet`` and ``wall``; ``options`` are the adapters'."""
+        """Returns a model store with ``models`` (``digits``, ``resnet``, ``wall``); ``options`` go to the adapters."""
         store = self.directory / "-".join((*models, *options.values()))
         if not store.exists():
             for model in models:
@@ -69,7 +69,7 @@ class Store:
         return store
 
     def digits_files(self, directory: Path) -> Path:
-        """The digits network for those who do not know us: ``digits_net.py``, and its weights as torch saves them."""
+        """Writes the digits network for peers: ``digits_net.py``, and its weights as a torch file."""
         directory.mkdir(parents=True, exist_ok=True)
         source = f"from torch import Tensor, nn\n\n\n{inspect.getsource(DigitsCNN)}"
         (directory / "digits_net.py").write_text(source)
@@ -79,7 +79,7 @@ class Store:
 
 def _package(model: str, store: Path, options: Mapping[str, str]) -> None:
     adapters = {"resnet": "ResNetAdapter", "wall": "WallAdapter"}
-    packaging.build(
+    builder.build(
         model=model,
         adapter=f"{Path(__file__).with_name('served.py')}:{adapters[model]}",
         weights=None,
@@ -94,7 +94,7 @@ def _package(model: str, store: Path, options: Mapping[str, str]) -> None:
 
 @contextmanager
 def cutaway(store: Path, **variables: str) -> Iterator[Server]:
-    """``cutaway serve`` over ``store``: front door and TorchServe."""
+    """Runs ``cutaway serve`` over ``store``: gateway and TorchServe."""
     command = [sys.executable, "-m", "cutaway.console", "serve", "--model-store", str(store)]
     command += ["--address", "127.0.0.1:0", "--log-dir", str(store / "logs")]
     with (
@@ -119,10 +119,10 @@ def cutaway(store: Path, **variables: str) -> Iterator[Server]:
 
 @contextmanager
 def torchserve(directory: Path, handler: str, **settings: int) -> Iterator[dict[str, str]]:
-    """A TorchServe of the peer's environment with one model, ``peer``, whose files are in ``directory``.
+    """Runs a TorchServe of the peer's environment with one model, ``peer``, whose files are in ``directory``.
 
     Yields:
-        Its addresses, ``grpc`` and ``rest``.
+        The addresses ``grpc`` and ``rest``.
     """
     directory.mkdir(parents=True, exist_ok=True)
     shutil.copy(Path(__file__).parent / "peers" / handler, directory)
@@ -144,7 +144,7 @@ def torchserve(directory: Path, handler: str, **settings: int) -> Iterator[dict[
 
 @contextmanager
 def litserve(directory: Path, batch: int) -> Iterator[str]:
-    """LitServe with the digits network of ``directory`` and Captum, so many calls at once; yields its address."""
+    """Runs LitServe with the digits network of ``directory`` and Captum at the given batch size; yields its address."""
     arguments = (str(directory), str(WORKERS), str(batch), str(DELAY_MS))
     with Pipe(
         "bench.peers.litserve_digits", *arguments, python=environments.python("litserve"), variables=WAITING
@@ -154,6 +154,6 @@ def litserve(directory: Path, batch: int) -> Iterator[str]:
 
 @contextmanager
 def stream() -> Iterator[str]:
-    """A bare grpc.aio server that streams bytes; yields its address."""
+    """Runs a bare grpc.aio server that streams bytes; yields its address."""
     with Pipe("bench.peers.stream") as peer:
         yield peer.hear()

@@ -1,5 +1,5 @@
 #!/opt/cutaway/bin/python
-"""Exit status 0 if the front door of this container says that it serves, else 1 and one line that says why.
+"""Exits with status 0 if the gateway in this container reports that it serves, else with 1 and one line that says why.
 
 Asks the standard gRPC health service at ``CUTAWAY_ADDRESS``, over TLS where ``CUTAWAY_TLS_CERTIFICATE`` is set. With
 ``CUTAWAY_TLS_CLIENT_CA`` it shows the server's own certificate, so that authority must have signed it for clients too.

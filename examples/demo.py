@@ -28,7 +28,8 @@ from rich.text import Text
 
 import cutaway as ca
 from cutaway import plots, tables
-from cutaway.tensors import Array
+from cutaway.results.captured import captured_tensors
+from cutaway.schema.tensors import Array
 from examples.digits.data import Examples, as_png, held_out, training
 from examples.digits.package import package_trained
 from examples.digits.train import train_and_save
@@ -157,7 +158,7 @@ def what_if(client: ca.Client, digit: Examples) -> Table:
         left = np.exp(logits[before.index] - logits.max()) / np.exp(logits - logits.max()).sum()
         found.append((left, channel, before, after))
     title = "What if a channel of conv2 were zero? The worst:"
-    table = tables.heading(title, "channel", "then it says", "before", "of which is left", numbers=1)
+    table = tables.empty_table(title, "channel", "then it says", "before", "of which is left", numbers=1)
     for left, channel, before, after in sorted(found, key=lambda each: each[0])[:3]:
         table.add_row(str(channel), after.label, f"{before.label} ({before.probability:.1%})", f"{left:.1%}")
     return table
@@ -229,7 +230,7 @@ def drawn(pixels: Array) -> Text:
 def verdict_table(result: ca.InspectResult) -> Table:
     """Each attribution, and whether it is what raw PyTorch hooks saw."""
     title = "Attributions, by Captum, each checked against raw PyTorch hooks"
-    table = tables.heading(title, "method", "of", "verdict", "error", "allowed", "delta", numbers=3)
+    table = tables.empty_table(title, "method", "of", "verdict", "error", "allowed", "delta", numbers=3)
     for answer in result.attributions:
         delta = "" if answer.convergence_delta is None else f"{np.abs(answer.convergence_delta).max():.1e}"
         for index, check in enumerate(answer.checks):
@@ -269,7 +270,7 @@ def difference(one: ca.InspectResult, other: ca.InspectResult) -> float:
 def tensors(result: ca.InspectResult) -> Iterator[Array]:
     """Every tensor of ``result``, in order."""
     yield from result.predictions.values()
-    yield from (each.array for each in tables.captured(result))
+    yield from (each.array for each in captured_tensors(result))
     yield from result.input_gradients.values()
     for answer in result.attributions:
         yield from answer.values.values()

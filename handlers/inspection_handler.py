@@ -1,7 +1,7 @@
-"""The TorchServe handler: hands the bytes of each call to `cutaway.worker` and its answers back.
+"""The TorchServe handler: passes the bytes of each call to `cutaway.worker.worker`, and returns its replies.
 
-TorchServe wants exactly one class here, and takes an ImportError for a missing handler of its own: so nothing is
-imported up here but what Python brings along.
+TorchServe accepts exactly one class in this file, and reports an ImportError as a missing handler: so only Python's
+standard library is imported at the top.
 """
 
 from __future__ import annotations
@@ -16,39 +16,39 @@ from typing import Any
 
 
 class InspectionHandler:
-    """One copy of one model, in one worker process."""
+    """One copy of one model in one worker process."""
 
     def initialize(self, context: Any) -> None:
-        """Load the model of ``context``, or say in one line of the log why it cannot be."""
-        # TorchServe's own code would print two lines for every batch, for the server to read.
+        """Loads the model of ``context``, or logs in one line why it cannot be loaded."""
+        # TorchServe's own code prints two lines for every batch.
         logging.getLogger().setLevel(logging.WARNING)
         try:
-            from cutaway.worker import Worker
+            from cutaway.worker.worker import Worker
 
             self.worker = Worker.load(Path(context.system_properties["model_dir"]), device=_device(context))
         except Exception as failure:
             _report(context.manifest["model"], failure)
             raise
         gc.collect()
-        gc.freeze()  # what is there now stays; each full collection would look through it for a tenth of a second
+        gc.freeze()  # these objects stay; every full collection would scan them for a tenth of a second
 
     def handle(self, data: Sequence[Mapping[str, Any]], context: Any) -> list[bytes]:
-        """Answer each row of ``data`` with exactly one reply.
+        """Returns one reply for each call in ``data``.
 
-        A gRPC call gives bytearrays. A REST call, which may give text or parsed JSON, is answered like an empty one.
+        The parts of a gRPC call are bytearrays. A REST call, which may have text or parsed JSON, counts as empty.
         """
-        rows = [
-            {name: bytes(part) for name, part in row.items() if isinstance(part, (bytes, bytearray))} for row in data
+        calls = [
+            {name: bytes(part) for name, part in call.items() if isinstance(part, (bytes, bytearray))} for call in data
         ]
-        passing = ["stream" in row and "pipe" not in row for row in rows]  # through a pipe, the worker sends them
-        whole = iter(self.worker.answer([row for row, passes in zip(rows, passing) if not passes]))
-        return [self._sent_off(*each, context) if passing[each[0]] else next(whole) for each in enumerate(rows)]
+        streamed = ["stream" in call and "pipe" not in call for call in calls]  # with a pipe, the worker streams itself
+        replies = iter(self.worker.answer([call for call, streams in zip(calls, streamed) if not streams]))
+        return [self._stream(n, call, context) if streamed[n] else next(replies) for n, call in enumerate(calls)]
 
-    def _sent_off(self, number: int, row: Mapping[str, bytes], context: Any) -> bytes:
-        """Send a reply in pieces but for the last, which is returned: TorchServe ends all rows of a batch at once."""
+    def _stream(self, number: int, call: Mapping[str, bytes], context: Any) -> bytes:
+        """Sends the pieces of a reply, and returns the last one: TorchServe ends all calls of a batch at once."""
         from ts.handler_utils.utils import send_intermediate_predict_response as send
 
-        pieces = (piece.joined() for piece in self.worker.stream(row))
+        pieces = (piece.joined() for piece in self.worker.stream(call))
         last: bytes = next(pieces)
         for piece in pieces:
             send({number: last}, {number: context.get_request_id(number)}, "", 200, context)
@@ -58,7 +58,7 @@ class InspectionHandler:
 
 
 def _report(model: Mapping[str, str], failure: Exception) -> None:
-    """Name the reason in one line; where that says it all, end the process without TorchServe's traceback."""
+    """Logs why the model cannot be loaded; for a known reason, ends the process without TorchServe's traceback."""
     from cutaway.errors import CutawayError
 
     known = isinstance(failure, CutawayError)
@@ -69,10 +69,10 @@ def _report(model: Mapping[str, str], failure: Exception) -> None:
 
 
 def _device(context: Any) -> str:
-    """Where the model runs; with its share of the cores, because workers that take them all slow each other down."""
+    """Returns the model's device; limits torch to a share of the cores, since workers that use all slow each other."""
     import torch
 
-    if "OMP_NUM_THREADS" not in os.environ:  # the operator's word counts
+    if "OMP_NUM_THREADS" not in os.environ:  # a setting of the operator wins
         workers = int(context.model_yaml_config.get("maxWorkers", 1)) * int(os.environ.get("CUTAWAY_REPLICAS", "1"))
         torch.set_num_threads(max(1, torch.get_num_threads() // workers))
     gpu = context.system_properties.get("gpu_id")

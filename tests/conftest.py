@@ -11,26 +11,28 @@ from typing import Any
 import pytest
 
 # Tensors are tiny here, and several processes share the cores. Servers that tests start inherit this: what is compared
-# bit for bit must be computed alike.
-os.environ["OMP_NUM_THREADS"] = "1"
+# bit for bit must be computed alike. scripts/portability sets two threads.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from torch import nn
 
-from tests.serving import Server, package, serving
+from tests.support import scheduling
+from tests.support.serving import Server, package, serving
 
-ADAPTERS = Path(__file__).parent / "adapters"
+ADAPTERS = Path(__file__).parent / "support" / "adapters"
 
 
 @pytest.fixture(scope="session")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model store: digits, MiniLM, ResNet-50, and one archive that is damaged."""
-    from examples.digits.package import package as package_digits
+    """A model store: digits, MiniLM, ResNet-50, the mirror, and one archive that is damaged."""
     from examples.sentences.package import package as package_sentences
+    from tests.support.digits import package_digits
 
     directory = tmp_path_factory.mktemp("store")
     sound = package_digits(directory)
     package_sentences(directory)
     package(directory, "resnet", f"{ADAPTERS / 'resnet_adapter.py'}:ResNet")
+    package(directory, "mirror", f"{ADAPTERS / 'mirror_adapter.py'}:MirrorAdapter")
     damaged = directory / "damaged.mar"
     shutil.copy(sound, damaged)
     damaged.write_bytes(damaged.read_bytes()[:-200])
@@ -39,9 +41,21 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def server(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The real thing: front door, TorchServe and a worker for each model of the store."""
+    """The real thing: gateway, TorchServe and a worker for each model of the store."""
     with serving(store, tmp_path_factory.mktemp("torchserve") / "logs") as running:
         yield running
+
+
+def pytest_xdist_make_scheduler(config: Any, log: Any) -> Any:
+    """The test files that take longest come first."""
+    return scheduling.scheduler(config, log)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """In xdist's processes only: a person who runs one test after another gets them in the order of their names."""
+    if hasattr(config, "workerinput"):
+        items[:] = scheduling.in_order(items)
 
 
 HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")

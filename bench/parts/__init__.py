@@ -1,1 +1,1 @@
-"""Our side of what is measured, and callers: each file runs as a process of its own, asked through `bench.pipe`."""
+"""Our side of each measurement, and load generators; each file runs as its own process behind `bench.pipe`."""

@@ -1,4 +1,4 @@
-"""The same answer by hand, in process: hooks that a person would write for three captures and the input's gradient."""
+"""Hand-written hooks in process for three captures and the input gradient: the peer of row *overhead*."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from bench.pipe import answer, seconds
-from bench.questions import STAGES, resnet
+from bench.requests import STAGES, resnet
 from bench.served import ResNet50
-from cutaway.tensors import Array
+from cutaway.schema.tensors import Array
 
 
 def main(device: str) -> None:
@@ -21,7 +21,7 @@ def main(device: str) -> None:
 
 
 def by_hand(network: nn.Module, pixels: Array, device: str) -> dict[str, Array]:
-    """The captures by their modules' names, ``output``, and ``gradient`` of class 0's score at ``pixels``."""
+    """Returns captures by module name, ``output``, and ``gradient`` of the class 0 score at ``pixels``."""
     seen: dict[str, Array] = {}
 
     def keep(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""One caller with `cutaway.Client`, as a user writes it: the reply is decoded to numpy, and that counts."""
+"""One caller with `cutaway.Client`; the time includes decoding the reply to numpy."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 
 import cutaway as ca
 from bench.pipe import answer, seconds
-from bench.questions import QUESTIONS
+from bench.requests import REQUESTS
 
 
 def main(address: str) -> None:
     client = ca.Client(address, timeout=300)
 
     def asked(what: dict[str, Any]) -> Any:
-        model, inputs, options = QUESTIONS[what["question"]](**what.get("given", {}))
+        model, inputs, options = REQUESTS[what["question"]](**what.get("given", {}))
 
         def run() -> ca.InspectResult:
             return client.inspect(model, inputs, **options)
@@ -30,7 +30,7 @@ def main(address: str) -> None:
 
 
 def _staged(run: Callable[[], ca.InspectResult]) -> dict[str, float]:
-    """Milliseconds by stage, as the reply tells them, and as the caller waits."""
+    """Returns milliseconds by stage from the reply, and the latency at the caller."""
     start = time.perf_counter()
     timings = asdict(run().timings)
     return {**timings, "whole_ms": (time.perf_counter() - start) * 1000}

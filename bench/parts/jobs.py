@@ -1,4 +1,4 @@
-"""A batch job in this process over all digits, and the loop that a person would write with Captum instead."""
+"""A batch job over all digits in this process, and the equivalent hand-written Captum loop."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from captum.attr import IntegratedGradients, LayerGradCam, Saliency
 from safetensors.torch import load_file
 
 from bench.pipe import answer
-from bench.questions import STEPS
+from bench.requests import STEPS
 from cutaway.jobs import Job, run
 from examples.digits.data import held_out, training
 from examples.digits.digits_adapter import DigitsCNN
@@ -68,7 +68,7 @@ def _job(archive: Path, data: Path, folder: Path, check: str, engine: str) -> Jo
 
 
 def _by_hand(weights: Path, data: Path, folder: Path) -> None:
-    """Load, explain what is predicted in batches, and write one file."""
+    """Loads the digits, attributes the predicted classes batch by batch, and writes one file."""
     network = DigitsCNN().eval()
     network.load_state_dict(load_file(weights))
     gradients, saliency, cam = IntegratedGradients(network), Saliency(network), LayerGradCam(network, network.conv2)

@@ -1,4 +1,4 @@
-"""One caller of large replies, on three ways; each ends with the bytes as one numpy array that is whole."""
+"""One caller of large replies over three transports; each ends with one complete numpy array."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import numpy as np
 import cutaway as ca
 from bench.peers.stream import METHOD
 from bench.pipe import answer, seconds
-from bench.questions import wall
-from cutaway.routes import TORCHSERVE_PREDICTIONS, prediction, predictions
+from bench.requests import wall
+from cutaway.worker_protocol.torchserve_messages import PREDICTIONS, decode_reply, encode_call
 
 _OPTIONS = (("grpc.max_receive_message_length", -1),)
 
 
 def ours(address: str, size: int) -> Any:
-    """A capture, through front door and TorchServe."""
+    """Receives a capture through gateway and TorchServe."""
     client = ca.Client(address, timeout=300)
     model, inputs, options = wall(size >> 20, stream=True)
 
@@ -33,7 +33,7 @@ def ours(address: str, size: int) -> Any:
 
 
 def stream(address: str, size: int) -> Any:
-    """A bare stream in pieces."""
+    """Receives a bare gRPC stream in chunks."""
 
     async def take() -> None:
         async with grpc.aio.insecure_channel(address, options=_OPTIONS) as channel:
@@ -49,13 +49,13 @@ def stream(address: str, size: int) -> Any:
 
 
 def unary(address: str, size: int) -> Any:
-    """One reply of TorchServe."""
+    """Receives one unary reply of TorchServe."""
     channel = grpc.insecure_channel(address, options=_OPTIONS)
-    call: Any = channel.unary_unary(TORCHSERVE_PREDICTIONS)
-    request = predictions("peer", "", {"inspect": b""})
+    call: Any = channel.unary_unary(PREDICTIONS)
+    request = encode_call("peer", "", {"inspect": b""})
 
     def run() -> None:
-        found = np.frombuffer(prediction(call(request, timeout=300)), np.uint8)
+        found = np.frombuffer(decode_reply(call(request, timeout=300)), np.uint8)
         if found.nbytes != size:
             raise RuntimeError(f"{found.nbytes} bytes of {size}")
 

@@ -1,5 +1,5 @@
-"""Callers, many in one process: requests are bytes made beforehand and replies are not decoded, on either side of a
-ratio, so that what is measured is the server and not the caller. A reply that is an error stops the measurement."""
+"""Load generator: many callers in one process. Requests are serialized beforehand and replies are not decoded, on both
+sides of a ratio, so the server is measured and not the caller. An error reply stops the measurement."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def main() -> None:
 async def _answered(
     kind: str, address: str, path: str, payloads: list[str], callers: int, seconds: float
 ) -> dict[str, Any]:
-    """``callers`` ask for ``seconds``; the n-th begins with the n-th payload and goes on with every ``callers``-th."""
+    """Runs ``callers`` for ``seconds``; caller n sends payload n, n + ``callers``, and so on."""
     requests = [base64.b64decode(payload) for payload in payloads]
     latencies: list[float] = []
     sizes: set[int] = set()
@@ -65,7 +65,7 @@ async def _grpc(address: str, path: str) -> Opened:
 
 
 async def _http(address: str, path: str) -> Opened:
-    """HTTP/1.1, kept alive; ``path`` is the content type, a space, and the path."""
+    """Returns a caller over HTTP/1.1 with keep-alive; ``path`` is the content type, a space, and the URL path."""
     content, where = path.split(" ")
     host, port = address.split(":")
     reader, writer = await asyncio.open_connection(host, int(port))

@@ -1,4 +1,4 @@
-"""Our engine, on the MLP: a plain forward, one whose twelve layers are captured, and one that stops at the third."""
+"""Our engine on the MLP: a plain forward pass, one with twelve captured layers, and one that stops at layer three."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import torch
 import cutaway as ca
 from bench.nets import LAYERS, Mlp, batch
 from bench.pipe import answer, seconds
-from cutaway.adapters import TensorAdapter, mount
-from cutaway.engine.run import inspect
+from cutaway.adapters import TensorAdapter, load_model
+from cutaway.engine.execution.inspect import inspect
 
 STOP = 3
-"""The layer, of twelve, that is asked for where forward may stop early."""
+"""The captured layer when the forward pass may stop early."""
 
 
 def main(rows: int, width: int, device: str) -> None:
     network, given = Mlp(width).eval().to(device), batch(rows, width).to(device)
-    subject = mount(TensorAdapter(network), device)
+    model = load_model(TensorAdapter(network), device)
     every = ca.InspectRequest("m", captures=tuple(ca.Capture(f"layers.{layer}", call=0) for layer in range(LAYERS)))
     early = ca.InspectRequest("m", captures=(ca.Capture(f"layers.{STOP - 1}", call=0),), omit_predictions=True)
 
@@ -29,10 +29,10 @@ def main(rows: int, width: int, device: str) -> None:
         _wait(device)
 
     def captured() -> None:
-        _expect(inspect(subject, every, {"features": given}), range(LAYERS))
+        _expect(inspect(model, every, {"features": given}), range(LAYERS))
 
     def stopped() -> None:
-        _expect(inspect(subject, early, {"features": given}), [STOP - 1])
+        _expect(inspect(model, early, {"features": given}), [STOP - 1])
 
     runs = {"plain": plain, "captured": captured, "stopped": stopped}
     answer(lambda what: seconds(runs[what["run"]], what["count"]))

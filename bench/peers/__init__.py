@@ -1,1 +1,1 @@
-"""What we are compared with, a file each; each runs in an environment of its own (`bench.environments`)."""
+"""The peers, one file each; each runs in its own environment (`bench.environments`)."""

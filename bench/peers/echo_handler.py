@@ -1,4 +1,4 @@
-"""The least that a TorchServe handler can do: answer every row with the same bytes, as many as its archive says."""
+"""The minimal TorchServe handler: answers every row with a constant of configured size."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Any
 
 
 class EchoHandler:
-    """Computes nothing."""
+    """Returns constant bytes."""
 
     def initialize(self, context: Any) -> None:
-        """Make the reply."""
+        """Allocates the reply."""
         self.reply = bytes(int(context.model_yaml_config["replyBytes"]))
 
     def handle(self, data: list[Any], context: Any) -> list[bytes]:
-        """One reply a row."""
+        """Returns one reply per row."""
         return [self.reply] * len(data)

@@ -1,4 +1,4 @@
-"""LitServe with the digits network and Captum, in JSON: what its documentation shows, without batches and with."""
+"""LitServe with the digits network and Captum in JSON, as its documentation shows, unbatched and batched."""
 
 import logging
 import socket
@@ -20,14 +20,14 @@ STEPS = 64
 
 
 class Explains(litserve.LitAPI):  # type: ignore[misc]
-    """``{"image": nested lists}`` to ``{"output": …, "attribution": …}``."""
+    """Answers ``{"image": nested lists}`` with ``{"output": …, "attribution": …}``."""
 
     def __init__(self, directory: Path, **batches: float) -> None:
         super().__init__(**batches)
         self.directory = directory
 
     def setup(self, device: str) -> None:
-        """Load the network."""
+        """Loads the network."""
         found: Any = spec_from_file_location("digits_net", self.directory / "digits_net.py")
         module = module_from_spec(found)
         found.loader.exec_module(module)
@@ -36,38 +36,38 @@ class Explains(litserve.LitAPI):  # type: ignore[misc]
         self.method = IntegratedGradients(self.network)
 
     def decode_request(self, request: Request) -> Tensor:
-        """One image, [1, 8, 8]. The annotation says JSON; what arrives is what was in it."""
+        """Returns one image [1, 8, 8]; LitServe passes the parsed JSON body."""
         return torch.tensor(request["image"])
 
     def explained(self, images: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Of each of [batch, 1, 8, 8], the logits, and the attribution of class 0 from black."""
+        """Returns logits and attributions of class 0 from a zero baseline, for images [batch, 1, 8, 8]."""
         with torch.no_grad():
             outputs = self.network(images)
         return list(zip(outputs, self.method.attribute(images, target=0, n_steps=STEPS)))
 
     def predict(self, image: Any) -> Any:
-        """One image's answer."""
+        """Returns the answer for one image."""
         return self.explained(image[None])[0]
 
     def encode_response(self, output: tuple[Tensor, Tensor]) -> Any:
-        """Nested lists."""
+        """Converts arrays to nested lists."""
         logits, attribution = output
         return {"output": logits.tolist(), "attribution": attribution.tolist()}
 
 
 class InBatches(Explains):
-    """The same, several at once."""
+    """The batched variant of `Explains`."""
 
     def batch(self, inputs: list[Tensor]) -> Tensor:
-        """[batch, 1, 8, 8]."""
+        """Stacks images to [batch, 1, 8, 8]."""
         return torch.stack(inputs)
 
     def predict(self, image: Any) -> Any:
-        """An answer for each."""
+        """Returns one answer per image."""
         return self.explained(image)
 
     def unbatch(self, output: Any) -> Any:
-        """One answer a row."""
+        """Splits the batch into one answer per row."""
         return output
 
 
@@ -82,7 +82,7 @@ def main(directory: Path, workers: int, batch: int, delay_ms: int) -> None:
 
 
 def _announce(port: int) -> None:
-    """Once it listens, which is after its workers are ready."""
+    """Announces the address once the server listens, after its workers are ready."""
     logging.getLogger("litserve").setLevel(logging.ERROR)
     while True:
         try:

@@ -1,4 +1,4 @@
-"""nnsight, on the MLP: a plain forward, and one whose twelve layers' outputs are saved."""
+"""nnsight on the MLP: a plain forward pass, and one that saves the outputs of twelve layers."""
 
 from __future__ import annotations
 

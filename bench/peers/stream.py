@@ -1,4 +1,4 @@
-"""The least that carries bytes: a bare grpc.aio server that streams a buffer in pieces, as many bytes as asked."""
+"""A bare grpc.aio server that streams a buffer of the requested size in chunks."""
 
 from __future__ import annotations
 

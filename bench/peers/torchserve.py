@@ -1,4 +1,4 @@
-"""TorchServe as it is, started as we start ours: the same quiet log, no tokens, ports of its own."""
+"""Stock TorchServe, started as we start ours: the same quiet log, no tokens, free ports."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def main(model: Path, java: str, log_config: str) -> None:
 
 
 def _wait_ready(server: subprocess.Popen[bytes], url: str) -> None:
-    """Return once a worker is there; a ping would be answered before."""
+    """Returns once a worker is ready; a ping is answered earlier."""
     until = time.monotonic() + PATIENCE_S
     while server.poll() is None and time.monotonic() < until:
         try:

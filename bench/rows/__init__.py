@@ -1,1 +1,1 @@
-"""The rows of the table, a file for each kind of thing that is measured."""
+"""The rows of the table, grouped into files by kind."""

@@ -1,4 +1,4 @@
-"""Rows about the engine, without a server between; and the one that says what all of the serving costs."""
+"""Rows about the engine in process, and the total cost of serving (*overhead*)."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from bench import checks, environments, servers
 from bench.interleaved import Measure, in_turn
 from bench.models import Model, models
 from bench.pipe import CannotRun, Pipe
-from bench.questions import STEPS
+from bench.requests import STEPS
 from bench.row import Bench, Found
 from bench.rows.loads import over
-from cutaway.threads import WAITING
+from cutaway.config.openmp import WAITING
 
 ROWS, WIDTH = 32, 512
-"""Of the MLP where a hook's own cost is measured: a forward of a millisecond or two."""
+"""Size of the MLP for hook cost: a forward pass of one or two milliseconds."""
 
 WIDE_ROWS, WIDE = 256, 1024
-"""Of the MLP that stops early: a forward that is worth stopping."""
+"""Size of the MLP for early stopping."""
 
 
 def overhead(bench: Bench) -> Found:
-    """Everything that lies between a client and the hooks."""
+    """Measures everything between a client and the hooks."""
     with (
         servers.cutaway(bench.store.of("resnet")) as server,
         Pipe("bench.parts.client", server.address) as client,
@@ -46,12 +46,14 @@ def overhead(bench: Bench) -> Found:
 
 
 def hooks(bench: Bench) -> Found:
-    """What twelve captures add to a forward, beside what nnsight adds: of the quickest runs of each round, for what
-    is added is less than what a busy machine adds to one run in two. Nothing serves, so threads wait as PyTorch has
-    them wait. nnsight hands over the model's own tensors; ours are copies, as they were when the hook fired.
+    """Measures the time that twelve captures add to a forward pass, divided by what nnsight adds.
+
+    Uses the fastest runs of each round, because the added time is smaller than the noise of a busy machine. No server
+    runs, so OpenMP threads wait as PyTorch sets them. nnsight returns the model's own tensors; ours are copies
+    made when the hook fired.
 
     Raises:
-        CannotRun: a forward with captures was quicker than one without: the machine is too busy to tell.
+        CannotRun: a forward pass with captures was faster than one without, so the machine is too busy.
     """
     size = (str(ROWS), str(WIDTH))
     with (
@@ -73,7 +75,7 @@ def hooks(bench: Bench) -> Found:
 def added(
     plain: list[float], captured: list[float], their_plain: list[float], their_captured: list[float]
 ) -> list[float]:
-    """Ours over theirs, of what captures add to a plain forward; a value a round."""
+    """Returns our added time divided by theirs, one value per round."""
     ours = [one - without for one, without in zip(captured, plain)]
     theirs = [one - without for one, without in zip(their_captured, their_plain)]
     if min(*ours, *theirs) <= 0:
@@ -82,7 +84,7 @@ def added(
 
 
 def stop(bench: Bench) -> Found:
-    """A capture of the third of twelve layers, beside all twelve."""
+    """Measures a capture at layer 3 of 12 against a full forward pass."""
     size = (str(WIDE_ROWS), str(WIDE))
     with Pipe("bench.parts.mlp", *size, bench.device, variables=WAITING) as pipe:
         return over(
@@ -95,7 +97,7 @@ def _mlp(pipe: Pipe, kind: str, count: int, of: Callable[[list[float]], float]) 
 
 
 def check(bench: Bench) -> Found:
-    """The default check of an explanation, beside none."""
+    """Measures an attribution with the default check against one without."""
     with _digits(bench.device) as model:
         method = ca.IntegratedGradients(n_steps=STEPS)
         modes = {"same_pass": ca.CheckMode.SAME_PASS, "off": ca.CheckMode.OFF}
@@ -106,18 +108,18 @@ def check(bench: Bench) -> Found:
 def _digits(device: str) -> Iterator[Model]:
     with tempfile.TemporaryDirectory() as directory:
         model = next(models(Path(directory)))
-        model.subject.module.to(device)
+        model.inspected.module.to(device)
         yield model._replace(inputs={name: tensor.to(device) for name, tensor in model.inputs.items()})
 
 
 def check_same_pass(bench: Bench) -> Found:
-    """The median over methods and models, of attribution with check over attribution alone."""
+    """Measures attribution with a `same_pass` check divided by attribution alone, as median over methods and models."""
     rows = [row for row in _methods(bench.rounds) if row.same_pass]
     return Found([median(row.same_pass.middle for row in rows if row.same_pass)], _each(rows, "same_pass"))
 
 
 def check_independent(bench: Bench) -> Found:
-    """Likewise."""
+    """Measures the same for `independent` checks."""
     rows = _methods(bench.rounds)
     return Found([median(row.independent.middle for row in rows)], _each(rows, "independent"))
 
@@ -133,5 +135,5 @@ def _methods(rounds: int) -> list[checks.Row]:
 
 
 def cuda() -> bool:
-    """Whether there is a GPU that torch can use."""
+    """Whether torch can use a GPU."""
     return torch.cuda.is_available()

@@ -5,16 +5,15 @@ from __future__ import annotations
 from bench.pipe import Pipe
 from bench.row import Bench, Found
 from bench.rows.loads import over
-from cutaway.threads import WAITING
+from cutaway.config.openmp import WAITING
 
 _PART = "bench.parts.jobs"
 
 
 def local(bench: Bench) -> Found:
-    """A job in one process, from the first byte read to the last one written, beside Captum in a loop; aside, the job
-    with its checks."""
+    """Measures a job in one process, files included, against a Captum loop; aside, the job with checks."""
     with Pipe(_PART, *_files(bench), "local", variables=WAITING) as pipe:
-        # Rows a second are as seconds upside down: the loop's time over the job's.
+        # Speed is the inverse of time: the loop's time divided by the job's.
         return over(
             {
                 "loop": lambda: pipe.ask("by hand"),
@@ -27,7 +26,7 @@ def local(bench: Bench) -> Found:
 
 
 def ray(bench: Bench) -> Found:
-    """The same job by two workers on a Ray cluster that is there already, beside one process with all cores."""
+    """Measures the same job on two workers of a running Ray cluster against one process with all cores."""
     files = _files(bench)
     with (
         Pipe(_PART, *files, "local", variables=WAITING) as alone,

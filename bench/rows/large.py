@@ -1,4 +1,4 @@
-"""Rows about replies that are large: how fast they travel, and how little of them the front door holds."""
+"""Rows about large replies: throughput, and memory of the gateway."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _SAMPLE_S = 0.005
 
 
 def large(bench: Bench) -> Found:
-    """Bytes a second, beside the least that carries bytes."""
+    """Measures throughput against a bare gRPC stream."""
     with servers.stream() as peer:
         return _beside(bench, "stream", peer)
 
 
 def unary(bench: Bench) -> Found:
-    """Bytes a second, beside TorchServe with all of it in one reply."""
+    """Measures throughput against one unary reply of TorchServe."""
     settings = {"replyBytes": MEBIBYTES << 20, "batchSize": 1}
     with servers.torchserve(bench.scratch("unary"), "echo_handler.py", **settings) as peer:
         return _beside(bench, "unary", peer["grpc"])
@@ -54,7 +54,7 @@ def _speed(pipe: Pipe) -> Measure:
 
 
 def memory(bench: Bench) -> Found:
-    """By how much the front door grows while a reply of 1 GiB passes, in MiB; after smaller ones have warmed it."""
+    """Measures the growth of the gateway's memory in MiB while a reply of 1 GiB passes, after smaller replies."""
     with (
         _wall(bench, MEBIBYTES) as small,
         Pipe("bench.parts.large", "ours", small.address, str(MEBIBYTES << 20)) as first,
@@ -73,7 +73,7 @@ def memory(bench: Bench) -> Found:
 
 @contextmanager
 def watched(process: psutil.Process) -> Iterator[list[int]]:
-    """The process's resident bytes, sampled while the block runs."""
+    """Samples the resident bytes of a process while the block runs."""
     done, sizes = threading.Event(), [process.memory_info().rss]
 
     def watch() -> None:

@@ -1,4 +1,4 @@
-"""Rows that are calls a second: callers in a process of their own, `bench.parts.load`."""
+"""Rows in calls per second; the load generator `bench.parts.load` runs in its own process."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from contextlib import ExitStack, contextmanager
 from statistics import median
 from typing import Any, NamedTuple
 
-from bench import questions, servers
+from bench import requests, servers
 from bench.interleaved import Measure, in_turn
 from bench.pipe import Pipe
-from bench.questions import MIXED, payload
+from bench.requests import MIXED, payload
 from bench.row import Bench, Found
-from cutaway.routes import TORCHSERVE_PREDICTIONS, predictions
+from cutaway.worker_protocol.torchserve_messages import PREDICTIONS, encode_call
 from examples.digits.data import as_png, held_out
 
 WINDOW_S = 2.0
-"""For how long callers ask in one round."""
+"""Seconds of load in one round."""
 
 CALLERS = 32
 EXPLAINERS = 8
-UNBATCHED = {"CUTAWAY_BATCH": "1"}
+UNBATCHED = {"CUTAWAY_MAX_BATCH_SIZE": "1"}
 
 
 class Door(NamedTuple):
-    """Where callers knock.
+    """An endpoint under load.
 
     Attributes:
         kind: ``grpc`` or ``http``.
         address: host and port.
-        path: the method; for http a content type and a path.
+        path: the gRPC method; for http a content type and a path.
     """
 
     kind: str
@@ -40,24 +40,24 @@ class Door(NamedTuple):
 
 
 class Load:
-    """Callers that can be told to ask."""
+    """Controls the load generator."""
 
     def __init__(self, pipe: Pipe) -> None:
         self._pipe = pipe
 
     def ask(self, door: Door, payloads: Sequence[str], callers: int, seconds: float = WINDOW_S) -> dict[str, Any]:
-        """Calls a second, latencies, and the largest reply's bytes."""
+        """Runs the load; returns calls per second, latencies, and the size of the largest reply."""
         found: dict[str, Any] = self._pipe.ask(
             {**door._asdict(), "payloads": list(payloads), "callers": callers, "seconds": seconds}
         )
         return found
 
     def rate(self, door: Door, payloads: Sequence[str], callers: int) -> Measure:
-        """Calls a second."""
+        """Runs the load and returns calls per second."""
         return lambda: float(self.ask(door, payloads, callers)["rate"])
 
     def middle(self, door: Door, payloads: Sequence[str]) -> Measure:
-        """The median seconds that a lone caller waits."""
+        """Runs one caller and returns its median latency in seconds."""
         return lambda: median(self.ask(door, payloads, 1)["latencies"])
 
 
@@ -68,13 +68,13 @@ def _digits(bench: Bench, **variables: str) -> Iterator[Door]:
 
 
 def inspect_door(address: str) -> Door:
-    """`Inspect` of our front door."""
+    """Returns the endpoint of our `Inspect` method."""
     return Door("grpc", address, "/cutaway.v1.InspectionService/Inspect")
 
 
 def batching(bench: Bench) -> Found:
-    """Calls a second with batching, over those without."""
-    asked = [payload(questions.inside())]
+    """Measures calls per second with batching against without."""
+    asked = [payload(requests.inside())]
     with _digits(bench) as on, _digits(bench, **UNBATCHED) as off, Pipe("bench.parts.load") as pipe:
         load = Load(pipe)
         return over(
@@ -83,30 +83,30 @@ def batching(bench: Bench) -> Found:
 
 
 def lone(bench: Bench) -> Found:
-    """What batching costs the caller who has nobody to share with."""
-    asked = [payload(questions.inside())]
+    """Measures the latency of a lone caller with batching against without."""
+    asked = [payload(requests.inside())]
     with _digits(bench) as on, _digits(bench, **UNBATCHED) as off, Pipe("bench.parts.load") as pipe:
         load = Load(pipe)
         return over({"with": load.middle(on, asked), "without": load.middle(off, asked)}, bench.rounds, "s")
 
 
 def ceiling(bench: Bench) -> Found:
-    """How near to a TorchServe that computes nothing."""
-    asked = [payload(questions.inside())]
+    """Measures calls per second against a TorchServe that computes nothing."""
+    asked = [payload(requests.inside())]
     with ExitStack() as stack:
         ours = stack.enter_context(_digits(bench))
         load = Load(stack.enter_context(Pipe("bench.parts.load")))
         size = load.ask(ours, asked, 1, 0.5)["bytes"]
         echo = stack.enter_context(servers.torchserve(bench.scratch("echo"), "echo_handler.py", replyBytes=size))
-        door = Door("grpc", echo["grpc"], TORCHSERVE_PREDICTIONS)
-        theirs = [base64.b64encode(predictions("peer", "", {"inspect": base64.b64decode(asked[0])})).decode()]
+        door = Door("grpc", echo["grpc"], PREDICTIONS)
+        theirs = [base64.b64encode(encode_call("peer", "", {"inspect": base64.b64decode(asked[0])})).decode()]
         return over(
             {"ours": load.rate(ours, asked, CALLERS), "echo": load.rate(door, theirs, CALLERS)}, bench.rounds, "calls/s"
         )
 
 
 def explain_rest(bench: Bench) -> Found:
-    """Beside TorchServe's own handler and its REST ``/explanations``."""
+    """Measures against TorchServe's own handler and its REST ``/explanations``."""
     with ExitStack() as stack:
         doors = {}
         for kind, batch in _PEERS.items():
@@ -117,7 +117,7 @@ def explain_rest(bench: Bench) -> Found:
 
 
 def explain_litserve(bench: Bench) -> Found:
-    """Beside LitServe with the same network and Captum."""
+    """Measures against LitServe with the same network and Captum."""
     files = bench.store.digits_files(bench.scratch("explain_litserve"))
     with ExitStack() as stack:
         addresses = {kind: stack.enter_context(servers.litserve(files, batch)) for kind, batch in _PEERS.items()}
@@ -130,8 +130,8 @@ _PEERS = {"theirs": servers.STOCK_BATCH, f"theirs, in batches of {servers.BATCH}
 
 
 def _explained(bench: Bench, theirs: dict[str, Door], image: str) -> Found:
-    """Beside a peer as it comes; aside, beside one that was told to form batches."""
-    alike, checked = ([payload(questions.explained(mode))] for mode in ("off", "same_pass"))
+    """Measures against a peer with its defaults; aside, against one configured to form batches."""
+    alike, checked = ([payload(requests.explained(mode))] for mode in ("off", "same_pass"))
     with _digits(bench) as ours, Pipe("bench.parts.load") as pipe:
         load = Load(pipe)
         return over(
@@ -146,8 +146,8 @@ def _explained(bench: Bench, theirs: dict[str, Door], image: str) -> Found:
 
 
 def mixed(bench: Bench) -> Found:
-    """Sixteen callers who each want something else, beside one who wants all of it in turn."""
-    asked = [payload(questions.mixed(number)) for number in range(MIXED)]
+    """Measures sixteen callers with different requests against the same requests one after another."""
+    asked = [payload(requests.mixed(number)) for number in range(MIXED)]
     with _digits(bench) as door, Pipe("bench.parts.load") as pipe:
         load = Load(pipe)
         return over(
@@ -156,7 +156,7 @@ def mixed(bench: Bench) -> Found:
 
 
 def over(candidates: dict[str, Measure], rounds: int, unit: str) -> Found:
-    """The first of ``candidates`` over the second, round by round; all are told aside."""
+    """Returns the rate of the first candidate divided by the second's, per round; all rates go aside."""
     found = in_turn(candidates, rounds)
     first, second, *_ = found.values()
     aside = {name: f"{median(values):.3g} {unit}" for name, values in found.items()}

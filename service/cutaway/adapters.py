@@ -1,6 +1,6 @@
-"""What a model's owner writes: how to load it, and how to read its inputs.
+"""Adapters, which the owner of a model writes: how to load the model, and how to decode its inputs.
 
-A whole adapter, for a network that reads 8 x 8 grey images:
+A complete adapter, for a network whose inputs are grey images of 8 x 8 pixels:
 
     class Digits(ImageAdapter):
         size = (8, 8)
@@ -10,7 +10,7 @@ A whole adapter, for a network that reads 8 x 8 grey images:
         def build(self) -> nn.Module:
             return DigitsCNN()
 
-`cutaway package` puts it into an archive with its weights; `cutaway serve` serves it.
+`cutaway package` writes it to an archive, with the weights; `cutaway serve` serves the archive.
 """
 
 from __future__ import annotations
@@ -29,22 +29,23 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from cutaway.engine.inputs import signature_of
-from cutaway.engine.subject import Inputs, Subject
+from cutaway.engine.model.input_validation import specs_from_signature
+from cutaway.engine.model.inspected_model import Inputs, InspectedModel
 from cutaway.errors import CutawayError, Reason, error
 from cutaway.results import InputSpec
 
 
 class Adapter:
-    """How one model is loaded, fed and read. Override what differs.
+    """Loads one model and decodes its inputs. Override what differs.
 
     Attributes:
-        inputs: what forward takes, in order; empty reads the names from the model's forward.
+        inputs: the arguments of forward, in order; if empty, their names are read from the model's forward.
         labels: the names of the classes, in the order of their index; empty for a model without classes.
-        media_types: what `preprocess` decodes, the default first, ``text/*`` for a family; empty for nothing.
+        media_types: the formats that `preprocess` decodes, the default first; may be patterns such as ``text/*``; empty
+            if the model takes only tensors.
         options: the options given to ``cutaway package``.
-        directory: where the archive's files lie; None for a model that needs none.
-        weights: its safetensors file; None for a model that is born with its weights.
+        directory: the folder of the archive's files; None for a model that needs none.
+        weights: the safetensors file; None for a model whose code contains its weights.
     """
 
     inputs: Sequence[InputSpec] = ()
@@ -62,38 +63,38 @@ class Adapter:
         self.weights = weights
 
     def build(self) -> nn.Module:
-        """The network, with whatever weights it is born with."""
+        """Returns the network, without the weights of the archive."""
         raise error(Reason.ADAPTER_INVALID, f"{type(self).__name__} must define build() or load()")
 
     def load(self, weights: Path | None) -> nn.Module:
-        """The network with its weights, from a safetensors file whose names are those of its ``state_dict()``."""
+        """Returns the network with its weights, from a safetensors file with the names of its ``state_dict()``."""
         model = self.build()
         if weights is not None:
             model.load_state_dict(load_file(weights), strict=True)
         return model
 
     def preprocess(self, data: bytes, media_type: str) -> Mapping[str, Tensor]:
-        """One example, decoded: tensors by forward-argument name, with a batch axis of 1.
+        """Decodes one example: returns tensors by forward-argument name, with a batch axis of size 1.
 
         Raises:
-            InvalidArgument: ``RAW_UNDECODABLE``, for bytes that are not what ``media_type`` says.
+            InvalidArgument: ``RAW_UNDECODABLE``, for bytes in another format than ``media_type``.
         """
         raise error(Reason.RAW_UNSUPPORTED, "this model takes tensors, not raw bytes")
 
     def collate(self, examples: Sequence[Mapping[str, Tensor]]) -> Inputs:
-        """Several decoded examples as one batch."""
+        """Returns decoded examples as one batch."""
         return {name: torch.cat([example[name] for example in examples]) for name in examples[0]}
 
     def forward(self, model: nn.Module, inputs: Inputs) -> Any:
-        """Run the model: returns a tensor, or tensors in a dict, tuple or dataclass. Differentiable."""
+        """Runs the model and returns a tensor, or tensors in a dict, tuple or dataclass; must be differentiable."""
         return model(**inputs)
 
     def token_texts(self, ids: Sequence[int]) -> Sequence[str]:
-        """The texts of token ids, one each; empty for a model that reads no text."""
+        """Returns the text of each token id; empty for a model without tokens."""
         return ()
 
     def example(self) -> Inputs | None:
-        """A small batch to try the model with, or None. By default ones of the declared shapes."""
+        """Returns a small batch to try the model with, or None; by default ones of the declared shapes."""
         if not self.inputs or any(not spec.shape or -1 in spec.shape[1:] for spec in self.inputs):
             return None
         return {
@@ -103,7 +104,7 @@ class Adapter:
         }
 
     def decode(self, data: bytes, media_type: str) -> Mapping[str, Tensor]:
-        """`preprocess`, after a look at the media type."""
+        """Checks the media type, then calls `preprocess`."""
         if not self.media_types:
             raise error(Reason.RAW_UNSUPPORTED, "this model takes tensors, not raw bytes", "data")
         kind = media_type.split(";")[0].strip().lower() or self.media_types[0]
@@ -113,11 +114,11 @@ class Adapter:
 
 
 class TensorAdapter(Adapter):
-    """Any network that takes tensors, as it is: ``TensorAdapter(module)``.
+    """Serves a network that takes tensors: ``TensorAdapter(module)``.
 
     Args:
         module: the network.
-        inputs: what forward takes; by default the names in its signature.
+        inputs: the arguments of forward; by default the names in its signature.
         labels: the names of its classes.
     """
 
@@ -128,12 +129,13 @@ class TensorAdapter(Adapter):
         self.labels = labels
 
     def build(self) -> nn.Module:
-        """The module it was made with."""
+        """Returns the module."""
         return self._module
 
 
 class ImageAdapter(Adapter):
-    """Images, by Pillow: decoded, converted to ``mode``, resized to ``size``, scaled to 0..1 and normalised.
+    """Decodes images with Pillow: converts them to ``mode``, resizes them to ``size``, scales them to 0..1 and
+    normalises them.
 
     Attributes:
         size: (height, width) in pixels.
@@ -141,7 +143,7 @@ class ImageAdapter(Adapter):
         mean: subtracted from each channel, after scaling to 0..1.
         std: divides each channel.
         argument: the forward argument that takes the image, float32 [batch, channels, height, width].
-        most_pixels: of an image that is read; a small file may say that it is a very large image.
+        most_pixels: the largest image to decode; a small file can state that it is a very large image.
     """
 
     size: tuple[int, int]
@@ -154,25 +156,26 @@ class ImageAdapter(Adapter):
 
     @property
     def inputs(self) -> Sequence[InputSpec]:  # type: ignore[override]
-        """One image tensor."""
+        """The image tensor."""
         return (InputSpec(self.argument, "float32", (-1, len(Image.new(self.mode, (1, 1)).getbands()), *self.size)),)
 
     def preprocess(self, data: bytes, media_type: str) -> Mapping[str, Tensor]:
-        """One image, [1, channels, height, width]."""
+        """Decodes one image to float32 [1, channels, height, width]."""
         try:
-            with Image.open(io.BytesIO(data)) as opened:
-                if math.prod(opened.size) > self.most_pixels:
-                    raise ValueError(f"it has {opened.width} x {opened.height} pixels, {self.most_pixels} are read")
-                image = opened.convert(self.mode).resize(self.size[::-1], Image.Resampling.BILINEAR)
-        except Exception as failure:  # Pillow raises many kinds; all mean the same to the caller
+            with Image.open(io.BytesIO(data)) as file:
+                if math.prod(file.size) > self.most_pixels:
+                    raise ValueError(f"{file.width} x {file.height} pixels; at most {self.most_pixels} are decoded")
+                image = file.convert(self.mode).resize(self.size[::-1], Image.Resampling.BILINEAR)
+        except Exception as failure:  # Pillow raises many kinds of errors
             raise error(
                 Reason.RAW_UNDECODABLE,
-                f"these {len(data)} bytes are no image that can be read: {failure}",
+                f"these {len(data)} bytes are no image that can be decoded: {failure}",
                 "data",
             ) from None
         pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
         channels_first = pixels.reshape(1, *self.size, -1).permute(0, 3, 1, 2)
-        # contiguous() would keep a grey image's strides, and so a convolution kernel that rounds another way.
+        # contiguous() would keep the strides of a grey image, and PyTorch would choose another convolution kernel, with
+        # other rounding.
         scaled = channels_first.clone(memory_format=torch.contiguous_format) / 255
         return {self.argument: (scaled - _channels(self.mean)) / _channels(self.std)}
 
@@ -182,10 +185,10 @@ def _channels(values: Sequence[float]) -> Tensor:
 
 
 class TextAdapter(Adapter):
-    """Text, by a transformers tokenizer that lies in the archive (``tokenizer.json`` and its kin).
+    """Decodes text with a transformers tokenizer in the archive (``tokenizer.json`` and related files).
 
     Attributes:
-        max_tokens: the longest text, in tokens; a longer one is refused, never cut.
+        max_tokens: the longest text, in tokens; a longer one is an error, never cut.
     """
 
     max_tokens: int = 512
@@ -207,7 +210,7 @@ class TextAdapter(Adapter):
         self.tokenizer: Any = AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
 
     def preprocess(self, data: bytes, media_type: str) -> Mapping[str, Tensor]:
-        """One UTF-8 text: ``input_ids`` and ``attention_mask``, int64 [1, tokens]."""
+        """Decodes one UTF-8 text to ``input_ids`` and ``attention_mask``, int64 [1, tokens]."""
         try:
             text = data.decode("utf-8")
         except UnicodeDecodeError as failure:
@@ -219,20 +222,20 @@ class TextAdapter(Adapter):
         return {spec.name: encoded[spec.name] for spec in self.inputs}
 
     def collate(self, examples: Sequence[Mapping[str, Tensor]]) -> Inputs:
-        """Texts of several lengths, padded to the longest; the attention mask is 0 there."""
+        """Returns texts as one batch, padded to the longest; the attention mask is 0 at the padding."""
         longest = max(example["input_ids"].shape[1] for example in examples)
         fill = {"input_ids": self.tokenizer.pad_token_id or 0}
         return {
-            spec.name: torch.cat([_padded(each[spec.name], longest, fill.get(spec.name, 0)) for each in examples])
+            spec.name: torch.cat([_padded(example[spec.name], longest, fill.get(spec.name, 0)) for example in examples])
             for spec in self.inputs
         }
 
     def token_texts(self, ids: Sequence[int]) -> Sequence[str]:
-        """The tokenizer's own pieces: ``##ing``, ``[CLS]``."""
+        """Returns the tokens as the tokenizer writes them: ``##ing``, ``[CLS]``."""
         return [str(piece) for piece in self.tokenizer.convert_ids_to_tokens(list(ids))]
 
     def example(self) -> Inputs | None:
-        """A short sentence."""
+        """Returns a short sentence."""
         return dict(self.preprocess(b"A cutaway drawing shows a machine running.", "text/plain"))
 
 
@@ -240,62 +243,62 @@ def _padded(tensor: Tensor, length: int, value: int) -> Tensor:
     return nn.functional.pad(tensor, (0, length - tensor.shape[1]), value=value)
 
 
-def mount(adapter: Adapter, device: str) -> Subject:
-    """Load ``adapter``'s model, ready to be inspected.
+def load_model(adapter: Adapter, device: str) -> InspectedModel:
+    """Loads the model of ``adapter`` to ``device``.
 
     Raises:
-        InvalidArgument: ``ADAPTER_INVALID``, with what is wrong.
+        InvalidArgument: ``ADAPTER_INVALID``.
     """
     try:
         module = adapter.load(adapter.weights)
     except CutawayError:
         raise
-    except Exception as failure:  # whatever an owner's code raises on a bad day
-        what = f"{type(adapter).__name__}.load raised {type(failure).__name__}: {failure}"
-        raise error(Reason.ADAPTER_INVALID, what) from failure
+    except Exception as failure:  # the owner's code may raise anything
+        problem = f"{type(adapter).__name__}.load raised {type(failure).__name__}: {failure}"
+        raise error(Reason.ADAPTER_INVALID, problem) from failure
     if not isinstance(module, nn.Module):
         raise error(
             Reason.ADAPTER_INVALID,
             f"{type(adapter).__name__}.load returned a {type(module).__name__}, no nn.Module",
         )
     module = module.eval().to(device)
-    return Subject(
+    return InspectedModel(
         module,
         lambda inputs: adapter.forward(module, inputs),
-        tuple(adapter.inputs) or signature_of(module),
+        tuple(adapter.inputs) or specs_from_signature(module),
         adapter.labels,
     )
 
 
-def make(kind: type[Adapter], options: Mapping[str, str], directory: Path, weights: Path | None) -> Adapter:
-    """An adapter for an unpacked archive.
+def create_adapter(kind: type[Adapter], options: Mapping[str, str], directory: Path, weights: Path | None) -> Adapter:
+    """Returns an adapter for an unpacked archive.
 
     Raises:
-        InvalidArgument: ``ADAPTER_INVALID``, where its own code raises.
+        InvalidArgument: ``ADAPTER_INVALID``, if its code raises an error.
     """
     try:
         return kind(options, directory, weights)
     except Exception as failure:
-        what = f"{kind.__name__} raised {type(failure).__name__}: {failure}"
-        raise error(Reason.ADAPTER_INVALID, what) from failure
+        problem = f"{kind.__name__} raised {type(failure).__name__}: {failure}"
+        raise error(Reason.ADAPTER_INVALID, problem) from failure
 
 
-def find(spec: str, directory: Path) -> type[Adapter]:
-    """The adapter class that ``spec`` names: ``digits_adapter.py:Digits``, a file in ``directory``, or
-    ``package.module:Class``, an installed one.
+def find_adapter(spec: str, directory: Path) -> type[Adapter]:
+    """Returns the adapter class with the name ``spec``: ``digits_adapter.py:Digits`` for a file in ``directory``, or
+    ``package.module:Class`` for an installed one.
 
     Raises:
         InvalidArgument: ``ADAPTER_INVALID``.
     """
-    where, _, name = spec.partition(":")
+    source, _, name = spec.partition(":")
     try:
-        module = _import_file(directory / where) if where.endswith(".py") else importlib.import_module(where)
-        found = getattr(module, name)
-    except Exception as failure:  # whatever an adapter's own code raises on import
+        module = _import_file(directory / source) if source.endswith(".py") else importlib.import_module(source)
+        kind = getattr(module, name)
+    except Exception as failure:  # the adapter's code may raise anything on import
         raise error(Reason.ADAPTER_INVALID, f"{spec}: {type(failure).__name__}: {failure}", "adapter") from failure
-    if not (isinstance(found, type) and issubclass(found, Adapter)):
+    if not (isinstance(kind, type) and issubclass(kind, Adapter)):
         raise error(Reason.ADAPTER_INVALID, f"{spec} is no subclass of cutaway.adapters.Adapter", "adapter")
-    return found
+    return kind
 
 
 def _import_file(path: Path) -> Any:

@@ -1,4 +1,4 @@
-"""The entry point of the ``cutaway`` command. The base install is the client alone, without a command line."""
+"""The entry point of the ``cutaway`` command, also where the base install has no packages for a command line."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import sys
 
 
 def main() -> None:
-    """Run the command line, or say how to install it."""
+    """Runs the command line, or prints how to install it."""
     try:
         from cutaway import cli
-    except ModuleNotFoundError as missing:
-        if (missing.name or "").partition(".")[0] not in ("typer", "rich"):
+    except ModuleNotFoundError as failure:
+        if (failure.name or "").partition(".")[0] not in ("typer", "rich", "yaml"):
             raise
         print("the command line needs: pip install 'cutaway[cli]'", file=sys.stderr)
         raise SystemExit(2) from None

@@ -11,5 +11,5 @@
     reference      the answer that is expected, or the reasons for which there is none
     comparing      the engine's answer beside it
 
-`tests/test_fuzz.py` runs 500 fixed examples; ``python -m tests.fuzz`` (`make fuzz`) runs new ones.
+`tests/fuzz/test_fuzz.py` runs 500 fixed examples; ``python -m tests.fuzz`` (`make fuzz`) runs new ones.
 """

@@ -12,8 +12,8 @@ from hypothesis import assume
 from torch import Tensor, nn
 
 import cutaway as ca
-from cutaway.engine.run import inspect
-from cutaway.engine.subject import Subject
+from cutaway.engine.execution.inspect import inspect
+from cutaway.engine.model.inspected_model import InspectedModel
 from cutaway.results import CapturedCall, InspectResult
 from tests.fuzz.arithmetic import Part
 from tests.fuzz.asking import Question
@@ -34,7 +34,7 @@ def check(question: Question) -> None:
     before = state(model)
     inputs = question.graph.inputs()
     expected = answer(question.graph, _weights(model), inputs, question.request)
-    subject = Subject(model, lambda given: called(model, question.graph, given))
+    subject = InspectedModel(model, lambda given: called(model, question.graph, given))
     tally["examples"] += 1
     result = _asked(subject, question, inputs)
     if isinstance(result, ca.CutawayError):
@@ -49,7 +49,7 @@ def check(question: Question) -> None:
     assert all(torch.equal(each, question.graph.inputs()[name]) for name, each in inputs.items())
 
 
-def _asked(subject: Subject, question: Question, inputs: dict[str, Tensor]) -> InspectResult | ca.CutawayError:
+def _asked(subject: InspectedModel, question: Question, inputs: dict[str, Tensor]) -> InspectResult | ca.CutawayError:
     try:
         return inspect(subject, question.request, inputs)
     except ca.CutawayError as failure:

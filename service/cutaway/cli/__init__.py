@@ -1,4 +1,4 @@
-"""The ``cutaway`` command. Asking imports no torch; what serving needs is imported when it is asked for."""
+"""The ``cutaway`` command. Commands for clients import no torch; the others import it when they are called."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from cutaway.cli import asking, batch, manual, serving, tokens
-from cutaway.cli.screen import complain, say
+from cutaway.cli import batch, inspect_commands, manual, serving, tokens
+from cutaway.cli.console_output import print_error, print_line
 from cutaway.errors import CutawayError
 from cutaway.version import __version__
 
@@ -23,41 +23,41 @@ First steps:
 
 app = typer.Typer(
     name="cutaway",
-    help="Serve PyTorch models with their insides visible, and look inside them.",
+    help="Serve PyTorch models, and inspect their activations, gradients and attributions.",
     epilog=_FIRST_STEPS,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # which would take [:LAYER] for a style, and has little room at 80 columns
+    rich_markup_mode=None,  # which would read [:LAYER] as a style, and has little room at 80 columns
 )
 app.command()(serving.package)
 app.command()(serving.serve)
 app.command()(tokens.token)
-app.command()(asking.models)
-app.command()(asking.layers)
-app.command(epilog=manual.HELP)(asking.inspect)
+app.command()(inspect_commands.models)
+app.command()(inspect_commands.layers)
+app.command(epilog=manual.HELP)(inspect_commands.inspect)
 app.add_typer(batch.app, name="batch")
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
-        say(f"cutaway {__version__}")
+def _print_version(requested: bool) -> None:
+    if requested:
+        print_line(f"cutaway {__version__}")
         raise typer.Exit
 
 
 @app.callback()
 def _common(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
     pass
 
 
 def main() -> None:
-    """Run the command line; an error ends it in one line and with status 1."""
+    """Runs the command line; an error is printed as one line, with exit status 1."""
     try:
         app()
     except CutawayError as failure:
-        complain(failure)
+        print_error(str(failure))
         raise SystemExit(1) from None

@@ -1,4 +1,4 @@
-"""Files on both sides of a question: inputs read, replies saved."""
+"""Files for ``cutaway inspect``: inputs that are read, and results that are saved."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ import typer
 from cutaway.errors import Reason, error
 from cutaway.requests import Raw
 from cutaway.results import AttributionResult, ClassPrediction, InspectResult, ModelDetail
-from cutaway.tables import captured, module_text
-from cutaway.tensors import Array
+from cutaway.results.captured import captured_tensors
+from cutaway.schema.tensors import Array
+from cutaway.tables import module_text
 
 _NUMPY = (".npy", ".npz")
 
 
 def read_raw(files: Sequence[Path], texts: Sequence[str]) -> list[Raw]:
-    """Files as they are, with the media type that their extension stands for, then texts."""
-    read = [Raw(_bytes(file), mimetypes.guess_type(file.name, strict=False)[0] or "") for file in files]
-    return read + [Raw(text.encode(), "text/plain") for text in texts]
+    """Returns files with the media type of their extension, then texts."""
+    inputs = [Raw(_read_bytes(file), mimetypes.guess_type(file.name, strict=False)[0] or "") for file in files]
+    return inputs + [Raw(text.encode(), "text/plain") for text in texts]
 
 
-def picture(raw: Raw) -> dict[str, Array]:
-    """What ``raw`` shows, [1, channels, height, width] from 0 to 1, to be drawn; nothing where it is no image."""
+def decode_image(raw: Raw) -> dict[str, Array]:
+    """Returns an image [1, channels, height, width] from 0 to 1, by name; nothing if ``raw`` is no image."""
     from PIL import Image, UnidentifiedImageError
 
     try:
@@ -39,7 +40,7 @@ def picture(raw: Raw) -> dict[str, Array]:
     return {"image": pixels[None, None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)[None]}
 
 
-def _bytes(file: Path) -> bytes:
+def _read_bytes(file: Path) -> bytes:
     try:
         return file.read_bytes()
     except OSError as failure:
@@ -47,43 +48,42 @@ def _bytes(file: Path) -> bytes:
 
 
 def are_tensors(files: Sequence[Path], texts: Sequence[str]) -> bool:
-    """Whether numpy files were given; they cannot be mixed with anything else."""
+    """Returns whether ``files`` are numpy files; they cannot be mixed with other inputs."""
     tensors = [file.suffix.lower() in _NUMPY for file in files]
     if any(tensors) and (texts or not all(tensors)):
-        raise typer.BadParameter("tensors (.npy, .npz) cannot be mixed with images or text in one question")
+        raise typer.BadParameter("tensors (.npy, .npz) cannot be mixed with images or text in one request")
     return any(tensors)
 
 
 def read_tensors(files: Sequence[Path], names: Sequence[str], describe: Callable[[], ModelDetail]) -> dict[str, Array]:
-    """The arrays in ``files`` by input name.
+    """Returns the arrays in ``files`` by input name.
 
     Args:
-        files: ``.npz``, which hold names, and ``.npy``, which do not.
-        names: for the ``.npy`` files, in their order; none is needed for a single one and a model with one input.
-        describe: asks the server what the model takes.
+        files: ``.npz`` files, which hold the names of their arrays, and ``.npy`` files, which hold none.
+        names: the input names of the ``.npy`` files, in order; not needed for one file and a model with one input.
+        describe: fetches the model's description from the server.
     """
     loaded = [_load(file) for file in files]
-    bare = [each for each in loaded if isinstance(each, np.ndarray)]
-    if len(bare) == 1 and not names:
+    unnamed = [content for content in loaded if isinstance(content, np.ndarray)]
+    if len(unnamed) == 1 and not names:
         names = [_only_input(describe())]
-    if len(bare) != len(names):
-        raise typer.BadParameter(f"{len(bare)} .npy files need as many names, not {len(names)}", param_hint="--name")
-    found = list(zip(names, bare))
-    for each in loaded:
-        found += each.items() if isinstance(each, dict) else ()
-    tensors = dict(found)
-    if len(tensors) < len(found):
-        raise typer.BadParameter("an input is given twice: " + ", ".join(name for name, _ in found))
+    if len(unnamed) != len(names):
+        problem = f"{len(unnamed)} .npy files need as many names, not {len(names)}"
+        raise typer.BadParameter(problem, param_hint="--name")
+    pairs = list(zip(names, unnamed))
+    for content in loaded:
+        pairs += content.items() if isinstance(content, dict) else ()
+    tensors = dict(pairs)
+    if len(tensors) < len(pairs):
+        raise typer.BadParameter("an input is given twice: " + ", ".join(name for name, _ in pairs))
     return tensors
 
 
 def _only_input(model: ModelDetail) -> str:
-    needed = [spec.name for spec in model.inputs if not spec.optional]
-    if len(needed) == 1:
-        return needed[0]
-    raise typer.BadParameter(
-        f"say which input it is: {model.model.model} takes {', '.join(needed)}", param_hint="--name"
-    )
+    required = [spec.name for spec in model.inputs if not spec.optional]
+    if len(required) == 1:
+        return required[0]
+    raise typer.BadParameter(f"name the input: {model.model.model} takes {', '.join(required)}", param_hint="--name")
 
 
 def _load(file: Path) -> Array | dict[str, Array]:
@@ -91,25 +91,25 @@ def _load(file: Path) -> Array | dict[str, Array]:
         loaded = np.load(file, allow_pickle=False)
         return loaded if isinstance(loaded, np.ndarray) else dict(loaded)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as failure:
-        raise error(Reason.INVALID_VALUE, f"{file} is no numpy file: {failure}") from None
+        raise error(Reason.INVALID_VALUE, f"{file} is not a numpy file: {failure}") from None
 
 
-# Saving
+# Results
 
 
 def save(result: InspectResult, path: Path) -> int:
-    """Write every tensor of ``result`` to ``path``, by a readable key, and return how many there are."""
+    """Writes every tensor of ``result`` to the ``.npz`` file ``path``; returns the number of tensors."""
     tensors = dict(_tensors(result))
     try:
-        with path.open("wb") as file:  # numpy would add .npz to a mere name
-            np.savez(file, **{key: _portable(array) for key, array in tensors.items()})  # type: ignore[arg-type]
+        with path.open("wb") as file:  # given a path, numpy would add .npz to it
+            np.savez(file, **{key: _without_bfloat16(array) for key, array in tensors.items()})  # type: ignore[arg-type]
     except OSError as failure:
         raise error(Reason.INVALID_VALUE, f"{path} cannot be written: {failure.strerror}", "save") from None
     return len(tensors)
 
 
-def _portable(array: Array) -> Array:
-    """``array`` in a data type that numpy can read back without help; every bfloat16 is a float32."""
+def _without_bfloat16(array: Array) -> Array:
+    """Returns bfloat16 as float32, which holds every value of it and which numpy can load."""
     return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
 
 
@@ -119,15 +119,15 @@ def _tensors(result: InspectResult) -> Iterator[tuple[str, Array]]:
     yield from _all("unedited", result.unedited)
     yield from _classes("unedited_classes", result.unedited_classes)
     yield from _named("", targets=result.targets, target_values=result.target_values)
-    for each in captured(result):
-        call = f"[{each.call}]" if len(result.captures[each.module].calls) > 1 else ""
-        key = f"captures/{module_text(each.module)}{call}/{each.point.value}{each.path}"
-        yield key, each.array
-        yield from _named(f"{key}/", positions=each.positions)
+    for tensor in captured_tensors(result):
+        call = f"[{tensor.call}]" if tensor.calls > 1 else ""
+        key = f"captures/{module_text(tensor.module)}{call}/{tensor.point.value}{tensor.path}"
+        yield key, tensor.array
+        yield from _named(f"{key}/", positions=tensor.positions)
     yield from _all("input_gradients", result.input_gradients)
     yield from _all("parameter_gradients", result.parameter_gradients)
-    for index, answer in enumerate(result.attributions):
-        yield from _attribution(f"attributions/{index}-{answer.method}", answer)
+    for index, attribution in enumerate(result.attributions):
+        yield from _attribution(f"attributions/{index}-{attribution.method}", attribution)
 
 
 def _all(key: str, arrays: Mapping[str, Array]) -> Iterator[tuple[str, Array]]:
@@ -137,22 +137,22 @@ def _all(key: str, arrays: Mapping[str, Array]) -> Iterator[tuple[str, Array]]:
 
 def _classes(key: str, classes: Sequence[ClassPrediction]) -> Iterator[tuple[str, Array]]:
     if classes:
-        yield f"{key}/index", np.array([row.index for row in classes])
-        yield f"{key}/probability", np.array([row.probability for row in classes])
+        yield f"{key}/index", np.array([prediction.index for prediction in classes])
+        yield f"{key}/probability", np.array([prediction.probability for prediction in classes])
 
 
-def _attribution(key: str, answer: AttributionResult) -> Iterator[tuple[str, Array]]:
-    yield from _all(f"{key}/values", answer.values)
+def _attribution(key: str, attribution: AttributionResult) -> Iterator[tuple[str, Array]]:
+    yield from _all(f"{key}/values", attribution.values)
     yield from _named(
         f"{key}/",
-        convergence_delta=answer.convergence_delta,
-        value_at_input=answer.value_at_input,
-        value_at_baseline=answer.value_at_baseline,
-        targets=answer.targets,
+        convergence_delta=attribution.convergence_delta,
+        value_at_input=attribution.value_at_input,
+        value_at_baseline=attribution.value_at_baseline,
+        targets=attribution.targets,
     )
-    if answer.tokens is not None:
-        yield from _named(f"{key}/tokens/", ids=answer.tokens.ids, values=answer.tokens.values)
-    for index, metric in enumerate(answer.metrics):
+    if attribution.tokens is not None:
+        yield from _named(f"{key}/tokens/", ids=attribution.tokens.ids, values=attribution.tokens.values)
+    for index, metric in enumerate(attribution.metrics):
         yield f"{key}/metrics/{index}-{metric.name}", metric.values
 
 

@@ -1,57 +1,77 @@
-"""What ``cutaway inspect --help`` says below its options: every word that they take."""
+"""The end of ``cutaway inspect --help``: everything that a request can hold."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import json
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, Field, fields
+from typing import Any
 
-from cutaway.cli import attributions, edits, targets
-from cutaway.requests import Combination
-
-_CAPTURES = (
-    "  call=N           only this call, from 0",
-    "  path=PATH        only the tensor at this path: [0] or .logits",
-    "  slice=AXIS:START:STOP:STEP",
-    "                   a part along an axis, cut first; repeatable",
-    "  mean=AXES max=AXES norm=AXES",
-    "                   over axes, as in mean=2+3",
-    "  top=K[:AXIS]     the largest elements along an axis, with their positions",
-    "  dtype=TYPE       what floating tensors are sent as, such as float16",
+from cutaway.request_reader.reader import CLASSES
+from cutaway.requests import (
+    Attribution,
+    Capture,
+    Edit,
+    ExplainIf,
+    InspectRequest,
+    LrpRule,
+    Metric,
+    NoiseTunnel,
+    Reduction,
+    Slice,
+    Target,
 )
 
-_EDITS = "Each also takes call=N, rows=0+2, path=PATH and slice=AXIS:START:STOP:STEP; a tensor is a .npy file."
+EXAMPLE = """\
+target: {top_k: 2}
+attributions:
+  - {method: integrated_gradients, n_steps: 64, baselines: {image: 0.5}}
+  - {method: layer_grad_cam, layer: conv2, noise: {combination: vargrad}}
+captures:
+  - {module: conv1, at: [output, grad_output], reduce: {mean: [2, 3]}}
+edits:
+  - {edit: scale, module: fc1, slices: [{axis: 1, stop: 8}], factor: 0.5}
+"""
+"""A request file."""
 
-_PARAMETERS = (
-    f"A NAME is an input's, of rules a module's; a COMBINATION is {', '.join(Combination)}. A baseline is a number, a "
-    ".npy file or token:ID; a distribution, for the methods that average over one, and a mask are .npy files; windows "
-    "and strides are sizes, as in windows.image=1+3+3."
-)
+_PARTS = {"captures": Capture, "slices": Slice, "noise": NoiseTunnel, "explain_if": ExplainIf}
 
 
-def _section(heading: str, lines: Iterable[str], note: str = "") -> Iterator[str]:
-    """A paragraph, and below it lines that Click leaves as they are: a backspace tells it so."""
-    yield from (heading, "", "\b", *lines, "")
-    if note:
-        yield from (note, "")
+def _section(heading: str, classes: Mapping[str, Any], base: Any = None) -> Iterator[str]:
+    """Yields the lines of a section: each class with its fields and their defaults, but for the fields of ``base``."""
+    yield from (heading, "", "\b")  # Click does not fold the lines of a paragraph that starts with a backspace
+    shared = _names(base) if base else []
+    for name, kind in classes.items():
+        line = " ".join([name, *(_usage(field) for field in fields(kind) if field.name not in shared)])
+        yield textwrap.fill(line, 78, initial_indent="  ", subsequent_indent="      ", break_on_hyphens=False)
+    yield ""
+
+
+def _usage(field: Field[Any]) -> str:
+    default = field.default if field.default_factory is MISSING else field.default_factory()
+    return f"{field.name}={'...' if default is MISSING else json.dumps(default)}"
+
+
+def _names(kind: Any, *excluded: str) -> list[str]:
+    return [field.name for field in fields(kind) if field.name not in excluded]
 
 
 HELP = "\n".join(
     [
-        *_section("What may follow a capture; a parameter takes neither call nor path:", _CAPTURES),
-        *_section("Edits:", map(edits.usage, edits.VERBS.values()), _EDITS),
-        *_section(
-            "Methods and their parameters with defaults, asked for as METHOD,KEY=VALUE,KEY=VALUE; each also takes "
-            "target=TARGET, inputs=NAME, noise and metrics:",
-            map(attributions.usage, attributions.METHODS.values()),
-        ),
-        *_section(
-            "What parameters are made of; what is in brackets has a default:",
-            (f"  {form}" for form in attributions.forms()),
-            _PARAMETERS,
-        ),
-        *_section(
-            "Targets, each also with output=NAME; a bare number is a class:",
-            map(targets.usage, targets.TARGETS.values()),
-            "Several numbers are joined by a +, as in neuron:conv2:3+1+1; VALUES and TENSOR are .npy files.",
-        ),
+        f"A request file is YAML. Its fields are {', '.join(_names(InspectRequest, 'model', 'tensors', 'raw'))}:",
+        "",
+        "\b",
+        textwrap.indent(EXAMPLE, "  "),
+        "In an option, KEY=VALUE is such a field: --attribution saliency,target=3. A tensor is the name of a .npy file "
+        "or lists of numbers; a baseline may also be {token_id: 0}. Fields with ... below must be given.",
+        "",
+        *_section("Captures and other parts:", _PARTS),
+        *_section(f"Methods, each also with {', '.join(_names(Attribution))}:", CLASSES[Attribution], Attribution),
+        *_section(f"Edits, each also with {', '.join(_names(Edit))}:", CLASSES[Edit], Edit),
+        *_section("Targets, each also with output:", CLASSES[Target], Target),
+        *_section("Reductions of captures:", CLASSES[Reduction]),
+        *_section("Rules of LRP:", CLASSES[LrpRule]),
+        *_section("Metrics:", CLASSES[Metric]),
     ]
 )

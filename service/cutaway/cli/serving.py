@@ -1,4 +1,4 @@
-"""``cutaway package`` and ``serve``: a server's side. torch and Java come in here, and only when called."""
+"""``cutaway package`` and ``serve``: the server side. A command imports torch and starts Java when it is called."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from cutaway.cli import screen, words
+from cutaway.cli import console_output, short_forms
 
 
 def package(
@@ -16,41 +16,45 @@ def package(
     ],
     adapter: Annotated[
         str,
-        typer.Option(metavar="FILE.py:CLASS", help="How the model is built and fed; a cutaway.adapters.Adapter."),
+        typer.Option(
+            metavar="FILE.py:CLASS",
+            help="The class that builds the model and decodes its inputs, a cutaway.adapters.Adapter.",
+        ),
     ],
     weights: Annotated[
-        Path | None, typer.Option(metavar="SAFETENSORS", help="The weights, where they are not built in.")
+        Path | None, typer.Option(metavar="SAFETENSORS", help="The weights, unless the adapter has them.")
     ] = None,
-    version: Annotated[str, typer.Option(metavar="VERSION", help="Which version of the model this is.")] = "1.0",
+    version: Annotated[str, typer.Option(metavar="VERSION", help="The version of the model.")] = "1.0",
     option: Annotated[
-        list[words.Pair] | None,
-        typer.Option(parser=words.pair, metavar="KEY=VALUE", help="A word for the adapter; repeatable."),
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="An option for the adapter; repeatable."),
     ] = None,
     extra: Annotated[
-        list[Path] | None, typer.Option(metavar="FILE", help="A further file that the adapter reads; repeatable.")
+        list[Path] | None, typer.Option(metavar="FILE", help="Another file that the adapter reads; repeatable.")
     ] = None,
-    batch_size: Annotated[
-        int, typer.Option(metavar="N", min=1, help="The most calls that one run of the model takes.")
-    ] = 8,
+    batch_size: Annotated[int, typer.Option(metavar="N", min=1, help="The largest batch of calls.")] = 8,
     max_batch_delay: Annotated[
-        int, typer.Option(metavar="MS", min=1, help="How many milliseconds a call waits for others to join it.")
+        int,
+        typer.Option(metavar="MS", min=1, help="How long a call waits for others to form a batch, in milliseconds."),
     ] = 2,
-    workers: Annotated[int, typer.Option(metavar="N", min=1, help="Copies of the model.")] = 1,
+    workers: Annotated[int, typer.Option(metavar="N", min=1, help="The number of copies of the model.")] = 1,
     response_timeout: Annotated[
-        int, typer.Option(metavar="SECONDS", min=1, help="After how long a worker that does not answer is replaced.")
+        int, typer.Option(metavar="SECONDS", min=1, help="A worker that does not reply within this time is replaced.")
     ] = 120,
-    output: Annotated[Path, typer.Option(metavar="DIR", file_okay=False, help="Where the archive goes.")] = Path("."),
-    force: Annotated[bool, typer.Option("--force", help="Replace an archive that is there already.")] = False,
+    output: Annotated[Path, typer.Option(metavar="DIR", file_okay=False, help="The directory for the archive.")] = Path(
+        "."
+    ),
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing archive.")] = False,
 ) -> None:
-    """Put a model and its adapter into an archive that can be served."""
-    with screen.needing("server"):
-        from cutaway import packaging
-    built = packaging.build(
+    """Build an archive from a model and its adapter."""
+    with console_output.requires_extra("server"):
+        from cutaway.archive import builder
+    archive = builder.build(
         model=model,
         version=version,
         adapter=adapter,
         weights=weights,
-        options=dict(option or ()),
+        options=dict(map(short_forms.pair, option or ())),
         extra_files=extra or (),
         batch_size=batch_size,
         max_batch_delay_ms=max_batch_delay,
@@ -59,8 +63,8 @@ def package(
         destination=output,
         force=force,
     )
-    screen.say(f"built {built} ({_size(built.stat().st_size)})")
-    screen.say(f"next: cutaway serve --model-store {output}")
+    console_output.print_line(f"built {archive} ({_size(archive.stat().st_size)})")
+    console_output.print_line(f"next: cutaway serve --model-store {output}")
 
 
 def _size(count: float) -> str:
@@ -78,41 +82,47 @@ def serve(
     ] = None,
     behind: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT,...", help="Front doors to share the calls among, in place of a model store."),
+        typer.Option(metavar="HOST:PORT,...", help="Gateways to balance calls across, in place of a model store."),
     ] = None,
     address: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Where to listen; port 0 picks a free one.")
+        str | None, typer.Option(metavar="HOST:PORT", help="The address to listen on; port 0 is any free port.")
     ] = None,
     embedded: Annotated[
         bool, typer.Option("--embedded", help="Run the models in this process, without TorchServe and Java.")
     ] = False,
     workers: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Copies of each model, in place of what its archive says.")
+        int | None,
+        typer.Option(metavar="N", min=1, help="Copies of each model, in place of the number in its archive."),
     ] = None,
     replicas: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="TorchServes that share the calls, each with its workers.")
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="The number of TorchServe processes to balance calls across, each with its workers.",
+        ),
     ] = None,
-    log_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="Where TorchServe's log goes.")] = None,
+    log_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="The directory for TorchServe's log.")] = None,
 ) -> None:
     """Serve every model in a directory until stopped (Ctrl-C).
 
-    Prints "ready: HOST:PORT" when a first call has passed. Every further setting is an environment variable,
-    CUTAWAY_...; an option here wins.
+    Prints "ready: HOST:PORT" after a first call has succeeded. All other settings are environment variables,
+    CUTAWAY_...; options take precedence over them.
     """
     if embedded and (workers or replicas):
-        raise typer.BadParameter("models in this process have no workers and no TorchServe; leave out one option")
-    with screen.needing("server" if model_store else "door"):
-        from cutaway.gateway.run import run
-        from cutaway.settings import Settings
+        raise typer.BadParameter(
+            "with --embedded there are no workers and no TorchServe; leave out --workers and --replicas"
+        )
+    with console_output.requires_extra("server" if model_store else "door"):
+        from cutaway.config.settings import Settings
+        from cutaway.gateway.application import run
 
         if model_store is not None:
-            screen.look_for("torch", "captum", *(() if embedded else ("ts",)))
+            console_output.find_packages("torch", "captum", *(() if embedded else ("ts",)))
     options = {"address": address, "behind": behind, "replicas": replicas, "log_dir": log_dir}
-    given = {name: value for name, value in options.items() if value is not None}
-    settings = Settings.load().model_copy(update=given)
+    overrides = {name: value for name, value in options.items() if value is not None}
+    settings = Settings.load().model_copy(update=overrides)
     if (model_store is None) == (not settings.behind):
-        raise typer.BadParameter(
-            "name either a model store (--model-store) or the front doors behind this one (--behind)"
-        )
-    status = run(model_store, settings, embedded=embedded, workers=workers, announce=screen.say)
+        raise typer.BadParameter("give either a model store (--model-store) or the gateways behind this one (--behind)")
+    status = run(model_store, settings, embedded=embedded, workers=workers, announce=console_output.print_line)
     raise typer.Exit(status)

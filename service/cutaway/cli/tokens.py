@@ -1,4 +1,4 @@
-"""``cutaway token``: a new token, and what the server's token file is to say of it."""
+"""``cutaway token``: a new token, and its entry for the server's token file."""
 
 from __future__ import annotations
 
@@ -11,60 +11,66 @@ from typing import Annotated
 
 import typer
 
-from cutaway.cli import screen
+from cutaway.cli.console_output import print_line
 
 _SCOPES = ("predict", "inspect", "edit")
 
 
-def _words(text: str) -> list[str]:
-    return [word for word in text.split(",") if word]
+def _split(text: str) -> list[str]:
+    return [part for part in text.split(",") if part]
 
 
-def _scopes(text: str) -> str:
-    unknown = [word for word in _words(text) if word not in _SCOPES]
-    if unknown or not _words(text):
-        raise typer.BadParameter(f"{text!r} is none of {', '.join(_SCOPES)}, nor several with commas between")
+def _check_scopes(text: str) -> str:
+    if not _split(text) or not set(_split(text)) <= set(_SCOPES):
+        raise typer.BadParameter(f"{text!r} must be one or several of {', '.join(_SCOPES)}, with commas between them")
     return text
 
 
 def token(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Who will have it.", show_default=False)],
-    models: Annotated[str, typer.Option(metavar="NAME,...", help="Of which models; '*' is all of them.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The name of the token's holder.", show_default=False)],
+    models: Annotated[
+        str, typer.Option(metavar="NAME,...", help="The models that the token is for; '*' is all of them.")
+    ],
     scopes: Annotated[
         str,
-        typer.Option(metavar="SCOPE,...", callback=_scopes, help="What it allows: predict, inspect, edit."),
+        typer.Option(
+            metavar="SCOPE,...", callback=_check_scopes, help="What the token allows: predict, inspect, edit."
+        ),
     ] = "predict",
     layers: Annotated[
-        str, typer.Option(metavar="GLOB,...", help="Which layers it may see and edit; all by default.")
+        str, typer.Option(metavar="GLOB,...", help="The layers that it may see and edit; all by default.")
     ] = "",
-    days: Annotated[float | None, typer.Option(metavar="N", min=0, help="For how long it holds.")] = None,
+    days: Annotated[
+        float | None, typer.Option(metavar="N", min=0, help="After how many days the token expires; never by default.")
+    ] = None,
 ) -> None:
-    """Make a token: it goes to stderr, once; its entry in the token file, to stdout.
+    """Make a token: the token is printed to stderr, its entry for the token file to stdout.
 
     For example: cutaway token dashboard --models digits --scopes predict,inspect >> tokens.toml
     """
-    made = secrets.token_urlsafe(32)
-    for line in _entry(name, made, _words(models), _words(scopes), _words(layers), days):
-        screen.say(line)
-    typer.echo(made, err=True)
+    secret = secrets.token_urlsafe(32)
+    for line in _entry(name, secret, _split(models), _split(scopes), _split(layers), days):
+        print_line(line)
+    typer.echo(secret, err=True)
 
 
 def _entry(
-    name: str, made: str, models: Sequence[str], scopes: Sequence[str], layers: Sequence[str], days: float | None
+    name: str, secret: str, models: Sequence[str], scopes: Sequence[str], layers: Sequence[str], days: float | None
 ) -> Iterator[str]:
-    yield f"[tokens.{_text(name)}]"
-    yield f"sha256 = {_text(hashlib.sha256(made.encode()).hexdigest())}"
-    yield f"models = {{ {', '.join(f'{_text(model)} = {_texts(scopes)}' for model in models)} }}"
+    """Yields the lines of the token's entry; of the token itself they have only the SHA-256."""
+    yield f"[tokens.{_string(name)}]"
+    yield f"sha256 = {_string(hashlib.sha256(secret.encode()).hexdigest())}"
+    yield f"models = {{ {', '.join(f'{_string(model)} = {_strings(scopes)}' for model in models)} }}"
     if layers:
-        yield f"layers = {_texts(layers)}"
+        yield f"layers = {_strings(layers)}"
     if days is not None:
-        until = datetime.now(timezone.utc) + timedelta(days=days)
-        yield f"expires = {until.isoformat(timespec='seconds')}"
+        expiry = datetime.now(timezone.utc) + timedelta(days=days)
+        yield f"expires = {expiry.isoformat(timespec='seconds')}"
 
 
-def _text(words: str) -> str:
-    return json.dumps(words)  # also a string of TOML
+def _string(text: str) -> str:
+    return json.dumps(text)  # a JSON string is also a TOML string
 
 
-def _texts(words: Sequence[str]) -> str:
-    return f"[{', '.join(map(_text, words))}]"
+def _strings(texts: Sequence[str]) -> str:
+    return f"[{', '.join(map(_string, texts))}]"

@@ -1,157 +1,121 @@
-"""Several requests at once, in as few passes as possible; each answered as if it were alone.
+"""Answers several requests in as few passes as possible, each as if it ran alone.
 
-Requests whose inputs stack, and whose rows the model keeps apart, share one forward and one backward pass, and the
-passes of explanations that they ask for alike. Whatever cannot be shared, or goes wrong when it is, runs alone.
+Requests whose inputs stack, and whose rows the model keeps independent, share one main pass, and the passes of
+attributions that several of them want alike. A request that cannot share, or fails when it does, runs alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
-from cutaway.engine.bundles import Numbered, bundled
-from cutaway.engine.estimate import estimate
-from cutaway.engine.patience import ENDLESS, Patience, longest
-from cutaway.engine.plan import plan, rows
-from cutaway.engine.primary import Primary
-from cutaway.engine.rows import kept_apart
-from cutaway.engine.run import answer, at_work, inspect, plain
-from cutaway.engine.shared import Member, may_share, shared
-from cutaway.engine.subject import Inputs, Subject
-from cutaway.requests import InspectRequest
-from cutaway.results import InspectResult, Timings
+from cutaway.engine.checks.row_independence import rows_independent
+from cutaway.engine.dry_run.estimate import estimate
+from cutaway.engine.execution.inspect import finish, run_plan
+from cutaway.engine.execution.main_pass import run_main_pass
+from cutaway.engine.execution.shared_attribution import share_attributions
+from cutaway.engine.execution.shared_pass import may_share
+from cutaway.engine.planning.plan import Plan
+from cutaway.engine.runtime.cancellation import latest
+from cutaway.requests import Point
+from cutaway.results import InspectResult
 
-MOST_ELEMENTS = 1 << 20
-"""The most numbers that the inputs of one pass have together: graphs grow with them, and past this much there is
-nothing to gain."""
+MAX_ELEMENTS = 1 << 20
+"""The most elements of all inputs of one pass: graphs grow with them, and larger passes save nothing."""
+
+Outcome: TypeAlias = InspectResult | BaseException
+"""The result of a request, or why there is none."""
+
+Group: TypeAlias = dict[int, Plan]
+"""Requests that may share a pass, by their number in the batch."""
 
 
-class Ask(NamedTuple):
-    """One request.
+def inspect_batch(plans: Sequence[Plan]) -> list[Outcome]:
+    """Answers requests to one model; afterwards the model is as before.
 
-    Attributes:
-        request: the question.
-        inputs: its tensors, on the model's device.
-        patience: how long the caller waits.
+    Returns:
+        One outcome for each plan, in order. Never raises: a failure is the outcome of its own request.
     """
-
-    request: InspectRequest
-    inputs: Inputs
-    patience: Patience = ENDLESS
-
-
-Answer: TypeAlias = InspectResult | BaseException
-"""What is sent, or why there is nothing to send."""
+    outcomes: dict[int, Outcome] = {}
+    if len(plans) > 1:
+        for group in _groups(plans):
+            outcomes |= _run_together(group)
+    return [outcomes[number] if number in outcomes else _run_alone(plan) for number, plan in enumerate(plans)]
 
 
-def inspect_all(subject: Subject, asks: Sequence[Ask]) -> list[Answer]:
-    """One answer for each of ``asks``, in order; afterwards the model is as it was. Never raises: what goes wrong with
-    one request is its own answer."""
-    answers: dict[int, Answer] = {}
-    if len(asks) > 1:
-        for group in _groups(subject, asks):
-            answers |= _together(subject, group)
-    return [answers[number] if number in answers else _alone(subject, ask) for number, ask in enumerate(asks)]
-
-
-def _alone(subject: Subject, ask: Ask) -> Answer:
+def _run_alone(plan: Plan) -> Outcome:
     try:
-        run = estimate if ask.request.dry_run else inspect
-        return run(subject, ask.request, ask.inputs, patience=ask.patience)
+        return estimate(plan) if plan.request.dry_run else run_plan(plan)
     except BaseException as failure:  # a model that exits, or cancels, ends its own request, not the others
         return failure
 
 
-Group: TypeAlias = dict[int, tuple[Ask, Member]]
-"""Requests that may share a pass, by their number."""
+def _groups(plans: Sequence[Plan]) -> Iterator[Group]:
+    """Yields groups of at least two requests; a request in none runs alone."""
+    stacking: dict[Hashable, Group] = {}
+    with plans[0].model.session():
+        for number, plan in enumerate(plans):
+            if _may_share(plan):
+                kind = tuple((name, tensor.dtype, tensor.shape[1:]) for name, tensor in plan.inputs.items())
+                stacking.setdefault(kind, {})[number] = plan
+    for group in stacking.values():
+        for same_output in _by_output(group):
+            yield from (part for part in _parts(same_output) if len(part) > 1)
 
 
-def _groups(subject: Subject, asks: Sequence[Ask]) -> Iterator[Group]:
-    """The groups of at least two; who is in none runs alone."""
-    groups: dict[Hashable, Group] = {}
-    with at_work(subject):
-        for number, ask in enumerate(asks):
-            member = _member(subject, ask)
-            if member is not None:
-                groups.setdefault(_kind(member), {})[number] = (ask, member)
-    for stacking in groups.values():
-        for group in _by_target(stacking):
-            yield from (part for part in _parts(group) if len(part) > 1)
-
-
-def _member(subject: Subject, ask: Ask) -> Member | None:
-    if ask.patience.over:
-        return None
+def _may_share(plan: Plan) -> bool:
+    if plan.cancellation.is_cancelled or not may_share(plan.request):
+        return False
+    layers = {(attribution.layer, Point.OUTPUT) for attribution in plan.attributions if attribution.layer}
+    places = {(name, point) for name, specs in plan.sites.items() for point in specs} | layers
     try:
-        inputs = plain(ask.inputs)
-        todo = plan(subject, ask.request, inputs)
-        if not may_share(ask.request, todo):
-            return None
-        member = Member(ask.request, inputs, todo, slice(0, rows(inputs)))
-        return member if kept_apart(subject, inputs, member.places, ask.request.target.output) else None
-    except BaseException:  # alone it gets its own error
-        return None
+        return rows_independent(plan.model, plan.inputs, places, plan.request.target.output)
+    except BaseException:  # the request fails alone, with its own error
+        return False
 
 
-def _kind(member: Member) -> Hashable:
-    """What inputs that stack have in common."""
-    return tuple((name, tensor.dtype, tensor.shape[1:]) for name, tensor in member.inputs.items())
-
-
-def _by_target(group: Group) -> Iterator[Group]:
-    """Those that differentiate, apart by the output that they do it from: where one output's gradient arrives another's
-    need not. The others go with any of them."""
-    apart: dict[str, Group] = {}
+def _by_output(group: Group) -> Iterator[Group]:
+    """Splits requests that differentiate by the output that they differentiate: where the gradient of one output
+    arrives, that of another need not. The others go with any of them."""
+    by_output: dict[str, Group] = {}
     others: Group = {}
-    for number, (ask, member) in group.items():
-        to = apart.setdefault(ask.request.target.output, {}) if member.todo.differentiates else others
-        to[number] = (ask, member)
-    first, *rest = apart.values() or [{}]
+    for number, plan in group.items():
+        own = by_output.setdefault(plan.request.target.output, {}) if plan.differentiates else others
+        own[number] = plan
+    first, *rest = by_output.values() or [{}]
     yield {**first, **others}
     yield from rest
 
 
 def _parts(group: Group) -> Iterator[Group]:
-    """``group`` in parts that are not too large for one pass."""
+    """Splits ``group`` into parts that are not too large for one pass."""
     part: Group = {}
     elements = 0
-    for number, (ask, member) in group.items():
-        size = sum(tensor.numel() for tensor in member.inputs.values())
-        if part and elements + size > MOST_ELEMENTS:
+    for number, plan in group.items():
+        size = sum(tensor.numel() for tensor in plan.inputs.values())
+        if part and elements + size > MAX_ELEMENTS:
             yield part
             part, elements = {}, 0
-        part[number] = (ask, member)
+        part[number] = plan
         elements += size
     yield part
 
 
-def _together(subject: Subject, group: Group) -> dict[int, Answer]:
-    """The answers of those of ``group`` that could be answered together."""
-    members, begin = [], 0
-    for _, each in group.values():
-        members.append(replace(each, rows=slice(begin, begin + rows(each.inputs))))
-        begin += rows(each.inputs)
-    timings = Timings()
-    patience = longest([ask.patience for ask, _ in group.values()])
-    answers: dict[int, Answer] = {}
-    subject.passes.reset()
+def _run_together(group: Group) -> dict[int, Outcome]:
+    """Returns the outcomes of those requests of ``group`` that could share; the others run alone."""
+    plans, outcomes = list(group.values()), dict[int, Outcome]()
+    model = plans[0].model
+    model.passes.reset()
     try:
-        with at_work(subject, patience):
-            firsts = shared(subject, members, timings)
-            known = bundled(subject, members, firsts, timings)
-            for (number, (ask, _)), member, first, explained in zip(group.items(), members, firsts, known):
-                answers[number] = _answer(subject, ask, member, first, explained, replace(timings))
-    except BaseException:  # alone each gets its answer, or its own error
-        return answers
-    return answers
-
-
-def _answer(
-    subject: Subject, ask: Ask, member: Member, first: Primary, explained: Numbered, timings: Timings
-) -> Answer:
-    try:
-        with subject.waited_for(ask.patience), subject.passes.aside():
-            return answer(subject, ask.request, member.inputs, member.todo, first, {}, timings, explained)
-    except BaseException as failure:
-        return failure
+        with model.session(latest([plan.cancellation for plan in plans])):
+            mains = run_main_pass(plans)
+            for number, main, shared in zip(group, mains, share_attributions(mains)):
+                try:
+                    with model.cancelled_by(main.plan.cancellation), model.passes.uncounted():
+                        outcomes[number] = finish(main._replace(timings=replace(main.timings)), shared=shared)
+                except BaseException as failure:
+                    outcomes[number] = failure
+    except BaseException:  # alone each request gets its result, or its own error
+        return outcomes
+    return outcomes

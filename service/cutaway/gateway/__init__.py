@@ -1,4 +1,4 @@
-"""The typed gRPC front door, over TorchServe or over models in this process."""
+"""The gateway: a gRPC server over TorchServe, or over models in this process."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -9,8 +9,7 @@ __all__ = ["Served", "serve"]
 
 
 def __getattr__(name: str) -> Any:
-    """What serves models of this process, imported once it is asked for: a front door before models elsewhere needs no
-    torch."""
+    """Imports `serve` on first use: it needs torch, and a gateway whose models run elsewhere does not."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from cutaway.gateway import embedded

@@ -1,4 +1,4 @@
-"""The front door over models in this very process: for notebooks, tests and a first try.
+"""A gateway over models in this process, for notebooks, tests and first steps.
 
 from cutaway.gateway import serve
 
@@ -17,15 +17,14 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from cutaway import packaging
 from cutaway.adapters import Adapter
+from cutaway.archive import builder
+from cutaway.config.settings import Settings
 from cutaway.errors import Reason, error
-from cutaway.gateway.catalog import Catalog
-from cutaway.gateway.desks import Embedded
-from cutaway.gateway.server import FrontDoor
-from cutaway.limits import Limits
-from cutaway.settings import Settings
-from cutaway.worker import Worker
+from cutaway.gateway.backends.in_process import InProcessBackend
+from cutaway.gateway.models.catalog import Catalog
+from cutaway.gateway.rpc.server import GatewayServer
+from cutaway.worker.worker import Worker
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class Served:
 
     Attributes:
         address: ``host:port``, for `cutaway.Client`.
-        metrics_address: where Prometheus may read metrics; empty for nowhere.
+        metrics_address: ``host:port`` of the Prometheus metrics; empty if they are not served.
     """
 
     address: str
@@ -45,63 +44,51 @@ class Served:
 def serve(
     models: Mapping[str, nn.Module | Adapter], address: str = "127.0.0.1:0", *, settings: Settings | None = None
 ) -> Iterator[Served]:
-    """Serve ``models`` by name for as long as the block runs.
+    """Serves models while the block runs.
 
     Args:
-        models: modules, or adapters, by the name they are served under. They are used where they are, in evaluation
-            mode; nobody else should run them meanwhile.
-        address: where to listen; port 0 picks a free one.
+        models: modules or adapters, by the name they are served under. They are not copied: they are put into
+            evaluation mode, and no other code should run them meanwhile.
+        address: ``host:port`` to listen on; port 0 picks a free one.
         settings: limits; by default from ``CUTAWAY_...`` environment variables.
 
     Raises:
-        CutawayError: a model cannot be served under its name, two models share modules, or the address cannot be had.
+        CutawayError: a name is invalid, two models share modules, or the address is not available.
     """
-    limits = (settings or Settings.load()).model_copy(update={"address": address})
-    workers = [
-        Worker.of(model, name, max_reply_bytes=limits.max_message_bytes, limits=Limits.of(limits))
-        for name, model in models.items()
-    ]
-    _refuse_unservable(workers)
+    settings = (settings or Settings.load()).model_copy(update={"address": address})
+    workers = [Worker.of(model, name, settings) for name, model in models.items()]
+    _check(workers)
     loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, name="cutaway-front-door", daemon=True)
+    thread = threading.Thread(target=loop.run_forever, name="cutaway-gateway", daemon=True)
     thread.start()
     try:
-        door = asyncio.run_coroutine_threadsafe(_open(workers, limits), loop).result()
+        server = asyncio.run_coroutine_threadsafe(_start(workers, settings), loop).result()
         try:
-            yield Served(door.address, door.observers.address)
+            yield Served(server.address, server.observers.address)
         finally:
-            asyncio.run_coroutine_threadsafe(door.stop(limits.grace_s), loop).result()
+            asyncio.run_coroutine_threadsafe(server.stop(settings.grace_s), loop).result()
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
 
 
-async def _open(workers: list[Worker], settings: Settings) -> FrontDoor:
-    # Inside the loop: gRPC's server belongs to the loop it is made in.
-    catalog = Catalog([worker.name for worker in workers])
-    door = FrontDoor(Embedded(workers, catalog, waiting=settings.queue, calls=settings.batch), settings)
+async def _start(workers: list[Worker], settings: Settings) -> GatewayServer:
+    # In the loop: gRPC's server belongs to the loop that it is created in.
+    backend = InProcessBackend(workers, Catalog([worker.name for worker in workers]), settings)
+    server = GatewayServer(backend, settings)
     try:
-        await door.start()
+        await server.start()
     except BaseException:
-        await door.stop(0)
+        await server.stop(0)
         raise
-    return door
+    return server
 
 
-def _refuse_unservable(workers: list[Worker]) -> None:
+def _check(workers: list[Worker]) -> None:
     for worker in workers:
-        if not packaging.is_model_name(worker.name.model):
-            raise error(
-                Reason.INVALID_VALUE,
-                f"{worker.name.model!r} is no model name: a letter, then letters, digits, _, . and -",
-                "models",
-            )
+        builder.check_model_name(worker.name.model, "models")
     for one, other in itertools.combinations(workers, 2):
         if one.shares_with(other):
-            raise error(
-                Reason.INVALID_VALUE,
-                f"{one.name.model!r} and {other.name.model!r} share modules, and hooks of one would sit in the other: "
-                "serve copies",
-                "models",
-            )
+            what = f"{one.name.model!r} and {other.name.model!r} share modules, and hooks of one would run in the other"
+            raise error(Reason.INVALID_VALUE, f"{what}: serve copies", "models")

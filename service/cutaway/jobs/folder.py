@@ -1,9 +1,9 @@
-"""The output folder of a job: one file a shard, written aside and renamed, so that what is there is whole.
+"""The output folder of a job. Each file is written under another name and renamed, so that it is always complete.
 
-manifest.json         what the job is
+manifest.json         the provenance of the results
 part-00042.parquet    one shard
-captures/             captures that go to Zarr
-.lock                 held by the run that writes
+captures/             captures in Zarr arrays
+.lock                 locked by the run that writes
 """
 
 from __future__ import annotations
@@ -17,91 +17,72 @@ from pathlib import Path
 
 from cutaway.errors import Reason, error
 
-MANIFEST = "manifest.json"
 _PART = re.compile(r"part-(\d+)\.parquet")
-_ASIDE = ".aside"
+_TEMPORARY = ".tmp"
 
 
 class Folder:
-    """One job's results on disk.
+    """The files of one job.
 
     Args:
-        path: where they lie.
+        path: the folder.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-
-    @property
-    def manifest(self) -> Path:
-        """What the job is."""
-        return self.path / MANIFEST
-
-    @property
-    def captures(self) -> Path:
-        """Where captures are that stand in no table."""
-        return self.path / "captures"
+        self.manifest = path / "manifest.json"
+        self.captures = path / "captures"
 
     def part(self, shard: int) -> Path:
-        """Where the shard of that number is, or will be."""
+        """Returns the path of a shard."""
         return self.path / f"part-{shard:05d}.parquet"
 
     def parts(self) -> dict[int, Path]:
-        """The shards that are there, by their number, in order."""
-        found = [(match, path) for path in self.path.glob("part-*") if (match := _PART.fullmatch(path.name))]
-        return dict(sorted((int(match[1]), path) for match, path in found))
+        """Returns the shards on disk by number, in order."""
+        matches = [(match, path) for path in self.path.glob("part-*") if (match := _PART.fullmatch(path.name))]
+        return dict(sorted((int(match[1]), path) for match, path in matches))
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
-        """Made if it is not there, and written by nobody else while the block runs.
+    def locked(self) -> Iterator[None]:
+        """Creates the folder if needed and locks it against other runs while the block runs.
 
         Raises:
-            FailedPrecondition: ``FOLDER_TAKEN``: another run writes there, or something else lies there.
+            FailedPrecondition: ``FOLDER_TAKEN``: another run has locked it, or it has files of no job.
         """
-        self._make()
+        self._create()
         with (self.path / ".lock").open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise error(Reason.FOLDER_TAKEN, f"another run is writing into {self.path}", "output.folder") from None
-            self._sweep()
+            for path in self.path.glob(f".*{_TEMPORARY}"):  # of a run that was killed
+                path.unlink(missing_ok=True)
             yield
 
-    def _make(self) -> None:
+    def _create(self) -> None:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            others = [each.name for each in self.path.iterdir() if not each.name.startswith(".")]
+            names = [path.name for path in self.path.iterdir() if not path.name.startswith(".")]
         except OSError as failure:
-            what = f"{self.path} cannot be made: {failure.strerror}"
+            what = f"{self.path} cannot be created: {failure.strerror}"
             raise error(Reason.FOLDER_TAKEN, what, "output.folder") from None
-        if others and not self.manifest.is_file():
-            raise error(
-                Reason.FOLDER_TAKEN, f"{self.path} holds {min(others)}, and no job: name a new folder", "output.folder"
-            )
-
-    def _sweep(self) -> None:
-        """Throw away what a run that was killed had written aside."""
-        for path in self.path.glob(f".*{_ASIDE}"):
-            path.unlink(missing_ok=True)
+        if names and not self.manifest.is_file():
+            what = f"{self.path} contains {min(names)} and no job: name a new folder"
+            raise error(Reason.FOLDER_TAKEN, what, "output.folder")
 
     def write(self, path: Path, fill: Callable[[Path], object]) -> None:
-        """Have ``fill`` write a file that becomes ``path`` when it is whole, and on disk."""
-        aside = path.with_name(f".{path.name}.{os.getpid()}{_ASIDE}")
+        """Lets ``fill`` write a temporary file, and renames it to ``path`` when it is complete and on disk."""
+        temporary = path.with_name(f".{path.name}.{os.getpid()}{_TEMPORARY}")
         try:
-            fill(aside)
-            with aside.open("rb+") as written:
-                os.fsync(written.fileno())
-            aside.replace(path)
+            fill(temporary)
+            with temporary.open("rb+") as file:
+                os.fsync(file.fileno())
+            temporary.replace(path)
         except BaseException:
-            aside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
             raise
-        _sync(path.parent)
-
-
-def _sync(directory: Path) -> None:
-    """Have the directory itself on disk, and with it the names in it."""
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        directory = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)  # for the new name
+        finally:
+            os.close(directory)

@@ -1,4 +1,4 @@
-"""What a job is, as its folder says it: where every number comes from, and whether a rerun is the same."""
+"""The manifest of a job: where its results come from, and whether another run would compute the same."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from cutaway.jobs.spec import Job
 from cutaway.results import ModelDetail
 from cutaway.version import __version__
 
-SCHEMA = 1  # of manifest.json; a reader refuses one that it does not know
+SCHEMA = 1  # of manifest.json; a reader refuses any other
 
 _SAME = {
     "digest": "the job's spec",
@@ -30,33 +30,33 @@ _SAME = {
     "files_sha256": "the model's files",
     "model": "the model",
     "version": "the model's version",
-    "versions": "the versions of what computes",
+    "versions": "the versions of libraries",
 }
-"""What must be the same for a rerun to go on, and what to call it."""
+"""The fields that a run must have in common with the run that it continues, and their names in messages."""
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """A job and where it comes from.
+    """A job and the provenance of its results.
 
     Attributes:
-        job: the spec, as given.
-        digest: SHA-256 of the parts of the spec that results depend on.
-        fingerprint: of the data set.
-        rows: how many it has.
-        shard_rows: rows to a file.
+        job: the spec.
+        digest: the SHA-256 of those parts of the spec that results depend on.
+        fingerprint: the fingerprint of the data set.
+        rows: the number of rows of the data set.
+        shard_rows: the number of rows of a shard.
         model: the model's name.
-        version: its version.
-        labels: the names of its classes.
-        weights_sha256: of its weights.
-        files_sha256: of the archive, or of the adapter's file and its weights; empty for a service.
-        device: where it ran.
-        data_type: what its parameters are.
-        seed: what random numbers begin from.
-        versions: of cutaway, torch, captum and numpy.
-        columns: what each column holds.
-        layout: the tables' Arrow schema, serialised, in base64.
-        schema: of this file.
+        version: the model's version.
+        labels: the names of the model's classes.
+        weights_sha256: the SHA-256 of the model's weights.
+        files_sha256: the SHA-256 of the archive, or of the adapter's file and its weights; empty for a service.
+        device: the device of the model.
+        data_type: the data type of the model's parameters.
+        seed: the seed of the first row.
+        versions: the versions of cutaway, torch, captum and numpy.
+        columns: the metadata of each column.
+        layout: the tables' serialised Arrow schema, in base64.
+        schema: the version of this format.
     """
 
     job: dict[str, Any]
@@ -79,26 +79,26 @@ class Manifest:
 
     @classmethod
     def of(cls, job: Job, fingerprint: str, rows: int, detail: ModelDetail) -> Manifest:
-        """What is known before the first row is asked about: all but the columns."""
-        came = detail.provenance
+        """Returns the manifest of ``job``, still without columns."""
+        provenance = detail.provenance
         return cls(
-            job=job.words(),
-            digest=_digest(job),
+            job=job.as_json(),
+            digest=hashlib.sha256(json.dumps(_relevant(job.as_json()), sort_keys=True).encode()).hexdigest(),
             fingerprint=fingerprint,
             rows=rows,
             shard_rows=job.output.shard_rows,
             model=detail.model.model,
             version=detail.model.version,
             labels=list(detail.labels),
-            weights_sha256=came.weights_sha256,
+            weights_sha256=provenance.weights_sha256,
             files_sha256=_files_sha256(job),
-            device=came.device,
-            data_type=came.data_type,
+            device=provenance.device,
+            data_type=provenance.data_type,
             seed=job.request.seed,
             versions={
-                "cutaway": came.cutaway_version or __version__,
-                "torch": came.torch_version,
-                "captum": came.captum_version,
+                "cutaway": provenance.cutaway_version or __version__,
+                "torch": provenance.torch_version,
+                "captum": provenance.captum_version,
                 "numpy": version("numpy"),
             },
             columns={},
@@ -106,30 +106,34 @@ class Manifest:
         )
 
     def with_layout(self, layout: Layout) -> Manifest:
-        """The same, with the columns of the tables."""
+        """Returns the manifest with the columns of the tables."""
         columns = {field.name: about(field) for field in layout.schema}
-        packed = base64.b64encode(layout.schema.serialize().to_pybytes()).decode()
-        return Manifest(**{**asdict(self), "columns": columns, "layout": packed})
+        serialised = base64.b64encode(layout.schema.serialize().to_pybytes()).decode()
+        return replace(self, columns=columns, layout=serialised)
 
     def read_layout(self) -> Layout:
-        """The columns of the tables."""
+        """Returns the columns of the tables."""
         return Layout(pa.ipc.read_schema(pa.py_buffer(base64.b64decode(self.layout))))
 
     @property
     def shards(self) -> int:
-        """How many files all rows take."""
+        """The number of shards."""
         return -(-self.rows // self.shard_rows)
 
     def range(self, shard: int) -> range:
-        """The rows of that shard."""
+        """Returns the rows of a shard."""
         return range(shard * self.shard_rows, min((shard + 1) * self.shard_rows, self.rows))
 
-    def refuse_other(self, other: Manifest) -> None:
-        """Raise ``FOLDER_TAKEN`` where ``other``, a rerun, would not compute the same."""
+    def class_name(self, index: int) -> str:
+        """Returns the name of a class; its index, if the model has no names."""
+        return self.labels[index] if 0 <= index < len(self.labels) else str(index)
+
+    def check_same_job(self, other: Manifest) -> None:
+        """Raises ``FOLDER_TAKEN`` if the run of ``other`` would compute other results."""
         changed = [what for name, what in _SAME.items() if getattr(self, name) != getattr(other, name)]
         if changed:
-            apart = list(_differing(_weighty(self.job), _weighty(other.job)))[:_CHANGES_NAMED]
-            changed[0] += f" ({', '.join(apart)})" if apart else ""
+            fields = list(_differing(_relevant(self.job), _relevant(other.job)))[:_MAX_FIELDS_NAMED]
+            changed[0] += f" ({', '.join(fields)})" if fields else ""
             raise error(
                 Reason.FOLDER_TAKEN,
                 f"the folder holds results of another job: {' and '.join(changed)} changed since; name a new folder",
@@ -137,44 +141,40 @@ class Manifest:
             )
 
     def save(self, folder: Folder) -> None:
-        """Write it into ``folder``."""
+        """Writes the manifest into ``folder``."""
         text = json.dumps(asdict(self), indent=2, sort_keys=True) + "\n"
         folder.write(folder.manifest, lambda path: path.write_text(text, "utf-8"))
 
     @classmethod
     def load(cls, folder: Folder) -> Manifest:
-        """The manifest in ``folder``.
+        """Reads the manifest in ``folder``.
 
         Raises:
-            InvalidArgument: ``DATA_UNREADABLE``, where there is none, or none that can be read.
+            InvalidArgument: ``DATA_UNREADABLE``: there is none, or it cannot be read.
         """
         try:
-            words = json.loads(folder.manifest.read_text("utf-8"))
-            if words.get("schema") != SCHEMA:
-                raise ValueError(f"it has schema {words.get('schema')!r}, and this Cutaway reads {SCHEMA}")
-            return cls(**words)
+            fields = json.loads(folder.manifest.read_text("utf-8"))
+            if fields.get("schema") != SCHEMA:
+                raise ValueError(f"it has schema {fields.get('schema')!r}, and this Cutaway reads {SCHEMA}")
+            return cls(**fields)
         except (OSError, ValueError, TypeError, AttributeError) as failure:
             raise error(Reason.DATA_UNREADABLE, f"{folder.path} holds no job: {failure}", "folder") from None
 
 
-_CHANGES_NAMED = 3
+_MAX_FIELDS_NAMED = 3
 
 
-def _digest(job: Job) -> str:
-    return hashlib.sha256(json.dumps(_weighty(job.words()), sort_keys=True).encode()).hexdigest()
-
-
-def _weighty(words: dict[str, Any]) -> dict[str, Any]:
-    """All that results depend on, of a job's words: not paths, which may move, nor who computes."""
-    model = {name: words["model"][name] for name in ("options", "device", "name")}
-    model["adapter"] = words["model"]["adapter"].rpartition(":")[2]
-    output = {name: words["output"][name] for name in ("shard_rows", "keep_inputs", "captures_to", "tensors")}
-    kept = {name: words[name] for name in ("inputs", "id", "label", "target", "request")}
-    return {**kept, "model": model, "output": output, "engine": {"batch": words["engine"]["batch"]}}
+def _relevant(job: dict[str, Any]) -> dict[str, Any]:
+    """Returns the parts of a spec that results depend on: without paths, which may change, and without the engine."""
+    model = {name: job["model"][name] for name in ("options", "device", "name")}
+    model["adapter"] = job["model"]["adapter"].rpartition(":")[2]
+    output = {name: job["output"][name] for name in ("shard_rows", "keep_inputs", "captures_to", "tensors")}
+    sections = {name: job[name] for name in ("inputs", "id", "label", "target", "request")}
+    return {**sections, "model": model, "output": output, "engine": {"batch": job["engine"]["batch"]}}
 
 
 def _differing(one: Any, other: Any, field: str = "") -> Iterator[str]:
-    """The fields in which two jobs' words differ; a list is one field."""
+    """Yields the fields in which two specs differ; a list is one field."""
     if not (isinstance(one, dict) and isinstance(other, dict)):
         if one != other:
             yield field
@@ -186,8 +186,8 @@ def _differing(one: Any, other: Any, field: str = "") -> Iterator[str]:
 def _files_sha256(job: Job) -> str:
     file = job.model.adapter.rpartition(":")[0]
     adapter = Path(file) if file.endswith(".py") else None
-    digest = hashlib.sha256()
     paths = [path for path in (job.model.archive, adapter, job.model.weights) if path is not None]
+    digest = hashlib.sha256()
     for path in paths:
         try:
             digest.update(hashlib.sha256(path.read_bytes()).digest())

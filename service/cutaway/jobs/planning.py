@@ -1,4 +1,4 @@
-"""What a job will take, told by one batch that is asked about and thrown away."""
+"""Estimates what a job will take, from one batch whose results are discarded."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 import pyarrow.parquet as parquet
 
-from cutaway.jobs.engines import ENGINES
-from cutaway.jobs.looking import first_look
+from cutaway.jobs.engines import engine_of
 from cutaway.jobs.manifest import Manifest
 from cutaway.jobs.running import checked_source
-from cutaway.jobs.shards import Shards
+from cutaway.jobs.schema_probe import probe_layout
+from cutaway.jobs.shards import ShardWriter
 from cutaway.jobs.spec import Job
 from cutaway.jobs.task import Model, Task
 from cutaway.requests import InspectRequest
@@ -20,17 +20,17 @@ from cutaway.results import InspectResult, ModelDetail
 
 
 class Plan(NamedTuple):
-    """What a job will take; from ``forwards`` on, if all rows are like the first.
+    """What a job will take; the figures from ``forwards`` on assume that all rows are like those of the first batch.
 
     Attributes:
-        rows: of the data set.
-        shards: files that they take.
-        batches: questions that are asked.
-        forwards: forward passes of the model.
-        backwards: backward passes.
-        bytes: that the files have.
-        seconds: that one model needs; several share them.
-        columns: of the tables.
+        rows: the number of rows of the data set.
+        shards: the number of files.
+        batches: the number of requests.
+        forwards: the number of forward passes.
+        backwards: the number of backward passes.
+        bytes: the size of all files.
+        seconds: the time that one copy of the model needs.
+        columns: the columns of the tables.
     """
 
     rows: int
@@ -44,37 +44,38 @@ class Plan(NamedTuple):
 
 
 def plan(job: Job) -> Plan:
-    """What ``job`` will take. Its first batch is asked about; nothing is written.
+    """Returns what ``job`` will take. Computes its first batch and writes nothing.
 
     Raises:
-        CutawayError: the job cannot be run.
+        CutawayError: the job cannot be run as it is.
     """
     source = checked_source(job)
-    with ENGINES[job.engine.kind].opened(job) as model:
+    with engine_of(job).opened(job) as model:
         manifest = Manifest.of(job, source.fingerprint, source.rows, model.detail)
-        task = Task(job, manifest.with_layout(first_look(job, source, model)))
-        counting = _Counting(model)
+        task = Task(job, manifest.with_layout(probe_layout(job, source, model)))
+        counting = _CountingModel(model)
         rows = range(min(job.engine.batch, len(manifest.range(0))))
         start = time.monotonic()
-        records = Shards(task, counting, source).records(rows, lambda _: None)
+        records = ShardWriter(task, counting, source).records(rows, lambda _: None)
         seconds = time.monotonic() - start
     file = io.BytesIO()
     parquet.write_table(records.table({}), file, compression="zstd")
     batches = sum(-(-len(manifest.range(shard)) // job.engine.batch) for shard in range(manifest.shards))
+    size = file.tell() + sum(array.nbytes for array in records.captures().values())
     return Plan(
         rows=source.rows,
         shards=manifest.shards,
         batches=batches,
         forwards=batches * counting.forwards,
         backwards=batches * counting.backwards,
-        bytes=round((file.tell() + sum(array.nbytes for array in records.apart().values())) / len(rows) * source.rows),
+        bytes=round(size / len(rows) * source.rows),
         seconds=seconds / len(rows) * source.rows,
         columns=tuple(task.manifest.columns),
     )
 
 
-class _Counting:
-    """A model whose passes are counted."""
+class _CountingModel:
+    """Counts the passes of a model."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -85,8 +86,8 @@ class _Counting:
     def detail(self) -> ModelDetail:
         return self._model.detail
 
-    def ask(self, request: InspectRequest) -> InspectResult:
-        result = self._model.ask(request)
+    def inspect(self, request: InspectRequest) -> InspectResult:
+        result = self._model.inspect(request)
         self.forwards += result.provenance.forwards
         self.backwards += result.provenance.backwards
         return result

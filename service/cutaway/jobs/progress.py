@@ -1,60 +1,32 @@
-"""How far a job is: a bar on a terminal, lines elsewhere, figures for Prometheus."""
+"""Shows the progress of a job: a bar on a terminal, lines elsewhere, metrics for Prometheus."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from cutaway.errors import Reason, error
 from cutaway.jobs.running import Summary, Watcher
-from cutaway.jobs.task import Written
 
 
-def found(so_far: Summary) -> str:
-    """Verdicts and bad rows, in words: ``saliency 1,797 AGREES; 2 bad rows``."""
-    said = [
+def outcome(summary: Summary) -> str:
+    """Returns verdicts and bad rows as text: ``saliency 1,797 AGREES; 2 bad rows``."""
+    parts = [
         f"{name} {', '.join(f'{count:,} {verdict}' for verdict, count in sorted(counts.items()))}"
-        for name, counts in so_far.verdicts.items()
+        for name, counts in summary.verdicts.items()
         if counts
     ]
-    return "; ".join([*said, *([f"{so_far.bad:,} bad row{'s'[: so_far.bad != 1]}"] if so_far.bad else [])])
+    if summary.bad:
+        parts.append(f"{summary.bad:,} bad row{'s' if summary.bad > 1 else ''}")
+    return "; ".join(parts)
 
 
-class Several:
-    """Several watchers, each told everything."""
-
-    def __init__(self, watchers: Sequence[Watcher]) -> None:
-        self._watchers = watchers
-
-    def begins(self, total: int, so_far: Summary) -> None:
-        """Tell all."""
-        for each in self._watchers:
-            each.begins(total, so_far)
-
-    def ticks(self, rows: int) -> None:
-        """Tell all."""
-        for each in self._watchers:
-            each.ticks(rows)
-
-    def wrote(self, shard: Written, so_far: Summary) -> None:
-        """Tell all."""
-        for each in self._watchers:
-            each.wrote(shard, so_far)
-
-    def ends(self) -> None:
-        """Tell all."""
-        for each in self._watchers:
-            each.ends()
-
-
-class Bar:
-    """A bar with rows, rows a second, time left and what was found so far."""
+class Bar(Watcher):
+    """A bar with the number of rows, rows per second, time left and the outcome so far."""
 
     def __init__(self, console: Console) -> None:
         self._bar = Progress(
@@ -62,124 +34,92 @@ class Bar:
             MofNCompleteColumn(),
             _Rate(),
             TimeRemainingColumn(compact=True),
-            TextColumn("{task.fields[found]}"),
+            TextColumn("{task.fields[outcome]}"),
             console=console,
             expand=True,
         )
 
-    def begins(self, total: int, so_far: Summary) -> None:
-        """Show the bar."""
-        self._task = self._bar.add_task("", total=total, completed=so_far.rows, found=found(so_far))
+    def on_start(self, total: int, summary: Summary) -> None:
+        """Shows the bar."""
+        self._task = self._bar.add_task("", total=total, completed=summary.rows, outcome=outcome(summary))
         self._bar.start()
 
-    def ticks(self, rows: int) -> None:
-        """Move on."""
-        self._bar.advance(self._task, rows)
+    def on_rows(self, count: int) -> None:
+        """Advances the bar."""
+        self._bar.advance(self._task, count)
 
-    def wrote(self, shard: Written, so_far: Summary) -> None:
-        """Say what was found."""
-        self._bar.update(self._task, found=found(so_far))
+    def on_shard(self, summary: Summary) -> None:
+        """Updates the outcome."""
+        self._bar.update(self._task, outcome=outcome(summary))
 
-    def ends(self) -> None:
-        """Leave the bar where it is."""
+    def on_end(self) -> None:
+        """Leaves the bar on the terminal."""
         self._bar.stop()
 
 
 class _Rate(ProgressColumn):
-    """Rows a second."""
+    """Rows per second."""
 
     def render(self, task: Task) -> Text:
         return Text("" if task.speed is None else f"{task.speed:,.0f} rows/s", style="progress.data.speed")
 
 
-class Lines:
-    """A line when work begins, and one after a shard where some time has passed since the last.
+class Lines(Watcher):
+    """Prints a line at the start, and then a line after a shard at most every ``every_s`` seconds, and at the end.
 
     Args:
-        say: prints one.
-        every_s: how long to be silent, in seconds.
+        say: prints a line.
+        every_s: the shortest time between two lines, in seconds.
     """
 
     def __init__(self, say: Callable[[str], None], every_s: float = 10.0) -> None:
         self._say = say
         self._every_s = every_s
 
-    def begins(self, total: int, so_far: Summary) -> None:
-        """Say how much there is to do."""
-        self._total, self._before = total, so_far.rows
+    def on_start(self, total: int, summary: Summary) -> None:
+        """Prints the number of rows."""
+        self._total, self._kept = total, summary.rows
         self._start = self._last = time.monotonic()
-        there = f", {so_far.rows:,} are there already" if so_far.rows else ""
-        self._say(f"{total:,} rows{there}")
+        self._say(f"{total:,} rows" + (f", {summary.rows:,} of them already written" if summary.rows else ""))
 
-    def ticks(self, rows: int) -> None:
-        """Nothing: a line tells of shards."""
-
-    def wrote(self, shard: Written, so_far: Summary) -> None:
-        """Say how far it is, unless that was said just now."""
+    def on_shard(self, summary: Summary) -> None:
+        """Prints the progress."""
         now = time.monotonic()
-        if now - self._last < self._every_s and so_far.rows < self._total:
+        if now - self._last < self._every_s and summary.rows < self._total:
             return
         self._last = now
-        rate = (so_far.rows - self._before) / max(now - self._start, 1e-9)
-        left = (self._total - so_far.rows) / rate
-        self._say(f"{so_far.rows:,} of {self._total:,} rows, {rate:,.0f} rows/s, {left:,.0f} s left; {found(so_far)}")
-
-    def ends(self) -> None:
-        """Nothing: the summary is another's."""
+        rate = (summary.rows - self._kept) / max(now - self._start, 1e-9)
+        left = (self._total - summary.rows) / rate
+        progress = f"{summary.rows:,} of {self._total:,} rows, {rate:,.0f} rows/s, {left:,.0f} s left"
+        self._say(f"{progress}; {outcome(summary)}")
 
 
-class Figures:
-    """Counters and gauges, in a registry of their own."""
+class Metrics(Watcher):
+    """Counters and gauges in a registry of their own."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._total = Gauge("cutaway_job_rows", "Rows of the data set.", registry=self.registry)
-        self._asked = Counter("cutaway_job_rows_asked_total", "Rows asked about by this run.", registry=self.registry)
+        self._computed = Counter("cutaway_job_rows_asked_total", "Rows computed by this run.", registry=self.registry)
         self._written = Gauge("cutaway_job_rows_written", "Rows on disk.", registry=self.registry)
         self._bad = Gauge("cutaway_job_bad_rows", "Bad rows on disk.", registry=self.registry)
         self._verdicts = Gauge(
-            "cutaway_job_verdicts", "Rows by what checks found.", ("attribution", "verdict"), registry=self.registry
+            "cutaway_job_verdicts", "Rows on disk by verdict.", ("attribution", "verdict"), registry=self.registry
         )
 
-    def begins(self, total: int, so_far: Summary) -> None:
-        """Set them to what is there already."""
+    def on_start(self, total: int, summary: Summary) -> None:
+        """Sets the gauges to the rows of earlier runs."""
         self._total.set(total)
-        self._set(so_far)
+        self.on_shard(summary)
 
-    def ticks(self, rows: int) -> None:
-        """Count them."""
-        self._asked.inc(rows)
+    def on_rows(self, count: int) -> None:
+        """Counts computed rows."""
+        self._computed.inc(count)
 
-    def wrote(self, shard: Written, so_far: Summary) -> None:
-        """Set them to what is there now."""
-        self._set(so_far)
-
-    def ends(self) -> None:
-        """Nothing: the last figures stay to be read."""
-
-    def _set(self, so_far: Summary) -> None:
-        self._written.set(so_far.rows)
-        self._bad.set(so_far.bad)
-        for name, counts in so_far.verdicts.items():
+    def on_shard(self, summary: Summary) -> None:
+        """Sets the gauges to the rows on disk."""
+        self._written.set(summary.rows)
+        self._bad.set(summary.bad)
+        for name, counts in summary.verdicts.items():
             for verdict, count in counts.items():
                 self._verdicts.labels(name, verdict).set(count)
-
-
-@contextmanager
-def published(figures: Figures, address: str) -> Iterator[str]:
-    """Prometheus may read ``figures`` over HTTP while the block runs, at the ``HOST:PORT`` that the block is given.
-
-    Raises:
-        InvalidArgument: ``INVALID_VALUE``: one cannot listen there.
-    """
-    host, _, port = address.rpartition(":")
-    try:
-        server, thread = start_http_server(int(port), host.strip("[]") or "127.0.0.1", registry=figures.registry)
-    except (OSError, ValueError, OverflowError) as failure:
-        raise error(Reason.INVALID_VALUE, f"cannot listen at {address}: {failure}", "metrics_address") from None
-    try:
-        yield f"{host}:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

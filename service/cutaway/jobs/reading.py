@@ -1,4 +1,4 @@
-"""A job's results as numpy arrays, column by column or shard by shard."""
+"""Reads the results of a job: columns as numpy arrays, or record batches."""
 
 from __future__ import annotations
 
@@ -11,151 +11,143 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 
 from cutaway.errors import Reason, error
-from cutaway.jobs.apart import Apart
 from cutaway.jobs.folder import Folder
 from cutaway.jobs.manifest import Manifest
-from cutaway.tensors import Array
+from cutaway.jobs.records import is_ragged, tensor_array
+from cutaway.jobs.sources.columns import from_arrow
+from cutaway.jobs.sources.source import Unreadable
+from cutaway.jobs.zarr_store import CaptureStore
+from cutaway.schema.tensors import Array
 
 
 def read(folder: Path | str) -> Results:
-    """The results of the job that writes, or wrote, into ``folder``.
+    """Returns the results of the job that writes, or wrote, into ``folder``.
 
     Raises:
-        InvalidArgument: ``DATA_UNREADABLE``: there is no job.
+        InvalidArgument: ``DATA_UNREADABLE``: the folder holds no job.
     """
     return Results(Folder(Path(folder)))
 
 
 class Results(Mapping[str, Array]):
-    """Columns by name, each read when it is asked for: ``results["saliency.image"]`` is [rows, ...].
+    """Columns by name, each read on access: ``results["saliency.image"]`` is [rows, ...].
 
-    Where a row has no value, a fraction is NaN and a text None; a column of whole numbers is then a masked array. A
-    ragged tensor is an object array of arrays, or None.
+    A row without a value has NaN in a column of floats, None in a column of texts; a column of integers with such rows
+    is a masked array. A column of ragged tensors is an object array of arrays and None.
 
     Attributes:
-        manifest: what the job is and where its numbers come from.
+        folder: the folder of the results.
+        manifest: the provenance of the results.
+        columns: the metadata of each column, in the order of the tables.
+        schema: the Arrow schema of all columns.
     """
 
     def __init__(self, folder: Folder) -> None:
-        self._folder = folder
+        self.folder = folder
         self.manifest = Manifest.load(folder)
         layout = self.manifest.read_layout()
-        self._schema = layout.schema
-        self._stored = {field.name for field in layout.apart}
-        self._apart = Apart(self._folder, self.manifest)
+        self.schema = layout.schema
+        self.columns = {name: self.manifest.columns[name] for name in self.schema.names}
+        self._in_zarr = {field.name for field in layout.zarr_fields}
+        self._captures = CaptureStore(folder, self.manifest)
 
     @property
     def rows(self) -> int:
-        """How many rows are there; fewer than the data set has while the job is not done."""
-        return sum(parquet.read_metadata(path).num_rows for path in self._folder.parts().values())
+        """The number of rows on disk; less than that of the data set before the job ends."""
+        return sum(parquet.read_metadata(path).num_rows for path in self.folder.parts().values())
 
     @property
     def complete(self) -> bool:
-        """Whether every shard is there."""
-        return len(self._folder.parts()) == self.manifest.shards
+        """Whether every shard is on disk."""
+        return len(self.folder.parts()) == self.manifest.shards
 
     def about(self, column: str) -> dict[str, str]:
-        """What a column holds, in words: ``kind``, and with it ``attribution``, ``method``, ``layer``, ..."""
-        return self.manifest.columns[column]
+        """Returns the metadata of a column: ``kind``, ``attribution``, ``method``, ``layer``, ..."""
+        return self.columns[column]
 
-    def find(self, **words: str) -> list[str]:
-        """The columns of which all ``words`` hold: ``find(kind="attribution", method="Saliency")``."""
-        return [name for name, about in self.manifest.columns.items() if words.items() <= about.items()]
+    def find(self, **metadata: str) -> list[str]:
+        """Returns the columns with all of ``metadata``: ``find(kind="attribution", method="Saliency")``."""
+        return [name for name, about in self.columns.items() if metadata.items() <= about.items()]
 
     def shards(self, columns: Sequence[str] = ()) -> Iterator[dict[str, Array]]:
-        """Some columns, by default all, of one shard after the other; the memory it takes is that of a shard."""
-        wanted = [self._known(name) for name in columns or self]
-        tabular = [name for name in wanted if name not in self._stored]
-        for shard, path in self._folder.parts().items():
-            table = parquet.read_table(path, columns=tabular)
-            stored = {name: self._captured(name, [shard]) for name in wanted if name in self._stored}
-            yield {name: stored[name] if name in stored else _array(table[name]) for name in wanted}
+        """Yields columns, by default all, shard by shard; needs the memory of one shard."""
+        names = [self._known(name) for name in columns or self]
+        for shard in self.folder.parts():
+            table = self._table(names, [shard])
+            yield {name: _as_numpy(table[name]) for name in names}
+
+    def batches(self, columns: Sequence[str], rows: int, shards: Sequence[int] | None = None) -> Iterator[Any]:
+        """Yields record batches of at most ``rows`` rows from ``shards``, by default from all of them.
+
+        Raises:
+            InvalidArgument: ``DATA_UNREADABLE``: a file is damaged.
+        """
+        captures = [name for name in columns if name in self._in_zarr]
+        # The errors tell which rows have captures.
+        in_table = [*(name for name in columns if name not in self._in_zarr), *(["error"] if captures else [])]
+        for shard in self.folder.parts() if shards is None else shards:
+            path, start = self.folder.part(shard), self.manifest.range(shard).start
+            try:
+                file = parquet.ParquetFile(path, memory_map=True, pre_buffer=False)
+                for batch in file.iter_batches(rows, columns=list(dict.fromkeys(in_table))):
+                    for name in captures:
+                        column = self._capture(name, range(start, start + len(batch)), batch.column("error").is_valid())
+                        batch = batch.append_column(name, column)
+                    yield batch.select(list(columns))
+                    start += len(batch)
+            except (OSError, ValueError) as failure:
+                raise error(Reason.DATA_UNREADABLE, f"{path.name} cannot be read: {failure}", "folder") from failure
+
+    def _capture(self, name: str, rows: range, bad: Any) -> Any:
+        arrow, array = self.schema.field(name).type, np.ascontiguousarray(self._captures.read(name, rows))
+        missing = np.asarray(bad)
+        return tensor_array(arrow, array, missing) if array.ndim > 1 else pa.array(array, arrow, mask=missing)
+
+    def _table(self, columns: Sequence[str], shards: Sequence[int]) -> Any:
+        batches = list(self.batches(columns, self.manifest.shard_rows, shards))
+        return pa.Table.from_batches(batches) if batches else self.schema.empty_table().select(list(columns))
 
     def __getitem__(self, column: str) -> Array:
-        parts = self._folder.parts()
-        if column in self._stored:
-            return self._captured(column, list(parts))
-        tables = [parquet.read_table(path, columns=[self._known(column)]) for path in parts.values()]
-        return _array(pa.concat_tables(tables or [self._schema.empty_table()])[column])
-
-    def _captured(self, column: str, shards: Sequence[int]) -> Array:
-        """A column that is no table's, of some shards; bad rows have no value."""
-        ranges = [self.manifest.range(shard) for shard in shards] or [range(0)]
-        paths = [self._folder.part(shard) for shard in shards]
-        bad = [np.asarray(parquet.read_table(path, columns=["error"])["error"].is_valid()) for path in paths]
-        numbers = np.concatenate([self._apart.read(column, each) for each in ranges])
-        return _without(numbers, np.concatenate([np.empty(0, bool), *bad]))
+        return _as_numpy(self._table([self._known(column)], list(self.folder.parts()))[column])
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._schema.names)
+        return iter(self.columns)
 
     def __len__(self) -> int:
-        return len(self._schema.names)
+        return len(self.columns)
 
     def __repr__(self) -> str:
-        return f"Results({str(self._folder.path)!r}, rows={self.rows}, columns={len(self)})"
+        return f"Results({str(self.folder.path)!r}, rows={self.rows}, columns={len(self)})"
 
     def _known(self, column: str) -> str:
-        if column not in self._schema.names:
-            known = ", ".join(self._schema.names)
+        if column not in self.columns:
+            known = ", ".join(self.columns)
             raise error(Reason.COLUMN_NOT_FOUND, f"the results have no column {column!r}; they have {known}")
         return column
 
 
-def _array(column: Any) -> Array:
-    """A `pyarrow.ChunkedArray` as numpy."""
-    kind = column.type
-    if isinstance(kind, pa.FixedShapeTensorType):
-        return _filled(column.combine_chunks(), kind)
-    if pa.types.is_struct(kind):
-        return _objects([_tensor(each, kind) for each in column.to_pylist()])
-    if pa.types.is_list(kind) or pa.types.is_string(kind) or pa.types.is_binary(kind):
+def _as_numpy(column: Any) -> Array:
+    """Returns a `pyarrow.ChunkedArray` as numpy."""
+    if is_ragged(column.type):
+        tensors = from_arrow(column)
+        return _objects([None if isinstance(tensor, Unreadable) else tensor for tensor in tensors])
+    if not (pa.types.is_primitive(column.type) or isinstance(column.type, pa.FixedShapeTensorType)):
         return _objects(column.to_pylist())
-    return _numbers(column)
-
-
-def _filled(array: Any, kind: Any) -> Array:
-    whole = pa.concat_arrays(array.chunks) if isinstance(array, pa.ChunkedArray) else array
-    missing = np.asarray(whole.is_null())
-    storage = whole.storage
-    flat = storage.values.slice(
-        storage.offset * kind.storage_type.list_size, len(storage) * kind.storage_type.list_size
-    )
-    numbers = np.array(flat.fill_null(0).to_numpy(zero_copy_only=False)).reshape(len(whole), *kind.shape)
-    return _without(numbers, missing)
-
-
-def _numbers(column: Any) -> Array:
+    present = np.array(from_arrow(column.drop_null()))
+    if not column.null_count:
+        return present
     missing = np.asarray(column.is_null())
-    kind = column.type
-    filled = (
-        column if not missing.any() else column.fill_null(pa.scalar(False if pa.types.is_boolean(kind) else 0, kind))
-    )
-    return _without(np.array(filled.to_numpy()), missing)
-
-
-def _without(numbers: Array, missing: Array) -> Array:
-    """``numbers`` with nothing in the rows that are ``missing``."""
-    if not missing.any():
-        return numbers
-    if numbers.dtype.kind == "f":
-        numbers[missing] = np.nan
-        return numbers
-    masked: Array = np.ma.masked_array(numbers)
+    array = np.full((len(column), *present.shape[1:]), np.nan if present.dtype.kind == "f" else 0, present.dtype)
+    array[~missing] = present
+    if present.dtype.kind == "f":
+        return array
+    masked: Array = np.ma.masked_array(array)
     masked[missing] = np.ma.masked
     return masked
 
 
-def _tensor(each: Mapping[str, Any] | None, kind: Any) -> Array | None:
-    if each is None:
-        return None
-    dtype = kind.field("values").type.value_type.to_pandas_dtype()
-    numbers: Array = np.array(each["values"], dtype).reshape(each["shape"])
-    return numbers
-
-
 def _objects(values: Sequence[Any]) -> Array:
-    found = np.empty(len(values), object)
+    array = np.empty(len(values), object)
     for row, value in enumerate(values):
-        found[row] = value
-    return found
+        array[row] = value
+    return array

@@ -1,22 +1,22 @@
-"""A job from its spec to its folder: look at a few rows, write what is missing, say what was found."""
+"""Runs a job: probes a few rows for the schema, writes the shards that are missing, and counts the results."""
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from cutaway.errors import Code, CutawayError, Reason, at, error
-from cutaway.jobs.asked import asked
-from cutaway.jobs.engines import ENGINES
-from cutaway.jobs.feeding import named_columns
+from cutaway.jobs.batch_inputs import named_columns
+from cutaway.jobs.engines import engine_of
 from cutaway.jobs.folder import Folder
-from cutaway.jobs.looking import first_look
 from cutaway.jobs.manifest import Manifest
-from cutaway.jobs.shards import counted, no_room
+from cutaway.jobs.request_parsing import parse_request
+from cutaway.jobs.schema_probe import probe_layout
+from cutaway.jobs.shards import TRANSIENT, read_counts, write_error
 from cutaway.jobs.sources import Source, check_columns
 from cutaway.jobs.spec import Job
 from cutaway.jobs.task import Model, Task, Written, source_of
@@ -24,16 +24,16 @@ from cutaway.jobs.task import Model, Task, Written, source_of
 
 @dataclass
 class Summary:
-    """What became of a job.
+    """The state of a job.
 
     Attributes:
-        folder: where its results are.
-        rows: how many rows are written, those of earlier runs too.
-        bad: how many of them are bad.
-        verdicts: by explanation, how many rows each verdict was found about.
-        kept: shards that an earlier run had written.
-        written: shards that this run wrote.
-        seconds: how long this run took.
+        folder: the folder of the results.
+        rows: the number of rows on disk, those of earlier runs included.
+        bad: the number of bad rows among them.
+        verdicts: for each attribution, the number of rows with each verdict.
+        kept: the number of shards that earlier runs wrote.
+        written: the number of shards that this run wrote.
+        seconds: the duration of this run.
     """
 
     folder: Path
@@ -45,158 +45,138 @@ class Summary:
     seconds: float = 0.0
 
     def add(self, shard: Written) -> None:
-        """Count ``shard`` in."""
+        """Adds the counts of ``shard``."""
         self.rows += shard.rows
         self.bad += shard.bad
         for name, counts in shard.verdicts.items():
-            mine = self.verdicts.setdefault(name, {})
-            for verdict, count in counts.items():
-                mine[verdict] = mine.get(verdict, 0) + count
+            self.verdicts[name] = dict(Counter(self.verdicts.get(name, {})) + Counter(counts))
 
 
-class Watcher(Protocol):
-    """Who looks on while a job runs."""
+class Watcher:
+    """Receives the progress of a job. The methods do nothing; a subclass overrides those that it needs."""
 
-    def begins(self, total: int, so_far: Summary) -> None:
-        """Work begins: of ``total`` rows, those in ``so_far`` are there already."""
-        ...
+    def on_start(self, total: int, summary: Summary) -> None:
+        """Called when work begins on ``total`` rows, of which those in ``summary`` are on disk already."""
 
-    def ticks(self, rows: int) -> None:
-        """So many more rows were asked about; told from any thread."""
-        ...
+    def on_rows(self, count: int) -> None:
+        """Called from any thread when ``count`` more rows have been computed."""
 
-    def wrote(self, shard: Written, so_far: Summary) -> None:
-        """A shard is on disk."""
-        ...
+    def on_shard(self, summary: Summary) -> None:
+        """Called when one more shard is on disk."""
 
-    def ends(self) -> None:
-        """No more comes, for good or bad."""
-        ...
+    def on_end(self) -> None:
+        """Called when work ends, after a failure too."""
 
 
-class _Nobody:
-    def begins(self, total: int, so_far: Summary) -> None:
-        pass
+def run(job: Job, *watchers: Watcher) -> Summary:
+    """Computes and writes every row that no earlier run has written.
 
-    def ticks(self, rows: int) -> None:
-        pass
-
-    def wrote(self, shard: Written, so_far: Summary) -> None:
-        pass
-
-    def ends(self) -> None:
-        pass
-
-
-def run(job: Job, watcher: Watcher | None = None) -> Summary:
-    """Ask about every row that no earlier run has written, and write what was found.
-
-    What is on disk is whole at any time; run again after whatever end, it goes on where it was.
+    Files on disk are complete at any time: after a failure or a kill, another run continues.
 
     Args:
         job: the spec.
-        watcher: is told how far it is.
+        watchers: receive the progress.
 
     Raises:
-        Unavailable: ``JOB_INTERRUPTED``: what has to be mended is not the job; run again then.
-        FailedPrecondition: ``TOO_MANY_BAD_ROWS``, or ``FOLDER_TAKEN``, where the folder is another job's.
-        CutawayError: the job is at fault.
+        Unavailable: ``JOB_INTERRUPTED``: the cause is outside the job; run the job again when it is removed.
+        FailedPrecondition: ``TOO_MANY_BAD_ROWS``; or ``FOLDER_TAKEN``, if the folder belongs to another job.
+        CutawayError: the job cannot be run as it is.
     """
     start = time.monotonic()
     folder = Folder(job.output.folder)
-    looking_on = watcher or _Nobody()
     source = checked_source(job)
     summary = Summary(folder.path)
-    engine = ENGINES[job.engine.kind]
-    with _interruptions(job), folder.held(), engine.opened(job) as model:
-        task = _prepared(job, source, model, folder)
-        _make_apart(task)
-        missing = _missing(task, summary)
-        _refuse_bad(job, summary)
-        looking_on.begins(task.manifest.rows, summary)
+    engine = engine_of(job)
+
+    def tick(count: int) -> None:
+        for watcher in watchers:
+            watcher.on_rows(count)
+
+    with _interruptions(job), folder.locked(), engine.opened(job) as model:
+        task = _task(job, source, model, folder)
+        missing = _missing_shards(task, summary)
+        _check_bad_rows(job, summary)
+        for watcher in watchers:
+            watcher.on_start(task.manifest.rows, summary)
         try:
-            for shard in engine.work(task, model, missing, looking_on.ticks):
+            for shard in engine.work(task, model, missing, tick):
                 summary.add(shard)
                 summary.written += 1
-                looking_on.wrote(shard, summary)
-                _refuse_bad(job, summary)
+                for watcher in watchers:
+                    watcher.on_shard(summary)
+                _check_bad_rows(job, summary)
         finally:
-            looking_on.ends()
+            for watcher in watchers:
+                watcher.on_end()
     summary.seconds = time.monotonic() - start
     return summary
 
 
 def checked_source(job: Job) -> Source:
-    """The job's data set, after a look at what needs no model: columns, rows, the question's words.
+    """Opens the job's data set and checks all that needs no model: the request, the rows and the columns.
 
     Raises:
-        CutawayError: the job is at fault.
+        CutawayError: the job cannot be run as it is.
     """
-    asked(job.request, job.target)
+    parse_request(job.request, job.target)
     with at("data"):
         source = source_of(job)
         if not source.rows:
             raise error(Reason.INPUT_EMPTY, "the data set has no rows")
-    for place, column in named_columns(job).items():
-        with at(place):
+    for name, column in named_columns(job).items():
+        with at(name):
             check_columns([column], source.columns)
     return source
 
 
-def _prepared(job: Job, source: Source, model: Model, folder: Folder) -> Task:
-    """The task, its manifest in the folder: that of the run before, where this is the same job."""
+def _task(job: Job, source: Source, model: Model, folder: Folder) -> Task:
+    """Returns the task; its manifest is that of the earlier run, if this is the same job, else a new one on disk."""
     manifest = Manifest.of(job, source.fingerprint, source.rows, model.detail)
     if folder.manifest.is_file():
-        there = Manifest.load(folder)
-        there.refuse_other(manifest)
-        return Task(job, there)
-    manifest = manifest.with_layout(first_look(job, source, model))
+        earlier = Manifest.load(folder)
+        earlier.check_same_job(manifest)
+        return Task(job, earlier)
+    manifest = manifest.with_layout(probe_layout(job, source, model))
     manifest.save(folder)
     return Task(job, manifest)
 
 
-def _make_apart(task: Task) -> None:
-    """Have the arrays for captures; where one had gone, shards that are there had lost a part."""
-    if task.apart.make():
-        for path in task.folder.parts().values():
+def _missing_shards(task: Task, summary: Summary) -> list[int]:
+    """Returns the shards to write, and adds the others to ``summary``; deletes files that are not complete."""
+    captures_lost = task.captures.create()  # where an array was missing, every shard has lost its captures
+    missing = set(range(task.manifest.shards))
+    for shard, path in task.folder.parts().items():
+        written = None if captures_lost else read_counts(path, shard)
+        if written is None or written.rows != len(task.manifest.range(shard)):
             path.unlink()
+            continue
+        summary.add(written)
+        summary.kept += 1
+        missing.discard(shard)
+    return sorted(missing)
 
 
-def _missing(task: Task, summary: Summary) -> list[int]:
-    """The shards that are not there; those that are go into the ``summary``."""
-    parts = task.folder.parts()
-    for shard, path in parts.items():
-        written = counted(path, shard)
-        if written is not None and written.rows == len(task.manifest.range(shard)):
-            summary.add(written)
-            summary.kept += 1
-        else:
-            path.unlink()
-    there = task.folder.parts()
-    return [shard for shard in range(task.manifest.shards) if shard not in there]
-
-
-def _refuse_bad(job: Job, summary: Summary) -> None:
+def _check_bad_rows(job: Job, summary: Summary) -> None:
     if job.max_bad_rows is not None and summary.bad > job.max_bad_rows:
         raise error(
             Reason.TOO_MANY_BAD_ROWS,
-            f"{summary.bad} of {summary.rows} rows are bad, {job.max_bad_rows} are allowed; the column `error` in "
-            f"{summary.folder} says why",
+            f"{summary.bad} of {summary.rows} rows are bad, and {job.max_bad_rows} are allowed; the column `error` in "
+            f"{summary.folder} has the reasons",
             "max_bad_rows",
         )
 
 
 @contextmanager
 def _interruptions(job: Job) -> Iterator[None]:
-    """What is no fault of the job leaves the block as ``JOB_INTERRUPTED``."""
+    """Raises errors whose cause is outside the job as ``JOB_INTERRUPTED``."""
     try:
         yield
     except OSError as failure:
-        raise no_room(failure) from None
+        raise write_error(failure) from None
     except CutawayError as failure:
-        passing = failure.code == Code.UNAVAILABLE or failure.reason in (Reason.OVERLOADED, Reason.DEADLINE_EXCEEDED)
-        if not passing or failure.reason == Reason.JOB_INTERRUPTED:
+        transient = failure.code == Code.UNAVAILABLE or failure.reason in TRANSIENT
+        if not transient or failure.reason == Reason.JOB_INTERRUPTED:
             raise
         where = f"{job.model.address}: " if job.model.address else ""
-        what = f"{where}{failure.message} ({failure.reason}); what is written stays: run again to go on"
+        what = f"{where}{failure.message} ({failure.reason}); shards on disk stay: run again to continue"
         raise error(Reason.JOB_INTERRUPTED, what, failure.field) from None

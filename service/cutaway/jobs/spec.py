@@ -1,13 +1,12 @@
-"""A job, as its ``job.yaml`` says it: what is asked of which model about which data, and where the answers go."""
+"""The spec of a job, as in ``job.yaml``: the model, the data set, the request and the output."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import (
     BaseModel,
     BeforeValidator,
@@ -21,31 +20,34 @@ from pydantic import (
 )
 from pydantic.json_schema import SkipJsonSchema
 
-from cutaway.errors import CutawayError, Reason, error
+from cutaway.errors import CutawayError, Reason, at, error
 from cutaway.jobs.sources.source import Source
-from cutaway.tensors import DTYPES
+from cutaway.request_reader.files import load_arrays, load_yaml
+from cutaway.schema.tensors import DTYPES
 
 
-class Part(BaseModel):
-    """A section of a job. A word that no section knows is an error."""
+class Section(BaseModel):
+    """A section of a job. An unknown field is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Model(Part):
-    """The model: an archive, an adapter with its weights, or a running service; one of the three."""
+class Model(Section):
+    """The model: exactly one of an archive, an adapter with its weights, and a running service."""
 
     archive: Path | None = Field(default=None, description="A .mar file that `cutaway package` built.")
     adapter: str = Field(default="", description="file.py:Class or package.module:Class, a cutaway.adapters.Adapter.")
-    weights: Path | None = Field(default=None, description="The adapter's safetensors file; none where it needs none.")
-    options: dict[str, str] = Field(default={}, description="Words for the adapter.")
-    device: str = Field(default="cpu", description="Where the model runs: cpu, cuda, cuda:1, mps.")
-    address: str = Field(default="", description="HOST:PORT of a running front door.")
-    name: str = Field(default="", description="The model's name there: digits, or digits/versions/1.0.")
-    token_file: Path | None = Field(default=None, description="A file whose first line is the token to show.")
-    tls: bool = Field(default=False, description="Connect with TLS, to a server whom the system trusts.")
-    tls_ca: Path | None = Field(default=None, description="Connect with TLS, and trust these certificates, PEM.")
-    timeout_s: float = Field(default=600.0, gt=0, description="How long one call may take.")
+    weights: Path | None = Field(default=None, description="The adapter's safetensors file, if it needs one.")
+    options: dict[str, str] = Field(default={}, description="Options of the adapter.")
+    device: str = Field(default="cpu", description="The device of the model: cpu, cuda, cuda:1, mps.")
+    address: str = Field(default="", description="HOST:PORT of a running gateway.")
+    name: str = Field(default="", description="The name of the service's model: digits, or digits/versions/1.0.")
+    token_file: Path | None = Field(default=None, description="A file whose first line is the bearer token.")
+    tls: bool = Field(default=False, description="Connect with TLS, and trust the system's certificates.")
+    tls_ca: Path | None = Field(
+        default=None, description="Connect with TLS, and trust the certificates in this PEM file."
+    )
+    timeout_s: float = Field(default=600.0, gt=0, description="The deadline of one call, in seconds.")
 
     @model_validator(mode="after")
     def _one_of_three(self) -> Model:
@@ -57,22 +59,24 @@ class Model(Part):
         return self
 
 
-class Data(Part):
+class Data(Section):
     """The data set."""
 
     path: str = Field(description="A file, a folder or an fsspec URL.")
-    format: str = Field(default="", description="parquet, csv, images, ...; by default told from the path.")
+    format: str = Field(default="", description="parquet, csv, images, ...; by default derived from the path.")
 
 
-class TensorColumn(Part):
-    """A column of numbers, for one argument of the model's forward."""
+class TensorColumn(Section):
+    """A column of numbers, the input for one argument of the model's ``forward``."""
 
     column: str = Field(description="The column of the data set.")
-    dtype: str = Field(default="", description="The data type to send; by default what the model says it takes.")
-    shape: tuple[int, ...] | None = Field(
-        default=None, description="The shape of one example, without the batch; by default as it is in the data."
+    dtype: str = Field(
+        default="", description="The data type of the input; by default the one that the model declares."
     )
-    scale: float = Field(default=1.0, description="What each number is multiplied with.")
+    shape: tuple[int, ...] | None = Field(
+        default=None, description="The shape of one row, without the batch axis; by default that in the data."
+    )
+    scale: float = Field(default=1.0, description="A factor for each number.")
 
     @model_validator(mode="after")
     def _known_type(self) -> TensorColumn:
@@ -81,114 +85,128 @@ class TensorColumn(Part):
         return self
 
 
-class RawColumn(Part):
-    """A column of texts or of files' bytes, for the model's adapter to decode."""
+class RawColumn(Section):
+    """A column of texts, or of the bytes of files, which the model's adapter decodes."""
 
     column: str = Field(description="The column of the data set.")
-    media_type: str = Field(default="", description="What it holds, such as image/png; by default the adapter's own.")
+    media_type: str = Field(default="", description="Its media type, such as image/png; by default the adapter's.")
 
 
-class RawInput(Part):
-    """Examples as files hold them."""
+class RawInput(Section):
+    """Inputs that the model's adapter decodes."""
 
     raw: RawColumn
 
 
-class NamedColumn(Part):
-    """A column with one word or number an example."""
+class NamedColumn(Section):
+    """A column with one text or number for each row."""
 
     column: str = Field(description="The column of the data set.")
 
 
-def _plain_words(value: Any) -> Any:
-    """``value`` with lists in place of arrays and tensors: a spec can be written down."""
+def _without_arrays(value: Any) -> Any:
+    """Replaces arrays and tensors by lists, which JSON can represent."""
     if isinstance(value, Mapping):
-        return {name: _plain_words(each) for name, each in value.items()}
+        return {name: _without_arrays(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain_words(each) for each in value]
+        return [_without_arrays(item) for item in value]
     return value.tolist() if hasattr(value, "tolist") else value
 
 
-Words = Annotated[dict[str, Any], BeforeValidator(_plain_words)]
+def _off(value: Any) -> Any:
+    """Returns ``off`` for False, which is how YAML reads a bare ``off``."""
+    return "off" if value is False else value
 
 
-class Request(Part):
-    """The question. Its parts are called as in the contract and in Python; see docs/batch.md."""
+RequestPart = Annotated[dict[str, Any] | str, BeforeValidator(_without_arrays)]
+"""A part of the request, which `cutaway.request_reader` reads: a name alone, or a mapping of field names to values."""
 
-    attributions: tuple[Words, ...] = Field(
+
+class Request(Section):
+    """The request, with the names of the contract and of the Python client; see docs/batch.md."""
+
+    attributions: tuple[RequestPart, ...] = Field(
         default=(),
-        description="Explanations: {method: integrated_gradients, n_steps: 64}; `name` is what its columns are called.",
+        description="Attributions: {method: integrated_gradients, n_steps: 64}; `name` begins the names of columns.",
     )
-    captures: tuple[Words, ...] = Field(
-        default=(), description="What to bring back from inside: {layer: 'conv*', at: [output]}."
-    )
+    captures: tuple[RequestPart, ...] = Field(default=(), description="Captures: {layer: 'conv*', at: [output]}.")
     input_gradients: bool | tuple[str, ...] = Field(
-        default=False, description="The target's gradient at every floating input, or at those named."
+        default=False, description="The target's gradient at every floating-point input, or at those named."
     )
-    edits: tuple[Words, ...] = Field(
-        default=(), description="Changes to what flows through the model: {edit: zero, layer: relu1}."
+    edits: tuple[RequestPart, ...] = Field(
+        default=(), description="Changes of values inside the model: {edit: zero, layer: relu1}."
     )
-    check: Literal["off", "same_pass", "independent"] = Field(
-        default="same_pass", description="How explanations are checked."
+    check: Annotated[Literal["off", "same_pass", "independent"], BeforeValidator(_off)] = Field(
+        default="same_pass", description="How attributions are checked."
     )
-    relative_tolerance: float | None = Field(default=None, description="The largest error that still agrees.")
-    explain_if: Words | None = Field(
-        default=None, description="Explain only examples whose prediction calls for it: {probability_at_most: 0.9}."
+    relative_tolerance: float | None = Field(default=None, description="The largest error with which a check agrees.")
+    explain_if: RequestPart | None = Field(
+        default=None, description="Explain only rows whose prediction meets a condition: {probability_at_most: 0.9}."
     )
-    seed: int = Field(default=0, ge=0, le=2**62, description="What methods that draw random numbers begin from.")
+    seed: int = Field(
+        default=0, ge=0, le=2**62, description="The seed of the first row, for methods that draw random numbers."
+    )
 
 
-class Output(Part):
+class Output(Section):
     """The results."""
 
-    folder: Path = Field(description="Where they go; a new folder, or that of this very job, which is then resumed.")
-    shard_rows: int = Field(default=512, gt=0, description="Rows to a file, which is also what a kill costs at most.")
-    keep_inputs: bool = Field(default=False, description="Keep what the model read beside what was found.")
+    folder: Path = Field(
+        description="The folder: a new one, or that of an earlier run of the same job, which is then continued."
+    )
+    shard_rows: int = Field(
+        default=512, gt=0, description="Rows of a file; also the most rows that are computed again after a kill."
+    )
+    keep_inputs: bool = Field(default=False, description="Store the inputs of the model too.")
     captures_to: Literal["parquet", "zarr"] = Field(
         default="parquet",
-        description="Where captures go: into the tables, or to a Zarr array each in the folder `captures`.",
+        description="Where captures are stored: in the tables, or each in a Zarr array in the folder `captures`.",
     )
     tensors: Literal["auto", "fixed", "ragged"] = Field(
         default="auto",
-        description="Whether tensors have one shape in all rows. By default they have, but for texts and where some of "
-        "the first rows already differ.",
+        description="Whether tensors have one shape in all rows. By default they do, except where the first rows "
+        "differ.",
     )
 
 
-class Local(Part):
-    """In this process."""
+class Local(Section):
+    """Runs the model in this process."""
 
     kind: Literal["local"] = "local"
-    batch: int = Field(default=64, gt=0, description="Examples that the model takes at once.")
+    batch: int = Field(default=64, gt=0, description="Rows of a batch.")
 
 
-class Service(Part):
-    """Calls to a running service."""
+class Service(Section):
+    """Calls a running service."""
 
     kind: Literal["service"]
-    batch: int = Field(default=64, gt=0, description="Examples to a call.")
-    in_flight: int = Field(default=4, gt=0, description="Shards that are worked on at once, each with one call.")
+    batch: int = Field(default=64, gt=0, description="Rows of a call.")
+    in_flight: int = Field(
+        default=4, gt=0, description="Shards that are computed at once, each with one call at a time."
+    )
     patience_s: float = Field(
-        default=60.0, ge=0, description="How long a service that is away or too busy is asked again before giving up."
+        default=60.0,
+        ge=0,
+        description="How long a call is retried while the service is unavailable or overloaded, in seconds.",
     )
 
 
-class Ray(Part):
-    """Workers of a Ray cluster, or of one that is started here."""
+class Ray(Section):
+    """Runs copies of the model on a Ray cluster, or on one that is started on this machine."""
 
     kind: Literal["ray"]
-    batch: int = Field(default=64, gt=0, description="Examples that the model takes at once.")
+    batch: int = Field(default=64, gt=0, description="Rows of a batch.")
     address: str = Field(
         default="", description="The cluster: auto, or ray://HOST:PORT; by default one on this machine."
     )
-    workers: int = Field(default=2, gt=0, description="Processes at work at once, each with a copy of the model.")
-    cpus: float = Field(default=1.0, gt=0, description="CPUs to a worker, and its threads.")
-    gpus: float = Field(default=0.0, ge=0, description="GPUs to a worker.")
+    workers: int = Field(default=2, gt=0, description="Processes that work at once, each with a copy of the model.")
+    cpus: float = Field(default=1.0, gt=0, description="CPUs, and threads, of a worker.")
+    gpus: float = Field(default=0.0, ge=0, description="GPUs of a worker.")
 
 
-def _a_source(value: Any) -> Any:
+def _source(value: Any) -> Any:
     if not all(hasattr(value, name) for name in ("rows", "columns", "fingerprint", "read")):
-        raise ValueError("the data is {path: ...}, or an object that keeps cutaway.jobs.sources.Source")
+        raise ValueError("the data is {path: ...}, or an object that implements cutaway.jobs.sources.Source")
     return value
 
 
@@ -196,10 +214,8 @@ def _inputs_kind(value: Any) -> str:
     return "raw" if isinstance(value, RawInput) or (isinstance(value, dict) and set(value) == {"raw"}) else "tensors"
 
 
-class Job(Part):
-    """A whole job.
-
-    In Python ``data`` may also be any object that keeps `cutaway.jobs.sources.Source`.
+class Job(Section):
+    """A job. In Python, ``data`` may also be any object that implements `cutaway.jobs.sources.Source`.
 
     Raises:
         InvalidArgument: ``INVALID_VALUE``, with the field at fault.
@@ -208,100 +224,88 @@ class Job(Part):
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
     model: Model
-    data: Data | SkipJsonSchema[Annotated[Source, PlainValidator(_a_source)]] = Field(description="The data set.")
+    data: Data | SkipJsonSchema[Annotated[Source, PlainValidator(_source)]] = Field(description="The data set.")
     inputs: Annotated[
         Annotated[RawInput, Tag("raw")] | Annotated[dict[str, TensorColumn], Tag("tensors")],
         Discriminator(_inputs_kind),
-    ] = Field(description="Columns by the name of forward's argument; or {raw: ...}, for the adapter to decode.")
-    id: NamedColumn | None = Field(default=None, description="What examples are called; by default their numbers.")
-    label: NamedColumn | None = Field(default=None, description="What examples are: a class index, or a class' name.")
-    target: Literal["predicted", "label"] | Words = Field(
-        default="predicted", description="What explanations are about: predicted, label, or {class_index: 3}."
+    ] = Field(description="Columns by the name of the argument of `forward`; or {raw: ...}, which the adapter decodes.")
+    id: NamedColumn | None = Field(default=None, description="The ids of rows; by default their numbers.")
+    label: NamedColumn | None = Field(default=None, description="The labels of rows: indices or names of classes.")
+    target: RequestPart | int | list[int] = Field(
+        default="predicted", description="The target of attributions: predicted, label, or {class_index: 3}."
     )
     request: Request = Request()
     output: Output
     engine: Annotated[Local | Service | Ray, Field(discriminator="kind")] = Local()
     max_bad_rows: int | None = Field(
-        default=None, ge=0, description="More bad rows than this end the job; by default any number is only recorded."
+        default=None, ge=0, description="The job ends if there are more bad rows; by default, there is no limit."
     )
 
-    def __init__(self, **words: Any) -> None:
+    def __init__(self, **fields: Any) -> None:
         try:
-            super().__init__(**words)
+            super().__init__(**fields)
         except ValidationError as failure:
-            raise _plain(failure) from None
+            raise _as_error(failure) from None
 
     @model_validator(mode="after")
     def _consistent(self) -> Job:
         if self.target == "label" and self.label is None:
             raise ValueError("target: label needs a label column: label: {column: ...}")
         if (self.engine.kind == "service") != bool(self.model.address):
-            raise ValueError("the engine `service`, and no other, asks a model by its address")
+            raise ValueError("model.address needs the engine `service`, and no other engine takes it")
         return self
 
     @classmethod
     def load(cls, path: Path) -> Job:
-        """The job in a YAML file; its paths are relative to that file.
+        """Reads a job from a YAML file; its paths are relative to that file.
 
         Raises:
             InvalidArgument: ``INVALID_VALUE``, with the field at fault.
         """
-        try:
-            words = yaml.safe_load(path.read_text("utf-8"))
-        except OSError as failure:
-            raise error(Reason.INVALID_VALUE, f"{path} cannot be read: {failure.strerror}") from None
-        except (yaml.YAMLError, UnicodeDecodeError) as failure:
-            raise error(Reason.INVALID_VALUE, f"{path} is no YAML: {' '.join(str(failure).split())}") from None
-        if not isinstance(words, dict):
-            raise error(Reason.INVALID_VALUE, f"{path} holds no job: it has none of {', '.join(cls.model_fields)}")
-        return cls(**{str(name): value for name, value in words.items()}).beneath(path.resolve().parent)
+        directory = path.resolve().parent
+        fields = load_yaml(path)
+        for section in ("target", "request"):
+            if section in fields:
+                with at(section):
+                    fields[section] = load_arrays(fields[section], directory)
+        return cls(**fields).with_paths_in(directory)
 
-    def beneath(self, directory: Path) -> Job:
-        """The same job, with every relative path taken from ``directory``."""
-        placed = _placing(directory)
+    def with_paths_in(self, directory: Path) -> Job:
+        """Returns the same job, with every relative path taken from ``directory``."""
         file, colon, name = self.model.adapter.rpartition(":")
+        paths = {name: getattr(self.model, name) for name in ("archive", "weights", "token_file", "tls_ca")}
         model = self.model.model_copy(
             update={
-                **{each: placed(getattr(self.model, each)) for each in ("archive", "weights", "token_file", "tls_ca")},
-                "adapter": f"{placed(Path(file))}{colon}{name}" if file.endswith(".py") else self.model.adapter,
+                **{name: None if path is None else directory / path for name, path in paths.items()},
+                "adapter": f"{directory / file}{colon}{name}" if file.endswith(".py") else self.model.adapter,
             }
         )
         data = self.data
         if isinstance(data, Data) and "://" not in data.path:
             data = data.model_copy(update={"path": str(directory / data.path)})
-        output = self.output.model_copy(update={"folder": placed(self.output.folder)})
+        output = self.output.model_copy(update={"folder": directory / self.output.folder})
         return self.model_copy(update={"model": model, "data": data, "output": output})
 
-    def words(self) -> dict[str, Any]:
-        """What a ``job.yaml`` would say, in JSON's types; a `Source` of the caller's own is only named."""
+    def as_json(self) -> dict[str, Any]:
+        """Returns the contents of ``job.yaml`` in JSON's types; of a `Source` in Python, only the name of its class."""
         data = self.data.model_dump(mode="json") if isinstance(self.data, Data) else type(self.data).__name__
         return {**self.model_dump(mode="json", exclude={"data"}), "data": data}
 
 
-def _placing(directory: Path) -> Callable[[Path | None], Path | None]:
-    return lambda path: None if path is None else directory / path
-
-
-def _plain(failure: ValidationError) -> CutawayError:
-    """The first of what pydantic found, as an error of ours: the field, and what is wrong with it."""
+def _as_error(failure: ValidationError) -> CutawayError:
+    """Returns the first error that pydantic found, with its field."""
     first = failure.errors()[0]
-    said = str(first["msg"]).removeprefix("Value error, ")
+    message = str(first["msg"]).removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":
-        near = get_close_matches(str(first["loc"][-1]), _names(), n=1)
-        said = f"there is no such field{f'; did you mean {near[0]!r}?' if near else ''}"
-    return error(Reason.INVALID_VALUE, said[:1].lower() + said[1:], ".".join(_steps(first["loc"])))
+        near = get_close_matches(str(first["loc"][-1]), _field_names(), n=1)
+        message = f"there is no such field{f'; did you mean {near[0]!r}?' if near else ''}"
+    # Without the tags of unions, which are in no job.yaml.
+    field = [str(step) for index, step in enumerate(first["loc"]) if index != 1 or step not in _TAGS]
+    return error(Reason.INVALID_VALUE, message[:1].lower() + message[1:], ".".join(field))
 
 
-def _names() -> set[str]:
-    """What the fields of all sections are called."""
-    return {name for kind in Part.__subclasses__() for name in kind.model_fields}
+def _field_names() -> set[str]:
+    return {name for section in Section.__subclasses__() for name in section.model_fields}
 
 
-_TAGS = {"raw", "tensors", "local", "service", "ray", "Data", "function-plain[_a_source()]"}
-
-
-def _steps(place: tuple[int | str, ...]) -> Iterator[str]:
-    """Pydantic's place without the tags of unions, which nobody wrote."""
-    for index, step in enumerate(place):
-        if index != 1 or step not in _TAGS:
-            yield str(step)
+_TAGS = {"raw", "tensors", "local", "service", "ray", "Data", "function-plain[_source()]"}

@@ -1,4 +1,4 @@
-"""A job that is ready to be worked on, and who answers."""
+"""What all engines share: the model of a job, and the task that they work on."""
 
 from __future__ import annotations
 
@@ -6,40 +6,40 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias
 
-from cutaway.jobs.apart import Apart
 from cutaway.jobs.folder import Folder
 from cutaway.jobs.manifest import Manifest
 from cutaway.jobs.sources import Source, open_source
 from cutaway.jobs.spec import Data, Job
+from cutaway.jobs.zarr_store import CaptureStore
 from cutaway.requests import InspectRequest
 from cutaway.results import InspectResult, ModelDetail
 
 
 class Model(Protocol):
-    """A model that answers, wherever it is."""
+    """A model in this process or behind a service."""
 
     @property
     def detail(self) -> ModelDetail:
-        """What it takes and where it comes from."""
+        """The model's inputs, outputs and provenance."""
         ...
 
-    def ask(self, request: InspectRequest) -> InspectResult:
-        """Its answer to one question.
+    def inspect(self, request: InspectRequest) -> InspectResult:
+        """Returns the result of ``request``.
 
         Raises:
-            CutawayError: the question has none.
+            CutawayError: the request cannot be run.
         """
         ...
 
 
 class Written(NamedTuple):
-    """A shard that is on disk.
+    """The counts of a shard on disk.
 
     Attributes:
         shard: its number.
-        rows: how many rows it has.
-        bad: how many of them are bad.
-        verdicts: by explanation, how many rows each verdict was found about.
+        rows: the number of its rows.
+        bad: the number of bad rows among them.
+        verdicts: for each attribution, the number of rows with each verdict.
     """
 
     shard: int
@@ -49,16 +49,16 @@ class Written(NamedTuple):
 
 
 Tick: TypeAlias = Callable[[int], None]
-"""Told of rows that were asked about, as they are."""
+"""Called with a number of rows when these have been computed."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """A job that is ready to be worked on; it travels to other processes.
+    """A job with its manifest; engines send it to other processes.
 
     Attributes:
         job: the spec.
-        manifest: what it comes from and the columns of its tables.
+        manifest: the provenance of the results, and the columns of the tables.
     """
 
     job: Job
@@ -66,15 +66,15 @@ class Task:
 
     @property
     def folder(self) -> Folder:
-        """Where results go."""
+        """The folder of the results."""
         return Folder(self.job.output.folder)
 
     @property
-    def apart(self) -> Apart:
-        """Where its captures go that stand in no table."""
-        return Apart(self.folder, self.manifest)
+    def captures(self) -> CaptureStore:
+        """The Zarr arrays of captures that are not in the tables."""
+        return CaptureStore(self.folder, self.manifest)
 
 
 def source_of(job: Job) -> Source:
-    """The job's data set, opened."""
+    """Opens the job's data set."""
     return open_source(job.data.path, job.data.format) if isinstance(job.data, Data) else job.data

@@ -1,6 +1,6 @@
-"""One example's result as a picture: the prediction, the attributions with their verdicts, what was captured.
+"""One example of a result as a figure: prediction, attributions with their verdicts, captures and gradients.
 
-For ``cutaway inspect --plot`` and for notebooks. Matplotlib is imported when a picture is drawn, never before.
+For ``cutaway inspect --plot`` and for notebooks. Matplotlib is imported when a figure is drawn, not before.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from cutaway.plots.layout import draw
 from cutaway.plots.panels import Example, sections
 from cutaway.results import InspectResult
-from cutaway.tensors import Array
+from cutaway.schema.tensors import Array
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,20 +23,20 @@ _DOTS_PER_INCH = 150
 
 
 def figure(result: InspectResult, inputs: Mapping[str, Array] | None = None, row: int = 0) -> Figure:
-    """A picture of one example of ``result``.
+    """Draws one example of ``result``.
 
     Args:
-        result: what came back.
-        inputs: what was sent, by name, batch first, to show images beside what is said of them.
-        row: which example of the batch, from 0.
+        result: the reply to a request.
+        inputs: the request's tensors by input name, batch first; images among them are drawn beside the prediction.
+        row: the example's index in the batch.
 
     Raises:
-        InvalidArgument: ``INVALID_VALUE``, where the batch has no such row.
+        InvalidArgument: ``INVALID_VALUE`` if the batch has no such row.
     """
     example = Example.of(result, row)
     return draw(result, example, sections(result, inputs or {}, example))
 
 
 def save(result: InspectResult, path: Path, inputs: Mapping[str, Array] | None = None, row: int = 0) -> None:
-    """Draw `figure` into the file ``path``; its suffix says as what: ``.png``, ``.svg`` or ``.pdf``."""
+    """Writes `figure` to the file ``path``, in the format of its suffix: ``.png``, ``.svg`` or ``.pdf``."""
     figure(result, inputs, row).savefig(path, dpi=_DOTS_PER_INCH)

@@ -1,4 +1,4 @@
-"""Where everything stands: a header, then the sections, their panels in lines."""
+"""The layout of a sheet: a header, then the sections with their panels in lines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cutaway.plots.panels import COLUMNS, Example, Panel, Section
 from cutaway.plots.pictures import SCALE
 from cutaway.plots.sheet import FAINT, STYLE, Box, Sheet, fitted, length
 from cutaway.results import InspectResult, Verdict
-from cutaway.tensors import Array
+from cutaway.schema.tensors import Array
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,8 +28,8 @@ _CAPTION = 0.42
 _FOOT = 0.32  # below each picture: tick labels
 _WIDTH = 2 * _MARGIN + COLUMNS * _CELL - _GAP
 
-_MOST_PANELS = 24  # in a section
-_MOST_TARGETS = 3  # of an example, in the header
+_MAX_PANELS = 24  # in a section
+_MAX_TARGETS = 3  # of an example, in the header
 _VERDICTS = {
     Verdict.AGREES: ("✓ agrees", "#1a7f37"),
     Verdict.DISAGREES: ("✗ disagrees", "#cf222e"),
@@ -39,7 +39,7 @@ _VERDICTS = {
 
 
 class _Line(NamedTuple):
-    """Panels side by side; the first line of a section bears its heading."""
+    """Panels side by side; the first line of a section has the section's heading."""
 
     heading: str
     panels: Sequence[Panel]
@@ -50,7 +50,7 @@ class _Line(NamedTuple):
 
 
 def draw(result: InspectResult, example: Example, sections: Iterable[Section]) -> Figure:
-    """The whole sheet, as long as it must be."""
+    """Draws a sheet that is as long as its sections need."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -67,9 +67,9 @@ def draw(result: InspectResult, example: Example, sections: Iterable[Section]) -
 
 
 def _lines(section: Section) -> Iterator[_Line]:
-    shown = section.panels[:_MOST_PANELS]
-    all_of_them = len(shown) == len(section.panels)
-    heading = section.heading + ("" if all_of_them else f": the first {len(shown)} of {len(section.panels)}")
+    shown = section.panels[:_MAX_PANELS]
+    total = len(section.panels)
+    heading = section.heading + ("" if len(shown) == total else f": the first {len(shown)} of {total}")
     panels = iter(shown)
     while line := list(islice(panels, COLUMNS)):
         yield _Line(heading, line)
@@ -77,17 +77,17 @@ def _lines(section: Section) -> Iterator[_Line]:
 
 
 def _draw_header(sheet: Sheet, result: InspectResult, example: Example) -> None:
-    found = result.provenance
-    title = f"{found.model} {found.version}".strip() or "result"
+    provenance = result.provenance
+    title = f"{provenance.model} {provenance.version}".strip() or "result"
     sheet.text(_MARGIN, 0.5, f"{title}{_predicted(result, example)}", 16, weight="bold")
     facts = {
         "example": f"{example.row + 1} of {example.rows}",
-        "weights": found.weights_sha256[:8],
-        "torch": found.torch_version,
-        "Captum": found.captum_version,
+        "weights": provenance.weights_sha256[:8],
+        "torch": provenance.torch_version,
+        "Captum": provenance.captum_version,
     }
-    told = [*_explained(result, example), *(f"{name} {fact}" for name, fact in facts.items() if fact)]
-    sheet.text(_MARGIN, 0.76, "   ·   ".join(told), 8.5, color=FAINT)
+    parts = [*_targets(result, example), *(f"{name} {fact}" for name, fact in facts.items() if fact)]
+    sheet.text(_MARGIN, 0.76, "   ·   ".join(parts), 8.5, color=FAINT)
 
 
 def _predicted(result: InspectResult, example: Example) -> str:
@@ -98,18 +98,18 @@ def _predicted(result: InspectResult, example: Example) -> str:
     return f"   →   {label}  ({predicted.probability:.1%})"
 
 
-def _explained(result: InspectResult, example: Example) -> Iterator[str]:
-    about = {"class" if result.classes else "element": result.targets, "value": result.target_values}
-    told = [_listed(what, values[example.row]) for what, values in about.items() if values is not None]
-    if told:
-        yield f"explained: {', '.join(told)}"
+def _targets(result: InspectResult, example: Example) -> Iterator[str]:
+    arrays = {"class" if result.classes else "element": result.targets, "value": result.target_values}
+    parts = [_numbers(name, array[example.row]) for name, array in arrays.items() if array is not None]
+    if parts:
+        yield f"explained: {', '.join(parts)}"
 
 
-def _listed(what: str, numbers: Array) -> str:
-    """``class 3``, or ``class 3 5 7 …`` of a target with several."""
-    listed = np.atleast_1d(numbers).tolist()
-    shown = [str(number) if isinstance(number, int) else f"{number:.4g}" for number in listed[:_MOST_TARGETS]]
-    return " ".join([what, *shown, *(["…"] if len(listed) > _MOST_TARGETS else [])])
+def _numbers(name: str, array: Array) -> str:
+    """Returns ``class 3``, or ``class 3 5 7 …`` for a target with several."""
+    numbers = np.atleast_1d(array).tolist()
+    shown = [str(number) if isinstance(number, int) else f"{number:.4g}" for number in numbers[:_MAX_TARGETS]]
+    return " ".join([name, *shown, *["…"] * (len(numbers) > _MAX_TARGETS)])
 
 
 def _draw_line(sheet: Sheet, line: _Line, top: float) -> None:
@@ -127,10 +127,10 @@ def _draw_line(sheet: Sheet, line: _Line, top: float) -> None:
 
 def _draw_caption(sheet: Sheet, panel: Panel, left: float, top: float, width: float) -> None:
     sheet.text(left, top + 0.14, fitted(panel.title, width - 0.1, 9, "bold"), 9, weight="bold")
-    detail = width
+    detail_width = width
     if panel.verdict is not None:
         mark, colour = _VERDICTS[panel.verdict]
         right = width - SCALE + 0.13  # flush with the scale's colours
         sheet.text(left + right, top + 0.31, mark, 7, color=colour, weight="bold", ha="right")
-        detail = right - length(mark, 7, "bold") - 0.08
-    sheet.text(left, top + 0.31, fitted(panel.detail, detail, 7.5, "normal"), 7.5, color=FAINT)
+        detail_width = right - length(mark, 7, "bold") - 0.08
+    sheet.text(left, top + 0.31, fitted(panel.detail, detail_width, 7.5, "normal"), 7.5, color=FAINT)

@@ -1,4 +1,4 @@
-"""What is shown of a result: one panel for each thing that came back, in sections."""
+"""The content of a figure: a panel for each tensor of the result, in sections."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import NamedTuple
 import numpy as np
 
 from cutaway.errors import Reason, error
-from cutaway.plots.pictures import Drawing, draw_bars, draw_image, draw_shares, draw_state
-from cutaway.requests import Point
+from cutaway.plots.pictures import Drawing, draw_bars, draw_image, draw_with_norms, draw_with_sums
 from cutaway.results import AttributionResult, ClassPrediction, InspectResult, Verdict
-from cutaway.tensors import Array
+from cutaway.results.captured import captured_tensors
+from cutaway.schema.tensors import Array
 
 COLUMNS = 4
-"""How many panels stand side by side."""
+"""How many panels are side by side."""
 
 _WORST_FIRST = (Verdict.DISAGREES, Verdict.INCONCLUSIVE, Verdict.AGREES, Verdict.NOT_APPLICABLE)
 
@@ -27,12 +27,12 @@ class Panel:
     """One picture.
 
     Attributes:
-        title: what it is of.
-        detail: which part of that, and its shape.
-        values: float64, of one example.
-        draw: how.
-        verdict: what the check said, if there was one.
-        span: how many columns it takes.
+        title: the first line of the caption, such as a method or a module.
+        detail: the second line: the part, and its shape.
+        values: one example's tensor, float64.
+        draw: how the values are drawn.
+        verdict: the worst verdict of the checks, if there are any.
+        span: how many columns the panel takes.
     """
 
     title: str
@@ -44,7 +44,7 @@ class Panel:
 
 
 class Section(NamedTuple):
-    """Panels that belong together."""
+    """Panels below one heading."""
 
     heading: str
     panels: Sequence[Panel]
@@ -52,17 +52,17 @@ class Section(NamedTuple):
 
 @dataclass(frozen=True)
 class Example:
-    """One row of a batch of ``rows``."""
+    """One row of a batch with ``rows`` rows."""
 
     row: int
     rows: int
 
     @classmethod
     def of(cls, result: InspectResult, row: int) -> Example:
-        """The row of that number in ``result``.
+        """Returns row ``row`` of the batch of ``result``.
 
         Raises:
-            InvalidArgument: ``INVALID_VALUE``, where there is none.
+            InvalidArgument: ``INVALID_VALUE`` if there is no such row.
         """
         rows = _rows(result)
         if not 0 <= row < rows:
@@ -70,49 +70,49 @@ class Example:
         return cls(row, rows)
 
     def part(self, array: Array) -> Array:
-        """Its part of ``array``; all of an array whose first axis is not the batch. float64 holds every type."""
+        """Returns this row of ``array`` as float64, which holds every type; all of an array without a batch axis."""
         batched = array.ndim > 0 and len(array) == self.rows
         return np.asarray(array[self.row] if batched else array, dtype=np.float64)
 
 
 def _rows(result: InspectResult) -> int:
-    """How long the batch is: as the first says that came back of it, where predictions were left out."""
-    seen: list[Array] = [*result.predictions.values(), *result.unedited.values()]
-    seen += [] if result.target_values is None else [result.target_values]
-    seen += [array for answer in result.attributions for array in answer.values.values()]
-    seen += result.input_gradients.values()
-    seen += [each.array for each in _captured(result)]
-    return next((len(array) for array in seen if array.ndim), 1)
+    """Returns the batch size, from the first tensor that has a batch axis; predictions may be left out."""
+    tensors: list[Array] = [*result.predictions.values(), *result.unedited.values()]
+    tensors += [] if result.target_values is None else [result.target_values]
+    tensors += [array for attribution in result.attributions for array in attribution.values.values()]
+    tensors += result.input_gradients.values()
+    tensors += [tensor.array for tensor in captured_tensors(result)]
+    return next((len(array) for array in tensors if array.ndim), 1)
 
 
 def sections(result: InspectResult, inputs: Mapping[str, Array], example: Example) -> Iterator[Section]:
-    """Everything that there is to see of one example."""
+    """Yields every section of the figure, also those without panels."""
     yield Section("Input and prediction", _forward(result, inputs, example))
-    yield Section("At the input", [*_gradients(result, example), *_explanations(result, example, layers=False)])
-    yield Section("At layers", list(_explanations(result, example, layers=True)))
+    yield Section("At the input", [*_gradients(result, example), *_attributions(result, example, layers=False)])
+    yield Section("At layers", list(_attributions(result, example, layers=True)))
     yield Section("Captured", list(_captures(result, example)))
-    yield Section("At parameters, of all examples", list(_parameters(result)))
+    yield Section("At parameters, for all examples", list(_parameters(result)))
 
 
 def _forward(result: InspectResult, inputs: Mapping[str, Array], example: Example) -> list[Panel]:
-    """What went in, where that is an image, and what came out; a lone vector takes the rest of the line."""
+    """Returns inputs that are images, then the outputs; a single vector takes the rest of the line."""
     images = [panel for name, array in inputs.items() for panel in _images(name, example.part(array))]
-    edited = [
+    passes = [
         ("prediction", result.predictions, result.classes),
         ("unedited", result.unedited, result.unedited_classes),
     ]
-    shown = [each for each in edited if each[1]]
+    shown = [(name, outputs, classes) for name, outputs, classes in passes if outputs]
     room = (COLUMNS - len(images)) // max(1, len(shown))
     span = room if room > 0 and all(len(outputs) == 1 for _, outputs, _ in shown) else 1
-    return images + [panel for each in shown for panel in _outputs(*each, example, span)]
+    return images + [panel for shown_pass in shown for panel in _outputs(*shown_pass, example, span)]
 
 
 def _outputs(
-    what: str, outputs: Mapping[str, Array], classes: Sequence[ClassPrediction], example: Example, span: int
+    title: str, outputs: Mapping[str, Array], classes: Sequence[ClassPrediction], example: Example, span: int
 ) -> Iterator[Panel]:
     predicted = [classes[example.row] if classes else None]  # read from the first output
     for name, array in outputs.items():
-        yield _output(name, what, example.part(array), span, predicted.pop() if predicted else None)
+        yield _output(name, title, example.part(array), span, predicted.pop() if predicted else None)
 
 
 def _images(name: str, values: Array) -> Iterator[Panel]:
@@ -120,23 +120,23 @@ def _images(name: str, values: Array) -> Iterator[Panel]:
         yield Panel(name, f"input · {_shape(values)}", values, draw_image)
 
 
-def _output(name: str, what: str, values: Array, span: int, predicted: ClassPrediction | None) -> Panel:
-    detail = f"{what} · {_shape(values)}"
+def _output(name: str, title: str, values: Array, span: int, predicted: ClassPrediction | None) -> Panel:
+    detail = f"{title} · {_shape(values)}"
     if values.ndim > 1:
-        return Panel(name, detail, values, draw_state)
+        return Panel(name, detail, values, draw_with_norms)
     return Panel(name, detail, values, partial(draw_bars, predicted=predicted), span=span)
 
 
 def _gradients(result: InspectResult, example: Example) -> Iterator[Panel]:
     for name, array in result.input_gradients.items():
         values = example.part(array)
-        for about, part in _by_target(result, example, values):
-            detail = f"{name}{about} · {_shape(part)}"
-            yield Panel("Gradient", detail, _without_colours(part), draw_shares)
+        for target, part in _by_target(result, example, values):
+            detail = f"{name}{target} · {_shape(part)}"
+            yield Panel("Gradient", detail, _sum_of_colours(part), draw_with_sums)
 
 
 def _by_target(result: InspectResult, example: Example, gradient: Array) -> Iterator[tuple[str, Array]]:
-    """``gradient``, in as many parts as the example has targets, and what each part is about."""
+    """Yields the part of ``gradient`` for each target of the example, behind the target's caption."""
     targets = None if result.targets is None else result.targets[example.row]
     if targets is None or np.ndim(targets) == 0 or len(targets) != len(gradient):
         yield "", gradient
@@ -144,59 +144,44 @@ def _by_target(result: InspectResult, example: Example, gradient: Array) -> Iter
         yield from zip((f" · class {target}" for target in targets), gradient)
 
 
-def _explanations(result: InspectResult, example: Example, *, layers: bool) -> Iterator[Panel]:
-    asked = Counter((found.method, found.layer) for found in result.attributions)
-    for found in result.attributions:
-        if bool(found.layer) is layers:
-            several = asked[found.method, found.layer] > 1
-            about = f" · class {found.targets[example.row]}" if several and found.targets is not None else ""
-            for name, array in found.values.items():
+def _attributions(result: InspectResult, example: Example, *, layers: bool) -> Iterator[Panel]:
+    """Yields the attributions of layers, or those of inputs."""
+    counts = Counter((attribution.method, attribution.layer) for attribution in result.attributions)
+    for attribution in result.attributions:
+        method, targets = attribution.method, attribution.targets
+        if bool(attribution.layer) is layers:
+            several = counts[method, attribution.layer] > 1
+            target = f" · class {targets[example.row]}" if several and targets is not None else ""
+            for name, array in attribution.values.items():
                 values = example.part(array)
-                shown = values if layers else _without_colours(values)
-                draw = draw_state if found.method == "LayerActivation" else draw_shares
-                yield Panel(found.method, f"{name}{about} · {_shape(values)}", shown, draw, _verdict(found))
+                shown = values if layers else _sum_of_colours(values)
+                draw = draw_with_norms if method == "LayerActivation" else draw_with_sums
+                yield Panel(method, f"{name}{target} · {_shape(values)}", shown, draw, _verdict(attribution))
 
 
-def _without_colours(values: Array) -> Array:
-    """What is said of a pixel: the sum of what is said of its red, green and blue."""
+def _sum_of_colours(values: Array) -> Array:
+    """Returns the sum over red, green and blue; other arrays as they are."""
     summed: Array = values.sum(axis=0) if values.ndim == 3 and values.shape[0] == 3 else values
     return summed
 
 
-def _verdict(found: AttributionResult) -> Verdict | None:
-    reached = {check.verdict for check in found.checks}
-    return next((verdict for verdict in _WORST_FIRST if verdict in reached), None)
+def _verdict(attribution: AttributionResult) -> Verdict | None:
+    verdicts = {check.verdict for check in attribution.checks}
+    return next((verdict for verdict in _WORST_FIRST if verdict in verdicts), None)
 
 
 def _captures(result: InspectResult, example: Example) -> Iterator[Panel]:
-    for each in _captured(result):
-        values = example.part(each.array)
-        which = f"{each.point} {each.path}" if each.path.isidentifier() else f"{each.point}{each.path}"
-        yield Panel(each.title, f"{which} · {_shape(values)}", values, draw_state)
-
-
-class _Captured(NamedTuple):
-    """One captured tensor, under its module's name and, of several, the call's number."""
-
-    title: str
-    point: Point
-    path: str
-    array: Array
-
-
-def _captured(result: InspectResult) -> Iterator[_Captured]:
-    for name, module in result.captures.items():
-        for index, call in enumerate(module.calls):
-            title = name if len(module.calls) == 1 else f"{name}, call {index}"
-            for point, leaves in call.leaves.items():
-                for path, array in leaves.items():
-                    yield _Captured(title, point, path, array)
+    for tensor in captured_tensors(result):
+        title = tensor.module if tensor.calls == 1 else f"{tensor.module}, call {tensor.call}"
+        path = f" {tensor.path}" if tensor.path.isidentifier() else tensor.path
+        values = example.part(tensor.array)
+        yield Panel(title, f"{tensor.point}{path} · {_shape(values)}", values, draw_with_norms)
 
 
 def _parameters(result: InspectResult) -> Iterator[Panel]:
     for name, array in result.parameter_gradients.items():
         values = np.asarray(array, dtype=np.float64)
-        yield Panel(name, f"gradient · {_shape(values)}", values, draw_shares)
+        yield Panel(name, f"gradient · {_shape(values)}", values, draw_with_sums)
 
 
 def _shape(values: Array) -> str:

@@ -1,4 +1,4 @@
-"""How one array of one example is drawn: as an image, as a grid of channels, as bars, or as a table of colours."""
+"""Drawings of one array of one example: an image, a grid of channels, bars, or a table of colours."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ import numpy as np
 
 from cutaway.plots.sheet import FAINT, INK, RULE, Box, Sheet, fitted, length
 from cutaway.results import ClassPrediction
-from cutaway.tensors import Array
+from cutaway.schema.tensors import Array
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.image import AxesImage
 
 Drawing: TypeAlias = Callable[[Sheet, Box, Array], None]
-"""Draws an array into a box. Scales stand right of the box, within `SCALE` inches; labels below it."""
+"""Draws an array into a box. Its colour scale is right of the box, within `SCALE` inches; labels are below it."""
 
 SCALE = 0.5
-"""Inches right of each picture for its colours and their numbers."""
+"""Inches right of each picture for its colour scale."""
 
-_MOST_CHANNELS = 16
-_MOST_BARS = 64
+_MAX_CHANNELS = 16
+_MAX_BARS = 64
 _LABELS_PER_INCH = 2.6
-_MOST_STRETCH = 3  # an image is at most so many times longer than wide; beyond that it is a table
-_OUTLIERS = 0.005  # the fraction of a large array's elements that may lie past the ends of its colours
+_MAX_ASPECT = 3  # a picture has at most this ratio of its sides; beyond that it is drawn as a table
+_OUTLIERS = 0.005  # the fraction of a large array's elements that may lie beyond the ends of its colour scale
 _LARGE = 2000
 
 _BETWEEN = "#e6eaee"
@@ -35,7 +35,7 @@ _POSITIVE, _NEGATIVE, _MAGNITUDE, _QUIET = "#b2182b", "#2166ac", "#21918c", "#b6
 
 
 class _Range(NamedTuple):
-    """Which colours stand for which numbers, and whether some numbers lie beyond them."""
+    """A colour scale: its colours, the numbers at its ends, and whether some elements lie beyond them."""
 
     colours: str
     low: float
@@ -44,7 +44,7 @@ class _Range(NamedTuple):
 
 
 def _range(picture: Array) -> _Range:
-    """White is 0 where there are negative numbers; otherwise the darkest colour is."""
+    """Returns the colour scale for an array: 0 is white if there are negative numbers, else the darkest colour."""
     sizes = np.abs(picture[np.isfinite(picture)])
     largest = float(sizes.max(initial=0))
     high = float(np.quantile(sizes, 1 - _OUTLIERS)) if sizes.size > _LARGE else largest
@@ -54,49 +54,49 @@ def _range(picture: Array) -> _Range:
 
 
 def draw_image(sheet: Sheet, box: Box, values: Array) -> None:
-    """An input [height, width] or [1 or 3, height, width]: grey or in colours, from its darkest to its lightest."""
+    """Draws an input [height, width] or [1 or 3, height, width], grey or in colours, from minimum to maximum."""
     finite = values[np.isfinite(values)]
     low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
     if values.ndim == 3 and len(values) == 3:
         shown = np.moveaxis((values - low) / ((high - low) or 1), 0, -1)
         _bare(sheet.axes(box)).imshow(_finite(shown))
     else:
-        _draw_colours(sheet, box, _flat(values), _Range(_GREY, low, high))
+        _draw_picture(sheet, box, _flat(values), _Range(_GREY, low, high))
 
 
-def draw_state(sheet: Sheet, box: Box, values: Array) -> None:
-    """What a module saw. A table (tokens by features, as a rule) has each row's norm beside it."""
+def draw_with_norms(sheet: Sheet, box: Box, values: Array) -> None:
+    """Draws a captured tensor or an output; a table (usually tokens by features) has the norm of each row beside it."""
     _draw_array(sheet, box, values, "norm", lambda table: np.sqrt((table**2).sum(axis=1)))
 
 
-def draw_shares(sheet: Sheet, box: Box, values: Array) -> None:
-    """An attribution. A table (tokens by features, as a rule) has each row's sum beside it."""
+def draw_with_sums(sheet: Sheet, box: Box, values: Array) -> None:
+    """Draws an attribution or a gradient; a table (usually tokens by features) has the sum of each row beside it."""
     _draw_array(sheet, box, values, "sum", lambda table: table.sum(axis=1))
 
 
 def draw_bars(sheet: Sheet, box: Box, values: Array, predicted: ClassPrediction | None = None) -> None:
-    """A vector, in bars; where it is a prediction, the predicted class stands out."""
+    """Draws a vector as bars; with ``predicted``, the bar of the predicted class is highlighted."""
     heights = _finite(values.reshape(-1))
     sides = _sides(heights) if predicted is None else [(_QUIET, heights)]
     axes = sheet.axes(box)
     for colour, side in sides:
-        if heights.size > _MOST_BARS:
+        if heights.size > _MAX_BARS:
             axes.fill_between(np.arange(heights.size), side, step="mid", color=colour, linewidth=0)
         else:
             axes.bar(np.arange(heights.size), side, color=colour)
-    _dress_bars(axes, heights.size, box.width)
+    _style_bars(axes, heights.size, box.width)
     if predicted is not None:
-        _point_out(axes, heights, predicted, box.width)
+        _highlight(axes, heights, predicted, box.width)
 
 
 def _sides(heights: Array) -> list[tuple[str, Array]]:
-    """What lies above 0 and what lies below, with its colour: the colours that pictures have, too."""
+    """Returns the parts above and below 0 with their colours, which are those of pictures too."""
     if not (heights < 0).any():
         return [(_MAGNITUDE, heights)]
     return [(_POSITIVE, np.maximum(heights, 0)), (_NEGATIVE, np.minimum(heights, 0))]
 
 
-def _dress_bars(axes: Axes, count: int, width: float) -> None:
+def _style_bars(axes: Axes, count: int, width: float) -> None:
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     axes.spines[:].set_visible(False)
@@ -111,16 +111,16 @@ def _dress_bars(axes: Axes, count: int, width: float) -> None:
 
 
 def _number(value: float) -> str:
-    """``value`` in at most about seven characters: ``-2.5e-5`` for -0.000025."""
+    """Returns ``value`` in at most about seven characters: ``-2.5e-5`` for -0.000025."""
     if value == 0 or 0.01 <= abs(value) < 1000:
         return f"{value:.3g}" if abs(value) >= 10 else f"{value:.2g}"
     mantissa, exponent = f"{value:.1e}".split("e")
     return f"{mantissa}e{int(exponent)}"
 
 
-def _point_out(axes: Axes, heights: Array, predicted: ClassPrediction, width: float) -> None:
+def _highlight(axes: Axes, heights: Array, predicted: ClassPrediction, width: float) -> None:
     index, height = predicted.index, float(heights[predicted.index])
-    axes.bar([index], [height], color=INK, width=max(0.8, heights.size / 400))  # a hair's breadth at least
+    axes.bar([index], [height], color=INK, width=max(0.8, heights.size / 400))  # visible among many bars too
     label = fitted(predicted.label or str(index), 0.6 * width, 9, "bold", keep="start")
     text = f"{label} · {predicted.probability:.1%}"
     axes.use_sticky_edges = False  # leaves room above 0, where all values are below it
@@ -136,7 +136,7 @@ def _point_out(axes: Axes, heights: Array, predicted: ClassPrediction, width: fl
 
 
 def _side(place: float, width: float, needed: float) -> Literal["left", "center", "right"]:
-    """To which side of ``place`` a text must lie to stay within ``width``."""
+    """Returns the alignment with which a text of width ``needed`` at ``place`` stays within ``width``."""
     return "left" if place < needed / 2 else "right" if width - place < needed / 2 else "center"
 
 
@@ -148,28 +148,28 @@ def _draw_array(sheet: Sheet, box: Box, values: Array, summary: str, summarise: 
         draw_bars(sheet, box, flat)
     elif flat.ndim > 2:
         picture = _mosaic(flat.reshape(-1, *flat.shape[-2:]))
-        _draw_colours(sheet, box, picture, _range(picture))
-    elif max(flat.shape) <= _MOST_STRETCH * min(flat.shape):
-        _draw_colours(sheet, box, flat, _range(flat))
+        _draw_picture(sheet, box, picture, _range(picture))
+    elif max(flat.shape) <= _MAX_ASPECT * min(flat.shape):
+        _draw_picture(sheet, box, flat, _range(flat))
     else:
         _draw_table(sheet, box, flat, summary, summarise(flat))
 
 
 def _finite(values: Array) -> Array:
-    """``values`` with 0 for what has no place in a picture."""
+    """Returns ``values`` with 0 in place of NaN and infinities."""
     return np.where(np.isfinite(values), values, 0.0)
 
 
 def _flat(values: Array) -> Array:
-    """``values`` without leading axes of length 1."""
+    """Returns ``values`` without leading axes of length 1."""
     while values.ndim > 1 and values.shape[0] == 1:
         values = values[0]
     return values
 
 
 def _mosaic(channels: Array) -> Array:
-    """The first channels [channels, height, width] as tiles of one picture, with nothing (NaN) between them."""
-    shown = channels[:_MOST_CHANNELS]
+    """Returns the first of the channels [channels, height, width] as tiles of one picture, with NaN between them."""
+    shown = channels[:_MAX_CHANNELS]
     count, height, width = shown.shape
     across = math.ceil(math.sqrt(count))
     down = math.ceil(count / across)
@@ -181,21 +181,21 @@ def _mosaic(channels: Array) -> Array:
     return picture
 
 
-def _draw_colours(sheet: Sheet, box: Box, picture: Array, scale: _Range) -> None:
+def _draw_picture(sheet: Sheet, box: Box, picture: Array, scale: _Range) -> None:
     _draw_scale(sheet, box, _show(sheet.axes(box), picture, scale), scale)
 
 
 def _draw_table(sheet: Sheet, box: Box, table: Array, summary: str, totals: Array) -> None:
-    """A table [rows, columns] stretched to the box, with one number a row in bars beside it."""
+    """Draws a table [rows, columns] stretched to the box, and ``totals`` [rows] as bars beside it."""
     axes = sheet.axes(box._replace(width=0.76 * box.width))
     scale = _range(table)
     _draw_scale(sheet, box, _show(axes, table, scale, aspect="auto"), scale)
-    beside = sheet.axes(box._replace(left=box.left + 0.8 * box.width, width=0.2 * box.width))
+    bars = sheet.axes(box._replace(left=box.left + 0.8 * box.width, width=0.2 * box.width))
     for colour, side in _sides(_finite(totals)):
-        beside.barh(np.arange(totals.size), side, color=colour)
-    beside.set_ylim(axes.get_ylim())
-    beside.set_xlabel(summary, fontsize=7, color=FAINT)
-    _bare(beside)
+        bars.barh(np.arange(totals.size), side, color=colour)
+    bars.set_ylim(axes.get_ylim())
+    bars.set_xlabel(summary, fontsize=7, color=FAINT)
+    _bare(bars)
 
 
 def _show(axes: Axes, picture: Array, scale: _Range, aspect: Literal["equal", "auto"] = "equal") -> AxesImage:
@@ -206,7 +206,7 @@ def _show(axes: Axes, picture: Array, scale: _Range, aspect: Literal["equal", "a
 
 
 def _draw_scale(sheet: Sheet, box: Box, shown: AxesImage, scale: _Range) -> None:
-    """The colours and their numbers, right of ``box``."""
+    """Draws the colour scale right of ``box``."""
     bar = sheet.axes(Box(box.left + box.width + 0.06, box.top, 0.07, box.height))
     ticks = [scale.low, (scale.low + scale.high) / 2, scale.high]
     extend: Literal["both", "max", "neither"] = "neither" if not scale.clipped else "both" if scale.low < 0 else "max"
@@ -217,7 +217,7 @@ def _draw_scale(sheet: Sheet, box: Box, shown: AxesImage, scale: _Range) -> None
 
 
 def _bare(axes: Axes) -> Axes:
-    """``axes`` without ticks."""
+    """Removes the ticks of ``axes``."""
     axes.set_xticks([])
     axes.set_yticks([])
     return axes

@@ -1,4 +1,4 @@
-"""A Matplotlib figure, measured in inches from its upper left corner: things keep their size however long it gets."""
+"""A Matplotlib figure with positions in inches from its upper left corner: sizes do not depend on the length."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 INK, FAINT, RULE = "#1b1f24", "#6a737d", "#d0d7de"
 
 STYLE: dict[Any, Any] = {
-    "font.family": "DejaVu Sans",  # Matplotlib brings it along, and it has the marks of the verdicts
+    "font.family": "DejaVu Sans",  # comes with Matplotlib, and has the marks of the verdicts
     "text.color": INK,
     "text.parse_math": False,  # a module may be called $x$
     "axes.edgecolor": RULE,
@@ -26,11 +26,11 @@ STYLE: dict[Any, Any] = {
     "ytick.labelcolor": FAINT,
     "ytick.labelsize": 7,
 }
-"""Matplotlib's settings while a sheet is drawn, whatever its user's are."""
+"""Matplotlib's settings while a sheet is drawn, in place of the user's own."""
 
 
 class Box(NamedTuple):
-    """A place on a sheet, in inches."""
+    """A rectangle on a sheet, in inches."""
 
     left: float
     top: float
@@ -47,18 +47,18 @@ class Sheet:
     height: float
 
     def axes(self, box: Box) -> Axes:
-        """New axes that fill ``box``."""
+        """Adds axes that fill ``box``."""
         bottom = self.height - box.top - box.height
         return self.figure.add_axes(
             (box.left / self.width, bottom / self.height, box.width / self.width, box.height / self.height)
         )
 
     def text(self, left: float, top: float, text: str, size: float, **look: Any) -> None:
-        """Write ``text`` with its baseline at ``top``."""
+        """Writes ``text`` with its baseline at ``top``."""
         self.figure.text(left / self.width, 1 - top / self.height, text, fontsize=size, **look)
 
     def rule(self, left: float, top: float, right: float) -> None:
-        """A thin horizontal line."""
+        """Draws a thin horizontal line."""
         from matplotlib.lines import Line2D
 
         height = 1 - top / self.height
@@ -67,7 +67,7 @@ class Sheet:
 
 
 def fitted(text: str, width: float, size: float, weight: str, keep: Literal["start", "end"] = "end") -> str:
-    """``text``, or as much of it as fits into ``width`` inches; of a module's name the end says most."""
+    """Returns ``text``, shortened to ``width`` inches. A module's name is recognised by its end, hence the default."""
     if length(text, size, weight) <= width:
         return text
     cuts = range(1, len(text))
@@ -76,7 +76,7 @@ def fitted(text: str, width: float, size: float, weight: str, keep: Literal["sta
 
 
 def length(text: str, size: float, weight: str) -> float:
-    """How many inches ``text`` takes."""
+    """Returns the width of ``text`` in inches."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import text_to_path
 

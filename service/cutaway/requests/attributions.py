@@ -1,4 +1,4 @@
-"""Explanations that can be asked for."""
+"""Attribution methods that use gradients."""
 
 from __future__ import annotations
 
@@ -8,10 +8,27 @@ from dataclasses import dataclass, field
 from cutaway.requests.baselines import Baselines
 from cutaway.requests.noise import Metric, NoiseTunnel
 from cutaway.requests.targets import Target
-from cutaway.word import Word
+from cutaway.str_enum import StrEnum
+
+__all__ = [
+    "Attribution",
+    "Deconvolution",
+    "GuidedBackprop",
+    "GuidedGradCam",
+    "InputXGradient",
+    "IntegratedGradients",
+    "InternalInfluence",
+    "LayerActivation",
+    "LayerConductance",
+    "LayerGradCam",
+    "LayerGradientXActivation",
+    "LayerIntegratedGradients",
+    "Quadrature",
+    "Saliency",
+]
 
 
-class Quadrature(Word):
+class Quadrature(StrEnum):
     """How a path integral is approximated; the values are Captum's names."""
 
     GAUSS_LEGENDRE = "gausslegendre"
@@ -23,13 +40,13 @@ class Quadrature(Word):
 
 @dataclass(frozen=True, kw_only=True)
 class Attribution:
-    """One explanation.
+    """One attribution.
 
     Args:
         target: the scalar explained; ``None`` is the request's.
         inputs: names of the inputs explained, the rest passed on unchanged; empty means every floating input.
         noise: explain noisy copies of the inputs and combine them; ``None`` explains the inputs as they are.
-        metrics: numbers that judge the explanation, brought back with it.
+        metrics: quality metrics of the attribution, returned with it.
     """
 
     target: Target | None = None
@@ -45,7 +62,7 @@ def field_name(kind: type[object]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class AtLayer(Attribution):
-    """An explanation that looks at a layer.
+    """An attribution method that uses a layer.
 
     Args:
         layer: the module's name.
@@ -56,7 +73,7 @@ class AtLayer(Attribution):
 
 @dataclass(frozen=True, kw_only=True)
 class LayerAttribution(AtLayer):
-    """An explanation of a layer: its values have the shape of what the layer returns."""
+    """An attribution of a layer: its values have the shape of the layer's output."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,14 +90,14 @@ class InputXGradient(Attribution):
 
 @dataclass(frozen=True, kw_only=True)
 class PathAttribution(Attribution):
-    """An explanation that walks a straight path from a baseline to the input.
+    """An attribution that integrates along the straight path from a baseline to the input.
 
     Args:
-        n_steps: steps on the path, 1 to 4096; of Gauss-Legendre to 1024.
+        n_steps: steps on the path, 1 to 4096; at most 1024 for Gauss-Legendre.
         baselines: by input name, a number or a tensor of one row or a row an example; default zeros.
         quadrature: where the path is sampled, and how the integral is approximated.
-        max_delta: double the steps, as far as the server allows, until no example's attributions miss the target's
-            change by more than this; the answer says how many steps that took. ``None`` takes ``n_steps`` as they are.
+        max_delta: double the steps, up to the server's limit, until the convergence delta of no example is larger than
+            this; the result says how many steps were used. ``None`` uses ``n_steps``.
     """
 
     n_steps: int = 50
@@ -102,14 +119,14 @@ class IntegratedGradients(PathAttribution):
 
 @dataclass(frozen=True, kw_only=True)
 class GuidedBackprop(Attribution):
-    """The gradient, of which each ``nn.ReLU`` lets only what is positive pass. Springenberg et al. 2014,
+    """The gradient, where each ``nn.ReLU`` passes only positive gradients. Springenberg et al. 2014,
     arXiv:1412.6806."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Deconvolution(Attribution):
-    """The gradient, where each ``nn.ReLU`` is applied to what comes back instead of its own derivative. Zeiler and
-    Fergus 2013, arXiv:1311.2901."""
+    """The gradient, where each ``nn.ReLU`` applies ReLU to the gradient instead of its derivative. Zeiler and Fergus
+    2013, arXiv:1311.2901."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +159,7 @@ class LayerGradCam(LayerAttribution):
 @dataclass(frozen=True, kw_only=True)
 class LayerConductance(LayerAttribution, PathAttribution):
     """How much of the target's change from the baseline to the input flows through each of a layer's units. Dhamdhere
-    et al. 2018, arXiv:1805.12233. The change is told from differences between steps, as in Shrikumar et al. 2018,
+    et al. 2018, arXiv:1805.12233. The change is estimated from differences between steps, as in Shrikumar et al. 2018,
     arXiv:1807.09946."""
 
 
@@ -155,4 +172,4 @@ class InternalInfluence(LayerAttribution, PathAttribution):
 @dataclass(frozen=True, kw_only=True)
 class LayerIntegratedGradients(LayerAttribution, PathAttribution):
     """Gradients integrated from a layer's value at the baseline to its value at the input, after Sundararajan et al.
-    2017, arXiv:1703.01365. Inputs of whole numbers take part too: a baseline for token ids is a tensor of ids."""
+    2017, arXiv:1703.01365. Integer inputs are included: a baseline for token ids is a tensor of ids."""

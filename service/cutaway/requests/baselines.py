@@ -1,19 +1,22 @@
-"""Where explanations that compare begin."""
+"""Baselines of attribution methods."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TypeAlias
 
-from cutaway.tensors import ArrayLike
+from cutaway.schema.tensors import ArrayLike
+
+__all__ = ["TokenId"]
 
 
 class TokenId(int):
-    """A token's number, as the baseline of an input that holds token ids: the padding token's, say."""
+    """A token id as the baseline of an input of token ids: for example that of the padding token."""
 
 
 Baselines: TypeAlias = Mapping[str, float | ArrayLike | TokenId]
 """By input name: a number, a tensor of one row or a row an example, or a token's id."""
 
 Distributions: TypeAlias = Mapping[str, ArrayLike]
-"""By input name, samples of a distribution: axis 0 the sample, behind it the input's axes; of every input as many."""
+"""By input name, samples of a distribution: axis 0 is the sample, then the axes of the input; each
+input has as many."""

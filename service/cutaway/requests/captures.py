@@ -1,4 +1,4 @@
-"""What can be brought back from inside a model."""
+"""Tensors inside a model that a request can return."""
 
 from __future__ import annotations
 
@@ -7,29 +7,31 @@ from functools import cached_property
 from typing import Literal, TypeAlias
 
 from cutaway.errors import Reason, error
-from cutaway.word import Word
+from cutaway.str_enum import StrEnum
+
+__all__ = ["Capture", "Max", "Mean", "Norm", "Point", "Slice", "TopElements"]
 
 
-class Point(Word):
+class Point(StrEnum):
     """Where a hook sits on a module."""
 
     INPUT = "input"
-    """What goes in: a forward pre-hook."""
+    """The input: a forward pre-hook."""
     OUTPUT = "output"
-    """What comes out: a forward hook."""
+    """The output: a forward hook."""
     GRAD_INPUT = "grad_input"
-    """The target's gradient at what goes in: ``grad_input`` of a full backward hook."""
+    """The target's gradient at the input: ``grad_input`` of a full backward hook."""
     GRAD_OUTPUT = "grad_output"
-    """The target's gradient at what comes out: ``grad_output`` of a full backward hook."""
+    """The target's gradient at the output: ``grad_output`` of a full backward hook."""
 
     @property
     def is_gradient(self) -> bool:
-        """Whether a backward pass is needed to see it."""
+        """Whether the point needs a backward pass."""
         return self in (Point.GRAD_INPUT, Point.GRAD_OUTPUT)
 
 
 POINTS = tuple(Point)
-"""All of them, in the order of the reply."""
+"""All points, in the order of the reply."""
 
 PointName: TypeAlias = Literal["input", "output", "grad_input", "grad_output"]
 
@@ -53,12 +55,12 @@ class Slice:
 
 @dataclass(frozen=True)
 class Reduction:
-    """How a captured tensor is made smaller before it is sent."""
+    """How a captured tensor is reduced before it is sent."""
 
 
 @dataclass(frozen=True)
 class AxisReduction(Reduction):
-    """Over axes, which are gone afterwards.
+    """A reduction over axes, which the result does not have.
 
     Args:
         axes: at least one; never 0, the batch, but in a parameter's gradient; negative ones count from the last.
@@ -69,17 +71,17 @@ class AxisReduction(Reduction):
 
 @dataclass(frozen=True)
 class Mean(AxisReduction):
-    """The mean over axes, of a floating tensor."""
+    """Reduces a floating tensor to its mean over axes."""
 
 
 @dataclass(frozen=True)
 class Max(AxisReduction):
-    """The maximum over axes."""
+    """Reduces a tensor to its maximum over axes."""
 
 
 @dataclass(frozen=True)
 class Norm(AxisReduction):
-    """The 2-norm over axes, of a floating tensor."""
+    """Reduces a floating tensor to its 2-norm over axes."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ class TopElements(Reduction):
 
 @dataclass(frozen=True)
 class Capture:
-    """Bring back what hooks saw, at modules, at operators inside a module's forward, or at a parameter.
+    """Return the tensors that hooks record at modules, at operators inside a module's forward, or at a parameter.
 
     Args:
         module: a name in ``named_modules()``, or a glob: ``*`` is any text within one part of a dotted name,
@@ -108,7 +110,7 @@ class Capture:
         call: only this call, from 0; ``None`` is every call.
         path: only the tensor at this path (``[0]``, ``.logits``); ``""`` is every tensor.
         slices: a part of each tensor, cut before any reduction.
-        reduce: how each tensor is made smaller; ``None`` sends it as it is.
+        reduce: how each tensor is reduced; ``None`` sends it unchanged.
         data_type: what floating tensors are sent as, such as ``float16``; ``""`` is as computed.
     """
 
@@ -131,7 +133,7 @@ class Capture:
 
 
 def as_point(point: PointName | Point, field: str = "points") -> Point:
-    """The point of that name, for ``field``.
+    """Returns the point with that name; ``field`` is the field at fault if there is none.
 
     Raises:
         InvalidArgument: ``INVALID_VALUE``.

@@ -1,4 +1,4 @@
-"""Explanations from the difference between the input and baselines: DeepLIFT, and expectations over baselines."""
+"""Attributions from the difference between the input and baselines: DeepLIFT, and expectations over baselines."""
 
 from __future__ import annotations
 
@@ -7,6 +7,18 @@ from dataclasses import dataclass, field
 from cutaway.requests.attributions import Attribution, LayerAttribution
 from cutaway.requests.baselines import Baselines, Distributions
 from cutaway.requests.neurons import NeuronAttribution
+
+__all__ = [
+    "DeepLift",
+    "DeepLiftShap",
+    "GradientShap",
+    "LayerDeepLift",
+    "LayerDeepLiftShap",
+    "LayerGradientShap",
+    "NeuronDeepLift",
+    "NeuronDeepLiftShap",
+    "NeuronGradientShap",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +40,7 @@ class DeepLift(Difference):
 
 @dataclass(frozen=True, kw_only=True)
 class LayerDeepLift(LayerAttribution, Difference):
-    """DeepLIFT, ended at a layer: what each of its units adds to the target's change."""
+    """DeepLIFT at a layer: what each of its units adds to the target's change."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +50,7 @@ class NeuronDeepLift(NeuronAttribution, Difference):
 
 @dataclass(frozen=True, kw_only=True)
 class Expectation(Attribution):
-    """An explanation that is averaged over baselines.
+    """An attribution that is averaged over baselines.
 
     Args:
         baselines: for every input explained, samples of a distribution.
@@ -54,12 +66,12 @@ class DeepLiftShap(Expectation):
 
 @dataclass(frozen=True, kw_only=True)
 class LayerDeepLiftShap(LayerAttribution, Expectation):
-    """The same, ended at a layer. Lundberg and Lee 2017, arXiv:1705.07874."""
+    """`DeepLiftShap` at a layer. Lundberg and Lee 2017, arXiv:1705.07874."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NeuronDeepLiftShap(NeuronAttribution, Expectation):
-    """The same of a neuron. Lundberg and Lee 2017, arXiv:1705.07874."""
+    """`DeepLiftShap` of a neuron. Lundberg and Lee 2017, arXiv:1705.07874."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +89,7 @@ class ExpectedGradient(Expectation):
 
 @dataclass(frozen=True, kw_only=True)
 class GradientShap(ExpectedGradient):
-    """Expected gradients: give the request a seed to see the same again. Erion et al. 2019, arXiv:1906.10670."""
+    """Expected gradients; a seed in the request makes the result reproducible. Erion et al. 2019, arXiv:1906.10670."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,16 +1,18 @@
-"""Changes to what flows through a model, for one request only."""
+"""Changes to activations and gradients inside a model, for one request."""
 
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
 
 from cutaway.requests.captures import Point, PointName, Slice, as_point
-from cutaway.tensors import ArrayLike
+from cutaway.schema.tensors import ArrayLike
+
+__all__ = ["Add", "Clamp", "Edit", "Mix", "Replace", "Scale", "Zero"]
 
 
 @dataclass(frozen=True)
 class Edit:
-    """One change at one place; at a gradient point, what flows upstream changes.
+    """One change at one point; at a gradient point, it changes the gradient that goes upstream.
 
     Args:
         module: a name in ``named_modules()``.
@@ -54,14 +56,14 @@ class Add(Edit):
 
 @dataclass(frozen=True, kw_only=True)
 class Replace(Edit):
-    """``tensor`` instead; it broadcasts against the part that is edited."""
+    """``tensor`` instead of the value; it broadcasts against the part that is edited."""
 
     tensor: ArrayLike
 
 
 @dataclass(frozen=True, kw_only=True)
 class Zero(Edit):
-    """Zeros instead."""
+    """Zeros instead of the value."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Explanations of a neuron: one element of what a module returns, in place of a target."""
+"""Attributions of a neuron: one element of a module's output, in place of a target."""
 
 from __future__ import annotations
 
@@ -7,13 +7,21 @@ from dataclasses import dataclass
 from cutaway.requests.attributions import Attribution, PathAttribution
 from cutaway.requests.targets import Neuron
 
+__all__ = [
+    "NeuronConductance",
+    "NeuronDeconvolution",
+    "NeuronGradient",
+    "NeuronGuidedBackprop",
+    "NeuronIntegratedGradients",
+]
+
 
 @dataclass(frozen=True, kw_only=True)
 class NeuronAttribution(Attribution):
-    """An explanation of a neuron, which is its target; only `NeuronConductance` has another one besides.
+    """An attribution of a neuron, which is its target; only `NeuronConductance` has a second target.
 
     Args:
-        neuron: which.
+        neuron: the neuron.
     """
 
     neuron: Neuron

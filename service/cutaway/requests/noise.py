@@ -1,14 +1,16 @@
-"""Averages over noisy copies of the inputs, and numbers that judge an explanation."""
+"""Noise tunnels and quality metrics of attributions."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cutaway.word import Word
+from cutaway.str_enum import StrEnum
+
+__all__ = ["Combination", "Infidelity", "NoiseTunnel", "SensitivityMax"]
 
 
-class Combination(Word):
-    """How the explanations of noisy copies are combined; the values are Captum's names."""
+class Combination(StrEnum):
+    """How the attributions of noisy copies are combined; the values are Captum's names."""
 
     SMOOTHGRAD = "smoothgrad"
     """The mean."""
@@ -20,11 +22,11 @@ class Combination(Word):
 
 @dataclass(frozen=True)
 class NoiseTunnel:
-    """An explanation of noisy copies of the inputs, combined. Smilkov et al. 2017, arXiv:1706.03825; Adebayo et al.
+    """The combined attributions of noisy copies of the inputs. Smilkov et al. 2017, arXiv:1706.03825; Adebayo et al.
     2018, arXiv:1810.03292.
 
     Args:
-        combination: how the copies' explanations become one.
+        combination: how the attributions of the copies are combined.
         n_samples: copies of each example, at least 1.
         stdev: the noise's standard deviation, in units of the input; from 0.
     """
@@ -36,7 +38,7 @@ class NoiseTunnel:
 
 @dataclass(frozen=True)
 class Metric:
-    """A number that judges an explanation, one an example."""
+    """A quality metric: one number for each example."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Explanations from what changes when parts of the inputs are replaced: no gradient is needed, and none is taken."""
+"""Attributions from forward passes on changed inputs, without gradients."""
 
 from __future__ import annotations
 
@@ -8,12 +8,25 @@ from dataclasses import dataclass, field
 from cutaway.requests.attributions import Attribution, LayerAttribution
 from cutaway.requests.baselines import Baselines
 from cutaway.requests.neurons import NeuronAttribution
-from cutaway.tensors import ArrayLike
+from cutaway.schema.tensors import ArrayLike
+
+__all__ = [
+    "FeatureAblation",
+    "FeaturePermutation",
+    "KernelShap",
+    "LayerFeatureAblation",
+    "LayerFeaturePermutation",
+    "Lime",
+    "NeuronFeatureAblation",
+    "Occlusion",
+    "ShapleyValueSampling",
+    "ShapleyValues",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Perturbation(Attribution):
-    """An explanation from forward passes on changed inputs; inputs that are no floats can be named too."""
+    """An attribution from forward passes on changed inputs; it can also explain inputs that are not floating."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,9 +42,8 @@ class Grouped(Perturbation):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FeatureAblation(Grouped):
-    """What changes when a feature is replaced by its baseline. Zeiler and Fergus 2013, arXiv:1311.2901, did so with
-    parts of images.
+class BaselinePerturbation(Perturbation):
+    """A perturbation that replaces parts of the inputs by baselines.
 
     Args:
         baselines: by input name, a number or a tensor of one row or a row an example; default zeros.
@@ -41,67 +53,58 @@ class FeatureAblation(Grouped):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Occlusion(Perturbation):
-    """What changes when a window is replaced by a baseline, averaged over the windows that an element lies in.
+class FeatureAblation(Grouped, BaselinePerturbation):
+    """What changes when a feature is replaced by its baseline. Zeiler and Fergus 2013, arXiv:1311.2901, did so with
+    parts of images."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Occlusion(BaselinePerturbation):
+    """What changes when a window is replaced by a baseline, averaged over the windows that contain an element.
     Zeiler and Fergus 2013, arXiv:1311.2901.
 
     Args:
-        windows: by input name, the window's size along each axis behind the batch; one for each input explained.
+        windows: by input name, the window's size along each axis after the batch; one for each input explained.
         strides: by input name, how far the window moves along each of these axes; default 1.
-        baselines: by input name, a number or a tensor of one row or a row an example; default zeros.
     """
 
     windows: Mapping[str, tuple[int, ...]]
     strides: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    baselines: Baselines = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FeaturePermutation(Grouped):
-    """What changes when a feature's values are exchanged between the rows of the batch, at random: give the request a
-    seed to see the same again. Fisher et al. 2018, arXiv:1801.01489."""
+    """What changes when a feature's values are exchanged between the rows of the batch, at random; a seed in the
+    request makes the result reproducible. Fisher et al. 2018, arXiv:1801.01489."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShapleyValues(Grouped):
+class ShapleyValues(Grouped, BaselinePerturbation):
     """What a feature adds to the target, on average over all orders in which features can be added to the baseline.
-    Shapley 1953, doi:10.1515/9781400881970-018.
-
-    Args:
-        baselines: what an absent feature is: by input name, a number or a tensor of one row or a row an example;
-            default zeros.
-    """
-
-    baselines: Baselines = field(default_factory=dict)
+    Shapley 1953, doi:10.1515/9781400881970-018."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShapleyValueSampling(Grouped):
-    """The same over orders drawn at random: give the request a seed to see the same again. Castro et al. 2009,
+class ShapleyValueSampling(Grouped, BaselinePerturbation):
+    """Shapley values over orders drawn at random; a seed in the request makes them reproducible. Castro et al. 2009,
     doi:10.1016/j.cor.2008.04.004.
 
     Args:
-        baselines: what an absent feature is: by input name, a number or a tensor of one row or a row an example;
-            default zeros.
         n_samples: orders drawn, at least 1.
     """
 
-    baselines: Baselines = field(default_factory=dict)
     n_samples: int = 25
 
 
 @dataclass(frozen=True, kw_only=True)
-class Surrogate(Grouped):
-    """A simple model of what the target does when features are replaced, fitted to draws; its weights explain. Give
-    the request a seed to see the same again.
+class Surrogate(Grouped, BaselinePerturbation):
+    """The weights of a simple model of the target, fitted to random replacements of features. A seed in the request
+    makes them reproducible.
 
     Args:
-        baselines: what an absent feature is: by input name, a number or a tensor of one row or a row an example;
-            default zeros.
         n_samples: draws, at least 1.
     """
 
-    baselines: Baselines = field(default_factory=dict)
     n_samples: int = 50
 
 
@@ -112,19 +115,13 @@ class KernelShap(Surrogate):
 
 @dataclass(frozen=True, kw_only=True)
 class Lime(Surrogate):
-    """A sparse linear model around the input: Lasso, with draws weighted by how near they lie. Ribeiro et al. 2016,
+    """A sparse linear model around the input: Lasso, with draws weighted by their distance. Ribeiro et al. 2016,
     arXiv:1602.04938."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class NeuronFeatureAblation(NeuronAttribution, Grouped):
-    """What changes in a neuron when a feature is replaced by its baseline.
-
-    Args:
-        baselines: by input name, a number or a tensor of one row or a row an example; default zeros.
-    """
-
-    baselines: Baselines = field(default_factory=dict)
+class NeuronFeatureAblation(NeuronAttribution, Grouped, BaselinePerturbation):
+    """What changes in a neuron when a feature is replaced by its baseline."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,5 +137,5 @@ class LayerFeatureAblation(LayerAttribution):
 
 @dataclass(frozen=True, kw_only=True)
 class LayerFeaturePermutation(LayerAttribution):
-    """What changes when a unit's values are exchanged between the rows of the batch, at random: give the request a
-    seed to see the same again. Fisher et al. 2018, arXiv:1801.01489."""
+    """What changes when a unit's values are exchanged between the rows of the batch, at random; a seed in the request
+    makes the result reproducible. Fisher et al. 2018, arXiv:1801.01489."""

@@ -1,4 +1,4 @@
-"""Layer-wise relevance propagation: what the target is made of, handed back layer by layer."""
+"""Layer-wise relevance propagation: the target's value is distributed backwards, layer by layer."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from dataclasses import dataclass, field
 
 from cutaway.requests.attributions import Attribution, LayerAttribution
 
+__all__ = ["LRP", "AlphaOneBetaZero", "Epsilon", "Gamma", "LayerLRP", "RelevanceIdentity"]
+
 
 @dataclass(frozen=True)
 class LrpRule:
-    """How relevance passes back through a layer. Montavon et al. 2019, doi:10.1007/978-3-030-28954-6_10."""
+    """How relevance passes backwards through a layer. Montavon et al. 2019, doi:10.1007/978-3-030-28954-6_10."""
 
 
 @dataclass(frozen=True)
 class Epsilon(LrpRule):
-    """LRP-epsilon: relevance is handed on in proportion to contributions.
+    """LRP-epsilon: relevance is distributed in proportion to contributions.
 
     Args:
         epsilon: added to the sum of the contributions, with its sign; above 0.
@@ -47,10 +49,10 @@ class RelevanceIdentity(LrpRule):
 
 @dataclass(frozen=True, kw_only=True)
 class Propagation(Attribution):
-    """Relevance, from the target back.
+    """Relevance of the target.
 
     Args:
-        rules: by module name, how relevance passes through it; default Captum's own, by type: LRP-epsilon through
+        rules: by module name, how relevance passes through it; default are Captum's rules, by type: LRP-epsilon through
             convolutions, linear and pooling layers and batch norms, and unchanged through activations and dropout.
     """
 

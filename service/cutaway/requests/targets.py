@@ -4,8 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cutaway.tensors import ArrayLike
-from cutaway.word import Word
+from cutaway.schema.tensors import ArrayLike
+from cutaway.str_enum import StrEnum
+
+__all__ = [
+    "ClassIndex",
+    "Cotangent",
+    "CrossEntropy",
+    "LossReduction",
+    "MeanSquaredError",
+    "MultiIndex",
+    "Neuron",
+    "OutputNorm",
+    "OutputSum",
+    "PredictedClass",
+    "Target",
+    "TopK",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,18 +66,18 @@ class MultiIndex(Target):
 class TopK(Target):
     """The ``k`` largest classes of an output [batch, classes].
 
-    Gradients then have one more axis, of size k, behind axis 0 (a parameter's: before it); each attribution comes back
+    Gradients then have one more axis, of size k, after axis 0 (a parameter's: before it); each attribution is returned
     k times, the largest class first.
     """
 
     k: int
 
 
-class LossReduction(Word):
-    """How a loss of the whole batch is made; an example's target is its share, and the shares sum to the loss."""
+class LossReduction(StrEnum):
+    """How the loss of the batch is computed; an example's target is its share, and the shares sum to the loss."""
 
     SUM = "sum"
-    """PyTorch's ``reduction="sum"``: a share does not depend on who else is in the batch."""
+    """PyTorch's ``reduction="sum"``: a share does not depend on the other examples of the batch."""
     MEAN = "mean"
     """PyTorch's ``reduction="mean"``, over the examples of the request."""
 
@@ -85,7 +100,7 @@ class MeanSquaredError(Target):
     """``torch.nn.functional.mse_loss``.
 
     Args:
-        values: the wished ones, of the output's shape.
+        values: the desired values, of the output's shape.
         reduction: ``sum`` or ``mean``.
     """
 

@@ -1,7 +1,8 @@
-"""What comes back, as plain typed values: numpy arrays, no torch and no protobuf."""
+"""Results as plain typed values: numpy arrays, no torch and no protobuf."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -11,11 +12,12 @@ from cutaway.results.explanations import (
     Cause,
     Check,
     MetricResult,
+    RowCheck,
     TokenAttribution,
     Verdict,
 )
-from cutaway.tensors import Array
-from cutaway.word import Word
+from cutaway.schema.tensors import Array
+from cutaway.str_enum import StrEnum
 
 __all__ = [
     "AttributionResult",
@@ -35,6 +37,7 @@ __all__ = [
     "Outline",
     "OutputSpec",
     "Provenance",
+    "RowCheck",
     "Timings",
     "TokenAttribution",
     "Verdict",
@@ -43,94 +46,86 @@ __all__ = [
 ]
 
 
+class _HookPoints(ABC):
+    """Short names for the tensors at the four points of a module."""
+
+    @abstractmethod
+    def at(self, point: Point) -> Array:
+        """Returns the only tensor at ``point``."""
+
+    @property
+    def input(self) -> Array:
+        """The input."""
+        return self.at(Point.INPUT)
+
+    @property
+    def output(self) -> Array:
+        """The output."""
+        return self.at(Point.OUTPUT)
+
+    @property
+    def grad_input(self) -> Array:
+        """The gradient of the target at the input."""
+        return self.at(Point.GRAD_INPUT)
+
+    @property
+    def grad_output(self) -> Array:
+        """The gradient of the target at the output."""
+        return self.at(Point.GRAD_OUTPUT)
+
+
 @dataclass(frozen=True)
-class CapturedCall:
+class CapturedCall(_HookPoints):
     """One call of a module.
 
     Attributes:
         leaves: by point, the tensors of the call by their path: ``""`` for a bare tensor, else ``[0]``,
             ``.logits``, ``["key"]`` or the name of a keyword argument.
-        positions: the same for what was reduced to its largest elements: where along the axis each of them was.
+        positions: for tensors that were reduced to their largest elements: the index along the axis of each element.
     """
 
     leaves: Mapping[Point, Mapping[str, Array]]
     positions: Mapping[Point, Mapping[str, Array]] = field(default_factory=dict)
 
     def at(self, point: Point) -> Array:
-        """The one tensor at ``point``.
+        """Returns the only tensor at ``point``.
 
         Raises:
-            LookupError: nothing was captured there, or several tensors were: then read ``leaves``.
+            LookupError: nothing was captured there, or several tensors were: then use ``leaves``.
         """
-        there = self.leaves.get(point, {})
-        if len(there) != 1:
-            what = f"{len(there)} tensors {sorted(there)}: read .leaves" if there else "nothing was captured"
+        tensors = self.leaves.get(point, {})
+        if len(tensors) != 1:
+            what = f"{len(tensors)} tensors {sorted(tensors)}: use .leaves" if tensors else "nothing was captured"
             raise LookupError(f"at {point.value}: {what}")
-        return next(iter(there.values()))
-
-    @property
-    def input(self) -> Array:
-        """What went in."""
-        return self.at(Point.INPUT)
-
-    @property
-    def output(self) -> Array:
-        """What came out."""
-        return self.at(Point.OUTPUT)
-
-    @property
-    def grad_input(self) -> Array:
-        """The target's gradient at what went in."""
-        return self.at(Point.GRAD_INPUT)
-
-    @property
-    def grad_output(self) -> Array:
-        """The target's gradient at what came out."""
-        return self.at(Point.GRAD_OUTPUT)
+        return next(iter(tensors.values()))
 
 
 @dataclass(frozen=True)
-class ModuleCapture:
-    """What the hooks on one module saw, call by call; the short names read the first call.
+class ModuleCapture(_HookPoints):
+    """The captures of one module; ``input``, ``output`` and so on are those of its first call.
 
     Attributes:
-        calls: one element for each time that the module was called, in order.
+        calls: one element for each call of the module, in order.
     """
 
     calls: tuple[CapturedCall, ...]
 
-    @property
-    def input(self) -> Array:
-        """What went into the first call."""
-        return self.calls[0].input
-
-    @property
-    def output(self) -> Array:
-        """What came out of the first call."""
-        return self.calls[0].output
-
-    @property
-    def grad_input(self) -> Array:
-        """The target's gradient at what went into the first call."""
-        return self.calls[0].grad_input
-
-    @property
-    def grad_output(self) -> Array:
-        """The target's gradient at what came out of the first call."""
-        return self.calls[0].grad_output
+    def at(self, point: Point) -> Array:
+        """Returns the only tensor at ``point`` in the first call; see `CapturedCall.at`."""
+        return self.calls[0].at(point)
 
 
 @dataclass(frozen=True)
 class ClassPrediction:
-    """One example's predicted class: its index, label (or ``""``) and probability (0 to 1)."""
+    """The predicted class of one example: its index, label (or ``""``) and probability (0 to 1)."""
 
     index: int
     label: str
     probability: float
 
 
-class WarningCode(Word):
-    """What a warning is about."""
+class WarningCode(StrEnum):
+    """The kinds of warnings."""
 
     MODULE_NOT_CALLED = "MODULE_NOT_CALLED"
     NO_GRADIENT = "NO_GRADIENT"
@@ -142,7 +137,7 @@ class WarningCode(Word):
 
 @dataclass(frozen=True)
 class Warning:
-    """Something a careful reader should know."""
+    """A warning: the result is correct, but may not be what the caller expects."""
 
     code: WarningCode
     subject: str
@@ -151,7 +146,7 @@ class Warning:
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where a result comes from."""
+    """The model and the software that computed a result."""
 
     model: str = ""
     version: str = ""
@@ -181,7 +176,7 @@ class Timings:
 
 @dataclass(frozen=True)
 class Outline:
-    """A tensor without its numbers: data type and shape."""
+    """The data type and shape of a tensor."""
 
     data_type: str
     shape: tuple[int, ...]
@@ -189,13 +184,13 @@ class Outline:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a reply would be. A gradient of which only the backward pass tells whether it arrives is counted.
+    """The estimate of a reply. It includes gradients that only the backward pass can show to be missing.
 
     Attributes:
-        reply_bytes: its size, in bytes, with no compression.
-        tensors: every tensor of it, in order, by its place in the result: ``captures.conv1.output``.
-        passes: the most passes that the explanations would take, checks included, each example counted; the operator's
-            limit is held against this.
+        reply_bytes: the size of the reply, in bytes, without compression.
+        tensors: every tensor of the reply, in order, by its place in the result: ``captures.conv1.output``.
+        passes: the largest number of passes that the attributions and their checks need, counted for each example; the
+            operator's limit applies to it.
     """
 
     reply_bytes: int
@@ -205,25 +200,25 @@ class Estimate:
 
 @dataclass(frozen=True)
 class InspectResult:
-    """The answer to one question.
+    """The result of one request.
 
     Attributes:
         predictions: the model's outputs by name, batch first; of the edited model, where there are edits.
         classes: the predicted class an example; empty for a model without classes.
-        targets: [batch], the class indices that gradients are about, [batch, k] of a top-k target; None where no
-            target was needed or it is no class.
-        target_values: of that shape, the target scalars; None where no target was needed.
+        targets: [batch], the class indices of the target, [batch, k] for a top-k target; None where no target was
+            needed or the target is no class.
+        target_values: of the same shape, the values of the target; None where no target was needed.
         captures: by module name, or by the operator's address.
         input_gradients: by input name, of the input's shape.
         parameter_gradients: by parameter name: the gradient of the sum of all examples' targets.
         attributions: in the order of the request.
         unedited: with ``compare``, what the unedited model returned, by name; else empty.
-        unedited_classes: the same as classes, for the unedited model.
-        warnings: what a careful reader should know.
-        provenance: where this comes from.
-        timings: where the time went.
-        estimate: with ``dry_run``, what the reply would be; then predictions, captures, gradients and attributions are
-            empty.
+        unedited_classes: the classes that the unedited model predicts.
+        warnings: facts that the caller may not expect.
+        provenance: the model and the software.
+        timings: the time of each stage.
+        estimate: with ``dry_run``, the estimate of the reply; then predictions, captures, gradients and attributions
+            are empty.
     """
 
     predictions: Mapping[str, Array]
@@ -244,8 +239,8 @@ class InspectResult:
 
 @dataclass(frozen=True)
 class InputSpec:
-    """A forward argument: its name, data type (``""`` if the model does not say), shape (-1 is any size, empty
-    if the model does not say) and whether forward has a default for it."""
+    """A forward argument: its name, data type (``""`` if unknown), shape (-1 is any size, empty if unknown) and whether
+    forward has a default for it."""
 
     name: str
     data_type: str = ""
@@ -255,7 +250,7 @@ class InputSpec:
 
 @dataclass(frozen=True)
 class OutputSpec:
-    """One of forward's results: its name, data type and shape for the model's own example."""
+    """An output of forward: its name, and its data type and shape for the model's example."""
 
     name: str
     data_type: str
@@ -264,8 +259,8 @@ class OutputSpec:
 
 @dataclass(frozen=True)
 class ModuleInfo:
-    """One module of the tree: its name, class, number of parameters, and, for the model's own example, the shapes
-    of what its first call returned and how often it was called."""
+    """One module of the tree: its name, class and number of parameters; for the model's example, the output shapes of
+    its first call, and the number of calls; and the other names of the same module."""
 
     name: str
     type: str
@@ -277,8 +272,8 @@ class ModuleInfo:
 
 @dataclass(frozen=True)
 class OperatorInfo:
-    """An operator inside a module's forward: its address (``layer3.1:relu#0``), and, for the model's own example, the
-    shapes of what it first returned and how often it ran."""
+    """An operator inside the forward of a module: its address (``layer3.1:relu#0``); for the model's example, the
+    output shapes of its first run, and the number of runs."""
 
     address: str
     output_shapes: tuple[tuple[int, ...], ...]
@@ -287,7 +282,7 @@ class OperatorInfo:
 
 @dataclass(frozen=True)
 class ModelName:
-    """A model in a version."""
+    """The name and version of a model."""
 
     model: str
     version: str
@@ -295,7 +290,7 @@ class ModelName:
 
 @dataclass(frozen=True)
 class ModelDetail:
-    """One model with its insides."""
+    """The description of one model."""
 
     model: ModelName
     inputs: tuple[InputSpec, ...]

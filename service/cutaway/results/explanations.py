@@ -1,4 +1,4 @@
-"""Explanations that come back, and what checks found."""
+"""Attributions in a result, and their checks."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cutaway.requests import CheckMode
-from cutaway.tensors import Array
-from cutaway.word import Word
+from cutaway.schema.tensors import Array
+from cutaway.str_enum import StrEnum
 
 
-class Verdict(Word):
-    """What a check found."""
+class Verdict(StrEnum):
+    """The outcome of a check."""
 
     AGREES = "AGREES"
     DISAGREES = "DISAGREES"
@@ -19,59 +19,78 @@ class Verdict(Word):
     NOT_APPLICABLE = "NOT_APPLICABLE"
 
 
-class Cause(Word):
-    """The likely cause of a verdict other than AGREES; apps branch on it, people read the reason."""
+class Cause(StrEnum):
+    """The likely cause of a verdict other than AGREES, for programs; the reason is for people."""
 
     FUNCTIONAL_NONLINEARITY = "FUNCTIONAL_NONLINEARITY"
-    """A nonlinearity that is no module, or of a kind that the method does not know, was differentiated as it is."""
+    """A nonlinearity is no module, or of a kind that the method does not know: its plain gradient was used."""
     MODULE_REUSED = "MODULE_REUSED"
-    """A module was called several times in one forward, and the method explains, or overrides, one call only."""
+    """A module was called several times in one forward pass; the method explains, or overrides, only one call."""
     RANDOM_FORWARD = "RANDOM_FORWARD"
     """Two runs on the same input differ."""
     TOO_FEW_STEPS = "TOO_FEW_STEPS"
     """More steps bring the attributions closer to the target's change."""
     NO_GRADIENT = "NO_GRADIENT"
-    """The gradient is exactly zero everywhere: the path is cut, or nothing depends on the input."""
+    """The gradient is exactly zero everywhere: the target does not depend on the input, or the graph is cut."""
     SATURATED = "SATURATED"
-    """The gradient is so small that it lies below what rounding does to the target."""
+    """The gradient is so small that its effect on the target is less than a rounding error."""
     WRONG_BACKWARD = "WRONG_BACKWARD"
-    """What flows back is not the derivative of what flowed forward."""
+    """The backward pass does not compute the derivative of the forward pass."""
     ROWS_COUPLED = "ROWS_COUPLED"
     """Rows of the batch depend on each other."""
     BASELINE_IS_INPUT = "BASELINE_IS_INPUT"
-    """An example is its own baseline: there is nothing to explain."""
+    """The baseline of a row equals its input: there is nothing to explain."""
     CANCELLATION = "CANCELLATION"
-    """Terms cancel, and what is left of them is rounding."""
+    """Terms cancel, and their sum consists of rounding errors."""
     NOT_FINITE = "NOT_FINITE"
-    """There are NaNs or infinities."""
+    """Values are NaN or infinite."""
     OTHER_PASSES = "OTHER_PASSES"
-    """Captum ran the model on other inputs, or differentiated something else, than the method is made of."""
+    """Captum ran the model on other inputs, or differentiated another scalar, than the method consists of."""
     NOTHING_CHANGED = "NOTHING_CHANGED"
-    """The target is the same whatever was replaced."""
+    """The target is the same for all perturbations."""
     NOTHING_SEEN = "NOTHING_SEEN"
-    """The raw hooks saw nothing to compare with."""
+    """The raw hooks recorded nothing to compare with."""
     NOT_MOVED = "NOT_MOVED"
     """There was nothing for the method to override, exchange or fit."""
     UNKNOWN = "UNKNOWN"
-    """None of these: the attribution is not what it must be."""
+    """None of these: the attribution differs from its reference."""
     OVERRIDE_LOST = "OVERRIDE_LOST"
-    """Captum overrides gradients itself for this method, and loses or mixes some where modules meet."""
+    """Captum overrides gradients for this method, and loses or mixes some where modules are connected."""
+
+
+@dataclass(frozen=True)
+class RowCheck:
+    """The outcome of a comparison for one row of the batch.
+
+    Attributes:
+        max_relative_error: the largest relative error of the row.
+        verdict: the outcome for the row.
+        reason: why; ``""`` where the two agree.
+        cause: the reason for programs; None where both agree.
+    """
+
+    max_relative_error: float
+    verdict: Verdict
+    reason: str = ""
+    cause: Cause | None = None
 
 
 @dataclass(frozen=True)
 class Check:
-    """One comparison of an attribution with what the raw hooks say.
+    """One comparison of an attribution with a reference computed from raw hooks.
 
     Attributes:
-        compared: what with what, in words.
-        mode: where the raw hooks listened.
-        max_absolute_error: over all elements.
-        max_relative_error: the same over the reference's largest magnitude.
-        cosine: between the two, flattened; 0 where either has no length.
-        tolerance: the relative error up to which the two agree.
+        compared: what was compared, for people.
+        mode: in which passes the raw hooks recorded.
+        max_absolute_error: the largest over all elements.
+        max_relative_error: the largest absolute error, divided by the largest magnitude of the reference.
+        cosine: the cosine similarity of both, flattened; 0 if one of them is all zeros.
+        tolerance: the relative error up to which both agree.
         verdict: the outcome.
-        reason: why, and what to do about it; ``""`` where the two agree.
-        cause: the same as a word for programs; None where the two agree.
+        reason: why, and what to do about it; ``""`` where both agree.
+        cause: the reason for programs; None where both agree.
+        rows: the outcome of each row of the batch, where some rows may be better than the outcome above, which is that
+            of the worst row; empty where that outcome holds for every row.
     """
 
     compared: str
@@ -83,17 +102,22 @@ class Check:
     verdict: Verdict
     reason: str = ""
     cause: Cause | None = None
+    rows: tuple[RowCheck, ...] = ()
+
+    def of_row(self, row: int) -> RowCheck:
+        """Returns the outcome for one row of the batch."""
+        return self.rows[row] if self.rows else RowCheck(self.max_relative_error, self.verdict, self.reason, self.cause)
 
 
 @dataclass(frozen=True)
 class TokenAttribution:
-    """What each token of a text adds: an explanation at an embedding, summed over the embedding's width.
+    """The attribution of each token of a text: that of an embedding, summed over the width of the embedding.
 
     Attributes:
         input: the input that holds the token ids; ``""`` where the ids are no input of the model.
         ids: [batch, tokens], the token ids.
         values: [batch, tokens], the sums.
-        texts: the tokens' texts, row by row; empty where the model's adapter knows none.
+        texts: the texts of the tokens, row by row; empty if the adapter of the model knows none.
     """
 
     input: str
@@ -104,7 +128,7 @@ class TokenAttribution:
 
 @dataclass(frozen=True)
 class MetricResult:
-    """A number that judges an explanation.
+    """A quality metric of an attribution.
 
     Attributes:
         name: ``infidelity`` or ``sensitivity_max``.
@@ -117,20 +141,20 @@ class MetricResult:
 
 @dataclass(frozen=True)
 class AttributionResult:
-    """One explanation.
+    """One attribution.
 
     Attributes:
         method: Captum's class name.
         layer: the layer, or ``""``.
         values: by input name, of the input's shape; for a layer method, by the layer's name.
-        convergence_delta: [batch], or None for a method whose attributions need not add up.
-        value_at_input: [batch], the explained scalar at the input.
-        value_at_baseline: [batch] at the baseline, or None for a method without one.
+        convergence_delta: [batch], or None for a method whose attributions need not sum to the target's change.
+        value_at_input: [batch], the target at the input.
+        value_at_baseline: [batch], the target at the baseline, or None for a method without one.
         targets: [batch], the class indices explained, or None where the target is no class.
-        checks: what the raw hooks say.
-        n_steps: the steps of a path that were taken; 0 for a method without a path.
-        tokens: what each token adds, where the layer is an embedding; else None.
-        metrics: the numbers asked for, in order.
+        checks: comparisons with raw hooks.
+        n_steps: the number of steps on the path; 0 for a method without a path.
+        tokens: the attribution of each token, where the layer is an embedding; else None.
+        metrics: the requested quality metrics, in order.
     """
 
     method: str

@@ -2,38 +2,24 @@
 
     from rich.console import Console
 
-    Console().print(tables.attribution_table(result))
+    Console().print(*tables.result_tables(result))
 
-Names that a model's author chose go into `Text`, never into markup: ``layers[0]`` must stay what it is.
+Names that the model's author chose become `Text`, never markup: ``layers[0]`` is a name and no style.
 """
 
-from __future__ import annotations
-
-from cutaway.tables.answers import provenance_line, timing_table, warning_lines
-from cutaway.tables.attributions import VERDICT_STYLES, attribution_table, explains_several, verdict_text
-from cutaway.tables.captures import CapturedTensor, capture_table, captured, gradient_table, parameter_table
-from cutaway.tables.cells import heading, module_text, shape_text
-from cutaway.tables.estimates import estimate_table
-from cutaway.tables.predictions import has_targets, prediction_table, target_table
-
-__all__ = [
-    "VERDICT_STYLES",
-    "CapturedTensor",
-    "attribution_table",
-    "capture_table",
-    "captured",
-    "estimate_table",
-    "explains_several",
-    "gradient_table",
-    "has_targets",
-    "heading",
-    "module_text",
-    "parameter_table",
-    "prediction_table",
-    "provenance_line",
-    "shape_text",
-    "target_table",
-    "timing_table",
-    "verdict_text",
-    "warning_lines",
-]
+from cutaway.tables.attributions import VERDICT_STYLES as VERDICT_STYLES
+from cutaway.tables.attributions import attribution_table as attribution_table
+from cutaway.tables.attributions import verdict_text as verdict_text
+from cutaway.tables.captures import capture_table as capture_table
+from cutaway.tables.captures import gradient_table as gradient_table
+from cutaway.tables.captures import parameter_table as parameter_table
+from cutaway.tables.cells import empty_table as empty_table
+from cutaway.tables.cells import module_text as module_text
+from cutaway.tables.cells import shape_text as shape_text
+from cutaway.tables.predictions import prediction_table as prediction_table
+from cutaway.tables.predictions import target_table as target_table
+from cutaway.tables.reply import estimate_table as estimate_table
+from cutaway.tables.reply import provenance_line as provenance_line
+from cutaway.tables.reply import result_tables as result_tables
+from cutaway.tables.reply import timing_table as timing_table
+from cutaway.tables.reply import warning_lines as warning_lines

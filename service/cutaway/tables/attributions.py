@@ -1,4 +1,4 @@
-"""Explanations, and what checks and metrics say of them."""
+"""Attributions with their checks, metrics and tokens."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cutaway.results import AttributionResult, Check, InspectResult, Verdict
-from cutaway.tables.cells import first_values, heading, number, statistics
+from cutaway.tables.cells import empty_table, first_values, number_text, statistics
 from cutaway.tables.tokens import token_tables
 
 VERDICT_STYLES = {
@@ -20,48 +20,46 @@ VERDICT_STYLES = {
 
 
 def attribution_table(result: InspectResult) -> Group:
-    """Every attribution's values, and below them what the checks say, what metrics say, and what each token adds."""
-    answers = result.attributions
-    blocks: list[RenderableType] = [_values(result)]
-    if any(answer.checks for answer in answers):
-        blocks.append(_checks(answers))
-    if any(answer.metrics for answer in answers):
-        blocks.append(_metrics(answers))
-    blocks += [each for answer in answers for each in token_tables(answer)]
-    return Group(*[each for block in blocks for each in ("", block)][1:])
+    """Returns the values of every attribution, and below them its checks, its metrics and its sums by token."""
+    attributions = result.attributions
+    blocks: list[RenderableType] = [_values(attributions)]
+    if any(attribution.checks for attribution in attributions):
+        blocks.append(_checks(attributions))
+    if any(attribution.metrics for attribution in attributions):
+        blocks.append(_metrics(attributions))
+    for attribution in attributions:
+        blocks += token_tables(attribution)
+    return Group(*[part for block in blocks for part in ("", block)][1:])
 
 
-def _values(result: InspectResult) -> Table:
-    several = explains_several(result)
-    steps = any(answer.n_steps for answer in result.attributions)
-    names = ["method", "of", "shape", *(["class"] if several else []), "min", "max", "delta", *(["steps"] * steps)]
-    table = heading("Attributions", *names, numbers=len(names) - 3, folds=("of", "class"))
-    for answer in result.attributions:
-        about = [Text("") if answer.targets is None else first_values(answer.targets)] if several else []
-        delta = "" if answer.convergence_delta is None else number(float(np.abs(answer.convergence_delta).max()))
-        taken = [str(answer.n_steps or "")] if steps else []
-        for name, array in answer.values.items():
+def _values(attributions: tuple[AttributionResult, ...]) -> Table:
+    methods = {(attribution.method, attribution.layer) for attribution in attributions}
+    show_class = len(methods) < len(attributions)  # a method for several classes: only the class tells them apart
+    show_steps = any(attribution.n_steps for attribution in attributions)
+    names = ["method", "of", "shape", *["class"] * show_class, "min", "max", "delta", *["steps"] * show_steps]
+    table = empty_table("Attributions", *names, numbers=len(names) - 3, folds=("of", "class"))
+    for attribution in attributions:
+        classes = Text("") if attribution.targets is None else first_values(attribution.targets)
+        delta = attribution.convergence_delta
+        largest_delta = "" if delta is None else number_text(float(np.abs(delta).max()))
+        steps = str(attribution.n_steps or "")
+        for name, array in attribution.values.items():
             low, _, high = statistics(array)
-            table.add_row(answer.method, Text(name), str(list(array.shape)), *about, low, high, delta, *taken)
+            cells = [Text(attribution.method), Text(name), Text(str(list(array.shape))), *[classes] * show_class]
+            table.add_row(*cells, low, high, largest_delta, *[steps] * show_steps)
     return table
 
 
-def explains_several(result: InspectResult) -> bool:
-    """Whether something is explained more than once: then only the class tells attributions apart."""
-    asked = [(answer.method, answer.layer) for answer in result.attributions]
-    return len(set(asked)) < len(asked)
-
-
-def _checks(answers: tuple[AttributionResult, ...]) -> Table:
-    table = heading("Checks", "verdict", "method", "error (allowed)", "compared with", folds=("compared with",))
-    for answer in answers:
-        for check in answer.checks:
-            table.add_row(verdict_text(check.verdict), answer.method, _error(check), _comparison(check))
+def _checks(attributions: tuple[AttributionResult, ...]) -> Table:
+    table = empty_table("Checks", "verdict", "method", "error (allowed)", "compared with", folds=("compared with",))
+    for attribution in attributions:
+        for check in attribution.checks:
+            table.add_row(verdict_text(check.verdict), attribution.method, _error(check), _comparison(check))
     return table
 
 
 def verdict_text(verdict: Verdict) -> Text:
-    """A verdict in its colour."""
+    """Returns a verdict in its colour."""
     return Text(verdict.value, style=VERDICT_STYLES[verdict])
 
 
@@ -73,17 +71,17 @@ def _error(check: Check) -> Text:
 
 def _comparison(check: Check) -> Text:
     cause = "" if check.cause is None or check.verdict is Verdict.AGREES else check.cause.value
-    why = ": ".join(filter(None, [cause, check.reason]))
-    if not why:
+    explanation = ": ".join(filter(None, [cause, check.reason]))
+    if not explanation:
         return Text(check.compared)
-    return Text.assemble(check.compared, "\n", (why, VERDICT_STYLES[check.verdict]))
+    return Text.assemble(check.compared, "\n", (explanation, VERDICT_STYLES[check.verdict]))
 
 
-def _metrics(answers: tuple[AttributionResult, ...]) -> Table:
-    """A metric a row, with its numbers for the first examples."""
-    table = heading("Metrics", "metric", "method", "of", "an example each", folds=("of", "an example each"))
-    for answer in answers:
-        of = ", ".join(answer.values)
-        for metric in answer.metrics:
-            table.add_row(Text(metric.name), answer.method, Text(of), first_values(metric.values))
+def _metrics(attributions: tuple[AttributionResult, ...]) -> Table:
+    """Returns a row for each metric, with its values for the first examples."""
+    table = empty_table("Metrics", "metric", "method", "of", "by example", folds=("of", "by example"))
+    for attribution in attributions:
+        names = ", ".join(attribution.values)
+        for metric in attribution.metrics:
+            table.add_row(Text(metric.name), attribution.method, Text(names), first_values(metric.values))
     return table

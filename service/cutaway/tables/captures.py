@@ -1,72 +1,49 @@
-"""What hooks saw, and gradients."""
+"""Captured tensors and gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Mapping
 
 from rich.table import Table
 from rich.text import Text
 
-from cutaway.requests import Point
 from cutaway.results import InspectResult
-from cutaway.tables.cells import first_values, heading, module_text, shape_text, statistics
-from cutaway.tensors import Array
-
-
-class CapturedTensor(NamedTuple):
-    """One captured tensor and where it was seen."""
-
-    module: str
-    point: Point
-    call: int
-    path: str
-    array: Array
-    positions: Array | None
-    """Where along the axis each element was, of what was reduced to its largest."""
-
-
-def captured(result: InspectResult) -> Iterator[CapturedTensor]:
-    """Every tensor that hooks brought back, in order."""
-    for module, capture in result.captures.items():
-        for index, call in enumerate(capture.calls):
-            for point, leaves in call.leaves.items():
-                for path, array in leaves.items():
-                    positions = call.positions.get(point, {}).get(path)
-                    yield CapturedTensor(module, point, index, path, array, positions)
+from cutaway.results.captured import captured_tensors
+from cutaway.schema.tensors import Array
+from cutaway.tables.cells import empty_table, first_values, module_text, shape_text, statistics
 
 
 def capture_table(result: InspectResult) -> Table:
-    """What the hooks saw: a tensor a row, with its path within the call behind the point.
+    """Returns a row for each captured tensor, with its path behind the point.
 
-    Of what was reduced to its largest elements, also where the first of them were.
+    After a reduction to the largest elements, the row also has the positions of the first of them.
     """
-    seen = list(captured(result))
-    call = ["call"] if any(each.call for each in seen) else []
-    where = ["positions"] if any(each.positions is not None for each in seen) else []
-    names = ["module", "point", *call, "tensor", *where]
+    tensors = list(captured_tensors(result))
+    show_call = any(tensor.call for tensor in tensors)
+    show_positions = any(tensor.positions is not None for tensor in tensors)
+    names = ["module", "point", *["call"] * show_call, "tensor", *["positions"] * show_positions]
     folds = ("module", "point", "positions")
-    table = heading("Captures", *names, "min", "mean", "max", numbers=3, folds=folds)
-    for each in seen:
-        number = [str(each.call)] if call else []
-        first = [Text("") if each.positions is None else first_values(each.positions)] if where else []
-        place = Text(module_text(each.module)), Text(each.point.value + each.path)
-        table.add_row(*place, *number, shape_text(each.array), *first, *statistics(each.array))
+    table = empty_table("Captures", *names, "min", "mean", "max", numbers=3, folds=folds)
+    for tensor in tensors:
+        cells = [Text(module_text(tensor.module)), Text(tensor.point.value + tensor.path)]
+        cells += [Text(str(tensor.call))] * show_call
+        positions = Text("") if tensor.positions is None else first_values(tensor.positions)
+        table.add_row(*cells, shape_text(tensor.array), *[positions] * show_positions, *statistics(tensor.array))
     return table
 
 
 def gradient_table(result: InspectResult) -> Table:
-    """The target's gradient at each input."""
+    """Returns a row for the target's gradient at each input."""
     return _arrays("Input gradients", "input", result.input_gradients)
 
 
 def parameter_table(result: InspectResult) -> Table:
-    """The gradient of all examples' targets together at each parameter."""
+    """Returns a row for each parameter: the gradient of the sum of all examples' targets."""
     return _arrays("Parameter gradients", "parameter", result.parameter_gradients)
 
 
-def _arrays(title: str, what: str, arrays: Mapping[str, Array]) -> Table:
-    table = heading(title, what, "tensor", "min", "mean", "max", numbers=3, folds=(what,))
+def _arrays(title: str, kind: str, arrays: Mapping[str, Array]) -> Table:
+    table = empty_table(title, kind, "tensor", "min", "mean", "max", numbers=3, folds=(kind,))
     for name, array in arrays.items():
         table.add_row(Text(name), shape_text(array), *statistics(array))
     return table

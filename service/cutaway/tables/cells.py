@@ -1,4 +1,4 @@
-"""What tables are made of: a style, and how names, tensors and numbers are written."""
+"""The style of all tables, and how names, tensors and numbers are written in their cells."""
 
 from __future__ import annotations
 
@@ -10,32 +10,31 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from cutaway.tensors import Array, dtype_name
+from cutaway.schema.tensors import Array, dtype_name
 
-_ROOT = "(the model)"
-MOST_ROWS = 20
-"""Of a batch; the rest is counted."""
-_MOST_VALUES = 4  # of a tensor that is shown by its first values
+MAX_ROWS = 20
+"""How many examples a table shows; the others are counted."""
+_MAX_VALUES = 4  # how many elements of a tensor `first_values` shows
 
 
 def module_text(name: str) -> str:
-    """``name``, with a word for the module that is the whole model and has none."""
-    return name or _ROOT
+    """Returns ``name``; for the module that is the whole model, and has an empty name, ``(the model)``."""
+    return name or "(the model)"
 
 
 def shape_text(array: Array) -> str:
-    """``float32[8, 10]``."""
+    """Returns data type and shape, such as ``float32[8, 10]``."""
     return f"{dtype_name(array)}[{', '.join(map(str, array.shape))}]"
 
 
-def heading(title: str, *columns: str, numbers: int = 0, folds: Collection[str] = ()) -> Table:
-    """An empty table in the style of all others.
+def empty_table(title: str, *columns: str, numbers: int = 0, folds: Collection[str] = ()) -> Table:
+    """Returns a table without rows, in the style of all tables.
 
     Args:
-        title: what stands above it.
-        columns: their names.
-        numbers: how many columns, from the last, are set flush right.
-        folds: columns that take several lines where the terminal is narrow.
+        title: the line above the table.
+        columns: the names of the columns.
+        numbers: how many columns, counted from the last, are aligned right.
+        folds: columns whose cells take several lines where the terminal is narrow.
     """
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True, title=title)
     table.title_justify, table.title_style = "left", "bold"
@@ -45,39 +44,39 @@ def heading(title: str, *columns: str, numbers: int = 0, folds: Collection[str] 
     return table
 
 
-def count_rest(table: Table, rows: int) -> None:
-    """Say below ``table`` how many of ``rows`` it does not show."""
-    if rows > MOST_ROWS:
-        table.caption, table.caption_justify = f"and {rows - MOST_ROWS} more", "left"
+def count_hidden_rows(table: Table, rows: int) -> None:
+    """Writes below ``table`` how many of ``rows`` it does not show."""
+    if rows > MAX_ROWS:
+        table.caption, table.caption_justify = f"and {rows - MAX_ROWS} more", "left"
 
 
-def percent(probability: float) -> Text:
-    """``93.1%``; what is likelier than not stands out."""
+def percent_text(probability: float) -> Text:
+    """Returns ``93.1%``, bold from 50% up."""
     return Text(f"{probability:.1%}", style="bold" if probability >= 0.5 else "")
 
 
 def first_values(array: Array) -> Text:
-    """The first few elements of ``array``."""
-    values = [number(value) for value in printable(array.reshape(-1)[:_MOST_VALUES]).tolist()]
-    more = [Text("...")] if array.size > _MOST_VALUES else []
+    """Returns the first few elements of ``array``."""
+    values = [number_text(value) for value in printable(array.reshape(-1)[:_MAX_VALUES]).tolist()]
+    more = [Text("...")] if array.size > _MAX_VALUES else []
     return Text(" ").join([*values, *more])
 
 
 def statistics(array: Array) -> tuple[Text, Text, Text]:
-    """The least element, the mean and the largest; a dash each where there is none."""
+    """Returns the minimum, mean and maximum of ``array``; dashes for an array without elements."""
     if not array.size:
         return Text("-"), Text("-"), Text("-")
     values = printable(array)
-    return number(values.min().item()), number(values.mean().item()), number(values.max().item())
+    return number_text(values.min().item()), number_text(values.mean().item()), number_text(values.max().item())
 
 
 def printable(array: Array) -> Array:
-    """``array`` in a data type whose elements are Python's own numbers, and whose mean does not overflow."""
+    """Returns integers as they are and all other numbers as float64: Python can print them, and means are finite."""
     return array if array.dtype.kind in "iu" else array.astype(np.float64)
 
 
-def number(value: float) -> Text:
-    """An integer whole, another number to three digits; what is no finite number stands out."""
+def number_text(value: float) -> Text:
+    """Returns an integer with all digits, another number with three; NaN and infinity in red."""
     if isinstance(value, int):
         return Text(str(value))
     return Text(f"{value:.3g}", style="" if math.isfinite(value) else "bold red")

@@ -1,4 +1,4 @@
-"""What the model predicts, and what is explained of it."""
+"""Predictions and targets."""
 
 from __future__ import annotations
 
@@ -8,13 +8,23 @@ from rich.table import Table
 from rich.text import Text
 
 from cutaway.results import InspectResult
-from cutaway.tables.cells import MOST_ROWS, count_rest, first_values, heading, number, percent, printable, shape_text
+from cutaway.tables.cells import (
+    MAX_ROWS,
+    count_hidden_rows,
+    empty_table,
+    first_values,
+    number_text,
+    percent_text,
+    printable,
+    shape_text,
+)
 
 
 def prediction_table(result: InspectResult) -> RenderableType:
-    """The predicted classes, an example a row; for a model without classes, or with several outputs, these.
+    """Returns a row for each example's predicted class; for a model without classes or with several outputs, one for
+    each output.
 
-    What edits changed is shown as ``before -> after``, where the unedited model was asked, too.
+    If the result has the prediction of the unedited model too, a change is written as ``before -> after``.
     """
     if not result.classes:
         return _outputs(result, "Prediction")
@@ -24,57 +34,55 @@ def prediction_table(result: InspectResult) -> RenderableType:
 
 
 def _classes(result: InspectResult) -> Table:
-    labelled = any(row.label for row in result.classes)
-    explained = {} if has_targets(result) else {"target": result.targets, "target's value": result.target_values}
-    shown = {name: values for name, values in explained.items() if values is not None}
-    names = ["example", "class", *(["label"] if labelled else []), "probability", *shown]
-    table = heading("Prediction", *names, numbers=1 + len(shown), folds=("label",))
+    show_label = any(prediction.label for prediction in result.classes)
+    targets = {"target": result.targets, "target's value": result.target_values}
+    shown = {} if needs_target_table(result) else {name: array for name, array in targets.items() if array is not None}
+    names = ["example", "class", *["label"] * show_label, "probability", *shown]
+    table = empty_table("Prediction", *names, numbers=1 + len(shown), folds=("label",))
     unedited = result.unedited_classes or result.classes
-    for index, (before, after) in enumerate(zip(unedited, result.classes[:MOST_ROWS])):
-        label = [_changed(before.label, after.label, "bold")] if labelled else []
-        probability = [percent(before.probability)] if result.unedited_classes else []
-        about = [number(printable(values)[index].item()) for values in shown.values()]
+    for index, (before, after) in enumerate(zip(unedited, result.classes[:MAX_ROWS])):
+        probability = [percent_text(before.probability)] if result.unedited_classes else []
         table.add_row(
             str(index),
-            _changed(str(before.index), str(after.index)),
-            *label,
-            Text(" -> ").join([*probability, percent(after.probability)]),
-            *about,
+            _change(str(before.index), str(after.index)),
+            *[_change(before.label, after.label, "bold")] * show_label,
+            Text(" -> ").join([*probability, percent_text(after.probability)]),
+            *(number_text(printable(array)[index].item()) for array in shown.values()),
         )
-    count_rest(table, len(result.classes))
+    count_hidden_rows(table, len(result.classes))
     return table
 
 
-def _changed(before: str, after: str, style: str = "") -> Text:
-    """``cat -> dog``; ``dog`` alone where it was no other before."""
+def _change(before: str, after: str, style: str = "") -> Text:
+    """Returns ``cat -> dog``, or ``dog`` if it did not change."""
     return Text.assemble("" if before == after else f"{before} -> ", (after, style))
 
 
 def _outputs(result: InspectResult, title: str) -> Table:
-    both = {"first values": result.predictions, "unedited": result.unedited}
-    shown = {column: outputs for column, outputs in both.items() if outputs}
-    table = heading(title, "output", "tensor", *shown, folds=("output", *shown))
+    columns = {"first values": result.predictions, "unedited": result.unedited}
+    shown = {column: outputs for column, outputs in columns.items() if outputs}
+    table = empty_table(title, "output", "tensor", *shown, folds=("output", *shown))
     for name, array in {**result.unedited, **result.predictions}.items():
         values = [first_values(outputs[name]) if name in outputs else "" for outputs in shown.values()]
         table.add_row(Text(name), shape_text(array), *values)
     return table
 
 
-def has_targets(result: InspectResult) -> bool:
-    """Whether targets need a table of their own: several an example, or no predicted classes to stand beside."""
+def needs_target_table(result: InspectResult) -> bool:
+    """Returns whether targets need their own table: several per example, or no predicted classes beside them."""
     values = result.target_values
     return values is not None and (values.ndim > 1 or not result.classes)
 
 
 def target_table(result: InspectResult) -> Table:
-    """What gradients and attributions are about: the class, where it is one, and the scalar, a target a row."""
+    """Returns a row for each target: the class, if the target is one, and the value of the target scalar."""
     values = np.zeros(0) if result.target_values is None else result.target_values
     classes = None if result.targets is None else result.targets.reshape(-1)
     per_example = values.shape[1] if values.ndim > 1 else 1
     names = ["example", *(["class"] if classes is not None else []), "value"]
-    table = heading("Targets", *names, numbers=len(names) - 1)
-    for index, value in enumerate(values.reshape(-1)[:MOST_ROWS]):
-        about = [] if classes is None else [str(classes[index])]
-        table.add_row(str(index // per_example), *about, number(float(value)))
-    count_rest(table, values.size)
+    table = empty_table("Targets", *names, numbers=len(names) - 1)
+    for index, value in enumerate(values.reshape(-1)[:MAX_ROWS]):
+        class_cells = [] if classes is None else [str(classes[index])]
+        table.add_row(str(index // per_example), *class_cells, number_text(float(value)))
+    count_hidden_rows(table, values.size)
     return table

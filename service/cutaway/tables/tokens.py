@@ -1,4 +1,4 @@
-"""What each token of a text adds."""
+"""The sum of an attribution over each token of a text."""
 
 from __future__ import annotations
 
@@ -10,44 +10,44 @@ from rich.table import Table
 from rich.text import Text
 
 from cutaway.results import AttributionResult, TokenAttribution
-from cutaway.tables.cells import MOST_ROWS, heading, module_text, number
-from cutaway.tensors import Array
+from cutaway.schema.tensors import Array
+from cutaway.tables.cells import MAX_ROWS, empty_table, module_text, number_text
 
-_MOST_TOKENS = 20  # of an example; the rest is counted
+_MAX_TOKENS = 20  # of an example; the others are counted
 
 
-def token_tables(answer: AttributionResult) -> Iterator[RenderableType]:
-    """A table for each example, of the tokens that add most, in the text's order; none where there are no tokens."""
-    if answer.tokens is None:
+def token_tables(attribution: AttributionResult) -> Iterator[RenderableType]:
+    """Yields a table for each example: the tokens with the largest values, in the order of the text."""
+    tokens = attribution.tokens
+    if tokens is None:
         return
-    rows = len(answer.tokens.values)
-    for row in range(min(rows, MOST_ROWS)):
-        about = "" if answer.targets is None else f", class {answer.targets[row]}"
-        title = f"Tokens of example {row}: {answer.method} at {module_text(answer.layer)}{about}"
-        yield Group(Text(title, style="bold"), _example(answer.tokens, row))  # a table's own title folds at its width
-    if rows > MOST_ROWS:
-        yield Text(f"and the tokens of {rows - MOST_ROWS} more examples", style="dim")
+    for row in range(min(len(tokens.values), MAX_ROWS)):
+        target = "" if attribution.targets is None else f", class {attribution.targets[row]}"
+        title = f"Tokens of example {row}: {attribution.method} at {module_text(attribution.layer)}{target}"
+        yield Group(Text(title, style="bold"), _example(tokens, row))  # a table's own title folds at its width
+    if len(tokens.values) > MAX_ROWS:
+        yield Text(f"and the tokens of {len(tokens.values) - MAX_ROWS} more examples", style="dim")
 
 
 def _example(tokens: TokenAttribution, row: int) -> Table:
     values = tokens.values[row].astype(np.float64)
-    shown = _largest(values)
-    table = heading("", "position", "token", "value", numbers=1, folds=("token",))
-    for position in shown:
-        table.add_row(str(position), _token(tokens, row, position), number(float(values[position])))
-    if len(values) > len(shown):
-        table.caption, table.caption_justify = f"and {len(values) - len(shown)} smaller ones", "left"
+    positions = _largest(values)
+    table = empty_table("", "position", "token", "value", numbers=1, folds=("token",))
+    for position in positions:
+        table.add_row(str(position), _token(tokens, row, position), number_text(float(values[position])))
+    if len(values) > len(positions):
+        table.caption, table.caption_justify = f"and {len(values) - len(positions)} smaller ones", "left"
     return table
 
 
 def _largest(values: Array) -> list[int]:
-    """Where the largest magnitudes are, in order; what is no number counts as the largest."""
+    """Returns the indices of the largest magnitudes in ascending order; NaN counts as infinite."""
     magnitudes = np.where(np.isnan(values), np.inf, np.abs(values))
-    return sorted(np.argsort(-magnitudes, kind="stable")[:_MOST_TOKENS].tolist())
+    return sorted(np.argsort(-magnitudes, kind="stable")[:_MAX_TOKENS].tolist())
 
 
 def _token(tokens: TokenAttribution, row: int, position: int) -> Text:
-    """The token's text, on one line; its id where there is none."""
+    """Returns the token's text in one line, or its id if its text is not known."""
     texts = tokens.texts[row] if row < len(tokens.texts) else ()
     text = texts[position] if position < len(texts) else ""
     if not text:

@@ -3,8 +3,10 @@
 isort:skip_file
 """
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
@@ -210,6 +212,7 @@ class Check(_message.Message):
     VERDICT_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     CAUSE_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
     compared: _builtins.str
     """What was compared with what, in words."""
     mode: Global___CheckMode.ValueType
@@ -228,6 +231,12 @@ class Check(_message.Message):
     """Why, and what a person can do about it; empty where the two agree."""
     cause: Global___Cause.ValueType
     """The same as a word for programs."""
+    @_builtins.property
+    def rows(self) -> _containers.RepeatedCompositeFieldContainer[Global___RowCheck]:
+        """The outcome of each row of the batch, in its order. Only where there are several rows and some of them may be
+        better than the outcome above, which is that of the worst row. Empty: the outcome above holds for every row.
+        """
+
     def __init__(
         self,
         *,
@@ -240,11 +249,46 @@ class Check(_message.Message):
         verdict: Global___Verdict.ValueType = ...,
         reason: _builtins.str = ...,
         cause: Global___Cause.ValueType = ...,
+        rows: _abc.Iterable[Global___RowCheck] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "compared", b"compared", "cosine", b"cosine", "max_absolute_error", b"max_absolute_error", "max_relative_error", b"max_relative_error", "mode", b"mode", "reason", b"reason", "tolerance", b"tolerance", "verdict", b"verdict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "compared", b"compared", "cosine", b"cosine", "max_absolute_error", b"max_absolute_error", "max_relative_error", b"max_relative_error", "mode", b"mode", "reason", b"reason", "rows", b"rows", "tolerance", b"tolerance", "verdict", b"verdict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Check: _TypeAlias = Check  # noqa: Y015
+
+@_typing.final
+class RowCheck(_message.Message):
+    """The outcome of a comparison for one row of the batch."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MAX_RELATIVE_ERROR_FIELD_NUMBER: _builtins.int
+    VERDICT_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
+    max_relative_error: _builtins.float
+    """The largest relative error of the row, as in Check."""
+    verdict: Global___Verdict.ValueType
+    """The outcome for the row."""
+    reason: _builtins.str
+    """Why; empty where the two agree."""
+    cause: Global___Cause.ValueType
+    """The same as a word for programs."""
+    def __init__(
+        self,
+        *,
+        max_relative_error: _builtins.float = ...,
+        verdict: Global___Verdict.ValueType = ...,
+        reason: _builtins.str = ...,
+        cause: Global___Cause.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "max_relative_error", b"max_relative_error", "reason", b"reason", "verdict", b"verdict"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RowCheck: _TypeAlias = RowCheck  # noqa: Y015

@@ -1,4 +1,4 @@
-"""Edits and their typed messages: a row each."""
+"""Edits: a subclass and a message for each."""
 
 from __future__ import annotations
 
@@ -6,112 +6,73 @@ from typing import Any
 
 import numpy as np
 
-from cutaway.errors import Reason, error
+from cutaway.errors import Reason, at, error
 from cutaway.requests import Add, Clamp, Edit, Mix, Replace, Scale, Zero
 from cutaway.v1 import edit_pb2 as pb
-from cutaway.wire import arrays
-from cutaway.wire.captures import decode_slices, decode_where, encode_slices, encode_where
+from cutaway.wire.captures import SLICES, refuse_no_name, refuse_several_names
+from cutaway.wire.codec import REQUIRED_TENSOR, TENSOR, Codec, FieldRule, Spread, several
 from cutaway.wire.enums import POINTS
-from cutaway.wire.numbers import UINT32, not_nan, real, whole_if_given, wholes
-from cutaway.wire.oneof import Codec, OneOf
-from cutaway.wire.repeated import distinct
+from cutaway.wire.oneof import OneOf
+from cutaway.wire.scalars import REAL, bounded, distinct, not_nan
 
 
-def encode(edit: Edit) -> pb.Edit:
-    """``edit`` as a message."""
-    message = pb.Edit(
-        point=POINTS.to_wire(edit.point),
-        call=whole_if_given("call", edit.call, UINT32),
-        rows=wholes("rows", edit.rows, UINT32),
-        slices=encode_slices(edit.slices),
-        path=edit.path,
-    )
-    encode_where(message, module=edit.module, op=edit.op)
-    VERBS.encode(edit, message)
-    return message
-
-
-def decode(message: pb.Edit) -> Edit:
-    """The same, backwards.
-
-    Raises:
-        InvalidArgument: with the field at fault.
-    """
-    return VERBS.decode(
-        message,
-        **decode_where(message, "name a module or an operator"),
-        at=POINTS.to_plain(message.point, "point"),
-        call=message.call if message.HasField("call") else None,
-        rows=distinct("rows", message.rows),
-        slices=decode_slices(message.slices),
-        path=message.path,
-    )
-
-
-def _encode_add(edit: Add) -> pb.Add:
+def _write_add(edit: Add, message: pb.Add) -> None:
     if isinstance(edit.addend, (int, float, np.integer, np.floating)):
-        return pb.Add(scalar=real("scalar", edit.addend))
-    return pb.Add(tensor=arrays.encode_given("tensor", edit.addend))
+        with at("scalar"):
+            message.scalar = REAL.encode(edit.addend)
+    else:
+        with at("tensor"):
+            TENSOR.write(edit.addend, message.tensor)
 
 
-def _decode_add(message: pb.Add) -> dict[str, Any]:
-    if message.WhichOneof("addend") is None:
+def _read_add(message: pb.Add) -> dict[str, Any]:
+    kind = message.WhichOneof("addend")
+    if kind is None:
         raise error(Reason.INVALID_VALUE, "send a scalar or a tensor to add", "addend")
-    if message.HasField("tensor"):
-        return {"addend": arrays.decode_required("tensor", message)}
-    return {"addend": not_nan("scalar", message.scalar)}
+    with at(kind):
+        if kind == "tensor":
+            return {"addend": TENSOR.read(message.tensor)}
+        not_nan(message.scalar)
+        return {"addend": message.scalar}
 
 
-def _encode_clamp(edit: Clamp) -> pb.Clamp:
-    return pb.Clamp(
-        minimum=None if edit.minimum is None else real("minimum", edit.minimum),
-        maximum=None if edit.maximum is None else real("maximum", edit.maximum),
-    )
-
-
-def _decode_clamp(message: pb.Clamp) -> dict[str, Any]:
-    bounds = {field.name: not_nan(field.name, bound) for field, bound in message.ListFields()}
-    if not bounds:
+def _check_clamp(edit: Clamp) -> None:
+    if edit.minimum is None and edit.maximum is None:
         raise error(Reason.INVALID_VALUE, "send a minimum, a maximum or both")
-    if len(bounds) == 2 and message.minimum > message.maximum:
-        raise error(Reason.INVALID_VALUE, f"the minimum {message.minimum} is above the maximum {message.maximum}")
-    return bounds
-
-
-# The contract's name for the weight is a keyword of Python.
-_LAMBDA = "lambda"
-
-
-def _encode_mix(edit: Mix) -> pb.Mix:
-    message = pb.Mix(permutation=wholes("permutation", edit.permutation, UINT32))
-    setattr(message, _LAMBDA, real(_LAMBDA, edit.weight))
-    return message
-
-
-def _decode_mix(message: pb.Mix) -> dict[str, Any]:
-    weight = getattr(message, _LAMBDA)
-    if not 0 <= weight <= 1:
-        raise error(Reason.INVALID_VALUE, f"{weight}; from 0 to 1", _LAMBDA)
-    return {"weight": weight, "permutation": tuple(message.permutation)}
+    if edit.minimum is not None and edit.maximum is not None and edit.minimum > edit.maximum:
+        raise error(Reason.INVALID_VALUE, f"the minimum {edit.minimum} is above the maximum {edit.maximum}")
 
 
 VERBS: OneOf[Edit] = OneOf(
+    Edit,
+    pb.Edit,
     "kind",
     "say what to do: scale, add, replace, zero, clamp or mix",
-    {
-        Scale: Codec(
-            "scale",
-            lambda edit: pb.Scale(factor=real("factor", edit.factor)),
-            lambda message: {"factor": not_nan("factor", message.factor)},
-        ),
-        Add: Codec("add", _encode_add, _decode_add),
-        Replace: Codec(
-            "replace",
-            lambda edit: pb.Replace(tensor=arrays.encode_given("tensor", edit.tensor)),
-            lambda message: {"tensor": arrays.decode_required("tensor", message)},
-        ),
-        Zero: Codec("zero", lambda _: pb.Zero(), lambda _: {}),
-        Clamp: Codec("clamp", _encode_clamp, _decode_clamp),
-        Mix: Codec("mix", _encode_mix, _decode_mix),
+    {"scale": Scale, "add": Add, "replace": Replace, "zero": Zero, "clamp": Clamp, "mix": Mix},
+    rules={
+        "point": FieldRule("at", POINTS),
+        "rows": FieldRule(check=distinct),
+        "slices": FieldRule(codec=SLICES),
+        "factor": FieldRule(check=not_nan),
+        "tensor": REQUIRED_TENSOR,
+        "minimum": FieldRule(check=not_nan),
+        "maximum": FieldRule(check=not_nan),
+        "lambda": FieldRule("weight", check=bounded(lambda weight: 0 <= weight <= 1, "from 0 to 1")),
     },
+    special={Add: Spread(_write_add, _read_add)},
+    checks={Clamp: _check_clamp},
 )
+
+
+def _write(edit: Edit, message: pb.Edit) -> None:
+    refuse_several_names(edit, "module", "op")
+    VERBS.codec.write(edit, message)
+
+
+def _read(message: pb.Edit) -> Edit:
+    refuse_no_name(message, "name a module or an operator")
+    edit: Edit = VERBS.codec.read(message)
+    return edit
+
+
+EDITS = several(Codec(_write, _read))

@@ -1,112 +1,100 @@
-"""Enums of the contract and enums of Python, matched by name."""
+"""Enums of the contract and enums of Python, matched by name; data types and compressions, by their names."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from cutaway.errors import Reason, error
-from cutaway.packing import COMPRESSIONS as PACKINGS
 from cutaway.requests import CheckMode, Combination, LossReduction, Point, Quadrature
 from cutaway.results import Cause, Verdict, WarningCode
-from cutaway.tensors import DTYPES, FLOATING
+from cutaway.schema.compression import COMPRESSIONS as COMPRESSION_NAMES
+from cutaway.schema.tensors import DTYPES, FLOATING
 from cutaway.v1 import attribution_pb2, capture_pb2, check_pb2, inspection_pb2, target_pb2, tensor_pb2
+from cutaway.wire.scalars import Scalar
 
-E = TypeVar("E", bound=Enum)
 
+def _enum(wire: Any, prefix: str, plain: type[Enum], unset: Enum | None = None) -> Scalar:
+    """Returns the conversion of ``plain``, an enum with the members of ``wire``; those of the contract carry a prefix
+    (``HOOK_POINT_INPUT`` and ``Point.INPUT``). A member that only the contract has is refused.
 
-class Names(Generic[E]):
-    """Two enums with the same members; the contract's carry a prefix (``HOOK_POINT_INPUT`` and ``Point.INPUT``).
-
-    A member that only the contract has belongs to a newer client: it is refused, never guessed at.
+    Args:
+        wire: the enum of the contract.
+        prefix: of its members.
+        plain: the enum of Python.
+        unset: the default of the field, which 0 stands for; None if 0 is refused.
     """
+    numbers: dict[Any, int] = {member: wire.Value(f"{prefix}_{member.name}") for member in plain}
+    allowed = ", ".join(f"{prefix}_{member.name}" for member in plain)
+    members = {number: member for member, number in numbers.items()}
+    if unset is not None:
+        members[0] = unset
 
-    def __init__(self, wire: Any, prefix: str, plain: type[E], unset: E | None = None) -> None:
-        self._prefix = prefix
-        self._unset = unset
-        self._to_wire: dict[E, int] = {member: wire.Value(f"{prefix}_{member.name}") for member in plain}
-        self._to_plain = {number: member for member, number in self._to_wire.items()}
+    def encode(member: Any) -> int:
+        if member not in numbers:  # whatever the types say
+            raise error(Reason.INVALID_VALUE, f"{member!r:.80} is none of {', '.join(known.value for known in plain)}")
+        return numbers[member]
 
-    def to_wire(self, member: E, field: str = "") -> Any:
-        """The number on the wire, for ``field``.
-
-        Raises:
-            InvalidArgument: ``INVALID_VALUE``, for what is no member, whatever the caller's types said.
-        """
-        if member not in self._to_wire:
-            allowed = ", ".join(str(known.value) for known in self._to_wire)
-            raise error(Reason.INVALID_VALUE, f"{member!r:.80} is none of {allowed}", field)
-        return self._to_wire[member]
-
-    def to_plain(self, number: int, field: str = "") -> E:
-        """The member in ``field``; for 0 the default, where the field has one.
-
-        Raises:
-            InvalidArgument: ``INVALID_VALUE``.
-        """
-        if number == 0 and self._unset is not None:
-            return self._unset
-        if number not in self._to_plain:
-            allowed = ", ".join(f"{self._prefix}_{member.name}" for member in self._to_wire)
-            raise error(Reason.INVALID_VALUE, f"{number} is none of {allowed}", field)
-        return self._to_plain[number]
+    return Scalar(encode, lambda number: _known(number, members, allowed))
 
 
-POINTS = Names(capture_pb2.HookPoint, "HOOK_POINT", Point)
-CHECK_MODES = Names(check_pb2.CheckMode, "CHECK_MODE", CheckMode, CheckMode.SAME_PASS)
-VERDICTS = Names(check_pb2.Verdict, "VERDICT", Verdict)
-CAUSES = Names(check_pb2.Cause, "CAUSE", Cause)
-QUADRATURES = Names(attribution_pb2.Quadrature, "QUADRATURE", Quadrature, Quadrature.GAUSS_LEGENDRE)
-COMBINATIONS = Names(attribution_pb2.NoiseTunnel.Combination, "COMBINATION", Combination, Combination.SMOOTHGRAD)
-LOSS_REDUCTIONS = Names(target_pb2.LossReduction, "LOSS_REDUCTION", LossReduction, LossReduction.SUM)
-WARNINGS = Names(inspection_pb2.WarningCode, "WARNING_CODE", WarningCode)
+def _known(number: int, members: Mapping[int, Any], allowed: str) -> Any:
+    if number not in members:
+        raise error(Reason.INVALID_VALUE, f"{number} is none of {allowed}")
+    return members[number]
+
+
+POINTS = _enum(capture_pb2.HookPoint, "HOOK_POINT", Point)
+VERDICTS = _enum(check_pb2.Verdict, "VERDICT", Verdict)
+_CAUSES = _enum(check_pb2.Cause, "CAUSE", Cause)
+_COMBINATIONS = attribution_pb2.NoiseTunnel.Combination
 
 DATA_TYPES: dict[str, Any] = {name: tensor_pb2.DataType.Value(f"DATA_TYPE_{name.upper()}") for name in DTYPES}
-"""Data type name to its number on the wire."""
+"""The number of each data type in a message."""
 
-DATA_TYPE_NAMES = {number: name for name, number in DATA_TYPES.items()}
-"""The same, backwards."""
+DATA_TYPE_NAMES: dict[int, str] = {number: name for name, number in DATA_TYPES.items()}
 
-_COMPRESSIONS: dict[str, Any] = {name: tensor_pb2.Compression.Value(f"COMPRESSION_{name.upper()}") for name in PACKINGS}
-_COMPRESSION_NAMES = {
-    tensor_pb2.COMPRESSION_UNSPECIFIED: "",
-    tensor_pb2.COMPRESSION_NONE: "",
-    **{number: name for name, number in _COMPRESSIONS.items()},
-}
+_FLOATING_NAMES = {0: "", **{DATA_TYPES[name]: name for name in FLOATING}}
+_FLOATING_ALLOWED = ", ".join(f"DATA_TYPE_{name.upper()}" for name in FLOATING)
 
 
-def encode_floating(name: str, field: str) -> Any:
-    """The number on the wire of a data type that holds fractions; None for ``""``.
-
-    Raises:
-        InvalidArgument: ``INVALID_VALUE``.
-    """
+def _encode_floating(name: str) -> Any:
     if name and name not in FLOATING:
-        raise error(Reason.INVALID_VALUE, f"{name!r:.80} is none of {', '.join(FLOATING)}", field)
-    return DATA_TYPES[name] if name else None
+        raise error(Reason.INVALID_VALUE, f"{name!r:.80} is none of {', '.join(FLOATING)}")
+    return DATA_TYPES.get(name, 0)
 
 
-def decode_floating(number: int, field: str) -> str:
-    """The same, backwards."""
-    name = DATA_TYPE_NAMES.get(number, "")
-    if number and name not in FLOATING:
-        known = ", ".join(f"DATA_TYPE_{floating.upper()}" for floating in FLOATING)
-        raise error(Reason.INVALID_VALUE, f"{number} is none of {known}", field)
-    return name
+FLOATING_TYPE = Scalar(_encode_floating, lambda number: _known(number, _FLOATING_NAMES, _FLOATING_ALLOWED))
+"""A floating data type in a request; 0 is ``""``."""
 
+DATA_TYPE = Scalar(lambda name: DATA_TYPES.get(name, 0), lambda number: DATA_TYPE_NAMES.get(number, ""))
+"""A data type in a reply; what one side does not know is ``""``, or 0."""
 
-def encode_compression(name: str) -> Any:
-    """The number on the wire of a compression that is known, or of none."""
-    return _COMPRESSIONS.get(name, tensor_pb2.COMPRESSION_UNSPECIFIED)
+_COMPRESSIONS = {
+    "": 0,
+    **{name: tensor_pb2.Compression.Value(f"COMPRESSION_{name.upper()}") for name in COMPRESSION_NAMES},
+}
+_COMPRESSION_NAMES = {tensor_pb2.COMPRESSION_NONE: "", **{number: name for name, number in _COMPRESSIONS.items()}}
+_COMPRESSIONS_ALLOWED = ", ".join(name for name, number in tensor_pb2.Compression.items() if number)
 
+COMPRESSION = Scalar(
+    lambda name: _COMPRESSIONS.get(name, 0), lambda number: _known(number, _COMPRESSION_NAMES, _COMPRESSIONS_ALLOWED)
+)
+"""A compression; 0 is ``""``, none."""
 
-def decode_compression(number: int, field: str) -> str:
-    """The same, backwards.
-
-    Raises:
-        InvalidArgument: ``INVALID_VALUE``.
-    """
-    if number not in _COMPRESSION_NAMES:
-        known = ", ".join(name for name, value in tensor_pb2.Compression.items() if value)
-        raise error(Reason.INVALID_VALUE, f"{number} is none of {known}", field)
-    return _COMPRESSION_NAMES[number]
+ENUMS: dict[str, Scalar] = {
+    "HookPoint": POINTS,
+    "CheckMode": _enum(check_pb2.CheckMode, "CHECK_MODE", CheckMode, CheckMode.SAME_PASS),
+    "Verdict": VERDICTS,
+    "Cause": Scalar(  # None is 0
+        lambda cause: 0 if cause is None else _CAUSES.encode(cause),
+        lambda number: _CAUSES.decode(number) if number else None,
+    ),
+    "Quadrature": _enum(attribution_pb2.Quadrature, "QUADRATURE", Quadrature, Quadrature.GAUSS_LEGENDRE),
+    "Combination": _enum(_COMBINATIONS, "COMBINATION", Combination, Combination.SMOOTHGRAD),
+    "LossReduction": _enum(target_pb2.LossReduction, "LOSS_REDUCTION", LossReduction, LossReduction.SUM),
+    "WarningCode": _enum(inspection_pb2.WarningCode, "WARNING_CODE", WarningCode),
+    "DataType": DATA_TYPE,
+}
+"""The conversions, by the name of the contract's enum."""

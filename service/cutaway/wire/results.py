@@ -1,247 +1,213 @@
-"""Answers and `cutaway.v1.InspectResponse`."""
+"""Results and `cutaway.v1.InspectResponse`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
+from functools import lru_cache, partial
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from cutaway import results as plain
-from cutaway.errors import Reason, error
+from cutaway.errors import Reason, at, error
+from cutaway.requests import POINTS as ALL_POINTS
 from cutaway.requests import Point
-from cutaway.tensors import Array
+from cutaway.schema.tensors import Array
 from cutaway.v1 import attribution_pb2, capture_pb2, check_pb2, inspection_pb2, model_pb2, tensor_pb2
 from cutaway.wire import arrays
-from cutaway.wire.enums import CAUSES, CHECK_MODES, DATA_TYPE_NAMES, DATA_TYPES, POINTS, VERDICTS, WARNINGS
+from cutaway.wire.codec import Codec, FieldRule, Spread, record, several, spread
+from cutaway.wire.enums import DATA_TYPES, POINTS
 
 _Leaves: TypeAlias = dict[Point, dict[str, Array]]
 
 
 def encode(result: plain.InspectResult, compression: str = "") -> inspection_pb2.InspectResponse:
-    """``result`` as a message, its tensors packed with ``compression`` where that makes them smaller."""
-    return inspection_pb2.InspectResponse(
-        predictions=inspection_pb2.Predictions(
-            outputs=arrays.encode_named(result.predictions, compression),
-            classes=_encode_classes(result.classes),
-            targets=_numbers(result.targets),
-            target_values=_numbers(result.target_values),
-            targets_per_example=_per_example(result.target_values),
-        ),
-        captures=[
-            message
-            for name, capture in result.captures.items()
-            for message in _encode_capture(name, capture, compression)
-        ],
-        input_gradients=arrays.encode_named(result.input_gradients, compression),
-        parameter_gradients=arrays.encode_named(result.parameter_gradients, compression),
-        attributions=[_encode_attribution(attribution, compression) for attribution in result.attributions],
-        unedited_predictions=_encode_unedited(result, compression),
-        warnings=[
-            inspection_pb2.Warning(
-                code=WARNINGS.to_wire(warning.code), subject=warning.subject, message=warning.message
-            )
-            for warning in result.warnings
-        ],
-        provenance=encode_provenance(result.provenance),
-        timings=inspection_pb2.Timings(**vars(result.timings)),
-        estimate=None if result.estimate is None else _encode_estimate(result.estimate),
-    )
+    """Returns ``result`` as a message, its tensors compressed with ``compression`` where that makes them smaller."""
+    message = inspection_pb2.InspectResponse()
+    _codec(compression).write(result, message)
+    return message
 
 
 def decode(message: inspection_pb2.InspectResponse) -> plain.InspectResult:
-    """The answer in ``message``; its arrays are read-only views of the message's bytes."""
-    predictions = message.predictions
-    return plain.InspectResult(
-        predictions=arrays.decode_named(predictions.outputs),
-        classes=_decode_classes(predictions.classes),
-        targets=_grid(predictions.targets, np.int64, predictions.targets_per_example),
-        target_values=_grid(predictions.target_values, np.float64, predictions.targets_per_example),
-        captures=_decode_captures(message.captures),
-        input_gradients=arrays.decode_named(message.input_gradients),
-        parameter_gradients=arrays.decode_named(message.parameter_gradients),
-        attributions=tuple(_decode_attribution(attribution) for attribution in message.attributions),
-        unedited=arrays.decode_named(message.unedited_predictions.outputs),
-        unedited_classes=_decode_classes(message.unedited_predictions.classes),
-        warnings=tuple(
-            plain.Warning(WARNINGS.to_plain(each.code), each.subject, each.message) for each in message.warnings
-        ),
-        provenance=decode_provenance(message.provenance),
-        timings=plain.Timings(
-            **{field.name: getattr(message.timings, field.name) for field in message.timings.DESCRIPTOR.fields}
-        ),
-        estimate=_decode_estimate(message.estimate) if message.HasField("estimate") else None,
+    """Returns the result in ``message``; its arrays are read-only views of the bytes of the message."""
+    result: plain.InspectResult = _codec("").read(message)
+    return result
+
+
+def _vector(dtype: type, *, empty_is_none: bool = True) -> FieldRule:
+    """The rule for a repeated number that is an array [batch]."""
+
+    def write(array: Array | None, container: Any) -> None:
+        if array is not None:
+            container.extend(array.reshape(-1).tolist())
+
+    def read(container: Any) -> Array | None:
+        return np.fromiter(container, dtype, len(container)) if len(container) or not empty_is_none else None
+
+    return FieldRule(codec=Codec(write, read))
+
+
+def _named(tensor: Codec) -> Codec:
+    """The codec of a repeated `cutaway.v1.NamedTensor`, for a dict."""
+
+    def write(arrays_by_name: Any, container: Any) -> None:
+        for name, array in arrays_by_name.items():
+            message = container.add()
+            message.name = name
+            tensor.write(array, message.tensor)
+
+    def read(container: Any) -> dict[str, Any]:
+        arrays_by_name = {}
+        for message in container:
+            with at(message.name):
+                arrays_by_name[message.name] = tensor.read(message.tensor)
+        return arrays_by_name
+
+    return Codec(write, read)
+
+
+def _write_outline(outline: plain.Outline, message: tensor_pb2.Tensor) -> None:
+    message.data_type = DATA_TYPES[outline.data_type]
+    message.shape.extend(outline.shape)
+
+
+def _read_outline(message: tensor_pb2.Tensor) -> plain.Outline:
+    return plain.Outline(arrays.data_type_of(message), tuple(message.shape))
+
+
+PROVENANCE = record(plain.Provenance, model_pb2.Provenance)
+
+_CLASSES = several(record(plain.ClassPrediction, inspection_pb2.ClassPrediction))
+_ROWS = FieldRule(codec=several(record(plain.RowCheck, check_pb2.RowCheck)))
+_CHECKS = several(record(plain.Check, check_pb2.Check, {"rows": _ROWS}))
+_METRIC = record(plain.MetricResult, attribution_pb2.Metric, {"values": _vector(np.float64, empty_is_none=False)})
+_WARNINGS = several(record(plain.Warning, inspection_pb2.Warning))
+_ESTIMATE = record(
+    plain.Estimate,
+    inspection_pb2.Estimate,
+    {"tensors": FieldRule(codec=_named(Codec(_write_outline, _read_outline)))},
+)
+
+
+@lru_cache
+def _codec(compression: str) -> Codec:
+    """The codec of results whose tensors are compressed with ``compression``, or not, where it is ``""``."""
+    tensor = Codec(partial(arrays.write, compression=compression), arrays.read)
+    named = _named(tensor)
+    tokens = record(
+        plain.TokenAttribution,
+        attribution_pb2.TokenAttribution,
+        {"ids": FieldRule(codec=tensor), "values": FieldRule(codec=tensor)},
+    )
+    attribution = record(
+        plain.AttributionResult,
+        attribution_pb2.Attribution,
+        {
+            "values": FieldRule(codec=named),
+            "convergence_delta": _vector(np.float64),
+            "value_at_input": _vector(np.float64),
+            "value_at_baseline": _vector(np.float64),
+            "targets": _vector(np.int64),
+            "checks": FieldRule(codec=_CHECKS),
+            "tokens": FieldRule(codec=tokens),
+            "metrics": FieldRule(codec=several(_METRIC)),
+        },
+    )
+    return record(
+        plain.InspectResult,
+        inspection_pb2.InspectResponse,
+        {
+            "predictions": FieldRule(codec=_predictions(named)),
+            "captures": FieldRule(codec=_captures(tensor)),
+            "input_gradients": FieldRule(codec=named),
+            "parameter_gradients": FieldRule(codec=named),
+            "attributions": FieldRule(codec=several(attribution)),
+            "unedited_predictions": FieldRule(codec=_unedited(named)),
+            "warnings": FieldRule(codec=_WARNINGS),
+            "provenance": FieldRule(codec=PROVENANCE),
+            "timings": FieldRule(codec=record(plain.Timings, inspection_pb2.Timings)),
+            "estimate": FieldRule(codec=_ESTIMATE),
+        },
     )
 
 
-def encode_provenance(provenance: plain.Provenance) -> model_pb2.Provenance:
-    """Where a result comes from, as a message."""
-    fields = dict(vars(provenance))
-    fields["data_type"] = DATA_TYPES.get(provenance.data_type, 0)
-    return model_pb2.Provenance(**fields)
+def _predictions(named: Codec) -> Spread:
+    fields = inspection_pb2.Predictions.DESCRIPTOR.fields
+    write_all, read_all = spread(
+        plain.InspectResult,
+        [field for field in fields if field.name != "targets_per_example"],
+        {
+            "outputs": FieldRule("predictions", named),
+            "classes": FieldRule(codec=_CLASSES),
+            "targets": _vector(np.int64),
+            "target_values": _vector(np.float64),
+        },
+    )
+
+    def write(result: plain.InspectResult, message: inspection_pb2.Predictions) -> None:
+        message.SetInParent()  # also if it stays empty
+        write_all(result, message)
+        if result.target_values is not None and result.target_values.ndim > 1:  # [batch, k]
+            message.targets_per_example = result.target_values.shape[1]
+
+    def read(message: inspection_pb2.Predictions) -> dict[str, Any]:
+        arguments = read_all(message)
+        k = message.targets_per_example
+        for name in ("targets", "target_values") if k else ():
+            if arguments[name] is not None:
+                arguments[name] = _grid(arguments[name], k)
+        return arguments
+
+    return Spread(write, read)
 
 
-def decode_provenance(message: model_pb2.Provenance) -> plain.Provenance:
-    """The same, backwards."""
-    fields = {field.name: getattr(message, field.name) for field in message.DESCRIPTOR.fields}
-    fields["data_type"] = DATA_TYPE_NAMES.get(message.data_type, "")
-    return plain.Provenance(**fields)
+def _grid(numbers: Array, k: int) -> Array:
+    if len(numbers) % k:
+        raise error(Reason.INVALID_VALUE, f"{len(numbers)} targets, {k} an example", "targets_per_example")
+    return numbers.reshape(-1, k)
 
 
-def _encode_estimate(estimate: plain.Estimate) -> inspection_pb2.Estimate:
-    tensors = [
-        tensor_pb2.NamedTensor(
-            name=place, tensor=tensor_pb2.Tensor(data_type=DATA_TYPES[tensor.data_type], shape=tensor.shape)
-        )
-        for place, tensor in estimate.tensors.items()
-    ]
-    return inspection_pb2.Estimate(reply_bytes=estimate.reply_bytes, tensors=tensors, passes=estimate.passes)
-
-
-def _decode_estimate(message: inspection_pb2.Estimate) -> plain.Estimate:
-    tensors = {
-        each.name: plain.Outline(arrays.type_of(each.tensor), tuple(each.tensor.shape)) for each in message.tensors
-    }
-    return plain.Estimate(message.reply_bytes, tensors, message.passes)
-
-
-def _encode_unedited(result: plain.InspectResult, compression: str) -> inspection_pb2.Predictions | None:
-    if not result.unedited and not result.unedited_classes:
-        return None
-    return inspection_pb2.Predictions(
-        outputs=arrays.encode_named(result.unedited, compression),
-        classes=_encode_classes(result.unedited_classes),
+def _unedited(named: Codec) -> Spread:
+    fields = inspection_pb2.Predictions.DESCRIPTOR.fields_by_name
+    return spread(
+        plain.InspectResult,
+        [fields["outputs"], fields["classes"]],
+        {"outputs": FieldRule("unedited", named), "classes": FieldRule("unedited_classes", _CLASSES)},
     )
 
 
-def _encode_classes(classes: Iterable[plain.ClassPrediction]) -> list[inspection_pb2.ClassPrediction]:
-    return [inspection_pb2.ClassPrediction(**vars(each)) for each in classes]
+def _captures(tensor: Codec) -> Codec:
+    """The codec of all captures: a message has one point of a module, a `plain.ModuleCapture` all of them."""
 
+    def write(captures: Mapping[str, plain.ModuleCapture], container: Any) -> None:
+        for name, capture in captures.items():
+            for point in ALL_POINTS:
+                if any(point in call.leaves for call in capture.calls):
+                    message = container.add(module=name, point=POINTS.encode(point))
+                    for call in capture.calls:  # also one without tensors at this point, which keeps its index
+                        write_call(call, point, message.calls.add())
 
-def _decode_classes(messages: Iterable[inspection_pb2.ClassPrediction]) -> tuple[plain.ClassPrediction, ...]:
-    return tuple(plain.ClassPrediction(each.index, each.label, each.probability) for each in messages)
+    def write_call(call: plain.CapturedCall, point: Point, message: capture_pb2.CapturedCall) -> None:
+        positions = call.positions.get(point, {})
+        for path, array in call.leaves.get(point, {}).items():
+            leaf = message.leaves.add(path=path)
+            tensor.write(array, leaf.tensor)
+            if path in positions:
+                tensor.write(positions[path], leaf.positions)
 
+    def read(container: Any) -> dict[str, plain.ModuleCapture]:
+        modules: dict[str, list[tuple[_Leaves, _Leaves]]] = {}
+        for message in container:
+            point = POINTS.decode(message.point)
+            calls = modules.setdefault(message.module, [({}, {}) for _ in message.calls])
+            for (leaves, positions), call in zip(calls, message.calls):
+                for leaf in call.leaves:
+                    leaves.setdefault(point, {})[leaf.path] = tensor.read(leaf.tensor)
+                    if leaf.HasField("positions"):
+                        positions.setdefault(point, {})[leaf.path] = tensor.read(leaf.positions)
+        return {
+            name: plain.ModuleCapture(tuple(plain.CapturedCall(*call) for call in calls))
+            for name, calls in modules.items()
+        }
 
-def _encode_capture(name: str, capture: plain.ModuleCapture, compression: str) -> Iterable[capture_pb2.Capture]:
-    """A message for each point that any call showed. A call that showed nothing there keeps its place, empty."""
-    for point in Point:
-        if not any(point in call.leaves for call in capture.calls):
-            continue
-        calls = [capture_pb2.CapturedCall(leaves=_encode_leaves(call, point, compression)) for call in capture.calls]
-        yield capture_pb2.Capture(module=name, point=POINTS.to_wire(point), calls=calls)
-
-
-def _encode_leaves(call: plain.CapturedCall, point: Point, compression: str) -> Iterable[capture_pb2.CapturedLeaf]:
-    positions = call.positions.get(point, {})
-    for path, array in call.leaves.get(point, {}).items():
-        yield capture_pb2.CapturedLeaf(
-            path=path,
-            tensor=arrays.encode(array, compression),
-            positions=arrays.encode(positions[path], compression) if path in positions else None,
-        )
-
-
-def _decode_captures(messages: Iterable[capture_pb2.Capture]) -> dict[str, plain.ModuleCapture]:
-    modules: dict[str, list[tuple[_Leaves, _Leaves]]] = {}
-    for message in messages:
-        point = POINTS.to_plain(message.point)
-        calls = modules.setdefault(message.module, [({}, {}) for _ in message.calls])
-        for (leaves, positions), seen in zip(calls, message.calls):
-            for leaf in seen.leaves:
-                leaves.setdefault(point, {})[leaf.path] = arrays.decode(leaf.tensor)
-                if leaf.HasField("positions"):
-                    positions.setdefault(point, {})[leaf.path] = arrays.decode(leaf.positions)
-    return {
-        name: plain.ModuleCapture(tuple(plain.CapturedCall(*call) for call in calls)) for name, calls in modules.items()
-    }
-
-
-def _encode_attribution(result: plain.AttributionResult, compression: str) -> attribution_pb2.Attribution:
-    return attribution_pb2.Attribution(
-        method=result.method,
-        layer=result.layer,
-        values=arrays.encode_named(result.values, compression),
-        convergence_delta=_numbers(result.convergence_delta),
-        value_at_input=_numbers(result.value_at_input),
-        value_at_baseline=_numbers(result.value_at_baseline),
-        targets=_numbers(result.targets),
-        checks=[_encode_check(check) for check in result.checks],
-        n_steps=result.n_steps,
-        tokens=None if result.tokens is None else _encode_tokens(result.tokens, compression),
-        metrics=[attribution_pb2.Metric(name=metric.name, values=_numbers(metric.values)) for metric in result.metrics],
-    )
-
-
-def _decode_attribution(message: attribution_pb2.Attribution) -> plain.AttributionResult:
-    return plain.AttributionResult(
-        method=message.method,
-        layer=message.layer,
-        values=arrays.decode_named(message.values),
-        convergence_delta=_array(message.convergence_delta, np.float64),
-        value_at_input=_array(message.value_at_input, np.float64),
-        value_at_baseline=_array(message.value_at_baseline, np.float64),
-        targets=_array(message.targets, np.int64),
-        checks=tuple(_decode_check(check) for check in message.checks),
-        n_steps=message.n_steps,
-        tokens=_decode_tokens(message.tokens) if message.HasField("tokens") else None,
-        metrics=tuple(plain.MetricResult(each.name, np.array(each.values, np.float64)) for each in message.metrics),
-    )
-
-
-def _encode_tokens(tokens: plain.TokenAttribution, compression: str) -> attribution_pb2.TokenAttribution:
-    return attribution_pb2.TokenAttribution(
-        input=tokens.input,
-        ids=arrays.encode(tokens.ids, compression),
-        values=arrays.encode(tokens.values, compression),
-        texts=[attribution_pb2.TokenTexts(tokens=row) for row in tokens.texts],
-    )
-
-
-def _decode_tokens(message: attribution_pb2.TokenAttribution) -> plain.TokenAttribution:
-    return plain.TokenAttribution(
-        message.input,
-        arrays.decode(message.ids),
-        arrays.decode(message.values),
-        tuple(tuple(row.tokens) for row in message.texts),
-    )
-
-
-def _encode_check(check: plain.Check) -> check_pb2.Check:
-    fields = {
-        **vars(check),
-        "mode": CHECK_MODES.to_wire(check.mode),
-        "verdict": VERDICTS.to_wire(check.verdict),
-        "cause": 0 if check.cause is None else CAUSES.to_wire(check.cause),
-    }
-    return check_pb2.Check(**fields)
-
-
-def _decode_check(message: check_pb2.Check) -> plain.Check:
-    fields = {field.name: getattr(message, field.name) for field in message.DESCRIPTOR.fields}
-    fields["mode"] = CHECK_MODES.to_plain(message.mode)
-    fields["verdict"] = VERDICTS.to_plain(message.verdict)
-    fields["cause"] = CAUSES.to_plain(message.cause) if message.cause else None
-    return plain.Check(**fields)
-
-
-def _numbers(array: Array | None) -> list[Any]:
-    return [] if array is None else list(array.reshape(-1).tolist())
-
-
-def _per_example(array: Array | None) -> int:
-    """How many numbers an example has in [batch, k]; 0 in [batch]."""
-    return 0 if array is None or array.ndim == 1 else int(array.shape[1])
-
-
-def _array(numbers: Iterable[float], dtype: type) -> Array | None:
-    array: Array = np.array(list(numbers), dtype)
-    return array if len(array) else None
-
-
-def _grid(numbers: Iterable[float], dtype: type, per_example: int) -> Array | None:
-    array = _array(numbers, dtype)
-    if array is None or not per_example:
-        return array
-    if len(array) % per_example:
-        raise error(Reason.INVALID_VALUE, f"{len(array)} targets, {per_example} an example", "targets_per_example")
-    return array.reshape(-1, per_example)
+    return Codec(write, read)

@@ -1,64 +1,46 @@
-"""DeepLIFT, with the Rescale rule, from one baseline or from a distribution of them."""
+"""DeepLIFT with the Rescale rule, from one baseline or from a distribution of baselines."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 from captum import attr
 
-from cutaway.engine.copies import tells_rows_apart
-from cutaway.engine.method import EXACT, Method
-from cutaway.engine.methods import neurons
-from cutaway.engine.methods.failed import explained
+from cutaway import requests
+from cutaway.engine.methods.deeplift_errors import translated
+from cutaway.engine.methods.neurons import neuron_selectable
+from cutaway.engine.methods.spec import Method
+from cutaway.engine.methods.validation import refuse_row_edits, refuse_row_target
+from cutaway.engine.model.inspected_model import Inputs, InspectedModel
+from cutaway.engine.passes.pass_recorder import AttributionProblem, Changes
 from cutaway.engine.references import deeplift as references
-from cutaway.engine.references.overlooked import overlooked
-from cutaway.engine.references.rescale import OF_MODULES
-from cutaway.engine.subject import Inputs, Subject
-from cutaway.engine.witness import Changes, Question
+from cutaway.engine.references.deeplift_limits import limitation
+from cutaway.engine.references.rescale_rule import MODULE_RULES
+from cutaway.engine.runtime.numerics import EXACT
 from cutaway.errors import Reason, error
-from cutaway.requests import (
-    Attribution,
-    DeepLift,
-    DeepLiftShap,
-    Edit,
-    Expectation,
-    LayerDeepLift,
-    LayerDeepLiftShap,
-    NeuronDeepLift,
-    NeuronDeepLiftShap,
-    NeuronGradient,
-)
 
-_KEPT = ("input", "output")
-"""What Captum sets on each module that it hooks, and leaves there where no gradient comes by."""
+_ONE_PASS = "runs inputs and baselines in one pass"
+
+_CAPTUM_ATTRIBUTES = ("input", "output")
+"""What Captum sets on each module that it hooks, and leaves there if no gradient reaches the module."""
 
 
-def _refuse(subject: Subject, request: Any, inputs: Inputs, edits: Changes) -> None:
+def _refuse(model: InspectedModel, request: Any, inputs: Inputs, edits: Changes) -> None:
+    refuse_row_edits(request, edits, _ONE_PASS)
     for name, numbered in edits.items():
-        for _, edit in numbered:
-            _refuse_edit(subject, request, name, edit)
-    if isinstance(request, Expectation):
+        module = model.tree.modules.get(name if name in model.tree.modules else name.rpartition(":")[0])
+        if type(module) in MODULE_RULES and any(edit.point.is_gradient for _, edit in numbered):
+            raise error(
+                Reason.EDIT_INAPPLICABLE,
+                f"the gradient at {name!r} is edited, and the method overrides it: it can do one only",
+            )
+    if isinstance(request, requests.Expectation):
         _refuse_one_sample(request)
 
 
-def _refuse_edit(subject: Subject, request: Attribution, name: str, edit: Edit) -> None:
-    if tells_rows_apart(edit):
-        raise error(
-            Reason.METHOD_INAPPLICABLE,
-            f"Captum's {type(request).__name__} runs inputs and baselines in one pass, where the rows that the edit of "
-            f"{name!r} is for have other numbers: edit all rows alike, by a number",
-        )
-    owner = name if name in subject.tree.modules else name.rpartition(":")[0]
-    if edit.point.is_gradient and type(subject.tree.modules.get(owner)) in OF_MODULES:
-        raise error(
-            Reason.EDIT_INAPPLICABLE,
-            f"the gradient at {name!r} is edited, and the method overrides it: it can do one only",
-        )
-
-
-def _refuse_one_sample(request: Expectation) -> None:
+def _refuse_one_sample(request: requests.Expectation) -> None:
     for name, samples in request.baselines.items():
         if len(samples) < 2:
             raise error(
@@ -69,74 +51,60 @@ def _refuse_one_sample(request: Expectation) -> None:
             )
 
 
-def _options(question: Question) -> dict[str, Any]:
-    if question.chosen.bound:
-        raise error(
-            Reason.METHOD_INAPPLICABLE,
-            f"Captum's {type(question.request).__name__} runs inputs and baselines in one pass, where the target's "
-            "rows have other numbers: ask for a class, a neuron, or a sum or norm of the output",
-        )
-    return {"baselines": tuple(question.baselines[name] for name in question.explained)}
+def _arguments(problem: AttributionProblem) -> dict[str, Any]:
+    refuse_row_target(problem, _ONE_PASS)
+    return {"baselines": tuple(problem.baselines[name] for name in problem.explained)}
 
 
 @contextmanager
-def _cleaned(question: Question) -> Iterator[None]:
-    """What Captum sets on modules is gone afterwards, and what it stumbles over is said of the module."""
-    hooked = [module for module in question.subject.tree.modules.values() if type(module) in OF_MODULES]
-    before = [{name: vars(module)[name] for name in _KEPT if name in vars(module)} for module in hooked]
+def _modules_restored(problem: AttributionProblem) -> Iterator[None]:
+    """A context that removes what Captum leaves on modules, and translates Captum's errors."""
+    hooked = [module for module in problem.model.tree.modules.values() if type(module) in MODULE_RULES]
+    before = [{name: vars(module)[name] for name in _CAPTUM_ATTRIBUTES if name in vars(module)} for module in hooked]
     try:
         yield
     except Exception as failure:
-        raise explained(question, failure) from failure
+        raise translated(problem, failure) from failure
     finally:
-        for module, own in zip(hooked, before):
-            for name in _KEPT:
+        for module, attributes in zip(hooked, before):
+            for name in _CAPTUM_ATTRIBUTES:
                 vars(module).pop(name, None)
-            vars(module).update(own)
+            vars(module).update(attributes)
 
 
 @contextmanager
-def _neuron_cleaned(question: Question) -> Iterator[None]:
-    with ExitStack() as stack:
-        stack.enter_context(neurons.ROWS[NeuronGradient].prepared(question))
-        stack.enter_context(_cleaned(question))
+def _neuron_modules_restored(problem: AttributionProblem) -> Iterator[None]:
+    with neuron_selectable(problem), _modules_restored(problem):
         yield
 
 
 _RULE = "multipliers of a pass in which raw hooks let (y - y0) / (x - x0) pass back through each nonlinearity"
 
 
-def _row(
-    captum: Callable[..., Any],
-    *,
-    shap: bool = False,
-    of_layer: bool = False,
-    of_neuron: bool = False,
-    prepared: Callable[[Question], AbstractContextManager[None]] = _cleaned,
-) -> Method:
-    what = "raw output at x - raw output at the baseline" if of_layer else "x - baseline"
+def _row(captum: Callable[..., Any], *, shap: bool = False, of_layer: bool = False, of_neuron: bool = False) -> Method:
+    difference = "raw output at x - raw output at the baseline" if of_layer else "x - baseline"
     return Method(
         captum,
-        references.attributed_at_layer if of_layer else references.attributed,
-        references.beside_baselines,
-        f"({what}) * {_RULE}{', the mean over the samples' if shap else ''}",
-        options=_options,
-        adds_up=lambda _: True,
-        sums=EXACT,
-        own=references.passes,
-        overlooked=overlooked,
+        references.layer_deeplift if of_layer else references.deeplift,
+        f"({difference}) * {_RULE}{', the mean over the samples' if shap else ''}",
+        points=references.deeplift_points,
+        attribute_arguments=_arguments,
+        satisfies_completeness=lambda _: True,
+        completeness_tolerances=EXACT,
+        reference_passes=references.deeplift_passes,
+        limitation=limitation,
         applies_to_modules=True,
-        of_neuron=of_neuron,
+        explains_neuron=of_neuron,
         refuse=_refuse,
-        prepared=prepared,
+        model_context=_neuron_modules_restored if of_neuron else _modules_restored,
     )
 
 
-ROWS: dict[type[Attribution], Method] = {
-    DeepLift: _row(attr.DeepLift),
-    LayerDeepLift: _row(attr.LayerDeepLift, of_layer=True),
-    NeuronDeepLift: _row(attr.NeuronDeepLift, of_neuron=True, prepared=_neuron_cleaned),
-    DeepLiftShap: _row(attr.DeepLiftShap, shap=True),
-    LayerDeepLiftShap: _row(attr.LayerDeepLiftShap, shap=True, of_layer=True),
-    NeuronDeepLiftShap: _row(attr.NeuronDeepLiftShap, shap=True, of_neuron=True, prepared=_neuron_cleaned),
+ROWS: dict[type[requests.Attribution], Method] = {
+    requests.DeepLift: _row(attr.DeepLift),
+    requests.LayerDeepLift: _row(attr.LayerDeepLift, of_layer=True),
+    requests.NeuronDeepLift: _row(attr.NeuronDeepLift, of_neuron=True),
+    requests.DeepLiftShap: _row(attr.DeepLiftShap, shap=True),
+    requests.LayerDeepLiftShap: _row(attr.LayerDeepLiftShap, shap=True, of_layer=True),
+    requests.NeuronDeepLiftShap: _row(attr.NeuronDeepLiftShap, shap=True, of_neuron=True),
 }

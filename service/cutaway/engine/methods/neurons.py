@@ -1,144 +1,106 @@
-"""Methods that explain a neuron, or what goes through it."""
+"""Methods that explain a neuron, or the part of the target's gradient that flows through it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any, cast
 
 from captum import attr
+from torch import Tensor
 
-from cutaway.engine.evidence import at_input
-from cutaway.engine.method import Method
-from cutaway.engine.methods import backprop, paths, perturbations
-from cutaway.engine.methods.returned import only_tensor, read_by_captum
-from cutaway.engine.references import backprop as gradients
-from cutaway.engine.references import neurons as references
-from cutaway.engine.references.paths import on_path
-from cutaway.engine.references.perturbations import ablated, change
-from cutaway.engine.witness import Question
-from cutaway.errors import Reason, at, error
-from cutaway.requests import (
-    Attribution,
-    FeatureAblation,
-    GuidedBackprop,
-    IntegratedGradients,
-    NeuronConductance,
-    NeuronDeconvolution,
-    NeuronFeatureAblation,
-    NeuronGradient,
-    NeuronGuidedBackprop,
-    NeuronIntegratedGradients,
-    Point,
-    field_name,
-)
+from cutaway import requests
+from cutaway.engine.methods import modified_backprop, paths, perturbations
+from cutaway.engine.methods.layer_output import readable_output
+from cutaway.engine.methods.spec import Method, passes_at
+from cutaway.engine.methods.validation import inapplicable
+from cutaway.engine.passes.pass_recorder import AttributionProblem
+from cutaway.engine.passes.reference_inputs import input_point
+from cutaway.engine.references.modified_backprop import input_gradient
+from cutaway.engine.references.observation import reused_neuron_module
+from cutaway.engine.references.paths import neuron_conductance_passes, path_points, steps_per_pass
 
-_PATH = paths.ROWS[IntegratedGradients]
-_RECTIFIERS = backprop.ROWS[GuidedBackprop]
-_ABLATION = perturbations.ROWS[FeatureAblation]
+_PATH = paths.ROWS[requests.IntegratedGradients]
 
 
-@contextmanager
-def _selectable(question: Question) -> Iterator[None]:
-    """Where Captum looks for the neuron, there is one: it looks into what the module's last call returned."""
-    request: Any = question.request
-    field = f"{field_name(type(request))}.neuron.module"
-    with at(field):
-        found = references.calls(question)
-        for call in found:
-            tensor = only_tensor(question.module, call.at(Point.OUTPUT), question.rows)
-            _refuse_absent(question.module, request.neuron.index, tuple(tensor.shape[1:]), len(found))
-    with read_by_captum(question.module, field):
-        yield
+def neuron_selectable(problem: AttributionProblem) -> AbstractContextManager[None]:
+    """Returns a context that requires the neuron in the output of each call of its module: Captum takes the last."""
+    index = cast(requests.NeuronAttribution, problem.request).neuron.index
+
+    def refuse(outputs: Sequence[Tensor]) -> None:
+        for output in outputs:
+            sizes = list(output.shape[1:])
+            if len(index) != len(sizes) or not all(number < size for number, size in zip(index, sizes)):
+                raise inapplicable(
+                    f"the module {problem.module!r} is called {len(outputs)} times, and one call returns {sizes} for "
+                    f"each example, without a neuron {list(index)}; Captum takes the last call: name a module that is "
+                    "called once"
+                )
+
+    return readable_output(problem, "neuron.module", refuse)
 
 
-def _refuse_absent(module: str, index: tuple[int, ...], sizes: tuple[int, ...], times: int) -> None:
-    if len(index) == len(sizes) and all(each < size for each, size in zip(index, sizes)):
-        return
-    raise error(
-        Reason.METHOD_INAPPLICABLE,
-        f"the module {module!r} is called {times} times and returns {list(sizes)} an example once, where there is no "
-        f"neuron {list(index)}: Captum takes the last call; name a module that is called once",
+def _conductance_arguments(problem: AttributionProblem) -> dict[str, Any]:
+    index = cast(requests.NeuronAttribution, problem.request).neuron.index
+    return {**_PATH.attribute_arguments(problem), "neuron_selector": index}
+
+
+def _of_neuron(base: Method, captum: Callable[..., Any], formula: str, **fields: Any) -> Method:
+    """Returns ``base`` for a neuron in place of the target."""
+    return replace(
+        base,
+        captum=captum,
+        formula=formula,
+        explains_neuron=True,
+        batchable=False,
+        model_context=neuron_selectable,
+        **fields,
     )
 
 
-def _conductance_options(question: Question) -> dict[str, Any]:
-    request: Any = question.request
-    return {**_PATH.options(question), "neuron_selector": request.neuron.index}
+def _of_rectifiers(kind: type[requests.Attribution], captum: Callable[..., Any]) -> Method:
+    base = modified_backprop.ROWS[kind]
+    return _of_neuron(base, captum, base.formula.replace("df/dx", "dneuron/dx"))
 
 
-ROWS: dict[type[Attribution], Method] = {
-    NeuronGradient: Method(
+ROWS: dict[type[requests.Attribution], Method] = {
+    requests.NeuronGradient: Method(
         attr.NeuronGradient,
-        gradients.gradient,
-        at_input,
+        input_gradient,
         "dneuron/dx from the raw gradient at the input",
-        own=references.from_neuron,
-        overlooked=references.reused,
-        of_neuron=True,
-        prepared=_selectable,
+        reference_passes=passes_at(input_point),
+        limitation=reused_neuron_module,
+        explains_neuron=True,
+        model_context=neuron_selectable,
     ),
-    NeuronIntegratedGradients: Method(
+    requests.NeuronIntegratedGradients: _of_neuron(
+        _PATH,
         attr.NeuronIntegratedGradients,
-        references.integral,
-        on_path,
         "(x - baseline) * the weighted sum of the neuron's raw gradients on the path",
-        options=_PATH.options,
-        adds_up=lambda _: True,
-        tolerances=_PATH.tolerances,
-        own=references.from_neuron_on_path,
-        overlooked=references.reused,
-        of_neuron=True,
-        refuse=_PATH.refuse,
-        prepared=_selectable,
+        init_arguments=lambda _: {},
+        satisfies_completeness=lambda _: True,
+        reference_passes=passes_at(path_points, steps_per_pass),
+        limitation=reused_neuron_module,
     ),
-    NeuronConductance: Method(
+    requests.NeuronConductance: Method(
         attr.NeuronConductance,
-        references.integral,
-        on_path,
+        _PATH.reference,
         "(x - baseline) * the weighted sum of df/dneuron * dneuron/dx, from raw gradients on the path",
-        options=_conductance_options,
+        points=path_points,
+        attribute_arguments=_conductance_arguments,
         tolerances=_PATH.tolerances,
-        own=references.through_neuron,
-        overlooked=references.reused,
+        reference_passes=neuron_conductance_passes,
+        limitation=reused_neuron_module,
         refuse=_PATH.refuse,
-        prepared=_selectable,
+        model_context=neuron_selectable,
     ),
-    NeuronGuidedBackprop: Method(
-        attr.NeuronGuidedBackprop,
-        gradients.gradient,
-        at_input,
-        "dneuron/dx of a pass in which raw hooks let only what is positive of the gradient leave each ReLU",
-        own=gradients.guided_passes,
-        moot=references.moot,
-        overlooked=references.overlooked,
-        applies_to_modules=True,
-        of_neuron=True,
-        refuse=_RECTIFIERS.refuse,
-        prepared=_selectable,
-    ),
-    NeuronDeconvolution: Method(
-        attr.NeuronDeconvolution,
-        gradients.gradient,
-        at_input,
-        "dneuron/dx of a pass in which raw hooks pass on what is positive of the gradient that reaches each ReLU",
-        own=gradients.deconvolved_passes,
-        moot=references.moot,
-        overlooked=references.overlooked,
-        applies_to_modules=True,
-        of_neuron=True,
-        refuse=_RECTIFIERS.refuse,
-        prepared=_selectable,
-    ),
-    NeuronFeatureAblation: Method(
+    requests.NeuronGuidedBackprop: _of_rectifiers(requests.GuidedBackprop, attr.NeuronGuidedBackprop),
+    requests.NeuronDeconvolution: _of_rectifiers(requests.Deconvolution, attr.NeuronDeconvolution),
+    requests.NeuronFeatureAblation: _of_neuron(
+        perturbations.ROWS[requests.FeatureAblation],
         attr.NeuronFeatureAblation,
-        change,
-        ablated,
         "neuron(x) - neuron(x with the feature at its baseline) from the module's raw outputs",
-        options=_ABLATION.options,
-        perturbs=True,
-        overlooked=references.reused,
-        of_neuron=True,
-        prepared=_selectable,
+        limitation=reused_neuron_module,
     ),
 }

@@ -1,75 +1,55 @@
-"""Methods that walk a path from a baseline to the input."""
+"""Methods that integrate gradients along a path from the baseline to the input."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from captum import attr
 
-from cutaway.engine.balance import Balance
-from cutaway.engine.copies import tells_rows_apart
-from cutaway.engine.method import PATH, Method
+from cutaway import requests
+from cutaway.engine.methods.spec import Method
+from cutaway.engine.methods.validation import refuse_row_numbers
+from cutaway.engine.model.inspected_model import Inputs, InspectedModel
+from cutaway.engine.passes.convergence_delta import CompletenessSums
+from cutaway.engine.passes.pass_recorder import AttributionProblem, Changes
 from cutaway.engine.references import paths as references
-from cutaway.engine.subject import Inputs, Subject
-from cutaway.engine.witness import Changes, Question, Values
+from cutaway.engine.runtime.numerics import PATH
 from cutaway.errors import Reason, error
-from cutaway.requests import (
-    Attribution,
-    IntegratedGradients,
-    InternalInfluence,
-    LayerConductance,
-    LayerIntegratedGradients,
-    PathAttribution,
-    Quadrature,
-)
 
 MAX_STEPS = 4096
 
-MAX_NODES = 1024
-"""Of Gauss-Legendre, whose nodes are eigenvalues: 1024 take a tenth of a second to find, 4096 half a minute."""
+MAX_GAUSS_LEGENDRE_STEPS = 1024
+"""The nodes of Gauss-Legendre are eigenvalues: 1024 take a tenth of a second to compute, 4096 half a minute."""
 
 
-def _path_options(question: Question) -> dict[str, Any]:
-    request: Any = question.request
+def _path_arguments(problem: AttributionProblem) -> dict[str, Any]:
+    request: Any = problem.request
     return {
-        "baselines": tuple(question.baselines[name] for name in question.explained),
+        "baselines": tuple(problem.baselines[name] for name in problem.explained),
         "n_steps": request.n_steps,
         "method": request.quadrature.value,
-        "internal_batch_size": references.rows_a_pass(question),
+        "internal_batch_size": references.rows_per_pass(problem),
     }
 
 
-def _conductance_rows(question: Question) -> int:
-    """Rows of a pass of `LayerConductance`: two steps are the fewest, since Captum takes their difference."""
-    return max(references.affordable(question), 2 * question.rows)
+def _conductance_arguments(problem: AttributionProblem) -> dict[str, Any]:
+    refuse_row_numbers(
+        problem,
+        "runs several steps in one pass",
+        "ask InternalInfluence or LayerIntegratedGradients, or class targets",
+    )
+    points = references.conductance_points_per_pass(problem)
+    return {**_path_arguments(problem), "internal_batch_size": points * problem.rows}
 
 
-def _conductance_together(question: Question) -> int:
-    """How many points, of which there is one more than there are steps."""
-    return max(2, _conductance_rows(question) // question.rows)
-
-
-def _conductance_points(question: Question) -> list[Values]:
-    return references.through_steps(question, _conductance_rows(question))
-
-
-def _conductance_options(question: Question) -> dict[str, Any]:
-    if question.chosen.bound or any(map(tells_rows_apart, question.edits)):
-        raise error(
-            Reason.METHOD_INAPPLICABLE,
-            "Captum's LayerConductance runs several steps in one pass: rows have no numbers of their own there, in "
-            "edits or in the target; ask InternalInfluence or LayerIntegratedGradients, or class targets",
-        )
-    return {**_path_options(question), "internal_batch_size": _conductance_rows(question)}
-
-
-def refuse_steps(_: Subject, request: PathAttribution, inputs: Inputs, edits: Changes) -> None:
-    """Refuse what is no number of steps for the request's quadrature."""
-    # A conductance is made of differences between steps: there is one point more than there are steps.
-    one = request.quadrature is Quadrature.GAUSS_LEGENDRE or isinstance(request, LayerConductance)
-    fewest = 1 if one else 2
-    most = most_steps(request)
+def refuse_steps(_: InspectedModel, request: requests.PathAttribution, inputs: Inputs, edits: Changes) -> None:
+    """Raises `InvalidArgument` for a number of steps that the request's quadrature does not support."""
+    # LayerConductance takes differences between steps, so it has one point more than steps.
+    is_gauss_legendre = request.quadrature is requests.Quadrature.GAUSS_LEGENDRE
+    fewest = 1 if is_gauss_legendre or isinstance(request, requests.LayerConductance) else 2
+    most = max_steps(request)
     if not fewest <= request.n_steps <= most:
         raise error(
             Reason.INVALID_VALUE,
@@ -78,70 +58,61 @@ def refuse_steps(_: Subject, request: PathAttribution, inputs: Inputs, edits: Ch
         )
 
 
-def most_steps(request: PathAttribution) -> int:
-    """The most steps that the request's quadrature may take."""
-    return MAX_NODES if request.quadrature is Quadrature.GAUSS_LEGENDRE else MAX_STEPS
+def max_steps(request: requests.PathAttribution) -> int:
+    """Returns the largest number of steps for the request's quadrature."""
+    return MAX_GAUSS_LEGENDRE_STEPS if request.quadrature is requests.Quadrature.GAUSS_LEGENDRE else MAX_STEPS
 
 
-def finer_steps(request: Attribution, found: Balance) -> PathAttribution | None:
-    """``request`` with twice the steps, where it sets a bound that ``found`` is not within, and there are more to be
-    had."""
-    if not isinstance(request, PathAttribution) or request.max_delta is None:
+def finer_steps(request: requests.Attribution, sums: CompletenessSums) -> requests.PathAttribution | None:
+    """Returns ``request`` with twice the steps if ``sums`` exceeds the request's ``max_delta``; None if it does not,
+    or if there are no more steps."""
+    if not isinstance(request, requests.PathAttribution) or request.max_delta is None:
         return None
-    most = most_steps(request)
-    if request.n_steps >= most or bool((found.delta.abs() <= request.max_delta).all()):
+    most = max_steps(request)
+    if request.n_steps >= most or bool((sums.delta.abs() <= request.max_delta).all()):
         return None
     return replace(request, n_steps=min(2 * request.n_steps, most))
 
 
-ROWS: dict[type[Attribution], Method] = {
-    IntegratedGradients: Method(
+_row = partial(
+    Method,
+    attribute_arguments=_path_arguments,
+    points=references.path_points,
+    points_per_pass=references.steps_per_pass,
+    tolerances=PATH,
+    refuse=refuse_steps,
+    batchable=True,
+)
+
+ROWS: dict[type[requests.Attribution], Method] = {
+    requests.IntegratedGradients: _row(
         attr.IntegratedGradients,
         references.integrated_gradients,
-        references.on_path,
         "(x - baseline) * the weighted sum of the raw gradients on the path",
-        settings=lambda request: {"multiply_by_inputs": request.multiply_by_inputs},
-        options=_path_options,
-        adds_up=lambda request: bool(request.multiply_by_inputs),
-        together=references.steps_a_pass,
-        tolerances=PATH,
-        refuse=refuse_steps,
-        by_row=True,
+        init_arguments=lambda request: {"multiply_by_inputs": request.multiply_by_inputs},
+        satisfies_completeness=lambda request: bool(request.multiply_by_inputs),
     ),
-    InternalInfluence: Method(
+    requests.InternalInfluence: _row(
         attr.InternalInfluence,
         references.internal_influence,
-        references.on_path,
         "the weighted sum of the layer's raw gradients on the path",
-        options=_path_options,
-        together=references.steps_a_pass,
-        tolerances=PATH,
-        refuse=refuse_steps,
-        by_row=True,
     ),
-    LayerConductance: Method(
+    requests.LayerConductance: _row(
         attr.LayerConductance,
         references.layer_conductance,
-        _conductance_points,
         "the sum of the layer's raw gradients * the change of its raw output, step by step on the path",
-        options=_conductance_options,
-        adds_up=lambda _: True,
-        together=_conductance_together,
-        tolerances=PATH,
-        refuse=refuse_steps,
-        by_row=True,
+        points=references.conductance_points,
+        attribute_arguments=_conductance_arguments,
+        satisfies_completeness=lambda _: True,
+        points_per_pass=references.conductance_points_per_pass,
     ),
-    LayerIntegratedGradients: Method(
+    requests.LayerIntegratedGradients: _row(
         attr.LayerIntegratedGradients,
         references.layer_integrated_gradients,
-        references.layer_steps,
         "(raw output at x - raw output at the baseline) * the weighted sum of the layer's raw gradients, its output "
         "replaced on the way from one to the other",
-        options=_path_options,
-        adds_up=lambda _: True,
-        tolerances=PATH,
-        refuse=refuse_steps,
-        own=references.layer_path,
-        by_row=True,
+        points=references.layer_path_points,
+        satisfies_completeness=lambda _: True,
+        reference_passes=references.layer_path_passes,
     ),
 }

@@ -1,55 +1,51 @@
-"""Methods that replace parts of the inputs and look at what changes: forward passes only."""
+"""Methods that replace parts of the inputs and compare the target before and after: forward passes only."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from captum import attr
 
-from cutaway.engine.finding import Finding
-from cutaway.engine.method import EXACT, Method
+from cutaway import requests
+from cutaway.engine.methods.spec import Method
+from cutaway.engine.passes.finding import Finding
+from cutaway.engine.passes.pass_recorder import AttributionProblem
 from cutaway.engine.references import perturbations as references
-from cutaway.engine.witness import Question
-from cutaway.requests import (
-    Attribution,
-    FeatureAblation,
-    FeaturePermutation,
-    Occlusion,
-    ShapleyValues,
-    ShapleyValueSampling,
-)
+from cutaway.engine.runtime.numerics import EXACT
 from cutaway.results import Cause
 
 
-def _given(question: Question) -> dict[str, Any]:
-    """Baselines and masks as Captum takes them; one perturbation a pass, so that each pass has the batch's rows."""
-    parts = question.features
-    found: dict[str, Any] = {"perturbations_per_eval": 1}
-    if parts.baselines:
-        found["baselines"] = tuple(parts.baselines[name] for name in parts.explained)
-    if parts.numbers:
-        found["feature_mask"] = tuple(parts.numbers[name] for name in parts.explained)
-    return found
+def feature_arguments(problem: AttributionProblem) -> dict[str, Any]:
+    """Returns Captum's baselines and feature masks, with one perturbation per pass: each pass has the batch's rows."""
+    numbers = problem.features.numbers
+    arguments: dict[str, Any] = {"perturbations_per_eval": 1}
+    if problem.baselines:
+        arguments["baselines"] = tuple(problem.baselines[name] for name in problem.explained)
+    if numbers:
+        arguments["feature_mask"] = tuple(numbers[name] for name in problem.explained)
+    return arguments
 
 
-def _windows(question: Question) -> dict[str, Any]:
-    request: Any = question.request
-    explained = question.explained
-    ones = {name: (1,) * len(request.windows[name]) for name in explained}
+def sampling_arguments(problem: AttributionProblem) -> dict[str, Any]:
+    """Returns the same, and the number of samples."""
+    request: Any = problem.request
+    return {**feature_arguments(problem), "n_samples": request.n_samples}
+
+
+def _window_arguments(problem: AttributionProblem) -> dict[str, Any]:
+    request: Any = problem.request
+    windows = {name: tuple(request.windows[name]) for name in problem.explained}
     return {
-        **_given(question),
-        "sliding_window_shapes": tuple(tuple(request.windows[name]) for name in explained),
-        "strides": tuple(tuple(request.strides.get(name, ones[name])) for name in explained),
+        **feature_arguments(problem),
+        "sliding_window_shapes": tuple(windows.values()),
+        "strides": tuple(tuple(request.strides.get(name, (1,) * len(window))) for name, window in windows.items()),
     }
 
 
-def _sampled(question: Question) -> dict[str, Any]:
-    request: Any = question.request
-    return {**_given(question), "n_samples": request.n_samples}
-
-
-def _nothing_to_exchange(question: Question) -> Finding | None:
-    if question.rows > 1:
+def single_row(problem: AttributionProblem) -> Finding | None:
+    """Reports a batch of one row, in which rows cannot be permuted."""
+    if problem.rows > 1:
         return None
     return Finding(
         Cause.NOT_MOVED,
@@ -57,54 +53,48 @@ def _nothing_to_exchange(question: Question) -> Finding | None:
     )
 
 
-ROWS: dict[type[Attribution], Method] = {
-    FeatureAblation: Method(
+_row = partial(Method, attribute_arguments=feature_arguments, forward_only=True)
+
+ROWS: dict[type[requests.Attribution], Method] = {
+    requests.FeatureAblation: _row(
         attr.FeatureAblation,
-        references.change,
-        references.ablated,
+        references.ablation,
         "f(x) - f(x with the feature at its baseline) from raw outputs",
-        options=_given,
-        perturbs=True,
-        by_row=True,
+        points=references.ablation_points,
+        batchable=True,
     ),
-    Occlusion: Method(
+    requests.Occlusion: _row(
         attr.Occlusion,
-        references.change,
-        references.ablated,
+        references.ablation,
         "the mean of f(x) - f(x with a window at its baseline) over the windows around an element, from raw outputs",
-        options=_windows,
-        perturbs=True,
-        by_row=True,
+        points=references.ablation_points,
+        attribute_arguments=_window_arguments,
+        batchable=True,
     ),
-    FeaturePermutation: Method(
+    requests.FeaturePermutation: _row(
         attr.FeaturePermutation,
-        references.change,
-        references.permuted,
+        references.ablation,
         "f(x) - f(x with the feature's rows in another order) from raw outputs",
-        options=_given,
-        perturbs=True,
-        draws=True,
-        moot=_nothing_to_exchange,
+        points=references.permutation_points,
+        uses_randomness=True,
+        vacuous=single_row,
     ),
-    ShapleyValues: Method(
+    requests.ShapleyValues: _row(
         attr.ShapleyValues,
-        references.shapley,
-        references.added,
+        references.shapley_values,
         "the mean of f(with the feature) - f(without it) over all orders, from raw outputs",
-        options=_given,
-        perturbs=True,
-        adds_up=lambda _: True,
-        sums=EXACT,
+        points=references.shapley_points,
+        satisfies_completeness=lambda _: True,
+        completeness_tolerances=EXACT,
     ),
-    ShapleyValueSampling: Method(
+    requests.ShapleyValueSampling: _row(
         attr.ShapleyValueSampling,
-        references.shapley,
-        references.added,
+        references.shapley_values,
         "the mean of f(with the feature) - f(without it) over the orders drawn, from raw outputs",
-        options=_sampled,
-        perturbs=True,
-        draws=True,
-        adds_up=lambda _: True,
-        sums=EXACT,
+        points=references.shapley_points,
+        attribute_arguments=sampling_arguments,
+        uses_randomness=True,
+        satisfies_completeness=lambda _: True,
+        completeness_tolerances=EXACT,
     ),
 }

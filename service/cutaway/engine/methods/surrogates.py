@@ -1,96 +1,82 @@
-"""Methods that fit a simple model to what the target does when features are replaced."""
+"""KernelSHAP and LIME: a linear model is fitted to the target's values when features are replaced by the baseline."""
 
 from __future__ import annotations
 
-from typing import Any, cast
+from functools import partial
+from typing import Any
 
 from captum import attr
 
-from cutaway.engine.copies import tells_rows_apart
-from cutaway.engine.features import features
-from cutaway.engine.method import Method, Tolerances
+from cutaway.engine.methods.perturbations import sampling_arguments
+from cutaway.engine.methods.spec import Method
+from cutaway.engine.methods.validation import refuse_row_numbers
+from cutaway.engine.passes.pass_recorder import AttributionProblem
 from cutaway.engine.references import surrogates as references
-from cutaway.engine.subject import Inputs, Subject
-from cutaway.engine.witness import Changes, Question
+from cutaway.engine.runtime.numerics import FITTED
 from cutaway.errors import Reason, error
 from cutaway.requests import Attribution, KernelShap, Lime, Surrogate
-from cutaway.tensors import as_array
+from cutaway.schema.tensors import as_array
 
 MAX_FEATURES = 4096
 
-MAX_ENTRIES = 2**22
-"""Draws times features: what is fitted for each example."""
-
-# Captum fits in float32, whatever the model computes in.
-FITTED = Tolerances(float64=1e-3, float32=1e-3, bfloat16=1e-3, float16=1e-3)
+MAX_ELEMENTS = 2**22
+"""Samples times features: the size of the matrix that is fitted for each example."""
 
 
-def _given(question: Question) -> dict[str, Any]:
-    """Baselines, masks and draws as Captum takes them."""
-    if question.rows > 1 and (question.chosen.bound or any(map(tells_rows_apart, question.edits))):
-        raise error(
-            Reason.METHOD_INAPPLICABLE,
-            "Captum runs each example by itself here: rows have no numbers of their own, in edits or in the target; "
-            "send one example a request, or ask a class",
+def _arguments(problem: AttributionProblem) -> dict[str, Any]:
+    if problem.rows > 1:
+        refuse_row_numbers(
+            problem, "runs each example in passes of its own", "send one example a request, or ask for a class"
         )
-    parts = question.features
-    return {
-        "baselines": tuple(parts.baselines[name] for name in parts.explained),
-        "feature_mask": tuple(parts.numbers[name] for name in parts.explained),
-        "n_samples": cast(Surrogate, question.request).n_samples,
-        "perturbations_per_eval": 1,
-    }
+    return sampling_arguments(problem)
 
 
-def _refuse(_: Subject, request: Surrogate, inputs: Inputs, edits: Changes) -> None:
-    count = features(request, inputs).count
+def _refuse_features(request: Surrogate, count: int) -> None:
     fewest = 2 if isinstance(request, KernelShap) else 1
     if count < fewest:
         raise error(
             Reason.INVALID_VALUE,
-            f"{count} features; {fewest} or more can be told apart: FeatureAblation explains one",
+            f"{count} features; {fewest} or more are needed: FeatureAblation explains one",
             "masks",
         )
-    if count > MAX_FEATURES or count * request.n_samples > MAX_ENTRIES:
+    if count > MAX_FEATURES or count * request.n_samples > MAX_ELEMENTS:
         raise error(
             Reason.INVALID_VALUE,
             f"{request.n_samples} samples of {count} features make too large a fit, of at most {MAX_FEATURES} features "
-            f"and {MAX_ENTRIES} numbers: group elements into fewer features by masks",
+            f"and {MAX_ELEMENTS} numbers: group elements into fewer features by masks",
             "masks",
         )
 
 
-def _adds_up(request: KernelShap) -> bool:
-    """Both ends are fitted almost exactly, from two draws on; but a row may have no element of a mask's feature."""
+def _is_complete(request: KernelShap) -> bool:
+    """From two samples on the fit is almost exact for all features and for none; but a mask with rows of its own may
+    leave a row without an element of some feature."""
     return request.n_samples > 1 and all(len(as_array(mask)) == 1 for mask in request.masks.values())
 
 
+_row = partial(
+    Method,
+    points=references.surrogate_points,
+    attribute_arguments=_arguments,
+    forward_only=True,
+    uses_randomness=True,
+    tolerances=FITTED,
+    reference_passes=references.surrogate_passes,
+    refuse_features=_refuse_features,
+)
+
 ROWS: dict[type[Attribution], Method] = {
-    KernelShap: Method(
+    KernelShap: _row(
         attr.KernelShap,
         references.kernel_shap,
-        references.points,
         "the coefficients of f fitted to the draws under the Shapley kernel, from raw outputs",
-        options=_given,
-        perturbs=True,
-        draws=True,
-        moot=references.underdetermined,
-        adds_up=_adds_up,
-        tolerances=FITTED,
-        own=references.surrogate_passes,
-        refuse=_refuse,
+        vacuous=references.underdetermined,
+        satisfies_completeness=_is_complete,
     ),
-    Lime: Method(
+    Lime: _row(
         attr.Lime,
         references.lime,
-        references.points,
         "the coefficients of a Lasso of f fitted to the draws, weighted by nearness, from raw outputs",
-        options=_given,
-        perturbs=True,
-        draws=True,
-        moot=references.penalised,
-        tolerances=FITTED,
-        own=references.surrogate_passes,
-        refuse=_refuse,
+        vacuous=references.underdetermined_or_zero,
     ),
 }

@@ -1,6 +1,8 @@
-"""The attributions again, from raw hook outputs and from nothing else: one function a method.
+"""Reference attributions, computed a second time from raw hook outputs alone: one function for each method.
 
-No line here is shared with Captum. Each function reads what the hooks saw (`Evidence`), works in float64, and states
-the identity that it uses. Functions that return points say which a method must visit, so that a check can hold the
-passes that Captum ran against the passes it should have run.
+No code here is shared with Captum. A reference function takes what the hooks recorded (`Evidence`), works in float64 on
+the host, and returns a `Reference`: tensors of the attribution's shape, by name. Unless it says otherwise, tensors are
+`[batch, *features]`, and it raises `MissingObservation` if the hooks did not record what its formula needs. Functions
+that return points list the inputs at which a method must run the model, so that a check can compare them with the
+passes that Captum ran.
 """

@@ -1,4 +1,4 @@
-"""DeepLIFT: attributions from the multipliers that flow back to the input, or to a layer."""
+"""DeepLIFT: attributions from the multipliers that flow back to the input, or to a layer's output."""
 
 from __future__ import annotations
 
@@ -6,56 +6,58 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+from jaxtyping import Float64
 from torch import Tensor
 
-from cutaway.engine.evidence import Evidence, Reference, Silent, host
-from cutaway.engine.references.multipliers import Rescaled, rescaled
-from cutaway.engine.references.nonlinear import nonlinearities
-from cutaway.engine.subject import Inputs
-from cutaway.engine.targets import Chosen
-from cutaway.engine.witness import Pass, Question, Values, once
+from cutaway.engine.model.inspected_model import Inputs
+from cutaway.engine.passes.pass_recorder import AttributionProblem, Pass, Values, cached_per_problem
+from cutaway.engine.passes.reference_inputs import Evidence, MissingObservation, Reference, host
+from cutaway.engine.passes.targets import ResolvedTarget
+from cutaway.engine.references.deeplift_multipliers import RescaledPasses, run_rescaled
+from cutaway.engine.references.nonlinearities import nonlinearities
 from cutaway.requests import Point
 
 
-def beside_baselines(question: Question) -> list[Values]:
-    """The input, for each baseline once, then the baselines: Captum runs all of them as one batch."""
-    point = {name: question.inputs[name] for name in question.explained}
-    return [point] * len(question.starts) + question.starts
+def deeplift_points(problem: AttributionProblem) -> list[Values]:
+    """Returns the input, once for each baseline, then the baselines; Captum runs all of them as one batch."""
+    point = {name: problem.inputs[name] for name in problem.explained}
+    return [point] * len(problem.baseline_points) + problem.baseline_points
 
 
-def passes(question: Question) -> Sequence[Pass]:
-    """A pass at the baselines, and one at the input through which multipliers flow back."""
-    pair = rescaling(question)
-    return [pair.at_baseline, pair.at_input]
+def deeplift_passes(problem: AttributionProblem) -> Sequence[Pass]:
+    """Runs a pass at the baselines, and one at the input through which multipliers flow back."""
+    passes = rescaled_passes(problem)
+    return [passes.at_baseline, passes.at_input]
 
 
-@once
-def rescaling(question: Question) -> Rescaled:
-    """What the passes showed, and what flows through each nonlinearity."""
-    return rescaled(spread(question), nonlinearities(question))
+@cached_per_problem
+def rescaled_passes(problem: AttributionProblem) -> RescaledPasses:
+    """Runs the same passes, and returns what each nonlinearity passed back."""
+    return run_rescaled(as_captum_batch(problem), nonlinearities(problem))
 
 
-def spread(question: Question) -> Question:
-    """``question`` with each row once for each baseline, and then all of it again, beside which Captum has baselines.
+def as_captum_batch(problem: AttributionProblem) -> AttributionProblem:
+    """Returns ``problem`` with each row repeated for each baseline, and all of these rows twice.
 
-    The quotients of the Rescale rule are ill-conditioned where little changes: only in a batch of the size of Captum's
-    do the model's kernels round as they do there. The target is that of the rows' first half.
+    Captum's batch has the baselines in the second half. The quotients of the Rescale rule are ill-conditioned where
+    little changes: only in a batch of the same size do the model's kernels round as in Captum's. The target is that of
+    the first half.
     """
-    samples, rows = len(question.starts), question.rows
-    starts = {
-        name: torch.stack([start[name] for start in question.starts], dim=1).flatten(0, 1)
-        for name in question.explained
+    samples, rows = len(problem.baseline_points), problem.rows
+    baselines = {
+        name: torch.stack([start[name] for start in problem.baseline_points], dim=1).flatten(0, 1)
+        for name in problem.explained
     }
-    own = question.chosen.taking(torch.arange(rows, device=question.subject.device).repeat_interleave(samples))
+    target = problem.target.for_rows(torch.arange(rows, device=problem.model.device).repeat_interleave(samples))
 
     def first_half(output: Tensor) -> Tensor:
-        return own.of(output[: samples * rows])
+        return target.scalars(output[: samples * rows])
 
     return replace(
-        question,
-        inputs=_twice({name: each.repeat_interleave(samples, dim=0) for name, each in question.inputs.items()}),
-        baselines=_twice(starts),
-        chosen=Chosen(own.source, first_half, is_neuron=own.is_neuron),
+        problem,
+        inputs=_twice({name: tensor.repeat_interleave(samples, dim=0) for name, tensor in problem.inputs.items()}),
+        baselines=_twice(baselines),
+        target=ResolvedTarget(target.source, first_half, is_neuron=target.is_neuron),
     )
 
 
@@ -63,34 +65,52 @@ def _twice(inputs: Inputs) -> Inputs:
     return {name: torch.cat([tensor, tensor]) for name, tensor in inputs.items()}
 
 
-def attributed(evidence: Evidence) -> Reference:
-    """``(x - x0) * multiplier``, the mean over the baselines."""
-    question = spread(evidence.question)
-    ends = {name: host(question.inputs[name]) for name in question.explained}
-    starts = {name: host(start) for name, start in question.baselines.items()}
-    multipliers = {name: Evidence(evidence.question, evidence.passes[1:]).gradients(name) for name in ends}
-    return _flows(evidence.question, ends, starts, multipliers)
+def deeplift(evidence: Evidence) -> Reference:
+    """Returns the mean over the baselines ``x0`` of ``(x - x0) * multiplier``.
+
+    Shrikumar et al. 2017, arXiv:1704.02685; several baselines (DeepLiftShap): Lundberg and Lee 2017, arXiv:1705.07874.
+    """
+    batch = as_captum_batch(evidence.problem)
+    ends = {name: host(batch.inputs[name]) for name in batch.explained}
+    starts = {name: host(baseline) for name, baseline in batch.baselines.items()}
+    multipliers = {name: Evidence(evidence.problem, evidence.passes[1:]).gradients(name) for name in ends}
+    return _contributions(evidence.problem, ends, starts, multipliers)
 
 
-def attributed_at_layer(evidence: Evidence) -> Reference:
-    """``(a(x) - a(x0)) * multiplier`` for the layer's output ``a``, the mean over the baselines."""
-    before, now = (Evidence(evidence.question, [each], evidence.call) for each in evidence.passes)
-    return _flows(evidence.question, now.layer(Point.OUTPUT), before.layer(Point.OUTPUT), now.layer(Point.GRAD_OUTPUT))
+def layer_deeplift(evidence: Evidence) -> Reference:
+    """Returns the mean over the baselines of ``(a(x) - a(x0)) * multiplier``, where ``a`` is the layer's output.
+
+    Sources: as for `deeplift`.
+
+    Raises:
+        MissingObservation: also if the layer returns other shapes for the baseline, or axis 0 is not the batch.
+    """
+    before, now = (Evidence(evidence.problem, [recorded], evidence.call) for recorded in evidence.passes)
+    return _contributions(
+        evidence.problem, now.layer(Point.OUTPUT), before.layer(Point.OUTPUT), now.layer(Point.GRAD_OUTPUT)
+    )
 
 
-def _flows(question: Question, ends: Values, starts: Values, multipliers: Values) -> Reference:
-    if any(ends[name].shape != each.shape or starts[name].shape != each.shape for name, each in multipliers.items()):
-        raise Silent(f"the layer {question.layer!r} returns other tensors for the baseline than for the input")
+def _contributions(problem: AttributionProblem, ends: Values, starts: Values, multipliers: Values) -> Reference:
+    if any({ends[name].shape, starts[name].shape} != {multiplier.shape} for name, multiplier in multipliers.items()):
+        raise MissingObservation(
+            f"the layer {problem.layer!r} returns other tensors for the baseline than for the input"
+        )
     values, terms = {}, {}
     for name, multiplier in multipliers.items():
-        values[name] = _mean(question, (ends[name] - starts[name]) * multiplier)
-        terms[name] = _mean(question, (ends[name].abs() + starts[name].abs()) * multiplier.abs())
+        values[name] = _mean(problem, (ends[name] - starts[name]) * multiplier)
+        terms[name] = _mean(problem, (ends[name].abs() + starts[name].abs()) * multiplier.abs())
     return Reference(values, terms)
 
 
-def _mean(question: Question, spread_out: Tensor) -> Tensor:
-    """[2 x rows x baselines, ...] to [rows, ...]: mostly the batch's rows, or some for each of them."""
-    half, samples = spread_out[: len(spread_out) // 2], len(question.starts)
-    if 2 * len(half) != len(spread_out) or len(half) % samples:
-        raise Silent(f"axis 0 of what the layer {question.layer!r} returns is not the batch")
+def _mean(
+    problem: AttributionProblem, batch: Float64[Tensor, "captum_rows *features"]
+) -> Float64[Tensor, "rows *features"]:
+    """Returns the mean over baselines in the first half of [2 * rows * baselines, *features]: [rows, *features].
+
+    A layer may have several rows for each example.
+    """
+    half, samples = batch[: len(batch) // 2], len(problem.baseline_points)
+    if 2 * len(half) != len(batch) or len(half) % samples:
+        raise MissingObservation(f"axis 0 of what the layer {problem.layer!r} returns is not the batch")
     return half.reshape(-1, samples, *half.shape[1:]).mean(dim=1)

@@ -1,4 +1,8 @@
-"""Integrals of the gradient along a path."""
+"""References for methods that integrate gradients along a path from the baseline to the input.
+
+Notation: ``x`` is the input, ``x0`` the baseline, ``a`` the layer's output, ``f`` the target or the neuron; ``alpha_k``
+and ``w_k`` are the points and weights of the quadrature.
+"""
 
 from __future__ import annotations
 
@@ -7,189 +11,249 @@ from dataclasses import replace
 from typing import cast
 
 import torch
+from jaxtyping import Float, Float64
 from torch import Tensor
 
-from cutaway.engine.arrays import to_numpy
-from cutaway.engine.evidence import Evidence, Reference, Silent, host
-from cutaway.engine.quadrature import rule
-from cutaway.engine.seen import Call
-from cutaway.engine.witness import Pass, Question, Values, visits
-from cutaway.requests import IntegratedGradients, LayerIntegratedGradients, PathAttribution, Point, Replace
+from cutaway.engine.hooks.recording import RecordedCall
+from cutaway.engine.passes.pass_recorder import AttributionProblem, Pass, Values, run_passes
+from cutaway.engine.passes.quadrature import Rule, rule
+from cutaway.engine.passes.reference_inputs import Evidence, MissingObservation, Reference, host
+from cutaway.engine.passes.targets import ResolvedTarget
+from cutaway.engine.references.observation import expand_rows, target_values
+from cutaway.engine.runtime.numpy_bridge import to_numpy
+from cutaway.requests import LayerIntegratedGradients, NeuronAttribution, PathAttribution, Point, Replace
 
-NUMBERS_A_PASS = 1 << 19
-"""Captum walks a path in passes of about this many numbers, so that memory does not grow with the number of steps."""
+ELEMENTS_PER_PASS = 1 << 19
+"""Captum runs a path in passes of about this many input elements, so that memory does not grow with the steps."""
 
-FEWEST_ROWS, MOST_ROWS = 16, 512
-"""The bounds of that in rows: fewer gain nothing but time, more gain none."""
+MIN_ROWS, MAX_ROWS = 16, 512
+"""The bounds of such a pass in rows: fewer rows only take more time, more rows save none."""
 
-_OF_AN_ID = 256
-"""What a whole number counts for: behind it stands an embedding."""
-
-
-def rows_a_pass(question: Question) -> int:
-    """How many rows Captum runs in one pass: of one step alone, where rows must keep their places."""
-    return question.rows if question.keeps_rows else max(affordable(question), question.rows)
+_ELEMENTS_PER_ID = 256
+"""What an integer input element counts for, because an embedding follows it."""
 
 
-def affordable(question: Question) -> int:
-    """How many rows of such inputs make a pass of `NUMBERS_A_PASS`, within bounds."""
-    numbers = sum(
-        tensor.numel() * (1 if tensor.is_floating_point() else _OF_AN_ID) for tensor in question.inputs.values()
+def _rule(problem: AttributionProblem, further_points: int = 0) -> Rule:
+    request = cast(PathAttribution, problem.request)
+    return rule(request.quadrature, request.n_steps + further_points)
+
+
+# Pass sizes.
+
+
+def rows_per_pass(problem: AttributionProblem) -> int:
+    """Returns how many rows Captum runs in one pass: those of one step, if each row needs its own row number."""
+    return problem.rows if problem.is_row_specific else max(_rows_in_budget(problem), problem.rows)
+
+
+def steps_per_pass(problem: AttributionProblem) -> int:
+    """Returns how many steps Captum runs in one pass."""
+    return rows_per_pass(problem) // problem.rows
+
+
+def conductance_points_per_pass(problem: AttributionProblem) -> int:
+    """Returns the same for `LayerConductance`: two or more points, because Captum takes differences between them."""
+    return max(_rows_in_budget(problem) // problem.rows, 2)
+
+
+def _rows_in_budget(problem: AttributionProblem) -> int:
+    """Returns how many rows of such inputs have `ELEMENTS_PER_PASS` elements, within the bounds."""
+    elements = sum(
+        tensor.numel() * (1 if tensor.is_floating_point() else _ELEMENTS_PER_ID) for tensor in problem.inputs.values()
     )
-    return min(MOST_ROWS, max(FEWEST_ROWS, NUMBERS_A_PASS * question.rows // max(1, numbers)))
+    return min(MAX_ROWS, max(MIN_ROWS, ELEMENTS_PER_PASS * problem.rows // max(1, elements)))
 
 
-def steps_a_pass(question: Question) -> int:
-    """How many steps that is."""
-    return rows_a_pass(question) // question.rows
+# Points.
 
 
-def on_path(question: Question) -> list[Values]:
-    """``baseline + alpha * (input - baseline)``, for each alpha of the quadrature."""
-    request = cast(PathAttribution, question.request)
-    return _points(question, [float(alpha) for alpha in rule(request.quadrature, request.n_steps).alphas])
+def path_points(problem: AttributionProblem) -> list[Values]:
+    """Returns ``x0 + alpha_k * (x - x0)`` for each point of the quadrature."""
+    return _points(problem, _rule(problem).alphas.tolist())
 
 
-def _points(question: Question, alphas: Sequence[float]) -> list[Values]:
-    along = {
-        name: _along(question.baselines[name], question.inputs[name], alphas).unbind() for name in question.explained
-    }
-    return [{name: steps[number] for name, steps in along.items()} for number in range(len(alphas))]
+def conductance_points(problem: AttributionProblem) -> list[Values]:
+    """Returns the points of `LayerConductance`, one more than there are steps.
+
+    Captum runs them in several passes, each of which begins with the last point of the pass before.
+    """
+    alphas = _rule(problem, further_points=1).alphas.tolist()
+    steps = conductance_points_per_pass(problem) - 1
+    passes = [alphas[first : first + steps + 1] for first in range(0, len(alphas) - 1, steps)]
+    return _points(problem, [alpha for chunk in passes for alpha in chunk])
 
 
-def _along(start: Tensor, end: Tensor, alphas: Sequence[float]) -> Tensor:
-    """[steps, ...], the points on the way; each factor as precise as a Python number beside a tensor is."""
-    precise = torch.promote_types(end.dtype, torch.float32)
-    factors = torch.tensor(alphas, dtype=precise, device=end.device).reshape(-1, *[1] * end.ndim)
-    return start + (factors * (end - start).to(precise)).to(end.dtype)
+def layer_path_points(problem: AttributionProblem) -> list[Values]:
+    """Returns the input, the baseline, and the input again for each step, at which the layer's output is replaced."""
+    x = {name: problem.inputs[name] for name in problem.explained}
+    baseline = {name: problem.baselines[name] for name in problem.explained}
+    return [x, baseline, *[x] * cast(PathAttribution, problem.request).n_steps]
 
 
-def integrated_gradients(evidence: Evidence) -> Reference:
-    """``(x - x0) * sum over k of weight_k * df/dx at the k-th point of the path``."""
-    question = evidence.question
-    request = cast(IntegratedGradients, question.request)
-    values, terms = {}, {}
-    for name in question.explained:
-        gradients = evidence.gradients(name)
-        steps = gradients.reshape(request.n_steps, question.rows, *gradients.shape[1:])
-        span = host(question.inputs[name]) - host(question.baselines[name])
-        factor = span if request.multiply_by_inputs else torch.ones_like(span)
-        values[name] = _integral(request, steps) * factor
-        terms[name] = _integral(request, steps.abs()) * factor.abs()
-    return Reference(values, terms)
+def _points(problem: AttributionProblem, alphas: Sequence[float]) -> list[Values]:
+    tensors = [_interpolated(problem.baselines[name], problem.inputs[name], alphas) for name in problem.explained]
+    return [dict(zip(problem.explained, steps)) for steps in zip(*tensors)]
 
 
-def _integral(request: PathAttribution, steps: Tensor) -> Tensor:
-    """[steps, ...] to [...]: the quadrature's weighted sum."""
-    weights = torch.from_numpy(rule(request.quadrature, request.n_steps).weights)
-    integral: Tensor = torch.tensordot(weights, steps, dims=1)
-    return integral
+def _interpolated(
+    start: Float[Tensor, "batch *features"], end: Float[Tensor, "batch *features"], alphas: Sequence[float]
+) -> Float[Tensor, "steps batch *features"]:
+    """Returns the points between two tensors.
+
+    A factor is as precise as PyTorch makes a Python number that is multiplied by a tensor.
+    """
+    dtype = torch.promote_types(end.dtype, torch.float32)
+    factors = torch.tensor(alphas, dtype=dtype, device=end.device).reshape(-1, *[1] * end.ndim)
+    return start + (factors * (end - start).to(dtype)).to(end.dtype)
 
 
-def internal_influence(evidence: Evidence) -> Reference:
-    """``sum over k of weight_k * df/da at the k-th point of the path``, for the layer's output ``a``."""
-    request = cast(PathAttribution, evidence.question.request)
-    steps = evidence.steps(Point.GRAD_OUTPUT)
-    return Reference(
-        {name: _integral(request, each) for name, each in steps.items()},
-        {name: _integral(request, each.abs()) for name, each in steps.items()},
-    )
+# Separate passes.
 
 
-def through_steps(question: Question, rows_a_pass: int) -> list[Values]:
-    """One point more than there are steps. Captum runs them in several passes, each of which begins with the point
-    that the one before ended with."""
-    request = cast(PathAttribution, question.request)
-    alphas = [float(alpha) for alpha in rule(request.quadrature, request.n_steps + 1).alphas]
-    steps = max(1, rows_a_pass // question.rows - 1)
-    passes = [alphas[start : start + steps + 1] for start in range(0, request.n_steps, steps)]
-    return _points(question, [alpha for each in passes for alpha in each])
-
-
-def layer_conductance(evidence: Evidence) -> Reference:
-    """``sum over k of df/da at the k-th point of the path * (a at the next point - a at this one)``. A point that is
-    visited twice in a row adds nothing."""
-    gradients = evidence.steps(Point.GRAD_OUTPUT)
-    values, terms = {}, {}
-    for name, outputs in evidence.steps(Point.OUTPUT).items():
-        flows = gradients[name][:-1] * outputs.diff(dim=0)
-        values[name] = flows.sum(dim=0)
-        # The rounding of a sum of differences is that of its ends.
-        terms[name] = flows.abs().sum(dim=0) + (gradients[name] * outputs).abs().amax(dim=0)
-    return Reference(values, terms)
-
-
-def layer_steps(question: Question) -> list[Values]:
-    """The input and the baseline, and the input again for each step, where the layer's output is replaced."""
-    request = cast(PathAttribution, question.request)
-    end = {name: question.inputs[name] for name in question.explained}
-    start = {name: question.baselines[name] for name in question.explained}
-    return [end, start, *[end] * request.n_steps]
-
-
-def layer_path(question: Question) -> Sequence[Pass]:
-    """A pass at the input, one at the baseline; then for each call of the layer the steps between what it returned
-    in the two."""
-    request = cast(PathAttribution, question.request)
-    end, start, *_ = layer_steps(question)
-    ends = visits(question, [end, start], differentiate=False)
+def layer_path_passes(problem: AttributionProblem) -> Sequence[Pass]:
+    """Runs a pass at the input and one at the baseline; then, for each call of the layer, the steps between its two
+    outputs."""
+    x, baseline, *_ = layer_path_points(problem)
+    ends = run_passes(problem, [x, baseline], differentiate=False)
     passes = list(ends)
-    alphas = [float(alpha) for alpha in rule(request.quadrature, request.n_steps).alphas]
-    together = _steps_together(question, ends)
-    for number, (last, first) in enumerate(zip(ends[0].layer, ends[1].layer)):
-        for begin in range(0, len(alphas), together):
-            some = alphas[begin : begin + together]
-            edits = {question.layer: list(enumerate(_replaced(number, first, last, *some)))}
-            passes += visits(question, [end] * len(some), differentiate=True, edits=edits, together=len(some))
+    alphas = _rule(problem).alphas.tolist()
+    together = _layer_steps_per_pass(problem, ends)
+    for number, (at_x, at_baseline) in enumerate(zip(ends[0].layer, ends[1].layer)):
+        for first in range(0, len(alphas), together):
+            chunk = alphas[first : first + together]
+            edits = {problem.layer: list(enumerate(_layer_edits(number, at_baseline, at_x, chunk)))}
+            passes += run_passes(problem, [x] * len(chunk), differentiate=True, edits=edits, points_per_pass=len(chunk))
     return passes
 
 
-def _steps_together(question: Question, ends: Sequence[Pass]) -> int:
-    """How many steps of the layer's values make a batch: one, where their rows do not lie along axis 0."""
-    shown = [tensor for each in ends for call in each.layer for tensor in call.at(Point.OUTPUT).values()]
-    by_row = all(tensor.shape[:1] == (question.rows,) for tensor in shown)
-    sequences = any(tensor.ndim == 3 and tensor.shape[1] == question.rows for tensor in shown)
-    return steps_a_pass(question) if by_row and not sequences else 1
+def _layer_steps_per_pass(problem: AttributionProblem, ends: Sequence[Pass]) -> int:
+    """Returns how many steps of the layer's output fit in one pass: one, if its axis 0 may not be the batch."""
+    outputs = [tensor for end in ends for call in end.layer for tensor in call.at(Point.OUTPUT).values()]
+    batch_first = all(tensor.shape[:1] == (problem.rows,) for tensor in outputs)
+    maybe_sequence_first = any(tensor.ndim == 3 and tensor.shape[1] == problem.rows for tensor in outputs)
+    return steps_per_pass(problem) if batch_first and not maybe_sequence_first else 1
 
 
-def _replaced(number: int, first: Call, last: Call, *alphas: float) -> Iterator[Replace]:
-    starts, ends = first.at(Point.OUTPUT), last.at(Point.OUTPUT)
+def _layer_edits(
+    number: int, at_baseline: RecordedCall, at_x: RecordedCall, alphas: Sequence[float]
+) -> Iterator[Replace]:
+    """Yields edits that replace the outputs of call ``number`` by those between ``at_baseline`` and ``at_x``."""
+    starts, ends = at_baseline.at(Point.OUTPUT), at_x.at(Point.OUTPUT)
     for path, start in starts.items():
         if path not in ends or ends[path].shape != start.shape:
-            raise Silent("the layer returns other tensors for the baseline than for the input")
+            raise MissingObservation("the layer returns other tensors for the baseline than for the input")
         if start.is_floating_point():
             steps = [start + alpha * (ends[path] - start) for alpha in alphas]
             yield Replace(call=number, path=path, tensor=to_numpy(torch.cat(steps) if len(steps) > 1 else steps[0]))
 
 
-def held_at_baseline(question: Question) -> Tensor:
-    """[batch], the target at the input, where the layer returns what it returns at the baseline; float64 on the host.
+def target_at_layer_baseline(problem: AttributionProblem) -> Float64[Tensor, "batch"]:
+    """Returns the target at the input if the layer returns what it returns at the baseline, on the host.
 
     Raises:
-        Silent: the layer returns other tensors there.
+        MissingObservation: the layer returns other tensors for the baseline.
     """
-    end, start, *_ = layer_steps(replace(question, request=LayerIntegratedGradients(layer=question.layer, n_steps=1)))
-    first, last = (visits(question, [point], differentiate=False)[0] for point in (start, end))
-    numbered = [
-        edit for number, calls in enumerate(zip(first.layer, last.layer)) for edit in _replaced(number, *calls, 0.0)
+    x, baseline, *_ = layer_path_points(
+        replace(problem, request=LayerIntegratedGradients(layer=problem.layer, n_steps=1))
+    )
+    at_x, at_baseline = (run_passes(problem, [point], differentiate=False)[0] for point in (x, baseline))
+    edits = [
+        edit
+        for number, (start, end) in enumerate(zip(at_baseline.layer, at_x.layer))
+        for edit in _layer_edits(number, start, end, [0.0])
     ]
-    (held,) = visits(question, [end], False, edits={question.layer: list(enumerate(numbered))})
-    with torch.no_grad():
-        return host(question.chosen.of(held.output.to(question.subject.device)))
+    held = run_passes(problem, [x], differentiate=False, edits={problem.layer: list(enumerate(edits))})
+    return target_values(Evidence(problem, held))[0]
+
+
+def neuron_conductance_passes(problem: AttributionProblem) -> Sequence[Pass]:
+    """Runs two passes for each point of the path; the recorded gradients are ``df/dneuron * dneuron/dx``."""
+    index: tuple[slice | int, ...] = (slice(None), *cast(NeuronAttribution, problem.request).neuron.index)
+    neuron = replace(problem, target=ResolvedTarget(problem.module, lambda output: output[index], is_neuron=True))
+    at_module = replace(problem, layer=problem.module)
+    points, together = path_points(problem), steps_per_pass(problem)
+    to_module = run_passes(at_module, points, differentiate=True, points_per_pass=together)
+    to_input = run_passes(neuron, points, differentiate=True, points_per_pass=together)
+    for target_pass, neuron_pass in zip(to_module, to_input):
+        neuron_pass.gradients = {
+            name: expand_rows(_module_gradient(target_pass)[index].double(), gradient) * gradient.double()
+            for name, gradient in neuron_pass.gradients.items()
+        }
+    return to_input
+
+
+def _module_gradient(recorded: Pass) -> Float[Tensor, "batch *features"]:
+    """Returns the target's gradient at the output of the neuron's module."""
+    gradients = recorded.layer[0].at(Point.GRAD_OUTPUT) if recorded.layer else {}
+    if not gradients:
+        raise MissingObservation("no gradient reached the neuron's module")
+    return next(iter(gradients.values()))
+
+
+# References.
+
+
+def _integral(problem: AttributionProblem, steps: Float64[Tensor, "steps *axes"]) -> Float64[Tensor, "*axes"]:
+    """Returns ``sum over k of w_k * steps[k]``."""
+    integral: Tensor = torch.tensordot(torch.from_numpy(_rule(problem).weights), steps, dims=1)
+    return integral
+
+
+def integrated_gradients(evidence: Evidence) -> Reference:
+    """Returns ``(x - x0) * sum over k of w_k * df/dx at alpha_k``; without the factor, if the request says so.
+
+    Sundararajan et al. 2017, arXiv:1703.01365. For `NeuronConductance` the gradients are ``df/dneuron * dneuron/dx``:
+    Dhamdhere et al. 2018, arXiv:1805.12233.
+    """
+    problem = evidence.problem
+    values, terms = {}, {}
+    for name in problem.explained:
+        gradients = evidence.gradients(name)
+        steps = gradients.reshape(-1, problem.rows, *gradients.shape[1:])
+        span = host(problem.inputs[name]) - host(problem.baselines[name])
+        factor = span if getattr(problem.request, "multiply_by_inputs", True) else torch.ones_like(span)
+        values[name] = _integral(problem, steps) * factor
+        terms[name] = _integral(problem, steps.abs()) * factor.abs()
+    return Reference(values, terms)
+
+
+def internal_influence(evidence: Evidence) -> Reference:
+    """Returns ``sum over k of w_k * df/da at alpha_k``. Leino et al. 2018, arXiv:1802.03788."""
+    steps = evidence.steps(Point.GRAD_OUTPUT)
+    return Reference(
+        {name: _integral(evidence.problem, tensor) for name, tensor in steps.items()},
+        {name: _integral(evidence.problem, tensor.abs()) for name, tensor in steps.items()},
+    )
+
+
+def layer_conductance(evidence: Evidence) -> Reference:
+    """Returns ``sum over k of df/da at point k * (a at point k + 1 - a at point k)``; a repeated point adds 0.
+
+    Shrikumar et al. 2018, arXiv:1807.09946.
+    """
+    gradients = evidence.steps(Point.GRAD_OUTPUT)
+    values, terms = {}, {}
+    for name, outputs in evidence.steps(Point.OUTPUT).items():
+        contributions = gradients[name][:-1] * outputs.diff(dim=0)
+        values[name] = contributions.sum(dim=0)
+        # The rounding error of a sum of differences is that of its first and last operand.
+        terms[name] = contributions.abs().sum(dim=0) + (gradients[name] * outputs).abs().amax(dim=0)
+    return Reference(values, terms)
 
 
 def layer_integrated_gradients(evidence: Evidence) -> Reference:
-    """``(a(x) - a(x0)) * sum over k of weight_k * df/da``, where the layer's output is ``a(x0) + alpha_k * (a(x) -
-    a(x0))``, and all else is as at ``x``."""
-    request = cast(PathAttribution, evidence.question.request)
-    last, first = (Evidence(evidence.question, evidence.passes[k : k + 1], evidence.call) for k in (0, 1))
-    passes = (len(evidence.passes) - 2) // len(evidence.passes[0].layer)  # for each call as many
-    begin = 2 + evidence.call * passes
-    on_way = Evidence(evidence.question, evidence.passes[begin : begin + passes], evidence.call)
-    starts, values, terms = first.layer(Point.OUTPUT), {}, {}
-    gradients = on_way.steps(Point.GRAD_OUTPUT)
-    for name, end in last.layer(Point.OUTPUT).items():
-        span = end - starts[name]
-        values[name] = span * _integral(request, gradients[name])
-        terms[name] = (end.abs() + starts[name].abs()) * _integral(request, gradients[name].abs())
+    """Returns ``(a(x) - a(x0)) * sum over k of w_k * df/da at a(x0) + alpha_k * (a(x) - a(x0))``.
+
+    The layer's output is replaced by these points, and everything else is computed from ``x``. Sundararajan et al.
+    2017, arXiv:1703.01365; Captum, LayerIntegratedGradients: https://captum.ai/api/layer.html.
+    """
+    at_x, at_baseline = (Evidence(evidence.problem, evidence.passes[k : k + 1], evidence.call) for k in (0, 1))
+    passes = (len(evidence.passes) - 2) // len(evidence.passes[0].layer)  # as many for each call
+    first = 2 + evidence.call * passes
+    between = Evidence(evidence.problem, evidence.passes[first : first + passes], evidence.call)
+    starts, gradients = at_baseline.layer(Point.OUTPUT), between.steps(Point.GRAD_OUTPUT)
+    values, terms = {}, {}
+    for name, end in at_x.layer(Point.OUTPUT).items():
+        values[name] = (end - starts[name]) * _integral(evidence.problem, gradients[name])
+        terms[name] = (end.abs() + starts[name].abs()) * _integral(evidence.problem, gradients[name].abs())
     return Reference(values, terms)

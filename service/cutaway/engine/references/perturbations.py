@@ -1,90 +1,92 @@
-"""Changes of the target where parts of the inputs are replaced: forward passes only."""
+"""Feature ablation, occlusion, feature permutation and Shapley values: references from forward passes only.
+
+A region is the set of elements that are replaced together: a feature, or one position of an occlusion window.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import permutations
 from typing import cast
 
 import torch
+from jaxtyping import Int64
 from torch import Tensor
 
-from cutaway.engine.evidence import Evidence, Reference, at_input, host
-from cutaway.engine.features import Region, regions
-from cutaway.engine.witness import Question, Values
+from cutaway.engine.passes.features import Region, regions
+from cutaway.engine.passes.pass_recorder import AttributionProblem, Values
+from cutaway.engine.passes.reference_inputs import Evidence, Reference, host, input_point
+from cutaway.engine.references.observation import expand_features, expand_rows, target_values
 from cutaway.requests import ShapleyValues, ShapleyValueSampling
 
 # Points.
 
 
-def ablated(question: Question) -> list[Values]:
-    """The input; then, for each region, the input with the baseline there."""
-    return at_input(question) + [
-        _replaced(question, region, question.baselines) for region in regions(question.features, question.inputs)
+def ablation_points(problem: AttributionProblem) -> list[Values]:
+    """Returns the input; then, for each region, the input with the baseline in that region."""
+    return input_point(problem) + [
+        _replaced(problem, region, problem.baselines) for region in regions(problem.features, problem.inputs)
     ]
 
 
-def permuted(question: Question) -> list[Values]:
-    """The input; then, for each feature, the input with the feature's rows in another order; no two rows, no order."""
-    points = at_input(question)
-    if question.rows < 2:
+def permutation_points(problem: AttributionProblem) -> list[Values]:
+    """Returns the input; then, for each feature, the input with the feature's rows permuted.
+
+    A batch of one row has no other order, so for it only the input is returned.
+    """
+    points = input_point(problem)
+    if problem.rows < 2:
         return points
-    numbers = torch.Generator().manual_seed(question.seed or 0)
-    for region in regions(question.features, question.inputs):
-        others = {
-            name: question.inputs[name][_other_order(question.rows, numbers)]
+    generator = torch.Generator().manual_seed(problem.seed or 0)
+    for region in regions(problem.features, problem.inputs):
+        permuted = {
+            name: problem.inputs[name][row_permutation(problem.rows, generator)]
             for name, inside in region.items()
             if bool(inside.any())
         }
-        points.append(_replaced(question, region, others))
+        points.append(_replaced(problem, region, permuted))
     return points
 
 
-def _other_order(rows: int, numbers: torch.Generator) -> Tensor:
-    """An order of the rows that is not the one they have."""
+def row_permutation(rows: int, generator: torch.Generator) -> Int64[Tensor, "{rows}"]:
+    """Returns a random permutation of the row numbers that is not the identity."""
     while True:
-        order = torch.randperm(rows, generator=numbers)
+        order = torch.randperm(rows, generator=generator)
         if not torch.equal(order, torch.arange(rows)):
             return order
 
 
-def added(question: Question) -> list[Values]:
-    """The baseline; then, for each order, the baseline with one feature of the input more each time."""
-    start = {name: question.baselines[name] for name in question.explained}
-    points = [start]
-    each_region = list(regions(question.features, question.inputs))
-    for order in orders(question):
-        now = start
-        for number in order:
-            now = {
-                name: torch.where(inside, question.inputs[name], now[name])
-                for name, inside in each_region[number].items()
+def shapley_points(problem: AttributionProblem) -> list[Values]:
+    """Returns the baseline; then, for each order of the features, points with one more feature of the input each."""
+    baseline = {name: problem.baselines[name] for name in problem.explained}
+    points = [baseline]
+    feature_regions = list(regions(problem.features, problem.inputs))
+    for order in _feature_orders(problem):
+        point = baseline
+        for feature in order:
+            point = {
+                name: torch.where(inside, problem.inputs[name], point[name])
+                for name, inside in feature_regions[feature].items()
             }
-            points.append(now)
+            points.append(point)
     return points
 
 
-def orders(question: Question) -> Iterator[tuple[int, ...]]:
-    """The orders in which features are added: all of them, or as many as asked for, drawn from the seed."""
-    count = question.features.count
-    if isinstance(question.request, ShapleyValues):
-        yield from _all_orders(tuple(range(count)))
+def _feature_orders(problem: AttributionProblem) -> Iterator[tuple[int, ...]]:
+    """Yields the orders in which features are added: all of them, or a sample drawn from the seed."""
+    count = problem.features.count
+    if isinstance(problem.request, ShapleyValues):
+        yield from permutations(range(count))
         return
-    numbers = torch.Generator().manual_seed(question.seed or 0)
-    for _ in range(cast(ShapleyValueSampling, question.request).n_samples):
-        yield tuple(torch.randperm(count, generator=numbers).tolist())
+    generator = torch.Generator().manual_seed(problem.seed or 0)
+    for _ in range(cast(ShapleyValueSampling, problem.request).n_samples):
+        yield tuple(torch.randperm(count, generator=generator).tolist())
 
 
-def _all_orders(left: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    if not left:
-        yield ()
-    for place, first in enumerate(left):
-        for rest in _all_orders(left[:place] + left[place + 1 :]):
-            yield (first, *rest)
-
-
-def _replaced(question: Question, region: Region, others: Mapping[str, Tensor]) -> Values:
+def _replaced(problem: AttributionProblem, region: Region, values: Mapping[str, Tensor]) -> Values:
+    """Returns the input with ``values`` inside ``region``."""
     return {
-        name: torch.where(inside, others[name], question.inputs[name]) if name in others else question.inputs[name]
+        name: torch.where(inside, values[name], problem.inputs[name]) if name in values else problem.inputs[name]
         for name, inside in region.items()
     }
 
@@ -92,61 +94,46 @@ def _replaced(question: Question, region: Region, others: Mapping[str, Tensor]) 
 # References.
 
 
-def change(evidence: Evidence) -> Reference:
-    """``f(x) - f(x with the region replaced)``, at each element the mean over the regions that it lies in."""
-    question = evidence.question
-    at_points = _scalars(evidence)
-    totals, terms, times = (_nothing(question) for _ in range(3))
-    for region, scalar in zip(regions(question.features, question.inputs), at_points[1:]):
+def ablation(evidence: Evidence) -> Reference:
+    """Returns ``f(x) - f(x with the region replaced)``; at each element the mean over the regions that contain it.
+
+    Feature ablation; occlusion: Zeiler and Fergus 2013, arXiv:1311.2901; permutation: Fisher et al. 2018,
+    arXiv:1801.01489.
+    """
+    problem = evidence.problem
+    original, *perturbed = target_values(evidence)
+    totals, terms, counts = (
+        {name: torch.zeros(problem.inputs[name].shape, dtype=torch.float64) for name in problem.explained}
+        for _ in range(3)
+    )
+    for region, target in zip(regions(problem.features, problem.inputs), perturbed):
         for name, inside in region.items():
-            here = host(inside)
-            totals[name] += here * _by_row(at_points[0] - scalar, here)
-            terms[name] += here * _by_row(at_points[0].abs() + scalar.abs(), here)
-            times[name] += here
-    counts = {name: each.clamp(min=1) for name, each in times.items()}
+            mask = host(inside)
+            totals[name] += mask * expand_rows(original - target, mask)
+            terms[name] += mask * expand_rows(original.abs() + target.abs(), mask)
+            counts[name] += mask
+    divisors = {name: count.clamp(min=1) for name, count in counts.items()}
     return Reference(
-        {name: totals[name] / counts[name] for name in totals}, {name: terms[name] / counts[name] for name in terms}
+        {name: total / divisors[name] for name, total in totals.items()},
+        {name: term / divisors[name] for name, term in terms.items()},
     )
 
 
-def shapley(evidence: Evidence) -> Reference:
-    """``f(with the feature) - f(without it)``, the mean over the orders in which features were added."""
-    question = evidence.question
-    at_points = _scalars(evidence)
-    sums, magnitudes = (torch.zeros(question.features.count, question.rows, dtype=torch.float64) for _ in range(2))
-    taken = iter(at_points[1:])
-    walks = list(orders(question))
-    for order in walks:
-        before = at_points[0]
-        for number in order:
-            after = next(taken)
-            sums[number] += after - before
-            magnitudes[number] += after.abs() + before.abs()
+def shapley_values(evidence: Evidence) -> Reference:
+    """Returns the mean of ``f(with the feature) - f(without it)`` over the orders in which features were added.
+
+    Shapley 1953, doi:10.1515/9781400881970-018; sampled orders: Castro et al. 2009, doi:10.1016/j.cor.2008.04.004.
+    """
+    problem = evidence.problem
+    baseline, *targets = target_values(evidence)
+    sums, magnitudes = (torch.zeros(problem.rows, problem.features.count, dtype=torch.float64) for _ in range(2))
+    following = iter(targets)
+    orders = list(_feature_orders(problem))
+    for order in orders:
+        before = baseline
+        for feature in order:
+            after = next(following)
+            sums[:, feature] += after - before
+            magnitudes[:, feature] += after.abs() + before.abs()
             before = after
-    return Reference(_spread(question, sums / len(walks)), _spread(question, magnitudes / len(walks)))
-
-
-def _scalars(evidence: Evidence) -> Tensor:
-    """[passes, batch], the target's scalar in each pass."""
-    question = evidence.question
-    read = [each.output.to(question.subject.device) for each in evidence.passes]
-    with torch.no_grad():
-        return torch.stack([host(question.chosen.of(output)) for output in read])
-
-
-def _nothing(question: Question) -> Values:
-    return {name: torch.zeros(question.inputs[name].shape, dtype=torch.float64) for name in question.features.explained}
-
-
-def _by_row(scalars: Tensor, like: Tensor) -> Tensor:
-    return scalars.reshape(-1, *[1] * (like.ndim - 1))
-
-
-def _spread(question: Question, by_feature: Tensor) -> Values:
-    """[features, batch] to each input's shape: an element has its feature's."""
-    found = {}
-    for name, numbers in question.features.numbers.items():
-        shape = question.inputs[name].shape
-        each = numbers.cpu().expand(shape).reshape(question.rows, -1)
-        found[name] = by_feature.T.gather(1, each).reshape(shape)
-    return found
+    return Reference(expand_features(problem, sums / len(orders)), expand_features(problem, magnitudes / len(orders)))

@@ -1,4 +1,5 @@
-"""Who works on shards: this process, calls to a service, or actors of a Ray cluster. The same answers from all."""
+"""Engines write the shards of a job: in this process, through calls to a service, or as tasks of a Ray cluster. All of
+them give the same values."""
 
 from __future__ import annotations
 
@@ -6,19 +7,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple, TypeAlias
 
-from cutaway.jobs.engines import local, ray, service
 from cutaway.jobs.spec import Job
 from cutaway.jobs.task import Model, Task, Tick, Written
 
 Work: TypeAlias = Callable[[Task, Model, Sequence[int], Tick], Iterator[Written]]
-"""Writes shards of a task, in whatever order, and says which; the model is that of the first look."""
+"""Writes shards of a task in any order and yields each; the model is the one that was opened to probe the schema."""
 
 
 class Engine(NamedTuple):
-    """One way to have shards written.
+    """A way to write shards.
 
     Attributes:
-        opened: the job's model for as long as the block runs: for a first look at a few rows.
+        opened: opens the job's model for as long as the block runs.
         work: writes the shards.
     """
 
@@ -26,9 +26,12 @@ class Engine(NamedTuple):
     work: Work
 
 
-ENGINES: dict[str, Engine] = {
-    "local": Engine(local.opened, local.work),
-    "service": Engine(service.opened, service.work),
-    "ray": Engine(local.opened, ray.work),
-}
-"""By the ``kind`` of a job's engine."""
+def engine_of(job: Job) -> Engine:
+    """Returns the engine that ``job`` names; imports torch only for an engine that runs the model in this process."""
+    if job.engine.kind == "service":
+        from cutaway.jobs.engines import service
+
+        return Engine(service.opened, service.work)
+    from cutaway.jobs.engines import local, ray
+
+    return Engine(local.opened, ray.work if job.engine.kind == "ray" else local.work)

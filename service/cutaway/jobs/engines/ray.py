@@ -1,8 +1,8 @@
-"""Copies of the model on a Ray cluster, by Ray Data: each writes whole shards; what a lost node had begun, others do.
+"""Writes shards with copies of the model on a Ray cluster, through Ray Data; shards of a lost node are run again.
 
-Only the numbers of shards travel, and what was found about each: workers read the data set and write results by
-themselves, so that both lie where every node finds them under the same path. Work goes out as tasks, and not to actors:
-what a dead actor had in hand waits until it is restarted, and with it the whole job where no other node has room.
+Only the numbers of shards and their counts travel: workers read the data set and write results themselves, so both must
+have the same path on every node. Shards are tasks and not calls of actors: a dead actor's calls wait for its restart,
+and with them the whole job if no other node has room.
 https://docs.ray.io/en/latest/data/api/doc/ray.data.Dataset.map_batches.html
 """
 
@@ -21,27 +21,37 @@ import torch
 from cutaway.errors import CutawayError, Reason, error
 from cutaway.jobs import spec
 from cutaway.jobs.engines import local
-from cutaway.jobs.shards import Shards, counted, no_room
+from cutaway.jobs.shards import ShardWriter, read_counts, write_error
 from cutaway.jobs.task import Model, Task, Tick, Written, source_of
 
 _OBJECT_STORE_BYTES = 128 << 20
-"""Of a cluster that is started here: what travels is small."""
+"""Of a cluster that is started here: little data travels."""
 
-_MOST_BLOCKS = 4096
-"""Ray Data hands out blocks; so many shards have one each."""
+_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",  # no usage reports
+    "RAY_raylet_start_wait_time_s": "600",
+    "RAY_gcs_server_port_wait_time_s": "180",
+    "RAY_agent_register_timeout_ms": "600000",
+    "RAY_worker_register_timeout_seconds": "600",
+}
+"""Variables that Ray reads when it is imported. Its own processes get minutes to start: Ray waits 30 to 100 seconds
+by default, and 30 are too few on two busy cores."""
+
+_MAX_BLOCKS = 4096
+"""Ray Data distributes blocks; up to this number, each shard is a block."""
 
 
 def work(task: Task, model: Model, shards: Sequence[int], tick: Tick) -> Iterator[Written]:
-    """Write ``shards``, by as many workers as the job asks for; the model at hand is not used."""
+    """Writes ``shards`` with the job's number of workers; each loads its own model instead of ``model``."""
     engine = task.job.engine
     if not shards or not isinstance(engine, spec.Ray):
         return
     with _cluster(engine) as ray:
         numbers = ray.data.from_items(
-            [{"shard": shard} for shard in shards], override_num_blocks=min(len(shards), _MOST_BLOCKS)
+            [{"shard": shard} for shard in shards], override_num_blocks=min(len(shards), _MAX_BLOCKS)
         )
-        answers = numbers.map_batches(
-            _answered,
+        outcomes = numbers.map_batches(
+            _run_batch,
             fn_args=(task,),
             batch_size=1,
             compute=ray.data.TaskPoolStrategy(size=engine.workers),
@@ -50,102 +60,100 @@ def work(task: Task, model: Model, shards: Sequence[int], tick: Tick) -> Iterato
             max_calls=0,  # a process keeps its copy of the model for the next shard, on a GPU too
         )
         try:
-            for answer in answers.iter_rows():
-                written = _told(json.loads(answer["found"]))
+            for row in outcomes.iter_rows():
+                outcome = json.loads(row["outcome"])
+                if "error" in outcome:
+                    reason, message, field = outcome["error"]
+                    raise error(Reason(reason), message, field)
+                written = Written(**outcome)
                 tick(written.rows)
                 yield written
         except ray.exceptions.RayError as failure:
-            what = f"Ray gave up: {type(failure).__name__}: {failure}"[:500]
+            what = f"Ray failed: {type(failure).__name__}: {failure}"[:500]
             raise error(Reason.JOB_INTERRUPTED, what, "engine") from None
 
 
-def _answered(batch: Mapping[str, Any], task: Task) -> dict[str, Any]:
-    """In a worker: what became of each shard."""
-    return {"found": np.array([json.dumps(_found(task, int(shard))) for shard in batch["shard"]])}
+def _run_batch(batch: Mapping[str, Any], task: Task) -> dict[str, Any]:
+    """Runs in a worker; returns the outcomes of shards as JSON."""
+    return {"outcome": np.array([json.dumps(_run(task, int(shard))) for shard in batch["shard"]])}
 
 
-def _found(task: Task, shard: int) -> dict[str, Any]:
-    """What became of ``shard``. An error travels as words: Ray takes it for an answer, and does not ask again."""
+def _run(task: Task, shard: int) -> dict[str, Any]:
+    """Writes ``shard`` and returns its counts, or an error as text: Ray would retry a task that raises."""
     try:
-        # Where Ray lost what a worker had answered it asks again; the file is there already.
-        written = counted(task.folder.part(shard), shard) or _ready(task).write(shard, lambda _: None)
-    except CutawayError as failure:
-        return {"error": [failure.reason, failure.message, failure.field]}
-    except OSError as failure:
-        full = no_room(failure)
-        return {"error": [full.reason, full.message, full.field]}
-    return written._asdict()
+        # If Ray lost the outcome of a task, it runs the task again; then the file exists.
+        written = read_counts(task.folder.part(shard), shard) or _writer(task).write(shard, lambda _: None)
+        return written._asdict()
+    except (CutawayError, OSError) as failure:
+        failed = write_error(failure) if isinstance(failure, OSError) else failure
+        return {"error": [failed.reason, failed.message, failed.field]}
 
 
 _open = ExitStack()
-_at_hand: dict[str, Shards] = {}
-"""What this process works with, by the manifest's digest and the folder: a worker serves one driver, as long as that
-lives, and jobs one after the other."""
+_writers: dict[str, ShardWriter] = {}
+"""The writer of this process, by the manifest's digest and the folder: a worker serves one driver for as long as that
+runs, and its jobs one after the other."""
 
 
-def _ready(task: Task) -> Shards:
-    name = f"{task.manifest.digest} {task.folder.path}"
-    if name not in _at_hand:
+def _writer(task: Task) -> ShardWriter:
+    key = f"{task.manifest.digest} {task.folder.path}"
+    if key not in _writers:
         _open.close()
-        _at_hand.clear()
+        _writers.clear()
         torch.set_num_threads(max(1, int(task.job.engine.cpus)) if isinstance(task.job.engine, spec.Ray) else 1)
         model = _open.enter_context(local.opened(task.job))
-        _at_hand[name] = Shards(task, model, source_of(task.job))
-    return _at_hand[name]
-
-
-def _told(found: Mapping[str, Any]) -> Written:
-    if "error" in found:
-        reason, message, field = found["error"]
-        raise error(Reason(reason), message, field)
-    return Written(**found)
+        _writers[key] = ShardWriter(task, model, source_of(task.job))
+    return _writers[key]
 
 
 @contextmanager
 def _cluster(engine: spec.Ray) -> Iterator[Any]:
-    """Ray, connected: to the cluster that this process is in already, or the job's, or one that is started here.
+    """Connects to a cluster: the one that this process already uses, else the job's, else a new one on this machine.
 
     Raises:
-        CutawayError: there is no Ray, no such cluster, or none with room for a worker.
+        CutawayError: Ray is not installed, there is no such cluster, or no node has room for a worker.
     """
-    ray = _imported()
+    ray = import_ray()
     if ray.is_initialized():
-        _refuse_small(ray, engine)
+        _check_size(ray, engine)
         yield ray
         return
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing of ours calls home
-    here = {} if engine.address else {"include_dashboard": False, "object_store_memory": _OBJECT_STORE_BYTES}
+    options = {} if engine.address else {"include_dashboard": False, "object_store_memory": _OBJECT_STORE_BYTES}
     try:
-        ray.init(address=engine.address or "local", log_to_driver=False, logging_level=logging.ERROR, **here)
+        ray.init(address=engine.address or "local", log_to_driver=False, logging_level=logging.ERROR, **options)
     except (ConnectionError, RuntimeError, ValueError) as failure:
         what = f"no Ray cluster at {engine.address or 'this machine'}: {failure}"
         raise error(Reason.JOB_INTERRUPTED, what, "engine.address") from None
     try:
-        _refuse_small(ray, engine)
+        _check_size(ray, engine)
         yield ray
     finally:
         ray.shutdown()
 
 
-def _imported() -> Any:
+def import_ray() -> Any:
+    """Returns the module ``ray``; variables of `_ENVIRONMENT` that are not set get their values before the import.
+
+    Raises:
+        CutawayError: Ray is not installed.
+    """
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
     try:
         import ray.data
     except ImportError:
         what = "the engine ray needs Ray: pip install 'cutaway[ray]'"
         raise error(Reason.INVALID_VALUE, what, "engine.kind") from None
-    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # whoever looks on is told of progress, and of errors
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # watchers get the progress, and callers the errors
     ray.data.DataContext.get_current().enable_progress_bars = False
     return ray
 
 
-def _refuse_small(ray: Any, engine: spec.Ray) -> None:
-    for name, wanted in {"CPU": engine.cpus, "GPU": engine.gpus}.items():
-        most = max((node.get(name, 0.0) for node in _nodes(ray)), default=0.0)
-        if most < wanted:
-            what = f"a worker takes {wanted:g} {name}, and no node of the cluster has more than {most:g}"
+def _check_size(ray: Any, engine: spec.Ray) -> None:
+    """Raises an error if no living node of the cluster has the resources of a worker."""
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    for name, needed in {"CPU": engine.cpus, "GPU": engine.gpus}.items():
+        most = max((node.get(name, 0.0) for node in nodes), default=0.0)
+        if most < needed:
+            what = f"a worker needs {needed:g} {name}, and no node of the cluster has more than {most:g}"
             raise error(Reason.INVALID_VALUE, what, f"engine.{name.lower()}s")
-
-
-def _nodes(ray: Any) -> list[Mapping[str, float]]:
-    """What each node that is there has."""
-    return [node["Resources"] for node in ray.nodes() if node["Alive"]]

@@ -1,4 +1,4 @@
-"""A model behind a running front door: several shards at once, each with one call; who is too busy is asked again."""
+"""Sends requests to a running gateway, for several shards at once; retries calls that may succeed later."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 
-from cutaway.client import Client
-from cutaway.errors import TABLE, CutawayError, Reason, at, error
-from cutaway.jobs.shards import Shards
+from cutaway.client.sync_client import Client
+from cutaway.errors import CutawayError, Reason, at, error
+from cutaway.jobs.shards import ShardWriter
 from cutaway.jobs.sources import Column, Source
 from cutaway.jobs.spec import Job, Service
 from cutaway.jobs.task import Model, Task, Tick, Written, source_of
@@ -24,47 +24,45 @@ _LONGEST_WAIT_S = 5.0
 
 @contextmanager
 def opened(job: Job) -> Iterator[Model]:
-    """The job's model, asked by its address.
+    """Connects to the job's model for as long as the block runs.
 
     Raises:
-        CutawayError: nobody answers there, or knows the model.
+        CutawayError: no service answers at the address, or it does not have the model.
     """
     spec, engine = job.model, job.engine
-    patience = engine.patience_s if isinstance(engine, Service) else 0.0
+    patience_s = engine.patience_s if isinstance(engine, Service) else 0.0
     tls = Tls(spec.tls_ca) if spec.tls_ca is not None else spec.tls
     with ExitStack() as stack:
         with at("model"):
             client = stack.enter_context(Client(spec.address, timeout=spec.timeout_s, token=_token(job), tls=tls))
-            model = Remote(client, spec.name, patience)
+            model = RemoteModel(client, spec.name, patience_s)
         yield model
 
 
 def work(task: Task, model: Model, shards: Sequence[int], tick: Tick) -> Iterator[Written]:
-    """Write ``shards``, some at a time; where one cannot be written, those that were begun are the last."""
+    """Writes ``shards``, several at once. If one fails, only those that have been started are finished."""
     engine = task.job.engine
-    at_once = min(engine.in_flight if isinstance(engine, Service) else 1, max(len(shards), 1))
-    working = Shards(task, model, _OneAtATime(source_of(task.job)))
-    over = threading.Event()
+    in_flight = min(engine.in_flight if isinstance(engine, Service) else 1, max(len(shards), 1))
+    writer = ShardWriter(task, model, _LockedSource(source_of(task.job)))
+    stopped = threading.Event()
 
     def write(shard: int) -> Written | None:
-        if over.is_set():
+        if stopped.is_set():
             return None
         try:
-            return working.write(shard, tick)
+            return writer.write(shard, tick)
         except BaseException:
-            over.set()
+            stopped.set()
             raise
 
-    with ThreadPoolExecutor(at_once) as pool:
+    with ThreadPoolExecutor(in_flight) as pool:
         try:
-            for written in pool.map(write, shards):
-                if written is not None:
-                    yield written
+            yield from (written for written in pool.map(write, shards) if written is not None)
         finally:
-            over.set()
+            stopped.set()
 
 
-class _OneAtATime:
+class _LockedSource:
     """A data set that several threads may read."""
 
     def __init__(self, source: Source) -> None:
@@ -79,16 +77,16 @@ class _OneAtATime:
             return self._source.read(start, stop, columns)
 
 
-class Remote:
-    """A model that answers calls.
+class RemoteModel:
+    """A model behind a service.
 
     Args:
-        client: how to reach it.
-        name: what it is called there.
-        patience_s: how long one question is asked again while the service is away or too busy.
+        client: the connection.
+        name: the model's name.
+        patience_s: how long a request is retried while the service is unavailable or overloaded, in seconds.
 
     Attributes:
-        detail: what it takes and where it comes from.
+        detail: the model's inputs, outputs and provenance.
     """
 
     def __init__(self, client: Client, name: str, patience_s: float) -> None:
@@ -96,11 +94,11 @@ class Remote:
         self._patience_s = patience_s
         self.detail: ModelDetail = client.get_model(name)
 
-    def ask(self, request: InspectRequest) -> InspectResult:
-        """Its answer to one question.
+    def inspect(self, request: InspectRequest) -> InspectResult:
+        """Returns the result of ``request``.
 
         Raises:
-            CutawayError: the question has none, or nobody answered for as long as patience lasted.
+            CutawayError: the request cannot be run, or the service was unavailable for too long.
         """
         until = time.monotonic() + self._patience_s
         wait = _FIRST_WAIT_S
@@ -108,15 +106,15 @@ class Remote:
             try:
                 return self._client.ask(request)
             except CutawayError as failure:
-                if not _passing(failure) or time.monotonic() + wait > until:
+                if not _is_retryable(failure) or time.monotonic() + wait > until:
                     raise
                 time.sleep(max(wait, failure.retry_after_s or 0.0))
                 wait = min(wait * 2, _LONGEST_WAIT_S)
 
 
-def _passing(failure: CutawayError) -> bool:
-    """Whether the same call may pass later; a deadline that was too short stays so."""
-    known = TABLE.get(Reason(failure.reason)) if failure.reason in list(Reason) else None
+def _is_retryable(failure: CutawayError) -> bool:
+    """Returns whether the same call may succeed later; a deadline that was too short would be so again."""
+    known = Reason.__members__.get(failure.reason)
     return known is not None and known.retryable and failure.reason != Reason.DEADLINE_EXCEEDED
 
 
@@ -127,4 +125,4 @@ def _token(job: Job) -> str | None:
     try:
         return path.read_text("utf-8").splitlines()[0].strip()
     except (OSError, IndexError, UnicodeDecodeError):
-        raise error(Reason.INVALID_VALUE, f"{path} holds no token", "token_file") from None
+        raise error(Reason.INVALID_VALUE, f"{path} contains no token", "token_file") from None

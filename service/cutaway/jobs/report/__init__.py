@@ -1,34 +1,37 @@
-"""A job's results as one page of HTML, with its pictures inside and nothing fetched from anywhere."""
+"""Writes the results of a job as one HTML page, with its pictures inside."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from cutaway.errors import Reason, error
+from cutaway.jobs.reading import read
 from cutaway.jobs.report.page import Page
-from cutaway.jobs.report.pictures import told
-from cutaway.jobs.report.results import Results
-from cutaway.jobs.shards import no_room
+from cutaway.jobs.report.pictures import short_number
+from cutaway.jobs.shards import write_error
 
 __all__ = ["write_report"]
 
 
 def write_report(folder: Path) -> Path:
-    """Write ``report.html`` into the ``folder`` of a job, and return its path.
+    """Writes ``report.html`` into the ``folder`` of a job, and returns its path.
 
-    Shards are read twice, a few rows at a time: once without tensors, to find the rows worth showing, and once for
-    means, statistics and those rows' tensors. A job that has not ended gives a report of what is there.
+    Shards are read twice, a few rows at a time: without tensors to select the rows to show, and then for means,
+    statistics and the tensors of those rows. A report on a job that has not ended covers the shards on disk.
 
     Raises:
-        InvalidArgument: ``DATA_UNREADABLE``: no job lies there, or none of its shards is written yet.
+        InvalidArgument: ``DATA_UNREADABLE``: the folder holds no job, or no shard yet.
         CutawayError: ``JOB_INTERRUPTED``: the page cannot be written.
     """
-    results = Results(folder)
+    results = read(folder)
+    if not results.folder.parts():
+        raise error(Reason.DATA_UNREADABLE, f"{folder} holds no shard yet: run the job first", "folder")
     text = _rendered(Page(results))
     path = folder / "report.html"
     try:
-        results.folder.write(path, lambda aside: aside.write_text(text, "utf-8"))
+        results.folder.write(path, lambda temporary: temporary.write_text(text, "utf-8"))
     except OSError as failure:
-        raise no_room(failure) from None
+        raise write_error(failure) from None
     return path
 
 
@@ -42,10 +45,10 @@ def _rendered(page: Page) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(told=told, breaking=_breaking)
+    environment.filters.update(number=short_number, breakable=_breakable)
     return environment.get_template("page.html.j2").render(page=page)
 
 
-def _breaking(name: str) -> str:
-    """``name``, which a browser may break after each underscore and point."""
+def _breakable(name: str) -> str:
+    """Inserts zero-width spaces after underscores and dots, where a browser may break the line."""
     return name.replace("_", "_\u200b").replace(".", ".\u200b")

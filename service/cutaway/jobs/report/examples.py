@@ -1,4 +1,4 @@
-"""Rows worth a look, and what was found about one explanation; what the lists of a report are made of."""
+"""What the overview of a report collects: rows to show, outcomes of checks, and counts for each attribution."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Example:
-    """One row, as a list of rows shows it.
+    """One row in a list of rows.
 
     Attributes:
-        row: its number in the data set.
-        id: what it is called.
-        label: what it is said to be; None where nothing is said.
-        prediction: what the model says; ``""`` for a model without classes.
-        probability: how sure it is, 0 to 1; None for a model without classes.
-        verdicts: by explanation; None where there is none.
+        row: its index in the data set.
+        id: its id.
+        label: its label; None if it has none.
+        prediction: the name of the predicted class; ``""`` for a model without classes.
+        probability: the probability of that class, 0 to 1; None for a model without classes.
+        verdicts: the verdict of each attribution; None where the row was not explained.
     """
 
     row: int
@@ -37,20 +37,20 @@ class Example:
 
 @dataclass
 class Finding:
-    """What a check found about one explanation of one row, or of several rows that were checked together.
+    """The outcome of a check for one row, or for successive rows with the same outcome.
 
     Attributes:
-        example: the first of the rows.
-        explanation: what its columns are called.
-        verdict: the outcome.
-        error: the largest relative error of all these rows.
-        reason: why, where the two do not agree.
+        example: the first row.
+        attribution: the name of the attribution.
+        verdict: the verdict.
+        error: the largest relative error.
+        reason: the reason of the verdict; ``""`` where both agree.
         last: the id of the last row.
-        rows: how many there are.
+        rows: the number of rows.
     """
 
     example: Example
-    explanation: str
+    attribution: str
     verdict: str
     error: float
     reason: str
@@ -59,16 +59,16 @@ class Finding:
 
 
 @dataclass
-class Explanation:
-    """What was found about one explanation over all rows.
+class AttributionSummary:
+    """The counts of one attribution over all rows.
 
     Attributes:
-        name: what its columns are called.
-        method: the contract's name of the method.
-        layer: where it explains; ``""`` for the inputs.
-        verdicts: how many rows have which.
-        skipped: how many rows were left out on request.
-        error: the largest relative error of any row that has a finite one.
+        name: the name of the attribution.
+        method: the name of the method.
+        layer: the explained layer; ``""`` for the inputs.
+        verdicts: the number of rows with each verdict.
+        skipped: the number of rows that ``explain_if`` left out.
+        error: the largest finite relative error.
     """
 
     name: str
@@ -81,39 +81,38 @@ class Explanation:
 
     @property
     def deltas(self) -> npt.NDArray[np.float64]:
-        """The convergence deltas of all rows that have a finite one: 8 bytes a row."""
-        whole: npt.NDArray[np.float64] = np.concatenate([np.empty(0), *self._deltas])
-        finite: npt.NDArray[np.float64] = whole[np.isfinite(whole)]
+        """The finite convergence deltas of all rows."""
+        deltas: npt.NDArray[np.float64] = np.concatenate([np.empty(0), *self._deltas])
+        finite: npt.NDArray[np.float64] = deltas[np.isfinite(deltas)]
         return finite
 
     def add(self, columns: Mapping[str, Sequence[Any]]) -> None:
-        """Take in some rows of this explanation's columns, by their kind."""
+        """Adds rows of the attribution's columns, by the kind of the column."""
         self.verdicts.update(verdict for verdict in columns.get("verdict", ()) if verdict is not None)
         self.skipped += sum(1 for skipped in columns.get("skipped", ()) if skipped)
-        self.error = max(
-            [self.error, *(error for error in columns.get("largest_error", ()) if error and np.isfinite(error))]
-        )
+        errors = (error for error in columns.get("largest_error", ()) if error and np.isfinite(error))
+        self.error = max([self.error, *errors])
         if "delta" in columns:
             self._deltas.append(np.array([delta for delta in columns["delta"] if delta is not None], np.float64))
 
 
-class Best(Generic[T]):
-    """The ``most`` values with the largest scores, of equal ones the first; a value is made only if it is kept."""
+class Top(Generic[T]):
+    """Keeps the ``count`` values with the largest scores; of equal scores, the first. Other values are not created."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._seen = 0
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._added = 0
         self._heap: list[tuple[tuple[float, ...], int, T]] = []
 
-    def add(self, score: tuple[float, ...], make: Callable[[], T]) -> None:
-        """Keep what ``make`` makes, if ``score`` is among the largest."""
-        self._seen += 1
-        if len(self._heap) < self._most:
-            heapq.heappush(self._heap, (score, -self._seen, make()))
+    def add(self, score: tuple[float, ...], create: Callable[[], T]) -> None:
+        """Keeps the value that ``create`` returns, if ``score`` is among the largest."""
+        self._added += 1
+        if len(self._heap) < self._count:
+            heapq.heappush(self._heap, (score, -self._added, create()))
         elif score > self._heap[0][0]:
-            heapq.heapreplace(self._heap, (score, -self._seen, make()))
+            heapq.heapreplace(self._heap, (score, -self._added, create()))
 
     @property
     def values(self) -> list[T]:
-        """What was kept, the largest score first."""
+        """The values, that with the largest score first."""
         return [value for *_, value in sorted(self._heap, key=lambda entry: entry[:2], reverse=True)]

@@ -1,4 +1,4 @@
-"""The first look at a job's results: counts, and which rows are worth a second look. Reads no tensor."""
+"""The first pass over the results: counts, and the rows to show. Reads no tensors."""
 
 from __future__ import annotations
 
@@ -8,39 +8,39 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from cutaway.jobs.report.examples import Best, Example, Explanation, Finding
-from cutaway.jobs.report.results import Results
+from cutaway.jobs.reading import Results
+from cutaway.jobs.report.examples import AttributionSummary, Example, Finding, Top
 from cutaway.results import Verdict
 
 SHOWN = 8
-"""How many rows each list of rows has."""
+"""The length of each list of rows."""
 
-_ROWS = 4096
+_BATCH = 4096
 _BAD_SHOWN = 3
-_ABOUT_ROWS = ("row", "id", "label", "prediction", "probability", "warnings")
-_ABOUT_EXPLANATIONS = ("verdict", "reason", "largest_error", "delta", "skipped")
+_ROW_KINDS = ("row", "id", "label", "prediction", "probability", "warnings", "error", "error_message")
+_ATTRIBUTION_KINDS = ("verdict", "reason", "largest_error", "delta", "skipped")
 
 Columns = Mapping[str, list[Any]]
 
 
 class Overview:
-    """Counts over all rows, and lists of some.
+    """Counts over all rows, and lists of rows.
 
     Args:
-        results: all that the job has written.
+        results: the results.
 
     Attributes:
-        rows: how many rows are there.
-        bad: reasons for which rows are bad, and how many.
-        bad_examples: by reason, the id and message of the first few.
-        warnings: how many rows carry which.
-        explanations: by name, in the order of the request.
-        classes: how many rows are predicted to be of which class, by index; of None, for a model without classes.
-        confusion: how many rows have which label and prediction, by name.
+        rows: the number of rows.
+        bad: the number of bad rows, by reason.
+        bad_examples: ids and messages of the first bad rows, by reason.
+        warnings: the number of rows with each warning.
+        attributions: the counts of each attribution, in the order of the request.
+        classes: the number of rows by index of the predicted class; by None for a model without classes.
+        confusion: the number of rows by the names of label and predicted class.
         first: the first rows that are not bad.
-        sure, unsure: the rows with the highest probability, and the lowest.
-        contrary: the rows that the model is surest are something else than their label says.
-        findings: the checks that did worst, those that disagree before all others.
+        confident, uncertain: the rows with the highest and the lowest probability.
+        mislabelled: the rows with the highest probability of another class than the label.
+        findings: the outcomes of checks with the largest errors, DISAGREES first.
     """
 
     def __init__(self, results: Results) -> None:
@@ -51,101 +51,107 @@ class Overview:
         self.warnings: Counter[str] = Counter()
         self.classes: Counter[int | None] = Counter()
         self.confusion: Counter[tuple[str, str]] = Counter()
-        self.explanations: dict[str, Explanation] = {}
-        self._first, self._sure, self._unsure, self._contrary = (Best[Example](SHOWN) for _ in range(4))
-        self._findings = Best[Finding](SHOWN)
+        self.attributions: dict[str, AttributionSummary] = {}
+        self._first, self._confident, self._uncertain, self._mislabelled = (Top[Example](SHOWN) for _ in range(4))
+        self._findings = Top[Finding](SHOWN)
         self._latest: dict[str, tuple[tuple[Any, ...], Finding | None]] = {}
         self._names: dict[str, dict[str, str]] = {}
-        """By explanation, its columns by kind."""
-        read = self._known_columns()
-        for batch in results.batches(read, _ROWS):
-            self._add({name: batch.column(name).to_pylist() for name in read})
-        self.first, self.sure, self.unsure = self._first.values, self._sure.values, self._unsure.values
-        self.contrary, self.findings = self._contrary.values, self._findings.values
+        """For each attribution, its columns by kind."""
+        names = self._column_names()
+        for batch in results.batches(names, _BATCH):
+            self._add({name: batch.column(name).to_pylist() for name in names})
+        self.first, self.findings = self._first.values, self._findings.values
+        self.confident, self.uncertain = self._confident.values, self._uncertain.values
+        self.mislabelled = self._mislabelled.values
 
     @property
-    def agreement(self) -> float | None:
-        """The fraction of labelled rows that are predicted as labelled; None where there are none."""
+    def accuracy(self) -> float | None:
+        """The fraction of labelled rows whose predicted class is the label; None without labels."""
         right = sum(count for (label, prediction), count in self.confusion.items() if label == prediction)
         return right / sum(self.confusion.values()) if self.confusion else None
 
-    def _known_columns(self) -> list[str]:
-        for name, words in self._results.columns.items():
-            if (explanation := words.get("attribution")) is not None:
-                self._names.setdefault(explanation, {})
-                found = Explanation(explanation, words.get("method", ""), words.get("layer", ""))
-                self.explanations.setdefault(explanation, found)
-                if words["kind"] in _ABOUT_EXPLANATIONS:
-                    self._names[explanation][words["kind"]] = name
-        own = [name for names in self._names.values() for name in names.values()]
-        return [*self._results.of_kind(*_ABOUT_ROWS), "error", "error_message", *own]
+    def _column_names(self) -> list[str]:
+        """Returns the columns to read; notes the attributions."""
+        names = []
+        for name, about in self._results.columns.items():
+            if (attribution := about.get("attribution")) is not None:
+                summary = AttributionSummary(attribution, about.get("method", ""), about.get("layer", ""))
+                self.attributions.setdefault(attribution, summary)
+                kinds = self._names.setdefault(attribution, {})
+                if about["kind"] in _ATTRIBUTION_KINDS:
+                    kinds[about["kind"]] = name
+                    names.append(name)
+            elif about["kind"] in _ROW_KINDS:
+                names.append(name)
+        return names
 
     def _add(self, columns: Columns) -> None:
-        for explanation, names in self._names.items():
-            self.explanations[explanation].add({kind: columns[name] for kind, name in names.items()})
+        for attribution, names in self._names.items():
+            self.attributions[attribution].add({kind: columns[name] for kind, name in names.items()})
         for index, reason in enumerate(columns["error"]):
             self.rows += 1
             if reason is None:
                 self._add_row(columns, index)
-            else:
-                self._add_bad(reason, columns["id"][index], columns["error_message"][index])
-
-    def _add_bad(self, reason: str, name: str, message: str) -> None:
-        self.bad[reason] += 1
-        if self.bad[reason] <= _BAD_SHOWN:
-            self.bad_examples.setdefault(reason, []).append((name, message))
+                continue
+            self.bad[reason] += 1
+            if self.bad[reason] <= _BAD_SHOWN:
+                example = columns["id"][index], columns["error_message"][index]
+                self.bad_examples.setdefault(reason, []).append(example)
 
     def _add_row(self, columns: Columns, index: int) -> None:
-        make = partial(self._example, columns, index)
-        self._first.add((0.0,), make)
+        create = partial(self._example, columns, index)
+        self._first.add((0.0,), create)
         self.warnings.update(columns["warnings"][index] or () if "warnings" in columns else ())
         self.classes[columns["prediction"][index] if "prediction" in columns else None] += 1
         if "prediction" in columns:
-            self._add_prediction(columns, index, make)
-        for explanation in self._names:
-            self._add_finding(columns, index, explanation)
+            self._add_prediction(columns, index, create)
+        for attribution in self._names:
+            self._add_finding(columns, index, attribution)
 
-    def _add_finding(self, columns: Columns, index: int, explanation: str) -> None:
-        """Note a check; what is found of a row as of the one before it, to the last digit, is the same check."""
-        names = self._names[explanation]
+    def _add_prediction(self, columns: Columns, index: int, create: partial[Example]) -> None:
+        probability = columns["probability"][index]
+        label, prediction = self._label(columns, index), self._class_name(columns["prediction"][index])
+        self._confident.add((probability,), create)
+        self._uncertain.add((-probability,), create)
+        if label is not None:
+            self.confusion[label, prediction] += 1
+            if label != prediction:
+                self._mislabelled.add((probability,), create)
+
+    def _add_finding(self, columns: Columns, index: int, attribution: str) -> None:
+        """Adds the outcome of a check. Rows in succession with exactly the same outcome are those of one batch."""
+        names = self._names[attribution]
         if "verdict" not in names:
             return
-        verdict, size, reason = (columns[names[kind]][index] for kind in ("verdict", "largest_error", "reason"))
-        before, finding = self._latest.get(explanation, (None, None))
-        if before != (verdict, size, reason):
+        outcome = verdict, size, reason = tuple(
+            columns[names[kind]][index] for kind in ("verdict", "largest_error", "reason")
+        )
+        before, finding = self._latest.get(attribution, (None, None))
+        if before != outcome:
             finding = None
             if verdict not in (None, Verdict.NOT_APPLICABLE):
-                example = self._example(columns, index)
-                new = finding = Finding(example, explanation, verdict, size, reason)
+                new = finding = Finding(self._example(columns, index), attribution, verdict, size, reason)
                 score = verdict == Verdict.DISAGREES, math.inf if math.isnan(size) else size
                 self._findings.add(score, lambda: new)
         if finding is not None:
             finding.rows, finding.last = finding.rows + 1, columns["id"][index]
-        self._latest[explanation] = (verdict, size, reason), finding
-
-    def _add_prediction(self, columns: Columns, index: int, make: partial[Example]) -> None:
-        probability = columns["probability"][index]
-        label, prediction = self._label(columns, index), self._results.class_name(columns["prediction"][index])
-        self._sure.add((probability,), make)
-        self._unsure.add((-probability,), make)
-        if label is not None:
-            self.confusion[label, prediction] += 1
-            if label != prediction:
-                self._contrary.add((probability,), make)
+        self._latest[attribution] = outcome, finding
 
     def _label(self, columns: Columns, index: int) -> str | None:
         label = columns["label"][index] if "label" in columns else None
-        return label if label is None or isinstance(label, str) else self._results.class_name(label)
+        return label if label is None or isinstance(label, str) else self._class_name(label)
+
+    def _class_name(self, index: int) -> str:
+        return self._results.manifest.class_name(index)
 
     def _example(self, columns: Columns, index: int) -> Example:
         classified = "prediction" in columns
+        verdicts = {name: columns[kinds["verdict"]][index] for name, kinds in self._names.items() if "verdict" in kinds}
         return Example(
             row=columns["row"][index],
             id=columns["id"][index],
             label=self._label(columns, index),
-            prediction=self._results.class_name(columns["prediction"][index]) if classified else "",
+            prediction=self._class_name(columns["prediction"][index]) if classified else "",
             probability=columns["probability"][index] if classified else None,
-            verdicts={
-                name: columns[names["verdict"]][index] for name, names in self._names.items() if "verdict" in names
-            },
+            verdicts=verdicts,
         )

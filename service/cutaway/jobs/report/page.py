@@ -1,4 +1,4 @@
-"""What a report shows, section by section, in the words and pictures that its template lays out."""
+"""The contents of a report, section by section, as its template shows them."""
 
 from __future__ import annotations
 
@@ -8,26 +8,27 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cutaway.jobs.report.examples import Example, Explanation
+from cutaway.jobs.reading import Results
+from cutaway.jobs.report.examples import AttributionSummary, Example
 from cutaway.jobs.report.overview import Overview
-from cutaway.jobs.report.pictures import as_image, bars, coarse, colour, heat, histogram, photograph, strongest
-from cutaway.jobs.report.results import Results
-from cutaway.jobs.report.tensors import Activations, Array, Class, Tensors, flat, pictured, without_padding
+from cutaway.jobs.report.pictures import Bar, as_image, bars, coarse, colour, heat, histogram, photograph, strongest
+from cutaway.jobs.report.tensors import Activations, Class, Tensors, as_pictures, pictured_columns, without_padding
 from cutaway.jobs.sources import Unreadable
 from cutaway.results import Verdict
+from cutaway.schema.tensors import Array
 
 CLASSES = 10
-"""For how many classes, the most often predicted, there are mean attributions."""
+"""The number of classes, those most often predicted, with mean attributions."""
 
-_MATRIX = 20  # classes of a confusion matrix
+_MATRIX = 20  # classes in the confusion matrix
 _PAIRS = 8
 _TOKENS = 8
-_LEAST = 3  # how often a token occurs, at least, to have a mean worth showing
+_LEAST = 3  # occurrences of a token whose mean is shown
 _DEAD_NAMED = 12
 
 
 class Tile(NamedTuple):
-    """A picture with a title below it; ``strip`` where it is one line of a vector."""
+    """A picture with a title; ``strip`` if it is the line of a vector."""
 
     title: str
     picture: str
@@ -35,34 +36,34 @@ class Tile(NamedTuple):
     strip: bool = False
 
 
-class Words(NamedTuple):
-    """A text, each token with its number and colour."""
+class Text(NamedTuple):
+    """A text: tokens with their attribution and colour."""
 
     title: str
     tokens: list[tuple[str, float, str]]
 
 
 class Card(NamedTuple):
-    """One row with its pictures."""
+    """One row with its pictures and texts."""
 
     example: Example
     tiles: list[Tile]
-    words: list[Words]
+    texts: list[Text]
 
 
 class MethodRow(NamedTuple):
-    """One explanation in the table of verdicts."""
+    """One attribution in the table of verdicts: shares of verdicts, and statistics of |delta|."""
 
-    explanation: Explanation
+    attribution: AttributionSummary
     shares: list[tuple[str, int, float]]
     median: float | None
     tail: float | None
     largest: float | None
-    spread: tuple[list[tuple[float, float, float, float]], float, float] | None
+    spread: tuple[list[Bar], float, float] | None
 
 
 class Means(NamedTuple):
-    """The mean attribution of one explanation, by class."""
+    """The mean values of one attribution, by class."""
 
     title: str
     tiles: list[Tile]
@@ -70,19 +71,19 @@ class Means(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """One captured place."""
+    """The statistics of one capture; ``dead`` are the first dead units, ``more`` the number of others."""
 
     name: str
-    seen: Activations
+    statistics: Activations
     zeros: float
     units: int
     dead: list[int]
     more: int
-    bars: list[tuple[float, float, float, float]]
+    bars: list[Bar]
 
 
 class Matrix(NamedTuple):
-    """A confusion matrix: for each label its counts by prediction, with their share of the label's rows."""
+    """A confusion matrix: for each label, counts by prediction with their share of the label's rows."""
 
     names: list[str]
     rows: list[tuple[str, list[tuple[int, float, bool]], int]]
@@ -91,145 +92,145 @@ class Matrix(NamedTuple):
 
 
 class Page:
-    """All of one report.
+    """The contents of one report.
 
     Args:
-        results: what the job has written.
+        results: the results of the job.
     """
 
     def __init__(self, results: Results) -> None:
-        self.results = results
+        self._results = results
         self.manifest = results.manifest
-        self.overview = Overview(results)
-        self.classes: list[Class] = [found for found, _ in self.overview.classes.most_common(CLASSES)]
-        self.classes.sort(key=lambda found: -1 if found is None else found)
-        looked_at = [finding.example for finding in self.overview.findings]
-        for examples in self._lists():
-            looked_at += examples
-        self._tensors = Tensors(results, self.classes, {example.row for example in looked_at})
-        self._pictured = pictured(results)
-        self._inputs = list(results.of_kind("input"))
+        self.shards = len(results.folder.parts())
+        self.overview = overview = Overview(results)
+        self.classes: list[Class] = [predicted for predicted, _ in overview.classes.most_common(CLASSES)]
+        self.classes.sort(key=lambda predicted: -1 if predicted is None else predicted)
+        shown = [*overview.confident, *overview.uncertain, *overview.mislabelled]
+        shown += [finding.example for finding in overview.findings] + ([] if overview.confident else overview.first)
+        self._tensors = Tensors(results, self.classes, {example.row for example in shown})
+        self._pictured = pictured_columns(results)
+        self._inputs = results.find(kind="input")
+        self._token_columns = {name: results.about(name) for name in results.find(kind="token_attribution")}
 
     @property
     def data(self) -> str:
-        """What the data set is called: the last part of its path."""
-        words = self.manifest.job["data"]
-        return PurePath(words["path"]).name if isinstance(words, dict) else str(words)
-
-    def _lists(self) -> Iterator[list[Example]]:
-        overview = self.overview
-        yield from (overview.sure, overview.unsure, overview.contrary)
-        if not overview.sure:
-            yield overview.first
+        """The last part of the data set's path."""
+        data = self.manifest.job["data"]
+        return PurePath(data["path"]).name if isinstance(data, dict) else str(data)
 
     def methods(self) -> list[MethodRow]:
-        """Verdicts and deltas of each explanation."""
-        return [_method_row(explanation) for explanation in self.overview.explanations.values()]
+        """Returns verdicts and deltas of each attribution."""
+        return [_method_row(attribution) for attribution in self.overview.attributions.values()]
 
     def checked(self) -> tuple[int, int]:
-        """How many explanations were checked, and how many of them agree."""
-        found = [explanation.verdicts for explanation in self.overview.explanations.values()]
-        return sum(sum(one.values()) for one in found), sum(one[Verdict.AGREES] for one in found)
+        """Returns the number of attributions that were checked, and of those that agree."""
+        counts = [attribution.verdicts for attribution in self.overview.attributions.values()]
+        return sum(sum(verdicts.values()) for verdicts in counts), sum(verdicts[Verdict.AGREES] for verdicts in counts)
 
     def disagreeing(self) -> list[Example]:
-        """The rows that disagree most, each once."""
-        found = {one.example.row: one.example for one in self.overview.findings if one.verdict == Verdict.DISAGREES}
-        return list(found.values())
+        """Returns the rows with the largest errors among those that disagree, each once."""
+        findings = [finding for finding in self.overview.findings if finding.verdict == Verdict.DISAGREES]
+        return list({finding.example.row: finding.example for finding in findings}.values())
 
     def cards(self, examples: Sequence[Example]) -> list[Card]:
-        """Rows with their pictures, in that order."""
-        return [Card(example, self._tiles(example), self._words(example)) for example in examples]
+        """Returns rows with their pictures and texts, in the same order."""
+        return [Card(example, self._tiles(example), self._texts(example)) for example in examples]
 
     def _tiles(self, example: Example) -> list[Tile]:
         kept = self._tensors.kept[example.row]
-        images = [
-            (name, as_image(np.asarray(kept[name]))) for name in self._inputs if isinstance(kept[name], np.ndarray)
-        ]
-        shown = [(name, image) for name, image in images if image is not None]
-        tiles = [Tile(name.removeprefix("input."), photograph(image)) for name, image in shown]
-        for name, words in self._pictured.items():
+        arrays = {name: np.asarray(kept[name]) for name in self._inputs if isinstance(kept[name], np.ndarray)}
+        images = {name: image for name, array in arrays.items() if (image := as_image(array)) is not None}
+        tiles = [Tile(name.removeprefix("input."), photograph(image)) for name, image in images.items()]
+        beneath = next(iter(images.values())) if len(images) == 1 else None
+        for name, about in self._pictured.items():
             if (values := _numbers(kept[name])) is not None:
-                tiles.append(_heat_tile(self._title(name, words), values, shown[0][1] if len(shown) == 1 else None))
+                tiles.append(_heat_tile(self._title(name, about), values, beneath))
         return tiles
 
-    def _title(self, name: str, words: dict[str, str]) -> str:
-        """The explanation's name; where it explains several inputs, the input's too."""
-        several = sum(other["attribution"] == words["attribution"] for other in self._pictured.values()) > 1
-        return name if several else words["attribution"]
+    def _title(self, name: str, about: dict[str, str]) -> str:
+        """Returns the attribution's name; with the input's, if it explains several inputs."""
+        several = sum(other["attribution"] == about["attribution"] for other in self._pictured.values()) > 1
+        return name if several else about["attribution"]
 
-    def _words(self, example: Example) -> list[Words]:
+    def _texts(self, example: Example) -> list[Text]:
         kept = self._tensors.kept[example.row]
         tokens = kept.get("tokens")
         if not isinstance(tokens, (list, np.ndarray)):
             return []
-        found = []
-        for name, words in self.results.of_kind("token_attribution").items():
+        texts = []
+        for name, about in self._token_columns.items():
             if (values := _numbers(kept[name])) is not None:
                 scale = strongest(values)
                 pairs = without_padding(list(zip(tokens, values.tolist())))
-                shades = [(token, value, colour(value, scale)) for token, value in pairs]
-                found.append(Words(words["attribution"], shades))
-        return found
+                coloured = [(token, value, colour(value, scale)) for token, value in pairs]
+                texts.append(Text(about["attribution"], coloured))
+        return texts
 
     def means(self) -> list[Means]:
-        """Mean attributions by class, of every explanation that has them; one scale for all classes of each."""
-        found = [Means(self._title(name, words), self._mean_tiles(name), []) for name, words in self._pictured.items()]
-        for name, words in self.results.of_kind("token_attribution").items():
-            found.append(Means(words["attribution"], [], list(self._mean_tokens(name))))
-        return [one for one in found if one.tiles or one.tokens]
+        """Returns the mean values of every attribution that has them."""
+        means = [Means(self._title(name, about), self._mean_tiles(name), []) for name, about in self._pictured.items()]
+        for name, about in self._token_columns.items():
+            means.append(Means(about["attribution"], [], list(self._mean_tokens(name))))
+        return [mean for mean in means if mean.tiles or mean.tokens]
 
     def _mean_tiles(self, name: str) -> list[Tile]:
-        sums = {
-            found: self._tensors.means[name, found] for found in self.classes if (name, found) in self._tensors.means
+        """Returns the mean pictures of all classes, in one scale."""
+        means = {
+            predicted: self._tensors.means[name, predicted]
+            for predicted in self.classes
+            if (name, predicted) in self._tensors.means
         }
-        if not sums:
+        if not means:
             return []
-        pictures = {found: coarse(one.mean) for found, one in sums.items()}
+        pictures = {predicted: coarse(running.mean) for predicted, running in means.items()}
         scale = strongest(np.stack(list(pictures.values())))
         return [
-            Tile(self._class(found), heat(picture, scale), f"{sums[found].count:,} rows", len(picture) == 1)
-            for found, picture in pictures.items()
+            Tile(
+                self._class_name(predicted), heat(picture, scale), f"{means[predicted].count:,} rows", len(picture) == 1
+            )
+            for predicted, picture in pictures.items()
         ]
 
     def _mean_tokens(self, name: str) -> Iterator[tuple[str, list[tuple[str, float, int, str]]]]:
-        """By class, the tokens that speak most for it and most against it."""
-        for found in self.classes:
-            if (name, found) in self._tensors.tokens:
-                means = self._tensors.tokens[name, found].means(_LEAST)
+        """Yields for each class the tokens with the largest and the smallest means."""
+        for predicted in self.classes:
+            if (name, predicted) in self._tensors.tokens:
+                means = self._tensors.tokens[name, predicted].means(_LEAST)
                 ends = means if len(means) <= 2 * _TOKENS else means[:_TOKENS] + means[-_TOKENS:]
                 scale = max((abs(value) for _, value, _ in ends), default=1.0) or 1.0
-                yield self._class(found), [(token, value, count, colour(value, scale)) for token, value, count in ends]
+                coloured = [(token, value, count, colour(value, scale)) for token, value, count in ends]
+                yield self._class_name(predicted), coloured
 
-    def _class(self, found: Class) -> str:
-        return "all rows" if found is None else self.results.class_name(found)
+    def _class_name(self, predicted: Class) -> str:
+        return "all rows" if predicted is None else self.manifest.class_name(predicted)
 
     def layers(self) -> list[Layer]:
-        """Statistics of every captured place."""
-        return [_layer(name.removeprefix("capture."), seen) for name, seen in self._tensors.activations.items()]
+        """Returns the statistics of every capture."""
+        return [_layer(name.removeprefix("capture."), found) for name, found in self._tensors.activations.items()]
 
     def matrix(self) -> Matrix | None:
-        """The confusion matrix of the most frequent labels; None where there are no labels."""
+        """Returns the confusion matrix of the most frequent labels; None without labels."""
         confusion = self.overview.confusion
         if not confusion:
             return None
         sizes: dict[str, int] = {}
-        for pair, count in confusion.items():
-            for name, one in zip(pair, (count, 0)):
-                sizes[name] = sizes.get(name, 0) + one
+        for (label, prediction), count in confusion.items():
+            sizes[label] = sizes.get(label, 0) + count
+            sizes.setdefault(prediction, 0)
         order = {name: index for index, name in enumerate(self.manifest.labels)}
-        kept = sorted(sizes, key=lambda name: (-sizes[name], name))[:_MATRIX]
-        kept.sort(key=lambda name: (order.get(name, len(order)), name))
+        names = sorted(sizes, key=lambda name: (-sizes[name], name))[:_MATRIX]
+        names.sort(key=lambda name: (order.get(name, len(order)), name))
         rows = [
-            (label, [_cell(confusion[label, name], sizes[label], label == name) for name in kept], sizes[label])
-            for label in kept
+            (label, [_cell(confusion[label, name], sizes[label], label == name) for name in names], sizes[label])
+            for label in names
         ]
         wrong = [(label, name, count) for (label, name), count in confusion.items() if label != name]
         wrong.sort(key=lambda pair: (-pair[2], pair[0], pair[1]))
-        return Matrix(kept, rows, len(sizes) - len(kept), wrong[:_PAIRS])
+        return Matrix(names, rows, len(sizes) - len(names), wrong[:_PAIRS])
 
 
 def _numbers(value: Any) -> Array | None:
-    """A tensor of one row; None where the row has none, or a text."""
+    """Returns the tensor of one row; None if the row has none, or a text."""
     return None if isinstance(value, (Unreadable, str, bytes, list)) else np.asarray(value)
 
 
@@ -237,13 +238,13 @@ def _cell(count: int, total: int, right: bool) -> tuple[int, float, bool]:
     return count, count / total if total else 0.0, right
 
 
-def _method_row(explanation: Explanation) -> MethodRow:
-    total = sum(explanation.verdicts.values())
-    shares = [(verdict, count, count / total) for verdict, count in sorted(explanation.verdicts.items())]
-    sizes = np.abs(explanation.deltas)
+def _method_row(attribution: AttributionSummary) -> MethodRow:
+    total = sum(attribution.verdicts.values())
+    shares = [(verdict, count, count / total) for verdict, count in sorted(attribution.verdicts.items())]
+    sizes = np.abs(attribution.deltas)
     spread = histogram(sizes)
     return MethodRow(
-        explanation,
+        attribution,
         shares,
         float(np.median(sizes)) if sizes.size else None,
         float(np.quantile(sizes, 0.99)) if sizes.size else None,
@@ -252,27 +253,21 @@ def _method_row(explanation: Explanation) -> MethodRow:
     )
 
 
-def _heat_tile(title: str, values: Any, image: Any) -> Tile:
-    """One explanation; over the input where it has the input's proportions."""
-    picture = coarse(flat(values[None])[0])
-    alike = image is not None and abs(_proportion(picture) / _proportion(image) - 1) < 0.1 and picture.shape[0] > 1
+def _heat_tile(title: str, values: Array, image: Array | None) -> Tile:
+    """Returns the picture of one attribution; over the input, if both have about the same aspect ratio."""
+    picture = coarse(as_pictures(values[None])[0])
+    strip = picture.shape[0] == 1
+    over_image = image is not None and not strip and abs(_aspect(picture) / _aspect(image) - 1) < 0.1
     scale = strongest(picture)
-    note = f"± {scale:.2g}"
-    return Tile(title, heat(picture, scale, image if alike else None), note, picture.shape[0] == 1)
+    return Tile(title, heat(picture, scale, image if over_image else None), f"± {scale:.2g}", strip)
 
 
-def _proportion(picture: Any) -> float:
+def _aspect(picture: Array) -> float:
     return float(picture.shape[-1] / picture.shape[-2])
 
 
-def _layer(name: str, seen: Activations) -> Layer:
-    dead, units = seen.dead, seen.units
-    return Layer(
-        name,
-        seen,
-        seen.zeros / seen.elements if seen.elements else 0.0,
-        units.size,
-        dead[:_DEAD_NAMED],
-        max(len(dead) - _DEAD_NAMED, 0),
-        bars(units.tolist()),
-    )
+def _layer(name: str, found: Activations) -> Layer:
+    dead = found.dead
+    zeros = found.zeros / found.elements if found.elements else 0.0
+    more = max(len(dead) - _DEAD_NAMED, 0)
+    return Layer(name, found, zeros, found.units.size, dead[:_DEAD_NAMED], more, bars(found.units.tolist()))

@@ -1,4 +1,4 @@
-"""Arrays as pictures inside a page: PNG and SVG in text, nothing fetched from anywhere."""
+"""Draws arrays as PNG pictures in data URLs and as bars of SVG charts."""
 
 from __future__ import annotations
 
@@ -6,69 +6,71 @@ import base64
 import io
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-Array = npt.NDArray[Any]
+from cutaway.schema.tensors import Array
 
 FOR, AGAINST = (200, 55, 60), (45, 110, 200)
-"""The colours of what speaks for the explained class, and against it."""
+"""The RGB colours of positive and of negative attributions."""
 
-_BLOCKS = 64
+Bar: TypeAlias = tuple[float, float, float, float]
+"""A bar in a box of 1 by 1: x, y, width, height."""
+
+_CELLS = 64
 _SIDE = 160  # pixels of a picture's longer side, at most
-_OUTLIERS = 0.005  # the fraction of a picture's numbers that may lie past its strongest colour
-_STRONGEST = 0.9  # how much of what lies beneath the strongest colour hides
+_OUTLIERS = 0.005  # the fraction of the values that may exceed the strongest colour
+_OPACITY = 0.9  # of the strongest colour
 
 
 def coarse(values: Array) -> Array:
-    """``values`` [height, width], at most 64 a side: of a larger picture the means of blocks, since single pixels of
-    either sign would only cancel to the eye."""
-    finite = np.where(np.isfinite(values), values, 0.0)
+    """Reduces ``values`` [height, width] to at most 64 cells a side, the means of blocks: in a large picture, single
+    pixels of both signs cannot be told apart."""
     longest = max(values.shape)
-    if longest <= _BLOCKS:
+    if longest <= _CELLS:
         return values
-    height, width = (max(1, round(side * _BLOCKS / longest)) for side in values.shape)
-    picture = Image.fromarray(finite.astype(np.float32)).resize((width, height), Image.Resampling.BOX)
-    return np.asarray(picture, np.float64)
+    height, width = (max(1, round(side * _CELLS / longest)) for side in values.shape)
+    finite = np.where(np.isfinite(values), values, 0.0).astype(np.float32)
+    return np.asarray(Image.fromarray(finite).resize((width, height), Image.Resampling.BOX), np.float64)
 
 
 def strongest(values: Array) -> float:
-    """The number that gets the strongest colour: the largest, leaving out a few of many."""
+    """Returns the magnitude for the strongest colour: the largest without the outliers; 1 if all values are 0."""
     sizes = np.abs(values[np.isfinite(values)])
     largest = float(np.quantile(sizes, 1 - _OUTLIERS)) if sizes.size else 0.0
     return largest or float(sizes.max(initial=0.0)) or 1.0
 
 
 def heat(values: Array, scale: float, beneath: Array | None = None) -> str:
-    """``values`` [height, width] as a PNG in a data URL: clear where they are 0, ``FOR`` and ``AGAINST`` at ``scale``.
+    """Draws a heat map as a PNG data URL: transparent at 0, `FOR` and `AGAINST` at ``scale`` and beyond.
 
     Args:
-        values: the numbers; what is not finite stays clear.
-        scale: the size that gets the strongest colour.
-        beneath: an input [height, width] or [3, height, width] to lay them over, in grey.
+        values: [height, width]; NaN and infinities are transparent.
+        scale: the magnitude with the strongest colour.
+        beneath: an input [height, width] or [3, height, width], drawn in grey below the heat map.
     """
     finite = np.where(np.isfinite(values), values, 0.0)
-    share = np.clip(np.abs(finite) / scale, 0, 1)
-    colour = np.where(finite[..., None] >= 0, FOR, AGAINST).astype(np.float64)
-    over = np.dstack([colour, share * _STRONGEST * 255]).round().astype(np.uint8)
-    picture = Image.fromarray(over, "RGBA")
+    strength = np.clip(np.abs(finite) / scale, 0, 1)
+    colours = np.where(finite[..., None] >= 0, FOR, AGAINST).astype(np.float64)
+    pixels = np.dstack([colours, strength * _OPACITY * 255]).round().astype(np.uint8)
+    picture = Image.fromarray(pixels, "RGBA")
     if beneath is None:
         return _png(picture)
     ground = _small(Image.fromarray(_levels(beneath)).convert("L"))
-    smooth = Image.Resampling.BILINEAR if picture.size[0] < ground.size[0] else Image.Resampling.BOX
-    return _png(Image.alpha_composite(ground.convert("RGBA"), picture.resize(ground.size, smooth)).convert("RGB"))
+    resampling = Image.Resampling.BILINEAR if picture.size[0] < ground.size[0] else Image.Resampling.BOX
+    return _png(Image.alpha_composite(ground.convert("RGBA"), picture.resize(ground.size, resampling)).convert("RGB"))
 
 
 def photograph(values: Array) -> str:
-    """An input [height, width] or [3, height, width] as a PNG in a data URL, from its darkest to its lightest."""
+    """Draws an input [height, width] or [3, height, width] as a PNG data URL, its smallest value black."""
     return _png(_small(Image.fromarray(_levels(values))))
 
 
 def _levels(values: Array) -> npt.NDArray[np.uint8]:
-    """From 0 to 255; colours last."""
+    """Scales to 0 to 255 and moves colours to the last axis."""
     finite = values[np.isfinite(values)]
     low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
     shown = np.where(np.isfinite(values), values, low).astype(np.float64)
@@ -91,26 +93,23 @@ def _png(picture: Image.Image) -> str:
 
 
 def as_image(values: Array) -> Array | None:
-    """An input of one example as `photograph` takes it; None for what is no image."""
+    """Returns the input of one row in a shape that `photograph` draws; None if it is no image."""
     while values.ndim > 2 and values.shape[0] == 1:
         values = values[0]
-    sides = values.shape[-2:]
-    imagelike = values.ndim == 2 or (values.ndim == 3 and values.shape[0] == 3)
-    return values.astype(np.float64) if imagelike and min(sides, default=0) > 1 else None
+    is_image = values.ndim == 2 or (values.ndim == 3 and values.shape[0] == 3)
+    return values.astype(np.float64) if is_image and min(values.shape[-2:]) > 1 else None
 
 
 def colour(value: float, scale: float) -> str:
-    """The CSS colour of one number, as `heat` has it."""
+    """Returns the CSS colour of one value, as in `heat`."""
     red, green, blue = FOR if value >= 0 else AGAINST
-    share = min(abs(value) / scale, 1.0) if math.isfinite(value) else 0.0
-    return f"rgba({red},{green},{blue},{0.65 * share:.3f})"
+    strength = min(abs(value) / scale, 1.0) if math.isfinite(value) else 0.0
+    return f"rgba({red},{green},{blue},{0.65 * strength:.3f})"
 
 
 def histogram(values: Array, bins: int = 24) -> tuple[list[float], float, float] | None:
-    """How the sizes of ``values`` spread by powers of ten: heights from 0 to 1, and the lowest and highest power.
-
-    None where all are 0.
-    """
+    """Returns a histogram of log10 of the magnitudes of ``values``: heights from 0 to 1, and the lowest and the highest
+    power of ten; None if all values are 0."""
     sizes = np.abs(values[(values != 0) & np.isfinite(values)])
     if not sizes.size:
         return None
@@ -120,9 +119,8 @@ def histogram(values: Array, bins: int = 24) -> tuple[list[float], float, float]
     return (counts / counts.max()).tolist(), low, high
 
 
-def bars(heights: Sequence[float], most: int = 64) -> list[tuple[float, float, float, float]]:
-    """Heights of either sign as bars in a box of 1 by 1: x, y, width, height. Of more than ``most``,
-    each bar is the largest of its neighbours."""
+def bars(heights: Sequence[float], most: int = 64) -> list[Bar]:
+    """Returns ``heights`` of either sign as bars. Of more than ``most`` heights, a bar is the largest of several."""
     values = np.asarray(heights, np.float64)
     values = np.where(np.isfinite(values), values, 0.0)
     if values.size > most:
@@ -137,8 +135,8 @@ def bars(heights: Sequence[float], most: int = 64) -> list[tuple[float, float, f
     ]
 
 
-def told(value: float | None) -> str:
-    """A number in few characters: ``0.0312``, ``-2.5e-05``, ``1,797``."""
+def short_number(value: float | None) -> str:
+    """Returns a number in few characters: ``0.0312``, ``-2.5e-05``, ``1,797``; a dash for None."""
     if value is None:
         return "–"
     if not math.isfinite(value):

@@ -1,4 +1,4 @@
-"""Values as data sets hold them → a `Column`: numpy where they are numbers of one shape, else a list."""
+"""Converts values of Arrow and JSON to a `Column`: an array for numbers of one shape, else a list."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ import pyarrow.compute as pc
 from cutaway.jobs.sources.source import Column, Unreadable
 
 MISSING = Unreadable("there is no value")
-_RAGGED = Unreadable("the value is a list whose parts differ in length or kind")
+_RAGGED = Unreadable("the value is a list whose parts differ in length or type")
 
 
 def from_arrow(values: Any) -> Column:
-    """An Arrow array or chunked array as a column.
+    """Converts an Arrow array or chunked array.
 
-    Tensors, lists of numbers and ``struct<values, shape>`` become arrays; pictures as data sets hold them,
-    ``struct<bytes, path>``, become their bytes. A null is `Unreadable`.
+    Tensors, lists of numbers and ``struct<values, shape>`` become arrays; images as Hugging Face stores them,
+    ``struct<bytes, path>``, become their bytes. A null becomes `Unreadable`.
     """
-    array = _whole(values)
+    array = _combined(values)
     if array.null_count:
-        there = iter(from_arrow(array.drop_null()))
-        return [next(there) if valid else MISSING for valid in array.is_valid().to_pylist()]
+        present = iter(from_arrow(array.drop_null()))
+        return [next(present) if valid else MISSING for valid in array.is_valid().to_pylist()]
     kind = array.type
     if isinstance(kind, pa.FixedShapeTensorType):
         tensors: npt.NDArray[Any] = array.to_numpy_ndarray()
@@ -47,11 +47,11 @@ def from_arrow(values: Any) -> Column:
 
 
 def _items(array: Any) -> list[Any]:
-    """What Arrow holds as Python does; a text that is not UTF-8, which nobody looked at before, is `Unreadable`."""
+    """Returns Python values; text that is not UTF-8, which Arrow does not check, becomes `Unreadable`."""
     try:
         items: list[Any] = array.to_pylist()
     except UnicodeDecodeError:
-        return [_item(array[index]) for index in range(len(array))]
+        return [_item(scalar) for scalar in array]
     return items
 
 
@@ -62,7 +62,8 @@ def _item(scalar: Any) -> Any:
         return Unreadable("the text is not UTF-8")
 
 
-def _whole(values: Any) -> Any:
+def _combined(values: Any) -> Any:
+    """Returns a chunked array as one array."""
     if not isinstance(values, pa.ChunkedArray):
         return values
     if values.num_chunks == 1:
@@ -74,20 +75,21 @@ def _whole(values: Any) -> Any:
 
 
 def _lists(array: Any) -> Column:
-    """Lists of numbers, or of lists of them, as arrays; of one length, as one array. Other lists stay lists."""
-    flat = array.flatten()
-    inner = from_arrow(flat)
+    """Converts lists of numbers, or of lists of numbers, to arrays, and to one array if all have one length; other
+    lists stay lists."""
+    inner = from_arrow(array.flatten())
     lengths = pc.list_value_length(array).to_numpy(zero_copy_only=False)
     if isinstance(inner, list) and not all(isinstance(item, np.ndarray) for item in inner):
         return [_RAGGED if isinstance(item, list) and None in item else item for item in _items(array)]
     if isinstance(inner, np.ndarray) and len(array) and (lengths == lengths[0]).all():
         return inner.reshape(len(array), int(lengths[0]), *inner.shape[1:])
-    return [_stacked(inner[start:stop]) for start, stop in _spans(lengths)]
+    return [_stacked(part) for part in _split(inner, lengths)]
 
 
-def _spans(lengths: npt.NDArray[Any]) -> Iterator[tuple[int, int]]:
-    ends = np.cumsum(lengths).tolist()
-    return zip([0, *ends], ends)
+def _split(values: Column, lengths: npt.NDArray[Any]) -> Iterator[Column]:
+    """Yields successive parts of ``values`` of the given lengths."""
+    stops = np.cumsum(lengths).tolist()
+    return (values[start:stop] for start, stop in zip([0, *stops], stops))
 
 
 def _stacked(items: Column) -> Any:
@@ -99,22 +101,18 @@ def _stacked(items: Column) -> Any:
 def _structs(array: Any) -> Column:
     names = {array.type.field(index).name for index in range(array.type.num_fields)}
     if names == {"values", "shape"}:
-        pairs = zip(_pieces(array.field("values")), array.field("shape").to_pylist())
-        return [np.asarray(values).reshape(shape) for values, shape in pairs]
+        lists = array.field("values")
+        lengths = pc.list_value_length(lists).to_numpy(zero_copy_only=False)
+        tensors = _split(np.asarray(from_arrow(lists.flatten())), lengths)
+        return [np.asarray(values).reshape(shape) for values, shape in zip(tensors, array.field("shape").to_pylist())]
     if names == {"bytes", "path"}:
-        pictures = zip(array.field("bytes").to_pylist(), array.field("path").to_pylist())
-        return [Unreadable(f"only the path {path!r} is there") if data is None else data for data, path in pictures]
+        images = zip(array.field("bytes").to_pylist(), array.field("path").to_pylist())
+        return [Unreadable(f"the image has only a path, {path!r}") if data is None else data for data, path in images]
     return _items(array)
 
 
-def _pieces(lists: Any) -> list[npt.NDArray[Any]]:
-    flat = np.asarray(from_arrow(lists.flatten()))
-    lengths = pc.list_value_length(lists).to_numpy(zero_copy_only=False)
-    return [flat[start:stop] for start, stop in _spans(lengths)]
-
-
 def from_values(values: Sequence[Any]) -> Column:
-    """Values as JSON has them: numbers and lists of numbers become arrays, None becomes `Unreadable`."""
+    """Converts values of JSON: numbers and lists of numbers become arrays, None becomes `Unreadable`."""
     kinds = set(map(type, values))
     if kinds and (kinds <= {int, float} or kinds == {bool}):
         numbers = np.array(values)
@@ -127,14 +125,14 @@ def from_values(values: Sequence[Any]) -> Column:
 
 
 def _value(value: Any) -> Any:
-    """A number or a rectangular list of numbers as an array; all else as it is."""
+    """Returns a number or a rectangular list of numbers as an array; other values unchanged."""
     if value is None:
         return MISSING
     if not isinstance(value, (bool, int, float, list)):
         return value
     try:
         array = np.asarray(value)
-    except ValueError:  # the lists inside differ in length
+    except ValueError:  # inner lists differ in length
         return _RAGGED
     if array.dtype.kind in "biuf":
         return array

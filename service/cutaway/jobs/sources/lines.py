@@ -1,7 +1,7 @@
-"""CSV and JSON lines: where each row begins is noted once, then any range is read.
+"""CSV and JSON Lines files: an index of the rows is built once, and then any range of rows can be read.
 
-Nothing is converted: the index is 8 bytes a row, and a value is parsed when its row is read, so one that cannot be
-parsed costs one row. Whether a CSV column holds numbers is settled by its first thousand rows.
+Values are parsed only when their rows are read, so that a value that cannot be parsed costs one row; the index has 8
+bytes for each row. Whether a CSV column holds numbers is decided from the first thousand rows.
 """
 
 from __future__ import annotations
@@ -19,64 +19,62 @@ import numpy as np
 import numpy.typing as npt
 
 from cutaway.jobs.sources.columns import from_values
-from cutaway.jobs.sources.places import Place, Placed, readable
+from cutaway.jobs.sources.files import DataFiles, FileSource, read_errors
 from cutaway.jobs.sources.source import Column, Unreadable, check_columns
 
-_LOOKED_AT = 1000  # rows that tell the columns and their kinds
-_MOSTLY = 0.9  # of the values of a column of numbers, this fraction or more are numbers
+_SAMPLE = 1000  # rows that decide columns and types
+_NUMBERS = 0.9  # the least fraction of numbers among the values of a column of numbers
 _DELIMITERS = ",;\t|"
-_BROKEN = Unreadable("the text is not UTF-8")
+_NOT_UTF8 = Unreadable("the text is not UTF-8")
 
 Record = dict[str, Any]
 
 
-class Lines(Placed):
-    """Files of records, a line or a few each, one after the other in the order of their names."""
+class Lines(FileSource):
+    """Files of records, each of one or more lines, in the order of their names.
 
-    def __init__(self, place: Place, kind: type[CsvFile] | type[JsonFile]) -> None:
-        super().__init__(place)
-        self._kind = kind
-        self._files: list[CsvFile | JsonFile] = []
-        for name in place.sizes:
-            with readable(f"{name!r} in {place.location!r}"):
-                self._files.append(kind(place.local(name)))
-        self._starts = [0, *accumulate(file.rows for file in self._files)]
-        self.columns: tuple[str, ...] = tuple(dict.fromkeys(name for file in self._files for name in file.columns))
-        self._numbers = self._look()
+    Attributes:
+        rows: the number of rows of all files.
+        columns: the columns of all files.
+    """
 
-    @property
-    def rows(self) -> int:
-        """How many rows all files have."""
-        return self._starts[-1]
+    def __init__(self, files: DataFiles, kind: type[CsvFile] | type[JsonFile]) -> None:
+        super().__init__(files)
+        self._opened: list[CsvFile | JsonFile] = []
+        for name in files.sizes:
+            with read_errors(f"{name!r} in {files.location!r}"):
+                self._opened.append(kind(files.local(name)))
+        self._starts = [0, *accumulate(file.rows for file in self._opened)]
+        self.rows = self._starts[-1]
+        self.columns: tuple[str, ...] = tuple(dict.fromkeys(name for file in self._opened for name in file.columns))
+        self._numeric = self._numeric_columns() if kind is CsvFile else set()
 
     def read(self, start: int, stop: int, columns: Sequence[str]) -> dict[str, Column]:
-        """The rows [start, stop); a row without a value, or with one that cannot be parsed, has `Unreadable` there."""
+        """Returns the rows [start, stop); a value that is missing or cannot be parsed is `Unreadable`."""
         check_columns(columns, self.columns)
         records = self._records(start, stop)
         return {name: from_values([self._value(record, name) for record in records]) for name in columns}
 
     def _records(self, start: int, stop: int) -> list[Record | Unreadable]:
         records: list[Record | Unreadable] = []
-        for index in range(bisect_right(self._starts, start) - 1, len(self._files)):
+        for index in range(bisect_right(self._starts, start) - 1, len(self._opened)):
             first = self._starts[index]
             if first >= stop:
                 break
-            with readable(f"{self._place.location!r}"):
-                records += self._files[index].read(max(start - first, 0), min(stop, self._starts[index + 1]) - first)
+            with read_errors(f"{self._files.location!r}"):
+                records += self._opened[index].read(max(start - first, 0), min(stop, self._starts[index + 1]) - first)
         return records
 
-    def _look(self) -> set[str]:
-        """The columns of text that hold numbers; JSON says itself what is a number."""
-        if self._kind is JsonFile:
-            return set()
-        records = [record for record in self._records(0, _LOOKED_AT) if isinstance(record, dict)]
-        found = set()
+    def _numeric_columns(self) -> set[str]:
+        """Returns the columns of a CSV file that hold numbers."""
+        records = [record for record in self._records(0, _SAMPLE) if isinstance(record, dict)]
+        numeric = set()
         for name in self.columns:
             cells = [record.get(name) for record in records]
             texts = [cell for cell in cells if isinstance(cell, str) and cell.strip()]
-            if texts and sum(_number(text) is not None for text in texts) >= _MOSTLY * len(texts):
-                found.add(name)
-        return found
+            if texts and sum(_number(text) is not None for text in texts) >= _NUMBERS * len(texts):
+                numeric.add(name)
+        return numeric
 
     def _value(self, record: Record | Unreadable, name: str) -> Any:
         if isinstance(record, Unreadable):
@@ -86,9 +84,9 @@ class Lines(Placed):
         value = record[name]
         if not isinstance(value, str):
             return value
-        if _is_broken(value):
-            return _BROKEN
-        if name not in self._numbers:
+        if not _is_utf8(value):
+            return _NOT_UTF8
+        if name not in self._numeric:
             return value
         number = _number(value)
         if number is None:
@@ -97,7 +95,7 @@ class Lines(Placed):
 
 
 def _number(text: str) -> int | float | None:
-    """The number that ``text`` is. Digits after a leading zero (``007``) are a name, as are digits with ``_``."""
+    """Returns the number in ``text``. Digits after a leading zero (``007``), or with ``_``, are a name."""
     digits = text.strip().lstrip("+-")
     if "_" in digits or (len(digits) > 1 and digits.isdigit() and digits[0] == "0"):
         return None
@@ -109,17 +107,21 @@ def _number(text: str) -> int | float | None:
     return None
 
 
-def _is_broken(text: str) -> bool:
-    """Whether ``text`` holds lone surrogates: bytes that are not UTF-8 stand as such, and nothing can write them."""
+def _is_utf8(text: str) -> bool:
+    """Returns False for a text with lone surrogates, which stand for bytes that are not UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError:
-        return True
-    return False
+        return False
+    return True
 
 
 class _Text:
-    """The lines of ``file`` as text, and how many bytes were read: bytes that are not UTF-8 become lone surrogates."""
+    """Iterates over the lines of ``file`` as text, with lone surrogates for bytes that are not UTF-8.
+
+    Attributes:
+        position: the number of bytes read.
+    """
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -133,39 +135,39 @@ class _Text:
             yield text.removeprefix("\ufeff") if first else text
 
 
-def _between(path: Path, starts: npt.NDArray[np.int64], start: int, stop: int) -> BytesIO:
-    """The bytes of rows [start, stop)."""
+def _lines_of(path: Path, starts: npt.NDArray[np.int64], start: int, stop: int) -> _Text:
+    """Returns the lines of the rows [start, stop)."""
     with path.open("rb") as file:
         file.seek(int(starts[start]))
-        return BytesIO(file.read(int(starts[stop] - starts[start])))
+        return _Text(BytesIO(file.read(int(starts[stop] - starts[start]))))
 
 
 class CsvFile:
-    """A CSV file whose first line names the columns; of ``, ; tab |`` what that line has most of stands between."""
+    """A CSV file. The first line names the columns; the delimiter is the most frequent of ``, ; tab |`` in it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         with path.open("rb") as file:
             line = file.readline().decode("utf-8", "surrogateescape")
-        self._delimiter = max(_DELIMITERS, key=line.count)
-        with path.open("rb") as file:
+            self._delimiter = max(_DELIMITERS, key=line.count)
+            file.seek(0)
             text = _Text(file)
             records = self._parsed(text)
             self.columns: tuple[str, ...] = tuple(next(records, []))
-            if len(set(self.columns)) < len(self.columns) or not self.columns or _is_broken("".join(self.columns)):
+            if len(set(self.columns)) < len(self.columns) or not self.columns or not _is_utf8("".join(self.columns)):
                 raise ValueError("its first line must name each column, once, in UTF-8")
-            self._starts = np.fromiter(_beginnings(text, records), np.int64)
+            self._starts = np.fromiter(_row_starts(text, records), np.int64)
         self.rows = len(self._starts) - 1
-        self._refuse_open_quote()
+        self._check_quotes()
 
     def read(self, start: int, stop: int) -> list[Record | Unreadable]:
-        """The rows [start, stop), all values as text."""
-        records = self._parsed(_Text(_between(self._path, self._starts, start, stop)))
+        """Returns the rows [start, stop), all values as text."""
+        records = self._parsed(_lines_of(self._path, self._starts, start, stop))
         return [self._record(cells) for cells in records if cells]
 
-    def _refuse_open_quote(self) -> None:
-        """A quote that is never closed would make one value of all rows that follow."""
-        last = list(_Text(_between(self._path, self._starts, max(self.rows - 1, 0), self.rows)))
+    def _check_quotes(self) -> None:
+        """Raises an error if a quote is not closed: it would make one value of all rows that follow."""
+        last = list(_lines_of(self._path, self._starts, max(self.rows - 1, 0), self.rows))
         if len(last) > 1:
             try:
                 list(csv.reader(last, delimiter=self._delimiter, strict=True))
@@ -181,33 +183,31 @@ class CsvFile:
         return dict(zip(self.columns, cells))
 
 
-def _beginnings(text: _Text, records: Iterable[list[str]]) -> Iterator[int]:
-    """Where each record begins that is not an empty line, and where the last one ends."""
-    begin = text.position
+def _row_starts(text: _Text, records: Iterable[Sequence[str]]) -> Iterator[int]:
+    """Yields the offset of each record that is not an empty line, and the offset after the last one."""
+    start = text.position
     for cells in records:
         if cells:
-            yield begin
-        begin = text.position
-    yield begin
+            yield start
+        start = text.position
+    yield start
 
 
 class JsonFile:
-    """A file of JSON objects, one a line. Its columns are the keys in its first thousand rows."""
+    """A file with a JSON object on each line. Its columns are the keys in the first thousand rows."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         with path.open("rb") as file:
             text = _Text(file)
-            self._starts = np.fromiter(
-                _beginnings(text, ([line.strip()] if line.strip() else [] for line in text)), np.int64
-            )
+            self._starts = np.fromiter(_row_starts(text, (line.strip() for line in text)), np.int64)
         self.rows = len(self._starts) - 1
-        looked_at = self.read(0, min(self.rows, _LOOKED_AT))
-        self.columns = tuple(dict.fromkeys(name for record in looked_at if isinstance(record, dict) for name in record))
+        sample = self.read(0, min(self.rows, _SAMPLE))
+        self.columns = tuple(dict.fromkeys(name for record in sample if isinstance(record, dict) for name in record))
 
     def read(self, start: int, stop: int) -> list[Record | Unreadable]:
-        """The rows [start, stop)."""
-        lines = _Text(_between(self._path, self._starts, start, stop))
+        """Returns the rows [start, stop)."""
+        lines = _lines_of(self._path, self._starts, start, stop)
         return [_json_record(line) for line in lines if line.strip()]
 
 
@@ -215,5 +215,5 @@ def _json_record(line: str) -> Record | Unreadable:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as failure:
-        return _BROKEN if _is_broken(line) else Unreadable(f"the line is not JSON: {failure}")
+        return Unreadable(f"the line is not JSON: {failure}") if _is_utf8(line) else _NOT_UTF8
     return record if isinstance(record, dict) else Unreadable("the line is not a JSON object")

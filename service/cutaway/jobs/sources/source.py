@@ -1,4 +1,4 @@
-"""What a data set is to a job: rows, columns, and a way to read a range of rows."""
+"""The protocol of data sets: rows, columns, and reading a range of rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cutaway.errors import Reason, error
 
 @dataclass(frozen=True)
 class Unreadable:
-    """Stands where a value could not be read; its row becomes a bad row.
+    """Takes the place of a value that cannot be read; its row becomes a bad row.
 
     Attributes:
         reason: a sentence for a person.
@@ -23,15 +23,15 @@ class Unreadable:
 
 
 Column: TypeAlias = "npt.NDArray[Any] | list[Any]"
-"""The values of one column, axis 0 is the row: a list where they are ragged, strings, bytes or `Unreadable`."""
+"""The values of one column, one for each row: a list if they are ragged, texts, bytes or `Unreadable`."""
 
 
 class Source(Protocol):
-    """A data set that is read range by range. Not for several threads at once."""
+    """A data set that is read range by range, by one thread at a time."""
 
     @property
     def rows(self) -> int:
-        """How many rows there are."""
+        """The number of rows."""
         ...
 
     @property
@@ -41,21 +41,21 @@ class Source(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """A SHA-256 in hex of what identifies the data: a changed data set has another."""
+        """A SHA-256 in hex that changes with the data."""
         ...
 
     def read(self, start: int, stop: int, columns: Sequence[str]) -> dict[str, Column]:
-        """The rows [start, stop) of ``columns``; the memory it takes is that of the range.
+        """Returns the rows [start, stop) of ``columns``; needs the memory of that range.
 
         Raises:
-            InvalidArgument: ``COLUMN_NOT_FOUND``; ``DATA_UNREADABLE``, where what is there can no longer be read.
+            InvalidArgument: ``COLUMN_NOT_FOUND``; ``DATA_UNREADABLE``, if the data can no longer be read.
         """
         ...
 
 
-def check_columns(asked: Sequence[str], there: Sequence[str]) -> None:
-    """Raise ``COLUMN_NOT_FOUND`` for the first of ``asked`` that is not ``there``; the message lists what is."""
-    for name in asked:
-        if name not in there:
-            known = ", ".join(map(repr, there)) or "none"
-            raise error(Reason.COLUMN_NOT_FOUND, f"the data set has no column {name!r}; it has {known}")
+def check_columns(names: Sequence[str], known: Sequence[str]) -> None:
+    """Raises ``COLUMN_NOT_FOUND`` for the first of ``names`` that is not in ``known``."""
+    for name in names:
+        if name not in known:
+            listed = ", ".join(map(repr, known)) or "none"
+            raise error(Reason.COLUMN_NOT_FOUND, f"the data set has no column {name!r}; it has {listed}")

@@ -1,4 +1,4 @@
-"""Parquet and Arrow files, one or many: a part (row group, record batch) at a time."""
+"""Parquet and Arrow files, one or many, read part by part: row groups or record batches."""
 
 from __future__ import annotations
 
@@ -13,118 +13,116 @@ from fsspec.implementations.local import LocalFileSystem
 
 from cutaway.errors import Reason, error
 from cutaway.jobs.sources.columns import from_arrow
-from cutaway.jobs.sources.places import Place, Placed, readable
+from cutaway.jobs.sources.files import DataFiles, FileSource, read_errors
 from cutaway.jobs.sources.source import Column, check_columns
 
-_MOST_ROWS = 1024  # rows of a row group that are decoded at once
+_MAX_ROWS = 1024  # rows of a row group that are decoded at once
 
 
 class _File(Protocol):
-    """One open file of a table.
+    """An open file.
 
     Attributes:
         schema: its Arrow schema.
-        parts: how many rows each of its parts has.
+        parts: the number of rows of each part.
     """
 
     schema: Any
     parts: list[int]
 
     def read(self, part: int, start: int, stop: int, columns: Sequence[str]) -> list[Any]:
-        """The rows [start, stop) of ``part``, as record batches."""
+        """Returns the rows [start, stop) of a part, as record batches."""
         ...
 
 
-class Tables(Placed):
-    """Parquet or Arrow files of the same columns, one after the other in the order of their names."""
+class Tables(FileSource):
+    """Parquet or Arrow files with the same columns, in the order of their names.
 
-    def __init__(self, place: Place, kind: type[ParquetFile] | type[ArrowFile]) -> None:
-        super().__init__(place)
+    Attributes:
+        rows: the number of rows of all files.
+        columns: the names of the columns.
+    """
+
+    def __init__(self, files: DataFiles, kind: type[ParquetFile] | type[ArrowFile]) -> None:
+        super().__init__(files)
         self._kind = kind
         self._open: tuple[str, _File] | None = None
         self._parts: list[tuple[str, int]] = []
         sizes: list[int] = []
         self.columns: tuple[str, ...] = ()
-        for name in place.sizes:
+        for name in files.sizes:
             file = self._file(name)
             self.columns = self.columns or tuple(file.schema.names)
-            self._check_columns(name, file.schema.names)
+            if differing := sorted(set(file.schema.names) ^ set(self.columns)):
+                first, listed = next(iter(files.sizes)), ", ".join(map(repr, differing))
+                what = f"{name!r} and {first!r} have different columns: {listed}"
+                raise error(Reason.DATA_UNREADABLE, what, "path")
             self._parts += [(name, part) for part in range(len(file.parts))]
             sizes += file.parts
         self._starts = [0, *accumulate(sizes)]
-
-    @property
-    def rows(self) -> int:
-        """How many rows all files have."""
-        return self._starts[-1]
+        self.rows = self._starts[-1]
 
     def read(self, start: int, stop: int, columns: Sequence[str]) -> dict[str, Column]:
-        """The rows [start, stop); of a part that is larger, no more is decoded than a batch at a time."""
+        """Returns the rows [start, stop)."""
         check_columns(columns, self.columns)
-        batches = [batch for piece in self._pieces(start, stop, columns) for batch in piece]
-        return {name: _joined([batch.column(name) for batch in batches]) for name in columns}
+        batches = list(self._batches(start, stop, columns))
+        if not batches:
+            return {name: [] for name in columns}
+        return {name: from_arrow(pa.chunked_array([batch.column(name) for batch in batches])) for name in columns}
 
-    def _pieces(self, start: int, stop: int, columns: Sequence[str]) -> Iterator[list[Any]]:
+    def _batches(self, start: int, stop: int, columns: Sequence[str]) -> Iterator[Any]:
         index = bisect_right(self._starts, start) - 1
         while index < len(self._parts) and self._starts[index] < stop:
             (name, part), first = self._parts[index], self._starts[index]
             end = min(stop, self._starts[index + 1]) - first
-            with readable(f"{name!r} in {self._place.location!r}"):
-                yield self._file(name).read(part, max(start - first, 0), end, columns)
+            with read_errors(f"{name!r} in {self._files.location!r}"):
+                batches = self._file(name).read(part, max(start - first, 0), end, columns)
+            yield from batches
             index += 1
 
     def _file(self, name: str) -> _File:
         if self._open is None or self._open[0] != name:
-            with readable(f"{name!r} in {self._place.location!r}"):
-                self._open = name, self._kind(self._place, name)
+            with read_errors(f"{name!r} in {self._files.location!r}"):
+                self._open = name, self._kind(self._files, name)
         return self._open[1]
-
-    def _check_columns(self, name: str, there: Sequence[str]) -> None:
-        if set(there) != set(self.columns):
-            other = ", ".join(map(repr, sorted(set(there) ^ set(self.columns))))
-            first = next(iter(self._place.sizes))
-            raise error(Reason.DATA_UNREADABLE, f"{name!r} and {first!r} differ in their columns: {other}", "path")
-
-
-def _joined(arrays: list[Any]) -> Column:
-    return from_arrow(pa.chunked_array(arrays)) if arrays else []
 
 
 class ParquetFile:
-    """A Parquet file. A row group is walked forward, so that a large one is never held whole."""
+    """A Parquet file. Row groups are read forward in small batches, so that a large one is never in memory as a
+    whole."""
 
-    def __init__(self, place: Place, name: str) -> None:
-        local = isinstance(place.system, LocalFileSystem)
-        self._file = pq.ParquetFile(
-            place.path(name) if local else place.system.open(place.path(name), "rb"), memory_map=local, pre_buffer=False
-        )
+    def __init__(self, files: DataFiles, name: str) -> None:
+        local = isinstance(files.system, LocalFileSystem)
+        path = files.path(name)
+        file = path if local else files.system.open(path, "rb")
+        self._file = pq.ParquetFile(file, memory_map=local, pre_buffer=False)
         self.schema = self._file.schema_arrow
         metadata = self._file.metadata
         self.parts = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
-        self._walk: _Walk | None = None
+        self._reader: _RowGroupReader | None = None
 
     def read(self, part: int, start: int, stop: int, columns: Sequence[str]) -> list[Any]:
-        """The rows [start, stop) of a row group: cheap where they follow those that were read last."""
-        if self._walk is None or not self._walk.leads_to(part, start, columns):
-            self._walk = _Walk(self._file, part, columns, min(max(stop - start, 1), _MOST_ROWS))
-        return list(self._walk.take(start, stop))
+        """Returns the rows [start, stop) of a row group; fast if they follow those of the last call."""
+        if self._reader is None or not self._reader.can_read(part, start, columns):
+            self._reader = _RowGroupReader(self._file, part, columns, min(max(stop - start, 1), _MAX_ROWS))
+        return list(self._reader.read(start, stop))
 
 
-class _Walk:
-    """A way through one row group of ``file``, ``rows`` at a time, in one direction."""
+class _RowGroupReader:
+    """Reads one row group of ``file`` forward, in batches of ``rows`` rows."""
 
     def __init__(self, file: Any, part: int, columns: Sequence[str], rows: int) -> None:
-        self._asked = part, tuple(columns)
+        self._key = part, tuple(columns)
         self._batches = file.iter_batches(rows, row_groups=[part], columns=list(columns))
-        self._first = 0  # the row that the batch at hand begins with
+        self._first = 0  # the first row of the current batch
         self._batch: Any = None
 
-    def leads_to(self, part: int, start: int, columns: Sequence[str]) -> bool:
-        """Whether row ``start`` of that part lies ahead."""
-        return self._asked == (part, tuple(columns)) and start >= self._first
+    def can_read(self, part: int, start: int, columns: Sequence[str]) -> bool:
+        """Returns whether row ``start`` of that row group has not been passed."""
+        return self._key == (part, tuple(columns)) and start >= self._first
 
-    def take(self, start: int, stop: int) -> Iterator[Any]:
-        """The rows [start, stop), as record batches."""
+    def read(self, start: int, stop: int) -> Iterator[Any]:
+        """Yields the rows [start, stop) as record batches."""
         while True:
             if self._batch is None:
                 self._batch = next(self._batches)
@@ -138,19 +136,20 @@ class _Walk:
 
 
 class ArrowFile:
-    """An Arrow file, or a stream in a file; mapped into memory. Of a compressed one, a batch at a time is unpacked
-    (a compressed stream, which has no table of its batches, is unpacked whole)."""
+    """An Arrow file or stream, mapped into memory. Compressed record batches are unpacked one at a time; those of a
+    stream, which has no index, all at once."""
 
-    def __init__(self, place: Place, name: str) -> None:
-        mapped = pa.memory_map(str(place.local(name)))
+    def __init__(self, files: DataFiles, name: str) -> None:
+        mapped = pa.memory_map(str(files.local(name)))
         try:
             reader = pa.ipc.open_file(mapped)
         except pa.ArrowInvalid:
             mapped.seek(0)
-            batches = pa.ipc.open_stream(mapped).read_all()
-            self.schema = batches.schema
-            self._get = batches.to_batches().__getitem__
-            self.parts = [len(batch) for batch in batches.to_batches()]
+            table = pa.ipc.open_stream(mapped).read_all()
+            batches = table.to_batches()
+            self.schema = table.schema
+            self._get = batches.__getitem__
+            self.parts = [len(batch) for batch in batches]
         else:
             self.schema = reader.schema
             self._get = reader.get_batch
@@ -158,7 +157,7 @@ class ArrowFile:
         self._last: tuple[int, Any] | None = None
 
     def read(self, part: int, start: int, stop: int, columns: Sequence[str]) -> list[Any]:
-        """The rows [start, stop) of a record batch."""
+        """Returns the rows [start, stop) of a record batch."""
         if self._last is None or self._last[0] != part:
             self._last = part, self._get(part)
         return [self._last[1].select(list(columns)).slice(start, stop - start)]

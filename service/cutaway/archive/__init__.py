@@ -1,0 +1,1 @@
+"""Model archives (``.mar``): reading and building them."""

@@ -1,0 +1,263 @@
+"""``cutaway models``, ``layers`` and ``inspect``: requests to a server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.text import Text
+
+from cutaway import tables
+from cutaway.cli import console_output, files, model_tables, short_forms
+from cutaway.cli.connection_options import (
+    DEFAULT_ADDRESS,
+    Address,
+    Ca,
+    Certificate,
+    Key,
+    Secure,
+    Timeout,
+    Token,
+    connect,
+    tls_settings,
+)
+from cutaway.client.sync_client import Client
+from cutaway.errors import Reason, error
+from cutaway.requests import Attribution, Capture, CheckMode, ClassIndex, Edit, ExplainIf, InspectRequest
+from cutaway.results import InspectResult
+from cutaway.schema.tensors import Array
+
+Model = Annotated[
+    str, typer.Argument(metavar="MODEL", help="The model's name, or NAME/versions/VERSION.", show_default=False)
+]
+
+
+def models(
+    address: Address = DEFAULT_ADDRESS,
+    timeout: Timeout = 60.0,
+    token: Token = None,
+    tls: Secure = False,
+    ca: Ca = None,
+    certificate: Certificate = None,
+    key: Key = None,
+) -> None:
+    """List the models that a server serves."""
+    with connect(address, timeout, token, tls_settings(tls, ca, certificate, key)) as client:
+        names = client.list_models()
+    table = tables.empty_table("Models", "name", "version", folds=("name",))
+    for name in names:
+        table.add_row(Text(name.model), Text(name.version))
+    console_output.print_blocks(table)
+
+
+def layers(
+    model: Model,
+    depth: Annotated[
+        int | None, typer.Option(metavar="N", min=0, help="The number of levels of modules to show.")
+    ] = None,
+    expand: Annotated[bool, typer.Option("--all", help="Show each of several equal modules.")] = False,
+    ops: Annotated[
+        bool,
+        typer.Option(
+            "--ops", help="Also show the operators inside modules: functions and operators that are not modules."
+        ),
+    ] = False,
+    address: Address = DEFAULT_ADDRESS,
+    timeout: Timeout = 60.0,
+    token: Token = None,
+    tls: Secure = False,
+    ca: Ca = None,
+    certificate: Certificate = None,
+    key: Key = None,
+) -> None:
+    """Show a model's inputs and outputs and its module tree.
+
+    Captures, edits and layers of attributions take the names of modules and operators as they are shown.
+    """
+    with connect(address, timeout, token, tls_settings(tls, ca, certificate, key)) as client:
+        detail = client.get_model(model, operators=ops)
+    tree = model_tables.Tree(detail, depth, expand)
+    console_output.print_blocks(
+        model_tables.summary(detail),
+        model_tables.ModuleTable(tree),
+        *([model_tables.OperatorTable(tree)] if ops else []),
+    )
+
+
+def _check_suffix(path: Path | None) -> Path | None:
+    if path and path.suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise typer.BadParameter(f"{path.name} must end with .png, .svg or .pdf")
+    return path
+
+
+def inspect(
+    model: Model,
+    inputs: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="INPUT",
+            exists=True,
+            dir_okay=False,
+            show_default=False,
+            help="Images or text files, one per example; or tensors, .npz or .npy, batch first.",
+        ),
+    ] = None,
+    text: Annotated[
+        list[str] | None, typer.Option(metavar="TEXT", help="A text, in place of a file; repeatable.")
+    ] = None,
+    name: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="The input name of a .npy file; repeatable.")
+    ] = None,
+    request: Annotated[
+        InspectRequest | None,
+        typer.Option(
+            parser=short_forms.request,
+            metavar="FILE",
+            help="A YAML file with fields of the request (see below); - is standard input. Options add to it.",
+        ),
+    ] = None,
+    capture: Annotated[
+        list[Capture] | None,
+        typer.Option(
+            parser=short_forms.capture,
+            metavar="WHERE[@POINT,...][,KEY=VALUE...]",
+            help="Tensors that hooks see. WHERE is a module's name, an operator's address (see `layers --ops`) or a "
+            "glob; a POINT is input, output, grad_input or grad_output; repeatable.",
+        ),
+    ] = None,
+    input_gradient: Annotated[bool, typer.Option("--input-gradient", help="The gradient at every input.")] = False,
+    edit: Annotated[
+        list[Edit] | None,
+        typer.Option(
+            parser=short_forms.edit,
+            metavar="EDIT:WHERE[@POINT][,KEY=VALUE...]",
+            help="A change to the values of a module, such as zero:conv1 or scale:fc@grad_input,factor=0.5; "
+            "repeatable, in the order applied.",
+        ),
+    ] = None,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Also show what the model predicts without the edits.")
+    ] = False,
+    attribution: Annotated[
+        list[Attribution] | None,
+        typer.Option(
+            parser=short_forms.attribution,
+            metavar="METHOD[:LAYER][,KEY=VALUE...]",
+            help="An attribution, such as Saliency or LayerGradCam:conv2,relu=true; repeatable.",
+        ),
+    ] = None,
+    target: Annotated[
+        list[int] | None,
+        typer.Option(
+            metavar="CLASS",
+            help="The class that gradients and attributions are about, in place of the predicted class; repeated, one "
+            "for each example.",
+        ),
+    ] = None,
+    explain_if: Annotated[
+        ExplainIf | None,
+        typer.Option(
+            parser=short_forms.explain_if,
+            metavar="KEY=VALUE[,KEY=VALUE...]",
+            help="Attributions only for examples whose prediction meets every condition: probability_at_least=0.5, "
+            "probability_at_most=0.9, classes=[3,5].",
+        ),
+    ] = None,
+    check: Annotated[
+        CheckMode | None,
+        typer.Option(
+            metavar="MODE",
+            help="How attributions are compared with what raw hooks see: off, same_pass (default) or independent.",
+        ),
+    ] = None,
+    no_predictions: Annotated[
+        bool, typer.Option("--no-predictions", help="Leave the predictions out of the reply.")
+    ] = False,
+    seed: Annotated[
+        int | None,
+        typer.Option(min=0, metavar="NUMBER", help="The seed of methods that draw random numbers."),
+    ] = None,
+    reply_dtype: Annotated[
+        str,
+        typer.Option(
+            metavar="TYPE",
+            help="The data type for floating tensors of the reply, such as float16, except captures with their own.",
+            show_default=False,
+        ),
+    ] = "",
+    compress: Annotated[bool, typer.Option("--compress", help="Compress the tensors of the reply with zstd.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only estimate the tensors and the size of the reply.")
+    ] = False,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", callback=_check_suffix, help="Draw the result: .png, .svg or .pdf.")
+    ] = None,
+    save: Annotated[Path | None, typer.Option(metavar="NPZ", help="Save every tensor of the result.")] = None,
+    address: Address = DEFAULT_ADDRESS,
+    timeout: Timeout = 60.0,
+    token: Token = None,
+    tls: Secure = False,
+    ca: Ca = None,
+    certificate: Certificate = None,
+    key: Key = None,
+) -> None:
+    """Run a model on inputs and inspect it.
+
+    Shows the prediction and, where requested, captured tensors, gradients, and attributions with their checks.
+    """
+    for output in (plot, save):
+        if output and any(path.exists() and output.exists() and path.samefile(output) for path in inputs or ()):
+            raise typer.BadParameter(f"{output} is an input and would be overwritten", param_hint="--plot, --save")
+    base = request or InspectRequest(model)
+    combined = replace(
+        base,
+        model=model,
+        target=ClassIndex(tuple(target)) if target else base.target,
+        captures=(*base.captures, *(capture or ())),
+        input_gradients=() if input_gradient else base.input_gradients,
+        edits=(*base.edits, *(edit or ())),
+        compare=compare or base.compare,
+        attributions=(*base.attributions, *(attribution or ())),
+        explain_if=explain_if or base.explain_if,
+        check=replace(base.check, mode=check or base.check.mode),
+        omit_predictions=no_predictions or base.omit_predictions,
+        seed=base.seed if seed is None else seed,
+        reply_data_type=reply_dtype or base.reply_data_type,
+        compression="zstd" if compress else base.compression,
+        dry_run=dry_run or base.dry_run,
+    )
+    if combined.dry_run and (plot or save):
+        raise typer.BadParameter("a dry run has no tensors to draw or save", param_hint="--dry-run")
+    if combined.compare and not combined.edits:
+        raise typer.BadParameter("without an --edit there is nothing to compare", param_hint="--compare")
+    with connect(address, timeout, token, tls_settings(tls, ca, certificate, key)) as client:
+        combined = replace(combined, **_inputs(client, model, inputs or [], text or [], name or []))
+        result = client.ask(combined)
+    console_output.print_blocks(*tables.result_tables(result))
+    if plot:
+        _draw(result, combined.tensors or files.decode_image(combined.raw[0]), plot)
+    if save:
+        console_output.print_line(f"saved {files.save(result, save)} tensors to {save}")
+
+
+def _inputs(client: Client, model: str, paths: list[Path], texts: list[str], names: list[str]) -> dict[str, Any]:
+    """Returns the fields of the request that hold the inputs."""
+    if not (paths or texts):
+        raise typer.BadParameter("give a file or --text", param_hint="INPUT")
+    if files.are_tensors(paths, texts):
+        return {"tensors": files.read_tensors(paths, names, lambda: client.get_model(model))}
+    return {"raw": tuple(files.read_raw(paths, texts))}
+
+
+def _draw(result: InspectResult, tensors: Mapping[str, Array], path: Path) -> None:
+    from cutaway import plots
+
+    try:
+        with console_output.requires_extra("cli"):
+            plots.save(result, path, tensors)
+    except OSError as failure:
+        raise error(Reason.INVALID_VALUE, f"{path} cannot be written: {failure.strerror}", "plot") from None
+    console_output.print_line(f"drew {path}")

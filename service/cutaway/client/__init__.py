@@ -1,0 +1,1 @@
+"""The Python client: numpy in, numpy out. Imports neither torch nor Captum."""

@@ -1,0 +1,94 @@
+"""The asynchronous client."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Coroutine
+from functools import partial
+from types import TracebackType
+from typing import Any, TypeVar
+
+import grpc.aio
+
+from cutaway.client.base_client import BaseClient, Steps
+from cutaway.client.reply_stream import AsyncReplyStream
+from cutaway.client.transport import Call, StreamCall
+from cutaway.errors import CutawayError
+from cutaway.requests import InspectRequest
+from cutaway.results import InspectResult, ModelDetail, ModelName
+from cutaway.trust import Tls
+
+T = TypeVar("T")
+
+
+class AsyncClient(BaseClient[Coroutine[Any, Any, InspectResult], AsyncReplyStream]):
+    """`Client` for asyncio: its verbs are awaited. See `BaseClient` for its arguments."""
+
+    def __init__(
+        self, address: str, *, timeout: float = 60.0, token: str | None = None, tls: bool | Tls = False
+    ) -> None:
+        super().__init__(address, timeout=timeout, token=token, tls=tls)
+        self._channel = (
+            grpc.aio.secure_channel(self._target, self._trust.credentials, self._options)
+            if self._trust.credentials
+            else grpc.aio.insecure_channel(self._target, self._options)
+        )
+
+    async def ask(
+        self, request: InspectRequest, *, stream: bool | None = None, timeout: float | None = None
+    ) -> InspectResult:
+        """Does what `inspect` does, for a complete request."""
+        return await self._run(self._inspect(request, stream, timeout))
+
+    def ask_stream(self, request: InspectRequest, *, timeout: float | None = None) -> AsyncReplyStream:
+        """Does what `inspect_stream` does, for a complete request."""
+        call = self._transport.inspect_stream(request)
+        return AsyncReplyStream(partial(self._messages, call), self._seconds(timeout))
+
+    async def get_model(self, model: str, *, operators: bool = False, timeout: float | None = None) -> ModelDetail:
+        """Does what `Client.get_model` does."""
+        return await self._run(self._call(self._transport.get_model(model, operators), timeout))
+
+    async def list_models(self, *, timeout: float | None = None) -> list[ModelName]:
+        """Does what `Client.list_models` does."""
+        return await self._run(self._list_models(timeout))
+
+    async def close(self) -> None:
+        """Closes the connection."""
+        await self._channel.close()
+
+    async def _run(self, steps: Steps[T]) -> T:
+        resume: Any = steps.send
+        value: Any = None
+        try:
+            while True:
+                awaitable = resume(value)
+                try:
+                    resume, value = steps.send, await awaitable
+                except CutawayError as failure:
+                    resume, value = steps.throw, failure
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+    async def _send(self, call: Call[Any], timeout: float | None) -> bytes:
+        with self._translating_errors():
+            send: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(call.path)
+            return await send(call.payload, timeout=self._seconds(timeout), metadata=self._trust.metadata)
+
+    async def _messages(self, call: StreamCall, timeout: float) -> AsyncGenerator[bytes, None]:
+        with self._translating_errors():
+            send: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(call.path)
+            messages = send(call.payload, timeout=timeout, metadata=self._trust.metadata)
+            try:
+                async for message in messages:
+                    yield message
+            finally:
+                messages.cancel()
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()

@@ -1,0 +1,246 @@
+"""What the blocking and the asynchronous client share: everything but how they wait.
+
+A call is a generator. It yields what `BaseClient._send` and the results of streams return, which the asynchronous
+client awaits, and receives the value; `_run` of each client drives it.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Generic, TypeAlias, TypeVar
+
+import grpc
+
+from cutaway.client.reply_size import ReplySizes, exceeds_one_message
+from cutaway.client.request_builder import CheckLike, Inputs, TargetLike, build_request
+from cutaway.client.transport import TORCHSERVE_SCHEME, Call, GatewayTransport, TorchServeTransport, Transport
+from cutaway.errors import CutawayError, Reason, error
+from cutaway.requests import Attribution, Capture, CheckMode, Edit, ExplainIf, InspectRequest
+from cutaway.results import InspectResult, ModelName
+from cutaway.trust import Tls, make_trust
+
+T = TypeVar("T")
+Inspected = TypeVar("Inspected")
+Streamed = TypeVar("Streamed")
+
+Steps: TypeAlias = Generator[Any, Any, T]
+"""A call that returns a ``T``; see the module's docstring."""
+
+
+class BaseClient(ABC, Generic[Inspected, Streamed]):
+    """A connection to a server.
+
+    Args:
+        address: ``host:port`` of a gateway, or ``torchserve://host:port`` of TorchServe's own gRPC port.
+        timeout: seconds that a call may take, unless the call says otherwise.
+        token: the caller's token, for servers that need one; it is sent to another machine only inside TLS. The token
+            of a TorchServe that ``cutaway serve`` started is known to that command only.
+        tls: True for an encrypted connection to a server with a certificate that the system trusts; a `Tls` says which
+            certificates to trust.
+    """
+
+    def __init__(
+        self, address: str, *, timeout: float = 60.0, token: str | None = None, tls: bool | Tls = False
+    ) -> None:
+        self._transport, self._target = _transport_for(address)
+        self._trust = make_trust(self._target, token, tls)
+        self._options = (
+            ("grpc.max_receive_message_length", -1),
+            ("grpc.max_send_message_length", -1),
+            *self._trust.options,
+        )
+        self._timeout = timeout
+        self._sizes = ReplySizes()
+
+    def inspect(
+        self,
+        model: str,
+        inputs: Inputs,
+        *,
+        target: TargetLike = None,
+        captures: Sequence[Capture | str] | str = (),
+        input_gradients: bool | Sequence[str] | str = False,
+        attributions: Sequence[Attribution] = (),
+        explain_if: ExplainIf | None = None,
+        edits: Sequence[Edit] = (),
+        compare: bool = False,
+        check: CheckLike = CheckMode.SAME_PASS,
+        predictions: bool = True,
+        max_reply_bytes: int = 0,
+        seed: int | None = None,
+        reply_data_type: str = "",
+        compression: str = "",
+        dry_run: bool = False,
+        stream: bool | None = None,
+        timeout: float | None = None,
+    ) -> Inspected:
+        """Runs a model on inputs and returns its predictions, with what else is requested.
+
+        Args:
+            model: ``digits``, or ``digits/versions/1.0``.
+            inputs: arrays by forward-argument name, batch first; or one `Raw` or several, for the model to decode.
+            target: None for the predicted class, a class index for all examples, one an example, or a `Target`.
+            captures: tensors inside the model to return; a bare name or glob returns outputs.
+            input_gradients: True for every floating input, or names.
+            attributions: the attributions to compute.
+            explain_if: explain only the examples whose prediction meets this condition; None explains all.
+            edits: changes to tensors inside the model, in the order applied.
+            compare: return also the predictions of the model without the edits.
+            check: ``off``, ``same_pass`` or ``independent``, or a `CheckRequest` with a tolerance.
+            predictions: False leaves the predictions out; if only values inside the model are requested, and each
+                capture names its ``call``, forward stops after the last of them.
+            max_reply_bytes: the largest reply to accept; 0 is the server's limit.
+            seed: of the methods that draw random numbers, 0 to 2**63 - 1; None draws a seed, which the provenance
+                contains.
+            reply_data_type: ``float16``, ``bfloat16``, ``float32`` or ``float64``: the type in which floating tensors
+                of the reply are sent, except for captures with a ``data_type`` of their own; ``""`` is as computed.
+            compression: ``zstd`` compresses the tensors of the reply and needs the extra ``cutaway[zstd]``; ``""``
+                does not compress.
+            dry_run: True returns only the ``estimate`` of the reply, its size and shapes; costs one forward pass.
+            stream: True receives the reply in pieces, which large ones need; False in one message; None chooses. The
+                result is the same.
+            timeout: seconds that the call may take; None is the client's.
+
+        Raises:
+            CutawayError: with a stable reason, and the field at fault.
+        """
+        request = build_request(
+            model,
+            inputs,
+            target=target,
+            captures=captures,
+            input_gradients=input_gradients,
+            attributions=attributions,
+            explain_if=explain_if,
+            edits=edits,
+            compare=compare,
+            check=check,
+            predictions=predictions,
+            max_reply_bytes=max_reply_bytes,
+            seed=seed,
+            reply_data_type=reply_data_type,
+            compression=compression,
+            dry_run=dry_run,
+        )
+        return self.ask(request, stream=stream, timeout=timeout)
+
+    def inspect_stream(
+        self,
+        model: str,
+        inputs: Inputs,
+        *,
+        target: TargetLike = None,
+        captures: Sequence[Capture | str] | str = (),
+        input_gradients: bool | Sequence[str] | str = False,
+        attributions: Sequence[Attribution] = (),
+        explain_if: ExplainIf | None = None,
+        edits: Sequence[Edit] = (),
+        compare: bool = False,
+        check: CheckLike = CheckMode.SAME_PASS,
+        predictions: bool = True,
+        max_reply_bytes: int = 0,
+        seed: int | None = None,
+        reply_data_type: str = "",
+        compression: str = "",
+        dry_run: bool = False,
+        timeout: float | None = None,
+    ) -> Streamed:
+        """Does what `inspect` does, with the same arguments, and returns the reply tensor by tensor as it arrives.
+
+        The request is sent, and its errors are raised, when the first tensor is read.
+        """
+        request = build_request(
+            model,
+            inputs,
+            target=target,
+            captures=captures,
+            input_gradients=input_gradients,
+            attributions=attributions,
+            explain_if=explain_if,
+            edits=edits,
+            compare=compare,
+            check=check,
+            predictions=predictions,
+            max_reply_bytes=max_reply_bytes,
+            seed=seed,
+            reply_data_type=reply_data_type,
+            compression=compression,
+            dry_run=dry_run,
+        )
+        return self.ask_stream(request, timeout=timeout)
+
+    @abstractmethod
+    def ask(self, request: InspectRequest, *, stream: bool | None = None, timeout: float | None = None) -> Inspected:
+        """Does what `inspect` does, for a complete request."""
+
+    @abstractmethod
+    def ask_stream(self, request: InspectRequest, *, timeout: float | None = None) -> Streamed:
+        """Does what `inspect_stream` does, for a complete request."""
+
+    @abstractmethod
+    def _send(self, call: Call[Any], timeout: float | None) -> Any:
+        """Returns the serialised reply to ``call``, or an awaitable of it."""
+
+    def _seconds(self, timeout: float | None) -> float:
+        return self._timeout if timeout is None else timeout
+
+    def _call(self, call: Call[T], timeout: float | None) -> Steps[T]:
+        return call.read((yield self._send(call, timeout)))
+
+    def _inspect(self, request: InspectRequest, stream: bool | None, timeout: float | None) -> Steps[InspectResult]:
+        deadline = time.monotonic() + self._seconds(timeout)
+        if not ((yield from self._prefers_stream(request, timeout)) if stream is None else stream):
+            call = self._transport.inspect(request)
+            try:
+                reply = yield self._send(call, timeout)
+                if not request.dry_run:
+                    self._sizes.note(request, len(reply))
+                return call.read(reply)
+            except CutawayError as failure:
+                if stream is not None or not exceeds_one_message(failure):
+                    raise
+        streamed: Any = self.ask_stream(request, timeout=max(deadline - time.monotonic(), 0.0))
+        result: InspectResult = yield streamed.result()
+        self._sizes.note(request, streamed.reply_bytes)
+        return result
+
+    def _prefers_stream(self, request: InspectRequest, timeout: float | None) -> Steps[bool]:
+        """Whether the reply should come in pieces, if the caller does not say."""
+        if not request.dry_run and self._sizes.needs_estimate(request):
+            try:
+                dry_run = yield from self._call(self._transport.inspect(replace(request, dry_run=True)), timeout)
+            except CutawayError:
+                return False  # the request itself then fails with the same error, or passes
+            if dry_run.estimate is not None:
+                self._sizes.note(request, dry_run.estimate.reply_bytes)
+        return self._sizes.is_large(request)
+
+    def _list_models(self, timeout: float | None) -> Steps[list[ModelName]]:
+        models, token = yield from self._call(self._transport.list_models(""), timeout)
+        while token:
+            page, token = yield from self._call(self._transport.list_models(token), timeout)
+            models += page
+        return models
+
+    @contextmanager
+    def _translating_errors(self) -> Iterator[None]:
+        """Turns the error of a failed call in the block into a `CutawayError`."""
+        try:
+            yield
+        except grpc.RpcError as failure:
+            code, _ = failure.code().value
+            trailers: Any = failure.trailing_metadata() or ()
+            raise self._transport.failure(code, failure.details() or "", trailers) from None
+
+
+def _transport_for(address: str) -> tuple[Transport, str]:
+    """Returns the transport for ``address``, and the ``host:port`` to connect to."""
+    if not address.removeprefix(TORCHSERVE_SCHEME):
+        raise error(Reason.INVALID_VALUE, "the address is HOST:PORT, or torchserve://HOST:PORT", "address")
+    if address.startswith(TORCHSERVE_SCHEME):
+        return TorchServeTransport(), address.removeprefix(TORCHSERVE_SCHEME)
+    return GatewayTransport(), address

@@ -1,0 +1,93 @@
+"""The blocking client: numpy in, numpy out, no torch and no Captum.
+
+import cutaway as ca
+
+with ca.Client("127.0.0.1:50051") as client:
+    result = client.inspect("digits", {"image": image}, captures=[ca.Capture("conv*")])
+result.captures["conv1"].output        # [batch, channels, height, width]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from functools import partial
+from types import TracebackType
+from typing import Any, TypeVar
+
+import grpc
+
+from cutaway.client.base_client import BaseClient, Steps
+from cutaway.client.reply_stream import ReplyStream
+from cutaway.client.transport import Call, StreamCall
+from cutaway.requests import InspectRequest
+from cutaway.results import InspectResult, ModelDetail, ModelName
+from cutaway.trust import Tls
+
+T = TypeVar("T")
+
+
+class Client(BaseClient[InspectResult, ReplyStream]):
+    """A connection to a server; threads may share it. See `BaseClient` for its arguments."""
+
+    def __init__(
+        self, address: str, *, timeout: float = 60.0, token: str | None = None, tls: bool | Tls = False
+    ) -> None:
+        super().__init__(address, timeout=timeout, token=token, tls=tls)
+        self._channel = (
+            grpc.secure_channel(self._target, self._trust.credentials, self._options)
+            if self._trust.credentials
+            else grpc.insecure_channel(self._target, self._options)
+        )
+
+    def ask(
+        self, request: InspectRequest, *, stream: bool | None = None, timeout: float | None = None
+    ) -> InspectResult:
+        """Does what `inspect` does, for a complete request."""
+        return self._run(self._inspect(request, stream, timeout))
+
+    def ask_stream(self, request: InspectRequest, *, timeout: float | None = None) -> ReplyStream:
+        """Does what `inspect_stream` does, for a complete request."""
+        return ReplyStream(partial(self._messages, self._transport.inspect_stream(request)), self._seconds(timeout))
+
+    def get_model(self, model: str, *, operators: bool = False, timeout: float | None = None) -> ModelDetail:
+        """Returns the inputs, outputs and module tree of a model, and with ``operators`` the operators in it."""
+        return self._run(self._call(self._transport.get_model(model, operators), timeout))
+
+    def list_models(self, *, timeout: float | None = None) -> list[ModelName]:
+        """Returns every model that is served, by name and version."""
+        return self._run(self._list_models(timeout))
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self._channel.close()
+
+    def _run(self, steps: Steps[T]) -> T:
+        value: Any = None
+        try:
+            while True:
+                value = steps.send(value)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+    def _send(self, call: Call[Any], timeout: float | None) -> bytes:
+        with self._translating_errors():
+            send: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(call.path)
+            return send(call.payload, timeout=self._seconds(timeout), metadata=self._trust.metadata)
+
+    def _messages(self, call: StreamCall, timeout: float) -> Generator[bytes, None, None]:
+        with self._translating_errors():
+            send: grpc.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(call.path)
+            messages = send(call.payload, timeout=timeout, metadata=self._trust.metadata)
+            try:
+                yield from messages
+            finally:
+                messages.cancel()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

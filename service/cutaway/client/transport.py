@@ -1,0 +1,155 @@
+"""The gRPC calls that a client makes: of the gateway, or of TorchServe's own gRPC port."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from cutaway.errors import CutawayError, Reason, error
+from cutaway.requests import InspectRequest
+from cutaway.results import InspectResult, ModelDetail, ModelName
+from cutaway.v1 import inspection_pb2, inspection_service_pb2
+from cutaway.wire import grpc_status
+from cutaway.wire import models as wire_models
+from cutaway.wire import requests as wire_requests
+from cutaway.wire import results as wire_results
+from cutaway.worker_protocol.torchserve_messages import (
+    PREDICTIONS,
+    STREAM_PREDICTIONS,
+    decode_error,
+    decode_reply,
+    decode_worker_reply,
+    decoding,
+    encode_call,
+)
+
+T = TypeVar("T")
+
+SERVICE = "cutaway.v1.InspectionService"
+TORCHSERVE_SCHEME = "torchserve://"
+
+
+@dataclass(frozen=True)
+class Call(Generic[T]):
+    """One unary call: path of the method, serialised request, and the function that parses the reply."""
+
+    path: str
+    payload: bytes
+    read: Callable[[bytes], T]
+
+
+@dataclass(frozen=True)
+class StreamCall:
+    """One call whose reply is a stream of `cutaway.v1.InspectStreamResponse` messages."""
+
+    path: str
+    payload: bytes
+
+
+class Transport(ABC):
+    """Makes the calls of one kind of server."""
+
+    def inspect(self, request: InspectRequest) -> Call[InspectResult]:
+        """Returns the call for a request."""
+        payload = wire_requests.encode(request).SerializeToString()
+        return self._call("inspect", request.model, payload, _decode_result)
+
+    def get_model(self, model: str, operators: bool) -> Call[ModelDetail]:
+        """Returns the call that describes a model; ``operators`` includes the operators inside its modules."""
+        return self._call("describe", model, wire_models.encode_model_request(model, operators), _decode_detail)
+
+    def inspect_stream(self, request: InspectRequest) -> StreamCall:
+        """Returns the call for a request with a streamed reply."""
+        message = inspection_service_pb2.InspectStreamRequest(request=wire_requests.encode(request))
+        return self._stream_call(request.model, message.SerializeToString())
+
+    @abstractmethod
+    def list_models(self, page_token: str) -> Call[tuple[list[ModelName], str]]:
+        """Returns the call for one page of models; its result is the models and the token of the next page."""
+
+    @abstractmethod
+    def failure(self, code: int, details: str, trailers: Iterable[tuple[str, str | bytes]]) -> CutawayError:
+        """Returns the exception for a failed call."""
+
+    @abstractmethod
+    def _call(self, part: str, model: str, payload: bytes, read: Callable[[bytes], T]) -> Call[T]: ...
+
+    @abstractmethod
+    def _stream_call(self, model: str, payload: bytes) -> StreamCall: ...
+
+
+class GatewayTransport(Transport):
+    """Calls of `cutaway.v1.InspectionService`."""
+
+    def list_models(self, page_token: str) -> Call[tuple[list[ModelName], str]]:
+        """Returns the call for one page of models; its result is the models and the token of the next page."""
+        request = inspection_service_pb2.ListModelsRequest(page_token=page_token)
+        return Call(f"/{SERVICE}/ListModels", request.SerializeToString(), _decode_page)
+
+    def failure(self, code: int, details: str, trailers: Iterable[tuple[str, str | bytes]]) -> CutawayError:
+        """Returns the exception for a failed call."""
+        return grpc_status.decode(code, details, trailers)
+
+    def _call(self, part: str, model: str, payload: bytes, read: Callable[[bytes], T]) -> Call[T]:
+        return Call(f"/{SERVICE}/{'Inspect' if part == 'inspect' else 'GetModel'}", payload, read)
+
+    def _stream_call(self, model: str, payload: bytes) -> StreamCall:
+        return StreamCall(f"/{SERVICE}/InspectStream", payload)
+
+
+class TorchServeTransport(Transport):
+    """Calls of TorchServe's own gRPC port, whose workers run our handler.
+
+    The requests contain no deadline, unlike the gateway's: the client's clock may differ from the worker's. A streamed
+    reply is limited to the size of one message, because TorchServe buffers what the client has not read.
+    """
+
+    def list_models(self, page_token: str) -> Call[tuple[list[ModelName], str]]:
+        """Raises ``NOT_IMPLEMENTED``: TorchServe lists its models on its management port only."""
+        raise error(
+            Reason.NOT_IMPLEMENTED,
+            "TorchServe's inference port lists no models; connect to the gateway instead",
+            "torchserve://",
+        )
+
+    def failure(self, code: int, details: str, trailers: Iterable[tuple[str, str | bytes]]) -> CutawayError:
+        """Returns the exception for a failed call."""
+        return decode_error(code, details)
+
+    def _call(self, part: str, model: str, payload: bytes, read: Callable[[bytes], T]) -> Call[T]:
+        call = encode_call(*parse_model(model), {part: payload})
+        return Call(PREDICTIONS, call, lambda data: read(decode_worker_reply(decode_reply(data)).response))
+
+    def _stream_call(self, model: str, payload: bytes) -> StreamCall:
+        return StreamCall(STREAM_PREDICTIONS, encode_call(*parse_model(model), {"stream": payload}))
+
+
+def parse_model(model: str) -> tuple[str, str]:
+    """Splits ``digits`` or ``digits/versions/1.0`` into name and version; the version is empty if none is given.
+
+    Raises:
+        InvalidArgument: ``INVALID_VALUE``, if ``model`` is not a model name.
+    """
+    parsed = re.fullmatch(r"(?:models/)?([^/]+)(?:/versions/([^/]+))?", model)
+    if parsed is None:
+        raise error(Reason.INVALID_VALUE, f"{model!r} is not of the form NAME or NAME/versions/VERSION", "model")
+    return parsed[1], parsed[2] or ""
+
+
+def _decode_result(data: bytes) -> InspectResult:
+    with decoding():
+        return wire_results.decode(inspection_pb2.InspectResponse.FromString(data))
+
+
+def _decode_detail(data: bytes) -> ModelDetail:
+    with decoding():
+        return wire_models.decode(inspection_service_pb2.GetModelResponse.FromString(data).model)
+
+
+def _decode_page(data: bytes) -> tuple[list[ModelName], str]:
+    with decoding():
+        page = inspection_service_pb2.ListModelsResponse.FromString(data)
+    return [wire_models.decode_name(model) for model in page.models], page.next_page_token

@@ -1,0 +1,1 @@
+"""Settings of the server, and how OpenMP threads wait."""

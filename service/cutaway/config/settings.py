@@ -1,0 +1,75 @@
+"""Settings of the server, from ``CUTAWAY_...`` environment variables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from cutaway.errors import Reason, error
+
+MEBIBYTE = 1024 * 1024
+
+
+class Settings(BaseSettings):
+    """The settings of a gateway and its workers. Each field is the environment variable ``CUTAWAY_<NAME>``."""
+
+    model_config = SettingsConfigDict(env_prefix="CUTAWAY_")
+
+    address: str = Field(default="127.0.0.1:50051", description="Address of the gateway; port 0 picks a free port.")
+    max_message_bytes: int = Field(
+        default=64 * MEBIBYTE,
+        gt=0,
+        lt=2**31 - MEBIBYTE,
+        description="The largest request, and reply in one message.",
+    )
+    default_deadline_s: float = Field(default=60.0, gt=0, description="Deadline of calls without one.")
+    start_timeout_s: float = Field(default=180.0, gt=0, description="How long models may take to load.")
+    grace_s: float = Field(default=10.0, ge=0, description="How long running calls may finish when the server stops.")
+    max_queue_length: int = Field(
+        default=256, gt=0, description="The most calls of one model without a reply; more are refused at once."
+    )
+    replicas: int = Field(default=1, gt=0, description="TorchServe processes that share the calls.")
+    behind: str = Field(
+        default="", description="Upstream gateways that share the calls, HOST:PORT,...; this one then runs no models."
+    )
+    behind_token: str | None = Field(default=None, description="Token for the upstream gateways.", repr=False)
+    behind_ca: Path | None = Field(
+        default=None, description="Authority of the upstream gateways' certificates, PEM; without it, no TLS."
+    )
+    max_batch_size: int = Field(default=32, gt=0, description="The most calls in a batch; 1 turns batching off.")
+    max_rows: int = Field(default=10_000_000, gt=0, description="The most rows of one request.")
+    max_captures: int = Field(default=4096, gt=0, description="The most captures that one request lists.")
+    max_attributions: int = Field(default=256, gt=0, description="The most attributions of one request.")
+    max_steps: int = Field(default=10_000, gt=0, description="The most steps, or samples, of one attribution.")
+    max_passes: int = Field(
+        default=10_000_000, gt=0, description="The most passes of one row for a request's attributions and checks."
+    )
+    tls_certificate: Path | None = Field(default=None, description="The gateway's certificate, PEM; default: no TLS.")
+    tls_key: Path | None = Field(default=None, description="The private key of the certificate, PEM.")
+    tls_client_ca: Path | None = Field(
+        default=None, description="Authority of client certificates, PEM; without it, clients need none."
+    )
+    tokens: Path | None = Field(default=None, description="The token file, TOML; without it, all callers may do all.")
+    log_dir: Path = Field(default=Path("logs"), description="Directory of TorchServe's log.")
+    log_format: Literal["", "json", "text"] = Field(
+        default="", description="Format of the log; `cutaway serve` defaults to text on a terminal, else to json."
+    )
+    metrics_address: str = Field(
+        default="", description="HOST:PORT of the Prometheus metrics; by default they are not served."
+    )
+
+    @classmethod
+    def load(cls) -> Settings:
+        """Returns the settings of the environment.
+
+        Raises:
+            InvalidArgument: ``INVALID_VALUE``, with the environment variable.
+        """
+        try:
+            return cls()
+        except ValidationError as failure:
+            first = failure.errors()[0]
+            raise error(Reason.INVALID_VALUE, first["msg"], f"CUTAWAY_{str(first['loc'][0]).upper()}") from None

@@ -1,0 +1,1 @@
+"""Compares attributions with references: verdict, cause and location."""

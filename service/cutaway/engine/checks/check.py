@@ -1,0 +1,256 @@
+"""Compares an attribution with its reference from raw hooks, and gives a verdict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from cutaway.engine.checks import diagnosis, model_properties
+from cutaway.engine.checks.completeness import check_completeness, row_checks
+from cutaway.engine.checks.visited_points import pass_mismatch
+from cutaway.engine.methods.spec import Method
+from cutaway.engine.passes.convergence_delta import CompletenessSums
+from cutaway.engine.passes.finding import Finding
+from cutaway.engine.passes.pass_recorder import AttributionProblem, Pass, Values
+from cutaway.engine.passes.reference_inputs import Evidence, MissingObservation
+from cutaway.engine.references.comparison import Distance, RowDistance, distance, row_distances
+from cutaway.engine.runtime.numerics import NO_EFFECT
+from cutaway.requests import POINTS, CheckMode, CheckRequest, Expectation, Point
+from cutaway.results import Cause, Check, Verdict
+
+
+def run_checks(
+    problem: AttributionProblem,
+    method: Method,
+    values: Values,
+    passes: Sequence[Pass],
+    sums: CompletenessSums | None,
+    request: CheckRequest,
+) -> tuple[Check, ...]:
+    """Compares an attribution with its reference, and with the target's change where it should sum to that.
+
+    See `_Comparison` for the arguments; ``sums`` has both sides of that sum, None if the method has no baseline.
+    """
+    comparison = _Comparison(problem, method, values, passes, request)
+    checks = [comparison.check()]
+    if sums is not None and (method.satisfies_completeness(problem.request) or method.satisfies_conservation):
+        checks.append(check_completeness(problem, method, sums, request, comparison.dtype))
+    return tuple(checks)
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    """An attribution, and the passes from which its reference is computed.
+
+    Attributes:
+        problem: the attribution problem.
+        method: its method.
+        values: Captum's attributions.
+        passes: Captum's passes, or separate ones if the request's mode is INDEPENDENT.
+        request: the mode and the tolerance.
+        separate_points: whether each point has a pass of its own.
+    """
+
+    problem: AttributionProblem
+    method: Method
+    values: Values
+    passes: Sequence[Pass]
+    request: CheckRequest
+    separate_points: bool = False
+
+    @cached_property
+    def dtype(self) -> torch.dtype:
+        """The least precise data type among inputs, parameters, recorded tensors and attributions."""
+        tensors = [*self.values.values(), *self.problem.inputs.values(), *self.problem.model.module.parameters()]
+        for recorded in self.passes:
+            tensors += [] if recorded.cotangent is None else [recorded.cotangent]
+            tensors += [tensor for call in recorded.layer for point in POINTS for tensor in call.at(point).values()]
+        dtypes = {tensor.dtype for tensor in tensors}
+        return next((dtype for dtype in _BY_PRECISION if dtype in dtypes), torch.float32)
+
+    def check(self) -> Check:
+        """Returns the verdict, from further passes if these do not show everything."""
+        problem, method, passes = self.problem, self.method, self.passes
+        tolerance = self.request.relative_tolerance
+        tolerance = method.tolerances.of(self.dtype) if tolerance is None else tolerance
+        blank = Check(
+            f"Captum's {type(problem.request).__name__} with {method.formula}",
+            self.request.mode, 0.0, 0.0, 0.0, tolerance, Verdict.INCONCLUSIVE,
+        )  # fmt: skip
+        captums = self.request.mode is CheckMode.SAME_PASS
+        comparable = captums or method.reference_passes is None
+        if comparable and (mismatch := pass_mismatch(problem, method.points(problem), passes)):
+            return replace(blank, verdict=Verdict.DISAGREES, reason=mismatch, cause=Cause.OTHER_PASSES)
+        if captums and method.reference_passes is not None:
+            return self._check_again()
+        calls = max(1, len(passes[-1].layer)) if passes else 1
+        try:
+            references = [method.reference(Evidence(problem, passes, call)) for call in range(calls)]
+        except MissingObservation as missing:
+            # Captum's passes do not show everything (of a layer that is called twice, say); separate passes do, but not
+            # if several points share a pass and rows are not on axis 0: then each point needs a pass of its own.
+            if captums:
+                return self._check_again()
+            if not self.separate_points and method.reference_passes is None and method.points_per_pass(problem) > 1:
+                return self._check_again(separate_points=True)
+            reason = f"the raw hooks saw nothing to compare with: {missing}"
+            return replace(blank, reason=reason, cause=Cause.NOTHING_SEEN)
+        worst = max((distance(self.values, each, tolerance, self.dtype) for each in references), key=_sort_key)
+        verdict, finding = self._judge(worst, tolerance, calls)
+        rows: list[RowDistance] = []
+        by_row = problem.rows > 1 and calls == 1 and not (worst.relative <= tolerance or worst.undefined)
+        if by_row and self._model_doubt() is None:  # a defect of the model concerns every row
+            rows = row_distances(self.values, references[0], tolerance, self.dtype)
+        return replace(
+            blank,
+            max_absolute_error=worst.absolute,
+            max_relative_error=worst.relative,
+            cosine=worst.cosine,
+            verdict=verdict,
+            reason=finding.reason if finding else "",
+            cause=finding.cause if finding else None,
+            rows=row_checks(problem, [(row.relative, *self._judge(row, tolerance, calls)) for row in rows]),
+        )
+
+    def _check_again(self, separate_points: bool = False) -> Check:
+        passes = self.method.passes(self.problem, separate_points=separate_points)
+        request = replace(self.request, mode=CheckMode.INDEPENDENT)
+        return replace(self, passes=passes, request=request, separate_points=separate_points).check()
+
+    def _judge(self, measured: Distance | RowDistance, tolerance: float, calls: int) -> tuple[Verdict, Finding | None]:
+        if measured.relative <= tolerance:  # False for NaN
+            return (Verdict.AGREES if self._doubt is None else Verdict.INCONCLUSIVE), self._doubt
+        if measured.undefined or measured.rounding:
+            return Verdict.INCONCLUSIVE, _UNDEFINED if measured.undefined else _ROUNDING
+        independent = self.request.mode is CheckMode.INDEPENDENT
+        if independent and (random := model_properties.random_forward(self.problem)):
+            return Verdict.INCONCLUSIVE, random
+        return Verdict.DISAGREES, self._fault(measured, calls)
+
+    def _fault(self, measured: Distance | RowDistance, calls: int) -> Finding:
+        """Returns why attribution and reference differ."""
+        if limitation := self.method.limitation(self.problem):
+            return limitation
+        if calls > 1:
+            return Finding(
+                Cause.MODULE_REUSED,
+                f"the layer was called {calls} times in one forward pass and Captum explains one call only; captures "
+                "have every call",
+            )
+        return _UNKNOWN if math.isfinite(measured.relative) else _NOT_FINITE
+
+    @cached_property
+    def _doubt(self) -> Finding | None:
+        """Why a match of attribution and reference proves nothing; None if it does."""
+        problem, method, passes = self.problem, self.method, self.passes
+        if limitation := method.limitation(problem):
+            return Finding(limitation.cause, f"{limitation.reason}; for this input that makes no difference")
+        if doubt := method.vacuous(problem) or self._model_doubt() or _baseline_is_input(problem):
+            return doubt
+        if method.forward_only and _target_unchanged(problem, passes):
+            return _UNCHANGED
+        if method.runs_backward and _no_gradient(passes):
+            return diagnosis.no_gradient(problem)
+        return _saturated(problem, passes) if method.runs_backward and method.reference_passes is None else None
+
+    def _model_doubt(self) -> Finding | None:
+        """Returns what makes every attribution of this model doubtful."""
+        if random := model_properties.random_forward(self.problem):
+            return random
+        alone = self.problem.rows == 1 and len(self.passes) == 1
+        if not alone and (dependent := model_properties.dependent_rows(self.problem)):
+            return dependent
+        return model_properties.wrong_backward(self.problem) if self.method.runs_backward else None
+
+
+_BY_PRECISION = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+
+_UNDEFINED = Finding(
+    Cause.NOT_FINITE, "attribution and reference are not finite in the same places: no gradient exists there"
+)
+_ROUNDING = Finding(
+    Cause.CANCELLATION,
+    "the terms of the attribution cancel: their sum consists of rounding errors and explains nothing at this precision",
+)
+_UNCHANGED = Finding(
+    Cause.NOTHING_CHANGED,
+    "the target is exactly the same in every pass: it does not depend on the replaced features, or their replacement "
+    "equals them",
+)
+_NOT_FINITE = Finding(
+    Cause.NOT_FINITE,
+    "attribution or reference is not finite where the other is, or their shapes differ; do not rely on it",
+)
+_UNKNOWN = Finding(Cause.UNKNOWN, "the attribution differs from its reference from raw hooks; do not rely on it")
+
+
+def _sort_key(measured: Distance) -> float:
+    return math.inf if math.isnan(measured.relative) else measured.relative
+
+
+def _baseline_is_input(problem: AttributionProblem) -> Finding | None:
+    pairs = [(problem.inputs[name], baseline) for name, baseline in problem.baselines.items()]
+    if not pairs or isinstance(problem.request, Expectation):
+        return None
+    same = torch.stack([(x == baseline).reshape(problem.rows, -1).all(dim=1) for x, baseline in pairs]).all(dim=0)
+    if not bool(same.any()):
+        return None
+    return Finding(
+        Cause.BASELINE_IS_INPUT,
+        f"the baseline equals the input in {_row_list(same)}: there is no difference to explain; choose another "
+        "baseline",
+    )
+
+
+def _saturated(problem: AttributionProblem, passes: Sequence[Pass]) -> Finding | None:
+    """Finds rows where, in every pass, the gradient times the size of the input is less than a rounding of the
+    target."""
+    matters = torch.zeros(problem.rows, dtype=torch.bool)
+    for recorded in passes:
+        for name, gradient in recorded.gradients.items():
+            matters |= _gradient_matters(problem, recorded, name, gradient)
+    if bool(matters.all()) or not any(recorded.gradients for recorded in passes):
+        return None
+    return Finding(
+        Cause.SATURATED,
+        f"the target is saturated in {_row_list(~matters)}: its gradient is smaller than the rounding errors of the "
+        "target, and explains nothing; explain the logit before the softmax or sigmoid",
+    )
+
+
+def _gradient_matters(problem: AttributionProblem, recorded: Pass, name: str, gradient: Tensor) -> Tensor:
+    """Returns, [batch], whether a change of the input by its own size changes the target by more than a rounding."""
+    rows = len(recorded.points[name])
+    if rows % problem.rows:
+        return torch.ones(problem.rows, dtype=torch.bool)
+    sizes = recorded.points[name].double().abs().reshape(rows, -1)
+    sizes = sizes.clamp(min=float(sizes.mean()) or 1.0)
+    effect = (gradient.double().abs().reshape(rows, -1) * sizes).sum(dim=1)
+    output = recorded.output.double().abs().reshape(rows, -1).amax(dim=1)
+    matters = ~(effect <= NO_EFFECT.of(gradient.dtype) * output)  # NaN is not small
+    return matters.reshape(-1, problem.rows).any(dim=0)
+
+
+def _row_list(chosen: Tensor) -> str:
+    numbers = chosen.nonzero().flatten().tolist()
+    if len(numbers) == len(chosen):
+        return "every row"
+    return f"row{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers[:8]))}"
+
+
+def _target_unchanged(problem: AttributionProblem, passes: Sequence[Pass]) -> bool:
+    with torch.no_grad():
+        targets = [problem.target.scalars(recorded.output.to(problem.model.device)) for recorded in passes]
+    return all(torch.equal(targets[0], other) for other in targets[1:])
+
+
+def _no_gradient(passes: Sequence[Pass]) -> bool:
+    gradients = [gradient for recorded in passes for gradient in recorded.gradients.values()]
+    calls = [call for recorded in passes for call in recorded.layer]
+    gradients += [gradient for call in calls for gradient in call.at(Point.GRAD_OUTPUT).values()]
+    return not any(bool(gradient.any()) for gradient in gradients)

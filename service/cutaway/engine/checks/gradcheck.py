@@ -1,0 +1,147 @@
+"""Compares a model's backward pass with central differences of its forward pass, along random directions.
+
+The gradient is wrong if the slopes of a step ahead and a step back agree, for two lengths of step and along every
+direction, and the gradient's slope differs. Where they do not agree (kinks, rounding), nothing is concluded: this test
+may miss a wrong backward pass, and never accuses a right one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from cutaway.engine.hooks.edits import Override
+from cutaway.engine.hooks.observe import observing
+from cutaway.engine.model.inspected_model import gradients
+from cutaway.engine.passes.pass_recorder import AttributionProblem
+from cutaway.engine.passes.reference_inputs import host
+from cutaway.engine.runtime.numerics import SUM
+
+_DIRECTIONS = 4
+
+_STEP = 1 / 10
+_OTHER_STEPS = (1 / 3, 1 / 30)
+"""Lengths of the first step, and of those of which one must confirm it, in units of eps^(1/3): at that length, the
+errors from curvature and from rounding are about equal."""
+
+_NEGLIGIBLE = 0.02
+"""A slope that differs by less than this fraction counts as right."""
+
+_CERTAINTY = 10
+"""How many times its own uncertainty a difference must be, to count against the gradient."""
+
+
+class Slope(NamedTuple):
+    """The slope of one row's target along a direction, by central differences and by the gradient."""
+
+    differences: float
+    gradient: float
+
+
+_Targets: TypeAlias = Callable[[Callable[[Tensor], Tensor]], Tensor]
+"""Returns the targets, [batch], after a change of one tensor."""
+
+
+class _Probe(NamedTuple):
+    """The tensor that is shifted, the target's gradient at it, and the function of its change: all [batch, ...]."""
+
+    value: Tensor
+    gradient: Tensor
+    targets: _Targets
+
+    def shifted(self, by: Tensor) -> Tensor:
+        """Returns the targets, [batch], with ``by`` added to the tensor; float64 on the host."""
+        with torch.no_grad():
+            return host(self.targets(lambda tensor: tensor + by))
+
+
+def wrong_slope(problem: AttributionProblem) -> Slope | None:
+    """Returns the slopes of a row whose gradient is wrong along each of several random directions.
+
+    None if there is none, or nothing can be concluded. For a right gradient this takes four passes, one of them with
+    a backward pass.
+    """
+    probe = _probe(problem)
+    if probe is None:
+        return None
+    generator = torch.Generator().manual_seed(0)
+    here = probe.shifted(torch.zeros_like(probe.value))
+    wrong: dict[int, Slope] = {}
+    rows = set(range(len(probe.value)))
+    for _ in range(_DIRECTIONS):
+        wrong = _wrong_rows(probe, here, generator)
+        rows &= set(wrong)
+        if not rows:
+            return None
+    return wrong[min(rows)]
+
+
+def _wrong_rows(probe: _Probe, here: Tensor, generator: torch.Generator) -> dict[int, Slope]:
+    """Returns the rows whose slopes differ along one random direction."""
+    rows = len(probe.value)
+    size = probe.value.abs().reshape(rows, -1).mean(dim=1)
+    size = torch.where(size > 0, size, torch.ones_like(size)).reshape(-1, *[1] * (probe.value.ndim - 1))
+    signs = torch.randint(0, 2, probe.value.shape, generator=generator).to(probe.value) * 2 - 1
+    direction = signs * size
+    expected = (host(probe.gradient) * host(direction)).reshape(rows, -1).sum(dim=1)
+    slopes, differ = _compare(probe, here, direction, expected, _STEP)
+    if not bool(differ.any()):
+        return {}
+    confirmed = torch.stack([_compare(probe, here, direction, expected, step)[1] for step in _OTHER_STEPS]).any(dim=0)
+    wrong = (differ & confirmed).nonzero().flatten().tolist()
+    return {row: Slope(float(slopes[row]), float(expected[row])) for row in wrong}
+
+
+def _compare(probe: _Probe, here: Tensor, direction: Tensor, expected: Tensor, length: float) -> tuple[Tensor, Tensor]:
+    """Returns, [batch] each, the slopes (f(x + h d) - f(x - h d)) / 2h and whether they contradict ``expected``.
+
+    Their uncertainty is the difference between the slopes ahead and behind, and the rounding of the targets.
+    """
+    step = length * torch.finfo(direction.dtype).eps ** (1 / 3)
+    ahead, behind = (probe.shifted(sign * step * direction) for sign in (1, -1))
+    slopes = (ahead - behind) / (2 * step)
+    rounding = SUM.of(direction.dtype) * torch.stack([here, ahead, behind]).abs().amax(dim=0) / step
+    uncertainty = (ahead - 2 * here + behind).abs() / step + rounding
+    largest = torch.maximum(slopes.abs(), expected.abs())
+    return slopes, (expected - slopes).abs() > torch.maximum(_CERTAINTY * uncertainty, _NEGLIGIBLE * largest)
+
+
+def _probe(problem: AttributionProblem) -> _Probe | None:
+    """Returns a probe of the first floating explained input, or of the first embedding with a gradient: behind token
+    ids, floating values begin there."""
+    inputs = [name for name in problem.explained if problem.inputs[name].is_floating_point()]
+    for targets in [partial(_at_input, problem, inputs[0])] if inputs else _embeddings(problem):
+        leaves: list[Tensor] = []
+
+        def leaf(tensor: Tensor, leaves: list[Tensor] = leaves) -> Tensor:
+            leaves.append(tensor.detach().clone().requires_grad_())
+            return leaves[-1]
+
+        with torch.enable_grad():
+            scalars = targets(leaf)
+            if not leaves or len(leaves[0]) != problem.rows or not (inputs or scalars.requires_grad):
+                continue
+            gradient = gradients(scalars, leaves[:1])[0] if scalars.requires_grad else None
+        value = leaves[0].detach()
+        return _Probe(value, torch.zeros_like(value) if gradient is None else gradient, targets)
+    return None
+
+
+def _at_input(problem: AttributionProblem, name: str, change: Callable[[Tensor], Tensor]) -> Tensor:
+    return problem.target.scalars(problem.read({**problem.inputs, name: change(problem.inputs[name])}))
+
+
+def _embeddings(problem: AttributionProblem) -> Iterator[_Targets]:
+    for name, module in problem.model.tree.modules.items():
+        if isinstance(module, nn.Embedding):
+            yield partial(_at_output, problem, name)
+
+
+def _at_output(problem: AttributionProblem, name: str, change: Callable[[Tensor], Tensor]) -> Tensor:
+    edits = {name: [(0, Override(change=change, call=0))]}
+    with observing(problem.model.tree, {}, edits, batch=problem.rows) as seen, seen.forward():
+        return problem.target.scalars(problem.read(problem.inputs))

@@ -1,0 +1,199 @@
+"""Proves, before requests share a batch, that rows are independent: once for each kind of inputs and each hook point.
+
+Rows are independent if a row's outputs and gradients are the same whatever the other rows are, and are found at the
+row's number on axis 0. The proof runs four small batches of four rows, of which the first is real and the others are
+derived from it:
+
+    first    first, second    second, third, fourth    third
+
+The fourth has the largest values, and masks, ids and lengths are truncated in the third: this exposes a model
+that scales by the largest element of its batch, or truncates the batch to its longest row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from cutaway.engine.hooks.capture_spec import watching
+from cutaway.engine.hooks.observe import observing
+from cutaway.engine.hooks.recording import Recording
+from cutaway.engine.model.inspected_model import Inputs, InspectedModel, gradients
+from cutaway.engine.runtime.numerics import PART_OF_BATCH, close
+from cutaway.errors import CutawayError
+from cutaway.requests import POINTS, Point
+from cutaway.results import Warning, WarningCode
+
+HookPoint: TypeAlias = tuple[str, Point]
+"""A module's name or an operator's address, and a point of it."""
+
+
+class _Key(NamedTuple):
+    """One tensor of a pass: at a hook point, or, without one, an input, an output or a gradient of the model."""
+
+    hook_point: HookPoint | None
+    which: Hashable
+
+
+_Tensors: TypeAlias = dict[_Key, Tensor]
+
+
+@dataclass
+class _Result:
+    """What is known for one kind of inputs.
+
+    Attributes:
+        proven: whether rows are proven to be independent, by hook point; None for outputs and input gradients.
+        refuted: whether a row was seen to depend on others; False if nothing could be concluded.
+    """
+
+    proven: dict[HookPoint | None, bool] = field(default_factory=dict)
+    refuted: bool = False
+
+
+def rows_independent(
+    model: InspectedModel, inputs: Inputs, hook_points: Collection[HookPoint], source: str = ""
+) -> bool:
+    """Returns whether rows are proven to be independent.
+
+    The first call for a kind of inputs or a hook point runs passes, which no request counts.
+
+    Args:
+        model: the model.
+        inputs: a batch; other inputs with the same names, data types and numbers of axes share the result.
+        hook_points: where rows must be independent, besides the outputs and the input gradients.
+        source: the output whose gradients are tested; the first one by default.
+    """
+    result: _Result = model.properties.setdefault(("rows", source, input_kind(inputs)), _Result())
+    untested = [point for point in hook_points if point not in result.proven]
+    if result.proven.get(None, True) and (untested or None not in result.proven):
+        same = _compare_batches(model, inputs, untested, source)
+        result.proven |= {point: _all_same(same, point) is True for point in (None, *untested)}
+        # Near a kink, rounding alone switches a unit: then rows are not proven to be independent, but only a second row
+        # can refute it.
+        result.refuted = _all_same(same, None) is False and (
+            _all_same(_compare_batches(model, another_row(inputs), (), source), None) is False
+        )
+    return all(result.proven.get(point, False) for point in (None, *hook_points))
+
+
+def dependence_warnings(model: InspectedModel, inputs: Inputs) -> tuple[Warning, ...]:
+    """Returns a warning for a batch of several rows if rows of the model are known to depend on each other."""
+    result: _Result | None = model.properties.get(("rows", "", input_kind(inputs)))
+    if len(next(iter(inputs.values()))) == 1 or result is None or not result.refuted:
+        return ()
+    return (
+        Warning(
+            WarningCode.ROWS_NOT_INDEPENDENT,
+            "",
+            "a row's outputs or gradients depend on the other rows of its request: send one row per request, because "
+            "requests to this model never share a batch",
+        ),
+    )
+
+
+def input_kind(inputs: Inputs) -> Hashable:
+    """Returns what inputs have in common for which the properties of a model are tested once."""
+    return tuple((name, tensor.dtype, tensor.ndim) for name, tensor in inputs.items())
+
+
+def _all_same(same: dict[_Key, bool], point: HookPoint | None) -> bool | None:
+    """Returns whether all tensors at ``point`` are the same; None if it showed no tensor."""
+    results = [is_same for key, is_same in same.items() if key.hook_point == point]
+    return all(results) if results else None
+
+
+def _compare_batches(
+    model: InspectedModel, inputs: Inputs, hook_points: Collection[HookPoint], source: str
+) -> dict[_Key, bool]:
+    """Returns for each tensor whether it is the same for the same row in all batches; empty if nothing is known."""
+    rows = _four_rows(inputs)
+    if rows is None:
+        return {}
+    first, second, third, fourth = rows
+    batches = ([first], [first, second], [second, third, fourth], [third])
+    try:
+        with model.passes.uncounted(), model.kept_rng_state():
+            one, two, three, other = (_run(model, join_rows(batch), hook_points, source) for batch in batches)
+    except CutawayError:
+        return {}  # a model that cannot run on these rows proves nothing
+    pairs = [(one, 0, two, 0), (two, 1, three, 0), (three, 1, other, 0)]
+    return {key: all(_same_row(key, *pair) for pair in pairs) for key in {**one, **two, **three, **other}}
+
+
+def _same_row(key: _Key, one: _Tensors, row: int, other: _Tensors, other_row: int) -> bool:
+    """Returns whether ``row`` of one batch and ``other_row`` of another have the same values at ``key``."""
+    if any(key not in batch or batch[key].shape[:1] != (_batch_size(batch),) for batch in (one, other)):
+        return False
+    return close(one[key][row], other[key][other_row], PART_OF_BATCH)
+
+
+def _batch_size(tensors: _Tensors) -> int:
+    return len(next(iter(tensors.values())))  # an input comes first
+
+
+def _run(model: InspectedModel, inputs: Inputs, hook_points: Collection[HookPoint], source: str) -> _Tensors:
+    """Runs a forward and a backward pass, and returns inputs, outputs, input gradients and captures."""
+    sites = {name: watching(*(point for other, point in hook_points if other == name)) for name, _ in hook_points}
+    leaves = {name: x.detach().clone().requires_grad_() for name, x in inputs.items() if x.is_floating_point()}
+    tensors = {_Key(None, ("input", name)): tensor for name, tensor in inputs.items()}
+    with observing(model.tree, sites) as seen:
+        with seen.forward():
+            outputs = model.run({**inputs, **leaves})
+        tensors |= {_Key(None, ("output", name)): output.detach().clone() for name, output in outputs.items()}
+        read = outputs.get(source, next(iter(outputs.values())))
+        if read.is_floating_point() and read.requires_grad:
+            arrived = zip(leaves, gradients(read.reshape(-1), [*leaves.values(), *seen.gradient_roots]))
+            tensors |= {_Key(None, ("gradient", name)): each for name, each in arrived if each is not None}
+    return tensors | dict(_captures(seen))
+
+
+def _captures(recording: Recording) -> Iterator[tuple[_Key, Tensor]]:
+    for name, calls in recording.calls.items():
+        for number, call in enumerate(calls):
+            for point in POINTS:
+                for path, tensor in call.at(point).items():
+                    yield _Key((name, point), (number, path)), tensor
+
+
+def join_rows(rows: Sequence[Inputs]) -> Inputs:
+    """Returns one batch of all ``rows``."""
+    return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
+
+
+def _four_rows(inputs: Inputs) -> tuple[Inputs, ...] | None:
+    """Returns the first row and three others; None if nothing in it can be varied, so that nothing can be proven."""
+    first = {name: tensor[:1] for name, tensor in inputs.items()}
+    others = {name: _variants(tensor) for name, tensor in first.items()}
+    if all(torch.equal(first[name], variant) for name, variants in others.items() for variant in variants):
+        return None
+    return first, *({name: variants[number] for name, variants in others.items()} for number in range(3))
+
+
+def another_row(inputs: Inputs) -> Inputs:
+    """Returns a row that is derived from the first one, and similar to it."""
+    return {name: _variants(tensor[:1])[0] for name, tensor in inputs.items()}
+
+
+def _variants(row: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    flipped = row.reshape(-1).flip(0).reshape(row.shape)
+    if row.is_floating_point():
+        size = float(row.abs().max()) or 1.0
+        ramp = torch.linspace(-0.1, 0.1, row.numel(), device=row.device).reshape(row.shape).to(row.dtype) * size
+        return flipped / 2 + ramp, ramp - row / 3, 3 * row + 5 * ramp
+    return flipped, _truncated(row), flipped
+
+
+def _truncated(row: Tensor) -> Tensor:
+    """Returns integers whose second half is 0, which ends masks and pads sequences; a single number, such as a length,
+    is halved."""
+    short = row.clone()
+    if row.ndim > 1:
+        short[..., (row.shape[-1] + 1) // 2 :] = 0
+    if torch.equal(short, row):
+        short = row // 2 if row.dtype is not torch.bool else torch.zeros_like(row)
+    return short if not torch.equal(short, row) else torch.ones_like(row)

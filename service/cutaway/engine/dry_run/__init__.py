@@ -1,0 +1,1 @@
+"""Estimates a reply, and counts its passes, without computing it."""

@@ -1,0 +1,149 @@
+"""The shapes of attributions, from one forward pass without Captum."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from cutaway import requests
+from cutaway.engine.checks.completeness import compared_sums
+from cutaway.engine.execution.attribute import attribution_errors, problems
+from cutaway.engine.execution.explain_if import qualifying_rows
+from cutaway.engine.execution.main_pass import MainPass
+from cutaway.engine.hooks import shape_only
+from cutaway.engine.hooks.capture_spec import CaptureSpec
+from cutaway.engine.hooks.recording import Recording
+from cutaway.engine.methods.table import method_of
+from cutaway.engine.model.inspected_model import Outputs
+from cutaway.engine.passes.pass_recorder import AttributionProblem, neuron_output
+from cutaway.engine.passes.reference_inputs import layer_value_name
+from cutaway.engine.passes.token_sums import input_holding, token_ids
+from cutaway.engine.planning.name_resolution import CaptureSites
+from cutaway.engine.planning.plan import Plan
+from cutaway.engine.runtime.numpy_bridge import to_numpy
+from cutaway.requests import Point, field_name
+from cutaway.results import AttributionResult, Check, MetricResult, TokenAttribution, Verdict
+from cutaway.schema.tensors import Array
+
+_IN_FLOAT32 = (requests.Occlusion, requests.ShapleyValues, requests.ShapleyValueSampling, requests.Surrogate)
+"""Methods that Captum computes in float32, for every data type of the model."""
+
+
+def attribution_sites(plan: Plan) -> CaptureSites:
+    """Returns what must be recorded for attributions: the shapes of modules' outputs, and token ids of embeddings."""
+    sites: CaptureSites = {}
+    for attribution in plan.attributions:
+        tree = attribution.model.tree
+        targets = (attribution.request.target, plan.request.target)
+        neurons = [tree.resolve(target.module) for target in targets if isinstance(target, requests.Neuron)]
+        for name in (*attribution.modules, *neurons):
+            is_embedding = isinstance(tree.modules[name], nn.Embedding)
+            ids = {Point.INPUT: CaptureSpec()} if is_embedding else {}
+            sites[name] = {Point.OUTPUT: shape_only.ValueShape(), **ids}
+    return sites
+
+
+def estimate_attributions(main: MainPass, recording: Recording) -> Iterator[AttributionResult]:
+    """Yields the attributions that a request would get, all of them zeros.
+
+    Args:
+        main: the request's main pass, a forward pass only.
+        recording: what was recorded of `attribution_sites` in that pass.
+
+    Raises:
+        CutawayError: an attribution is not possible, as far as no further pass is needed to know.
+    """
+    if not main.plan.attributions:
+        return
+    rows = qualifying_rows(main)
+
+    def read_neuron(module: str) -> Tensor:
+        parts = [part for call in recording.calls[module] for part in call.captured(Point.OUTPUT).values()]
+        return neuron_output(shape_only.with_zeros(parts[0]).values if parts else None, module)
+
+    for index in range(len(main.plan.attributions)):
+        with attribution_errors(index):
+            for problem in problems(main, index, read_neuron):
+                method_of(problem.request).attribute_arguments(problem)  # which may refuse the target
+                if rows == []:
+                    yield AttributionResult(type(problem.request).__name__, problem.module, {})
+                else:
+                    yield _estimate(problem, main, recording)
+
+
+def _estimate(problem: AttributionProblem, main: MainPass, recording: Recording) -> AttributionResult:
+    values = _values(problem, main, recording)
+    request, method, by_row = problem.request, method_of(problem.request), np.zeros(problem.rows)
+    indices = problem.target.indices if method.differentiates else None
+    conserves = method.satisfies_conservation
+    has_delta = conserves or (bool(problem.baselines) and method.satisfies_completeness(request))
+    return AttributionResult(
+        method=type(request).__name__,
+        layer=problem.module,
+        values=values,
+        convergence_delta=by_row if has_delta else None,
+        value_at_input=by_row if method.differentiates else None,
+        value_at_baseline=by_row if problem.baselines and not conserves else None,
+        targets=None if indices is None else to_numpy(indices),
+        checks=tuple(_checks(problem, main.plan.request.check.mode, has_delta)),
+        n_steps=request.n_steps if isinstance(request, requests.PathAttribution) else 0,
+        tokens=_tokens(problem, values, recording),
+        metrics=tuple(MetricResult(field_name(type(metric)), by_row) for metric in request.metrics),
+    )
+
+
+def _values(problem: AttributionProblem, main: MainPass, recording: Recording) -> dict[str, Array]:
+    """Returns zeros in the shapes of the attribution, by input, or for a layer method by tensor of the layer."""
+
+    def zeros(shape: tuple[int, ...], like: Tensor) -> Array:
+        return to_numpy(shape_only.expanded_zeros(shape, like, main.plan.request.reply_data_type))
+
+    if not isinstance(problem.request, requests.LayerAttribution):
+        inputs = zip(problem.explained, problem.arguments)
+        return {name: zeros(tensor.shape, _like(problem, tensor, main.outputs, recording)) for name, tensor in inputs}
+    at_layer = recording.calls[problem.layer][-1].at(Point.OUTPUT)  # of several calls Captum keeps the last
+    is_single = list(at_layer) == [""]
+    return {
+        layer_value_name(problem.layer, "" if is_single else f"[{index}]"): zeros(_layer_shape(problem, tensor), tensor)
+        for index, tensor in enumerate(at_layer.values())
+    }
+
+
+def _like(problem: AttributionProblem, explained: Tensor, outputs: Outputs, recording: Recording) -> Tensor:
+    """Returns a tensor of the data type that Captum's attribution of the input ``explained`` has."""
+    if isinstance(problem.request, _IN_FLOAT32):
+        return torch.empty(0, dtype=torch.float32)
+    if not isinstance(problem.request, requests.Perturbation):
+        return explained
+    if not problem.target.is_neuron:
+        return outputs[problem.target.source]
+    return next(iter(recording.calls[problem.target.source][0].at(Point.OUTPUT).values()))
+
+
+def _layer_shape(problem: AttributionProblem, output: Tensor) -> tuple[int, ...]:
+    sums_channels = isinstance(problem.request, requests.LayerGradCam)
+    return (*output.shape[:1], 1, *output.shape[2:]) if sums_channels else tuple(output.shape)
+
+
+def _tokens(problem: AttributionProblem, values: dict[str, Array], recording: Recording) -> TokenAttribution | None:
+    value = values.get(problem.layer)
+    if value is None or not isinstance(problem.model.tree.modules[problem.layer], nn.Embedding):
+        return None
+    ids = token_ids(problem, recording.calls[problem.layer][0], value.shape)
+    return None if ids is None else TokenAttribution(input_holding(problem, ids), to_numpy(ids), value[..., 0])
+
+
+def _checks(problem: AttributionProblem, mode: requests.CheckMode, has_delta: bool) -> Iterator[Check]:
+    """Yields the checks of an attribution that agrees."""
+    if mode is not requests.CheckMode.OFF:
+        method = method_of(problem.request)
+        yield _agreement(f"Captum's {type(problem.request).__name__} with {method.formula}", mode)
+        if has_delta:
+            yield _agreement(compared_sums(method), mode)
+
+
+def _agreement(what: str, mode: requests.CheckMode) -> Check:
+    return Check(what, mode, 1.0, 1.0, 1.0, 1.0, Verdict.AGREES)

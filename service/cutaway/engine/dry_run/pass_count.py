@@ -1,0 +1,134 @@
+"""How many passes the attributions of a request run at most, counted before any of them runs.
+
+The unit is one example once through the model, forward and where needed backward: examples that Captum runs in one
+batch count as much as those that it runs one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from cutaway import requests
+from cutaway.engine.checks import diagnosis
+from cutaway.engine.hooks import shape_only
+from cutaway.engine.hooks.observe import observing
+from cutaway.engine.methods.paths import max_steps
+from cutaway.engine.methods.table import method_of
+from cutaway.engine.passes.features import Features, forward_passes
+from cutaway.engine.passes.pass_recorder import ResolvedAttribution
+from cutaway.engine.planning.plan import Plan
+from cutaway.errors import CutawayError
+from cutaway.requests import Point, field_name
+from cutaway.schema.tensors import as_array
+
+_INVESTIGATION = 16
+"""Passes at the input that find properties of the model: its rectifiers, a layer's calls, where a gradient is lost."""
+
+
+class _Layer(NamedTuple):
+    """What only a pass shows of a layer: how often it is called, and how many units it has."""
+
+    calls: int = 1
+    units: int = 0
+
+
+def costs(plan: Plan) -> Iterator[tuple[str, int]]:
+    """Yields for each attribution its field, and how many passes of one example it runs at most.
+
+    Checks, metrics and the search for the cause of a fault are included; what is found out once for a model is not.
+    Attributions that run each unit, or each call, of a layer take one forward pass to count. One whose pass fails costs
+    nothing here: it is refused for that.
+    """
+    for index, attribution in enumerate(plan.attributions):
+        try:
+            passes = _passes_of_batch(plan, attribution)
+        except CutawayError:
+            passes = 0
+        yield f"attributions[{index}].{field_name(type(attribution.request))}", passes * plan.rows
+
+
+def _passes_of_batch(plan: Plan, attribution: ResolvedAttribution) -> int:
+    request, method = attribution.request, method_of(attribution.request)
+    is_checked = plan.request.check.mode is not requests.CheckMode.OFF
+    layer = _layer(plan, attribution)
+    kind = next(each for each in type(request).__mro__ if each in _POINTS)
+    once = _POINTS[kind](request, attribution.features, layer)
+    # A second computation; of a method that Captum overrides values for there may be two passes for each of Captum's.
+    again = once * (1 if method.reference_passes is None else 2) + (
+        _finer(request) if method.satisfies_completeness(request) else 0
+    )
+    copies = request.noise.n_samples if request.noise else 1
+    judging = sum(_METRICS[type(metric)](metric, once * copies) for metric in request.metrics)
+    target = request.target or plan.request.target
+    classes = target.k if isinstance(target, requests.TopK) and method.has_target else 1
+    return classes * ((once + again * layer.calls * is_checked) * copies + judging + _INVESTIGATION)
+
+
+def _finer(attribution: requests.Attribution) -> int:
+    """Returns the steps of the search for the cause of a missing sum."""
+    if not isinstance(attribution, requests.PathAttribution):
+        return 0
+    steps = max_steps(attribution) if attribution.max_delta is not None else attribution.n_steps
+    finer = sum(diagnosis.steps_to_try(steps))
+    return 2 * finer if isinstance(attribution, requests.LayerConductance) else finer
+
+
+def _steps(attribution: requests.PathAttribution) -> int:
+    """Returns all steps together, where they are doubled until attributions add up."""
+    steps, most = attribution.n_steps, max_steps(attribution)
+    total = steps
+    while attribution.max_delta is not None and 0 < steps < most:
+        steps = min(2 * steps, most)
+        total += steps + _ENDS
+    return total
+
+
+def _samples(attribution: requests.Expectation) -> int:
+    return max(map(len, map(as_array, attribution.baselines.values())), default=0)
+
+
+_ENDS = 2
+"""The input and the baseline."""
+
+_BY_UNIT = (requests.LayerFeatureAblation, requests.LayerFeaturePermutation)
+"""Methods that run each unit of a layer."""
+
+_POINTS: dict[type, Callable[[Any, Features, _Layer], int]] = {
+    requests.Attribution: lambda *_: _ENDS,
+    requests.PathAttribution: lambda request, *_: _steps(request) + _ENDS,
+    # Each of Captum's passes repeats a point.
+    requests.LayerConductance: lambda request, *_: 2 * (_steps(request) + _ENDS),
+    requests.Difference: lambda *_: 2 * _ENDS,
+    requests.Expectation: lambda request, *_: 2 * _ENDS * _samples(request),
+    requests.ExpectedGradient: lambda request, *_: 3 * request.n_samples + _samples(request),
+    requests.Perturbation: lambda request, features, _: forward_passes(request, features.count) + _ENDS,
+    **dict.fromkeys(_BY_UNIT, lambda _, __, layer: layer.units + _ENDS),
+}
+"""At how many points Captum runs the batch, those included that values are compared at; by the nearest base class."""
+
+_METRICS: dict[type[requests.Metric], Callable[[Any, int], int]] = {
+    requests.Infidelity: lambda metric, _: metric.n_samples + 1,
+    requests.SensitivityMax: lambda metric, explanation: (metric.n_samples + 1) * explanation,
+}
+
+
+def _layer(plan: Plan, attribution: ResolvedAttribution) -> _Layer:
+    """Returns the calls and units of a layer that the method runs one by one, from a forward pass."""
+    model, request, name = plan.model, attribution.request, attribution.layer
+    if not isinstance(request, (*_BY_UNIT, requests.LayerIntegratedGradients)):
+        return _Layer()
+    with (
+        model.session(plan.cancellation),
+        torch.no_grad(),
+        model.passes.uncounted(),
+        model.kept_rng_state(),
+        observing(model.tree, {name: {Point.OUTPUT: shape_only.ValueShape()}}) as recording,
+        recording.forward(),
+    ):
+        model.run(attribution.inputs)
+    calls = recording.calls[name]
+    sizes = [part.values.numel() for call in calls for part in call.captured(Point.OUTPUT).values()]
+    return _Layer(max(1, len(calls)), max(sizes, default=0) // attribution.rows)

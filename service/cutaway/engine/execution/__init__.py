@@ -1,0 +1,1 @@
+"""Runs the passes of one request, or of a batch."""

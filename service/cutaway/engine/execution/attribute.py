@@ -1,0 +1,182 @@
+"""The attributions of one request: computed by Captum, compared with what raw hooks recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from cutaway.engine.checks.check import run_checks
+from cutaway.engine.execution.explain_if import attribute_rows, qualifying_rows
+from cutaway.engine.execution.main_pass import MainPass
+from cutaway.engine.hooks.observe import observing
+from cutaway.engine.methods.captum_call import explain
+from cutaway.engine.methods.paths import finer_steps
+from cutaway.engine.methods.quality_metrics import metrics
+from cutaway.engine.methods.table import method_of
+from cutaway.engine.passes.convergence_delta import CompletenessSums, completeness_sums, target_at_inputs
+from cutaway.engine.passes.pass_recorder import (
+    AttributionProblem,
+    Pass,
+    PassRecorder,
+    ResolvedAttribution,
+    Values,
+    run_to_neuron,
+)
+from cutaway.engine.passes.targets import ResolvedTarget, identity, resolve_target
+from cutaway.engine.passes.token_sums import token_attribution
+from cutaway.engine.runtime.numpy_bridge import to_numpy
+from cutaway.engine.runtime.timing import timed
+from cutaway.errors import CutawayError, at
+from cutaway.requests import CheckMode, NeuronAttribution, PathAttribution, field_name
+from cutaway.results import AttributionResult, Check
+
+ReadNeuron: TypeAlias = Callable[[str], Tensor]
+"""Returns, by a module's name, the first tensor that its first call returned."""
+
+
+def run_attributions(main: MainPass, shared: Mapping[int, AttributionResult]) -> tuple[AttributionResult, ...]:
+    """Computes and checks the attributions of one request, on the edited model.
+
+    Args:
+        main: the main pass; the effects of edits are added to its recording.
+        shared: attributions that were computed for several requests at once, by their number in the request.
+
+    Raises:
+        CutawayError: with the attribution, or the edit, at fault.
+    """
+    plan, effects = main.plan, main.recording.edit_effects
+    if not plan.attributions:
+        return ()
+    rows = qualifying_rows(main)
+    results: list[AttributionResult] = []
+    with (
+        plan.model.guard.removing_new_hooks(),
+        observing(plan.model.tree, {}, plan.edits, batch=plan.rows) as edited,
+        plan.model.passes_inside(edited.forward),
+    ):
+        for index in range(len(plan.attributions)):
+            if index in shared:
+                results.append(shared[index])
+                continue
+            with attribution_errors(index):
+                results += [attribute_rows(rows, problem, main, attribute) for problem in problems(main, index)]
+    effects.update({number: changed or effects.get(number, False) for number, changed in edited.edit_effects.items()})
+    return tuple(results)
+
+
+@contextmanager
+def attribution_errors(index: int) -> Iterator[None]:
+    """Names attribution number ``index`` in the fields of errors; an edit that fails keeps its own field."""
+    try:
+        with at(f"attributions[{index}]"):
+            yield
+    except CutawayError as failure:
+        if failure.field.startswith(f"attributions[{index}].edits["):
+            failure.field = failure.field.partition(".")[2]
+        raise
+
+
+def problems(main: MainPass, index: int, read_neuron: ReadNeuron | None = None) -> Iterator[AttributionProblem]:
+    """Resolves the target of attribution number ``index``: yields one problem, for a top-k target one for each class.
+
+    Args:
+        main: the main pass of the request.
+        index: the attribution's number in the request.
+        read_neuron: reads the activation of a neuron's module; by default from a forward pass.
+    """
+    attribution = main.plan.attributions[index]
+    with_a_pass = torch.no_grad()(partial(run_to_neuron, attribution.model, attribution.inputs))
+    for target in _targets(main, attribution, read_neuron or with_a_pass):
+        if attribution.layer and not any(tensor.is_floating_point() for tensor in attribution.inputs.values()):
+            attribution.model.guard.enable_gradients()
+        yield attribution.at_target(target)
+
+
+def _targets(main: MainPass, attribution: ResolvedAttribution, read_neuron: ReadNeuron) -> Sequence[ResolvedTarget]:
+    request, tree, method = attribution.request, attribution.model.tree, method_of(attribution.request)
+    if not method.differentiates:
+        return (ResolvedTarget(next(iter(main.outputs)), identity),)
+    if isinstance(request, NeuronAttribution):
+        with at(field_name(type(request))):
+            neuron, _ = resolve_target(tree, request.neuron, main.outputs, attribution.rows, read_neuron)
+        if method.explains_neuron:
+            return neuron
+    target = request.target or main.plan.request.target
+    with at("target" if request.target else ""):
+        return resolve_target(tree, target, main.outputs, attribution.rows, read_neuron)[0]
+
+
+def attribute(problem: AttributionProblem, main: MainPass) -> AttributionResult:
+    """Runs Captum, with as many steps as the request's bound on the convergence delta needs, and checks its values.
+
+    Args:
+        problem: the attribution and its target.
+        main: the main pass of the same rows.
+    """
+    while True:
+        values, passes, sums = run_captum(problem, main)
+        finer = None if sums is None else finer_steps(problem.request, sums)
+        if finer is None:
+            return checked_result(problem, main, values, passes, sums)
+        problem = replace(problem, request=finer)
+
+
+def run_captum(problem: AttributionProblem, main: MainPass) -> tuple[Values, Sequence[Pass], CompletenessSums | None]:
+    """Returns Captum's values, the passes that raw hooks recorded (Captum's own, or those of a second computation), and
+    both sides of completeness for methods that have a baseline or conserve the target."""
+    values, passes = _values_and_passes(problem, main)
+    adds_up = problem.baselines or method_of(problem.request).satisfies_conservation
+    return values, passes, completeness_sums(problem, values, main.outputs) if adds_up else None
+
+
+def _values_and_passes(problem: AttributionProblem, main: MainPass) -> tuple[Values, Sequence[Pass]]:
+    mode, method = main.plan.request.check.mode, method_of(problem.request)
+    if mode is CheckMode.SAME_PASS:
+        # Where Captum puts values of its own in the layer's place, no hook of ours may be between the two.
+        recorder = PassRecorder(problem, at_layer=method.reference_passes is None)
+        with timed(main.timings, "attribution_ms"):
+            try:
+                return explain(problem, recorder.forward), recorder.passes
+            finally:
+                recorder.release()
+    with timed(main.timings, "attribution_ms"):
+        values = explain(problem, problem.forward)
+    if mode is CheckMode.OFF:
+        return values, ()
+    with timed(main.timings, "check_ms"):
+        return values, method.passes(problem)
+
+
+def checked_result(
+    problem: AttributionProblem, main: MainPass, values: Values, passes: Sequence[Pass], sums: CompletenessSums | None
+) -> AttributionResult:
+    """Checks Captum's ``values`` against ``passes``, and returns them with the checks and the request's metrics."""
+    request, method, check = problem.request, method_of(problem.request), main.plan.request.check
+    verdicts: tuple[Check, ...] = ()
+    if check.mode is not CheckMode.OFF:
+        with timed(main.timings, "check_ms"):
+            verdicts = run_checks(problem, method, values, passes, sums, check)
+    with timed(main.timings, "attribution_ms"):
+        measured = metrics(problem, values)
+    indices = problem.target.indices if method.differentiates else None
+    conserves = method.satisfies_conservation
+    has_delta = conserves or method.satisfies_completeness(request)
+    return AttributionResult(
+        method=type(request).__name__,
+        layer=problem.module,
+        values={name: to_numpy(value) for name, value in values.items()},
+        convergence_delta=to_numpy(sums.delta) if sums is not None and has_delta else None,
+        value_at_input=to_numpy(target_at_inputs(problem, main.outputs)) if method.differentiates else None,
+        value_at_baseline=None if sums is None or conserves else to_numpy(sums.at_baseline),
+        targets=None if indices is None else to_numpy(indices),
+        checks=verdicts,
+        n_steps=request.n_steps if isinstance(request, PathAttribution) else 0,
+        tokens=token_attribution(problem, values),
+        metrics=measured,
+    )

@@ -1,0 +1,146 @@
+"""Attributions of only those rows whose prediction meets the request's ``explain_if``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cutaway.engine.execution.main_pass import MainPass
+from cutaway.engine.methods.table import method_of
+from cutaway.engine.passes.pass_recorder import AttributionProblem
+from cutaway.errors import Reason, error
+from cutaway.requests import Expectation
+from cutaway.results import AttributionResult, Check, RowCheck, Verdict, Warning, WarningCode
+from cutaway.schema.tensors import Array
+
+
+def qualifying_rows(main: MainPass) -> list[int] | None:
+    """Returns the rows that meet the request's ``explain_if``; None without one.
+
+    Raises:
+        InvalidArgument: the model has no classes.
+    """
+    condition, predictions = main.plan.request.explain_if, main.predictions
+    if condition is None:
+        return None
+    if not predictions:
+        raise error(
+            Reason.INVALID_VALUE,
+            "the model has no classes, and so no probability to ask for: leave it out",
+            "explain_if",
+        )
+    return [row for row, each in enumerate(predictions) if condition.qualifies(each.index, each.probability)]
+
+
+def unexplained_rows(main: MainPass) -> Iterator[Warning]:
+    """Yields a warning that names the rows that do not qualify, if there are any."""
+    rows, predictions = qualifying_rows(main), main.predictions
+    if rows is not None and len(rows) < len(predictions):
+        others = [(row, each) for row, each in enumerate(predictions) if row not in rows]
+        listed = ", ".join(f"{row} (class {each.index}, {each.probability:.3g})" for row, each in others[:8])
+        what = "are zeros" if rows else "were not computed"
+        yield Warning(
+            WarningCode.NOT_EXPLAINED,
+            "explain_if",
+            f"{len(others)} of {len(predictions)} rows do not qualify, and their attributions {what}: {listed}"
+            f"{', ...' if len(others) > 8 else ''}",
+        )
+
+
+def attribute_rows(
+    rows: Sequence[int] | None,
+    problem: AttributionProblem,
+    main: MainPass,
+    attribute: Callable[[AttributionProblem, MainPass], AttributionResult],
+) -> AttributionResult:
+    """Computes the attribution of ``rows``, those that meet the request's condition; None means all rows.
+
+    Returns:
+        The attribution with the shape of the whole batch, 0 in other rows. If ``rows`` is empty it has no values, and
+        the model does not run.
+    """
+    if rows is None or len(rows) == problem.rows:
+        return attribute(problem, main)
+    if not rows:
+        return AttributionResult(type(problem.request).__name__, problem.module, {})
+    if _needs_every_row(problem):
+        return _placed(attribute(problem, main), rows, problem.rows, whole=True)
+    outputs = {name: output[list(rows)] if output.ndim else output for name, output in main.outputs.items()}
+    result = attribute(_narrowed(problem, rows), main._replace(outputs=outputs))
+    return _placed(result, rows, problem.rows, whole=False)
+
+
+def _needs_every_row(problem: AttributionProblem) -> bool:
+    """Whether edits, the target, or what is drawn for the whole batch have values of their own for each row."""
+    return problem.is_row_specific or method_of(problem.request).uses_randomness or bool(problem.request.metrics)
+
+
+def _narrowed(problem: AttributionProblem, rows: Sequence[int]) -> AttributionProblem:
+    """Returns ``problem`` for a batch of some of its rows."""
+    index = list(rows)
+
+    def own(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: tensor[index] for name, tensor in tensors.items()}
+
+    features, batch = problem.features, problem.rows
+    numbers = {name: each[index] if len(each) == batch > 1 else each for name, each in features.numbers.items()}
+    return replace(
+        problem,
+        inputs=own(problem.inputs),
+        target=problem.target.for_rows(torch.tensor(index, device=problem.model.device)),
+        baselines=problem.baselines if isinstance(problem.request, Expectation) else own(problem.baselines),
+        features=replace(features, numbers=numbers),
+    )
+
+
+_NOT_CHECKED = RowCheck(0.0, Verdict.NOT_APPLICABLE)
+"""The check of a row that does not qualify."""
+
+
+def _placed(result: AttributionResult, rows: Sequence[int], batch: int, *, whole: bool) -> AttributionResult:
+    """Returns every array of ``result`` with zeros in the other rows.
+
+    Args:
+        result: arrays ``[batch, ...]``, or without ``whole`` ``[len(rows), ...]``.
+        rows: the rows that qualify.
+        batch: the batch size.
+        whole: whether ``result`` is of the whole batch.
+    """
+    count, index = batch if whole else len(rows), list(rows)
+
+    def placed(array: Array) -> Array:
+        if array.shape[:1] != (count,):
+            raise error(
+                Reason.METHOD_INAPPLICABLE,
+                f"the explanation has shape {list(array.shape)}, and no axis of rows to leave some out: ask without "
+                "explain_if",
+                "explain_if",
+            )
+        zeros = np.zeros((batch, *array.shape[1:]), array.dtype)
+        zeros[index] = array[index] if whole else array
+        return zeros
+
+    def with_all_rows(check: Check) -> Check:
+        if whole or not check.rows:
+            return check
+        by_row = dict(zip(rows, check.rows))
+        return replace(check, rows=tuple(by_row.get(row, _NOT_CHECKED) for row in range(batch)))
+
+    arrays = {
+        field.name: placed(value)
+        for field in fields(result)
+        if isinstance(value := getattr(result, field.name), np.ndarray)
+    }
+    tokens = result.tokens
+    return replace(
+        result,
+        **arrays,  # type: ignore[arg-type]
+        values={name: placed(value) for name, value in result.values.items()},
+        tokens=tokens and replace(tokens, ids=placed(tokens.ids), values=placed(tokens.values)),
+        checks=tuple(map(with_all_rows, result.checks)),
+        metrics=tuple(replace(metric, values=placed(metric.values)) for metric in result.metrics),
+    )

@@ -1,0 +1,86 @@
+"""Answers one request: plan, hook, forward, backward, collect, attribute, check."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import torch
+
+from cutaway.engine.execution.attribute import run_attributions
+from cutaway.engine.execution.collect import collect_result
+from cutaway.engine.execution.main_pass import MainPass, run_main_pass
+from cutaway.engine.model.inspected_model import Inputs, InspectedModel, Outputs
+from cutaway.engine.planning.plan import Plan, plan_request
+from cutaway.engine.runtime.cancellation import NEVER_CANCELLED, Cancellation
+from cutaway.errors import Reason, error
+from cutaway.requests import InspectRequest, field_name
+from cutaway.results import AttributionResult, InspectResult
+
+
+def inspect(
+    model: InspectedModel, request: InspectRequest, inputs: Inputs, *, cancellation: Cancellation = NEVER_CANCELLED
+) -> InspectResult:
+    """Answers ``request``; afterwards the model is as before.
+
+    Hooks are state of the model: the caller makes sure that nothing else uses it meanwhile.
+
+    Args:
+        model: the model.
+        request: the request.
+        inputs: its tensors, ``[batch, ...]`` each, on the model's device.
+        cancellation: when the caller stops waiting; no pass begins later.
+
+    Raises:
+        CutawayError: the request cannot be answered.
+    """
+    return run_plan(plan_request(model, request, inputs, cancellation))
+
+
+def run_plan(plan: Plan) -> InspectResult:
+    """Answers the request of ``plan``, as `inspect`."""
+    plan.model.passes.reset()
+    with plan.model.session(plan.cancellation):
+        unedited = _run_unedited(plan) if plan.request.compare else {}
+        (main,) = run_main_pass([plan])  # hook, forward, backward
+        return finish(main, unedited=unedited)
+
+
+def _run_unedited(plan: Plan) -> Outputs:
+    """Returns what the model returns without edits, in the same grad mode and with the same random numbers."""
+    with plan.model.kept_rng_state(), torch.set_grad_enabled(plan.differentiates):
+        return {name: output.detach().clone() for name, output in plan.model.run(plan.inputs).items()}
+
+
+def finish(
+    main: MainPass,
+    *,
+    unedited: Outputs | None = None,
+    shared: Mapping[int, AttributionResult] = MappingProxyType({}),
+) -> InspectResult:
+    """Computes and checks the attributions of a request whose main pass has run, and returns its result.
+
+    Args:
+        main: the main pass; the model is still in its session.
+        unedited: what the model returns without edits, where the request compares.
+        shared: attributions that were computed for several requests at once, by their number in the request.
+    """
+    refuse_uncalled_modules(main)
+    attributions = run_attributions(main, shared)
+    return collect_result(main, attributions, unedited or {})
+
+
+def refuse_uncalled_modules(main: MainPass) -> None:
+    """Refuses attributions at modules that forward did not call.
+
+    Raises:
+        InvalidArgument: ``METHOD_INAPPLICABLE``.
+    """
+    for index, attribution in enumerate(main.plan.attributions):
+        for name, field in attribution.modules.items():
+            if not main.recording.calls[name]:
+                raise error(
+                    Reason.METHOD_INAPPLICABLE,
+                    f"the model never called its module {name!r}, so there is nothing to explain there",
+                    f"attributions[{index}].{field_name(type(attribution.request))}.{field}",
+                )

@@ -1,0 +1,250 @@
+"""The main pass: one forward pass and, where gradients are needed, its backward passes, for one or several requests.
+
+Predictions, captures and gradients come from it. A request that runs alone is a batch of one request, whose tensors are
+not split. A dry run is the same forward pass with capture specs that keep shapes only, and without a backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
+
+from cutaway.engine.execution.row_range import RowRange, consecutive
+from cutaway.engine.execution.shared_pass import joint_plan, recording_of
+from cutaway.engine.hooks.observe import observing
+from cutaway.engine.hooks.recording import Recording, StopForward, stack_gradients
+from cutaway.engine.model.inspected_model import Inputs, InspectedModel, Outputs, gradients
+from cutaway.engine.passes.pass_recorder import Values, neuron_output
+from cutaway.engine.passes.targets import ResolvedTarget, resolve_target
+from cutaway.engine.planning.missing import refuse_captures, refuse_edits, resolve_operators
+from cutaway.engine.planning.name_resolution import CaptureSites
+from cutaway.engine.planning.plan import Plan
+from cutaway.engine.runtime.numerics import WITHOUT_COPIES, close
+from cutaway.engine.runtime.timing import timed
+from cutaway.errors import Reason, at, error
+from cutaway.results import ClassPrediction, Timings
+
+
+class MainPass(NamedTuple):
+    """What the main pass returned for one request.
+
+    Attributes:
+        plan: the plan of the request.
+        recording: what the hooks recorded.
+        timings: how long each stage took so far.
+        outputs: what the model returned, by name; empty where forward stopped early.
+        sites: what is captured, by module name and operator address.
+        targets: what is differentiated: one target, for a top-k target k of them; empty where none is needed.
+        source: the output, or the activation of a neuron's module, that the targets are read from.
+        input_gradients: by input, ``[batch, ...]``, for a top-k target ``[batch, k, ...]``.
+        parameter_gradients: by parameter, the part that is captured; for a top-k target ``[k, ...]``.
+    """
+
+    plan: Plan
+    recording: Recording
+    timings: Timings
+    outputs: Outputs
+    sites: CaptureSites
+    targets: Sequence[ResolvedTarget] = ()
+    source: Tensor | None = None
+    input_gradients: Mapping[str, Tensor] = MappingProxyType({})
+    parameter_gradients: Mapping[str, Tensor] = MappingProxyType({})
+
+    @property
+    def target_classes(self) -> Tensor | None:
+        """The class indices, ``[batch]`` or ``[batch, k]``; None for targets without classes."""
+        indices = [target.indices for target in self.targets if target.indices is not None]
+        return self._columns(indices) if indices else None
+
+    @property
+    def target_values(self) -> Tensor | None:
+        """The target scalars, ``[batch]`` or ``[batch, k]``, float64; None without targets."""
+        if self.source is None:
+            return None
+        return self._columns([target.scalars(self.source.detach()).double() for target in self.targets])
+
+    def _columns(self, columns: Sequence[Tensor]) -> Tensor:
+        return torch.stack(list(columns), dim=1) if self.plan.is_top_k else columns[0]
+
+    @property
+    def predictions(self) -> tuple[ClassPrediction, ...]:
+        """The predicted class of each row; empty for a model without classes."""
+        return predicted_classes(self.plan.model, self.outputs)
+
+
+def predicted_classes(model: InspectedModel, outputs: Outputs) -> tuple[ClassPrediction, ...]:
+    """Returns the predicted class of each row, from the first output ``[batch, classes]``; nothing for a model without
+    classes."""
+    logits = next(iter(outputs.values()), None)
+    if logits is None or not model.labels or logits.ndim != 2:
+        return ()
+    probabilities, indices = logits.double().softmax(dim=1).max(dim=1)
+    return tuple(
+        ClassPrediction(index, model.labels[index] if index < len(model.labels) else "", probability)
+        for index, probability in zip(indices.tolist(), probabilities.tolist())
+    )
+
+
+def run_main_pass(plans: Sequence[Plan]) -> list[MainPass]:
+    """Runs one forward pass, and the backward passes that are needed, for requests to one model.
+
+    Returns:
+        For each plan what its request would get alone; all share their timings.
+
+    Raises:
+        CannotShare: the tensors of the pass cannot be split by request.
+        CutawayError: one of the requests cannot be answered.
+    """
+    joint, rows, timings = joint_plan(plans), consecutive([plan.rows for plan in plans]), Timings()
+    model = joint.model
+    leaves = {name: joint.inputs[name].detach().clone().requires_grad_() for name in joint.gradients_of}
+    parameters = {name: model.module.get_parameter(name).requires_grad_() for name in joint.parameters}
+    rng_state = torch.get_rng_state()
+    with observing(
+        model.tree, joint.hook_sites, joint.edits, batch=joint.rows, keep_output_of=joint.neuron
+    ) as recording:
+        outputs = run_forward(joint, {**joint.inputs, **leaves}, recording, timings)
+        mains = [
+            check_forward(plan, {name: own.of(output) for name, output in outputs.items()}, recording, timings)
+            for plan, own in zip(plans, rows)
+        ]
+        arrived = _run_backward(mains, {**leaves, **parameters}, recording, timings)
+        copies_diverged = recording.copies_diverged
+    outputs = {name: output.detach().clone() for name, output in outputs.items()}
+    if copies_diverged:
+        _refuse_diverged(joint, outputs, rng_state)
+    return [
+        _collect(main, recording_of(recording, main.plan, joint, own), outputs, arrived, own)
+        for main, own in zip(mains, rows)
+    ]
+
+
+def run_forward(plan: Plan, inputs: Inputs, recording: Recording, timings: Timings) -> Outputs:
+    """Runs the forward pass that ``recording`` observes, with a graph where ``plan`` needs gradients.
+
+    Returns:
+        What the model returned, by name; empty where it stopped early, because everything to capture was recorded.
+    """
+    recording.pending = None if plan.missing is None else set(plan.missing)
+    differentiates = plan.differentiates and torch.is_grad_enabled()
+    try:
+        with timed(timings, "forward_ms"), torch.set_grad_enabled(differentiates), recording.forward():
+            return plan.model.run(inputs)
+    except StopForward:
+        return {}
+
+
+def check_forward(plan: Plan, outputs: Outputs, recording: Recording, timings: Timings) -> MainPass:
+    """Checks that everything to capture and to edit exists, and resolves the target.
+
+    Args:
+        plan: the plan of one request.
+        outputs: its rows of what the model returned, by name.
+        recording: what the hooks recorded in the forward pass.
+        timings: how long the pass took.
+
+    Raises:
+        InvalidArgument: a capture, an edit or the target does not fit the model.
+    """
+    tree, target = plan.model.tree, plan.request.target
+    main = MainPass(plan, recording, timings, outputs, resolve_operators(plan, recording))
+    refuse_edits(plan, recording, tree)
+    refuse_captures(main.sites, recording, tree)
+    if not plan.needs_target:
+        return main
+    with at("target"):
+        targets, source = resolve_target(
+            tree, target, outputs, plan.rows, lambda name: neuron_output(recording.kept_output, name)
+        )
+    return main._replace(targets=targets, source=source)
+
+
+def _run_backward(mains: Sequence[MainPass], roots: Values, recording: Recording, timings: Timings) -> list[Values]:
+    """Runs one backward pass for all requests that need gradients; for a top-k target one for each class.
+
+    Returns:
+        For each pass the gradients that arrived at ``roots``, by name. Those inside the model reach the hooks.
+    """
+    edges = [*map(get_gradient_edge, roots.values()), *recording.gradient_roots]
+    sources = [(main.targets, main.source) for main in mains if main.plan.differentiates and main.source is not None]
+    if not (edges and sources):
+        return []
+    if not all(source.requires_grad for _, source in sources):
+        raise error(
+            Reason.NOT_DIFFERENTIABLE,
+            "the target does not depend differentiably on any tensor whose gradient is requested: the model detaches, "
+            "rounds or indexes",
+            "target",
+        )
+    calls = [call for calls in recording.calls.values() for call in calls]
+    arrived, by_call = [], []
+    with timed(timings, "backward_ms"):
+        passes = list(zip(*([target.scalars(source) for target in targets] for targets, source in sources)))
+        for number, scalars in enumerate(passes):
+            scalar = scalars[0] if len(scalars) == 1 else torch.cat(scalars)
+            at_edges = gradients(scalar, edges, again=number + 1 < len(passes))
+            arrived.append({name: gradient for name, gradient in zip(roots, at_edges) if gradient is not None})
+            if mains[0].plan.is_top_k:
+                by_call.append([call.take_gradients() for call in calls])
+        for call, *taken in zip(calls, *by_call) if by_call else ():
+            call.put_gradients(stack_gradients(taken))
+    return arrived
+
+
+def _collect(
+    main: MainPass, recording: Recording, outputs: Outputs, arrived: Sequence[Values], rows: RowRange
+) -> MainPass:
+    """Returns ``main`` with the request's own rows of everything that the pass returned, without a graph."""
+    plan = main.plan
+    reached = {name for gradients in arrived for name in gradients}
+
+    def by_class(name: str) -> list[Tensor]:
+        like = next(gradients[name] for gradients in arrived if name in gradients)
+        return [_dense(gradients.get(name, torch.zeros_like(like))) for gradients in arrived]
+
+    def joined(by_class: Sequence[Tensor], dim: int) -> Tensor:
+        return torch.stack(list(by_class), dim=dim) if plan.is_top_k else by_class[0]
+
+    return main._replace(
+        recording=recording,
+        outputs={name: rows.of(output) for name, output in outputs.items()},
+        source=None if main.source is None else main.source.detach().clone(),
+        input_gradients={name: rows.of(joined(by_class(name), 1)) for name in plan.gradients_of if name in reached},
+        parameter_gradients={
+            name: joined([spec.apply(each, f"parameter_gradients.{name}").values for each in by_class(name)], 0)
+            for name, spec in plan.parameters.items()
+            if name in reached
+        },
+    )
+
+
+def _dense(gradient: Tensor) -> Tensor:
+    return gradient.to_dense() if gradient.is_sparse else gradient  # of an embedding with sparse gradients
+
+
+def _refuse_diverged(plan: Plan, outputs: Outputs, rng_state: Tensor) -> None:
+    """Compares ``outputs`` with a run without gradient hooks, from the same random numbers.
+
+    Gradient points work on copies. Where the model changes a tensor in place and goes on with its other name, the
+    copies change what it computes.
+
+    Raises:
+        FailedPrecondition: ``NOT_DIFFERENTIABLE``, where they differ by more than rounding.
+    """
+    model = plan.model
+    with model.kept_rng_state(), observing(model.tree, {}, plan.value_edits, batch=plan.rows) as recording:
+        torch.set_rng_state(rng_state)
+        with recording.forward():
+            unhooked = model.run(plan.inputs)
+    if not all(close(unhooked[name].detach(), output, WITHOUT_COPIES) for name, output in outputs.items()):
+        raise error(
+            Reason.NOT_DIFFERENTIABLE,
+            "the model changes in place a tensor whose gradient is captured or edited, and then uses it under another "
+            "name, which no backward hook can follow: take another module, or the operation out of place",
+            "captures" if plan.captures_gradients else "edits",
+        )

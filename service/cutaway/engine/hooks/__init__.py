@@ -1,0 +1,1 @@
+"""Hook registration, captures and edits."""

@@ -1,0 +1,225 @@
+"""Edits and records the tensors, and the gradients, of one module or operator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
+
+from cutaway.engine.hooks.capture_spec import CaptureSpec
+from cutaway.engine.hooks.edits import apply_edit, matching_edits
+from cutaway.engine.hooks.recording import MayShareMemory, RecordedCall, Recording, in_backward
+from cutaway.engine.runtime.numerics import equal
+from cutaway.engine.runtime.pytree import Path
+from cutaway.errors import Reason, at, error
+from cutaway.requests import Edit, Point
+
+
+class Side(NamedTuple):
+    """Where tensors enter or leave a module: the points of their values and of their gradients."""
+
+    value: Point
+    gradient: Point
+
+
+INCOMING = Side(Point.INPUT, Point.GRAD_INPUT)
+OUTGOING = Side(Point.OUTPUT, Point.GRAD_OUTPUT)
+
+NumberedEdit = tuple[int, Edit]
+"""An edit and its number in the request."""
+
+_NO_EDITS: Mapping[Point, list[NumberedEdit]] = {point: [] for point in Point}
+
+
+@dataclass
+class HookSite:
+    """One module or operator with the captures and edits of a request.
+
+    A value is edited, then recorded; in the backward pass its gradient is edited, then recorded. So a capture shows, at
+    every point, what the rest of the model gets.
+
+    Attributes:
+        recording: where to record.
+        name: the module's name or the operator's address.
+        specs: what to capture, by point.
+        edits: all edits of this site, in order.
+        batch: the number of rows of the request.
+        copies: False hooks the tensors themselves where that shows the same.
+        keeps_output: whether to keep the first output tensor of the first call in the graph.
+    """
+
+    recording: Recording
+    name: str
+    specs: Mapping[Point, CaptureSpec]
+    edits: Sequence[NumberedEdit] = ()
+    batch: int = 0
+    copies: bool = True
+    keeps_output: bool = False
+
+    def __post_init__(self) -> None:
+        self._edits = (
+            {p: [edit for edit in self.edits if edit[1].point is p] for p in Point} if self.edits else _NO_EDITS
+        )
+
+    def begin_call(self) -> RecordedCall:
+        """Begins the record of a call."""
+        return self.recording.begin_call(self.name)
+
+    def edits_values(self, side: Side) -> bool:
+        """Returns whether values are edited at ``side``."""
+        return bool(self._edits[side.value])
+
+    def needs_gradients(self, side: Side) -> bool:
+        """Returns whether gradients are captured or edited at ``side``."""
+        return side.gradient in self.specs or bool(self._edits[side.gradient])
+
+    def only_records(self, side: Side) -> bool:
+        """Returns whether all that is done at ``side`` is to record values."""
+        keeps_output = self.keeps_output and side is OUTGOING
+        return not (self.edits_values(side) or self.needs_gradients(side) or keeps_output)
+
+    def record(self, call: RecordedCall, side: Side, tensors: Mapping[Path, Tensor]) -> None:
+        """Records the values of ``tensors``, for sides where `only_records` holds."""
+        call.dtypes[side.value] = {path: tensor.dtype for path, tensor in tensors.items()}
+        if side.value not in self.specs:
+            return
+        for path, tensor in tensors.items():
+            if _is_plain(tensor):
+                self._record(call, side.value, path, tensor)
+        self._finish(call, side)
+
+    def process(
+        self,
+        call: RecordedCall,
+        side: Side,
+        tensors: Mapping[Path, Tensor],
+        shared: MayShareMemory,
+        bare: Sequence[Tensor] = (),
+    ) -> dict[Path, Tensor]:
+        """Edits, records and hooks ``tensors``, and returns the tensors that the model continues with.
+
+        Args:
+            call: the call to which they belong.
+            side: whether they enter or leave.
+            tensors: all tensors of that side, by path.
+            shared: returns whether the model may hold another reference to the same values.
+            bare: tensors that must stay the same objects because the model continues with these: they are edited in
+                place, and hooked without a copy.
+        """
+        plain = {path: tensor for path, tensor in tensors.items() if _is_plain(tensor)}
+        call.dtypes[side.value] = {path: tensor.dtype for path, tensor in tensors.items()}
+        floating = any(tensor.is_floating_point() for tensor in plain.values())
+        results = dict(tensors)
+        for path, tensor in plain.items():
+            is_bare = any(tensor is each for each in bare)
+            edits = self._matching_edits(call, side.value, path, tensor, floating)
+            new = self._edited(edits, tensor.clone() if is_bare else tensor) if edits else tensor
+            if edits and is_bare:
+                new = tensor.copy_(new)
+            self._record(call, side.value, path, new)
+            is_shared = new is tensor and shared(tensor)
+            results[path] = self._with_gradient_hook(call, side, path, new, is_shared, is_bare)
+        if self.keeps_output and side is OUTGOING and self.recording.kept_output is None and plain:
+            # A copy, because in-place operations behind the module do not reach it.
+            self.recording.kept_output = results[next(iter(plain))].clone()
+        self._finish(call, side)
+        return results
+
+    def _matching_edits(
+        self, call: RecordedCall, point: Point, path: Path, tensor: Tensor, floating: bool
+    ) -> list[NumberedEdit]:
+        edits = matching_edits(self._edits[point], path, tensor, floating)
+        of_one_call = [number for number, edit in edits if edit.call is not None]
+        if call.number is None and of_one_call:
+            raise error(
+                Reason.EDIT_INAPPLICABLE,
+                f"{self.name!r} is called several times, and again during the backward pass (activation "
+                "checkpointing), where the number of the call that the edit names is unknown",
+                f"edits[{of_one_call[0]}].call",
+            )
+        return [(number, edit) for number, edit in edits if edit.call in (None, call.number)]
+
+    def _edited(self, edits: Sequence[NumberedEdit], tensor: Tensor) -> Tensor:
+        """Applies ``edits`` in order, and records which of them changed a value."""
+        effects = self.recording.edit_effects
+        for number, edit in edits:
+            before = tensor
+            with at(f"edits[{number}]"):
+                tensor = apply_edit(edit, before, self.batch)
+            effects[number] = effects.get(number, False) or not equal(tensor.detach(), before.detach())
+        return tensor
+
+    def _record(self, call: RecordedCall, point: Point, path: Path, tensor: Tensor) -> None:
+        spec = self.specs.get(point)
+        if spec is not None and spec.matches(call.number, path):
+            call.record(point, path, spec.apply(tensor.detach(), f"captures.{self.name}.{point.value}{path}"))
+
+    def _with_gradient_hook(
+        self, call: RecordedCall, side: Side, path: Path, tensor: Tensor, shared: bool, bare: bool
+    ) -> Tensor:
+        """Returns ``tensor``, or a copy of it, with a hook that edits and records its gradient."""
+        spec = self.specs.get(side.gradient)
+        edits = self._matching_edits(call, side.gradient, path, tensor, floating=True)
+        captured = spec is not None and spec.matches(call.number, path)
+        if not (edits or captured) or not _can_have_gradient(tensor):
+            return tensor
+        node = tensor
+        if not bare and (self.copies or edits or shared or tensor.is_leaf):
+            node = _copy_in_graph(tensor)
+            if shared:
+                self.recording.mark_replaced(tensor, node)
+        if captured:
+            call.record(side.gradient, path, None)
+        if not in_backward() and node.requires_grad:
+            if captured:
+                # An in-place operation moves the tensor to another place of the graph, but not the edge.
+                self.recording.gradient_roots.append(get_gradient_edge(node))
+            self._hook_gradient(node, call, side.gradient, path, edits)
+        return node
+
+    def _hook_gradient(
+        self, node: Tensor, call: RecordedCall, point: Point, path: Path, edits: Sequence[NumberedEdit]
+    ) -> None:
+        def hook(gradient: Tensor) -> Tensor | None:
+            if self.recording.in_forward:
+                return None
+            with self.recording.hook_scope():
+                new = self._edited(edits, gradient)
+                self._record(call, point, path, new)
+            return None if new is gradient else new
+
+        node.register_hook(hook)
+
+    def _finish(self, call: RecordedCall, side: Side) -> None:
+        spec = self.specs.get(side.value)
+        if spec is not None and spec.call is not None and spec.call == call.number:
+            self.recording.mark_captured(self.name, side.value)
+
+
+def _copy_in_graph(tensor: Tensor) -> Tensor:
+    """Returns a copy that is a node of the graph, also if ``tensor`` is not part of one yet (behind an embedding of
+    token ids with frozen weights)."""
+    source = tensor if tensor.requires_grad else tensor.detach().requires_grad_()
+    return source.clone()
+
+
+def _can_have_gradient(tensor: Tensor) -> bool:
+    return torch.is_grad_enabled() and (tensor.is_floating_point() or tensor.is_complex())
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    # Tensors inside torch.vmap and nested tensors have no array that could be copied.
+    return not (tensor.is_nested or torch._C._functorch.is_functorch_wrapped_tensor(tensor))
+
+
+def share_memory(one: Tensor, other: Tensor) -> bool:
+    """Returns whether two tensors use the same storage."""
+    if one is other:
+        return True
+    if not (_is_plain(one) and _is_plain(other)):
+        return False
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()

@@ -1,0 +1,155 @@
+"""The one place that registers hooks.
+
+    with observing(tree, {"conv1": watching(Point.OUTPUT, Point.GRAD_OUTPUT)}) as seen:
+        with seen.forward():
+            outputs = model(x)
+        torch.autograd.grad(outputs.sum(), seen.gradient_roots, allow_unused=True)
+    seen.calls["conv1"][0].at(Point.GRAD_OUTPUT)[""]      # a tensor on the host
+
+A forward pre-hook and a forward hook see what goes in and out, and may change it. For the gradients, PyTorch's own full
+backward hook puts a view of each tensor into the graph and hooks it: any in-place operation nearby then raises, dicts
+are never seen, nor tensors passed by keyword. The same two places are hooked here the same way, but on a *copy* of each
+tensor (`Tensor.register_hook`), which in-place operations may change at will. What is seen is what a full backward hook
+sees, also for a module that returns its own input, where a hook on the bare tensor would add up other branches'
+gradients; and what the hook returns flows on upstream.
+
+What a hook sees is copied to the host when it fires, before anything later can overwrite it. All hooks are gone when
+the block ends, whatever ended it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, TypeAlias, TypeVar
+
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from cutaway.engine.hooks.capture_spec import CaptureSpec
+from cutaway.engine.hooks.hook_site import INCOMING, OUTGOING, HookSite, NumberedEdit, share_memory
+from cutaway.engine.hooks.operators import Operators, is_address
+from cutaway.engine.hooks.recording import RecordedCall, Recording
+from cutaway.engine.model.module_tree import ModuleTree
+from cutaway.engine.runtime.pytree import argument_tensors, leaves, map_leaves, replace_arguments
+from cutaway.requests import Point
+
+T = TypeVar("T")
+
+SpecsBySite: TypeAlias = Mapping[str, Mapping[Point, CaptureSpec]]
+"""What to capture at the points of modules, by name, and of operators, by address."""
+
+
+@contextmanager
+def observing(
+    tree: ModuleTree,
+    sites: SpecsBySite,
+    edits: Mapping[str, Sequence[NumberedEdit]] | None = None,
+    *,
+    batch: int = 0,
+    keep_output_of: str | None = None,
+    copies: bool = True,
+    recording: Recording | None = None,
+) -> Iterator[Recording]:
+    """Records and edits activations and gradients while the block runs.
+
+    Args:
+        tree: the modules.
+        sites: what to capture, by module name, operator address or glob of addresses.
+        edits: the edits in their order, by module name or operator address.
+        batch: the number of rows of the request, for edits of single rows.
+        keep_output_of: the module whose first output tensor is kept in the graph, as `Recording.kept_output`.
+        copies: False hooks the tensors themselves where that shows the same, so that neither the model's values nor
+            the gradients that other hooks see change in the last bit.
+        recording: where to record, from an earlier block; a new one by default.
+
+    Yields:
+        The recording. It fills while passes run and stays readable afterwards; a new one drops the graph at the end of
+        the block.
+    """
+    seen = Recording() if recording is None else recording
+    changes = edits or {}
+
+    def new_site(name: str, specs: Mapping[Point, CaptureSpec], numbered: Sequence[NumberedEdit]) -> HookSite:
+        return HookSite(seen, name, specs, numbered, batch, copies, keeps_output=name == keep_output_of)
+
+    names = list(dict.fromkeys([*sites, *changes, *([] if keep_output_of is None else [keep_output_of])]))
+    for name in names:
+        seen.calls.setdefault(name, [])
+    addresses = [name for name in names if is_address(name)]
+    handles: list[RemovableHandle] = []
+    with ExitStack() as ends:
+        if recording is None:
+            ends.callback(seen.release)
+        ends.callback(_remove, handles)
+        if addresses:
+            operators = Operators(seen, new_site, _select(sites, addresses), _select(changes, addresses))
+            handles.extend(_scope_hooks(tree, operators))
+            ends.enter_context(operators)
+        for name in names:
+            if name not in addresses:
+                hooks = _ModuleHooks(seen, new_site(name, sites.get(name, {}), changes.get(name, ())))
+                handles.extend(hooks.register(tree.modules[name]))
+        yield seen
+
+
+def _remove(handles: Sequence[RemovableHandle]) -> None:
+    for handle in handles:
+        handle.remove()
+
+
+def _select(values: Mapping[str, T], names: Sequence[str]) -> dict[str, T]:
+    return {name: values[name] for name in names if name in values}
+
+
+def _scope_hooks(tree: ModuleTree, operators: Operators) -> Iterator[RemovableHandle]:
+    """Registers hooks that tell which module's forward is running; before all others, which run inside that scope."""
+    for name, module in tree.modules.items():
+        yield module.register_forward_pre_hook(operators.enter_hook(name), prepend=True)
+        yield module.register_forward_hook(operators.leave, prepend=True, always_call=True)
+
+
+class _ModuleHooks:
+    """The hooks of one module. Calls are numbered when they begin, so that one record has all points of a call."""
+
+    def __init__(self, recording: Recording, site: HookSite) -> None:
+        self._recording = recording
+        self._site = site
+        self._open: list[tuple[RecordedCall, list[Tensor]]] = []
+        # Only for gradients at an output it matters whether the output shares memory with an input.
+        self._needs_inputs = site.needs_gradients(OUTGOING)
+        self._only_records_in, self._only_records_out = site.only_records(INCOMING), site.only_records(OUTGOING)
+
+    def register(self, module: nn.Module) -> Iterator[RemovableHandle]:
+        """Registers the hooks on ``module``. The forward hook runs also if forward raises, so that the next call does
+        not continue the record of one that failed in a model that catches the error."""
+        yield module.register_forward_pre_hook(self._before, with_kwargs=True)
+        yield module.register_forward_hook(self._after, with_kwargs=True, always_call=True)
+
+    def _before(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
+        with self._recording.hook_scope():
+            call = self._site.begin_call()
+            self._open.append((call, self._inputs(args, kwargs)))
+            tensors = argument_tensors(args, kwargs)
+            if self._only_records_in:
+                self._site.record(call, INCOMING, tensors)
+                return None
+            return replace_arguments(args, kwargs, self._site.process(call, INCOMING, tensors, shared=lambda _: True))
+
+    def _after(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        with self._recording.hook_scope():
+            call, inputs = self._open.pop()
+            tensors = leaves(output)
+            if self._only_records_out:
+                self._site.record(call, OUTGOING, tensors)
+                return None
+            inputs += self._inputs(args, kwargs)
+
+            def shared(tensor: Tensor) -> bool:
+                return any(share_memory(tensor, each) for each in inputs)
+
+            results = self._site.process(call, OUTGOING, tensors, shared)
+            return map_leaves(output, lambda path, _: results[path])
+
+    def _inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+        return [*leaves(args).values(), *leaves(kwargs).values()] if self._needs_inputs else []

@@ -1,0 +1,340 @@
+"""Operators inside a module's forward: PyTorch functions and methods that are not modules, named by an address.
+
+``layer3.1:relu#0`` is the first ``relu`` in one call of the module ``layer3.1``, outside of its children. A function
+that is made of others (``multi_head_attention_forward``) is one operator. A function that computes nothing (``detach``)
+or returns no tensor (``size``, ``item``) is none. PyTorch shows operators to a `TorchFunctionMode`,
+https://pytorch.org/docs/stable/torch.overrides.html, in the thread that entered the mode and in no other.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils import checkpoint
+
+from cutaway.engine.hooks.capture_spec import CaptureSpec
+from cutaway.engine.hooks.hook_site import INCOMING, OUTGOING, HookSite, NumberedEdit, share_memory
+from cutaway.engine.hooks.operator_names import operator_name
+from cutaway.engine.hooks.recording import RecordedCall, Recording, in_backward, inside_hook
+from cutaway.engine.runtime.pytree import argument_tensors, leaves, map_leaves, replace_arguments
+from cutaway.errors import Reason, error
+from cutaway.requests import Point
+from cutaway.schema.module_globs import compile_glob, is_glob
+
+SiteFactory: TypeAlias = Callable[[str, Mapping[Point, CaptureSpec], Sequence[NumberedEdit]], HookSite]
+
+RunningModule: TypeAlias = tuple[str, dict[str, int]]
+"""A module whose forward is running, and the number of operators of each name that it has run."""
+
+
+def is_address(name: str) -> bool:
+    """Returns whether ``name`` is an operator's address, and not a module's name."""
+    return "#" in name and re.search(r":[^:.#]+#[\d*?]+$", name) is not None
+
+
+def nearest_addresses(address: str, ran: Sequence[str]) -> str:
+    """Returns a hint for an error message: the addresses among ``ran`` that are most similar to ``address``."""
+    nearest = difflib.get_close_matches(address, ran, n=3, cutoff=0.3) or list(ran[:3])
+    return "; nearest: " + ", ".join(nearest) if nearest else "; no operator ran inside a module"
+
+
+class _ThreadState(threading.local):
+    """The running modules of this thread, innermost last; and whether the outermost one began with gradients on."""
+
+    def __init__(self) -> None:
+        self.running: list[RunningModule] = []
+        self.differentiates = False
+
+
+class Operators(TorchFunctionMode):
+    """Observes every operator while the block runs, and passes those with a site to it.
+
+    Hooks on all modules (`enter_hook`, `leave`) tell which module's forward is running.
+
+    Args:
+        recording: where to record.
+        new_site: creates the site of an address.
+        specs: what to capture, by address or glob.
+        edits: the edits, by address.
+    """
+
+    def __init__(
+        self,
+        recording: Recording,
+        new_site: SiteFactory,
+        specs: Mapping[str, Mapping[Point, CaptureSpec]],
+        edits: Mapping[str, Sequence[NumberedEdit]],
+    ) -> None:
+        super().__init__()
+        self._recording = recording
+        self._new_site = new_site
+        self._globs = [(compile_glob(glob), specs[glob]) for glob in specs if is_glob(glob)]
+        self._specs = {address: specs[address] for address in specs if not is_glob(address)}
+        self._edits = edits
+        self._sites = {address: self._create_site(address) for address in {**self._specs, **edits}}
+        # Only these change what autograd saves, so that a recomputation must repeat them.
+        self._recomputes = bool(edits) or any(point.is_gradient for points in specs.values() for point in points)
+        self._state = _ThreadState()
+        self._thread = threading.get_ident()
+
+    def enter_hook(self, name: str) -> Callable[..., None]:
+        """Returns a pre-hook for the module ``name``, whose forward begins."""
+
+        def enter(*_: Any) -> None:
+            state = self._state
+            if not state.running:
+                state.differentiates = torch.is_grad_enabled()
+            if self._recomputes:
+                self._follow_checkpoint()
+            state.running.append((name, {}))
+            if threading.get_ident() != self._thread and not in_backward():
+                self._refuse_thread(name)
+
+        return enter
+
+    def leave(self, *_: Any) -> None:
+        """Forward hook: the innermost running module ends."""
+        self._state.running.pop()
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Runs one operator."""
+        kwargs = kwargs or {}
+        name = operator_name(func)
+        running = self._state.running
+        if not (name and running) or inside_hook():
+            return func(*args, **kwargs)
+        if self._recomputes:
+            self._follow_checkpoint()
+        module, counts = running[-1]
+        number = counts.get(name, 0)
+        counts[name] = number + 1  # before it runs: an operator that raises and is caught keeps its number
+        address = f"{module}:{name}#{number}"
+        site = self._find_site(address) if self._globs else self._sites.get(address)
+        if site is None:
+            returned = func(*args, **kwargs)
+        else:
+            returned = self._run_hooked(address, _HookedOperator(site, func, name, args, kwargs))
+        if isinstance(returned, Tensor) or name in _RETURNS_NOTHING or leaves(returned):
+            self._recording.operators[address] = None
+        else:
+            counts[name] = number
+        return returned
+
+    def _find_site(self, address: str) -> HookSite | None:
+        if address not in self._sites:
+            with self._recording.hook_scope():
+                self._sites[address] = self._create_site(address)
+        return self._sites[address]
+
+    def _create_site(self, address: str) -> HookSite | None:
+        merged: dict[Point, CaptureSpec] = {}
+        for specs in [specs for glob, specs in self._globs if glob.fullmatch(address)]:
+            _merge_specs(address, merged, specs)
+        _merge_specs(address, merged, self._specs.get(address, {}))
+        edits = self._edits.get(address, ())
+        return self._new_site(address, merged, edits) if merged or edits else None
+
+    def _run_hooked(self, address: str, operator: _HookedOperator) -> Any:
+        with self._recording.hook_scope():
+            self._refuse_reentrant_checkpoint(address)
+            call = operator.begin()
+        returned = operator.run()
+        with self._recording.hook_scope():
+            result = operator.process_result(returned)
+            calls = self._recording.calls[address]
+            if not call.dtypes[OUTGOING.value] and call in calls:  # it returned no tensor: it is no operator
+                calls.remove(call)
+            return result
+
+    def _follow_checkpoint(self) -> None:
+        """Makes a recomputation by activation checkpointing repeat copies and edits.
+
+        Checkpointing runs part of a forward again in the backward pass, without this mode and without module hooks: so
+        its function is replaced by one that enters the mode, inside the modules that are running now.
+        """
+        frame = _checkpoint_frame()
+        if frame is not None and not isinstance(frame.recompute_fn, _Recomputation):
+            frame.recompute_fn = _Recomputation(frame.recompute_fn, self, _copied(self._state.running[-1:]))
+
+    @contextmanager
+    def resumed(self, running: Sequence[RunningModule]) -> Iterator[None]:
+        """Enters this function mode again, for a part of the forward pass that runs during the backward pass.
+
+        Args:
+            running: the modules whose forward is executing there, the innermost last.
+        """
+        before, self._state.running = self._state.running, _copied(running)
+        try:
+            with self:
+                yield
+        finally:
+            self._state.running = before
+
+    def _refuse_reentrant_checkpoint(self, address: str) -> None:
+        """The older, reentrant checkpointing runs forward without a graph and computes the graph in the backward
+        pass."""
+        edits = [number for number, edit in self._edits.get(address, ()) if not edit.point.is_gradient]
+        if edits and self._state.differentiates and not torch.is_grad_enabled() and _in_reentrant_checkpoint():
+            raise error(
+                Reason.EDIT_INAPPLICABLE,
+                f"{address!r} runs inside reentrant activation checkpointing, which computes it again for the "
+                "gradients, unedited: let the model use use_reentrant=False",
+                f"edits[{edits[0]}].op",
+            )
+
+    def _refuse_thread(self, module: str) -> None:
+        """Raises if a capture or an edit names an operator of ``module``, which runs in a thread of the model's own: a
+        mode does not see operators there."""
+        fields = {address: f"{next(iter(specs.values())).field}.op" for address, specs in self._specs.items()}
+        fields |= {address: f"edits[{edits[0][0]}].op" for address, edits in self._edits.items()}
+        for address in [address for address in fields if address.rpartition(":")[0] == module]:
+            why = f"the model runs {module!r} in a thread of its own, where operators are not seen"
+            with self._recording.hook_scope():
+                raise error(Reason.OP_NOT_FOUND, why, fields[address])
+
+
+def _merge_specs(address: str, merged: dict[Point, CaptureSpec], specs: Mapping[Point, CaptureSpec]) -> None:
+    """Adds ``specs`` to ``merged``; raises if the two differ."""
+    for point, spec in specs.items():
+        if merged.get(point, spec) != spec or any(other.call != spec.call for other in merged.values()):
+            raise error(
+                Reason.INVALID_VALUE,
+                f"{address!r} is captured twice, and in different ways: other slices, reductions or calls need a "
+                "request of their own",
+                spec.field,
+            )
+        merged[point] = spec
+
+
+def _copied(running: Sequence[RunningModule]) -> list[RunningModule]:
+    return [(module, dict(counts)) for module, counts in running]
+
+
+class _Recomputation(NamedTuple):
+    """A checkpointed function that runs under the mode again."""
+
+    function: Callable[..., Any]
+    operators: Operators
+    running: Sequence[RunningModule]
+
+    def __call__(self, *args: Any) -> Any:
+        with self.operators.resumed(self.running):
+            return self.function(*args)
+
+
+def _checkpoint_frame() -> Any:
+    """Returns the state of the `torch.utils.checkpoint.checkpoint` that is running, if any. Only its hook on the
+    tensors that autograd saves leads to it."""
+    pack, _ = torch._C._autograd._top_saved_tensors_default_hooks(True) or (None, None)
+    code = getattr(pack, "__code__", None)
+    cells = dict(zip(code.co_freevars, pack.__closure__ or ())) if code is not None else {}
+    frame = cells["frame"].cell_contents if "frame" in cells else None
+    return frame if hasattr(frame, "recompute_fn") else None
+
+
+def _in_reentrant_checkpoint() -> bool:
+    codes = [frame.f_code for frame, _ in traceback.walk_stack(None)]
+    return any(code.co_name == "forward" and code.co_filename == checkpoint.__file__ for code in codes)
+
+
+@dataclass
+class _HookedOperator:
+    """One run of an operator that has a site.
+
+    An operator that writes into a tensor gets a substitute to write into, which is then copied back. So the model
+    continues with its own tensor, whatever it does with the operator's result; an edit does not overwrite values that
+    the operator saves for its backward; and the gradients before and behind the operator are distinct.
+    """
+
+    site: HookSite
+    func: Callable[..., Any]
+    name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def begin(self) -> RecordedCall:
+        """Begins the call: edits, records and replaces the arguments."""
+        name, args, kwargs = self.name, self.args, self.kwargs
+        self._call = self.site.begin_call()
+        self._outs = {f"out{path}": tensor for path, tensor in leaves(kwargs.get("out")).items()}
+        self._inputs = {
+            path: tensor for path, tensor in argument_tensors(args, kwargs).items() if path not in self._outs
+        }
+        self._target = _inplace_target(name, args, kwargs)
+        self._target_path = next((path for path, tensor in self._inputs.items() if tensor is self._target), "")
+        self._substitutes = self._process_inputs()
+        return self._call
+
+    def _process_inputs(self) -> dict[str, Tensor]:
+        site, target = self.site, self._target
+        if target is not None and any(site.edits_values(s) or site.needs_gradients(s) for s in (INCOMING, OUTGOING)):
+            # The operator must not write to tensors that an edit saves for its backward.
+            for path in [path for path, tensor in self._inputs.items() if share_memory(tensor, target)]:
+                self._inputs[path] = self._inputs[path].clone()
+        substitutes = site.process(self._call, INCOMING, self._inputs, shared=lambda _: True)
+        if target is not None and substitutes[self._target_path] is not self._inputs[self._target_path]:
+            # Nor to a tensor with a gradient hook: if it is a view, its gradient would end there.
+            substitutes[self._target_path] = substitutes[self._target_path].clone()
+        return substitutes
+
+    def run(self) -> Any:
+        """Returns what the operator returns."""
+        try:
+            return self._run()
+        except RuntimeError:
+            # Some arguments cannot have a gradient (running statistics, class weights): their copies must not need one.
+            constants = [path for path, tensor in self._inputs.items() if not tensor.requires_grad]
+            constants = [path for path in constants if self._substitutes[path].requires_grad]
+            if not constants:
+                raise
+            self._substitutes.update({path: self._substitutes[path].detach() for path in constants})
+            return self._run()
+
+    def _run(self) -> Any:
+        args, kwargs = replace_arguments(self.args, self.kwargs, {**self._substitutes, **self._outs})
+        return self.func(*args, **kwargs)
+
+    def process_result(self, returned: Any) -> Any:
+        """Edits and records what the operator returned, and returns what the model continues with."""
+        substitute = None if self._target is None else self._substitutes[self._target_path]
+        tensors = {"": substitute} if self.name in _RETURNS_NOTHING and substitute is not None else leaves(returned)
+
+        def shared(tensor: Tensor) -> bool:
+            return any(share_memory(tensor, each) for each in self._substitutes.values())
+
+        results = self.site.process(self._call, OUTGOING, tensors, shared, bare=list(self._outs.values()))
+        if self._target is not None and substitute is not self._target:
+            if self.name in _CHANGES_SHAPE:
+                self.func(*self.args, **self.kwargs)
+            results = dict.fromkeys(results, self._target.copy_(next(iter(results.values()))))
+        return map_leaves(returned, lambda path, _: results[path])
+
+
+_RETURNS_NOTHING = {"setitem"}
+"""Operators that return nothing, and change their first argument."""
+
+_CHANGES_SHAPE = {"as_strided_", "squeeze_", "swapaxes_", "swapdims_", "t_", "transpose_", "unsqueeze_"}
+"""Operators that change a tensor's shape, and none of its values."""
+
+_WRITES_IN_PLACE = {"iand", "ilshift", "ior", "irshift", "ixor"}
+"""Operators that write in place although their names do not end in an underscore."""
+
+
+def _inplace_target(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
+    """Returns the tensor that the operator writes into, which is its first argument; None if it writes into none."""
+    if not (name.endswith("_") or name in _RETURNS_NOTHING or name in _WRITES_IN_PLACE or kwargs.get("inplace")):
+        return None
+    first = args[0] if args else next(iter(kwargs.values()), None)
+    return first if isinstance(first, Tensor) else None

@@ -1,0 +1,145 @@
+"""Calls Captum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+from cutaway.engine.methods.captum_patches import quicker_captum, with_single_root
+from cutaway.engine.methods.table import method_of
+from cutaway.engine.passes.pass_recorder import AttributionProblem, Values
+from cutaway.engine.passes.reference_inputs import layer_value_name
+from cutaway.engine.runtime.oom import is_out_of_memory
+from cutaway.engine.runtime.rng import ModelStream, seeded
+from cutaway.errors import CutawayError, Reason, error
+from cutaway.requests import LayerAttribution, NeuronAttribution
+
+
+def explain(problem: AttributionProblem, forward: Callable[..., Tensor]) -> Values:
+    """Returns Captum's attributions.
+
+    Args:
+        problem: the attribution problem.
+        forward: runs the model on the explained inputs, then the others; returns the tensor with the target.
+
+    Raises:
+        InvalidArgument: ``METHOD_INAPPLICABLE``: Captum cannot apply the method to this model or input.
+        FailedPrecondition: ``NOT_DIFFERENTIABLE``: no gradient connects the target with the input or layer.
+    """
+    method = method_of(problem.request)
+    layer = (problem.model.tree[problem.module],) if problem.module else ()
+    options = method.attribute_arguments(problem)
+    called = forward
+    if method.explains_neuron:
+        options["neuron_selector"] = problem.request.neuron.index  # type: ignore[attr-defined]
+    elif method.differentiates and problem.target.indices is not None:
+        options["target"] = problem.target.indices
+    elif method.differentiates:  # Captum's targets are elements of an output; for others it gets the scalar
+
+        def called(*tensors: Tensor) -> Tensor:
+            return problem.target.scalars(forward(*tensors))
+
+    with (
+        _translated_errors(problem),
+        method.model_context(problem),
+        quicker_captum(),
+        seeded(problem.seed, problem.model.device) as model_stream,
+    ):
+        if problem.seed is not None:
+            called = _with_own_stream(model_stream, called)
+        if method.applies_to_modules:
+            called = _Module(problem.model.module, called)
+        explainer = with_single_root(method.captum(called, *layer, **method.init_arguments(problem.request)))
+        additional = problem.additional_inputs or None
+        result = explainer.attribute(_leaves(problem), additional_forward_args=additional, **options)
+    return _named(problem, result)
+
+
+def _with_own_stream(model_stream: ModelStream, forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Returns ``forward`` with random numbers from another stream than Captum's."""
+
+    def wrapped(*tensors: Tensor) -> Tensor:
+        with model_stream():
+            return forward(*tensors)
+
+    return wrapped
+
+
+def _leaves(problem: AttributionProblem) -> tuple[Tensor, ...]:
+    """Returns copies of the explained inputs, which require gradients if the method uses any."""
+    leaves = tuple(tensor.detach().clone() for tensor in problem.arguments)
+    for tensor in leaves:
+        if tensor.is_floating_point() and not method_of(problem.request).forward_only:
+            tensor.requires_grad_()
+    return leaves
+
+
+class _Module(nn.Module):
+    """A module that calls ``forward``, for methods of Captum that hook the modules inside ``model``."""
+
+    def __init__(self, model: nn.Module, forward: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.model = model
+        self._function = forward
+
+    def forward(self, *tensors: Tensor) -> Tensor:
+        """Returns the result of the function."""
+        return self._function(*tensors)
+
+
+def _named(problem: AttributionProblem, result: Any) -> Values:
+    several = isinstance(result, (tuple, list))
+    tensors = [tensor.detach() for tensor in (result if several else (result,))]
+    if not isinstance(problem.request, LayerAttribution):
+        _refuse_empty(problem, tensors)
+        return dict(zip(problem.explained, tensors))
+    paths = [f"[{index}]" for index in range(len(tensors))] if several else [""]
+    return {layer_value_name(problem.layer, path): tensor for path, tensor in zip(paths, tensors)}
+
+
+def _refuse_empty(problem: AttributionProblem, tensors: Sequence[Tensor]) -> None:
+    """Raises where Guided Grad-CAM returns nothing, with a warning: a layer's map cannot be scaled to an input."""
+    for name, tensor in zip(problem.explained, tensors):
+        if not tensor.numel() and problem.inputs[name].numel():
+            raise error(
+                Reason.METHOD_INAPPLICABLE,
+                f"the output of {problem.layer!r} cannot be scaled to the input {name!r}, of shape "
+                f"{list(problem.inputs[name].shape)}: both need the same axes behind batch and channels",
+            )
+
+
+@contextmanager
+def _translated_errors(problem: AttributionProblem) -> Iterator[None]:
+    method = type(problem.request).__name__
+    where = f"the layer {problem.layer!r}" if problem.layer else f"the input {', '.join(problem.explained)}"
+    others = "" if problem.layer or len(problem.explained) < 2 else ": name in inputs only those that it depends on"
+    try:
+        yield
+    except CutawayError as failure:
+        if failure.reason != Reason.MODEL_FAILED or "leaf Variable that requires grad" not in failure.message:
+            raise
+        raise error(
+            Reason.METHOD_INAPPLICABLE,
+            f"Captum's {method} replaces the output of {where}, which the model then changes in place: explain the "
+            "module that does so, or build it with inplace=False",
+        ) from failure
+    except Exception as failure:
+        if is_out_of_memory(failure):
+            raise
+        text = (str(failure).strip().splitlines() or [type(failure).__name__])[0][:300]
+        if "does not require grad" in text or "appears to not have been used in the graph" in text:
+            raise error(
+                Reason.NOT_DIFFERENTIABLE,
+                f"{method}: {_explained(problem)} does not depend on {where} through differentiable operations{others}",
+            ) from failure
+        raise error(Reason.METHOD_INAPPLICABLE, f"Captum's {method} cannot be applied to {where}: {text}") from failure
+
+
+def _explained(problem: AttributionProblem) -> str:
+    if not isinstance(problem.request, NeuronAttribution):
+        return "the target"
+    neuron = f"the neuron {list(problem.request.neuron.index)} of {problem.module!r}"
+    return neuron if method_of(problem.request).explains_neuron else f"the target, by way of {neuron},"

@@ -1,0 +1,176 @@
+"""Any method, applied to noisy copies of the inputs and combined: SmoothGrad, its square, VarGrad."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from captum import attr
+
+from cutaway.engine.methods.captum_patches import with_single_root
+from cutaway.engine.methods.spec import Method
+from cutaway.engine.methods.validation import (
+    inapplicable,
+    refuse_half_precision,
+    refuse_integers,
+    refuse_samples,
+    refuse_stdev,
+)
+from cutaway.engine.model.inspected_model import Inputs
+from cutaway.engine.passes.finding import Finding
+from cutaway.engine.passes.pass_recorder import AttributionProblem, Values
+from cutaway.engine.passes.reference_inputs import Evidence, MissingObservation, Reference
+from cutaway.engine.runtime.numerics import SUM
+from cutaway.requests import Attribution, Combination, Expectation, NoiseTunnel
+from cutaway.results import Cause
+
+
+def with_noise_tunnel(base: Method) -> Method:
+    """Returns the row of the table for ``base`` inside a noise tunnel."""
+    passes = base.reference_passes
+    return replace(
+        base,
+        captum=partial(_captum_tunnel, base.captum),
+        reference=partial(_reference, base),
+        points=lambda problem: [point for copy in _noisy_copies(problem) for point in base.points(copy)],
+        formula=f"the combination, over the seed's noisy copies of the inputs, of {base.formula}",
+        attribute_arguments=partial(_arguments, base),
+        uses_randomness=True,
+        vacuous=partial(_vacuous, base),
+        satisfies_completeness=lambda _: False,
+        satisfies_conservation=False,
+        repetitions=lambda problem: _noise(problem).n_samples,
+        reference_passes=passes
+        and (lambda problem: [recorded for copy in _noisy_copies(problem) for recorded in passes(copy)]),
+    )
+
+
+def _captum_tunnel(captum: Callable[..., Any], *args: Any, **kwargs: Any) -> attr.NoiseTunnel:
+    explainer = with_single_root(captum(*args, **kwargs))
+    attribute = explainer.attribute
+    if not hasattr(attribute, "__wrapped__"):
+        # Captum calls ``__wrapped__``, which its decorator for logs sets; LayerLRP has no such decorator.
+        explainer.attribute = partial(attribute)
+        explainer.attribute.__wrapped__ = lambda _, *args, **kwargs: attribute(*args, **kwargs)
+    return attr.NoiseTunnel(explainer)
+
+
+def _arguments(base: Method, problem: AttributionProblem) -> dict[str, Any]:
+    """Returns Captum's arguments, with one copy at a time: each pass has the batch's rows in their places."""
+    noise = _noise(problem)
+    return {
+        **base.attribute_arguments(problem),
+        "nt_type": noise.combination.value,
+        "nt_samples": noise.n_samples,
+        "nt_samples_batch_size": 1,
+        "stdevs": float(noise.stdev),
+    }
+
+
+def _noise(problem: AttributionProblem) -> NoiseTunnel:
+    return problem.request.noise or NoiseTunnel()
+
+
+def _noisy_copies(problem: AttributionProblem) -> Iterator[AttributionProblem]:
+    """Yields ``problem`` with each noisy copy of the explained inputs.
+
+    Noise is drawn in float32, copy by copy and, within a copy, input by input.
+    """
+    noise = _noise(problem)
+    generator = torch.Generator(problem.model.device).manual_seed(problem.seed or 0)
+    for _ in range(noise.n_samples):
+        copies = {
+            name: tensor
+            + noise.stdev * torch.randn(tensor.shape, generator=generator, device=tensor.device, dtype=torch.float32)
+            for name, tensor in zip(problem.explained, problem.arguments)
+        }
+        yield replace(problem, inputs={**problem.inputs, **copies})
+
+
+def _reference(base: Method, evidence: Evidence) -> Reference:
+    """Returns the mean over copies of the base's reference, the mean of its square, or its variance.
+
+    SmoothGrad: Smilkov et al. 2017, arXiv:1706.03825; VarGrad: Adebayo et al. 2018, arXiv:1810.03292.
+
+    Raises:
+        MissingObservation: passes or shapes are not the same for each copy.
+    """
+    noise = _noise(evidence.problem)
+    passes, remainder = divmod(len(evidence.passes), noise.n_samples)
+    if remainder or not passes:
+        raise MissingObservation(
+            f"{len(evidence.passes)} passes are not the same number for each of {noise.n_samples} copies"
+        )
+    references = [
+        base.reference(Evidence(copy, evidence.passes[number * passes : (number + 1) * passes], evidence.call))
+        for number, copy in enumerate(_noisy_copies(evidence.problem))
+    ]
+    values, terms = (_stacked([reference[side] for reference in references]) for side in (0, 1))
+    if noise.combination is Combination.SMOOTHGRAD:
+        return Reference(*({name: copies.mean(dim=0) for name, copies in side.items()} for side in (values, terms)))
+    squares = {name: copies.square().mean(dim=0) for name, copies in terms.items()}
+    if noise.combination is Combination.SMOOTHGRAD_SQUARE:
+        return Reference({name: copies.square().mean(dim=0) for name, copies in values.items()}, squares)
+    # A variance is a small difference of large squares, and no more exact than they are.
+    dtype = evidence.problem.model.dtype
+    doubt = max(1.0, base.tolerances.of(dtype) / SUM.of(dtype))
+    variances = {name: copies.var(dim=0, correction=0) for name, copies in values.items()}
+    return Reference(variances, {name: doubt * square for name, square in squares.items()})
+
+
+def _stacked(copies: Sequence[Values]) -> Values:
+    """Returns, by name, [copies, *shape]."""
+    shapes = [{name: tensor.shape for name, tensor in values.items()} for values in copies]
+    if any(shape != shapes[0] for shape in shapes):
+        raise MissingObservation("the shapes of what is explained are not the same for every copy")
+    return {name: torch.stack([values[name] for values in copies]) for name in copies[0]}
+
+
+def _vacuous(base: Method, problem: AttributionProblem) -> Finding | None:
+    noise = _noise(problem)
+    if noise.combination is Combination.VARGRAD and (noise.n_samples < 2 or not noise.stdev):
+        return Finding(
+            Cause.NOT_MOVED,
+            f"{noise.n_samples} copies with noise of {noise.stdev:g} are all the same, and have no variance: send two "
+            "or more, and noise above 0",
+        )
+    return base.vacuous(problem)
+
+
+def refuse_noise(base: Method, request: Attribution, inputs: Inputs, explained: Sequence[str]) -> None:
+    """Raises for a request that a noise tunnel does not support, before anything runs.
+
+    Args:
+        base: the request's row of the table.
+        request: the attribution, with its noise.
+        inputs: the model's inputs, by name.
+        explained: the names of those to which noise is added.
+
+    Raises:
+        InvalidArgument: fields are relative to ``noise_tunnel``.
+    """
+    noise, method = request.noise or NoiseTunnel(), type(request).__name__
+    refuse_samples(noise.n_samples, "copies")
+    refuse_stdev(noise.stdev)
+    if base.uses_randomness:
+        raise inapplicable(
+            f"{method} draws random numbers, between which the noise would be drawn: send it without noise, or use a "
+            "method that draws none"
+        )
+    for name in explained:
+        refuse_integers("noise is added to", name, inputs[name])
+        refuse_half_precision(name, inputs[name])
+    if isinstance(request, Expectation):
+        _refuse_samples(method, request, len(inputs[explained[0]]))
+
+
+def _refuse_samples(method: str, request: Expectation, rows: int) -> None:
+    samples = max(map(len, request.baselines.values()))
+    if samples != rows:
+        raise inapplicable(
+            f"inside a noise tunnel Captum uses the baselines of {method} as one baseline for each row, and there are "
+            f"{samples} for {rows} rows: send as many samples as rows, or no noise"
+        )

@@ -1,0 +1,32 @@
+"""The table of attribution methods: a new method is a new row, in the file of its family."""
+
+from __future__ import annotations
+
+from cutaway.engine.methods import (
+    deeplift,
+    expected_gradients,
+    gradients,
+    layer_ablation,
+    lrp,
+    modified_backprop,
+    neurons,
+    paths,
+    perturbations,
+    surrogates,
+)
+from cutaway.engine.methods.noise_tunnel import with_noise_tunnel
+from cutaway.engine.methods.spec import Method
+from cutaway.requests import Attribution
+
+_FAMILIES = (
+    *(gradients, modified_backprop, paths, perturbations, neurons, layer_ablation, deeplift, lrp, surrogates),
+    expected_gradients,
+)
+
+TABLE: dict[type[Attribution], Method] = {kind: row for family in _FAMILIES for kind, row in family.ROWS.items()}
+
+
+def method_of(request: Attribution) -> Method:
+    """Returns the row of ``request``, inside a noise tunnel if the request has one."""
+    method = TABLE[type(request)]
+    return method if request.noise is None else with_noise_tunnel(method)

@@ -1,0 +1,81 @@
+"""Validates the input tensors of a request against what the model takes."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor, nn
+
+from cutaway.engine.model.inspected_model import Inputs, dtype_text
+from cutaway.errors import Reason, at, error
+from cutaway.results import InputSpec
+
+
+def specs_from_signature(module: nn.Module) -> list[InputSpec]:
+    """Returns the names of the arguments of ``module.forward`` and which are optional; empty if it takes any names."""
+    parameters = inspect.signature(module.forward).parameters.values()
+    if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD, p.POSITIONAL_ONLY) for p in parameters):
+        return []
+    return [InputSpec(p.name, optional=p.default is not p.empty) for p in parameters]
+
+
+def validate_inputs(specs: Sequence[InputSpec], tensors: Mapping[str, Tensor]) -> Inputs:
+    """Returns ``tensors`` in the order of ``specs``.
+
+    Raises:
+        InvalidArgument: ``INPUT_MISSING``, ``INPUT_UNKNOWN``, ``INPUT_EMPTY``, ``INPUT_DTYPE``, ``INPUT_SHAPE`` or
+            ``BATCH_MISMATCH``, with the name of the tensor.
+    """
+    _check_names(specs, tensors)
+    if not tensors:
+        raise error(Reason.INPUT_EMPTY, "no input tensor was sent")
+    by_name = {spec.name: spec for spec in specs}
+    ordered = {name: tensors[name] for name in by_name or sorted(tensors) if name in tensors}
+    for name, tensor in ordered.items():
+        with at(name):
+            _check_tensor(by_name.get(name, InputSpec(name)), tensor)
+    _check_batch(ordered)
+    return ordered
+
+
+def _check_names(specs: Sequence[InputSpec], tensors: Mapping[str, Tensor]) -> None:
+    if not specs:
+        return
+    known = [spec.name for spec in specs]
+    for name in tensors:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise error(Reason.INPUT_UNKNOWN, f"the model takes {', '.join(known)}, not {name!r}{hint}", name)
+    for spec in specs:
+        if not spec.optional and spec.name not in tensors:
+            raise error(Reason.INPUT_MISSING, f"the model needs {_description(spec)}", spec.name)
+
+
+def _check_tensor(spec: InputSpec, tensor: Tensor) -> None:
+    if tensor.ndim == 0:
+        raise error(Reason.INPUT_SHAPE, "a scalar has no batch axis; axis 0 must be the batch")
+    if tensor.shape[0] == 0:
+        raise error(Reason.INPUT_EMPTY, f"the shape is {list(tensor.shape)}: a batch of no rows; send at least one")
+    if spec.data_type and dtype_text(tensor) != spec.data_type:
+        raise error(Reason.INPUT_DTYPE, f"got {dtype_text(tensor)}, the model takes {_description(spec)}")
+    if spec.shape and not _matches(spec.shape, tensor.shape):
+        raise error(Reason.INPUT_SHAPE, f"got {list(tensor.shape)}, the model takes {_description(spec)}")
+
+
+def _matches(spec: Sequence[int], shape: Sequence[int]) -> bool:
+    return len(spec) == len(shape) and all(expected in (-1, size) for expected, size in zip(spec, shape))
+
+
+def _check_batch(tensors: Mapping[str, Tensor]) -> None:
+    rows = {name: tensor.shape[0] for name, tensor in tensors.items()}
+    if len(set(rows.values())) > 1:
+        listed = ", ".join(f"{name} has {count}" for name, count in rows.items())
+        raise error(Reason.BATCH_MISMATCH, f"all inputs need the same number of rows on axis 0: {listed}")
+
+
+def _description(spec: InputSpec) -> str:
+    sizes = ", ".join("any" if size == -1 else str(size) for size in spec.shape)
+    return f"{spec.name}: {spec.data_type or 'a tensor'}{f' [{sizes}]' if spec.shape else ''}"

@@ -1,0 +1,236 @@
+"""A model with everything the engine needs to run it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
+
+from cutaway.engine.model.attention_fastpath import NO_FASTPATH
+from cutaway.engine.model.compatibility import require_inspectable
+from cutaway.engine.model.module_tree import ModuleTree
+from cutaway.engine.model.state_guard import StateGuard
+from cutaway.engine.runtime.cancellation import NEVER_CANCELLED, Cancellation
+from cutaway.engine.runtime.oom import is_out_of_memory
+from cutaway.engine.runtime.pytree import leaves
+from cutaway.engine.runtime.rng import kept_rng_state
+from cutaway.errors import CutawayError, Reason, error
+from cutaway.results import InputSpec
+
+Inputs = dict[str, Tensor]
+"""Tensors by forward-argument name, in the order in which the model declares them; axis 0 is the batch."""
+
+Outputs = dict[str, Tensor]
+"""Tensors that a model returned, by name; the first is the default for targets."""
+
+
+@dataclass
+class PassCounter:
+    """Counts forward and backward passes.
+
+    Hooks on the model's outputs count backward passes, so that Captum's are counted too.
+    """
+
+    forwards: int = 0
+    _backwards: set[int] = field(default_factory=set)
+
+    @property
+    def backwards(self) -> int:
+        """The number of backward passes that began at an output of the model."""
+        return len(self._backwards)
+
+    def reset(self) -> None:
+        """Sets the counters to zero."""
+        self.forwards = 0
+        self._backwards = set()
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Counts nothing while the block runs."""
+        counted = (self.forwards, set(self._backwards))
+        try:
+            yield
+        finally:
+            self.forwards, self._backwards = counted
+
+    def count_backwards(self, outputs: Outputs) -> None:
+        """Counts the backward passes that will begin at ``outputs``."""
+        for output in outputs.values():
+            if output.requires_grad and not output.is_leaf:  # a leaf may be a parameter, and would keep the hook
+                output.register_hook(lambda _: self._backwards.add(torch._C._current_graph_task_id()))
+
+
+@dataclass
+class InspectedModel:
+    """A model that can be inspected.
+
+    Attributes:
+        module: the model, on its device.
+        call: runs the model on named inputs; by default ``module(**inputs)``.
+        inputs: its inputs in order; empty if unknown: then inputs are not validated.
+        labels: the names of its classes; empty for a model without classes.
+        tree: its modules by name.
+        guard: protects its state.
+        device: of its first parameter or buffer.
+        dtype: of its first floating parameter or buffer.
+        weights_sha256: a digest of its state dict.
+        passes: counts its passes.
+        properties: results of tests of the model, cached for each kind of inputs.
+    """
+
+    module: nn.Module
+    call: Callable[[Inputs], Any]
+    inputs: Sequence[InputSpec] = ()
+    labels: Sequence[str] = ()
+    tree: ModuleTree = field(init=False)
+    guard: StateGuard = field(init=False)
+    device: torch.device = field(init=False)
+    dtype: torch.dtype = field(init=False)
+    weights_sha256: str = field(init=False)
+    passes: PassCounter = field(init=False, default_factory=lambda: PassCounter())
+    properties: dict[Hashable, Any] = field(init=False, default_factory=dict, repr=False)
+    _pass_context: Callable[[], AbstractContextManager[None]] = field(init=False, default=nullcontext)
+    _cancellation: Cancellation = field(init=False, default=NEVER_CANCELLED)
+
+    def __post_init__(self) -> None:
+        require_inspectable(self.module)
+        self.tree = ModuleTree(self.module)
+        self.guard = StateGuard(self.module)
+        state = [*self.module.parameters(), *self.module.buffers()]
+        self.device = state[0].device if state else torch.device("cpu")
+        floating = [tensor.dtype for tensor in state if tensor.is_floating_point()]
+        self.dtype = floating[0] if floating else torch.float32
+        self.weights_sha256 = _digest(self.module)
+
+    def run(self, inputs: Inputs) -> Outputs:
+        """Runs a forward pass on copies of ``inputs``, which the model may change in place.
+
+        Raises:
+            InvalidArgument: ``MODEL_FAILED``: the model raised, with its message.
+            DeadlineExceeded: the caller no longer waits.
+        """
+        self._cancellation.raise_if_cancelled()
+        self.guard.reset()
+        self.passes.forwards += 1
+        try:
+            with self._pass_context(), self._kernels(), NO_FASTPATH.applied():
+                returned = self.call({name: tensor.clone() for name, tensor in inputs.items()})
+        except CutawayError:
+            raise
+        except Exception as failure:
+            if is_out_of_memory(failure):
+                raise
+            shapes = ", ".join(f"{name} {dtype_text(t)}{list(t.shape)}" for name, t in inputs.items())
+            raise _failed("forward", failure, f" on {shapes}") from failure
+        outputs = _named(returned)
+        self.passes.count_backwards(outputs)
+        return outputs
+
+    def kept_rng_state(self) -> AbstractContextManager[None]:
+        """Returns a context after which PyTorch's random number generators continue as before it."""
+        return kept_rng_state(self.device)
+
+    @contextmanager
+    def session(self, cancellation: Cancellation = NEVER_CANCELLED) -> Iterator[None]:
+        """Prepares the model for passes with gradients, whatever the caller's grad mode, and restores it afterwards,
+        also after a failure. No pass begins after ``cancellation``."""
+        with torch.inference_mode(False), torch.enable_grad(), self.guard.restoring(), self.cancelled_by(cancellation):
+            yield
+
+    @contextmanager
+    def cancelled_by(self, cancellation: Cancellation) -> Iterator[None]:
+        """Begins no pass after ``cancellation`` while the block runs."""
+        self._cancellation = cancellation
+        try:
+            yield
+        finally:
+            self._cancellation = NEVER_CANCELLED
+
+    @contextmanager
+    def passes_inside(self, context: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+        """Runs every forward pass inside a new ``context()`` while the block runs."""
+        self._pass_context = context
+        try:
+            yield
+        finally:
+            self._pass_context = nullcontext
+
+    def _kernels(self) -> AbstractContextManager[None]:
+        # cuDNN's RNNs refuse a backward pass in evaluation mode; PyTorch's own kernels do not. Other models run under
+        # the settings of the process, which cudnn.flags() would reset.
+        recurrent = any(isinstance(module, nn.RNNBase) for module in self.tree.modules.values())
+        if self.device.type == "cuda" and recurrent and torch.is_grad_enabled():
+            return cast(AbstractContextManager[None], torch.backends.cudnn.flags(enabled=False))
+        return nullcontext()
+
+
+def dtype_text(tensor: Tensor) -> str:
+    """Returns the data type as text without ``torch.``, like ``float32``."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _named(returned: Any) -> Outputs:
+    if isinstance(returned, Tensor):
+        return {"output": returned}
+    if isinstance(returned, Mapping):
+        outputs = {str(key): value for key, value in returned.items() if isinstance(value, Tensor)}
+    else:
+        outputs = {f"output{path}": tensor for path, tensor in leaves(returned).items()}
+    if not outputs:
+        raise error(
+            Reason.MODEL_FAILED,
+            f"the model returned no tensor but a {type(returned).__name__}; let the adapter's forward return a "
+            "tensor or a dict of tensors",
+        )
+    return outputs
+
+
+def gradients(
+    scalars: Tensor, inputs: Sequence[Tensor | GradientEdge], *, again: bool = False
+) -> tuple[Tensor | None, ...]:
+    """Returns the gradient of each row's scalar at each of ``inputs``, None for one that it does not reach.
+
+    The scalar of a row depends on that row alone, so that the gradient of their sum holds the gradient of every row.
+    No parameter's ``grad`` is written.
+
+    Args:
+        scalars: [batch], one target for each row.
+        inputs: tensors of the graph, or places in it.
+        again: keeps the graph for another backward pass.
+
+    Raises:
+        InvalidArgument: ``MODEL_FAILED``: the model's own backward raised.
+    """
+    roots: Any = inputs  # the type stubs accept either tensors or edges, but not both
+    try:
+        arrived: tuple[Tensor | None, ...] = torch.autograd.grad(
+            scalars.sum(), roots, retain_graph=again, allow_unused=True
+        )
+    except CutawayError:
+        raise
+    except Exception as failure:
+        if is_out_of_memory(failure):
+            raise
+        raise _failed("backward", failure) from failure
+    return arrived
+
+
+def _failed(direction: str, failure: Exception, on: str = "") -> CutawayError:
+    text = (str(failure).strip().splitlines() or [""])[0][:400]
+    kind = type(failure).__name__
+    return error(Reason.MODEL_FAILED, f"the model's {direction} raised {kind}{on}{': ' if text else ''}{text}")
+
+
+def _digest(module: nn.Module) -> str:
+    digest = hashlib.sha256()
+    for name, tensor in module.state_dict().items():
+        if isinstance(tensor, Tensor):
+            digest.update(f"{name}:{tensor.dtype}:{list(tensor.shape)}".encode())
+            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

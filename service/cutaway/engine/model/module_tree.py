@@ -1,0 +1,72 @@
+"""The modules of a model: names, aliases and globs."""
+
+from __future__ import annotations
+
+import difflib
+from functools import cached_property
+
+from torch import nn
+
+from cutaway.errors import Reason, error
+from cutaway.schema.module_globs import compile_glob, is_glob
+
+
+class ModuleTree:
+    """The modules of a model by name, as ``named_modules()`` names them.
+
+    A module with several names (weight tying) is one module: its first name is its own, the others are aliases, and
+    hooks that are requested by several of its names are registered once.
+    """
+
+    def __init__(self, root: nn.Module) -> None:
+        self.root = root
+        self.modules: dict[str, nn.Module] = dict(root.named_modules())
+        own = {module: name for name, module in self.modules.items()}
+        self._own_name: dict[str, str] = {
+            name: own[module] for name, module in root.named_modules(remove_duplicate=False)
+        }
+
+    def __getitem__(self, name: str) -> nn.Module:
+        return self.modules[self.resolve(name)]
+
+    def resolve(self, name: str) -> str:
+        """Returns the own name of the module ``name``.
+
+        Raises:
+            InvalidArgument: ``MODULE_NOT_FOUND``, with the nearest names.
+        """
+        if name not in self._own_name or not name:
+            raise error(Reason.MODULE_NOT_FOUND, f"no module is named {name!r}{self._hint(name)}")
+        return self._own_name[name]
+
+    def match(self, pattern: str) -> list[str]:
+        """Returns the own names of all modules that match ``pattern``, in the order of ``named_modules()``.
+
+        The model itself (named ``""``) matches only ``**``.
+
+        Raises:
+            InvalidArgument: ``MODULE_NOT_FOUND``: no module matches, with the nearest names.
+        """
+        if not is_glob(pattern):
+            return [self.resolve(pattern)]
+        regex = compile_glob(pattern)
+        hits = {own for name, own in self._own_name.items() if regex.fullmatch(name) and (name or pattern == "**")}
+        if not hits:
+            raise error(Reason.MODULE_NOT_FOUND, f"the glob {pattern!r} matches no module{self._hint(pattern)}")
+        return [name for name in self.modules if name in hits]
+
+    @cached_property
+    def aliases(self) -> dict[str, tuple[str, ...]]:
+        """The further names of each module that has any, by own name."""
+        aliases: dict[str, tuple[str, ...]] = {}
+        for name, own in self._own_name.items():
+            if name != own:
+                aliases[own] = (*aliases.get(own, ()), name)
+        return aliases
+
+    def _hint(self, name: str) -> str:
+        known = [candidate for candidate in self._own_name if candidate]
+        near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
+        if near:
+            return "; nearest: " + ", ".join(near)
+        return "; the model has " + ", ".join(known[:6]) + (", ..." if len(known) > 6 else "")

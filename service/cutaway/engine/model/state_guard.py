@@ -1,0 +1,103 @@
+"""Restores a model after requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
+
+_HOOK_TABLES = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
+
+
+class StateGuard:
+    """Protects what a request must not change about one model: flags, gradients, buffers, hooks.
+
+    Tensors that a forward pass may write to are copied once, in the constructor, and restored before each pass and
+    after each request: buffers (a counter, a running statistic, a cache), and the weights of embeddings that
+    renormalise themselves. No pass of the engine changes other parameters, so these are not copied.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._modules = list(module.modules())
+        self._parameters = list(module.parameters())
+        self._bindings = [(owner, name, tensor) for owner in self._modules for name, tensor in owner._buffers.items()]
+        self._written = [*module.buffers(), *_renormalised(self._modules)]
+        self._pristine = [tensor.detach().clone() for tensor in self._written]
+
+    @contextmanager
+    def restoring(self) -> Iterator[None]:
+        """Restores the model after a request, however it ends."""
+        training = [module.training for module in self._modules]
+        flags = [(parameter.requires_grad, parameter.grad) for parameter in self._parameters]
+
+        def restore() -> None:
+            for parameter, (requires_grad, gradient) in zip(self._parameters, flags):
+                if parameter.grad is not gradient:
+                    parameter.grad = gradient
+                if parameter.requires_grad is not requires_grad:
+                    parameter.requires_grad = requires_grad
+            for module, was_training in zip(self._modules, training):
+                if module.training is not was_training:
+                    module.training = was_training
+
+        with ExitStack() as ends:
+            ends.callback(restore)
+            ends.callback(self.reset)
+            yield
+
+    @contextmanager
+    def removing_new_hooks(self) -> Iterator[None]:
+        """Removes, after the block, every hook that was registered in it.
+
+        Our own hooks remove themselves; Captum leaves its hooks behind if the model raises. Hooks that a model
+        registers in its first pass exist before the block, and stay.
+        """
+        before = [[set(getattr(module, table)) for table in _HOOK_TABLES] for module in self._modules]
+        try:
+            yield
+        finally:
+            for module, known in zip(self._modules, before):
+                for name, ids in zip(_HOOK_TABLES, known):
+                    table = getattr(module, name)
+                    for added in set(table) - ids:
+                        del table[added]
+
+    def reset(self) -> None:
+        """Prepares the model for a pass: evaluation mode, and every buffer as it was loaded."""
+        for module in self._modules:
+            if module.training:
+                module.training = False
+        for owner, name, tensor in self._bindings:
+            owner._buffers[name] = tensor
+        with torch.no_grad():
+            for tensor in self._written:
+                if tensor.grad_fn is not None:  # written to in place by a differentiable operation
+                    tensor.detach_()
+            if self._written:
+                # The version counters stay: the graph of an earlier pass may still need tensors that did not change.
+                with _unsafe_preserve_version_counter(tuple(self._written)):
+                    torch._foreach_copy_(self._written, self._pristine)
+
+    def enable_gradients(self) -> None:
+        """Lets gradients flow to frozen parameters until `restoring` ends: if a model takes no floating input, Captum's
+        layer methods need some leaf to differentiate from."""
+        for parameter in self._parameters:
+            if parameter.is_floating_point():
+                parameter.requires_grad_()
+
+
+def _renormalised(modules: Iterable[nn.Module]) -> Iterator[Tensor]:
+    for module in modules:
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm is not None:
+            yield module.weight

@@ -1,0 +1,215 @@
+"""What perturbation methods replace: features of masks or positions of windows, and how many passes they take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from math import factorial, prod
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from cutaway import requests
+from cutaway.engine.model.inspected_model import Inputs
+from cutaway.engine.passes.baselines import refuse_shape, refuse_unexplained
+from cutaway.engine.runtime.numpy_bridge import from_numpy
+from cutaway.errors import Reason, at, error
+from cutaway.schema.tensors import Array, as_array
+
+MAX_EVALUATIONS = 8192
+"""The most forward passes of one attribution; each runs the whole batch."""
+
+Region: TypeAlias = dict[str, Tensor]
+"""By explained input, which elements belong to the region: ``[1, ...]`` or ``[batch, ...]``, boolean."""
+
+Position: TypeAlias = tuple[slice, ...]
+"""One position of a window, along the axes behind the batch."""
+
+
+@dataclass(frozen=True)
+class Features:
+    """What is perturbed: features, or positions of windows.
+
+    Attributes:
+        numbers: by explained input, the feature of each element, ``[1, ...]`` or ``[batch, ...]``; the features of all
+            inputs are counted from 0 in the order in which Captum perturbs them. Empty for windows.
+        windows: by explained input, the positions of its window, in the order in which Captum perturbs them.
+    """
+
+    numbers: Mapping[str, Tensor] = field(default_factory=dict)
+    windows: Mapping[str, Sequence[Position]] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        """The number of features, or of positions."""
+        if self.windows:
+            return sum(len(positions) for positions in self.windows.values())
+        return 1 + max((int(each.max()) for each in self.numbers.values() if each.numel()), default=-1)
+
+    def shares(self) -> dict[str, Tensor]:
+        """Returns for each element of each input 1 / n; n elements of its row belong to its feature.
+
+        A sum with these weights counts every feature once, whatever its size.
+        """
+        rows = max(len(numbers) for numbers in self.numbers.values())
+        sizes = torch.zeros(rows, self.count, dtype=torch.float64)
+        flat = {name: each.cpu().expand(rows, *each.shape[1:]).reshape(rows, -1) for name, each in self.numbers.items()}
+        for each in flat.values():
+            sizes.scatter_add_(1, each, torch.ones_like(each, dtype=torch.float64))
+        return {
+            name: (1 / sizes.gather(1, each)).reshape(rows, *self.numbers[name].shape[1:])
+            for name, each in flat.items()
+        }
+
+
+def features(request: requests.Perturbation, inputs: Inputs, explained: Sequence[str]) -> Features:
+    """Returns what ``request`` perturbs of the inputs ``explained``.
+
+    Raises:
+        InvalidArgument: with the field at fault, below the method's own.
+    """
+    if isinstance(request, requests.Occlusion):
+        perturbed = Features(windows=_windows(request, inputs, explained))
+    else:
+        with at("masks.by_input"):
+            perturbed = Features(_numbers(request, inputs, explained))
+    _refuse_many(request, perturbed.count)
+    return perturbed
+
+
+def _numbers(request: Any, inputs: Inputs, explained: Sequence[str]) -> dict[str, Tensor]:
+    refuse_unexplained(request.masks, "mask", explained)
+    masks = {name: as_array(mask) for name, mask in request.masks.items()}
+    for name, mask in masks.items():
+        if isinstance(request, requests.FeaturePermutation) and mask.shape[:1] != (1,):
+            raise error(Reason.INPUT_SHAPE, "rows exchange features: send a mask of one row, for all of them", name)
+    numbers: dict[str, Tensor] = {}
+    by_id: dict[int, int] = {}
+    count = 0
+    for name in explained:
+        row = inputs[name][:1]
+        if name not in masks:
+            numbers[name] = torch.arange(count, count + row.numel(), device=row.device).reshape(row.shape)
+            count += row.numel()
+            continue
+        ids, places = torch.unique(_mask(name, masks[name], inputs[name]), return_inverse=True)
+        for each in ids.tolist():
+            if each not in by_id:
+                by_id[each] = count
+                count += 1
+        renumbered = torch.tensor([by_id[each] for each in ids.tolist()], dtype=torch.int64)
+        numbers[name] = renumbered[places].to(row.device)
+    return numbers
+
+
+def _mask(name: str, mask: Array, like: Tensor) -> Tensor:
+    if mask.dtype.kind not in "iu":
+        raise error(Reason.INPUT_DTYPE, f"{mask.dtype.name}; a mask holds the numbers of features: integers", name)
+    refuse_shape(name, mask, like)
+    return from_numpy(mask.astype("int64"))
+
+
+def _windows(request: requests.Occlusion, inputs: Inputs, explained: Sequence[str]) -> dict[str, list[Position]]:
+    with at("windows"):
+        refuse_unexplained(request.windows, "window", explained)
+        windows = {name: _window(name, request.windows.get(name, ()), inputs[name]) for name in explained}
+    positions: dict[str, list[Position]] = {}
+    with at("strides"):
+        refuse_unexplained(request.strides, "stride", explained)
+        strides = {name: _stride(name, request.strides.get(name), windows[name], inputs[name]) for name in explained}
+        for name in explained:
+            axes = list(zip(inputs[name].shape[1:], windows[name], strides[name]))
+            _refuse_many(request, prod(_stops(*axis) for axis in axes), name)
+            positions[name] = _rolled(_positions(axes), [len(each) for each in positions.values()])
+    return positions
+
+
+def _window(name: str, sizes: Sequence[int], like: Tensor) -> tuple[int, ...]:
+    axes = list(like.shape[1:])
+    if not axes:
+        raise error(Reason.INPUT_SHAPE, "the input has no axis behind the batch for a window to move along", name)
+    if len(sizes) != len(axes):
+        raise error(Reason.INPUT_SHAPE, f"{len(sizes)} sizes; give one for each axis of {axes}", name)
+    if any(not 1 <= window <= size for window, size in zip(sizes, axes)):
+        raise error(Reason.INPUT_SHAPE, f"a window of {list(sizes)} does not fit in {axes}", name)
+    return tuple(sizes)
+
+
+def _stride(name: str, strides: Sequence[int] | None, window: tuple[int, ...], like: Tensor) -> tuple[int, ...]:
+    axes = list(like.shape[1:])
+    if strides is None:
+        return (1,) * len(window)
+    if len(strides) != len(window):
+        raise error(Reason.INPUT_SHAPE, f"{len(strides)} strides; give one for each axis of {axes}", name)
+    for stride, size, axis in zip(strides, window, axes):
+        if not 1 <= stride <= (size if size < axis else 2**63):
+            both = f"strides of {list(strides)} with a window of {list(window)}"
+            text = f"{both}: from 1 up, and no larger than the window, which would leave gaps"
+            raise error(Reason.INVALID_VALUE, text, name)
+    return tuple(strides)
+
+
+def _stops(size: int, window: int, stride: int) -> int:
+    return -(-(size - window) // stride) + 1
+
+
+def _positions(axes: Sequence[tuple[int, int, int]]) -> list[Position]:
+    # The first axis moves fastest; a last window that reaches past the end is cut off there.
+    stops = [[slice(k * stride, min(k * stride + window, size)) for k in range(_stops(size, window, stride))]
+             for size, window, stride in axes]  # fmt: skip
+    return [place[::-1] for place in product(*stops[::-1])]
+
+
+def _rolled(positions: list[Position], before: Sequence[int]) -> list[Position]:
+    # Captum 0.9 counts an input's windows on from the product, not the sum, of the earlier inputs' counts: from a
+    # third input on it begins in the middle, and continues at the first position behind the last.
+    first = (sum(before) - prod(before)) % len(positions) if before else 0
+    return positions[first:] + positions[:first]
+
+
+def forward_passes(request: requests.Perturbation, count: int) -> int:
+    """Returns how many forward passes ``count`` features take."""
+    return _cost(request, count)[0]
+
+
+def _cost(request: requests.Perturbation, count: int) -> tuple[int, str, str]:
+    """Returns the forward passes, the request field that they depend on, and how they become fewer."""
+    fewer = "group elements into fewer features by masks"
+    if isinstance(request, requests.Occlusion):
+        return count + 1, "strides", "let the window move in larger strides"
+    if isinstance(request, requests.Surrogate):
+        return request.n_samples, "n_samples", "take fewer samples"
+    if isinstance(request, requests.ShapleyValueSampling):
+        return request.n_samples * count + 1, "n_samples", fewer
+    if isinstance(request, requests.ShapleyValues):
+        orders = factorial(min(count, 20))
+        return orders * count + 1, "masks", f"{fewer}, or sample orders: requests.ShapleyValueSampling"
+    return count + 1, "masks", fewer
+
+
+def _refuse_many(request: requests.Perturbation, count: int, name: str = "") -> None:
+    if isinstance(request, (requests.ShapleyValueSampling, requests.Surrogate)) and request.n_samples < 1:
+        what = "draws" if isinstance(request, requests.Surrogate) else "orders"
+        raise error(Reason.INVALID_VALUE, f"{request.n_samples} {what}; from 1 up", "n_samples")
+    passes, field, advice = _cost(request, count)
+    if passes > MAX_EVALUATIONS:
+        raise error(
+            Reason.INVALID_VALUE,
+            f"{count} features would take {passes if count <= 20 else 'too many'} forward passes, and at most "
+            f"{MAX_EVALUATIONS} are run: {advice}",
+            name or field,
+        )
+
+
+def regions(features: Features, inputs: Inputs) -> Iterator[Region]:
+    """Yields the elements of each feature, or at each position of a window, in order."""
+    for number in range(0 if features.windows else features.count):
+        yield {name: numbers == number for name, numbers in features.numbers.items()}
+    empty = {name: torch.zeros_like(inputs[name][:1], dtype=torch.bool) for name in features.windows}
+    for name, positions in features.windows.items():
+        for position in positions:
+            inside, here = empty[name].clone(), (slice(None), *position)
+            inside[here] = True
+            yield {**empty, name: inside}

@@ -1,0 +1,328 @@
+"""Attribution problems, and the recorder of what raw hooks see in the passes that solve them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import wraps
+from itertools import zip_longest
+from typing import Any, TypeAlias, TypeVar
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
+
+from cutaway.engine.hooks.capture_spec import watching
+from cutaway.engine.hooks.hook_site import NumberedEdit
+from cutaway.engine.hooks.host_copy import copy_to_host
+from cutaway.engine.hooks.observe import observing
+from cutaway.engine.hooks.recording import RecordedCall, Recording
+from cutaway.engine.model.inspected_model import Inputs, InspectedModel, gradients
+from cutaway.engine.passes.features import Features
+from cutaway.engine.passes.targets import ResolvedTarget
+from cutaway.errors import Reason, error
+from cutaway.requests import Attribution, Edit, Expectation, ExpectedGradient, Mix, NeuronAttribution, Point
+
+T = TypeVar("T")
+
+Values = dict[str, Tensor]
+"""Attributions by name: of input methods by input, of layer methods by layer."""
+
+Changes: TypeAlias = Mapping[str, Sequence[NumberedEdit]]
+"""Edits by module name and operator address."""
+
+
+@dataclass(frozen=True)
+class ResolvedAttribution:
+    """One attribution of a request, validated and resolved for its batch before anything runs.
+
+    Attributes:
+        model: the model.
+        request: the method and its parameters.
+        inputs: all inputs of the model, ``[batch, ...]`` each.
+        explained: names of the inputs that are attributed.
+        layer: the layer's own name, or ``""``.
+        baselines: by explained input, ``[batch, ...]``, or samples of a distribution, ``[samples, ...]``; empty for
+            methods without.
+        edits: what is changed in every pass.
+        features: what is perturbed; empty for methods that perturb nothing.
+        seed: the seed of random numbers; None where none are drawn.
+    """
+
+    model: InspectedModel
+    request: Attribution
+    inputs: Inputs
+    explained: tuple[str, ...]
+    layer: str = ""
+    baselines: Mapping[str, Tensor] = field(default_factory=dict)
+    edits: tuple[Edit, ...] = ()
+    features: Features = field(default_factory=Features)
+    seed: int | None = None
+
+    def at_target(self, target: ResolvedTarget) -> AttributionProblem:
+        """Returns the problem of attributing ``target``."""
+        return AttributionProblem(**vars(self), target=target)
+
+    @property
+    def modules(self) -> dict[str, str]:
+        """The layer and the neuron's module, by own name: the request field of each, below the method's own."""
+        modules = {self.layer: "layer"} if self.layer else {}
+        if isinstance(self.request, NeuronAttribution):
+            modules[self.model.tree.resolve(self.request.neuron.module)] = "neuron.module"
+        return modules
+
+    @property
+    def module(self) -> str:
+        """The module that Captum gets besides the model: the layer, else the neuron's; ``""`` for neither."""
+        return next(iter(self.modules), "")
+
+    @property
+    def rows(self) -> int:
+        """The batch size."""
+        return next(iter(self.inputs.values())).shape[0]
+
+
+@dataclass(frozen=True)
+class AttributionProblem(ResolvedAttribution):
+    """A resolved attribution, and its target.
+
+    Attributes:
+        target: the scalar of each row.
+        cache: results of `cached_per_problem` functions.
+    """
+
+    target: ResolvedTarget = field(kw_only=True)
+    cache: dict[Callable[..., Any], Any] = field(init=False, default_factory=dict, repr=False, compare=False)
+
+    @property
+    def is_row_specific(self) -> bool:
+        """Whether edits or the target may differ from row to row, so that each pass must have the batch as it is."""
+        return bool(self.edits) or self.target.is_row_specific
+
+    @property
+    def mixes_rows(self) -> bool:
+        """Whether an edit makes rows depend on each other."""
+        return any(isinstance(edit, Mix) and not edit.point.is_gradient for edit in self.edits)
+
+    @property
+    def edits_gradients(self) -> bool:
+        """Whether an edit changes gradients, which then are not those of the forward pass."""
+        return any(edit.point.is_gradient for edit in self.edits)
+
+    @property
+    def arguments(self) -> tuple[Tensor, ...]:
+        """The explained inputs, in the order in which Captum gets them."""
+        return tuple(self.inputs[name] for name in self.explained)
+
+    @property
+    def additional_inputs(self) -> tuple[Tensor, ...]:
+        """The other inputs, which every pass gets unchanged."""
+        return tuple(tensor for name, tensor in self.inputs.items() if name not in self.explained)
+
+    @property
+    def baseline_points(self) -> list[Inputs]:
+        """The explained inputs at the baseline, ``[batch, ...]``; of a distribution at each sample, for all rows."""
+        if not isinstance(self.request, Expectation):
+            return [dict(self.baselines)]
+        samples = zip(*(self.baselines[name] for name in self.explained))
+        return [
+            {name: each.expand_as(self.inputs[name]) for name, each in zip(self.explained, sample)}
+            for sample in samples
+        ]
+
+    def in_batch_order(self, tensor: Tensor) -> Tensor:
+        """Returns ``tensor`` ``[copies * batch, ...]`` with one copy of the batch after the other.
+
+        Captum's DeepLIFT runs each row once for each sample of a distribution, row by row, inputs first and then
+        baselines; expected gradients run each row once for each draw.
+        """
+        drawn = isinstance(self.request, ExpectedGradient)
+        sides, samples = (1, self.request.n_samples) if drawn else (2, len(self.baseline_points))  # type: ignore[attr-defined]
+        if samples < 2 or tensor.shape[:1] != (sides * samples * self.rows,):
+            return tensor
+        return tensor.reshape(sides, self.rows, samples, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
+
+    def forward(self, *tensors: Tensor) -> Tensor:
+        """Runs the model as Captum calls it, with the explained inputs first; returns what `read` does."""
+        additional = (name for name in self.inputs if name not in self.explained)
+        by_name = dict(zip((*self.explained, *additional), tensors))
+        return self.read({name: by_name[name] for name in self.inputs})
+
+    def read(self, inputs: Inputs) -> Tensor:
+        """Runs the model, and returns what the target is read from: an output, or a neuron's module's activation."""
+        if self.target.is_neuron:
+            return run_to_neuron(self.model, inputs, self.target.source)
+        return self.model.run(inputs)[self.target.source]
+
+
+def cached_per_problem(function: Callable[[AttributionProblem], T]) -> Callable[[AttributionProblem], T]:
+    """Decorates a function that runs the model: its result is computed once for each problem."""
+
+    @wraps(function)
+    def cached(problem: AttributionProblem) -> T:
+        if function not in problem.cache:
+            problem.cache[function] = function(problem)
+        result: T = problem.cache[function]
+        return result
+
+    return cached
+
+
+def run_to_neuron(model: InspectedModel, inputs: Inputs, module: str) -> Tensor:
+    """Runs the model and returns the first tensor that the neuron's ``module`` returned, as a node of the graph."""
+    with observing(model.tree, {}, keep_output_of=module) as recording, recording.forward():
+        model.run(inputs)
+        return neuron_output(recording.kept_output, module)
+
+
+def neuron_output(output: Tensor | None, module: str) -> Tensor:
+    """Returns ``output``, the first tensor that a neuron's module returned.
+
+    Raises:
+        InvalidArgument: ``POINT_NOT_FOUND``, where it returned none.
+    """
+    if output is None:
+        raise error(Reason.POINT_NOT_FOUND, f"no tensor came out of {module!r} that has a neuron", "neuron.module")
+    return output
+
+
+@dataclass
+class Pass:
+    """What the hooks recorded of one forward pass and of the backward pass from it, on the host.
+
+    Attributes:
+        points: the explained inputs that the model got, by name.
+        additional_inputs: the other inputs.
+        output: what the target is read from.
+        cotangent: the gradient at ``output`` that the backward pass began with; None without one.
+        gradients: the target's gradients at the points; without those that no backward pass reached.
+        layer: the calls of the problem's layer.
+    """
+
+    points: Values
+    additional_inputs: Sequence[Tensor] = ()
+    output: Tensor = field(default_factory=lambda: torch.empty(0))
+    cotangent: Tensor | None = None
+    gradients: Values = field(default_factory=dict)
+    layer: Sequence[RecordedCall] = ()
+
+    def note_backward(self, gradient: Tensor) -> None:
+        """Records the gradient that a backward pass begins with."""
+        self.cotangent = copy_to_host(gradient)
+
+
+class PassRecorder:
+    """Raw hooks on the model's inputs and on one layer, in passes that this class or Captum runs.
+
+    The hooks are registered anew for each pass, behind Captum's, and on tensors only: they change neither what the
+    model computes nor what other hooks see.
+
+    Args:
+        problem: the problem, with inputs and layer.
+        edits: what is changed in each pass besides, for methods that are made of such passes.
+        at_layer: False records the inputs only.
+    """
+
+    def __init__(self, problem: AttributionProblem, edits: Changes | None = None, *, at_layer: bool = True) -> None:
+        self._problem = problem
+        self._layer = problem.layer if at_layer else ""
+        self._sites = {self._layer: watching(Point.OUTPUT, Point.GRAD_OUTPUT)} if self._layer else {}
+        self._edits = edits or {}
+        self._recording = Recording()
+        self._copies: list[Tensor] = []
+        self.passes: list[Pass] = []
+
+    def forward(self, *tensors: Tensor) -> Tensor:
+        """`AttributionProblem.forward`; adds a pass to `passes`."""
+        problem, in_order = self._problem, self._problem.in_batch_order
+        self._copies = [_copied(tensor, last) for tensor, last in zip_longest(map(in_order, tensors), self._copies)]
+        count = len(problem.explained)
+        recorded = Pass(dict(zip(problem.explained, self._copies)), self._copies[count:])
+        for name, tensor in zip(problem.explained, tensors):
+            if tensor.requires_grad and torch.is_grad_enabled():
+                _record_gradient(tensor, recorded, name, in_order)
+        before = self._layer_calls()
+        observed = observing(problem.model.tree, self._sites, self._edits, copies=False, recording=self._recording)
+        with observed, self._recording.forward():
+            output = problem.forward(*tensors)
+        if problem.edits_gradients:
+            output = output.clone()  # the pass begins with the gradient before an edit of the gradient here
+        if output.requires_grad and not output.is_leaf:
+            output.register_hook(lambda gradient: recorded.note_backward(in_order(gradient)))
+        recorded.output = copy_to_host(in_order(output))
+        recorded.layer = self._recording.calls[self._layer][before:] if self._layer else ()
+        self.passes.append(recorded)
+        return output
+
+    def visit(self, points: Values, differentiate: bool, *, to_inputs: bool = True) -> None:
+        """Runs a forward pass at ``points``, and a backward pass if ``differentiate``; without ``to_inputs`` only as
+        far as the layer."""
+        with torch.set_grad_enabled(differentiate):
+            arguments = [points[name].detach().clone() for name in self._problem.explained]
+            leaves = [tensor.requires_grad_() for tensor in arguments if differentiate and tensor.is_floating_point()]
+            output = self.forward(*arguments, *self._problem.additional_inputs)
+            edges = [*map(get_gradient_edge, leaves if to_inputs else ()), *self._recording.gradient_roots]
+            if differentiate and edges and output.requires_grad:
+                gradients(self._problem.target.scalars(output), edges)
+
+    def release(self) -> None:
+        """Releases the graphs; `passes` stay."""
+        self._recording.release()
+
+    def _layer_calls(self) -> int:
+        return len(self._recording.calls.get(self._layer, []))
+
+
+def _copied(tensor: Tensor, last: Tensor | None) -> Tensor:
+    """Returns ``tensor`` on the host; the copy of the last pass if it is the same: thousands of passes may be at one
+    point."""
+    copy = copy_to_host(tensor)
+    same = last is not None and (last.dtype, last.shape) == (copy.dtype, copy.shape) and torch.equal(last, copy)
+    return last if same and last is not None else copy
+
+
+def _record_gradient(tensor: Tensor, recorded: Pass, name: str, in_order: Callable[[Tensor], Tensor]) -> None:
+    def record(gradient: Tensor) -> None:
+        recorded.gradients[name] = copy_to_host(in_order(gradient))
+
+    tensor.register_hook(record)
+
+
+def run_passes(
+    problem: AttributionProblem,
+    points: Sequence[Values],
+    differentiate: bool,
+    edits: Changes | None = None,
+    *,
+    to_inputs: bool = True,
+    points_per_pass: int = 1,
+) -> Sequence[Pass]:
+    """Runs passes of our own and returns what the hooks recorded.
+
+    Args:
+        problem: the problem.
+        points: the explained inputs of each pass, by name, ``[batch, ...]``.
+        differentiate: whether backward passes are run.
+        edits: what is changed besides the problem's edits.
+        to_inputs: whether backward passes go back to the inputs, and not only to the layer.
+        points_per_pass: how many points run in one pass. Near a kink a rounding decides which side is active, and only
+            batches of the size of Captum's round as Captum's do.
+    """
+    passes: list[Pass] = []
+    for first in range(0, len(points), points_per_pass):
+        chunk = points[first : first + points_per_pass]
+        recorder = PassRecorder(problem if len(chunk) == 1 else _repeated(problem, len(chunk)), edits)
+        point = {name: torch.cat([each[name] for each in chunk]) for name in chunk[0]} if len(chunk) > 1 else chunk[0]
+        try:
+            recorder.visit(point, differentiate, to_inputs=to_inputs)
+        finally:
+            recorder.release()
+        passes += recorder.passes
+    return passes
+
+
+def _repeated(problem: AttributionProblem, times: int) -> AttributionProblem:
+    """Returns ``problem`` for several copies of its batch, one after the other; it must not be row-specific."""
+    rows = torch.arange(problem.rows, device=problem.model.device).repeat(times)
+    inputs = {name: tensor[rows] for name, tensor in problem.inputs.items()}
+    return replace(problem, inputs=inputs, target=problem.target.for_rows(rows))

@@ -1,0 +1,253 @@
+"""The scalar of each row that is differentiated: targets, resolved for what the model returned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+from torch.nn import functional
+
+from cutaway import requests
+from cutaway.engine.model.inspected_model import Outputs, dtype_text
+from cutaway.engine.model.module_tree import ModuleTree
+from cutaway.engine.runtime.numpy_bridge import from_numpy
+from cutaway.errors import Reason, at, error
+from cutaway.requests import field_name
+from cutaway.schema.tensors import Array, as_array
+
+ScalarFunction: TypeAlias = Callable[[Tensor], Tensor]
+"""From an output ``[batch, ...]`` to ``[batch]``; differentiable."""
+
+
+@dataclass(frozen=True)
+class ResolvedTarget:
+    """A target, resolved for one batch.
+
+    Attributes:
+        source: the name of the output that it is read from; for a neuron that of the module.
+        function: returns the target of each row from that output.
+        indices: ``[batch]`` int64, the class of each row; None for targets without classes.
+        is_neuron: whether ``source`` names a module.
+        is_row_specific: whether ``function`` differs from row to row, so that rows must keep their places.
+    """
+
+    source: str
+    function: ScalarFunction
+    indices: Int64[Tensor, "batch"] | None = None
+    is_neuron: bool = False
+    is_row_specific: bool = False
+
+    def scalars(self, output: Float[Tensor, "*axes"]) -> Float[Tensor, "batch"]:
+        """Returns the target of each row, ``[batch]``; differentiable."""
+        return self.function(output.reshape(1) if output.ndim == 0 else output)
+
+    def for_rows(self, rows: Int64[Tensor, "rows"]) -> ResolvedTarget:
+        """Returns the target for a batch of the rows with the numbers ``rows``; it must not be row-specific."""
+        return self if self.indices is None else _class(self.source, self.indices[rows])
+
+    @staticmethod
+    def joined(targets: Sequence[ResolvedTarget]) -> ResolvedTarget:
+        """Returns one target for the rows of all ``targets``, which are of the `same_kind`."""
+        indices = [target.indices for target in targets if target.indices is not None]
+        return _class(targets[0].source, torch.cat(indices)) if indices else targets[0]
+
+
+def same_kind(one: ResolvedTarget, other: ResolvedTarget) -> bool:
+    """Whether both are read from one output, and differ in nothing but the classes of their rows."""
+    if one.is_row_specific or other.is_row_specific or (one.source, one.is_neuron) != (other.source, other.is_neuron):
+        return False
+    return one.function is other.function or (one.indices is not None and other.indices is not None)
+
+
+def resolve_target(
+    tree: ModuleTree, target: requests.Target, outputs: Outputs, rows: int, read_neuron: Callable[[str], Tensor]
+) -> tuple[tuple[ResolvedTarget, ...], Tensor]:
+    """Resolves ``target`` for one batch.
+
+    Args:
+        tree: the modules.
+        target: the target of a request or of an attribution.
+        outputs: what the model returned, by name.
+        rows: the batch size.
+        read_neuron: returns, by a module's name, the first tensor that its first call returned.
+
+    Returns:
+        One target, or for a top-k target k of them, the largest class first; and the tensor that they are read from.
+
+    Raises:
+        InvalidArgument: ``MODULE_NOT_FOUND``, ``OUTPUT_NOT_FOUND``, or as `resolve_for_output`.
+    """
+    if isinstance(target, requests.Neuron):
+        with at("neuron.module"):
+            name = tree.resolve(target.module)
+        source = read_neuron(name)
+    else:
+        name = target.output or next(iter(outputs))
+        if name not in outputs:
+            returned = ", ".join(outputs)
+            raise error(Reason.OUTPUT_NOT_FOUND, f"no output {name!r}; the model returns {returned}", "output")
+        source = outputs[name]
+    return resolve_for_output(target, name, source, rows), source
+
+
+def resolve_for_output(target: requests.Target, name: str, output: Tensor, rows: int) -> tuple[ResolvedTarget, ...]:
+    """Resolves ``target`` for ``output`` ``[batch, ...]``, which the model, or a neuron's module, ``name`` returned.
+
+    Returns:
+        One target, or for a top-k target k of them, the largest class first.
+
+    Raises:
+        InvalidArgument: ``TARGET_SHAPE``, ``TARGET_RANGE`` or ``TARGET_MISMATCH``.
+    """
+    if not output.is_floating_point():
+        raise error(Reason.TARGET_SHAPE, f"{name!r} is {dtype_text(output)}: only floats have gradients")
+    by_row = output.reshape(1) if output.ndim == 0 and rows == 1 else output
+    if by_row.ndim == 0 or by_row.shape[0] != rows:
+        shape = f"{name!r} has shape {list(output.shape)}"
+        text = f"{shape}: axis 0 is not the batch of {rows}, so no scalar belongs to an example"
+        raise error(Reason.TARGET_SHAPE, text)
+    with at(field_name(type(target)).removeprefix("output_")):
+        resolved = _RESOLVERS[type(target)](target, name, by_row)
+    return resolved if isinstance(resolved, tuple) else (resolved,)
+
+
+def identity(output: Tensor) -> Tensor:
+    """Returns ``output``, which has one number for each row."""
+    return output
+
+
+def _class(name: str, indices: Int64[Tensor, "batch"]) -> ResolvedTarget:
+    return ResolvedTarget(name, lambda output: output.gather(1, indices.unsqueeze(1)).squeeze(1), indices)
+
+
+def _predicted(_: requests.PredictedClass, name: str, output: Tensor) -> ResolvedTarget:
+    return ResolvedTarget(name, identity) if output.ndim == 1 else _class(name, _classes(name, output).argmax(dim=1))
+
+
+def _given_class(target: requests.ClassIndex, name: str, output: Tensor) -> ResolvedTarget:
+    if output.ndim > 1:
+        return _class(name, _indices(target.indices, _classes(name, output)))
+    _one_per_row(torch.tensor(target.indices), len(output))
+    if any(index != 0 for index in target.indices):
+        text = f"the output has one number an example, of shape {list(output.shape)}; the only target is 0"
+        raise error(Reason.TARGET_RANGE, text)
+    return ResolvedTarget(name, identity)
+
+
+def _top_k(target: requests.TopK, name: str, output: Tensor) -> tuple[ResolvedTarget, ...]:
+    classes = _classes(name, output)
+    if not 1 <= target.k <= classes.shape[1]:
+        raise error(Reason.TARGET_RANGE, f"the output has {classes.shape[1]} classes, not {target.k}", "k")
+    return tuple(_class(name, ranked) for ranked in classes.topk(target.k, dim=1).indices.unbind(dim=1))
+
+
+def _classes(name: str, output: Float[Tensor, "batch *axes"]) -> Float[Tensor, "batch classes"]:
+    if output.ndim != 2:
+        text = f"{name!r} has shape {list(output.shape)}; a class target needs [batch, classes]"
+        raise error(Reason.TARGET_SHAPE, text)
+    return output.detach()
+
+
+def _indices(indices: tuple[int, ...], classes: Float[Tensor, "batch classes"]) -> Int64[Tensor, "batch"]:
+    rows, count = classes.shape
+    for index in indices:
+        if not 0 <= index < count:
+            raise error(Reason.TARGET_RANGE, f"target {index} is out of range; the output has classes 0 to {count - 1}")
+    return _one_per_row(torch.tensor(indices, dtype=torch.int64, device=classes.device), rows)
+
+
+def _one_per_row(values: Tensor, rows: int) -> Tensor:
+    if len(values) not in (1, rows):
+        raise error(Reason.TARGET_MISMATCH, f"{len(values)} targets for a batch of {rows}; send one for all, or {rows}")
+    return values.expand(rows, *values.shape[1:]) if len(values) == 1 else values
+
+
+def _multi_index(target: requests.MultiIndex, name: str, output: Tensor) -> ResolvedTarget:
+    for number, position in enumerate(target.indices):
+        with at(f"indices[{number}]"):
+            _refuse_out_of_range(position, output)
+    index = _one_per_row(torch.tensor(target.indices, dtype=torch.int64, device=output.device), len(output))
+    picked = (torch.arange(len(output), device=output.device), *index.unbind(dim=1))
+    return ResolvedTarget(name, lambda output: output[picked], is_row_specific=True)
+
+
+def _refuse_out_of_range(position: tuple[int, ...], output: Tensor) -> None:
+    sizes = output.shape[1:]
+    if len(position) != len(sizes):
+        text = f"{len(position)} indices for the {len(sizes)} axes behind the batch: {list(sizes)}"
+        raise error(Reason.TARGET_SHAPE, text)
+    if not all(0 <= index < size for index, size in zip(position, sizes)):
+        raise error(Reason.TARGET_RANGE, f"{list(position)} is outside of the axes {list(sizes)}")
+
+
+def _cross_entropy(target: requests.CrossEntropy, name: str, output: Tensor) -> ResolvedTarget:
+    labels = _indices(target.labels, _classes(name, output))
+    share = len(output) if target.reduction is requests.LossReduction.MEAN else 1
+
+    def shares(output: Tensor) -> Tensor:
+        return functional.cross_entropy(output, labels, reduction="none") / share
+
+    return ResolvedTarget(name, shares, is_row_specific=True)
+
+
+def _squared_error(target: requests.MeanSquaredError, name: str, output: Tensor) -> ResolvedTarget:
+    values = _like(target.values, output, "values")
+    share = output.numel() if target.reduction is requests.LossReduction.MEAN else 1
+
+    def shares(output: Tensor) -> Tensor:
+        return _flat((output - values) ** 2).sum(dim=1) / share
+
+    return ResolvedTarget(name, shares, is_row_specific=True)
+
+
+def _cotangent(target: requests.Cotangent, name: str, output: Tensor) -> ResolvedTarget:
+    vector = _like(target.tensor, output, "tensor")
+    return ResolvedTarget(name, lambda output: _flat(output * vector).sum(dim=1), is_row_specific=True)
+
+
+def _like(value: Any, output: Tensor, field: str) -> Tensor:
+    array: Array = as_array(value)
+    if array.ndim == 0 and output.numel() == 1:  # a batch of one row, for which the model returns a number
+        array = array.reshape(output.shape)
+    if array.shape != tuple(output.shape):
+        text = f"a tensor of shape {list(array.shape)}; the output has {list(output.shape)}"
+        raise error(Reason.TARGET_SHAPE, text, field)
+    return from_numpy(array).to(device=output.device, dtype=output.dtype)
+
+
+def _flat(values: Float[Tensor, "batch *axes"]) -> Float[Tensor, "batch elements"]:
+    return values.reshape(len(values), -1)
+
+
+def _sum(_: requests.OutputSum, name: str, output: Tensor) -> ResolvedTarget:
+    return ResolvedTarget(name, lambda output: _flat(output).sum(dim=1))
+
+
+def _norm(target: requests.OutputNorm, name: str, output: Tensor) -> ResolvedTarget:
+    return ResolvedTarget(name, lambda output: torch.linalg.vector_norm(_flat(output), target.order, dim=1))
+
+
+def _neuron(target: requests.Neuron, name: str, output: Tensor) -> ResolvedTarget:
+    with at("index"):
+        _refuse_out_of_range(target.index, output)
+    picked: tuple[slice | int, ...] = (slice(None), *target.index)
+    return ResolvedTarget(name, lambda output: output[picked], is_neuron=True)
+
+
+_RESOLVERS: dict[type[requests.Target], Callable[[Any, str, Tensor], ResolvedTarget | tuple[ResolvedTarget, ...]]] = {
+    requests.PredictedClass: _predicted,
+    requests.ClassIndex: _given_class,
+    requests.MultiIndex: _multi_index,
+    requests.TopK: _top_k,
+    requests.CrossEntropy: _cross_entropy,
+    requests.MeanSquaredError: _squared_error,
+    requests.Cotangent: _cotangent,
+    requests.OutputSum: _sum,
+    requests.OutputNorm: _norm,
+    requests.Neuron: _neuron,
+}
+"""By kind of target; a new one is a new row."""

@@ -1,0 +1,1 @@
+"""Resolves and validates a request before anything runs."""

@@ -1,0 +1,148 @@
+"""Validates one attribution of a request and resolves its modules, inputs, baselines and features, before anything
+runs."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from cutaway import requests
+from cutaway.engine.methods.noise_tunnel import refuse_noise
+from cutaway.engine.methods.quality_metrics import refuse_metric
+from cutaway.engine.methods.table import TABLE, method_of
+from cutaway.engine.model.inspected_model import Inputs, InspectedModel, dtype_text
+from cutaway.engine.model.module_tree import ModuleTree
+from cutaway.engine.passes.baselines import baselines, distributions
+from cutaway.engine.passes.features import Features, features
+from cutaway.engine.passes.pass_recorder import Changes, ResolvedAttribution
+from cutaway.errors import Reason, at, error
+from cutaway.requests import Point, field_name
+
+
+def resolve_attribution(
+    model: InspectedModel, request: requests.Attribution, inputs: Inputs, edits: Changes, seed: int | None = None
+) -> ResolvedAttribution:
+    """Validates all that can be known of an attribution before anything runs.
+
+    Args:
+        model: the model.
+        request: the method and its parameters.
+        inputs: everything that forward takes, ``[batch, ...]`` each.
+        edits: what the request changes, by module name and operator address.
+        seed: the request's seed; used where the method, or a metric, draws random numbers.
+
+    Raises:
+        InvalidArgument: with the field at fault.
+    """
+    method, field = method_of(request), field_name(type(request))
+    layer = _resolve_modules(model.tree, request, edits, field)
+    if isinstance(request, requests.NeuronAttribution) and method.explains_neuron and request.target is not None:
+        raise error(Reason.INVALID_VALUE, "the neuron is what is explained: leave the target out", "target")
+    if _explains_layer_only(request) and request.inputs:
+        raise error(Reason.INVALID_VALUE, "a layer method explains the layer: leave the inputs out", "inputs")
+    explained = _explained_inputs(model, inputs, request)
+    with at(field):
+        starts = _baselines(request, inputs, explained)
+        perturbed = features(request, inputs, explained) if isinstance(request, requests.Perturbation) else Features()
+        if getattr(request, "max_delta", None) is not None and not method.satisfies_completeness(request):
+            raise error(
+                Reason.INVALID_VALUE,
+                "the attributions of this method need not add up to anything, so nothing can be bounded: leave it out",
+                "path.max_delta",
+            )
+        method.refuse(model, request, inputs, edits)
+        method.refuse_features(request, perturbed.count)
+    if request.noise is not None:
+        with at("noise_tunnel"):
+            refuse_noise(TABLE[type(request)], request, inputs, explained)
+    for index, metric in enumerate(request.metrics):
+        with at(f"metrics[{index}]"):
+            refuse_metric(metric, request, inputs, explained)
+    draws = method.uses_randomness or request.metrics
+    changes = tuple(edit for numbered in edits.values() for _, edit in numbered)
+    return ResolvedAttribution(
+        model, request, inputs, explained, layer, starts, changes, perturbed, seed if draws else None
+    )
+
+
+def _resolve_modules(tree: ModuleTree, request: requests.Attribution, edits: Changes, field: str) -> str:
+    """Returns the layer's own name, ``""`` without one."""
+    layer = ""
+    if isinstance(request, requests.AtLayer):
+        with at(f"{field}.layer"):
+            layer = tree.resolve(request.layer)
+            if any(edit.point is Point.GRAD_OUTPUT for _, edit in edits.get(layer, ())):
+                raise error(
+                    Reason.EDIT_INAPPLICABLE,
+                    f"the gradient at {layer!r} is edited and explained at once: Captum would read it unedited",
+                )
+    if isinstance(request, requests.NeuronAttribution):
+        with at(f"{field}.neuron.module"):
+            tree.resolve(request.neuron.module)
+    return layer
+
+
+def _explains_layer_only(request: requests.Attribution) -> bool:
+    """Whether neither the gradients nor the baselines of a layer method are at the inputs."""
+    begins_at_inputs = isinstance(request, (requests.PathAttribution, requests.Difference, requests.Expectation))
+    return isinstance(request, requests.LayerAttribution) and not begins_at_inputs
+
+
+def _baselines(request: requests.Attribution, inputs: Inputs, explained: tuple[str, ...]) -> Inputs:
+    """Returns for each explained input a baseline ``[batch, ...]``, or samples of a distribution ``[samples, ...]``;
+    nothing for methods without baselines."""
+    values = getattr(request, "baselines", None)
+    if values is None:
+        return {}
+    if isinstance(request, requests.Expectation):
+        return distributions(values, inputs, explained)
+    with at("path" if isinstance(request, requests.PathAttribution) else ""):
+        return baselines(values, inputs, explained)
+
+
+def _explained_inputs(model: InspectedModel, inputs: Inputs, request: requests.Attribution) -> tuple[str, ...]:
+    """Returns the inputs that are explained; of a layer method those of its path, or that Captum differentiates from.
+
+    Raises:
+        InvalidArgument: ``INPUT_UNKNOWN``; or an input is not floating, and the method needs gradients or a path.
+    """
+    _refuse_unknown(inputs, request.inputs)
+    floating = tuple(name for name, tensor in inputs.items() if tensor.is_floating_point())
+    if isinstance(request, requests.Perturbation):
+        if not (request.inputs or floating):
+            text = f"no input is a float: name those to explain, of {', '.join(inputs)}"
+            raise error(Reason.INVALID_VALUE, text, "inputs")
+        return request.inputs or floating
+    # Integrated gradients of a layer go from one value of the layer to another: integer inputs may be at both ends.
+    if _explains_layer_only(request) or isinstance(request, requests.LayerIntegratedGradients):
+        return request.inputs or floating or tuple(inputs)
+    return differentiable(model, inputs, request.inputs)
+
+
+def _refuse_unknown(inputs: Inputs, names: tuple[str, ...]) -> None:
+    for name in names:
+        if name not in inputs:
+            raise error(Reason.INPUT_UNKNOWN, f"no input {name!r} was sent; there are {', '.join(inputs)}", "inputs")
+
+
+def differentiable(model: InspectedModel, inputs: Inputs, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns ``names``, or without names every floating input.
+
+    Raises:
+        InvalidArgument: ``INPUT_UNKNOWN``, or ``INPUT_NOT_DIFFERENTIABLE`` for an input that is not floating.
+    """
+    _refuse_unknown(inputs, names)
+    floating = tuple(name for name, tensor in inputs.items() if tensor.is_floating_point())
+    for name in names or floating or inputs:
+        if not inputs[name].is_floating_point():
+            raise error(
+                Reason.INPUT_NOT_DIFFERENTIABLE,
+                f"the input {name!r} is {dtype_text(inputs[name])} and has no gradient" + embedding_hint(model.tree),
+                "inputs",
+            )
+    return names or floating
+
+
+def embedding_hint(tree: ModuleTree) -> str:
+    """Returns where gradients begin in a model of token ids, as the end of an error message."""
+    embeddings = [name for name, module in tree.modules.items() if isinstance(module, nn.Embedding)]
+    return f"; take the gradient where numbers begin: GRAD_OUTPUT of {embeddings[0]!r}" if embeddings else ""

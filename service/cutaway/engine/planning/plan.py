@@ -1,0 +1,134 @@
+"""Resolves and validates a request: what is captured, edited, differentiated and attributed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from cutaway.engine.hooks.capture_spec import CaptureSpec
+from cutaway.engine.hooks.hook_site import NumberedEdit
+from cutaway.engine.methods.table import method_of
+from cutaway.engine.model.inspected_model import Inputs, InspectedModel
+from cutaway.engine.passes.pass_recorder import ResolvedAttribution
+from cutaway.engine.planning import name_resolution
+from cutaway.engine.planning.attribution_setup import differentiable, resolve_attribution
+from cutaway.engine.planning.name_resolution import CaptureSites
+from cutaway.engine.runtime.cancellation import NEVER_CANCELLED, Cancellation
+from cutaway.engine.runtime.rng import new_seed
+from cutaway.errors import at
+from cutaway.requests import InspectRequest, Neuron, Point, PredictedClass, TopK
+from cutaway.schema.module_globs import is_glob
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A request, resolved and validated for one model.
+
+    Attributes:
+        model: the model.
+        request: the request.
+        inputs: its tensors, ``[batch, ...]`` each.
+        cancellation: when the caller stops waiting; no pass begins later.
+        sites: what is captured, by module name and by operator address or glob, in the order of the reply.
+        edits: what is changed, by module name and operator address.
+        parameters: parameters whose gradients are returned, by name.
+        gradients_of: inputs whose gradients are returned.
+        neuron: the module that the target is read from, where the target is a neuron.
+        attributions: what is attributed.
+        seed: the seed of random numbers; None where none was sent and none are drawn.
+        missing: the points to capture behind which forward may stop; None where it must run to its end.
+    """
+
+    model: InspectedModel
+    request: InspectRequest
+    inputs: Inputs
+    cancellation: Cancellation
+    sites: CaptureSites
+    edits: dict[str, list[NumberedEdit]]
+    parameters: dict[str, CaptureSpec]
+    gradients_of: tuple[str, ...]
+    neuron: str | None
+    attributions: tuple[ResolvedAttribution, ...]
+    seed: int | None
+    missing: set[tuple[str, Point]] | None = None
+
+    @property
+    def rows(self) -> int:
+        """The batch size."""
+        return next(iter(self.inputs.values())).shape[0]
+
+    @property
+    def captures_gradients(self) -> bool:
+        """Whether a gradient inside the model is captured."""
+        return any(point.is_gradient for specs in self.sites.values() for point in specs)
+
+    @property
+    def differentiates(self) -> bool:
+        """Whether a backward pass is needed, attributions aside."""
+        return bool(self.gradients_of or self.parameters) or self.captures_gradients
+
+    @property
+    def value_edits(self) -> dict[str, list[NumberedEdit]]:
+        """The edits of activations, without those of gradients."""
+        return {name: [each for each in edits if not each[1].point.is_gradient] for name, edits in self.edits.items()}
+
+    @property
+    def is_top_k(self) -> bool:
+        """Whether the target is several classes, with a backward pass each."""
+        return isinstance(self.request.target, TopK)
+
+    @property
+    def needs_target(self) -> bool:
+        """Whether the target is resolved: also where it was set and is not used, since a wrong one is an error."""
+        uses = (method_of(each).has_target and each.target is None for each in self.request.attributions)
+        return self.differentiates or self.request.target != PredictedClass() or any(uses)
+
+    @property
+    def hook_sites(self) -> CaptureSites:
+        """`sites`, and the modules of attributions, whose calls are only counted."""
+        names = (name for attribution in self.attributions for name in attribution.modules)
+        return {**{name: {} for name in names}, **self.sites}
+
+
+@torch.inference_mode(False)
+def plan_request(
+    model: InspectedModel, request: InspectRequest, inputs: Inputs, cancellation: Cancellation = NEVER_CANCELLED
+) -> Plan:
+    """Resolves and validates ``request`` without running the model.
+
+    Args:
+        model: the model.
+        request: the request.
+        inputs: its tensors, ``[batch, ...]`` each, on the model's device.
+        cancellation: when the caller stops waiting.
+
+    Raises:
+        InvalidArgument: with the field at fault.
+    """
+    # Tensors that were made in inference mode cannot be differentiated.
+    inputs = {name: tensor.clone() if tensor.is_inference() else tensor for name, tensor in inputs.items()}
+    sites = name_resolution.sites(model.tree, request)
+    parameters = name_resolution.parameters(model.module, request)
+    edits = name_resolution.edits(model.tree, request, next(iter(inputs.values())).shape[0])
+    with at("input_gradients"):
+        gradients_of = () if request.input_gradients is None else differentiable(model, inputs, request.input_gradients)
+    draws = any(method_of(attribution).uses_randomness or attribution.metrics for attribution in request.attributions)
+    seed = new_seed() if draws and request.seed is None else request.seed
+    attributions = []
+    for index, attribution in enumerate(request.attributions):
+        with at(f"attributions[{index}]"):
+            attributions.append(resolve_attribution(model, attribution, inputs, edits, seed))
+    with at("target.neuron.module"):
+        neuron = model.tree.resolve(request.target.module) if isinstance(request.target, Neuron) else None
+    resolved = (sites, edits, parameters, gradients_of, neuron, tuple(attributions), seed)
+    plan = Plan(model, request, inputs, cancellation, *resolved)
+    stops = request.omit_predictions and not (plan.needs_target or request.attributions or request.compare)
+    return replace(plan, missing=_missing(sites)) if stops else plan
+
+
+def _missing(sites: CaptureSites) -> set[tuple[str, Point]] | None:
+    """Returns all points to capture, if each names its call; else only the end of forward shows that all were seen."""
+    if any(is_glob(name) or spec.call is None for name, specs in sites.items() for spec in specs.values()):
+        return None
+    return {(name, point) for name, specs in sites.items() for point in specs} or None

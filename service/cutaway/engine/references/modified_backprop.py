@@ -1,0 +1,180 @@
+"""References for guided backpropagation and deconvolution, which replace the derivative of ReLU.
+
+Captum overrides ``nn.ReLU`` modules and knows no other ReLU. The passes here override functional ReLUs too, so that a
+model that calls them shows what the method should return.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from jaxtyping import Float64
+from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
+from torch.nn import functional
+
+from cutaway.engine.hooks.capture_spec import watching
+from cutaway.engine.hooks.edits import Override
+from cutaway.engine.hooks.observe import observing
+from cutaway.engine.model.inspected_model import gradients
+from cutaway.engine.passes.finding import Finding
+from cutaway.engine.passes.pass_recorder import AttributionProblem, Changes, Pass, cached_per_problem, run_passes
+from cutaway.engine.passes.reference_inputs import Evidence, MissingObservation, Reference, exact, input_point
+from cutaway.engine.references.gradients import layer_grad_cam
+from cutaway.engine.references.observation import observe_forward, reused_neuron_module
+from cutaway.requests import Edit, NeuronAttribution, Point
+from cutaway.results import Cause
+
+
+class Rectifiers(NamedTuple):
+    """The ReLUs that run in one forward pass, with the number of their calls.
+
+    Attributes:
+        modules: by name, the ``nn.ReLU`` modules.
+        functions: by operator address, such as ``block2:relu#0``, the calls of a function.
+    """
+
+    modules: Mapping[str, int]
+    functions: Mapping[str, int]
+
+
+@cached_per_problem
+def rectifiers(problem: AttributionProblem) -> Rectifiers:
+    """Returns the ReLUs that run; for a neuron those between the input and the neuron, which its gradient passes."""
+    modules = [name for name, module in problem.model.tree.modules.items() if isinstance(module, nn.ReLU)]
+    sites = {name: watching() for name in modules}
+    sites |= {f"**:{function}#*": watching(Point.OUTPUT) for function in ("relu", "relu_")}
+    calls = {name: len(seen) for name, seen in observe_forward(problem, sites).calls.items() if seen}
+    calls = {name: times for name, times in calls.items() if name in modules or name.rpartition(":")[0] not in modules}
+    if isinstance(problem.request, NeuronAttribution):
+        calls = _reached_from_neuron(problem, calls)
+    return Rectifiers(
+        {name: calls[name] for name in modules if name in calls},
+        {name: times for name, times in calls.items() if name not in modules},
+    )
+
+
+def _reached_from_neuron(problem: AttributionProblem, calls: Mapping[str, int]) -> dict[str, int]:
+    """Returns the ``calls`` of those ReLUs that the neuron's gradient reaches on its way to the input."""
+    inputs = {
+        name: tensor.detach().clone().requires_grad_() if name in problem.explained else tensor
+        for name, tensor in problem.inputs.items()
+    }
+    sites = {name: watching(Point.GRAD_OUTPUT) for name in calls}
+    with observing(problem.model.tree, sites) as recording:
+        with recording.forward():
+            output = problem.read(inputs)
+        leaves = [get_gradient_edge(inputs[name]) for name in problem.explained]
+        gradients(problem.target.scalars(output), [*leaves, *recording.gradient_roots])
+        reached = {name for name in calls if any(call.at(Point.GRAD_OUTPUT) for call in recording.calls[name])}
+    return {name: times for name, times in calls.items() if name in reached}
+
+
+def limitation(problem: AttributionProblem) -> Finding | None:
+    """Reports functional ReLUs, which Captum does not override, and a neuron's module that is called several times."""
+    if finding := reused_neuron_module(problem):
+        return finding
+    modules, functions = rectifiers(problem)
+    if not functions:
+        return None
+    where = ", ".join(list(functions)[:3])
+    if isinstance(problem.request, NeuronAttribution):
+        where += ", between the input and the neuron"
+    return Finding(
+        Cause.FUNCTIONAL_NONLINEARITY,
+        f"functional relu at {where}, which Captum differentiates as it is, because it overrides nn.ReLU modules only"
+        f"{'' if modules else ' (none ran)'}: build the model with nn.ReLU modules, one for each call",
+    )
+
+
+def vacuous(problem: AttributionProblem) -> Finding | None:
+    """Reports a model without ReLUs, for which the method is the plain gradient."""
+    if any(rectifiers(problem)):
+        return None
+    where = " between the input and the neuron" if isinstance(problem.request, NeuronAttribution) else ""
+    return Finding(Cause.NOT_MOVED, f"no ReLU ran{where}: with nothing to override, this is the gradient")
+
+
+# Passes.
+
+
+def guided_passes(problem: AttributionProblem) -> Sequence[Pass]:
+    """Runs a pass in which each ReLU passes on only the positive part of ``derivative * incoming gradient``."""
+    return _overridden(problem, _guided)
+
+
+def deconvolution_passes(problem: AttributionProblem) -> Sequence[Pass]:
+    """Runs a pass in which each ReLU passes on the positive part of the incoming gradient, whatever its input was."""
+    return _overridden(problem, _deconvolved)
+
+
+def guided_grad_cam_passes(problem: AttributionProblem) -> Sequence[Pass]:
+    """Runs an unchanged pass, for Grad-CAM, and a guided one."""
+    return [*run_passes(problem, input_point(problem), differentiate=True), *guided_passes(problem)]
+
+
+def _overridden(problem: AttributionProblem, override: Callable[[int], Iterator[Edit]]) -> Sequence[Pass]:
+    modules, functions = rectifiers(problem)
+    edits: Changes = {
+        name: [(call, edit) for call in range(calls) for edit in override(call)]
+        for name, calls in {**modules, **functions}.items()
+    }
+    return run_passes(problem, input_point(problem), differentiate=True, edits=edits)
+
+
+def _guided(call: int) -> Iterator[Edit]:
+    yield Override(at=Point.GRAD_INPUT, call=call, change=_positive)
+
+
+def _deconvolved(call: int) -> Iterator[Edit]:
+    incoming: list[Tensor] = []
+
+    def keep(gradient: Tensor) -> Tensor:
+        incoming[:] = [gradient]
+        return gradient
+
+    yield Override(at=Point.GRAD_OUTPUT, call=call, change=keep)
+    yield Override(at=Point.GRAD_INPUT, call=call, change=lambda _: _positive(incoming[0]))
+
+
+def _positive(gradient: Tensor) -> Tensor:
+    return gradient.clamp(min=0)
+
+
+# References.
+
+
+def input_gradient(evidence: Evidence) -> Reference:
+    """Returns ``df/dx`` of the last pass.
+
+    Guided backpropagation: Springenberg et al. 2015, arXiv:1412.6806; deconvolution: Zeiler and Fergus 2013,
+    arXiv:1311.2901.
+    """
+    last = Evidence(evidence.problem, evidence.passes[-1:])
+    return exact({name: last.gradients(name) for name in evidence.problem.explained})
+
+
+def guided_grad_cam(evidence: Evidence) -> Reference:
+    """Returns ``guided df/dx * max(0, Grad-CAM of the layer)``, the latter scaled to the input by nearest neighbor.
+
+    Selvaraju et al. 2017, arXiv:1610.02391.
+
+    Raises:
+        MissingObservation: the layer's map has other axes than the input, or no positions.
+    """
+    unchanged = Evidence(evidence.problem, evidence.passes[:1], evidence.call)
+    cam, terms = (next(iter(values.values())) for values in layer_grad_cam(unchanged))
+    guided = input_gradient(evidence).values
+    return Reference(
+        {name: gradient * _scaled(cam.clamp(min=0), gradient) for name, gradient in guided.items()},
+        {name: gradient.abs() * _scaled(terms, gradient) for name, gradient in guided.items()},
+    )
+
+
+def _scaled(
+    cam: Float64[Tensor, "batch 1 *positions"], like: Float64[Tensor, "batch channels *pixels"]
+) -> Float64[Tensor, "batch 1 *pixels"]:
+    if cam.ndim != like.ndim or cam.ndim < 3:
+        raise MissingObservation("the layer's map cannot be scaled to the input")
+    return functional.interpolate(cam, like.shape[2:], mode="nearest")

@@ -1,0 +1,83 @@
+"""What references read from passes: which modules run, what they return, and values for each row or feature."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from cutaway.engine.hooks.capture_spec import watching
+from cutaway.engine.hooks.observe import SpecsBySite, observing
+from cutaway.engine.hooks.operators import is_address
+from cutaway.engine.hooks.recording import RecordedCall, Recording
+from cutaway.engine.passes.finding import Finding
+from cutaway.engine.passes.pass_recorder import AttributionProblem, Values, cached_per_problem
+from cutaway.engine.passes.reference_inputs import Evidence, host
+from cutaway.requests import NeuronAttribution, Point
+from cutaway.results import Cause
+
+
+def operator_of(address: str) -> str:
+    """Returns the operator's name in an address, such as ``relu`` in ``block2:relu#0``; ``""`` for a module's name."""
+    return address.rpartition(":")[2].partition("#")[0] if is_address(address) else ""
+
+
+def observe_forward(problem: AttributionProblem, sites: SpecsBySite) -> Recording:
+    """Runs one forward pass at the input and returns what hooks recorded at ``sites``: module names, operator globs.
+
+    No graph is built, and random number generators are restored afterwards.
+    """
+    with (
+        torch.no_grad(),
+        problem.model.kept_rng_state(),
+        observing(problem.model.tree, sites) as recording,
+        recording.forward(),
+    ):
+        problem.model.run(problem.inputs)
+    return recording
+
+
+@cached_per_problem
+def module_calls(problem: AttributionProblem) -> Sequence[RecordedCall]:
+    """Returns the calls, with their outputs, of the layer or of the neuron's module, in one forward pass."""
+    return observe_forward(problem, {problem.module: watching(Point.OUTPUT)}).calls[problem.module]
+
+
+def reused_neuron_module(problem: AttributionProblem) -> Finding | None:
+    """Reports a neuron's module that is called several times: Captum keeps the output of its last call only."""
+    if not isinstance(problem.request, NeuronAttribution) or (calls := len(module_calls(problem))) < 2:
+        return None
+    return Finding(
+        Cause.MODULE_REUSED,
+        f"the module {problem.module!r} was called {calls} times in one forward pass; the neuron belongs to its first "
+        "call, but Captum explains the last: build the model with a module for each call",
+    )
+
+
+def target_values(evidence: Evidence) -> Float64[Tensor, "passes batch"]:
+    """Returns the target's value for each row in each pass, [passes, batch]."""
+    target, device = evidence.problem.target, evidence.problem.model.device
+    with torch.no_grad():
+        return torch.stack([host(target.scalars(recorded.output.to(device))) for recorded in evidence.passes])
+
+
+def expand_rows(row_values: Float[Tensor, "batch"], like: Float[Tensor, "..."]) -> Float[Tensor, "batch ..."]:
+    """Returns ``row_values`` [batch] as [batch, 1, ...] with as many axes as ``like``, so that the two broadcast."""
+    return row_values.reshape(-1, *[1] * (like.ndim - 1))
+
+
+def expand_features(problem: AttributionProblem, feature_values: Float64[Tensor, "batch features"]) -> Values:
+    """Returns, for each explained input, a tensor of its shape in which each element has its feature's value.
+
+    Args:
+        problem: defines the feature to which each element belongs.
+        feature_values: [batch, features], float64 on the host.
+    """
+    expanded = {}
+    for name, numbers in problem.features.numbers.items():
+        shape = problem.inputs[name].shape
+        feature_of_element = numbers.cpu().expand(shape).reshape(problem.rows, -1)
+        expanded[name] = feature_values.gather(1, feature_of_element).reshape(shape)
+    return expanded

@@ -1,0 +1,1 @@
+"""Utilities for torch, independent of hooks and models."""

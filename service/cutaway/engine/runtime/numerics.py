@@ -1,0 +1,121 @@
+"""How tensors are compared, and the tolerance of each comparison.
+
+Two tensors agree where their largest error is at most a tolerance times the largest finite magnitude. The tolerance
+depends on the data type and on what was computed: each constant below states the reason for its numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Tolerances(NamedTuple):
+    """The largest relative error that counts as agreement, for each data type in which the model computes."""
+
+    float64: float
+    float32: float
+    bfloat16: float
+    float16: float
+
+    def of(self, dtype: torch.dtype) -> float:
+        """Returns the tolerance for ``dtype``; for an unlisted one, that for float32."""
+        return float(getattr(self, str(dtype).removeprefix("torch."), self.float32))
+
+
+_EPS = [torch.finfo(getattr(torch, name)).eps for name in Tolerances._fields]
+
+
+def _roundings(count: int, at_most: float = math.inf) -> Tolerances:
+    """Returns ``count`` times the data type's eps, the relative error of one rounding."""
+    return Tolerances(*(min(count * eps, at_most) for eps in _EPS))
+
+
+def _power(exponent: float) -> Tolerances:
+    """Returns eps to the power of ``exponent``: unlike a multiple of eps, it allows coarse types fewer roundings."""
+    return Tolerances(*(eps**exponent for eps in _EPS))
+
+
+# Attributions and their references; in the order float64, float32, bfloat16, float16.
+
+# One pass, or equal passes, whose terms are added in another order.
+ONE_PASS = Tolerances(1e-9, 1e-4, 5e-2, 1e-2)
+# A path integral: Captum keeps the weights of its quadrature in float32, whatever the input's data type.
+PATH = Tolerances(1e-6, 1e-3, 1e-1, 2e-2)
+# Coefficients of a fit: Captum fits in float32, whatever the model computes in.
+FITTED = Tolerances(1e-3, 1e-3, 1e-3, 1e-3)
+# A sum that approximates an integral: a larger error means that the number of steps may be too small.
+APPROXIMATE = Tolerances(2e-2, 2e-2, 2e-1, 5e-2)
+# A sum that is exact except for rounding.
+EXACT = Tolerances(1e-6, 1e-3, 2e-1, 2e-2)
+# The rounding error of a sum, relative to the sum of its terms' magnitudes.
+SUM = _roundings(8)
+# A change of the target that is smaller than one rounding of it.
+NO_EFFECT = _roundings(1)
+
+# Passes of one model that should give the same values.
+
+# Points on a path: Captum computes them with operations in another order than our reference.
+VISITED_POINTS = _roundings(64)
+# Two runs on the same inputs on a CPU.
+REPEATED = Tolerances(0, 0, 0, 0)
+# Inputs of equal shapes, and repeated runs on CUDA, where sums have no fixed order: 1.4e-5 for float32.
+SAME_SHAPES = _power(0.7)
+# With hooks on copies of tensors, and without: a library may choose another kernel for a copy.
+WITHOUT_COPIES = _roundings(256, at_most=0.05)
+# The same row in small batches of several sizes, for which other kernels run: 7e-5 for float32.
+PART_OF_BATCH = _power(0.6)
+# A half of a batch, and the same rows in a pass of their own, whatever the data type: 1.2e-4.
+HALF_OF_BATCH = Tolerances(*[1024 * torch.finfo(torch.float32).eps] * 4)
+# A row alone, and the row in a batch of two: 8e-4 for float32, because a false alarm here withholds a verdict.
+DOUBLED_BATCH = _power(0.45)
+
+
+def equal(one: Tensor, other: Tensor) -> bool:
+    """Returns whether two tensors have the same shape and the same values; NaN equals NaN."""
+    if one.shape != other.shape or not one.is_floating_point():
+        return torch.equal(one, other)
+    return bool(((one == other) | (one.isnan() & other.isnan())).all())
+
+
+def close(one: Tensor, other: Tensor, tolerances: Tolerances) -> bool:
+    """Returns whether ``other`` differs from ``one`` by no more than the tolerance for the data type of ``one``.
+
+    Infinities and NaNs must be the same on both sides; tensors of integers must be equal.
+    """
+    return largest_error(one, other) <= tolerances.of(one.dtype) * largest_magnitude(one)
+
+
+def largest_error(one: Tensor, other: Tensor) -> float:
+    """Returns the largest absolute difference of two elements.
+
+    It is 0 for elements that are the same infinity, or both NaN. It is infinite where only one element is finite, where
+    shapes differ, and where integers differ.
+    """
+    if one.shape != other.shape or not one.is_floating_point():
+        return 0.0 if torch.equal(one, other) else math.inf
+    if not one.numel():
+        return 0.0
+    errors = (one.double() - other.double()).abs()
+    largest = float(errors.max())
+    if not math.isnan(largest):
+        return largest
+    same = (one == other) | (one.isnan() & other.isnan())
+    return float(errors.masked_fill(same, 0.0).nan_to_num(nan=math.inf, posinf=math.inf).max())
+
+
+def largest_magnitude(values: Tensor) -> float:
+    """Returns the largest finite magnitude in a floating tensor; 0 if there is none, and for integers."""
+    if not values.is_floating_point() or not values.numel():
+        return 0.0
+    largest = float(values.abs().max())
+    return largest if math.isfinite(largest) else float(values.abs().nan_to_num(0.0, 0.0, 0.0).max())
+
+
+def cosine(one: Tensor, other: Tensor) -> float:
+    """Returns the cosine between two vectors, and 0 if one of them is 0."""
+    lengths = float(one.norm() * other.norm())
+    return float(one @ other) / lengths if lengths else 0.0

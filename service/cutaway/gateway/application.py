@@ -1,0 +1,127 @@
+"""`cutaway serve`: runs a gateway and its backend until a signal."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
+
+from cutaway.config.settings import Settings
+from cutaway.gateway.auth.tls import exposure_warning
+from cutaway.gateway.backends.base import Announce, Backend, Supervise
+from cutaway.gateway.lifecycle.supervisor import Supervisor
+from cutaway.gateway.lifecycle.upstream import upstream_backend
+from cutaway.gateway.models.store import read_store
+from cutaway.gateway.observability import logging
+from cutaway.gateway.rpc.server import GatewayServer, check_files
+
+T = TypeVar("T")
+_RunningBackend: TypeAlias = AbstractAsyncContextManager[tuple[Backend, Supervise]]
+
+
+def run(
+    model_store: Path | None, settings: Settings, *, embedded: bool, workers: int | None, announce: Announce
+) -> int:
+    """Serves until SIGTERM or SIGINT.
+
+    Args:
+        model_store: a directory with archives made by ``cutaway package``; None if the settings name upstream gateways.
+        settings: address and limits.
+        embedded: True runs the models in this process, without TorchServe and Java.
+        workers: number of workers of each model; None for the archives' own.
+        announce: prints what happens; ``ready: HOST:PORT`` once a real call has succeeded.
+
+    Returns:
+        0 after a signal; 1 if TorchServe ended and could not be restarted.
+
+    Raises:
+        CutawayError: no model can be served, or a file in the settings cannot be used.
+    """
+    check_files(settings)
+    # The log is for the operator; standard output has what is announced.
+    log_format = settings.log_format or logging.default_format(sys.stderr)
+    logging.configure(log_format)
+    settings = settings.model_copy(update={"log_format": log_format})
+    start = partial(_backend, model_store, settings, embedded, workers, announce)
+    return asyncio.run(_run(start, settings, announce))
+
+
+async def _run(start: Callable[[], _RunningBackend], settings: Settings, announce: Announce) -> int:
+    stopped = _stop_signal()
+    async with AsyncExitStack() as stack:
+        entered = await _unless(stopped, stack.enter_async_context(start()))
+        if entered is None:
+            return 0
+        backend, supervise = entered
+        server = GatewayServer(backend, settings)
+        stack.push_async_callback(server.stop, settings.grace_s)
+        await server.start()
+        failed = asyncio.ensure_future(supervise(server.set_serving))
+        stack.push_async_callback(_cancel, failed)
+        for name in backend.catalog.all():
+            announce(f"serving {name.model} {name.version}")
+        if server.observers.address:
+            announce(f"metrics: http://{server.observers.address}/metrics")
+        if warning := exposure_warning(settings, server.address):
+            announce(warning)
+        gc.collect()
+        gc.freeze()  # these objects stay; every full collection would scan them and delay all calls
+        announce(f"ready: {server.address}")
+        await asyncio.wait([stopped, failed], return_when=asyncio.FIRST_COMPLETED)
+        if not stopped.done():
+            await failed
+    announce("stopped" if stopped.done() else "stopped, because TorchServe cannot be restarted; its log says why")
+    return 0 if stopped.done() else 1
+
+
+def _backend(
+    model_store: Path | None, settings: Settings, embedded: bool, workers: int | None, announce: Announce
+) -> _RunningBackend:
+    """Returns a context that runs the backend."""
+    if model_store is None:
+        return upstream_backend(settings)
+    store = read_store(model_store)
+    for why in store.faults:
+        announce(f"not served: {why}")
+    if not embedded:
+        return Supervisor(store, settings, workers, announce).running()
+    # Imported here because it imports torch; without torch, a gateway takes a third of the memory.
+    from cutaway.gateway.backends.in_process import in_process_backend
+
+    return in_process_backend(store, settings, announce)
+
+
+async def _cancel(task: asyncio.Future[Any]) -> None:
+    task.cancel()
+    await asyncio.wait([task])
+
+
+async def _unless(stopped: asyncio.Future[None], work: Coroutine[Any, Any, T]) -> T | None:
+    """Returns the result of ``work``; cancels it and returns None if ``stopped`` is done first."""
+    task = asyncio.ensure_future(work)
+    futures: list[asyncio.Future[Any]] = [task, stopped]
+    await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+    if task.done():
+        return task.result()
+    await _cancel(task)
+    return None
+
+
+def _stop_signal() -> asyncio.Future[None]:
+    """Returns a future that SIGTERM and SIGINT complete; they no longer kill the process, which stops in order."""
+    loop = asyncio.get_running_loop()
+    stopped: asyncio.Future[None] = loop.create_future()
+
+    def stop() -> None:
+        if not stopped.done():
+            stopped.set_result(None)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    return stopped

@@ -1,0 +1,1 @@
+"""Authentication, authorization, redaction and TLS."""

@@ -1,0 +1,127 @@
+"""Removes names of layers from replies to callers who may not see all layers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from cutaway.errors import CutawayError, Reason, error
+from cutaway.gateway.auth.authorization import Permissions, layer_of
+from cutaway.v1 import inspection_pb2, inspection_service_pb2, model_pb2
+
+_WITHOUT_LAYERS = frozenset(
+    {
+        *(Reason.MALFORMED_REQUEST, Reason.UNKNOWN_FIELD, Reason.SCOPE_MISSING, Reason.LAYER_HIDDEN),
+        *(Reason.MODEL_NOT_FOUND, Reason.VERSION_NOT_FOUND),
+        *(Reason.INPUT_MISSING, Reason.INPUT_UNKNOWN, Reason.INPUT_EMPTY, Reason.INPUT_DTYPE, Reason.INPUT_SHAPE),
+        *(Reason.BATCH_MISMATCH, Reason.TENSOR_SIZE, Reason.RAW_UNSUPPORTED, Reason.TEXT_TOO_LONG),
+        *(Reason.OUTPUT_NOT_FOUND, Reason.TARGET_RANGE, Reason.TARGET_MISMATCH, Reason.TARGET_SHAPE),
+        *(Reason.REPLY_TOO_LARGE, Reason.REQUEST_TOO_LARGE, Reason.OVERLOADED, Reason.DEADLINE_EXCEEDED),
+    }
+)
+"""Reasons whose messages are about inputs and outputs only, and never name a layer."""
+
+
+@contextmanager
+def redacted_errors(permissions: Permissions) -> Iterator[None]:
+    """Replaces the message of an error in the block by its reason's meaning if the message could name layers."""
+    try:
+        yield
+    except CutawayError as failure:
+        if not permissions.unredacted and failure.reason not in _WITHOUT_LAYERS:
+            reason = Reason.__members__.get(failure.reason)
+            meaning = reason.meaning if reason else "The reason is unknown."
+            failure.message = f"{meaning} This token may not see details."
+        raise
+
+
+def redact_response(permissions: Permissions, data: bytes) -> bytes:
+    """Redacts a serialised `cutaway.v1.InspectResponse`.
+
+    Raises:
+        PermissionDenied: ``LAYER_HIDDEN``, if it has values of a hidden layer, requested by one of its aliases.
+    """
+    if permissions.unredacted:
+        return data
+    response = inspection_pb2.InspectResponse.FromString(data)
+    _redact(permissions, response)
+    return response.SerializeToString()
+
+
+def redact_stream_message(permissions: Permissions, data: bytes) -> bytes:
+    """Redacts a serialised `cutaway.v1.InspectStreamResponse` that is not a chunk; raises as `redact_response`."""
+    if permissions.unredacted:
+        return data
+    message = inspection_service_pb2.InspectStreamResponse.FromString(data)
+    if not message.piece.HasField("header"):
+        return data
+    _redact(permissions, message.piece.header.response)
+    return message.SerializeToString()
+
+
+def _redact(permissions: Permissions, response: inspection_pb2.InspectResponse) -> None:
+    for layer in _layers(response):
+        if not permissions.can_see(layer):
+            raise error(Reason.LAYER_HIDDEN, "this layer is an alias of a layer that this token may not see")
+    for tensor in response.estimate.tensors:
+        tensor.name = _redact_place(permissions, tensor.name)
+    for attribution in response.attributions:
+        for check in attribution.checks:
+            check.reason = ""  # it may name a layer; the cause is kept
+            for row in check.rows:
+                row.reason = ""
+    for warning in response.warnings:
+        warning.message = _WARNINGS.get(warning.code, "")
+        if not (re.match(r"(edits|explain_if)\b", warning.subject) or permissions.can_see(warning.subject)):
+            warning.subject = ""
+
+
+def _layers(response: inspection_pb2.InspectResponse) -> Iterator[str]:
+    """Yields the layers that the response has values of."""
+    for capture in response.captures:
+        yield layer_of(capture.module, "op" if "#" in capture.module else "module")
+    for gradient in response.parameter_gradients:
+        yield layer_of(gradient.name, "parameter")
+    for attribution in response.attributions:
+        if attribution.layer:
+            yield attribution.layer
+
+
+def _redact_place(permissions: Permissions, place: str) -> str:
+    """Cuts the place of a tensor, such as ``captures.conv1.output``, before a layer that the caller may not see."""
+    match = re.match(r"(captures|parameter_gradients|attributions\[\d+\]\.\w+)\.(.+)", place)
+    if match is None:
+        return place
+    parts = re.split(r"[:\[]", match[2])[0].split(".")
+    visible = any(permissions.can_see(".".join(parts[:end])) for end in range(1, len(parts) + 1))
+    return place if visible else match[1]
+
+
+_WARNINGS = {
+    inspection_pb2.WARNING_CODE_MODULE_NOT_CALLED: "the forward pass did not call it",
+    inspection_pb2.WARNING_CODE_NO_GRADIENT: "no gradient arrived there",
+    inspection_pb2.WARNING_CODE_EDIT_WITHOUT_EFFECT: "the edit changed nothing",
+    inspection_pb2.WARNING_CODE_NOT_A_TENSOR: "there is no tensor",
+    inspection_pb2.WARNING_CODE_ROWS_NOT_INDEPENDENT: "the rows of the model are not independent",
+    inspection_pb2.WARNING_CODE_NOT_EXPLAINED: "no example met the condition",
+}
+"""The message of a warning, without names of layers."""
+
+
+def redact_model(permissions: Permissions, data: bytes) -> bytes:
+    """Removes hidden layers from a serialised `cutaway.v1.GetModelResponse`; inputs and outputs stay."""
+    if permissions.unredacted:
+        return data
+    response = inspection_service_pb2.GetModelResponse.FromString(data)
+    model = response.model
+    visible = model_pb2.ModelDetail(
+        modules=[module for module in model.modules if permissions.can_see(module.name)],
+        operators=[op for op in model.operators if permissions.can_see(layer_of(op.address, "op"))],
+    )
+    for module in visible.modules:
+        module.aliases[:] = [alias for alias in module.aliases if permissions.can_see(alias)]
+    for field in ("modules", "operators"):
+        model.ClearField(field)
+    model.MergeFrom(visible)
+    return response.SerializeToString()

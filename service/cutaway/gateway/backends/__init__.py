@@ -1,0 +1,1 @@
+"""Backends: TorchServe, models in this process, and other gateways."""

@@ -1,0 +1,1 @@
+"""The request queue and adaptive batching."""

@@ -1,0 +1,1 @@
+"""Start, reload and restart of backends."""

@@ -1,0 +1,138 @@
+"""A replica set: TorchServe processes over one model store, each restarted when it ends unexpectedly."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from itertools import chain, repeat
+
+from cutaway.config.settings import Settings
+from cutaway.errors import CutawayError
+from cutaway.gateway.backends.base import Announce
+from cutaway.gateway.backends.replica_pool import ReplicaPool
+from cutaway.gateway.lifecycle.readiness import unready_models
+from cutaway.gateway.models.store import ModelStore
+from cutaway.gateway.torchserve.server_process import Endpoint, TorchServe
+from cutaway.results import ModelName
+
+_POLL_S = 0.1
+_RESTART_DELAYS_S = (0.0, 1.0, 2.0, 5.0, 10.0)
+"""Delays before the attempts of a restart. After the last one fails, and if no other replica is available, there are no
+further attempts: the process manager of the gateway should decide."""
+
+
+class ReplicaSet:
+    """As many TorchServe processes over a model store as the settings say.
+
+    Args:
+        store: the models.
+        settings: number of processes, limits and timeouts.
+        workers: number of workers of each model in each process; None for the archives' own.
+        announce: prints what happens.
+    """
+
+    def __init__(self, store: ModelStore, settings: Settings, workers: int | None, announce: Announce) -> None:
+        self.store = store
+        self._settings = settings
+        self._announce = announce
+        self._servers = {self._name(number): self._server(workers, number) for number in range(settings.replicas)}
+        self._supervision: asyncio.Future[list[None]] = asyncio.get_running_loop().create_future()
+        self._starting: set[asyncio.Future[None]] = set()
+
+    def _name(self, number: int) -> str:
+        return "TorchServe" if self._settings.replicas == 1 else f"TorchServe {number + 1}"
+
+    def _server(self, workers: int | None, number: int) -> TorchServe:
+        archives = list(self.store.archives.values())
+        return TorchServe(
+            archives[0].parent,
+            [path.name for path in archives],
+            workers=workers,
+            batch=1,  # the gateway makes the batches, without delaying any call
+            max_message_bytes=self._settings.max_message_bytes,
+            log_dir=self._settings.log_dir,
+            number=number,
+            of=self._settings.replicas,
+            start_timeout_s=self._settings.start_timeout_s,
+        )
+
+    @property
+    def endpoints(self) -> list[Endpoint]:
+        """The gRPC address of each TorchServe process."""
+        return [server.inference for server in self._servers.values()]
+
+    async def start(self) -> None:
+        """Starts the processes, and waits until each model has answered in each of them; marks others as broken.
+
+        Raises:
+            CutawayError: a process does not start, or no model answers.
+        """
+        unready = await asyncio.gather(*map(self._start, self._servers.values()))
+        for name, why in {name: why for models in unready for name, why in models.items()}.items():
+            self._announce(self.store.mark_broken(name, why))
+        self.store.require_models()
+
+    async def _start(self, server: TorchServe) -> dict[ModelName, str]:
+        await self._in_thread(server.start)
+        return await unready_models(server, self.store, self._settings)
+
+    def supervise(self, pool: ReplicaPool) -> None:
+        """From now on, removes a process that ends from ``pool``, restarts it, and adds it again."""
+        servers = self._servers.items()
+        self._supervision = asyncio.gather(*(self._supervise(name, server, pool) for name, server in servers))
+
+    def stop_supervising(self) -> None:
+        """From now on, restarts nothing."""
+        self._supervision.cancel()
+
+    @property
+    def failed(self) -> bool:
+        """Whether no process runs, or can be restarted."""
+        return self._supervision.done()
+
+    async def _supervise(self, name: str, server: TorchServe, pool: ReplicaPool) -> None:
+        while True:
+            await asyncio.sleep(_POLL_S)
+            if server.poll() is None:
+                continue
+            self._announce(f"{name} ended unexpectedly; its log says why; restarting it")
+            await pool.remove(server.inference)
+            if not await self._restart(name, server, pool):
+                return
+            pool.add(server.inference)
+            self._announce(f"{name} is available again")
+
+    async def _restart(self, name: str, server: TorchServe, pool: ReplicaPool) -> bool:
+        """Returns whether a restart succeeded."""
+        for attempt, delay_s in enumerate(chain(_RESTART_DELAYS_S, repeat(_RESTART_DELAYS_S[-1])), 1):
+            await asyncio.sleep(delay_s)
+            try:
+                await self._in_thread(lambda: _stop_and_start(server))
+                await unready_models(server, self.store, self._settings)
+            except CutawayError as failure:
+                self._announce(f"{name} did not start: {failure.message.splitlines()[0]}")
+                if attempt >= len(_RESTART_DELAYS_S) and not pool.available:
+                    return False
+            else:
+                break
+        return True
+
+    async def _in_thread(self, work: Callable[[], None]) -> None:
+        """Runs ``work`` in a thread; `stop` waits for it even if the caller is cancelled."""
+        future = asyncio.ensure_future(asyncio.to_thread(work))
+        self._starting.add(future)
+        future.add_done_callback(self._starting.discard)
+        await asyncio.shield(future)
+
+    async def stop(self, grace_s: float) -> None:
+        """Stops all processes; running calls get ``grace_s`` seconds to finish."""
+        self.stop_supervising()
+        # A start that was cancelled must end first: only then can its process be stopped.
+        if self._starting:
+            await asyncio.wait(self._starting)
+        await asyncio.gather(*(asyncio.to_thread(server.stop, grace_s) for server in self._servers.values()))
+
+
+def _stop_and_start(server: TorchServe) -> None:
+    server.stop(0.0)
+    server.start()

@@ -1,0 +1,129 @@
+"""Keeps TorchServe running and up to date: after the model store changes, a new replica set starts beside the old one
+and replaces it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from cutaway.archive import reader
+from cutaway.config.settings import Settings
+from cutaway.errors import CutawayError
+from cutaway.gateway.backends.base import Announce, Backend, SetServing, Supervise
+from cutaway.gateway.backends.torchserve import TorchServeBackend
+from cutaway.gateway.file_watch import FileWatch
+from cutaway.gateway.lifecycle.replica_set import ReplicaSet
+from cutaway.gateway.models.store import ModelStore, read_store
+from cutaway.results import ModelName
+
+_POLL_S = 0.1
+_SETTLE_S = 1.0
+
+
+class Supervisor:
+    """The TorchServe processes over one model store, and the backend that calls them.
+
+    Args:
+        store: the models.
+        settings: number of processes, limits and timeouts.
+        workers: number of workers of each model in each process; None for the archives' own.
+        announce: prints what happens.
+
+    Attributes:
+        backend: calls the current processes; the same object after a reload.
+    """
+
+    def __init__(self, store: ModelStore, settings: Settings, workers: int | None, announce: Announce) -> None:
+        self._directory = next(iter(store.archives.values())).parent
+        self._settings = settings
+        self._workers = workers
+        self._announce = announce
+        self._current = self._replica_set(store)
+        self._running = [self._current]
+        self._watch = FileWatch(lambda: self._directory.glob("*.mar"), settle_s=_SETTLE_S, inodes=False)
+        self.backend: TorchServeBackend
+
+    def _replica_set(self, store: ModelStore) -> ReplicaSet:
+        return ReplicaSet(store, self._settings, self._workers, self._announce)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[tuple[Backend, Supervise]]:
+        """Starts TorchServe and waits for its models; stops it at the end of the block, or when the start is cancelled.
+
+        Raises:
+            CutawayError: TorchServe does not start, or no model answers.
+        """
+        replicas = self._settings.replicas
+        what = "TorchServe" if replicas == 1 else f"{replicas} TorchServe processes"
+        self._announce(f"starting {what}; the log is in {self._settings.log_dir}")
+        try:
+            await self._current.start()
+            store = self._current.store
+            self.backend = TorchServeBackend(
+                self._current.endpoints, store.catalog, self._settings, self._worker_counts(store)
+            )
+            yield self.backend, self._supervise
+        finally:
+            await self._stop(list(self._running), self._settings.grace_s)
+
+    async def _supervise(self, set_serving: SetServing) -> None:
+        """Restarts processes that end, and reloads the model store when it changes; returns if no process can be
+        restarted.
+
+        Args:
+            set_serving: called whenever calls fail because no process is available, and when they succeed again.
+        """
+        self._current.supervise(self.backend.replicas)
+        reloading = asyncio.ensure_future(self._reload_on_change(set_serving))
+        serving = True
+        try:
+            while not (reloading.done() or self._current.failed):
+                await asyncio.sleep(_POLL_S)
+                if self.backend.replicas.available != serving:
+                    serving = not serving
+                    await set_serving(serving)
+        finally:
+            reloading.cancel()
+            await asyncio.wait([reloading])
+        if not reloading.cancelled():
+            reloading.result()
+
+    async def _reload_on_change(self, set_serving: SetServing) -> None:
+        while True:
+            await asyncio.sleep(_POLL_S)
+            if self._watch.changed():
+                await self._reload(set_serving)
+
+    async def _reload(self, set_serving: SetServing) -> None:
+        """Replaces the replica set by one over the current content of the store; if that fails, keeps the old one."""
+        self._announce("the model store has changed; loading it beside the models that are served")
+        old = self._current
+        try:
+            store = read_store(self._directory)
+            for why in store.faults:
+                self._announce(f"not served: {why}")
+            new = self._replica_set(store)
+            self._running.append(new)
+            await new.start()
+        except CutawayError as failure:
+            self._announce(f"the previous models stay in service: {failure.message.splitlines()[0]}")
+            await self._stop([replica_set for replica_set in self._running if replica_set is not old], 0.0)
+            return
+        self._current = new
+        old.stop_supervising()
+        new.supervise(self.backend.replicas)
+        # Running calls finish on the old processes; all others go to the new ones.
+        await self.backend.switch(new.endpoints, store.catalog, self._worker_counts(store), self._settings.grace_s)
+        await set_serving(True)  # health checks do not know the new models yet
+        await self._stop([old], self._settings.grace_s)
+        for name in store.archives:
+            self._announce(f"serving {name.model} {name.version}")
+
+    async def _stop(self, replica_sets: Sequence[ReplicaSet], grace_s: float) -> None:
+        for replica_set in replica_sets:
+            await replica_set.stop(grace_s)
+            self._running.remove(replica_set)
+
+    def _worker_counts(self, store: ModelStore) -> dict[ModelName, int]:
+        return {name: self._workers or reader.workers(path) for name, path in store.archives.items()}

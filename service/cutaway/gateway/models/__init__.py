@@ -1,0 +1,1 @@
+"""The model store, and the catalog of served models."""

@@ -1,0 +1,77 @@
+"""The model store: a directory of archives, some of which may not be servable."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cutaway.archive import reader
+from cutaway.errors import CutawayError, Reason, error
+from cutaway.gateway.models.catalog import Catalog, version_key
+from cutaway.results import ModelName
+
+
+@dataclass
+class ModelStore:
+    """The archives of a directory.
+
+    Attributes:
+        archives: valid archives by the model and version in their manifests. The highest version of a model comes
+            first: TorchServe takes it as the default.
+        broken: models that do not load, with the reason.
+        unreadable: archives whose manifest cannot be read: the file's stem, with the reason.
+    """
+
+    archives: dict[ModelName, Path] = field(default_factory=dict)
+    broken: dict[ModelName, str] = field(default_factory=dict)
+    unreadable: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def catalog(self) -> Catalog:
+        """The catalog of the models that are served, and of those that cannot be."""
+        return Catalog(self.archives, self.broken, self.unreadable)
+
+    @property
+    def faults(self) -> list[str]:
+        """One message for each archive that is not served."""
+        loading = [f"{name.model} {name.version}: {why}" for name, why in self.broken.items()]
+        return [*self.unreadable.values(), *loading]
+
+    def mark_broken(self, name: ModelName, why: str) -> str:
+        """Moves a model that does not load to `broken`; returns the message for the operator."""
+        del self.archives[name]
+        self.broken[name] = why
+        return f"not served: {name.model} {name.version}: {why}"
+
+    def require_models(self) -> None:
+        """Raises ``MODEL_NOT_LOADED`` if no model is left."""
+        if not self.archives:
+            raise error(Reason.MODEL_NOT_LOADED, "no model can be served: " + "; ".join(self.faults))
+
+
+def read_store(directory: Path) -> ModelStore:
+    """Reads every archive in ``directory``; a damaged archive does not affect the others.
+
+    Raises:
+        NotFound: ``MODEL_NOT_FOUND`` if there is no archive, ``MODEL_NOT_LOADED`` if none is valid.
+    """
+    store = ModelStore()
+    for path in sorted(directory.glob("*.mar")):
+        try:
+            manifest = reader.read(path)
+        except CutawayError as failure:
+            store.unreadable[path.stem] = failure.message
+            continue
+        name = ModelName(manifest.model, manifest.version)
+        if name in store.archives:
+            first = store.archives[name].name
+            store.unreadable[path.stem] = f"{path.name} is {name.model} {name.version}, which {first} is already"
+        else:
+            store.archives[name] = path
+    if not store.archives and not store.unreadable:
+        what = f"{directory} holds no .mar archive" if directory.is_dir() else f"there is no directory {directory}"
+        raise error(Reason.MODEL_NOT_FOUND, f"{what}; make one with `cutaway package`")
+    store.require_models()
+    by_version = sorted(store.archives, key=lambda name: version_key(name.version), reverse=True)
+    store.archives = {name: store.archives[name] for name in by_version}
+    return store

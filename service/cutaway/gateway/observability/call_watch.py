@@ -1,0 +1,163 @@
+"""Observes each call from outside the servicer: method, outcome, duration.
+
+What only the servicer learns (the model, the stages) it writes to `current_call`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
+
+import grpc
+import grpc.aio
+
+from cutaway.errors import Reason
+from cutaway.results import ModelName
+from cutaway.wire import grpc_status
+from cutaway.wire.reply_summary import ReplySummary
+from cutaway.worker_protocol import trace_context
+
+REQUEST_ID = "x-request-id"
+"""The metadata key of a call's id, in requests and in trailers."""
+
+_REQUEST_ID_PATTERN = re.compile(r"[\w.:/+=@-]{1,128}", re.ASCII)
+"""The ids that callers may choose: none of them breaks a line of a log."""
+
+_TRACEPARENT_PATTERN = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}", re.ASCII)
+_NO_MODEL = ModelName("", "")
+_REASONS = frozenset(Reason)
+
+Method: TypeAlias = Callable[[bytes, Any], Awaitable[bytes | None]]
+"""Handles a serialised request in its gRPC context: returns the reply, or None after it has written a stream."""
+
+
+@dataclass(eq=False)
+class CallRecord:
+    """One call of the service.
+
+    Attributes:
+        method: ``Inspect``, ...
+        request_id: chosen by the caller, or generated.
+        peer: the caller's address.
+        traceparent: the call's span in W3C Trace Context format; empty for none.
+        model: the requested model, if it is served.
+        request_bytes: size of the request.
+        reply_bytes: size of the reply so far.
+        summary: stages and checks of the reply.
+        code: gRPC status, once the call has ended.
+        reason: reason of the error; empty without an error.
+        started: `time.perf_counter` at the start.
+        seconds: duration, once the call has ended.
+    """
+
+    method: str
+    request_id: str
+    peer: str
+    traceparent: str = ""
+    model: ModelName = _NO_MODEL
+    request_bytes: int = 0
+    reply_bytes: int = 0
+    summary: ReplySummary = field(default_factory=lambda: ReplySummary({}))
+    code: str = "OK"
+    reason: str = ""
+    started: float = field(default_factory=time.perf_counter)
+    seconds: float = 0.0
+
+
+class Observer(Protocol):
+    """Gets every call at its start and end; an exception raised here is ignored."""
+
+    def call_started(self, call: CallRecord) -> None:
+        """Handles the start of ``call``."""
+
+    def call_ended(self, call: CallRecord) -> None:
+        """Handles the end of ``call``, with all its attributes set."""
+
+
+_current: ContextVar[CallRecord] = ContextVar("cutaway_call")
+
+
+def current_call() -> CallRecord:
+    """Returns the call that the current task handles; outside of calls, a record that no observer gets."""
+    return _current.get(None) or CallRecord("", "", "")
+
+
+def trace_part() -> dict[str, bytes]:
+    """Returns the part that carries the current call's span to a worker; empty without a span."""
+    call = _current.get(None)
+    return {trace_context.PART: call.traceparent.encode()} if call and call.traceparent else {}
+
+
+class CallWatch:
+    """Reports the calls of wrapped methods to observers.
+
+    Args:
+        observers: called in this order at the start of a call, and in reverse order at its end.
+    """
+
+    def __init__(self, observers: Sequence[Observer]) -> None:
+        self._observers = observers
+
+    def wrap(self, name: str, method: Method) -> Method:
+        """Returns ``method``, observed. An interceptor would make gRPC rebuild the method for every call."""
+
+        async def observed(data: bytes, context: Any) -> bytes | None:
+            metadata = {item[0]: item[1] for item in context.invocation_metadata() or ()}
+            call = CallRecord(
+                name,
+                _matching(_REQUEST_ID_PATTERN, metadata.get(REQUEST_ID)) or secrets.token_hex(16),
+                context.peer(),
+                _matching(_TRACEPARENT_PATTERN, metadata.get("traceparent")),
+                request_bytes=len(data),
+            )
+            context.set_trailing_metadata(((REQUEST_ID, call.request_id),))
+            async with self._observed(call, context):
+                reply = await method(data, context)
+                if reply is not None:  # messages of a stream were counted when they were written
+                    call.reply_bytes = len(reply)
+                return reply
+
+        return observed
+
+    @asynccontextmanager
+    async def _observed(self, call: CallRecord, context: Any) -> AsyncIterator[None]:
+        token = _current.set(call)
+        for observer in self._observers:
+            with suppress(Exception):
+                observer.call_started(call)
+        try:
+            yield
+        except asyncio.CancelledError:
+            left = context.time_remaining()
+            late = left is not None and left <= 0
+            call.code = "DEADLINE_EXCEEDED" if late else "CANCELLED"
+            call.reason = str(Reason.DEADLINE_EXCEEDED) if late else ""
+            raise
+        except Exception:
+            call.code, call.reason = _status(context)
+            raise
+        finally:
+            call.seconds = time.perf_counter() - call.started
+            for observer in reversed(self._observers):
+                with suppress(Exception):
+                    observer.call_ended(call)
+            _current.reset(token)
+
+
+def _status(context: Any) -> tuple[str, str]:
+    """Returns the status of an aborted call and its reason; ``OTHER`` for a reason that is not in the contract."""
+    code: grpc.StatusCode = context.code() or grpc.StatusCode.UNKNOWN
+    reason = grpc_status.decode(code.value[0], "", context.trailing_metadata() or ()).reason
+    return code.name, reason if reason in _REASONS else "OTHER"
+
+
+def _matching(pattern: re.Pattern[str], text: str | bytes | None) -> str:
+    """Returns ``text`` if all of it matches ``pattern``, otherwise the empty string."""
+    return text if isinstance(text, str) and pattern.fullmatch(text) else ""

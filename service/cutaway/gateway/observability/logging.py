@@ -1,0 +1,77 @@
+"""The log: one line for each call, and unexpected exceptions.
+
+A line has sizes, durations and the outcome; never a tensor, a token or any text from the caller.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Literal, TextIO, TypeAlias
+
+import structlog
+from structlog.contextvars import bind_contextvars, merge_contextvars, unbind_contextvars
+from structlog.typing import FilteringBoundLogger, Processor
+
+from cutaway.gateway.observability.call_watch import CallRecord
+
+Format: TypeAlias = Literal["json", "text"]
+
+
+def default_format(output: TextIO) -> Format:
+    """Returns ``text`` for a terminal, otherwise ``json``."""
+    return "text" if output.isatty() else "json"
+
+
+def configure(log_format: Format) -> None:
+    """Makes the whole process log to standard error; for the command line, which owns its process."""
+    structlog.configure(processors=_processors(log_format), logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+
+
+class CallLog:
+    """Logs each call to standard error when it ends."""
+
+    def __init__(self, log_format: Format) -> None:
+        lazy: FilteringBoundLogger = structlog.wrap_logger(
+            structlog.PrintLogger(sys.stderr), processors=_processors(log_format)
+        )
+        self._log = lazy.bind()  # once, not for every line
+
+    def call_started(self, call: CallRecord) -> None:
+        """Adds the request id to every line that is logged during the call."""
+        bind_contextvars(request_id=call.request_id)
+
+    def call_ended(self, call: CallRecord) -> None:
+        """Logs ``call``."""
+        self._log.info("call", **_fields(call))
+        unbind_contextvars("request_id")
+
+
+def _fields(call: CallRecord) -> dict[str, object]:
+    fields: dict[str, object] = {
+        "method": call.method,
+        "model": call.model.model,
+        "version": call.model.version,
+        "code": call.code,
+        "reason": call.reason,
+        "ms": round(call.seconds * 1000, 3),
+        "stages_ms": {stage: round(value, 3) for stage, value in call.summary.stages.items()},
+        "verdicts": [f"{check.method} {check.verdict}" for check in call.summary.checks],
+        "request_bytes": call.request_bytes,
+        "reply_bytes": call.reply_bytes,
+        "peer": call.peer,
+        "traceparent": call.traceparent,
+    }
+    return {name: value for name, value in fields.items() if value not in ("", {}, [])}
+
+
+def _processors(log_format: Format) -> list[Processor]:
+    common: list[Processor] = [
+        merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    if log_format == "json":
+        return [*common, structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+    # A plain traceback: structlog's default prints local variables, and so requests and tokens.
+    plain = structlog.dev.plain_traceback
+    return [*common, structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)]

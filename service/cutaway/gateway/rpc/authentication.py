@@ -1,0 +1,87 @@
+"""Authenticates callers by the metadata of a call, before the request is read: requests of unknown callers take no
+memory of the server."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from contextvars import ContextVar
+from functools import partial
+from typing import Any, TypeAlias
+
+import grpc
+import grpc.aio
+from grpc_reflection.v1alpha import reflection
+
+from cutaway.errors import CutawayError, Reason, error
+from cutaway.gateway.auth.authorization import Caller, Scope
+from cutaway.gateway.auth.token_file import Authenticator
+from cutaway.gateway.observability.call_watch import CallWatch, Method
+from cutaway.gateway.rpc.status import Context, abort
+
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+
+current_caller: ContextVar[Caller] = ContextVar("cutaway_caller")
+"""The caller of the current task's call."""
+
+
+class AuthenticatingHandler(grpc.GenericRpcHandler):
+    """Returns the handler of a method, or one that refuses the call.
+
+    Args:
+        handlers: by the methods' paths.
+        authenticator: returns the caller.
+        watch: reports refused calls to observers.
+    """
+
+    def __init__(self, handlers: Mapping[str, Handler], authenticator: Authenticator, watch: CallWatch) -> None:
+        self._handlers = handlers
+        self._authenticator = authenticator
+        self._watch = watch
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:
+        """Returns the handler; None for an unknown method."""
+        path: Any = handler_call_details.method  # bytes in the stubs, but a string
+        handler = self._handlers.get(path)
+        if handler is None:
+            return None
+        try:
+            current_caller.set(self._authenticator.caller(handler_call_details.invocation_metadata or ()))
+        except CutawayError as failure:
+            return _refusing(failure, partial(self._watch.wrap, path.rpartition("/")[2]))
+        return handler
+
+
+class ReflectionGuard(grpc.aio.ServerInterceptor):
+    """Refuses gRPC reflection to callers who may inspect no model; used if there is a token file."""
+
+    def __init__(self, authenticator: Authenticator) -> None:
+        self._authenticator = authenticator
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler | None:
+        """Returns the method's handler, or one that refuses the call."""
+        if handler_call_details.method.startswith(f"/{reflection.SERVICE_NAME}/"):
+            try:
+                caller = self._authenticator.caller(handler_call_details.invocation_metadata or ())
+                if not caller.has_scope(Scope.INSPECT):
+                    raise error(Reason.SCOPE_MISSING, "this token may inspect no model")
+            except CutawayError as failure:
+                return _refusing(failure)
+        return await continuation(handler_call_details)
+
+
+def _refusing(failure: CutawayError, wrap: Callable[[Method], Method] = lambda method: method) -> Handler:
+    """Returns a handler that refuses calls with ``failure``. Its requests are a stream, of which it reads nothing."""
+
+    async def refuse(_: bytes, context: Context) -> None:
+        await abort(context, failure)
+
+    wrapped = wrap(refuse)
+
+    async def without_request(_: object, context: Context) -> None:
+        await wrapped(b"", context)
+
+    return grpc.stream_stream_rpc_method_handler(without_request)

@@ -1,0 +1,105 @@
+"""The gateway's gRPC server: the inspection service, health checks and reflection."""
+
+from __future__ import annotations
+
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from cutaway.client.transport import SERVICE
+from cutaway.config.settings import Settings
+from cutaway.errors import Reason, error
+from cutaway.gateway.auth.tls import server_credentials
+from cutaway.gateway.auth.token_file import authenticator
+from cutaway.gateway.backends.base import Backend
+from cutaway.gateway.observability.observers import Observers
+from cutaway.gateway.rpc.authentication import ReflectionGuard
+from cutaway.gateway.rpc.servicer import Servicer
+
+# Importing the service's module registers it for reflection.
+from cutaway.v1 import inspection_service_pb2  # noqa: F401
+
+_MAX_MESSAGE_BYTES = 2**31 - 1  # gRPC's own limit
+
+
+def check_files(settings: Settings) -> None:
+    """Reads the files in ``settings``; called before anything slow is started.
+
+    Raises:
+        CutawayError: a certificate, a key or the token file cannot be used; has the environment variable.
+    """
+    server_credentials(settings)
+    authenticator(settings.tokens)
+
+
+class GatewayServer:
+    """A gRPC server over one backend.
+
+    Args:
+        backend: runs the models; closed with the server.
+        settings: addresses and limits.
+
+    Attributes:
+        address: the ``host:port`` that the server listens on.
+        observers: metrics, log and traces.
+    """
+
+    def __init__(self, backend: Backend, settings: Settings) -> None:
+        self._backend = backend
+        self._settings = settings
+        self._health = health.aio.HealthServicer()
+        self._credentials = server_credentials(settings)
+        self._authenticator = authenticator(settings.tokens)
+        self.observers = Observers(backend.batchers, settings)
+        # Accepts requests slightly above the limit, so that the error can name the limit.
+        limit = min(2 * settings.max_message_bytes, _MAX_MESSAGE_BYTES)
+        self._server = grpc.aio.server(
+            interceptors=(ReflectionGuard(self._authenticator),) if settings.tokens else (),  # one slows every call
+            options=[
+                ("grpc.max_receive_message_length", limit),
+                ("grpc.max_send_message_length", -1),
+                ("grpc.so_reuseport", 0),  # else a second server on the port gets half of the calls
+            ],
+        )
+        self.address = ""
+
+    async def start(self) -> None:
+        """Starts to listen, and sets `address`.
+
+        Raises:
+            CutawayError: the address is not available.
+        """
+        servicer = Servicer(self._backend, self._settings, self._authenticator, self.observers.watch)
+        self._server.add_generic_rpc_handlers((servicer.handler(),))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
+        address = self._settings.address
+        try:
+            if self._credentials is None:
+                port = self._server.add_insecure_port(address)
+            else:
+                port = self._server.add_secure_port(address, self._credentials)
+        except RuntimeError as failure:
+            raise error(Reason.BACKEND_UNAVAILABLE, f"cannot listen on {address}: {failure}") from None
+        self.address = f"{address.rpartition(':')[0]}:{port}"
+        self.observers.open()
+        await self._server.start()
+        await self.set_serving(True)
+
+    async def stop(self, grace_s: float) -> None:
+        """Accepts no more calls, gives running calls ``grace_s`` seconds to finish, and closes the backend."""
+        await self.set_serving(False)
+        await self._server.stop(grace_s)
+        await self._backend.close(grace_s)
+        await self.observers.close()
+
+    async def set_serving(self, serving: bool) -> None:
+        """Sets what health checks and metrics report."""
+        status = health_pb2.HealthCheckResponse
+        state = status.SERVING if serving else status.NOT_SERVING
+        names = self._backend.catalog.all()
+        models = [service for name in names for service in (name.model, f"{name.model}/versions/{name.version}")]
+        for service in ("", SERVICE, *models):
+            await self._health.set(service, state)
+        for name in names:
+            self.observers.metrics.set_serving(name, serving)

@@ -1,0 +1,178 @@
+"""Serves `cutaway.v1.InspectionService` on serialised messages; tensors are never parsed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from typing import TypeAlias, TypeVar
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError, Message
+
+from cutaway.client.transport import SERVICE
+from cutaway.config.settings import Settings
+from cutaway.errors import Reason, error
+from cutaway.gateway.auth import redaction
+from cutaway.gateway.auth.authorization import Caller, Permissions, Scope
+from cutaway.gateway.auth.token_file import Authenticator
+from cutaway.gateway.backends.base import Backend
+from cutaway.gateway.batching import fair_queue
+from cutaway.gateway.observability.call_watch import CallWatch, current_call
+from cutaway.gateway.rpc.authentication import AuthenticatingHandler, current_caller
+from cutaway.gateway.rpc.status import Context, aborting
+from cutaway.results import ModelName
+from cutaway.v1 import inspection_pb2, inspection_service_pb2, worker_pb2
+from cutaway.wire import chunks
+from cutaway.wire import models as wire_models
+from cutaway.wire.message_walk import refuse_unknown_fields
+from cutaway.wire.reply_summary import summarize, summarize_opening
+from cutaway.wire.timing_patch import stream_timing_patch, timing_patch
+from cutaway.worker_protocol.torchserve_messages import decode_stream_opening, decode_worker_reply
+
+Method: TypeAlias = Callable[[bytes, Context, Caller], Awaitable[bytes | None]]
+
+M = TypeVar("M", bound=Message)
+
+_PAGE_SIZE = 100
+_MAX_PAGE_SIZE = 1000
+_MAX_TIMEOUT_S = 24 * 3600.0
+
+
+class Servicer:
+    """The service's methods.
+
+    Args:
+        backend: runs the models.
+        settings: the largest request, and the default deadline.
+        authenticator: returns the caller.
+        watch: reports the calls to observers.
+    """
+
+    def __init__(self, backend: Backend, settings: Settings, authenticator: Authenticator, watch: CallWatch) -> None:
+        self._backend = backend
+        self._settings = settings
+        self._authenticator = authenticator
+        self._watch = watch
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """Returns all methods for a gRPC server; gRPC parses neither requests nor replies."""
+        methods: dict[str, Method] = {
+            "ListModels": self._list_models,
+            "GetModel": self._get_model,
+            "Inspect": self._inspect,
+            "InspectStream": self._inspect_stream,
+        }
+        handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {}
+        for name, method in methods.items():
+            make = (
+                grpc.unary_stream_rpc_method_handler if name == "InspectStream" else grpc.unary_unary_rpc_method_handler
+            )
+            handlers[f"/{SERVICE}/{name}"] = make(self._watch.wrap(name, self._with_status(method)))
+        return AuthenticatingHandler(handlers, self._authenticator, self._watch)
+
+    def _with_status(self, method: Method) -> Callable[[bytes, Context], Awaitable[bytes | None]]:
+        """Returns ``method`` with every error as a gRPC status."""
+
+        async def guarded(data: bytes, context: Context) -> bytes | None:
+            async with aborting(context):
+                caller = current_caller.get()
+                fair_queue.caller_id.set(caller.name or context.peer())
+                return await method(data, context, caller)
+            return None
+
+        return guarded
+
+    async def _list_models(self, data: bytes, context: Context, caller: Caller) -> bytes:
+        request = _parse(inspection_service_pb2.ListModelsRequest, data)
+        refuse_unknown_fields(request)
+        page, token = _page(caller.visible_models(self._backend.catalog), request.page_size, request.page_token)
+        return inspection_service_pb2.ListModelsResponse(
+            models=[wire_models.encode_name(name) for name in page], next_page_token=token
+        ).SerializeToString()
+
+    async def _get_model(self, data: bytes, context: Context, caller: Caller) -> bytes:
+        request = _parse(inspection_service_pb2.GetModelRequest, data)
+        refuse_unknown_fields(request)
+        name, permissions = self._resolve(request.model, caller)
+        with redaction.redacted_errors(permissions):
+            if request.operators:
+                permissions.require(Scope.INSPECT, "operators")
+            reply = await self._call("describe", name, data, context)
+            return redaction.redact_model(permissions, reply.response)
+
+    async def _inspect(self, data: bytes, context: Context, caller: Caller) -> bytes:
+        start = time.perf_counter()
+        self._check_size(data)
+        name, permissions = self._authorize(data, caller)
+        with redaction.redacted_errors(permissions):
+            reply = await self._call("inspect", name, data, context)
+            response = redaction.redact_response(permissions, reply.response)
+        response += timing_patch(queue_ms=(time.perf_counter() - start) * 1000 - reply.worker_ms)
+        current_call().summary = summarize(response)
+        return response
+
+    async def _inspect_stream(self, data: bytes, context: Context, caller: Caller) -> None:
+        """Forwards the messages of a reply; reads the next one after gRPC has accepted the one before."""
+        start = time.perf_counter()
+        self._check_size(data)
+        name, permissions = self._authorize(chunks.decode_stream_request(data).request, caller)
+        with redaction.redacted_errors(permissions):
+            async with aclosing(self._backend.stream(name, data, self._timeout(context))) as messages:
+                async for message in messages:
+                    opening = decode_stream_opening(message)
+                    if opening is not None:
+                        message = redaction.redact_stream_message(permissions, message)
+                        if opening.worker_ms:
+                            queue_ms = (time.perf_counter() - start) * 1000 - opening.worker_ms
+                            message += stream_timing_patch(queue_ms=queue_ms)
+                            current_call().summary = summarize_opening(message)
+                    current_call().reply_bytes += len(message)
+                    await context.write(message)
+
+    async def _call(self, kind: str, name: ModelName, data: bytes, context: Context) -> worker_pb2.WorkerReply:
+        return decode_worker_reply(await self._backend.call(name, kind, data, self._timeout(context)))
+
+    def _authorize(self, data: bytes, caller: Caller) -> tuple[ModelName, Permissions]:
+        """Returns the model of a serialised InspectRequest, and the caller's permissions for it. The whole request is
+        parsed only if something in it may be refused."""
+        name, permissions = self._resolve(_parse(worker_pb2.RoutedRequest, data).model, caller)
+        if not permissions.unrestricted:
+            permissions.check(_parse(inspection_pb2.InspectRequest, data))
+        return name, permissions
+
+    def _resolve(self, model: str, caller: Caller) -> tuple[ModelName, Permissions]:
+        if not model:
+            raise error(Reason.INVALID_VALUE, "set the model's name", "model")
+        name, permissions = caller.resolve(model, self._backend.catalog)
+        current_call().model = name
+        return name, permissions
+
+    def _check_size(self, data: bytes) -> None:
+        limit = self._settings.max_message_bytes
+        if len(data) > limit:
+            raise error(Reason.REQUEST_TOO_LARGE, f"the request has {len(data)} bytes, {limit} are allowed")
+
+    def _timeout(self, context: Context) -> float:
+        left: float | None = context.time_remaining()  # None without a deadline, unlike in the stubs
+        return self._settings.default_deadline_s if left is None else min(left, _MAX_TIMEOUT_S)
+
+
+def _parse(kind: type[M], data: bytes) -> M:
+    try:
+        return kind.FromString(data)
+    except DecodeError:
+        raise error(
+            Reason.MALFORMED_REQUEST, f"the {len(data)} bytes are not the request message of this method"
+        ) from None
+
+
+def _page(names: list[ModelName], size: int, token: str) -> tuple[list[ModelName], str]:
+    """Returns one page of ``names``, and the token of the next page."""
+    if size < 0 or (token and not token.isdecimal()):
+        field = "page_size" if size < 0 else "page_token"
+        raise error(Reason.INVALID_VALUE, "page_size is 0 to 1000, page_token is from the previous reply", field)
+    start = int(token or 0)
+    end = start + (min(size, _MAX_PAGE_SIZE) or _PAGE_SIZE)
+    return names[start:end], str(end) if end < len(names) else ""

@@ -1,0 +1,40 @@
+"""Ends gRPC calls with the status of an error."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TypeAlias
+
+import grpc
+import grpc.aio
+import structlog
+
+from cutaway.errors import CutawayError, Reason, error
+from cutaway.wire import grpc_status
+
+log = structlog.get_logger(__name__)
+
+Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
+
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+
+@asynccontextmanager
+async def aborting(context: Context) -> AsyncIterator[None]:
+    """Ends the call with the status of any error in the block."""
+    try:
+        yield
+    except CutawayError as failure:
+        await abort(context, failure)
+    except Exception as failure:
+        log.exception("unexpected exception in a call")
+        await abort(context, error(Reason.INTERNAL, type(failure).__name__))
+
+
+async def abort(context: Context, failure: CutawayError) -> None:
+    """Ends the call with the status of ``failure``; always raises."""
+    details = (grpc_status.DETAILS_KEY, grpc_status.encode(failure))
+    await context.abort(
+        _CODES[failure.code], grpc_status.text(failure), (*(context.trailing_metadata() or ()), details)
+    )

@@ -1,0 +1,268 @@
+"""Runs TorchServe as a child process.
+
+The ``torchserve`` command starts a daemon with one pid file for the whole machine. This module starts the JVM directly,
+as ``ts/model_server.py`` does: the JVM and its workers end with this process, it listens only on loopback, on free
+ports, and its files are deleted with it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from cutaway.archive import reader
+from cutaway.config import openmp
+from cutaway.errors import CutawayError, Reason, error
+from cutaway.gateway.torchserve.java import find_java
+from cutaway.gateway.torchserve.process_group import ProcessGroup
+from cutaway.worker_protocol.socket_directory import scratch_directory
+
+LOG_NAME = "torchserve.log"
+_LOG_CONFIG = Path(__file__).with_name("log4j2.xml")
+_START_ATTEMPTS = 5  # another process may take a port first
+_TAIL_BYTES = 16 << 10
+_MAX_LOG_IN_ERROR = 2000  # characters
+_TOKEN_MINUTES = 100 * 365 * 24 * 60  # every start makes new tokens
+_FRAMING_BYTES = 64 << 10  # for the model's name, the deadline and other parts of a call
+
+_CONFIG = """\
+inference_address=http://127.0.0.1:{ports.rest}
+management_address=http://127.0.0.1:{ports.rest}
+grpc_inference_address=127.0.0.1
+grpc_inference_port={ports.inference}
+grpc_management_address=127.0.0.1
+grpc_management_port={ports.management}
+initial_worker_port={ports.first_worker}
+max_request_size={largest}
+max_response_size={largest}
+# The gateway limits the number of queued calls; TorchServe reports a full queue like a model without workers.
+job_queue_size=1000
+# Other users of this machine can reach these ports: a call needs a token, from a file that they cannot read.
+disable_token_authorization=false
+token_expiration_min={token_minutes}
+# No model can be added: only the archives named at the start are served.
+enable_model_api=false
+allowed_urls=file:///nowhere
+install_py_dep_per_model=false
+enable_envvars_config=false
+# The gateway has metrics; these would start a Python process every minute.
+enable_metrics_api=false
+disable_system_metrics=true
+"""
+
+
+class _Ports(NamedTuple):
+    rest: int = 0
+    inference: int = 0
+    management: int = 0
+    first_worker: int = 0  # a port only where Unix sockets cannot be used, else part of their names
+
+
+class Endpoint(NamedTuple):
+    """The address of a TorchServe process, and the token for its calls."""
+
+    address: str
+    token: str
+
+
+@dataclass(eq=False)
+class TorchServe:
+    """One TorchServe process.
+
+    Args:
+        model_store: the directory with the archives.
+        models: the archives' file names; of several versions of a model, the first is the default.
+        max_message_bytes: the largest request and the largest reply; a larger reply kills the worker.
+        workers: number of workers of each model, or None for the archives' own.
+        batch: number of calls that TorchServe collects for a worker, or None for the archives' own.
+        log_dir: directory of ``torchserve.log``, or None to delete the log with the process.
+        number: index of this process, from 0, among those on this machine; the second logs to ``torchserve-2.log``.
+        of: number of these processes.
+        heap_bytes: the largest heap of the JVM, or None for its default, a quarter of the memory.
+        start_timeout_s: seconds until it must listen.
+    """
+
+    model_store: Path
+    models: Sequence[str]
+    _: KW_ONLY
+    max_message_bytes: int
+    workers: int | None = None
+    batch: int | None = None
+    log_dir: Path | None = None
+    number: int = 0
+    of: int = 1
+    heap_bytes: int | None = None
+    start_timeout_s: float = 120.0
+
+    def __post_init__(self) -> None:
+        self._ports = _Ports()
+        self._token = ""
+        self._log = _Log()
+        self._group: ProcessGroup | None = None
+        self._cleanup = ExitStack()
+
+    @property
+    def inference(self) -> Endpoint:
+        """The gRPC port of ``InferenceAPIsService``, and its token."""
+        return Endpoint(f"127.0.0.1:{self._ports.inference}", self._token)
+
+    def start(self) -> None:
+        """Starts the process and waits until it listens; its workers load their models after that."""
+        java = find_java()
+        for attempt in range(1, _START_ATTEMPTS + 1):
+            try:
+                return self._start(java)
+            except CutawayError:
+                if attempt == _START_ATTEMPTS or "Failed to bind" not in self._log.tail():
+                    raise
+
+    def poll(self) -> int | None:
+        """Returns None while the process runs, else its exit status."""
+        if self._group is None:
+            raise error(Reason.INTERNAL, "TorchServe was not started")
+        return self._group.poll()
+
+    def stop(self, grace_s: float = 10.0) -> None:
+        """Ends the process and deletes its files; running calls get ``grace_s`` seconds to finish."""
+        with self._cleanup:
+            if self._group is not None:
+                self._group.terminate(grace_s)
+
+    def log_tail(self) -> str:
+        """Returns the end of the log since the last start; also after the process has ended."""
+        return self._log.tail()
+
+    def _start(self, java: Path) -> None:
+        with ExitStack() as undo:
+            directory = Path(undo.enter_context(scratch_directory()))
+            self._ports = _Ports(*_free_ports(len(_Ports._fields)))
+            log_name = LOG_NAME if self.number == 0 else f"torchserve-{self.number + 1}.log"
+            self._log = _Log((self.log_dir or directory) / log_name)
+            undo.callback(self._log.close)
+            self._write_files(directory)
+            with self._log.path.open("ab") as output:
+                self._group = ProcessGroup(self._command(java, directory), directory, self._environment(), output)
+            undo.callback(self._group.kill)
+            self._wait_listening(self._group)
+            self._token = json.loads((directory / "key_file.json").read_text())["inference"]["key"]
+            self._cleanup = undo.pop_all()
+
+    def _write_files(self, directory: Path) -> None:
+        config = _CONFIG.format(
+            ports=self._ports, token_minutes=_TOKEN_MINUTES, largest=self.max_message_bytes + _FRAMING_BYTES
+        )
+        (directory / "config.properties").write_text(config)
+        # gRPC's Java code does not log through log4j: it prints twenty lines for every message that is too large.
+        (directory / "logging.properties").write_text(".level=OFF\n")
+        # TorchServe does not unpack the archives: it cannot override the number of workers in an archive, and for a
+        # damaged archive it would write one line to the log and serve the others.
+        for name in self.models:
+            path = self.model_store / name
+            reader.unpack(path, directory / "store" / path.stem, workers=self.workers, batch=self.batch)
+
+    def _command(self, java: Path, directory: Path) -> list[str]:
+        home = _torchserve_home()
+        heap = [] if self.heap_bytes is None else [f"-Xmx{self.heap_bytes}"]
+        return [
+            *(str(java), *heap),
+            # The JVM has little work: optimized code and a parallel garbage collector cost a core more than they save.
+            *("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"),
+            "-XX:-UsePerfData",  # would write to /tmp, and leave the file there when killed
+            f"-Djava.io.tmpdir={directory}",  # for the workers' sockets: two processes would share those in /tmp
+            f"-Dmodel_server_home={home}",
+            f"-Dlog4j.configurationFile={_LOG_CONFIG.as_uri()}",
+            f"-Dcutaway.log={self._log.path}",
+            f"-Djava.util.logging.config.file={directory}/logging.properties",
+            *("-cp", f"{home}/ts/frontend/*", "org.pytorch.serve.ModelServer"),
+            *("--python", sys.executable),
+            *("-f", str(directory / "config.properties")),
+            *("-s", str(directory / "store"), "-ncs"),
+            *("-m", *(Path(name).stem for name in self.models)),
+        ]
+
+    def _environment(self) -> dict[str, str]:
+        """Returns the environment, which the workers inherit, without variables that override the configuration."""
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("TS_")}
+        environment["PYTHONUNBUFFERED"] = "1"  # so that the output of a model is in the log before it crashes
+        environment["CUTAWAY_MAX_MESSAGE_BYTES"] = str(self.max_message_bytes)
+        environment["CUTAWAY_REPLICAS"] = str(self.of)
+        openmp.wait_briefly(environment)
+        # Large pages for large tensors: small pages took most of the time of a 64 MiB capture.
+        environment.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+        if path := environment.get("PYTHONPATH"):  # the workers run in another directory
+            environment["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, path.split(os.pathsep)))
+        return environment
+
+    def _wait_listening(self, group: ProcessGroup) -> None:
+        """Waits until both gRPC ports accept connections; raises if the process ends or takes too long."""
+        deadline = time.monotonic() + self.start_timeout_s
+        while not {self._ports.inference, self._ports.management} <= _open_ports(group.pid):
+            status = group.poll()
+            if status is not None:
+                raise self._failed(f"TorchServe ended with status {status} before it listened")
+            if time.monotonic() > deadline:
+                raise self._failed(f"TorchServe did not listen within {self.start_timeout_s:g} s")
+            time.sleep(0.05)
+
+    def _failed(self, what: str) -> CutawayError:
+        return error(Reason.BACKEND_UNAVAILABLE, f"{what}; its log ends:\n{self._log.tail()[-_MAX_LOG_IN_ERROR:]}")
+
+
+class _Log:
+    """The part of a log file that one run of the server has written."""
+
+    def __init__(self, path: Path = Path(os.devnull)) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path.resolve()
+        with path.open("ab") as log:
+            self._begin = log.tell()
+        self._closed_tail: str | None = None
+
+    def tail(self) -> str:
+        if self._closed_tail is not None:
+            return self._closed_tail
+        with self.path.open("rb") as log:
+            size = log.seek(0, os.SEEK_END)
+            begin = self._begin if self._begin <= size else 0  # else it was rotated
+            log.seek(max(begin, size - _TAIL_BYTES))
+            return log.read().decode(errors="replace")
+
+    def close(self) -> None:
+        """Keeps the tail: the file may be deleted."""
+        self._closed_tail = self.tail()
+
+
+def _open_ports(pid: int) -> set[int]:
+    """Returns the TCP ports that a process listens on; another process may have taken one of ours first."""
+    try:
+        connections = psutil.Process(pid).net_connections("tcp")
+    except psutil.Error:
+        return set()
+    return {item.laddr.port for item in connections if item.status == psutil.CONN_LISTEN}
+
+
+def _free_ports(count: int) -> list[int]:
+    """Returns ports of 127.0.0.1 that are free at the moment."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for item in sockets:
+            item.bind(("127.0.0.1", 0))
+        return [item.getsockname()[1] for item in sockets]
+
+
+def _torchserve_home() -> Path:
+    spec = importlib.util.find_spec("ts")
+    if spec is None or spec.origin is None:
+        raise error(Reason.BACKEND_UNAVAILABLE, "TorchServe is not installed: pip install 'cutaway[server]'")
+    return Path(spec.origin).parent.parent

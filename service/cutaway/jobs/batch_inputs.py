@@ -1,0 +1,228 @@
+"""Converts columns of a data set to requests: inputs of the model, and labels as targets. Finds bad rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from cutaway.errors import CutawayError, Reason, at, error
+from cutaway.jobs.request_parsing import RequestTemplate
+from cutaway.jobs.sources.source import Column, Unreadable
+from cutaway.jobs.spec import Job, RawInput, TensorColumn
+from cutaway.requests import ClassIndex, InspectRequest, Raw
+from cutaway.results import ModelDetail
+from cutaway.schema.tensors import DTYPES, FLOATING, Array
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of a shard, and the request for them.
+
+    Attributes:
+        rows: the indices of the rows in the shard.
+        bad: the errors of bad rows. In the request, a good row takes the place of each bad one, so that the other rows
+            keep their places, and with them their random numbers.
+        request: the request; None if every row is bad.
+    """
+
+    rows: tuple[int, ...]
+    bad: Mapping[int, CutawayError]
+    request: InspectRequest | None
+
+
+def named_columns(job: Job) -> dict[str, str]:
+    """Returns the columns of the data set that the job reads, by the field of the job that names the column."""
+    inputs = {"raw": job.inputs.raw} if isinstance(job.inputs, RawInput) else job.inputs
+    named = {f"inputs.{name}": spec for name, spec in inputs.items()} | {"id": job.id, "label": job.label}
+    return {f"{field}.column": spec.column for field, spec in named.items() if spec is not None}
+
+
+class BatchBuilder:
+    """Builds the requests of one job.
+
+    Args:
+        job: the spec.
+        template: the request without inputs.
+        detail: the model's inputs and class names.
+
+    Attributes:
+        columns: the columns of the data set that the job reads.
+        inputs: the columns among them that the model reads.
+    """
+
+    def __init__(self, job: Job, template: RequestTemplate, detail: ModelDetail) -> None:
+        self._job = job
+        self._model = job.model.name or detail.model.model
+        self._classes = {name: index for index, name in enumerate(detail.labels)}
+        self._declared = {spec.name: spec.data_type for spec in detail.inputs}
+        self._parameters = detail.provenance.data_type
+        self._template = template._replace(request=self._with_typed_baselines(template.request))
+        named = named_columns(job)
+        self.columns = tuple(dict.fromkeys(named.values()))
+        self.inputs = tuple(column for field, column in named.items() if field.startswith("inputs."))
+
+    def batch(
+        self,
+        columns: Mapping[str, Column],
+        rows: Sequence[int],
+        first: int,
+        known_bad: Mapping[int, CutawayError] = MappingProxyType({}),
+    ) -> Batch:
+        """Returns the request for ``rows``.
+
+        Args:
+            columns: the columns of a shard.
+            rows: the indices of the rows in the shard.
+            first: the index of the shard's first row in the data set.
+            known_bad: the errors of rows that are known to be bad and are not read.
+
+        Raises:
+            InvalidArgument: ``BATCH_MISMATCH``: the rows differ in shape.
+        """
+        bad = {row: known_bad[row] for row in rows if row in known_bad}
+        examples: dict[int, dict[str, Array] | Raw] = {}
+        classes: dict[int, int] = {}
+        for row in rows:
+            if row in bad:
+                continue
+            try:
+                classes[row] = self._class_index(columns, row) if self._template.by_label else 0
+                examples[row] = self._example(columns, row)
+            except CutawayError as failure:
+                bad[row] = failure
+        if not examples:
+            return Batch(tuple(rows), bad, None)
+        present = [row if row in examples else next(iter(examples)) for row in rows]
+        request = replace(self._template.request, model=self._model, seed=self._job.request.seed + first + rows[0])
+        if self._template.by_label:
+            request = replace(request, target=ClassIndex(tuple(classes[row] for row in present)))
+        return Batch(tuple(rows), bad, _with_inputs(request, [examples[row] for row in present]))
+
+    def _example(self, columns: Mapping[str, Column], row: int) -> dict[str, Array] | Raw:
+        inputs = self._job.inputs
+        if isinstance(inputs, RawInput):
+            with at("inputs.raw"):
+                return Raw(_as_bytes(_value(columns, inputs.raw.column, row)), inputs.raw.media_type)
+        tensors = {}
+        for name, spec in inputs.items():
+            with at(f"inputs.{name}"):
+                tensors[name] = self._tensor(name, spec, _value(columns, spec.column, row))
+        return tensors
+
+    def _tensor(self, name: str, spec: TensorColumn, value: Any) -> Array:
+        """Returns ``value`` in the data type and shape of the input ``name``, without a batch axis."""
+        try:
+            array: Array = np.asarray(value)
+        except ValueError:  # lists of unequal lengths
+            raise error(Reason.INPUT_SHAPE, "the value is not a rectangular array") from None
+        data_type = self._data_type(name, array)
+        if array.dtype.kind not in ("fiub" if data_type in FLOATING else "iub"):
+            raise error(Reason.INPUT_DTYPE, f"{array.dtype} cannot be converted to {data_type}, the type of {name}")
+        if spec.scale != 1:
+            array = array * spec.scale
+        array = array.astype(DTYPES[data_type])
+        if spec.shape is None:
+            return array
+        try:
+            return array.reshape(spec.shape)
+        except ValueError:
+            what = f"{array.size} numbers of shape {list(array.shape)} cannot be reshaped to {list(spec.shape)}"
+            raise error(Reason.INPUT_SHAPE, what) from None
+
+    def _data_type(self, name: str, array: Array) -> str:
+        """Returns the data type of the input ``name``: as the job says, else as the model declares; else that of the
+        model's parameters for floats, and that of ``array`` for all others."""
+        inputs = self._job.inputs
+        given = "" if isinstance(inputs, RawInput) or name not in inputs else inputs[name].dtype
+        floating = array.dtype.kind == "f" and self._parameters in FLOATING
+        return given or self._declared.get(name) or (self._parameters if floating else str(array.dtype))
+
+    def _with_typed_baselines(self, request: InspectRequest) -> InspectRequest:
+        """Converts baselines that are lists to arrays in the data types of their inputs."""
+        known = {*self._declared, *(() if isinstance(self._job.inputs, RawInput) else self._job.inputs)}
+
+        def typed(name: str, baseline: Any) -> Any:
+            if isinstance(baseline, (int, float)) or name not in known:
+                return baseline
+            return np.asarray(baseline).astype(DTYPES[self._data_type(name, np.asarray(baseline))])
+
+        def with_baselines(attribution: Any) -> Any:
+            baselines = getattr(attribution, "baselines", None) or {}
+            converted = {name: typed(name, baseline) for name, baseline in baselines.items()}
+            return replace(attribution, baselines=converted) if baselines else attribution
+
+        return replace(request, attributions=tuple(map(with_baselines, request.attributions)))
+
+    def _class_index(self, columns: Mapping[str, Column], row: int) -> int:
+        """Returns the index of the class that the row's label names."""
+        label = self.label(columns, row)
+        if label is None:
+            raise error(Reason.TARGET_RANGE, "there is no label, and the target is the label", "label.column")
+        if not isinstance(label, str):
+            return label
+        if label not in self._classes:
+            known = ", ".join(map(repr, list(self._classes)[:_MAX_CLASSES_NAMED])) or "none: use class indices"
+            known += ", ..." if len(self._classes) > _MAX_CLASSES_NAMED else ""
+            what = f"the model has no class {label!r}; it has {known}"
+            raise error(Reason.TARGET_RANGE, what, "label.column")
+        return self._classes[label]
+
+    def label(self, columns: Mapping[str, Column], row: int) -> int | str | None:
+        """Returns the label of the row; None where it has none, or the job names no column."""
+        return None if self._job.label is None else _label(columns[self._job.label.column][row])
+
+    def row_id(self, columns: Mapping[str, Column], row: int, number: int) -> str:
+        """Returns the id of the row; by default ``number``, its index in the data set."""
+        value = None if self._job.id is None else columns[self._job.id.column][row]
+        return str(number) if value is None or isinstance(value, Unreadable) else str(value)
+
+
+def _value(columns: Mapping[str, Column], name: str, row: int) -> Any:
+    value = columns[name][row]
+    if value is None or isinstance(value, Unreadable):
+        raise error(Reason.DATA_UNREADABLE, "there is no value" if value is None else value.reason)
+    return value
+
+
+def _label(value: Any) -> int | str | None:
+    """Returns a class index for a whole number, and text for all else: 3.5 is not class 3."""
+    if value is None or isinstance(value, (str, Unreadable)):
+        return value if isinstance(value, str) else None
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    if isinstance(value, _NUMBERS):
+        if value != value:  # NaN
+            return None
+        if abs(value) < _INT64 and value == int(value):
+            return int(value)
+    return str(value)[:_MAX_LABEL_CHARACTERS]
+
+
+_NUMBERS = (int, float, np.number, np.bool_)
+_INT64 = 2**63
+_MAX_LABEL_CHARACTERS = 80
+_MAX_CLASSES_NAMED = 20
+
+
+def _as_bytes(value: Any) -> bytes:
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value)
+    raise error(Reason.RAW_UNSUPPORTED, f"the value is neither text nor bytes, but {type(value).__name__}")
+
+
+def _with_inputs(request: InspectRequest, examples: Sequence[dict[str, Array] | Raw]) -> InspectRequest:
+    """Returns ``request`` with ``examples`` as its batch."""
+    raw = tuple(example for example in examples if isinstance(example, Raw))
+    if raw:
+        return replace(request, raw=raw)
+    tensors = [example for example in examples if isinstance(example, dict)]
+    try:
+        return replace(request, tensors={name: np.stack([row[name] for row in tensors]) for name in tensors[0]})
+    except ValueError:
+        raise error(Reason.BATCH_MISMATCH, "the rows of a batch differ in shape") from None

@@ -1,0 +1,145 @@
+"""Converts the result of a batch to columns: the part of the result that belongs to each row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cutaway.errors import Reason, error
+from cutaway.jobs.request_parsing import RequestTemplate
+from cutaway.requests import Point, TopK
+from cutaway.results import AttributionResult, Check, InspectResult, RowCheck, Verdict, WarningCode
+from cutaway.schema.tensors import Array
+
+
+class Cells(NamedTuple):
+    """The values of one column for the rows of one batch.
+
+    Attributes:
+        name: the name of the column.
+        about: the metadata of the column: ``kind``, ``attribution``, ``method``, ``layer``, ``point``, ...
+        values: [batch, ...] for tensors and numbers; a list for texts, and for tensors that differ in shape.
+        rows: the indices of the rows that have a value; None for all rows.
+    """
+
+    name: str
+    about: Mapping[str, str]
+    values: Array | list[Any]
+    rows: Sequence[int] | None = None
+
+
+def flattened(result: InspectResult, template: RequestTemplate, batch: int) -> Iterator[Cells]:
+    """Yields the columns of ``result``, the answer to the request ``template`` for ``batch`` rows.
+
+    Raises:
+        InvalidArgument: ``INVALID_VALUE``: axis 0 of a tensor is not the batch.
+    """
+    for cells in _columns(result, template, batch):
+        if len(cells.values) != batch:
+            raise error(
+                Reason.INVALID_VALUE,
+                f"{cells.name} has {len(cells.values)} values for {batch} rows, so its values do not belong to single "
+                "rows; leave it out of the request",
+                "request",
+            )
+        yield cells
+
+
+def _columns(result: InspectResult, template: RequestTemplate, batch: int) -> Iterator[Cells]:
+    classes = result.classes
+    if classes:
+        yield Cells("prediction", {"kind": "prediction"}, np.array([found.index for found in classes], np.int64))
+        yield Cells("prediction_name", {"kind": "prediction_name"}, [found.label for found in classes])
+        yield Cells(
+            "probability", {"kind": "probability"}, np.array([found.probability for found in classes], np.float64)
+        )
+    if result.targets is not None:
+        yield Cells("target", {"kind": "target"}, result.targets)
+    for name, array in result.predictions.items():
+        yield Cells(f"output.{name}", {"kind": "output", "output": name}, array)
+    yield from _attributions(result, template, batch)
+    for name, array in result.input_gradients.items():
+        yield Cells(f"input_gradient.{name}", {"kind": "input_gradient", "input": name}, array)
+    yield from _captures(result)
+    # The rows that were not explained have a column of their own.
+    warnings = [warning for warning in result.warnings if warning.code is not WarningCode.NOT_EXPLAINED]
+    texts = [f"{warning.code} {warning.subject}: {warning.message}" for warning in warnings]
+    yield Cells("warnings", {"kind": "warnings"}, [texts] * batch)
+
+
+def _attributions(result: InspectResult, template: RequestTemplate, batch: int) -> Iterator[Cells]:
+    condition = template.request.explain_if
+    explained = None
+    if condition is not None:
+        qualified = enumerate(condition.qualifies(found.index, found.probability) for found in result.classes)
+        explained = [row for row, qualifies in qualified if qualifies]
+    for name, attribution in zip(_names(template), result.attributions):
+        yield from _attribution(name, attribution, explained, batch)
+    tokens = next((found.tokens for found in result.attributions if found.tokens is not None), None)
+    if tokens is not None and tokens.texts:
+        yield Cells("tokens", {"kind": "tokens"}, [list(row) for row in tokens.texts])
+
+
+def _names(template: RequestTemplate) -> Iterator[str]:
+    """Yields a name for each attribution of the result: a top-k target has k, the class with the largest score
+    first."""
+    for name, attribution in zip(template.names, template.request.attributions):
+        target = attribution.target or template.request.target
+        for rank in range(target.k if isinstance(target, TopK) else 1):
+            yield f"{name}#{rank}" if rank else name
+
+
+def _attribution(
+    name: str, attribution: AttributionResult, explained: Sequence[int] | None, batch: int
+) -> Iterator[Cells]:
+    about = {"attribution": name, "method": attribution.method, "layer": attribution.layer}
+
+    def cells(suffix: str, kind: str, values: Array | list[Any], **more: str) -> Cells:
+        return Cells(f"{name}.{suffix}", {"kind": kind, **about, **more}, values, explained)
+
+    if explained is not None:
+        skipped = np.ones(batch, bool)
+        skipped[explained] = False
+        yield Cells(f"{name}.skipped", {"kind": "skipped", **about}, skipped)
+    for place, array in attribution.values.items():
+        yield cells(place, "attribution", array, input="" if attribution.layer else place)
+    if attribution.convergence_delta is not None:
+        yield cells("delta", "delta", attribution.convergence_delta.astype(np.float64))
+    for metric in attribution.metrics:
+        yield cells(metric.name, "metric", metric.values.astype(np.float64), metric=metric.name)
+    if attribution.tokens is not None:
+        yield cells("tokens", "token_attribution", attribution.tokens.values, input=attribution.tokens.input)
+    if attribution.checks:
+        outcomes = [_outcome(attribution.checks, row) for row in range(batch)]
+        yield cells("verdict", "verdict", [outcome.verdict.value for outcome in outcomes])
+        yield cells("reason", "reason", [outcome.reason for outcome in outcomes])
+        yield cells(
+            "error", "largest_error", np.array([outcome.max_relative_error for outcome in outcomes], np.float64)
+        )
+
+
+def _outcome(checks: Sequence[Check], row: int) -> RowCheck:
+    """Returns the worst outcome that ``checks`` have for ``row``, with the largest relative error of all of them."""
+    outcomes = [check.of_row(row) for check in checks]
+    worst = min(outcomes, key=lambda outcome: _WORST_FIRST.index(outcome.verdict))
+    return replace(worst, max_relative_error=max(outcome.max_relative_error for outcome in outcomes))
+
+
+_WORST_FIRST = (Verdict.DISAGREES, Verdict.INCONCLUSIVE, Verdict.AGREES, Verdict.NOT_APPLICABLE)
+"""A check that does not apply must not hide one that does."""
+
+
+def _captures(result: InspectResult) -> Iterator[Cells]:
+    for module, capture in result.captures.items():
+        for index, call in enumerate(capture.calls):
+            for point in (point for point in Point if point in call.leaves):  # in one order, wherever the model runs
+                about = {"kind": "capture", "layer": module, "point": point.value, "call": str(index)}
+                for path, array in call.leaves[point].items():
+                    name = f"capture.{module}.{point.value}{path}{f'#{index}' if index else ''}"
+                    yield Cells(name, {**about, "path": path}, array)
+                    positions = call.positions.get(point, {}).get(path)
+                    if positions is not None:
+                        yield Cells(f"{name}.positions", {**about, "kind": "positions", "path": path}, positions)

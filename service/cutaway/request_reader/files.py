@@ -1,0 +1,65 @@
+"""YAML files, and the arrays in the files that they name."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from cutaway.errors import Reason, error
+from cutaway.request_reader.values import map_values
+from cutaway.schema.tensors import Array
+from cutaway.wire.codec import convert_each
+
+
+def load_yaml(path: Path) -> dict[str, Any]:
+    """Loads the mapping in a YAML file; the path ``-`` is standard input.
+
+    Raises:
+        InvalidArgument: ``INVALID_VALUE`` if the file cannot be read or holds no mapping.
+    """
+    try:
+        content = yaml.safe_load(sys.stdin.read() if str(path) == "-" else path.read_text("utf-8"))
+    except OSError as failure:
+        raise error(Reason.INVALID_VALUE, f"{path} cannot be read: {failure.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as failure:
+        raise error(Reason.INVALID_VALUE, f"{path} is not YAML: {' '.join(str(failure).split())}") from None
+    if not isinstance(content, dict):
+        raise error(Reason.INVALID_VALUE, f"{path} holds no mapping of field names to values")
+    return {str(name): value for name, value in content.items()}
+
+
+def load_arrays(value: Any, directory: Path) -> Any:
+    """Replaces each text that ends with ``.npy``, at any depth of ``value``, by the array in that file.
+
+    Args:
+        value: mappings, lists, texts and numbers.
+        directory: where relative paths begin.
+
+    Raises:
+        InvalidArgument: ``INVALID_VALUE`` if a file cannot be read or holds no array; the error's field is the place of
+            the file's name in ``value``.
+    """
+    if isinstance(value, str) and value.lower().endswith(".npy"):
+        return _load_array(directory / value)
+    if isinstance(value, Mapping):
+        return map_values(partial(load_arrays, directory=directory), value)
+    if isinstance(value, list):
+        return convert_each(partial(load_arrays, directory=directory), value)
+    return value
+
+
+def _load_array(path: Path) -> Array:
+    try:
+        array = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as failure:
+        cause = failure.strerror if isinstance(failure, OSError) and failure.strerror else failure
+        raise error(Reason.INVALID_VALUE, f"{path} cannot be read: {cause}") from None
+    if not isinstance(array, np.ndarray):
+        raise error(Reason.INVALID_VALUE, f"{path} holds no array")
+    return array

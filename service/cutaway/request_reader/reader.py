@@ -1,0 +1,152 @@
+"""Requests and their parts, from mappings of field names to values."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Collection, Mapping
+from dataclasses import MISSING, fields
+from enum import Enum
+from functools import partial
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from cutaway.errors import Reason, at, error
+from cutaway.request_reader.values import READERS, map_values, mapping, member, plain, sequence, suggestion, wrong_type
+from cutaway.requests import Attribution, Edit, InspectRequest, LrpRule, Metric, Reduction, Target
+from cutaway.wire.captures import REDUCTIONS
+from cutaway.wire.codec import convert_each
+from cutaway.wire.edits import VERBS
+from cutaway.wire.methods import METHODS, METRICS, RULES
+from cutaway.wire.oneof import OneOf
+from cutaway.wire.targets import TARGETS
+
+T = TypeVar("T")
+
+_TABLES: dict[Any, OneOf[Any]] = {
+    Attribution: METHODS,
+    Edit: VERBS,
+    Target: TARGETS,
+    Reduction: REDUCTIONS,
+    LrpRule: RULES,
+    Metric: METRICS,
+}
+
+CLASSES: dict[Any, dict[str, type]] = {base: dict(sorted(table.kinds.items())) for base, table in _TABLES.items()}
+"""For each base class, the classes that a request can name, by their names in the contract."""
+
+_NOUNS = {
+    Attribution: "method",
+    Edit: "edit",
+    Target: "target",
+    Reduction: "reduction",
+    LrpRule: "rule",
+    Metric: "metric",
+}
+
+
+def read_request(value: Any) -> InspectRequest:
+    """Reads a request without its model and its inputs.
+
+    Args:
+        value: a mapping of the other fields of `InspectRequest`. As in a job, ``check`` may be the mode alone, with
+            ``relative_tolerance`` beside it, and ``input_gradients`` may be true or false.
+
+    Raises:
+        InvalidArgument: ``INVALID_VALUE``, with the field at fault.
+    """
+    values = dict(mapping(value))
+    if isinstance(values.get("input_gradients"), bool):
+        values["input_gradients"] = [] if values["input_gradients"] else None
+    if "relative_tolerance" in values:
+        tolerance = values.pop("relative_tolerance")
+        values["check"] = {"mode": values.get("check", "same_pass"), "relative_tolerance": tolerance}
+    return InspectRequest(model="", **_arguments(InspectRequest, values, excluded=("model", "tensors", "raw")))
+
+
+def read(kind: type[T], value: Any) -> T:
+    """Reads one part of a request, such as an `Attribution`, a `Target` or a `Capture`.
+
+    Raises:
+        InvalidArgument: ``INVALID_VALUE``, with the field at fault.
+    """
+    result: T = _read(kind, value)
+    return result
+
+
+def _read(hint: Any, value: Any) -> Any:
+    """Reads ``value`` for a field with the type ``hint``."""
+    if hint in READERS:
+        return READERS[hint](value)
+    if hint in CLASSES:
+        return _read_named(hint, value)
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):  # X | None
+        return None if value is None else _read(arguments[0], value)
+    if origin is tuple:
+        return tuple(convert_each(partial(_read, arguments[0]), sequence(value)))
+    if origin is Mapping:
+        return map_values(partial(_read, arguments[1]), mapping(value))
+    return member(hint, value) if issubclass(hint, Enum) else hint(**_arguments(hint, value))
+
+
+def _read_named(base: Any, value: Any) -> Any:
+    """Reads an object of one of the classes in ``CLASSES[base]``.
+
+    Methods and edits have their name beside their fields, as in ``{edit: scale, factor: 2}``; all others have it around
+    them, as in ``{gamma: {gamma: 0.5}}``. A name alone is an object without fields; whole numbers alone are a target's
+    class indices.
+    """
+    noun = _NOUNS[base]
+    if base in (Attribution, Edit):
+        values = {noun: value} if isinstance(value, str) else dict(mapping(value))
+        with at(noun):
+            kind = _find_class(base, values.pop(noun, ""))
+        return kind(**_arguments(kind, values))
+    if isinstance(value, str):
+        value = {value: {}}
+    if base is Target and isinstance(value, (int, list)):
+        value = {"class_index": value}
+    if not isinstance(value, Mapping) or len(value) != 1:
+        raise wrong_type(f"one {noun} by its name, which is one of {', '.join(CLASSES[base])}", value)
+    ((name, value),) = value.items()
+    kind = _find_class(base, name)
+    with at(str(name)):
+        return kind(**_arguments(kind, {} if value is None else value))
+
+
+def _find_class(base: Any, name: Any) -> Any:
+    """Returns the class of that name in the contract or in Python; capitals and underscores do not matter."""
+    classes = CLASSES[base]
+    known = {plain(alias): kind for field, kind in classes.items() for alias in (field, kind.__name__)}
+    if plain(name) not in known:
+        problem = f"there is no {_NOUNS[base]} {name!r:.80}" if name else "is missing"
+        raise error(Reason.INVALID_VALUE, f"{problem}; {suggestion(str(name), classes)}")
+    return known[plain(name)]
+
+
+def _arguments(kind: Any, value: Any, excluded: Collection[str] = ()) -> dict[str, Any]:
+    """Reads the arguments of a dataclass.
+
+    Args:
+        kind: the dataclass. Its field ``module`` may also be called ``layer``, as in methods.
+        value: a mapping of field names to values; or the value of the first field that is no keyword-only one.
+        excluded: fields that the mapping must not have.
+    """
+    hints = get_type_hints(kind)
+    known = {field.name: field for field in fields(kind) if field.name not in excluded}
+    positional = [name for name, field in known.items() if not field.kw_only]
+    if positional and not isinstance(value, Mapping):
+        single = get_origin(hints[positional[0]]) is tuple and not isinstance(value, list)
+        value = {positional[0]: [value] if single else value}
+    values = {str(name): field_value for name, field_value in mapping(value).items()}
+    if "layer" in values and "module" in known and "module" not in values:
+        values["module"] = values.pop("layer")
+    for name in values:
+        if name not in known:
+            raise error(Reason.INVALID_VALUE, f"{kind.__name__} has no such field; {suggestion(name, known)}", name)
+    for name, field in known.items():
+        if field.default is field.default_factory is MISSING and name not in values:
+            raise error(Reason.INVALID_VALUE, f"{kind.__name__} needs this field", name)
+    for name in values:
+        with at(name):
+            values[name] = _read(hints[name], values[name])
+    return values

@@ -1,0 +1,100 @@
+"""A whole request: `InspectRequest`, and the parts that no other module of this package describes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from cutaway.requests.attributions import Attribution
+from cutaway.requests.captures import Capture
+from cutaway.requests.conditions import ExplainIf
+from cutaway.requests.edits import Edit
+from cutaway.requests.targets import PredictedClass, Target
+from cutaway.schema.tensors import Array
+from cutaway.str_enum import StrEnum
+
+__all__ = ["CheckMode", "CheckRequest", "InspectRequest", "Raw"]
+
+
+class CheckMode(StrEnum):
+    """How attributions are checked."""
+
+    OFF = "off"
+    """No check."""
+    SAME_PASS = "same_pass"
+    """Raw hooks record during Captum's own passes."""
+    INDEPENDENT = "independent"
+    """Raw hooks record during separate passes."""
+
+
+@dataclass(frozen=True)
+class CheckRequest:
+    """How to check.
+
+    Args:
+        mode: in which passes raw hooks record.
+        relative_tolerance: the largest error by which an attribution may differ from its reference and still agree, as
+            a fraction of the reference's largest magnitude; ``None`` is the tolerance of the method for the data type.
+    """
+
+    mode: CheckMode = CheckMode.SAME_PASS
+    relative_tolerance: float | None = None
+
+
+@dataclass(frozen=True)
+class Raw:
+    """One example in the format of a file.
+
+    Args:
+        data: the bytes.
+        media_type: their format, such as ``image/png``; ``""`` is the adapter's default.
+    """
+
+    data: bytes
+    media_type: str = ""
+
+
+@dataclass(frozen=True)
+class InspectRequest:
+    """One request to one model.
+
+    Args:
+        model: ``digits`` or ``digits/versions/1.0``.
+        tensors: by forward-argument name, batch first.
+        raw: examples for the adapter to decode, instead of ``tensors``.
+        target: the scalar that gradients and attributions are computed for.
+        captures: tensors inside the model to return.
+        input_gradients: ``None`` for none, else input names, empty for every floating input.
+        edits: changes to tensors inside the model, in the order applied.
+        compare: return also the predictions of the model without the edits.
+        attributions: the attributions to compute.
+        explain_if: explain only the examples whose prediction meets this condition; ``None`` explains all.
+        check: how attributions are checked.
+        omit_predictions: leave the predictions out; if only values inside the model are requested, and each capture
+            names its ``call``, forward stops after the last of them.
+        max_reply_bytes: the largest reply to accept, in bytes; 0 is the server's limit.
+        seed: of the methods that draw random numbers, 0 to 2**63 - 1: the same seed gives the same result; ``None``
+            draws a seed, which the provenance contains.
+        reply_data_type: the type in which floating tensors of the reply are sent, such as ``float16``, except for
+            captures that name their own; ``""`` is as computed.
+        compression: of the tensors of the reply, ``zstd``; ``""`` is none.
+        dry_run: run only one forward pass, and return an estimate of the reply.
+    """
+
+    model: str
+    tensors: Mapping[str, Array] = field(default_factory=dict)
+    raw: tuple[Raw, ...] = ()
+    target: Target = field(default_factory=PredictedClass)
+    captures: tuple[Capture, ...] = ()
+    input_gradients: tuple[str, ...] | None = None
+    edits: tuple[Edit, ...] = ()
+    compare: bool = False
+    attributions: tuple[Attribution, ...] = ()
+    explain_if: ExplainIf | None = None
+    check: CheckRequest = field(default_factory=CheckRequest)
+    omit_predictions: bool = False
+    max_reply_bytes: int = 0
+    seed: int | None = None
+    reply_data_type: str = ""
+    compression: str = ""
+    dry_run: bool = False

@@ -1,0 +1,240 @@
+"""Streamed replies: a header with everything but the bytes of tensors, chunks of these bytes, and a trailer.
+
+Chunks are framed by hand, straight from the memory of the arrays: protobuf would copy the bytes of a tensor three
+times, which would be most of the work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import google_crc32c
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from cutaway.errors import InvalidArgument, Reason, error
+from cutaway.results import InspectResult
+from cutaway.results.tensor_map import map_tensors
+from cutaway.schema.compression import compress
+from cutaway.schema.tensors import DTYPES, Array
+from cutaway.v1 import inspection_pb2, inspection_service_pb2, tensor_pb2, worker_pb2
+from cutaway.wire import results as wire_results
+from cutaway.wire.enums import COMPRESSION, DATA_TYPE_NAMES
+from cutaway.wire.message_walk import refuse_unknown_fields, tensors_in
+
+MIN_CHUNK_BYTES = 256 << 10
+MAX_CHUNK_BYTES = 1 << 20
+
+_PIECE, _CHUNK = 1, 2  # field numbers of InspectStreamResponse.piece and StreamPiece.chunk
+_TENSOR, _OFFSET, _DATA, _COMPRESSION = 1, 2, 3, 4  # of StreamChunk
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types
+
+
+class Piece(NamedTuple):
+    """A serialised `cutaway.v1.StreamPiece`, or the message around it: ``head``, then ``data``, which is not copied."""
+
+    head: bytes
+    data: memoryview = memoryview(b"")
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return len(self.head) + len(self.data)
+
+    def joined(self) -> bytes:
+        """Returns head and data in one copy."""
+        return b"".join(self)
+
+
+class StreamEncoder:
+    """Encodes a result as the pieces of a streamed reply.
+
+    Args:
+        result: the whole reply; its arrays are not copied.
+        compression: of the chunks that it makes smaller; ``""`` for none.
+
+    Attributes:
+        header_bytes: the size of the header.
+        reply_bytes: the size of the whole reply without compression, and without the frames around the pieces.
+    """
+
+    def __init__(self, result: InspectResult, compression: str = "") -> None:
+        self._compression = compression
+        self._arrays: list[Array] = []
+        self._response = wire_results.encode(map_tensors(result, self._replace))
+        self._tensors = list(reply_tensors(self._response))
+        for tensor, array in zip(self._tensors, self._arrays):
+            tensor.shape[:] = array.shape
+        self.header_bytes = self._response.ByteSize()
+        self.reply_bytes = self.header_bytes + sum(size for _, size in map(dtype_and_size, self._tensors))
+
+    def set_timings(self, **timings: float) -> None:
+        """Sets times in the header, in milliseconds, by the names of `cutaway.results.Timings`."""
+        for stage, milliseconds in timings.items():
+            setattr(self._response.timings, stage, milliseconds)
+
+    def pieces(self, chunk_bytes: int, worker_ms: float) -> Iterator[Piece]:
+        """Yields the header, the chunks, and the trailer.
+
+        Args:
+            chunk_bytes: the largest size of a chunk, from `MIN_CHUNK_BYTES` to `MAX_CHUNK_BYTES`.
+            worker_ms: the time since the worker received the call.
+        """
+        header = inspection_service_pb2.StreamHeader(response=self._response).SerializeToString()
+        yield Piece(worker_pb2.StreamOpening(header=header, worker_ms=worker_ms).SerializeToString())
+        checksums = []
+        for index, (tensor, array) in enumerate(zip(self._tensors, self._arrays)):
+            dtype, _ = dtype_and_size(tensor)
+            data = np.ascontiguousarray(array, dtype).reshape(-1).view(np.uint8)
+            step = chunk_bytes - chunk_bytes % dtype.itemsize  # no element is split between two chunks
+            checksums.append(0)
+            for offset in range(0, data.size, step):
+                part = data[offset : offset + step]
+                checksums[index] = checksum(part, checksums[index])  # now, while it is in the CPU's cache
+                yield self._chunk(index, offset, part, dtype.itemsize)
+        trailer = inspection_service_pb2.StreamTrailer(crc32c=checksums)
+        yield Piece(inspection_service_pb2.StreamPiece(trailer=trailer).SerializeToString())
+
+    def _chunk(self, index: int, offset: int, part: Array, itemsize: int) -> Piece:
+        if self._compression:
+            compressed = compress(part.data, itemsize, self._compression)
+            if len(compressed) < part.size:
+                return chunk_piece(index, offset, memoryview(compressed), self._compression)
+        return chunk_piece(index, offset, part.data)
+
+    def _replace(self, _: str, array: Array) -> Array:
+        """Keeps ``array`` for the chunks, and returns an empty array for the header, which has no tensor data."""
+        self._arrays.append(array)
+        return np.empty(0, array.dtype)
+
+
+def reply_tensors(response: inspection_pb2.InspectResponse) -> Iterator[tensor_pb2.Tensor]:
+    """Yields the tensors of a reply, in the order in which chunks number them."""
+    for field, value in response.ListFields():
+        if field.message_type is not None and field.name != "estimate":  # whose tensors only have a shape
+            for message in value if field.is_repeated else [value]:
+                yield from tensors_in(message)
+
+
+def dtype_and_size(tensor: tensor_pb2.Tensor) -> tuple[np.dtype[np.generic], int]:
+    """Returns the data type of a tensor without data, and the bytes that its data will have."""
+    dtype = DTYPES[DATA_TYPE_NAMES[tensor.data_type]]
+    size = dtype.itemsize
+    for axis in tensor.shape:
+        size *= axis
+    return dtype, size
+
+
+def checksum(data: Array, previous: int = 0) -> int:
+    """Returns the CRC-32C of bytes; ``previous`` is that of the bytes before them."""
+    return int(google_crc32c.extend(previous, data))
+
+
+def decode_stream_request(data: bytes) -> worker_pb2.RoutedStreamRequest:
+    """Decodes a `cutaway.v1.InspectStreamRequest`, without the request in it, and sets its ``chunk_bytes``.
+
+    Raises:
+        InvalidArgument: ``MALFORMED_REQUEST``, or ``INVALID_VALUE`` for a chunk size that is not allowed.
+    """
+    try:
+        request = worker_pb2.RoutedStreamRequest.FromString(data)
+    except DecodeError:
+        raise error(Reason.MALFORMED_REQUEST, f"the {len(data)} bytes are no InspectStreamRequest") from None
+    refuse_unknown_fields(request)
+    request.chunk_bytes = request.chunk_bytes or MAX_CHUNK_BYTES
+    if not MIN_CHUNK_BYTES <= request.chunk_bytes <= MAX_CHUNK_BYTES:
+        raise error(
+            Reason.INVALID_VALUE,
+            f"{request.chunk_bytes} bytes; a chunk has from {MIN_CHUNK_BYTES} to {MAX_CHUNK_BYTES}",
+            "chunk_bytes",
+        )
+    return request
+
+
+def failure_piece(failure: worker_pb2.Failure) -> Piece:
+    """Returns the piece that a worker sends, after an error, in place of the next one."""
+    return Piece(worker_pb2.StreamOpening(failure=failure).SerializeToString())
+
+
+def chunk_piece(tensor: int, offset: int, data: memoryview, compression: str = "") -> Piece:
+    """Returns a chunk whose ``data`` is compressed with ``compression``."""
+    number = COMPRESSION.encode(compression)
+    head = inspection_service_pb2.StreamChunk(tensor=tensor, offset=offset, compression=number).SerializeToString()
+    head += _prefix(_DATA, len(data))
+    return Piece(_prefix(_CHUNK, len(head) + len(data)) + head, data)
+
+
+def as_message(piece: Piece) -> Piece:
+    """Returns a serialised `cutaway.v1.InspectStreamResponse` with ``piece``."""
+    return Piece(_prefix(_PIECE, piece.size) + piece.head, piece.data)
+
+
+class Chunk(NamedTuple):
+    """Some bytes of a tensor: its number, the offset of the bytes, the bytes, and how they are compressed."""
+
+    tensor: int
+    offset: int
+    data: memoryview
+    compression: str
+
+
+def decode_chunk(message: bytes) -> Chunk | None:
+    """Returns the chunk in a serialised `cutaway.v1.InspectStreamResponse` without a copy; None for any other piece.
+
+    Raises:
+        Internal: the bytes are no such message, or have a chunk that this version does not know.
+    """
+    try:
+        piece = dict(read_fields(memoryview(message))).get(_PIECE, memoryview(b""))
+        chunk = dict(read_fields(piece)).get(_CHUNK)
+        if chunk is None:
+            return None
+        values = dict(read_fields(chunk))
+        if values.keys() - {_TENSOR, _OFFSET, _DATA, _COMPRESSION}:
+            raise error(Reason.INTERNAL, "a piece of the reply has an unknown field; is the server newer?")
+        compression = COMPRESSION.decode(values.get(_COMPRESSION, 0))
+        return Chunk(values.get(_TENSOR, 0), values.get(_OFFSET, 0), values.get(_DATA, memoryview(b"")), compression)
+    except InvalidArgument:
+        raise error(Reason.INTERNAL, "a piece of the reply has an unknown compression; is the server newer?") from None
+    except (IndexError, TypeError, ValueError):
+        raise error(Reason.INTERNAL, "a piece of the reply cannot be read") from None
+
+
+def read_fields(view: Any) -> Iterator[tuple[int, Any]]:
+    """Yields the number and value of each field of a serialised message; bytes are a view, without a copy.
+
+    Raises:
+        IndexError, KeyError: the bytes are no message.
+    """
+    position = 0
+    while position < len(view):
+        tag, position = _varint(view, position)
+        number, kind = tag >> 3, tag & 7
+        if kind == _VARINT:
+            value, position = _varint(view, position)
+            yield number, value
+            continue
+        size, position = _varint(view, position) if kind == _BYTES else ({_FIXED32: 4, _FIXED64: 8}[kind], position)
+        if position + size > len(view):
+            raise IndexError
+        yield number, view[position : position + size]
+        position += size
+
+
+def _varint(view: memoryview, position: int) -> tuple[int, int]:
+    """Returns the number that begins at ``position``, and the position after it."""
+    value = shift = 0
+    while view[position] & 0x80:
+        value |= (view[position] & 0x7F) << shift
+        position, shift = position + 1, shift + 7
+    return value | view[position] << shift, position + 1
+
+
+def _prefix(field: int, size: int) -> bytes:
+    """Returns the tag and length that precede ``size`` bytes in a field."""
+    prefix = [field << 3 | _BYTES]
+    while size > 0x7F:
+        prefix.append(size & 0x7F | 0x80)
+        size >>= 7
+    return bytes([*prefix, size])

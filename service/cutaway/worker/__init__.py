@@ -1,0 +1,1 @@
+"""One model answering requests: decodes, runs, encodes."""

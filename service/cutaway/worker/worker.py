@@ -1,0 +1,342 @@
+"""Decodes requests, runs the model and encodes replies, for TorchServe's handler and the in-process backend.
+
+A worker holds one copy of one model. Hooks are state of that copy, so one batch runs at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from google.protobuf.message import DecodeError
+from torch import nn
+
+from cutaway.adapters import Adapter, TensorAdapter, create_adapter, find_adapter, load_model
+from cutaway.archive import reader
+from cutaway.config.settings import Settings
+from cutaway.engine.batch import inspect_batch
+from cutaway.engine.checks.row_independence import rows_independent
+from cutaway.engine.dry_run.pass_count import costs
+from cutaway.engine.execution.collect import provenance
+from cutaway.engine.execution.describe import describe
+from cutaway.engine.model.input_validation import validate_inputs
+from cutaway.engine.model.inspected_model import Inputs, InspectedModel
+from cutaway.engine.planning.plan import Plan, plan_request
+from cutaway.engine.runtime.cancellation import NEVER_CANCELLED, Cancellation
+from cutaway.engine.runtime.numpy_bridge import from_numpy
+from cutaway.engine.runtime.timing import timed
+from cutaway.errors import Reason, at, error
+from cutaway.requests import InspectRequest
+from cutaway.results import InspectResult, ModelDetail, ModelName, Provenance, Timings, TokenAttribution
+from cutaway.v1 import inspection_service_pb2, worker_pb2
+from cutaway.version import __version__
+from cutaway.wire import chunks
+from cutaway.wire import models as wire_models
+from cutaway.wire import requests as wire_requests
+from cutaway.wire import results as wire_results
+from cutaway.wire.reply_options import apply_reply_options
+from cutaway.wire.timing_patch import timing_patch
+from cutaway.worker import limits
+from cutaway.worker.failures import as_failure, raising_errors, with_failure
+from cutaway.worker_protocol import cancellation as caller_cancellation
+from cutaway.worker_protocol import trace_context
+from cutaway.worker_protocol.reply_socket import ReplySender
+from cutaway.worker_protocol.torchserve_messages import CallParts
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class _Decoded(NamedTuple):
+    """A decoded request, when its decoding began, and how long that took; ``chunk_bytes`` is 0 for a reply in one
+    message."""
+
+    plan: Plan
+    start: float
+    decode_ms: float
+    chunk_bytes: int = 0
+
+
+class Worker:
+    """Runs the requests of one model.
+
+    Args:
+        model: the model.
+        adapter: decodes raw inputs for it.
+        name: the model and version in replies.
+        settings: the largest reply, and limits of a request.
+    """
+
+    def __init__(self, model: InspectedModel, adapter: Adapter, name: ModelName, settings: Settings) -> None:
+        self._model = model
+        self._adapter = adapter
+        self._settings = settings
+        self.name = name
+        self._kinds: dict[str, Callable[[bytes, Cancellation], _Decoded | bytes]] = {
+            "inspect": self._inspect,
+            "describe": self._describe,
+            "stream": self._stream,
+        }
+
+    @classmethod
+    def load(cls, model_dir: Path, *, device: str) -> Worker:
+        """Loads the model of an unpacked archive.
+
+        Raises:
+            InvalidArgument: ``ARCHIVE_CORRUPT`` or ``ADAPTER_INVALID``.
+        """
+        manifest = reader.unpacked(model_dir)
+        weights = model_dir / manifest.weights if manifest.weights else None
+        adapter = create_adapter(find_adapter(manifest.adapter, model_dir), manifest.options, model_dir, weights)
+        name = ModelName(manifest.model, manifest.version)
+        worker = cls(load_model(adapter, device), adapter, name, Settings.load())
+        worker._check_row_independence()
+        return worker
+
+    @classmethod
+    def of(cls, model: nn.Module | Adapter, name: str, settings: Settings | None = None, device: str = "cpu") -> Worker:
+        """Returns a worker for a model in memory, as version 1.0; by default with the settings of the environment."""
+        adapter = model if isinstance(model, Adapter) else TensorAdapter(model)
+        return cls(load_model(adapter, device), adapter, ModelName(name, "1.0"), settings or Settings.load())
+
+    def _check_row_independence(self) -> None:
+        """Finds out before the first request whether calls may share a batch."""
+        try:
+            example = self._example()
+            with self._model.session():
+                if example is not None and not rows_independent(self._model, example, ()):
+                    log.warning("%s: rows are not proven to be independent; calls run one by one", self.name.model)
+        except Exception as failure:  # in the adapter's example: a request for it gets the same error
+            log.warning("%s: its example cannot be run: %s", self.name.model, failure)
+
+    def _example(self) -> Inputs | None:
+        example = self._adapter.example()
+        return None if example is None else {name: value.to(self._model.device) for name, value in example.items()}
+
+    def shares_with(self, other: Worker) -> bool:
+        """Returns whether the two models have a module in common; hooks of one would then run in the other."""
+        return not set(self._model.module.modules()).isdisjoint(other._model.module.modules())
+
+    def inspect(self, request: InspectRequest) -> InspectResult:
+        """Runs a request of this process: neither its inputs nor its result are encoded as messages.
+
+        Raises:
+            CutawayError: the request cannot be run.
+        """
+        with raising_errors():
+            plan = self._plan(wire_requests.validated(request))
+            (result,) = inspect_batch([plan])
+            if isinstance(result, BaseException):
+                raise result
+            return self._complete(result, plan.request)
+
+    def answer(self, calls: Sequence[CallParts]) -> list[bytes]:
+        """Runs a batch of calls. Never raises: an error is a reply.
+
+        Returns:
+            A serialised `cutaway.v1.WorkerReply` for each call, in order.
+        """
+        start = time.perf_counter()
+        expanded = [_catch(_expand, call) for call in calls]
+        single = [call for batch in expanded if isinstance(batch, list) for call in batch]
+        replies = iter(self._replies(single, start))
+        return [
+            _reply(batch, start)
+            if isinstance(batch, BaseException)
+            else _batch_reply([next(replies) for _ in batch], self._settings.max_message_bytes, start)
+            if "batch" in call
+            else next(replies)
+            for call, batch in zip(calls, expanded)
+        ]
+
+    def _replies(self, calls: Sequence[CallParts], start: float) -> list[bytes]:
+        with trace_context.attached(calls):
+            decoded = [_catch(self._decode, call) for call in calls]
+            results = iter(inspect_batch([item.plan for item in decoded if isinstance(item, _Decoded)]))
+        return [
+            _reply(_catch(self._encode, item, call, next(results)) if isinstance(item, _Decoded) else item, start)
+            for call, item in zip(calls, decoded)
+        ]
+
+    def stream(self, call: CallParts, *, held: bool = True) -> Iterator[chunks.Piece]:
+        """Runs the request in the part ``stream``. Never raises: an error is the last piece.
+
+        Args:
+            call: the call.
+            held: whether the transport may buffer the whole reply, which is then limited to the size of one message.
+
+        Yields:
+            The pieces of the reply, `cutaway.v1.StreamPiece`. The model has run before the first one.
+        """
+        parts = ("stream", "deadline", caller_cancellation.PART, trace_context.PART)
+        return with_failure(self._pieces({part: call[part] for part in parts if part in call}, held))
+
+    def _pieces(self, call: CallParts, held: bool) -> Iterator[chunks.Piece]:
+        with trace_context.attached([call]):
+            decoded = self._decode(call)
+            results = inspect_batch([decoded.plan]) if isinstance(decoded, _Decoded) else []
+        if isinstance(decoded, _Decoded):
+            for piece in self._cut(decoded, results[0], held):
+                limits.check_deadline(decoded.plan.cancellation.deadline, "before the whole reply was sent")
+                yield piece
+
+    def _decode(self, call: CallParts) -> _Decoded | bytes:
+        """Returns the decoded request; or the response, if it needs no pass of the model."""
+        kinds = [kind for kind in self._kinds if kind in call]
+        if len(kinds) != 1:
+            expected, got = ", ".join(self._kinds), ", ".join(sorted(call)) or "none"
+            raise error(Reason.MALFORMED_REQUEST, f"a call has exactly one of the parts {expected}, got {got}")
+        cancelled = caller_cancellation.gone(call.get(caller_cancellation.PART, b""))
+        cancellation = Cancellation(limits.parse_deadline(call.get("deadline", b"")), cancelled)
+        limits.check_deadline(cancellation.deadline, "while the call was queued")
+        cancellation.raise_if_cancelled()
+        return self._kinds[kinds[0]](call[kinds[0]], cancellation)
+
+    def _inspect(self, data: bytes, cancellation: Cancellation) -> _Decoded:
+        start = time.perf_counter()
+        request = wire_requests.decode(data, max_unpacked_bytes=self._settings.max_message_bytes)
+        return _Decoded(self._plan(request, cancellation), start, _since(start))
+
+    def _plan(self, request: InspectRequest, cancellation: Cancellation = NEVER_CANCELLED) -> Plan:
+        limits.check_counts(request, self._settings)
+        plan = plan_request(self._model, request, self._inputs(request), cancellation)
+        limits.check_passes(costs(plan), self._settings.max_passes)
+        return plan
+
+    def _stream(self, data: bytes, cancellation: Cancellation) -> _Decoded:
+        routed = chunks.decode_stream_request(data)
+        return self._inspect(routed.request, cancellation)._replace(chunk_bytes=routed.chunk_bytes)
+
+    def _encode(self, decoded: _Decoded, call: CallParts, result: InspectResult | BaseException) -> bytes:
+        """Returns the serialised response; empty if its pieces go to the socket in the part ``pipe``."""
+        request = decoded.plan.request
+        if isinstance(result, BaseException):
+            raise result
+        if decoded.chunk_bytes:
+            pieces = with_failure(self._cut(decoded, result, held=False))
+            ReplySender(call.get("pipe", b""), decoded.plan.cancellation.deadline).send(map(chunks.as_message, pieces))
+            return b""
+        timings = Timings()
+        with timed(timings, "encode_ms"):
+            message = wire_results.encode(self._complete(result, request), request.compression)
+            limits.check_reply_size(message.ByteSize(), request.max_reply_bytes, self._settings.max_message_bytes)
+            response = message.SerializeToString()
+        return response + timing_patch(decode_ms=decoded.decode_ms, encode_ms=timings.encode_ms)
+
+    def _cut(self, decoded: _Decoded, result: InspectResult | BaseException, held: bool) -> Iterator[chunks.Piece]:
+        """Returns the response in pieces."""
+        request, limit = decoded.plan.request, self._settings.max_message_bytes
+        if isinstance(result, BaseException):
+            raise result
+        timings = Timings()
+        with timed(timings, "encode_ms"):
+            cut = chunks.StreamEncoder(self._complete(result, request), request.compression)
+        possible = limit if held else max(cut.reply_bytes, request.max_reply_bytes)
+        limits.check_reply_size(cut.reply_bytes, request.max_reply_bytes, possible)
+        limits.check_reply_size(cut.header_bytes, 0, limit)
+        cut.set_timings(decode_ms=decoded.decode_ms, encode_ms=timings.encode_ms)
+        return cut.pieces(decoded.chunk_bytes, worker_ms=_since(decoded.start))
+
+    def _complete(self, result: InspectResult, request: InspectRequest) -> InspectResult:
+        """Adds what only the adapter and the worker know (texts of tokens, names, versions), and casts to the requested
+        data types."""
+        complete = replace(
+            result,
+            provenance=self._provenance(result.provenance),
+            attributions=tuple(
+                attribution
+                if attribution.tokens is None
+                else replace(attribution, tokens=self._with_texts(attribution.tokens))
+                for attribution in result.attributions
+            ),
+        )
+        return apply_reply_options(complete, request)
+
+    def _with_texts(self, tokens: TokenAttribution) -> TokenAttribution:
+        rows = [tuple(self._adapter.token_texts(row)) for row in tokens.ids.tolist()]
+        return replace(tokens, texts=tuple(rows) if any(rows) else ())
+
+    def _inputs(self, request: InspectRequest) -> Inputs:
+        with at("raw" if request.raw else "tensors.by_name"):
+            tensors = self._decode_raw(request) if request.raw else {
+                name: from_numpy(array) for name, array in request.tensors.items()
+            }  # fmt: skip
+            inputs = validate_inputs(self._model.inputs, tensors)
+        return {name: tensor.to(self._model.device) for name, tensor in inputs.items()}
+
+    def _decode_raw(self, request: InspectRequest) -> Inputs:
+        examples = []
+        for index, raw in enumerate(request.raw):
+            with at(f"examples[{index}]"):
+                examples.append(self._adapter.decode(raw.data, raw.media_type))
+        return self._adapter.collate(examples)
+
+    def _describe(self, data: bytes, _: Cancellation) -> bytes:
+        detail = self.describe(operators=wire_models.decode_model_request(data).operators)
+        return inspection_service_pb2.GetModelResponse(model=wire_models.encode(detail)).SerializeToString()
+
+    def describe(self, *, operators: bool = False) -> ModelDetail:
+        """Returns the model's inputs, outputs and modules, and on request the operators of its forward pass."""
+        modules, outputs, inside = describe(self._model, self._example(), operators=operators)
+        self._model.passes.reset()
+        return ModelDetail(
+            model=self.name,
+            inputs=tuple(self._model.inputs),
+            outputs=outputs,
+            labels=tuple(self._model.labels),
+            media_types=tuple(self._adapter.media_types),
+            modules=modules,
+            provenance=self._provenance(provenance(self._model)),
+            operators=inside,
+        )
+
+    def _provenance(self, provenance: Provenance) -> Provenance:
+        return replace(provenance, model=self.name.model, version=self.name.version, cutaway_version=__version__)
+
+
+def _catch(function: Callable[..., T], *arguments: Any) -> T | BaseException:
+    """Returns the result or the exception of a call: a model that exits or cancels ends only its own request."""
+    try:
+        return function(*arguments)
+    except BaseException as failure:
+        return failure
+
+
+def _expand(call: CallParts) -> list[CallParts]:
+    """Returns the calls in the part ``batch``, or the call itself."""
+    if "batch" not in call:
+        return [call]
+    try:
+        return [single.parts for single in worker_pb2.WorkerBatch.FromString(call["batch"]).calls]
+    except DecodeError:
+        raise error(Reason.MALFORMED_REQUEST, "the part batch is not a cutaway.v1.WorkerBatch") from None
+
+
+def _batch_reply(replies: Sequence[bytes], max_bytes: int, start: float) -> bytes:
+    """Encodes the replies of a batch as one; a reply that does not fit is sent empty, but never the first one."""
+    size = 0
+    sent: list[bytes] = []
+    for reply in replies:
+        fits = not sent or size + len(reply) <= max_bytes
+        sent.append(reply if fits else b"")
+        size += len(sent[-1])
+    return _reply(worker_pb2.WorkerBatchReply(replies=sent).SerializeToString(), start)
+
+
+def _since(start: float) -> float:
+    return (time.perf_counter() - start) * 1000
+
+
+def _reply(outcome: bytes | BaseException, start: float) -> bytes:
+    reply = worker_pb2.WorkerReply()
+    if isinstance(outcome, BaseException):
+        reply.failure.CopyFrom(as_failure(outcome))
+    else:
+        reply.response = outcome
+    reply.worker_ms = _since(start)
+    return reply.SerializeToString()

@@ -1,0 +1,1 @@
+"""The protocol between gateway and workers: messages, cancellation, trace context, streamed replies."""

@@ -1,0 +1,123 @@
+"""Messages of TorchServe's gRPC port, and the worker's messages inside them.
+
+TorchServe carries a call as named byte strings (parts) and a reply as one byte string. The client, for
+``torchserve://`` addresses, and the gateway both use this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TypeAlias
+
+from google.protobuf.message import DecodeError
+
+from cutaway.errors import Code, CutawayError, InvalidArgument, Reason, error
+from cutaway.v1 import worker_pb2
+from cutaway.wire import grpc_status
+from cutaway.wire.chunks import decode_chunk
+
+_SERVICE = "/org.pytorch.serve.grpc.inference.InferenceAPIsService"
+PREDICTIONS = f"{_SERVICE}/Predictions"
+STREAM_PREDICTIONS = f"{_SERVICE}/StreamPredictions"
+PING = f"{_SERVICE}/Ping"
+
+CallParts: TypeAlias = Mapping[str, bytes]
+"""One call of a worker, as named parts:
+
+- ``inspect``, ``describe`` or ``stream``: the serialised request.
+- ``deadline``: Unix seconds in ASCII.
+- the parts of the modules `cancellation` and `trace_context`.
+- ``pipe``: path of the `reply_socket` that the reply to ``stream`` goes to.
+- ``batch``, in place of all others: several calls, as a serialised `cutaway.v1.WorkerBatch`.
+"""
+
+
+def encode_call(model: str, version: str, parts: CallParts) -> bytes:
+    """Serialises a request of `PREDICTIONS` or `STREAM_PREDICTIONS`; an empty ``version`` is the default version."""
+    return worker_pb2.TorchServePredictionsRequest(
+        model_name=model, model_version=version, input=parts
+    ).SerializeToString()
+
+
+def encode_batch(calls: Sequence[CallParts]) -> bytes:
+    """Serialises several calls as the part ``batch`` of one call."""
+    return worker_pb2.WorkerBatch(calls=[worker_pb2.WorkerCall(parts=parts) for parts in calls]).SerializeToString()
+
+
+def decode_reply(data: bytes) -> bytes:
+    """Returns what the handler returned, from a serialised reply of `PREDICTIONS`."""
+    with decoding():
+        return worker_pb2.TorchServePredictionResponse.FromString(data).prediction
+
+
+def decode_worker_reply(data: bytes) -> worker_pb2.WorkerReply:
+    """Parses a `cutaway.v1.WorkerReply` with a response.
+
+    Raises:
+        CutawayError: the failure that the worker sent instead of a response; ``INTERNAL`` if it sent neither.
+    """
+    with decoding():
+        reply = worker_pb2.WorkerReply.FromString(data)
+    if reply.HasField("failure"):
+        raise grpc_status.from_failure(reply.failure)
+    if not reply.HasField("response"):
+        raise error(Reason.INTERNAL, "the reply is not a cutaway.v1.WorkerReply")
+    return reply
+
+
+def decode_batch_reply(data: bytes) -> Sequence[bytes]:
+    """Returns the worker's reply to each call of a batch; empty for those that did not fit into one message.
+
+    Raises:
+        CutawayError: as `decode_worker_reply`.
+    """
+    response = decode_worker_reply(data).response
+    with decoding():
+        return worker_pb2.WorkerBatchReply.FromString(response).replies
+
+
+def decode_stream_opening(message: bytes) -> worker_pb2.StreamOpening | None:
+    """Parses a serialised `cutaway.v1.InspectStreamResponse` without its tensors; None for a chunk.
+
+    Raises:
+        CutawayError: the failure in the message; ``INTERNAL`` if it cannot be parsed.
+    """
+    if decode_chunk(message) is not None:
+        return None
+    with decoding():
+        # The piece has the same field number in TorchServe's response and in ours.
+        opening = worker_pb2.StreamOpening.FromString(decode_reply(message))
+    if opening.HasField("failure"):
+        raise grpc_status.from_failure(opening.failure)
+    return opening
+
+
+def decode_error(code: int, details: str) -> CutawayError:
+    """Translates TorchServe's own errors: its status codes mean little, so the text decides (measured on 0.12)."""
+    details = details.partition("\n")[0]  # the second line is a Java class
+    for mark, reason, field, message in _ERROR_TEXTS:
+        if mark in details:
+            return error(reason, message or details, field)
+    if code == Code.DEADLINE_EXCEEDED:
+        return error(Reason.DEADLINE_EXCEEDED, "the deadline passed before TorchServe replied")
+    return error(Reason.BACKEND_UNAVAILABLE, f"TorchServe: {details}")
+
+
+_ERROR_TEXTS = (
+    ("Model not found", Reason.MODEL_NOT_FOUND, "model", ""),
+    ("does not exist for model", Reason.VERSION_NOT_FOUND, "model", ""),
+    ("Token Authorization failed", Reason.TOKEN_INVALID, "", "TorchServe accepts only calls with its token"),
+    ("Worker died", Reason.WORKER_DIED, "", "the worker process died during this call; a new one is starting"),
+    ("direct buffer memory", Reason.OUT_OF_MEMORY, "", "TorchServe has too little memory for a message of this size"),
+    ("RST_STREAM", Reason.REQUEST_TOO_LARGE, "", "TorchServe aborted the call, as it does if a request is too large"),
+)
+
+
+@contextmanager
+def decoding() -> Iterator[None]:
+    """Turns every error of decoding a reply in the block into ``INTERNAL``."""
+    try:
+        yield
+    except (DecodeError, InvalidArgument) as failure:
+        raise error(Reason.INTERNAL, f"the reply cannot be decoded; is the server newer? ({failure})") from None

@@ -1,1 +1,0 @@
-"""Slow proofs that the server holds up: ``python -m tests.endurance`` (`make soak`)."""

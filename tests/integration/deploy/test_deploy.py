@@ -1,0 +1,283 @@
+"""The files that deploy Cutaway: what Kubernetes, KServe and Compose are told is valid, hardened, and of one mind."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from jsonschema import Draft202012Validator
+
+from cutaway.config.settings import Settings
+from cutaway.gateway.observability.prometheus import Metrics
+from tests.support import manifests
+from tests.support.manifests import DEPLOY, ROOT
+
+OBJECTS = list(manifests.documents("kubernetes"))
+SECURED = list(manifests.secured())
+CONTAINERS = [
+    pytest.param(manifests.only(manifests.pod()["containers"]), id="kubernetes"),
+    pytest.param(manifests.only(manifests.runtime()["containers"]), id="kserve"),
+]
+WRITTEN = {"/tmp", "/var/log/cutaway"}
+
+
+def named(each: dict[str, Any]) -> str:
+    return f"{each['kind']}-{each['metadata']['name']}"
+
+
+# Valid
+
+
+@pytest.mark.parametrize("version", ["1.30", "1.37"])
+@pytest.mark.parametrize("each", [*OBJECTS, *SECURED], ids=named)
+def test_kubernetes_accepts_each_object(each: dict[str, Any], version: str) -> None:
+    """Held against Kubernetes' own schemas, of an old and a new version; a field that does not exist is an error."""
+    kubernetes_validate.validate(each, version, strict=True)
+
+
+def test_kustomize_applies_every_file() -> None:
+    """None is forgotten."""
+    for directory, word in (("kubernetes", "resources"), ("kubernetes-tls", "patches")):
+        listed = yaml.safe_load((DEPLOY / directory / "kustomization.yaml").read_text())[word]
+        files = {path.name for path in (DEPLOY / directory).glob("*.yaml") if path.stem != "kustomization"}
+        assert {each if isinstance(each, str) else each["path"] for each in listed} == files
+
+
+def closed(required: list[str], **properties: Any) -> dict[str, Any]:
+    """The schema of an object with these fields and no others."""
+    return {"type": "object", "required": required, "properties": properties, "additionalProperties": False}
+
+
+TEXT = {"type": "string", "minLength": 1}
+TEXTS = {"type": "object", "additionalProperties": {"type": "string"}}
+FORMAT = closed(["name"], name=TEXT, version={"type": "string"}, autoSelect={"type": "boolean"})
+KSERVE = {
+    "ServingRuntime": (
+        "serving.kserve.io/v1alpha1",
+        closed(
+            ["containers"],
+            annotations=TEXTS,
+            labels=TEXTS,
+            supportedModelFormats={"type": "array", "minItems": 1, "items": FORMAT},
+            containers={"type": "array", "minItems": 1},
+            volumes={"type": "array"},
+        ),
+    ),
+    "InferenceService": (
+        "serving.kserve.io/v1beta1",
+        closed(
+            ["predictor"],
+            predictor=closed(
+                ["model"],
+                minReplicas={"type": "integer"},
+                model=closed(
+                    ["modelFormat"],
+                    modelFormat=closed(["name"], name=TEXT, version=TEXT),
+                    runtime=TEXT,
+                    storageUri={"type": "string", "pattern": r"^[a-z0-9]+://.+"},
+                ),
+            ),
+        ),
+    ),
+}
+"""The part of KServe's definitions that is used; Kubernetes itself says what a container is."""
+
+
+@pytest.mark.parametrize("each", list(manifests.documents("kserve")), ids=named)
+def test_kserve_accepts_each_object(each: dict[str, Any]) -> None:
+    version, schema = KSERVE[each["kind"]]
+    assert each["apiVersion"] == version
+    Draft202012Validator(schema).validate(each["spec"])
+
+
+def test_kserve_runs_a_valid_pod() -> None:
+    """A runtime's containers and volumes are those of a pod; the first container is the one that KServe looks for."""
+    runtime = manifests.runtime()
+    pod = {"containers": runtime["containers"], "volumes": runtime["volumes"]}
+    whole = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "cutaway"}, "spec": pod}
+    kubernetes_validate.validate(whole, "1.37", strict=True)
+    assert manifests.only(runtime["containers"])["name"] == "kserve-container"
+
+
+def test_kserve_finds_the_runtime() -> None:
+    """The example service asks for a format that the runtime has."""
+    model = manifests.the("InferenceService", "kserve", "digits")["spec"]["predictor"]["model"]
+    offered = [
+        {"name": each["name"], "version": each["version"]} for each in manifests.runtime()["supportedModelFormats"]
+    ]
+    assert model["modelFormat"] in offered
+    assert model["runtime"] == manifests.the("ServingRuntime", "kserve")["metadata"]["name"]
+
+
+# Hardened
+
+
+@pytest.mark.parametrize("container", CONTAINERS)
+def test_containers_have_no_privileges(container: dict[str, Any]) -> None:
+    """No root, no way to become it, no capability, nothing written to the image."""
+    pod = manifests.pod()["securityContext"] if container["name"] == "cutaway" else {}
+    context = pod | container["securityContext"]
+    assert context["runAsNonRoot"] is True
+    assert context["allowPrivilegeEscalation"] is context["privileged"] is False
+    assert context["readOnlyRootFilesystem"] is True
+    assert context["capabilities"] == {"drop": ["ALL"]}
+    assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+    user, group = map(int, manifests.image().the("USER").text.split(":"))
+    assert (context["runAsUser"], context["runAsGroup"]) == (user, group)
+
+
+def test_pods_get_no_token_of_the_cluster() -> None:
+    """Neither from their account nor by themselves."""
+    account = manifests.the("ServiceAccount")
+    assert account["automountServiceAccountToken"] is manifests.pod()["automountServiceAccountToken"] is False
+    assert manifests.pod()["serviceAccountName"] == account["metadata"]["name"]
+
+
+def test_compose_has_no_privileges() -> None:
+    """The same where there is no Kubernetes; and only this machine reaches the port unless somebody says so."""
+    service = manifests.compose()
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["ports"] == ["${CUTAWAY_PUBLISH:-127.0.0.1:50051}:50051"]
+    assert "privileged" not in service
+
+
+@pytest.mark.parametrize("container", CONTAINERS)
+def test_what_is_written_to_is_mounted(container: dict[str, Any]) -> None:
+    """Temporary files and the log; the models are read only."""
+    mounts = {mount["mountPath"]: mount for mount in container["volumeMounts"]}
+    assert {path for path, mount in mounts.items() if not mount.get("readOnly")} == WRITTEN
+    volumes = manifests.pod()["volumes"] if container["name"] == "cutaway" else manifests.runtime()["volumes"]
+    assert {mount["name"] for mount in mounts.values()} == {volume["name"] for volume in volumes}
+
+
+def test_compose_mounts_what_is_written_to() -> None:
+    """Code can run from /tmp: TorchServe loads its own from there, and else talks to its workers over TCP."""
+    service = manifests.compose()
+    temporary, options = manifests.only(service["tmpfs"]).split(":")
+    writable = {volume["target"] for volume in service["volumes"] if not volume.get("read_only")}
+    assert writable | {temporary} == WRITTEN
+    assert "exec" in options.split(",")
+
+
+def test_the_network_is_closed_but_for_calls_metrics_and_names() -> None:
+    """Calls come from those who are labelled, metrics go to one namespace, and out go only questions for names."""
+    policy = manifests.the("NetworkPolicy")["spec"]
+    assert set(policy["policyTypes"]) == {"Ingress", "Egress"}
+    calls, metrics = policy["ingress"]
+    ports = {port["name"]: port["containerPort"] for port in manifests.only(manifests.pod()["containers"])["ports"]}
+    assert [port["port"] for port in calls["ports"]] == [ports["grpc"]]
+    assert [port["port"] for port in metrics["ports"]] == [ports["metrics"]]
+    assert all(rule["from"] and all(rule["from"]) for rule in policy["ingress"])
+    assert {port["port"] for rule in policy["egress"] for port in rule["ports"]} == {53}
+
+
+def test_tls_and_tokens_are_mounted_where_they_are_named() -> None:
+    """The files of the settings lie in what is mounted of secrets, and nobody probes what speaks TLS without it."""
+    [pod] = [each["spec"]["template"]["spec"] for each in SECURED if each["kind"] == "Deployment"]
+    container = manifests.only(pod["containers"])
+    mounts = {mount["mountPath"] for mount in container["volumeMounts"] if mount.get("readOnly")}
+    paths = [value for name, value in settings_in(container).items() if value.startswith("/")]
+    assert len(paths) == 3
+    assert {str(Path(path).parent) for path in paths} < mounts
+    assert set(settings_in(container)) > set(settings_in(manifests.only(manifests.pod()["containers"])))
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert container[probe]["exec"] == {"command": ["cutaway-health"]}
+        assert "grpc" not in container[probe]
+    assert {
+        port["appProtocol"] for each in SECURED if each["kind"] == "Service" for port in each["spec"]["ports"][:1]
+    } == {"https"}
+
+
+# Of one mind
+
+
+def settings_in(container: dict[str, Any]) -> dict[str, str]:
+    return {each["name"]: each.get("value", "") for each in container["env"] if each["name"].startswith("CUTAWAY_")}
+
+
+@pytest.mark.parametrize("container", CONTAINERS)
+def test_settings_exist_and_are_valid(container: dict[str, Any]) -> None:
+    """A mistyped variable would be ignored without a word."""
+    fields = {name.removeprefix("CUTAWAY_").lower(): value for name, value in settings_in(container).items()}
+    assert set(fields) <= set(Settings.model_fields)
+    Settings.model_validate(fields)
+
+
+def test_the_documentation_names_settings_that_exist() -> None:
+    """And metrics too."""
+    words = (ROOT / "docs" / "deployment.md").read_text()
+    own = {"IMAGE", "MODELS", "PUBLISH"}  # the compose file's, for itself
+    assert set(re.findall(r"CUTAWAY_([A-Z_]+)", words)) - own <= {name.upper() for name in Settings.model_fields}
+    assert set(re.findall(r"cutaway_[a-z_]+", words)) <= metrics()
+
+
+def metrics() -> set[str]:
+    """The name of every metric that a gateway has."""
+    return {family.name for family in Metrics({}).registry.collect()}
+
+
+def test_the_autoscaler_reads_a_metric_that_exists() -> None:
+    scaler = manifests.the("HorizontalPodAutoscaler")["spec"]
+    assert manifests.only(scaler["metrics"])["pods"]["metric"]["name"] in metrics()
+    assert scaler["scaleTargetRef"]["name"] == manifests.the("Deployment")["metadata"]["name"]
+    assert "replicas" not in manifests.the("Deployment")["spec"]
+
+
+def ports() -> Iterator[int]:
+    """Every port that calls are said to come in at."""
+    for container in (manifests.only(manifests.pod()["containers"]), manifests.only(manifests.runtime()["containers"])):
+        yield from (port["containerPort"] for port in container["ports"] if port["name"] != "metrics")
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        yield manifests.only(manifests.pod()["containers"])[probe]["grpc"]["port"]
+    for name in ("cutaway", "cutaway-pods"):
+        yield manifests.the("Service", name=name)["spec"]["ports"][0]["port"]
+    yield int(manifests.compose()["ports"][0].rpartition(":")[2])
+
+
+def test_one_port_for_calls_and_one_for_metrics() -> None:
+    """The image's, everywhere; so it is with the port that metrics are read from."""
+    assert set(ports()) == {int(manifests.image().the("EXPOSE").text)}
+    container = manifests.only(manifests.pod()["containers"])
+    [metrics_port] = [port["containerPort"] for port in container["ports"] if port["name"] == "metrics"]
+    assert settings_in(container)["CUTAWAY_METRICS_ADDRESS"] == f"0.0.0.0:{metrics_port}"
+    runtime = manifests.runtime()
+    assert settings_in(runtime["containers"][0])["CUTAWAY_METRICS_ADDRESS"] == f"0.0.0.0:{metrics_port}"
+    assert runtime["annotations"]["prometheus.kserve.io/port"] == str(metrics_port)
+
+
+def test_every_selector_finds_the_pods() -> None:
+    labels = manifests.the("Deployment")["spec"]["template"]["metadata"]["labels"]
+    found = [
+        manifests.the("Deployment")["spec"]["selector"]["matchLabels"],
+        manifests.the("Service")["spec"]["selector"],
+        manifests.the("Service", name="cutaway-pods")["spec"]["selector"],
+        manifests.the("PodDisruptionBudget")["spec"]["selector"]["matchLabels"],
+        manifests.the("NetworkPolicy")["spec"]["podSelector"]["matchLabels"],
+    ]
+    assert all(selector.items() <= labels.items() for selector in found)
+
+
+def test_nobody_is_killed_within_the_grace() -> None:
+    """Calls, what answers them and TorchServe may each take CUTAWAY_GRACE_S, after what comes before SIGTERM."""
+    container = manifests.only(manifests.pod()["containers"])
+    grace = Settings.model_validate({"grace_s": settings_in(container)["CUTAWAY_GRACE_S"]}).grace_s
+    before = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
+    assert manifests.pod()["terminationGracePeriodSeconds"] > before + 3 * grace
+    assert int(manifests.compose()["stop_grace_period"].removesuffix("s")) > 3 * Settings().grace_s
+
+
+@pytest.mark.parametrize("objects", [OBJECTS, SECURED], ids=["plain", "tls"])
+def test_probes_wait_as_long_as_models_may_load(objects: list[dict[str, Any]]) -> None:
+    """At the start, and when TorchServe is brought back: until then the pod is not ready, and is not restarted."""
+    [pod] = [each["spec"]["template"]["spec"] for each in objects if each["kind"] == "Deployment"]
+    container = manifests.only(pod["containers"])
+    longest = float(settings_in(container)["CUTAWAY_START_TIMEOUT_S"])
+    for name in ("startupProbe", "livenessProbe"):
+        assert container[name]["periodSeconds"] * container[name]["failureThreshold"] > longest

@@ -1,0 +1,243 @@
+"""More calls than can be answered: who waits, who is refused, and whose turn it is."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import numpy as np
+import pytest
+from torch import Tensor, nn
+
+import cutaway as ca
+from cutaway.client.request_builder import build_request
+from cutaway.client.transport import GatewayTransport
+from cutaway.config.settings import Settings
+from cutaway.errors import Reason, error
+from cutaway.gateway import serve
+from cutaway.gateway.batching.batcher import Batcher
+from cutaway.gateway.batching.fair_queue import FairQueue, caller_id
+from cutaway.worker_protocol.torchserve_messages import CallParts
+from tests.support.prometheus import waiting_calls
+from tests.support.waiting import PATIENCE_S, until
+
+
+class Model:
+    """Answers when it is told to, and remembers which calls came together."""
+
+    def __init__(self) -> None:
+        self.free = asyncio.Event()
+        self.turns: list[list[bytes]] = []
+
+    async def send(self, rows: Sequence[CallParts], timeout_s: float) -> Sequence[bytes]:
+        self.turns.append([row["inspect"] for row in rows])
+        await self.free.wait()
+        return [row["inspect"] for row in rows]
+
+
+def turns(model: Model, *, calls: int = 1, waiting: int = 8, size: int = 1 << 20) -> Batcher:
+    return Batcher(model.send, workers=1, ahead=0, max_calls=calls, max_bytes=size, max_pending=waiting)
+
+
+def asked(queue: Batcher, name: str, *questions: bytes) -> list[asyncio.Future[bytes]]:
+    """Calls of one caller, none of them answered yet."""
+
+    async def ask(question: bytes) -> bytes:
+        caller_id.set(name)
+        return await queue.call({"inspect": question}, 60.0)
+
+    return [asyncio.ensure_future(ask(each)) for each in questions]
+
+
+def test_callers_take_turns() -> None:
+    """Whoever has six calls waiting is not before a caller who has one, and a caller's own stay in order."""
+
+    async def run() -> list[list[bytes]]:
+        model = Model()
+        queue = turns(model, waiting=16)
+        calls = asked(queue, "greedy", *(b"g%d" % number for number in range(6)))
+        await asyncio.sleep(0)
+        calls += asked(queue, "modest", b"m0") + asked(queue, "third", b"t0", b"t1")
+        await asyncio.sleep(0.01)
+        model.free.set()
+        await asyncio.gather(*calls)
+        return model.turns
+
+    order = [each for turn in asyncio.run(run()) for each in turn]
+    assert order == [b"g0", b"g1", b"m0", b"t0", b"g2", b"t1", b"g3", b"g4", b"g5"]
+
+
+def test_a_turn_holds_calls_of_all_who_wait() -> None:
+    """A batch is shared out in the same way, and a call too large to share one keeps nobody else from theirs for
+    longer than its own turn."""
+
+    async def run() -> list[list[bytes]]:
+        model = Model()
+        queue = turns(model, calls=3, waiting=16, size=8)
+        calls = asked(queue, "first", b"0")
+        await asyncio.sleep(0.01)
+        calls += asked(queue, "greedy", b"LARGE_LARGE", b"large_large") + asked(queue, "modest", b"m0", b"m1")
+        await asyncio.sleep(0.01)
+        model.free.set()
+        await asyncio.gather(*calls)
+        return model.turns
+
+    assert asyncio.run(run()) == [[b"0"], [b"LARGE_LARGE"], [b"m0"], [b"large_large"], [b"m1"]]
+
+
+def test_past_the_queue_a_call_is_refused_at_once() -> None:
+    """It is told how many wait, and when to try again; whoever leaves makes room."""
+
+    async def run() -> None:
+        model = Model()
+        queue = turns(model, waiting=2)
+        first, second = asked(queue, "one", b"0", b"1")
+        await asyncio.sleep(0.01)
+        with pytest.raises(ca.ResourceExhausted, match="2 calls are waiting") as refusal:
+            await queue.call({"inspect": b"2"}, 60.0)
+        assert refusal.value.reason == "OVERLOADED"
+        assert refusal.value.retry_after_s
+        second.cancel()
+        await asyncio.sleep(0.01)
+        (third,) = asked(queue, "two", b"3")
+        await asyncio.sleep(0.01)
+        model.free.set()
+        assert list(await asyncio.gather(first, third)) == [b"0", b"3"]
+        assert model.turns == [[b"0"], [b"3"]]
+
+    asyncio.run(run())
+
+
+def test_what_was_put_back_comes_first() -> None:
+    """Calls that are asked again have waited already; they keep their order."""
+    queue: FairQueue[int] = FairQueue()
+    for number in range(3):
+        queue.put(number)
+    queue.put_back([10, 11])
+    assert list(queue) == [10, 11, 0, 1, 2]
+    assert [queue.pop() for _ in range(5)] == [10, 11, 0, 1, 2]
+    assert not queue
+
+
+def test_calls_of_a_dead_worker_are_asked_before_those_that_came_later() -> None:
+    """They have waited already; each is asked by itself, in order."""
+
+    class Dying(Model):
+        async def send(self, rows: Sequence[CallParts], timeout_s: float) -> Sequence[bytes]:
+            answer = await super().send(rows, timeout_s)
+            if len(rows) > 1:
+                raise error(Reason.WORKER_DIED, "killed")
+            return answer
+
+    async def run() -> list[list[bytes]]:
+        model = Dying()
+        queue = turns(model, calls=2)
+        calls = asked(queue, "one", b"first")
+        await asyncio.sleep(0.01)
+        calls += asked(queue, "one", b"0", b"1", b"later")
+        await asyncio.sleep(0.01)
+        model.free.set()
+        await asyncio.gather(*calls)
+        return model.turns
+
+    assert asyncio.run(run()) == [[b"first"], [b"0", b"1"], [b"0"], [b"1"], [b"later"]]
+
+
+class Slow(nn.Module):
+    """Waits until it is let go, and remembers what it was asked, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entered, self.open = threading.Event(), threading.Event()
+        self.order: list[int] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.order.append(int(x[0, 0]))
+        self.entered.set()
+        self.open.wait(PATIENCE_S)
+        return x
+
+
+def test_a_connection_is_a_lane() -> None:
+    """At a real gateway, whoever has five calls waiting is not before another connection's one."""
+    model = Slow()
+    own = [("grpc.use_local_subchannel_pool", 1)]  # else all channels of a process share one connection
+    with (
+        serve({"slow": model}, settings=Settings(max_batch_size=1, metrics_address="127.0.0.1:0")) as server,
+        ThreadPoolExecutor(8) as callers,
+        grpc.insecure_channel(server.address, options=own) as greedy,
+        grpc.insecure_channel(server.address, options=own) as modest,
+    ):
+
+        def call(channel: grpc.Channel, number: int) -> None:
+            asked = GatewayTransport().inspect(build_request("slow", {"x": np.full((1, 2), number, np.float32)}))
+            send: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(asked.path)
+            send(asked.payload, timeout=PATIENCE_S)
+
+        calls = [callers.submit(call, greedy, 0)]
+        model.entered.wait(PATIENCE_S)
+        calls += [callers.submit(call, greedy, number) for number in range(1, 6)]
+        until(lambda: waiting_calls(server.metrics_address, "slow") == 5)
+        calls.append(callers.submit(call, modest, 100))
+        until(lambda: waiting_calls(server.metrics_address, "slow") == 6)
+        model.open.set()
+        for each in calls:
+            each.result()
+    assert model.order.index(100) == 2
+    assert sorted(model.order) == [0, 1, 2, 3, 4, 5, 100]
+
+
+class OneByOne:
+    """Answers turn by turn, as it is told to."""
+
+    def __init__(self) -> None:
+        self.turns: list[int] = []
+        self._ends: list[asyncio.Event] = []
+
+    async def send(self, rows: Sequence[CallParts], timeout_s: float) -> Sequence[bytes]:
+        self.turns.append(len(rows))
+        self._ends.append(asyncio.Event())
+        await self._ends[-1].wait()
+        return [row["inspect"] for row in rows]
+
+    async def end(self, turn: int) -> None:
+        self._ends[turn].set()
+        await asyncio.sleep(0.01)
+
+
+def test_a_turn_behind_a_busy_worker_is_no_smaller_than_the_one_before_it() -> None:
+    """Callers come back one after the other: the first of them does not go alone while the worker has much to do, and
+    nobody waits for more to come once it has nothing."""
+
+    async def come(queue: Batcher, calls: int) -> None:
+        for _ in range(calls):
+            asked(queue, "x", b"x")
+            await asyncio.sleep(0.01)
+
+    async def run() -> None:
+        model = OneByOne()
+        queue = Batcher(model.send, workers=1, ahead=1, max_calls=8, max_bytes=1 << 20, max_pending=32)
+        await come(queue, 7)
+        assert model.turns == [1, 1]
+        await model.end(0)
+        assert model.turns == [1, 1, 5]
+        await model.end(1)
+        await come(queue, 4)
+        assert model.turns == [1, 1, 5]
+        await come(queue, 1)
+        assert model.turns == [1, 1, 5, 5]
+        await model.end(2)
+        await come(queue, 3)
+        assert model.turns == [1, 1, 5, 5]
+        await model.end(3)
+        assert model.turns == [1, 1, 5, 5, 3]
+        await come(queue, 8)
+        assert model.turns == [1, 1, 5, 5, 3, 3]
+        await model.end(4)
+        await model.end(5)
+        assert model.turns == [1, 1, 5, 5, 3, 3, 5]
+
+    asyncio.run(run())

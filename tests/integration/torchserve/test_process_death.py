@@ -1,0 +1,167 @@
+"""What dies, comes back: workers, TorchServe's JVM and the gateway are killed, and what callers see of it."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from google.rpc import error_details_pb2, status_pb2
+
+import cutaway as ca
+from cutaway.schema.tensors import Array
+from tests.conftest import ADAPTERS
+from tests.support.adapters.fragile_adapter import DEADLY, GREEDY
+from tests.support.health import health
+from tests.support.processes import java, worker
+from tests.support.rounding import SMALL, close
+from tests.support.serving import Server, package, serving
+from tests.support.waiting import PATIENCE_S, until
+
+CALLERS = 8
+KILLS = 2
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that a request can kill, and one that none can."""
+    directory = tmp_path_factory.mktemp("store")
+    package(directory, "fragile", f"{ADAPTERS / 'fragile_adapter.py'}:FragileAdapter")
+    package(directory, "tiny", f"{ADAPTERS / 'tiny_adapter.py'}:Tiny")
+    return directory
+
+
+@pytest.fixture(scope="module")
+def server(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Both, behind a gateway before TorchServe."""
+    with serving(store, tmp_path_factory.mktemp("survival") / "logs") as running:
+        yield running
+
+
+def rows(value: float, count: int = 1) -> dict[str, Array]:
+    return {"x": np.full((count, 3), value, np.float32)}
+
+
+def test_no_call_is_lost_when_a_worker_is_killed(server: Server) -> None:
+    """Workers are killed under load: every call is answered, rightly."""
+    over = threading.Event()
+    answered = [0] * CALLERS
+    with ca.Client(server.address) as client:
+        expected = {number: client.inspect("tiny", rows(number)).predictions["output"] for number in range(CALLERS)}
+
+        def call(number: int) -> None:
+            while not over.is_set():
+                found = client.inspect("tiny", rows(number), captures=["linear"], timeout=PATIENCE_S)
+                assert close(found.predictions["output"], expected[number], SMALL)
+                answered[number] += 1
+
+        with ThreadPoolExecutor(CALLERS) as callers:
+            calling = [callers.submit(call, number) for number in range(CALLERS)]
+            try:
+                for _ in range(KILLS):
+                    before = list(answered)
+                    worker(server, "tiny").kill()
+                    until(lambda before=before: all(now > then + 1 for now, then in zip(answered, before)))  # type: ignore[misc]
+            finally:
+                over.set()
+            for each in calling:
+                each.result()
+
+
+def test_a_request_that_kills_workers_is_tried_twice(server: Server) -> None:
+    """It fails by itself, with a reason of its own that says no retry; the next call is answered."""
+    with ca.Client(server.address) as client:
+        with pytest.raises(ca.Internal) as caught:
+            client.inspect("fragile", rows(DEADLY))
+        assert caught.value.reason == "WORKER_KILLED"
+        assert caught.value.retry_after_s is None
+        assert client.inspect("fragile", rows(1.0)).predictions
+
+
+def test_memory_that_runs_out_costs_its_own_request_only(server: Server) -> None:
+    """It is told so; the worker lives, and calls beside it are answered."""
+    before = worker(server, "fragile").pid
+    with ca.Client(server.address) as client, ThreadPoolExecutor(CALLERS) as callers:
+        beside = [callers.submit(client.inspect, "fragile", rows(number)) for number in range(CALLERS - 1)]
+        with pytest.raises(ca.ResourceExhausted) as caught:
+            client.inspect("fragile", rows(GREEDY))
+        assert caught.value.reason == "OUT_OF_MEMORY"
+        assert all(each.result().predictions for each in beside)
+    assert worker(server, "fragile").pid == before
+
+
+def test_torchserve_comes_back(server: Server) -> None:
+    """Its JVM is killed: calls are told at once when to try again, health turns, it is started again, calls pass."""
+    jvm = java(server)
+    family = [jvm, *jvm.children(recursive=True)]
+    with ca.Client(server.address) as client:
+        jvm.kill()
+        until(lambda: health(server.address) == "NOT_SERVING")
+        with pytest.raises(ca.Unavailable) as caught:
+            client.inspect("tiny", rows(1.0))
+        assert caught.value.reason == "BACKEND_UNAVAILABLE"
+        assert caught.value.retry_after_s
+        until(lambda: health(server.address) == "SERVING")
+        assert client.inspect("tiny", rows(1.0)).predictions
+        assert client.inspect("fragile", rows(1.0)).predictions
+    assert psutil.wait_procs(family, timeout=PATIENCE_S)[1] == []
+
+
+def test_a_server_that_is_starting_torchserve_again_ends_when_told(store: Path, tmp_path: Path) -> None:
+    """SIGTERM amid that leaves no process and no error."""
+    with serving(store, tmp_path / "logs") as running:
+        java(running).kill()
+        until(lambda: health(running.address) == "NOT_SERVING")
+        assert running.stop() == 0
+    assert [each for each in psutil.process_iter() if _mentions(each, str(tmp_path))] == []
+
+
+def _mentions(process: psutil.Process, path: str) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return any(path in word for word in process.cmdline())
+    return False
+
+
+def test_clients_find_a_front_door_that_comes_back(store: Path, tmp_path: Path) -> None:
+    """It is killed and started again at its address: the same client's next calls are answered, old ones have ended."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    with ca.Client(address) as client:
+        with serving(store, tmp_path / "logs", "--embedded", "--address", address) as first:
+            assert client.inspect("tiny", rows(1.0)).predictions
+            first.process.kill()
+            first.process.wait()
+        with pytest.raises(ca.Unavailable) as caught:
+            client.inspect("tiny", rows(1.0))
+        assert caught.value.reason == "SERVER_UNREACHABLE"
+        with serving(store, tmp_path / "logs", "--embedded", "--address", address):
+            until(lambda: _answers(client))
+
+
+def _answers(client: ca.Client) -> bool:
+    try:
+        return bool(client.inspect("tiny", rows(1.0)).predictions)
+    except ca.Unavailable:
+        return False
+
+
+def test_a_refusal_says_when_to_try_again() -> None:
+    """`google.rpc.RetryInfo` travels with what waiting helps against, and with nothing else."""
+    from cutaway.errors import RETRY_AFTER_S, Reason, error
+    from cutaway.wire import grpc_status
+
+    for reason in Reason:
+        sent = status_pb2.Status.FromString(grpc_status.encode(error(reason, "x")))
+        retry = error_details_pb2.RetryInfo()
+        carried = [detail.Unpack(retry) for detail in sent.details]
+        assert any(carried) == (reason in RETRY_AFTER_S)
+        received = grpc_status.decode(reason.code, "x", [(grpc_status.DETAILS_KEY, sent.SerializeToString())])
+        assert received.retry_after_s == RETRY_AFTER_S.get(reason)
+        assert reason.retryable or reason not in RETRY_AFTER_S

@@ -1,0 +1,42 @@
+"""Run the matrix and say what became of it: ``python -m tests.matrix [ARCHITECTURE ...]``."""
+
+from __future__ import annotations
+
+import argparse
+import time
+import warnings
+from collections import Counter
+
+import torch
+
+from tests.matrix.expected import surprise
+from tests.matrix.matrix import combinations, outcome, served
+
+
+def main() -> None:
+    """Ask everything; exit with status 1 where something is not as it must be."""
+    parser = argparse.ArgumentParser(prog="matrix", description="Every method on every architecture, over gRPC.")
+    parser.add_argument("architectures", nargs="*", help="only these")
+    only = parser.parse_args().architectures
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)  # tensors are tiny
+    began = time.monotonic()
+    verdicts: Counter[str] = Counter()
+    surprises = 0
+    with served() as client:
+        for each in combinations():
+            if only and each.architecture.name not in only:
+                continue
+            found = outcome(client, each, compare=True)
+            verdicts[found.verdict.split(":")[0]] += 1
+            if why := surprise(each, found):
+                surprises += 1
+                print(f"{each.name}: {why}")
+    for verdict, count in verdicts.most_common():
+        print(f"{count:6} {verdict}")
+    print(f"{verdicts.total()} combinations in {time.monotonic() - began:.0f} s, {surprises} not as they must be")
+    raise SystemExit(1 if surprises else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Slow proofs that the server holds up: ``python -m tests.soak`` (`make soak`)."""

@@ -1,0 +1,56 @@
+"""A worker, asked in its own language: without a server, in the test's own thread."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+import cutaway as ca
+from cutaway.adapters import Adapter
+from cutaway.client.request_builder import build_request
+from cutaway.config.settings import Settings
+from cutaway.v1 import inspection_pb2
+from cutaway.wire import requests as wire_requests
+from cutaway.wire import results as wire_results
+from cutaway.worker.worker import Worker
+from cutaway.worker_protocol.torchserve_messages import CallParts, decode_worker_reply
+
+REPLY_BYTES = 1 << 26
+
+
+def worker(model: nn.Module | Adapter) -> Worker:
+    """A worker with ``model``."""
+    return Worker.of(model, "model", Settings(max_message_bytes=REPLY_BYTES))
+
+
+def row(inputs: Any, *, deadline_s: float | None = None, **asked: Any) -> CallParts:
+    """One call as TorchServe hands it over; ``deadline_s`` is how long the caller waits from now on."""
+    request = wire_requests.encode(build_request("model", inputs, **asked))
+    parts = {"inspect": request.SerializeToString()}
+    return parts if deadline_s is None else {**parts, "deadline": f"{time.time() + deadline_s:.6f}".encode()}
+
+
+def read(reply: bytes) -> ca.InspectResult:
+    """What a reply holds.
+
+    Raises:
+        CutawayError: the failure that it holds.
+    """
+    return wire_results.decode(inspection_pb2.InspectResponse.FromString(decode_worker_reply(reply).response))
+
+
+def ask(asked: Worker, inputs: Mapping[str, Tensor], **what: Any) -> ca.InspectResult:
+    """One call, answered."""
+    (reply,) = asked.answer([row(inputs, **what)])
+    return read(reply)
+
+
+def outcome(reply: bytes) -> ca.InspectResult | ca.CutawayError:
+    """What a reply holds, be it a failure."""
+    try:
+        return read(reply)
+    except ca.CutawayError as failure:
+        return failure

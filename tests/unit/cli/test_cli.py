@@ -1,0 +1,199 @@
+"""The ``cutaway`` command from end to end: packaging, serving, listing what is served and what is in it."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from rich.console import Console
+
+import cutaway as ca
+from cutaway.archive import reader
+from cutaway.cli import model_tables
+from cutaway.gateway import serve
+from cutaway.results import ModelName, ModuleInfo, Provenance
+from tests.support.cli import Pair, Pets, cutaway, said, squeezed, without
+from tests.support.serving import serving
+
+ADAPTER = """
+from torch import nn
+
+from cutaway.adapters import ImageAdapter
+
+
+class Tiny(ImageAdapter):
+    size, mode, argument = (8, 8), "L", "input"
+
+    def build(self) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 2))
+"""
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with serve({"pets": Pets(), "pair": Pair()}) as served:
+        yield served.address
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Path:
+    file = tmp_path / "pet.png"
+    Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8)).save(file)
+    return file
+
+
+def test_lists_models_with_versions(address: str) -> None:
+    """`models` prints every model's name and version."""
+    lines = [line.split() for line in said("models", "--address", address).splitlines()]
+    assert ["pets", "1.0"] in lines
+    assert ["pair", "1.0"] in lines
+
+
+def test_the_address_can_come_from_the_environment(address: str) -> None:
+    """CUTAWAY_ADDRESS stands in for --address."""
+    assert "pets" in said("models", CUTAWAY_ADDRESS=address)
+
+
+def test_layers_says_what_goes_in_and_what_comes_out(address: str) -> None:
+    """`layers` names inputs, outputs, labels and media types; a size that is free is said to be."""
+    text = said("layers", "pets", "--address", address)
+    assert "image: float32[batch, 1, 8, 8]" in text
+    assert "output: float32[batch, 3]" in text
+    assert "cat, dog, owl" in text
+    assert "image/png" in text
+
+
+def test_layers_shows_the_module_tree(address: str) -> None:
+    """Each module comes with its type, its output's shape and its parameters; what the example never calls says so."""
+    text = squeezed(said("layers", "pets", "--address", address))
+    assert "conv = twin Conv2d [1, 4, 6, 6] 40" in text
+    assert "relu ReLU [1, 4, 6, 6], 2 calls 0" in text
+    assert "unused Linear not called 12" in text
+    assert "head Linear [1, 3] 435" in text
+
+
+def test_layers_shows_numbered_modules_that_are_alike_once(address: str) -> None:
+    """They share a row under the glob that finds them all; --all shows each, --depth hides what is deeper."""
+    text = squeezed(said("layers", "pets", "--address", address))
+    assert "feature_blocks.*.0 3 x Conv2d [1, 4, 6, 6] 20" in text
+    assert "feature_blocks.1" not in text
+    with ca.Client(address) as client:
+        found = client.inspect("pets", {"image": np.zeros((1, 1, 8, 8), np.float32)}, captures=["feature_blocks.*.0"])
+    assert len(found.captures) == 3
+    assert "feature_blocks.2.1 Sigmoid" in squeezed(said("layers", "pets", "--all", "--address", address))
+    shallow = said("layers", "pets", "--depth", 1, "--address", address)
+    assert "feature_blocks " in shallow
+    assert "feature_blocks.*" not in shallow
+
+
+def test_layers_shows_operators(address: str) -> None:
+    """--ops lists them by the addresses that find them, in the tree's order, those of modules alike once."""
+    text = squeezed(said("layers", "pets", "--ops", "--address", address))
+    assert ":flatten#0 flatten [1, 144]" in text
+    assert "relu:relu#0 relu [1, 4, 6, 6], 2 calls" in text
+    assert "feature_blocks.*.0:conv2d#0 3 x conv2d [1, 4, 6, 6]" in text
+    assert "feature_blocks.2.0:conv2d#0" in said("layers", "pets", "--ops", "--all", "--address", address)
+    assert "Operators" not in said("layers", "pets", "--address", address)
+    raw = np.zeros((1, 1, 8, 8), np.float32)
+    with ca.Client(address) as client:
+        found = client.inspect("pets", {"image": raw}, captures=[ca.Capture(op="feature_blocks.*.0:conv2d#0")])
+    assert len(found.captures) == 3
+
+
+def test_layers_keeps_names_whole_on_a_narrow_screen(address: str) -> None:
+    """Where full names would not fit, modules are indented under their parents instead of being broken."""
+    lines = said("layers", "pets", "--address", address, columns=66).splitlines()
+    assert any(line.startswith("  *  ") and "3 x Sequential" in line for line in lines)
+    assert max(map(len, lines)) <= 66
+
+
+def test_layers_without_an_example_says_so(address: str) -> None:
+    """A model that came without an example has no shapes, and nothing in it is said to be unused."""
+    text = squeezed(said("layers", "pair", "--address", address))
+    assert "Output shapes are not known" in text
+    assert "not called" not in text
+
+
+def test_piped_output_is_plain_and_fits_the_width(address: str, image: Path, tmp_path: Path) -> None:
+    """No colour codes reach a file or a pipe, and at 80 columns no line is longer."""
+    request = tmp_path / "request.yaml"
+    request.write_text("{target: {top_k: 2}, captures: [{parameter: conv.weight}]}")
+    asked = ["--request", request, "--attribution", "IntegratedGradients", "--edit", "scale:conv,factor=2", "--compare"]
+    asked += ["--capture", "feature_blocks.*.0:conv2d#0,reduce={top_k: 3}"]
+    for command in (["models"], ["layers", "pets", "--ops"], ["inspect", "pets", image, *asked]):
+        text = said(*command, "--address", address)
+        assert "\x1b" not in text
+        assert max(map(len, text.splitlines())) <= 80
+
+
+def test_asking_needs_no_torch(address: str, image: Path) -> None:
+    """`models`, `layers` and `inspect` run where torch and Captum are not installed."""
+    for command in (["models"], ["layers", "pets"], ["inspect", "pets", str(image), "--capture", "conv"]):
+        done = without(("torch", "captum"), [*command, "--address", address])
+        assert done.returncode == 0, done.stderr
+
+
+def test_help_leads_a_newcomer(address: str) -> None:
+    """`--help` names every command and shows first steps; `--version` is the package's."""
+    text = said("--help")
+    assert all(f"\n  {command} " in text for command in ("package", "serve", "models", "layers", "inspect"))
+    assert "cutaway inspect digits seven.png" in text
+    assert said("--version") == f"cutaway {ca.__version__}\n"
+
+
+def test_packages_then_serves_then_answers(tmp_path: Path, image: Path) -> None:
+    """From an adapter's file to an answer, by the commands that each step prints."""
+    (tmp_path / "tiny_pets.py").write_text(ADAPTER)
+    made = said("package", "tiny", "--adapter", f"{tmp_path / 'tiny_pets.py'}:Tiny", "--output", tmp_path)
+    assert f"built {tmp_path / 'tiny-1.0.mar'} (" in made
+    assert f"next: cutaway serve --model-store {tmp_path}\n" in made
+    with serving(tmp_path, tmp_path / "logs", "--embedded") as server:
+        assert server.said == ["serving tiny 1.0", f"ready: {server.address}"]
+        assert "tiny 1.0" in said("inspect", "tiny", image, "--address", server.address)
+        assert server.stop() == 0
+
+
+def test_layers_that_a_token_hides_are_left_out() -> None:
+    """Where the model itself, or a module around another, may not be seen, what may be seen stands by its full name."""
+    modules = tuple(ModuleInfo(name, "Linear", 2) for name in ("block.0.left", "block.0.right", "head"))
+    detail = ca.ModelDetail(ModelName("net", "1.0"), (), (), (), (), modules, Provenance())
+    shown = io.StringIO()
+    Console(width=100, file=shown).print(model_tables.ModuleTable(model_tables.Tree(detail, None, expand=False)))
+    text = squeezed(shown.getvalue())
+    for each in modules:
+        assert f"{each.name} Linear" in text
+
+
+def test_an_input_is_not_drawn_over(address: str, image: Path) -> None:
+    """A picture is not written over the file that was asked about."""
+    before = image.read_bytes()
+    refused = cutaway("inspect", "pets", image, "--plot", image, "--address", address)
+    assert refused.returncode == 2
+    assert "would be overwritten" in refused.stderr
+    assert image.read_bytes() == before
+
+
+def test_package_hands_everything_over(tmp_path: Path) -> None:
+    """Version, options and further files end up in an archive that reads back; an old archive is kept unless forced."""
+    (tmp_path / "tiny_pets.py").write_text(ADAPTER)
+    (tmp_path / "words.txt").write_text("cat")
+    command = ["package", "tiny", "--adapter", f"{tmp_path / 'tiny_pets.py'}:Tiny", "--output", tmp_path]
+    more = ["--version", "2.1", "--option", "a=b=c", "--option", "d=e", "--extra", tmp_path / "words.txt"]
+    said(*command, *more, "--batch-size", 4, "--max-batch-delay", 3, "--workers", 2, "--response-timeout", 9)
+    manifest = reader.read(tmp_path / "tiny-2.1.mar")
+    assert (manifest.version, manifest.options) == ("2.1", {"a": "b=c", "d": "e"})
+    reader.unpack(tmp_path / "tiny-2.1.mar", tmp_path / "unpacked")
+    assert (tmp_path / "unpacked" / "words.txt").read_text() == "cat"
+    config = (tmp_path / "unpacked" / reader.MODEL_CONFIG).read_text().split()
+    assert [config[config.index(f"{key}:") + 1] for key in ("batchSize", "maxBatchDelay", "minWorkers")] == list("432")
+    refused = cutaway(*command, *more)
+    assert refused.returncode == 1
+    assert refused.stderr.startswith("INVALID_VALUE [destination]: ")
+    said(*command, "--version", "2.1", "--force")
+    assert reader.read(tmp_path / "tiny-2.1.mar").options == {}
+    said(*command)  # another version is another archive
+    assert reader.read(tmp_path / "tiny-1.0.mar").version == "1.0"

@@ -1,0 +1,163 @@
+"""The ``cutaway`` command's errors: what is refused, in which words, with which status."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from cutaway import cli
+from cutaway.gateway import serve
+from tests.support.cli import Pair, Pets, cutaway, squeezed, without
+
+RED, BOLD = "\x1b[31m", "\x1b[1m"
+NOBODY = "127.0.0.1:1"
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with serve({"pets": Pets(), "pair": Pair()}) as served:
+        yield served.address
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Path:
+    file = tmp_path / "pet.png"
+    Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8)).save(file)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["layers", "pest"], "MODEL_NOT_FOUND [model]: no model 'pest'; did you mean 'pets'?"),
+        (["inspect", "pets", "IMAGE", "--capture", "cnv"], "MODULE_NOT_FOUND [captures[0].module]: no module"),
+        (["inspect", "pets", "IMAGE", "--target", "7"], "TARGET_RANGE [target.class_index]:"),
+        (["inspect", "pets", "IMAGE", "--capture", "conv:conv2d#1"], "OP_NOT_FOUND [captures[0].op]: no operator"),
+        (["inspect", "pets", "IMAGE", "--request", "REQUEST"], "PARAMETER_NOT_FOUND [captures[0].parameter]: no"),
+        (["inspect", "pets", "IMAGE", "--edit", "zero:cnv"], "MODULE_NOT_FOUND [edits[0].module]: no module"),
+        (["inspect", "pets", "--text", "a cat"], "RAW_UNSUPPORTED [raw.examples[0].media_type]: 'text/plain' is none"),
+        (["inspect", "pets", "BROKEN"], "INVALID_VALUE: "),
+        (["inspect", "pets", "IMAGE", "--save", "nowhere/x.npz"], "INVALID_VALUE [save]: nowhere/x.npz cannot be"),
+        (["inspect", "pets", "IMAGE", "--plot", "nowhere/x.png"], "INVALID_VALUE [plot]: nowhere/x.png cannot be"),
+        (["inspect", "pets", "IMAGE", "--timeout", "0.000001"], "DEADLINE_EXCEEDED: no reply within 1e-06 s"),
+    ],
+)
+def test_an_error_is_one_line(arguments: list[str], message: str, address: str, image: Path, tmp_path: Path) -> None:
+    """What the server or a file refuses is one line with reason, field and message, and status 1."""
+    broken = tmp_path / "broken.npy"
+    broken.write_bytes(b"\x93NUMPY")
+    (tmp_path / "request.yaml").write_text("captures: [{parameter: conv.wei}]")
+    files = {"IMAGE": image, "BROKEN": broken, "REQUEST": tmp_path / "request.yaml"}
+    done = cutaway(*(files.get(word, word) for word in arguments), "--address", address)
+    assert done.returncode == 1
+    assert done.stderr.startswith(message), done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_an_error_is_red_on_a_terminal(address: str) -> None:
+    """Colour is used where somebody looks."""
+    done = cutaway("layers", "pest", "--address", address, FORCE_COLOR="1", TERM="xterm")
+    assert done.stderr.startswith(f"{RED}MODEL_NOT_FOUND")
+    assert BOLD in cutaway("models", "--address", address, FORCE_COLOR="1", TERM="xterm").stdout
+
+
+def test_without_a_server_the_error_says_how_to_start_one() -> None:
+    """Nobody at the address: UNAVAILABLE's reason, the address, and the command that starts a server."""
+    done = cutaway("models", "--address", NOBODY)
+    assert done.returncode == 1
+    assert done.stderr.startswith("SERVER_UNREACHABLE: no server answers (")
+    assert "cutaway serve --model-store DIR" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["IMAGE", "--attribution", "Salienci"], "method: there is no method 'Salienci'; did you mean 'saliency'?"),
+        (["IMAGE", "--attribution", "Zzz"], "method: there is no method 'Zzz'; there are deconvolution, deep_lift,"),
+        (["IMAGE", "--attribution", "Saliency,absolut=true"], "absolut: Saliency has no such field; did you mean"),
+        (["IMAGE", "--attribution", "Saliency,absolute=1"], "absolute: must be true or false, not 1"),
+        (["IMAGE", "--attribution", "Saliency,metrics=[zzz]"], "metrics[0]: there is no metric 'zzz'; there are"),
+        (["IMAGE", "--attribution", "Saliency,inputs=[a"], "inputs: '[a' is not YAML: "),
+        (["IMAGE", "--attribution", "DeepLift,baselines.image=x"], "baselines.image: must be a number, a .npy file"),
+        (["IMAGE", "--attribution", "LayerGradCam"], "layer: LayerGradCam needs this field"),
+        (["IMAGE", "--capture", "conv@outptu"], "at: 'outptu' is not a choice; did you mean 'output'?"),
+        (["IMAGE", "--capture", "conv,cal=0"], "cal: Capture has no such field; did you mean 'call'?"),
+        (["IMAGE", "--edit", "scal:conv,factor=2"], "edit: there is no edit 'scal'; did you mean 'scale'?"),
+        (["IMAGE", "--edit", "scale:conv"], "factor: Scale needs this field"),
+        (["IMAGE", "--edit", "zero:conv@grad"], "at: 'grad' is not a choice; "),
+        (["IMAGE", "--edit", "replace:conv,tensor=no.npy"], "tensor: no.npy cannot be read: No such file or directory"),
+        (["IMAGE", "--compare"], "without an --edit there is nothing to compare"),
+        (["IMAGE", "--target", "cat"], "valid integer"),
+        (["IMAGE", "--explain-if", "0.5"], "'0.5' is not KEY=VALUE"),
+        (["IMAGE", "--explain-if", "probability_at_leest=1"], "did you mean 'probability_at_least'?"),
+        (["IMAGE", "--request", "nowhere.yaml"], "nowhere.yaml cannot be read: No such file or directory"),
+        (["IMAGE", "--request", "REQUEST"], "captures[0].cal: Capture has no such field; did you mean 'call'?"),
+        (["IMAGE", "--request", "DRY", "--plot", "answer.png"], "a dry run has no tensors to draw or save"),
+        (["IMAGE", "--check", "never"], "'same_pass'"),
+        (["IMAGE", "--plot", "answer.txt"], "answer.txt must end with .png, .svg or .pdf"),
+        (["nowhere.png"], "'nowhere.png' does not exist"),
+        ([], "give a file or --text"),
+        (["IMAGE", "ARRAY"], "cannot be mixed"),
+        (["ARRAY", "--name", "image", "--name", "other"], "1 .npy files need as many names, not 2"),
+    ],
+)
+def test_a_mistyped_command_is_refused_before_anybody_is_asked(
+    arguments: list[str], message: str, image: Path, tmp_path: Path
+) -> None:
+    """What the command line can tell by itself is a usage error, with what would be right, and status 2."""
+    array = tmp_path / "array.npy"
+    np.save(array, np.zeros((1, 1, 8, 8), np.float32))
+    (tmp_path / "request.yaml").write_text("captures: [{module: conv, cal: 0}]")
+    (tmp_path / "dry.yaml").write_text("dry_run: true")
+    files = {"IMAGE": image, "ARRAY": array, "REQUEST": tmp_path / "request.yaml", "DRY": tmp_path / "dry.yaml"}
+    given = [str(files.get(word, word)) for word in arguments]
+    done = CliRunner().invoke(cli.app, ["inspect", "pets", *given, "--address", NOBODY])
+    assert done.exit_code == 2
+    assert message in done.output, done.output
+
+
+def test_a_bare_array_for_a_model_with_two_inputs_needs_a_name(address: str, tmp_path: Path) -> None:
+    """The error says which names there are."""
+    np.save(tmp_path / "left.npy", np.zeros((1, 2), np.float32))
+    done = cutaway("inspect", "pair", tmp_path / "left.npy", "--address", address)
+    assert done.returncode == 2
+    assert "pair takes left, right" in squeezed(done.stderr)
+
+
+def test_the_base_install_says_what_is_missing() -> None:
+    """Without typer, rich or yaml, `cutaway` says in one line what to install, and ends with status 2."""
+    for package in ("typer", "rich", "yaml"):
+        done = without((package,), ["models"])
+        assert done.returncode == 2
+        assert done.stderr == "the command line needs: pip install 'cutaway[cli]'\n"
+
+
+def test_a_command_without_its_packages_says_what_is_missing(address: str, image: Path, tmp_path: Path) -> None:
+    """Without torch `serve` names the extra to install, without matplotlib `--plot` does; status 2."""
+    for package in ("torch", "captum", "ts"):  # the gateway loads none of them: its workers would
+        done = without((package,), ["serve", "--model-store", str(tmp_path)])
+        assert done.returncode == 2
+        assert done.stderr == f"{package} is missing; this needs: pip install 'cutaway[server]'\n"
+    done = without(("ts",), ["serve", "--embedded", "--model-store", str(tmp_path)])
+    assert "no .mar archive" in done.stderr  # without TorchServe, models of this process are served
+    plot = ["--plot", str(tmp_path / "x.png")]
+    done = without(("matplotlib",), ["inspect", "pets", str(image), *plot, "--address", address])
+    assert done.returncode == 2
+    assert done.stderr == "matplotlib is missing; this needs: pip install 'cutaway[cli]'\n"
+
+
+def test_serve_refuses_what_cannot_be(tmp_path: Path) -> None:
+    """Workers in one process, a store that is not there and a setting that is no number are refused in words."""
+    done = cutaway("serve", "--model-store", tmp_path, "--embedded", "--workers", 2)
+    assert (done.returncode, "there are no workers" in done.stderr) == (2, True)
+    done = cutaway("serve", "--model-store", tmp_path / "nowhere")
+    assert (done.returncode, "does not exist" in done.stderr) == (2, True)
+    done = cutaway("serve", "--model-store", tmp_path, CUTAWAY_GRACE_S="soon")
+    assert done.returncode == 1
+    assert done.stderr.startswith("INVALID_VALUE [CUTAWAY_GRACE_S]: ")

@@ -1,0 +1,249 @@
+"""``cutaway inspect``: what is typed is asked for, and what comes back is shown, drawn and saved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import cutaway as ca
+from cutaway.cli import files
+from cutaway.gateway import serve
+from cutaway.results import AttributionResult, MetricResult, TokenAttribution
+from tests.support.cli import Pair, Pets, said, squeezed
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with serve({"pets": Pets(), "pair": Pair()}) as served:
+        yield served.address
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Path:
+    file = tmp_path / "pet.png"
+    Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8)).save(file)
+    return file
+
+
+def test_inspect_prints_the_prediction_that_the_client_gets(address: str, image: Path) -> None:
+    """The printed class, label and probability are those of the Python client for the same file."""
+    with ca.Client(address) as client:
+        expected = client.inspect("pets", ca.Raw(image.read_bytes(), "image/png")).classes[0]
+    text = squeezed(said("inspect", "pets", image, "--address", address))
+    assert f"0 {expected.index} {expected.label} {expected.probability:.1%}" in text
+
+
+def test_inspect_prints_all_that_was_asked_for(address: str, image: Path) -> None:
+    """Captures by point and call, gradients, attributions, verdicts, warnings, timings and provenance."""
+    asked = ["--capture", "conv*@output,grad_output", "--capture", "relu", "--capture", "unused", "--input-gradient"]
+    asked += ["--attribution", "integratedgradients,n_steps=16", "--attribution", "LayerGradCam:conv,relu=true"]
+    text = squeezed(said("inspect", "pets", image, image, *asked, "--address", address, columns=200))
+    assert "conv grad_output 0 float32[2, 4, 6, 6]" in text
+    assert "relu output 1 float32[2, 4, 6, 6]" in text
+    assert "image float32[2, 1, 8, 8]" in text
+    assert "IntegratedGradients image [2, 1, 8, 8]" in text
+    assert "LayerGradCam conv [2, 1, 6, 6]" in text
+    assert "AGREES LayerGradCam" in text
+    assert "MODULE_NOT_CALLED unused:" in text
+    assert "Time in ms" in text
+    assert "forward and" in text
+
+
+def test_inspect_explains_the_target_that_is_given(address: str, image: Path) -> None:
+    """--target is one class for all examples, or one for each."""
+    text = squeezed(said("inspect", "pets", image, image, "--target", 2, "--target", 0, "--address", address))
+    with ca.Client(address) as client:
+        raw = ca.Raw(image.read_bytes(), "image/png")
+        expected = client.inspect("pets", [raw, raw], target=[2, 0]).target_values
+    assert expected is not None
+    assert f"% 2 {expected[0]:.3g} 1 " in text
+    assert f"% 0 {expected[1]:.3g} Time" in text
+
+
+def test_inspect_explains_targets_of_all_kinds(address: str, image: Path, tmp_path: Path) -> None:
+    """The value printed for a target in a request file is that of the same target in Python."""
+    vector = np.array([[1.0, -2.0, 0.5]], np.float32)
+    np.save(tmp_path / "vector.npy", vector)
+    targets: dict[str, ca.Target] = {
+        "{multi_index: [[2]]}": ca.MultiIndex(((2,),)),
+        "{cross_entropy: {labels: [2], reduction: mean}}": ca.CrossEntropy((2,), ca.LossReduction.MEAN),
+        "{mean_squared_error: vector.npy}": ca.MeanSquaredError(vector),
+        "{cotangent: vector.npy}": ca.Cotangent(vector),
+        "sum": ca.OutputSum(),
+        "{norm: 1}": ca.OutputNorm(1),
+        "{neuron: {module: conv, index: [3, 1, 1]}}": ca.Neuron("conv", (3, 1, 1)),
+    }
+    file = tmp_path / "request.yaml"
+    with ca.Client(address) as client:
+        for words, target in targets.items():
+            expected = client.inspect("pets", ca.Raw(image.read_bytes(), "image/png"), target=target).target_values
+            assert expected is not None
+            file.write_text(f"target: {words}")
+            text = squeezed(said("inspect", "pets", image, "--request", file, "--address", address))
+            assert f"% {expected[0]:.3g} Time" in text, words
+
+
+def test_inspect_explains_the_largest_classes(address: str, image: Path, tmp_path: Path) -> None:
+    """A top-k target has a row for each class, and each explanation says of which class it is."""
+    file = tmp_path / "request.yaml"
+    file.write_text("{target: {top_k: 2}, captures: [{parameter: conv.weight, reduce: {norm: 1}}]}")
+    options = ["--request", file, "--input-gradient", "--attribution", "Saliency"]
+    text = squeezed(said("inspect", "pets", image, *options, "--address", address, columns=120))
+    with ca.Client(address) as client:
+        found = client.inspect("pets", ca.Raw(image.read_bytes(), "image/png"), target=ca.TopK(2))
+    assert found.targets is not None
+    assert found.target_values is not None
+    for number, value in zip(found.targets[0], found.target_values[0]):
+        assert f" 0 {number} {value:.3g} " in text
+        assert f"Saliency image [1, 1, 8, 8] {number} " in text
+    assert "image float32[1, 2, 1, 8, 8]" in text
+    assert "conv.weight float32[2, 4, 3, 3]" in text  # of each class, without the axis of the one input channel
+
+
+def test_inspect_reads_arrays(address: str, tmp_path: Path) -> None:
+    """A .npy goes to the model's one input or to the one named, a .npz to those that it names."""
+    array = np.random.default_rng(0).random((2, 1, 8, 8), np.float32)
+    np.save(tmp_path / "one.npy", array)
+    np.savez(tmp_path / "named.npz", image=array)
+    answers = {
+        squeezed(said("inspect", "pets", tmp_path / file, *named, "--address", address)).partition("Time")[0]
+        for file, *named in (["one.npy"], ["one.npy", "--name", "image"], ["named.npz"])
+    }
+    assert len(answers) == 1
+
+
+def test_inspect_shows_outputs_of_a_model_without_classes(address: str, tmp_path: Path) -> None:
+    """Each output is shown by name, shape and first values: integers whole, names as they are."""
+    np.save(tmp_path / "left.npy", np.full((1, 2), 0.25, np.float32))
+    np.savez(tmp_path / "right.npz", right=np.ones((1, 2), np.float32))
+    files = [tmp_path / "left.npy", tmp_path / "right.npz"]
+    text = squeezed(said("inspect", "pair", *files, "--name", "left", "--address", address))
+    assert "sum[0] float32[1, 2] 1.25 1.25" in text
+    assert "ids int64[1, 2] 123456 123456" in text
+
+
+def test_inspect_edits_and_compares(address: str, image: Path, tmp_path: Path) -> None:
+    """Typed edits do what those of Python do, in their order; --compare shows both predictions."""
+    np.save(tmp_path / "addend.npy", np.array([0.0, 0.0, 9.0], np.float32))
+    typed = ["zero:conv", f"add:head,addend={tmp_path / 'addend.npy'},rows=[1]", "scale:relu:relu#0,factor=0.5,call=1"]
+    edits = [
+        ca.Zero("conv"),
+        ca.Add("head", addend=np.array([0.0, 0.0, 9.0], np.float32), rows=(1,)),
+        ca.Scale(op="relu:relu#0", factor=0.5, call=1),
+    ]
+    raw = ca.Raw(image.read_bytes(), "image/png")
+    with ca.Client(address) as client:
+        found = client.inspect("pets", [raw, raw], edits=edits, compare=True)
+    words = [word for edit in typed for word in ("--edit", edit)]
+    text = squeezed(said("inspect", "pets", image, image, *words, "--compare", "--address", address))
+    assert found.classes[1].label == "owl" != found.unedited_classes[1].label
+    for before, after in zip(found.unedited_classes, found.classes):
+        assert f"{before.probability:.1%} -> {after.probability:.1%}" in text
+    assert f"{found.unedited_classes[1].label} -> owl" in text
+
+
+def test_inspect_captures_operators_and_parts(address: str, image: Path) -> None:
+    """An operator's address is captured like a module's name; options cut and reduce what comes back."""
+    captures = ["relu:relu#0@output,grad_output,call=1", "**:conv2d#0,reduce={mean: [2, 3]}"]
+    captures += ["head,reduce={top_k: 2}", "conv,slices=[{axis: 1, start: 0, stop: 2}]"]
+    words = [word for capture in captures for word in ("--capture", capture)]
+    text = squeezed(said("inspect", "pets", image, image, *words, "--address", address, columns=120))
+    assert "relu:relu#0 grad_output float32[2, 4, 6, 6]" in text
+    assert "feature_blocks.1.0:conv2d#0 output float32[2, 4]" in text
+    assert "head output float32[2, 2]" in text
+    assert "conv output float32[2, 2, 6, 6]" in text
+
+
+def test_inspect_leaves_predictions_out(address: str, image: Path, tmp_path: Path) -> None:
+    """--no-predictions answers, draws and saves all else."""
+    picture, file = tmp_path / "answer.png", tmp_path / "answer.npz"
+    words = ["--no-predictions", "--capture", "conv,call=0", "--plot", picture, "--save", file]
+    text = squeezed(said("inspect", "pets", image, image, *words, "--address", address))
+    assert "Prediction" not in text
+    assert "conv output float32[2, 4, 6, 6]" in text
+    with Image.open(picture) as drawn:
+        assert drawn.format == "PNG"
+    with np.load(file) as saved:
+        assert saved.files == ["captures/conv/output"]
+
+
+def test_inspect_saves_what_is_edited_cut_and_reduced(address: str, image: Path, tmp_path: Path) -> None:
+    """Both predictions, positions of the largest elements, and gradients at parameters have keys of their own."""
+    file, request = tmp_path / "answer.npz", tmp_path / "request.yaml"
+    request.write_text("captures: [{parameter: conv.weight}]")
+    words = ["--edit", "scale:conv,factor=2", "--compare", "--capture", "head,reduce={top_k: 2}", "--request", request]
+    said("inspect", "pets", image, *words, "--save", file, "--plot", tmp_path / "answer.png", "--address", address)
+    with ca.Client(address) as client:
+        found = client.inspect(
+            "pets",
+            ca.Raw(image.read_bytes(), "image/png"),
+            captures=[ca.Capture("head", reduce=ca.TopElements(2)), ca.Capture(parameter="conv.weight")],
+            edits=[ca.Scale("conv", factor=2)],
+            compare=True,
+        )
+    expected = {
+        "predictions/output": found.predictions["output"],
+        "unedited/output": found.unedited["output"],
+        "unedited_classes/index": np.array([found.unedited_classes[0].index]),
+        "captures/head/output": found.captures["head"].output,
+        "captures/head/output/positions": found.captures["head"].calls[0].positions[ca.Point.OUTPUT][""],
+        "parameter_gradients/conv.weight": found.parameter_gradients["conv.weight"],
+    }
+    with np.load(file) as saved:
+        for key, array in expected.items():
+            np.testing.assert_array_equal(saved[key], array, key)
+
+
+def test_inspect_saves_every_tensor(address: str, image: Path, tmp_path: Path) -> None:
+    """--save writes what came back, bit for bit, under keys that a person can read."""
+    file = tmp_path / "answer.npz"
+    text = said(
+        *("inspect", "pets", image, "--capture", "relu", "--capture", "**.0", "--input-gradient"),
+        *("--attribution", "Saliency", "--save", file, "--address", address),
+    )
+    with ca.Client(address) as client:
+        expected = client.inspect(
+            "pets",
+            ca.Raw(image.read_bytes(), "image/png"),
+            captures=["relu"],
+            input_gradients=True,
+            attributions=[ca.Saliency()],
+        )
+    with np.load(file) as saved:
+        assert f"saved {len(saved.files)} tensors to {file}" in text.replace("\n", "")
+        np.testing.assert_array_equal(saved["predictions/output"], expected.predictions["output"])
+        np.testing.assert_array_equal(saved["captures/relu[1]/output"], expected.captures["relu"].calls[1].output)
+        np.testing.assert_array_equal(saved["input_gradients/image"], expected.input_gradients["image"])
+        np.testing.assert_array_equal(
+            saved["attributions/0-Saliency/values/image"], expected.attributions[0].values["image"]
+        )
+        assert saved["captures/feature_blocks.0.0/output"].shape == (1, 4, 6, 6)
+
+
+def test_inspect_draws(address: str, image: Path, tmp_path: Path) -> None:
+    """--plot leaves a picture."""
+    file = tmp_path / "answer.png"
+    said("inspect", "pets", image, "--attribution", "Saliency", "--plot", file, "--address", address)
+    with Image.open(file) as picture:
+        assert picture.format == "PNG"
+
+
+def test_tokens_and_metrics_are_saved_too(tmp_path: Path) -> None:
+    """Ids and sums of tokens, and each metric by its place in the question: two of a kind do not hide each other."""
+    judged = tuple(MetricResult("infidelity", np.array([float(number)])) for number in range(2))
+    tokens = TokenAttribution("ids", np.array([[1, 2]]), np.array([[0.5, -0.5]]), (("a", "b"),))
+    answer = AttributionResult("LayerActivation", "words", {}, tokens=tokens, metrics=judged)
+    file = tmp_path / "answer.npz"
+    assert files.save(ca.InspectResult({}, attributions=(answer,)), file) == 4
+    with np.load(file) as saved:
+        found = {key.removeprefix("attributions/0-LayerActivation/"): saved[key].tolist() for key in saved.files}
+    assert found == {
+        "tokens/ids": [[1, 2]],
+        "tokens/values": [[0.5, -0.5]],
+        "metrics/0-infidelity": [0.0],
+        "metrics/1-infidelity": [1.0],
+    }

@@ -1,0 +1,253 @@
+"""Tables of results and of models, made by hand: nothing is left out, nothing needs a prediction to be there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console, RenderableType
+
+import cutaway as ca
+from cutaway import tables
+from cutaway.cli import model_tables
+from cutaway.results import (
+    ClassPrediction,
+    MetricResult,
+    ModelDetail,
+    ModelName,
+    ModuleInfo,
+    OperatorInfo,
+    Provenance,
+    TokenAttribution,
+)
+from tests.support.cli import squeezed
+
+LOGITS = np.array([[0.25, 1.5], [2.0, -1.0]], np.float32)
+
+
+def printed(*blocks: RenderableType, width: int = 120) -> str:
+    console = Console(width=width, color_system=None)
+    with console.capture() as captured:
+        for block in blocks:
+            console.print(block)
+    return captured.get()
+
+
+def text(*blocks: RenderableType) -> str:
+    return squeezed(printed(*blocks).replace("─", ""))
+
+
+def test_numbers_that_are_none_stand_out() -> None:
+    """Not-a-number and infinity are shown as such, and in red."""
+    console = Console(width=80, force_terminal=True, color_system="standard")
+    result = ca.InspectResult({}, input_gradients={"[bold]x": np.array([np.nan, 1.0], np.float32)})
+    with console.capture() as captured:
+        console.print(tables.gradient_table(result))
+    assert "\x1b[1;31m" in captured.get()
+    assert "[bold]x" in captured.get()
+
+
+def test_the_unedited_prediction_stands_beside_the_edited_one() -> None:
+    """Class and label show an arrow where they changed; the probability always does."""
+    result = ca.InspectResult(
+        {"logits": LOGITS},
+        classes=(ClassPrediction(1, "dog", 0.25), ClassPrediction(0, "cat", 0.75)),
+        unedited={"logits": -LOGITS},
+        unedited_classes=(ClassPrediction(0, "cat", 0.5), ClassPrediction(0, "cat", 0.7)),
+    )
+    shown = text(tables.prediction_table(result))
+    assert "0 0 -> 1 cat -> dog 50.0% -> 25.0%" in shown
+    assert "1 0 cat 70.0% -> 75.0%" in shown
+
+
+def test_unedited_outputs_stand_beside_edited_ones() -> None:
+    """Without classes the first values of both are shown; with predictions left out, the unedited ones alone."""
+    both = ca.InspectResult({"embedding": LOGITS}, unedited={"embedding": -LOGITS})
+    assert "embedding float32[2, 2] 0.25 1.5 2 -1 -0.25 -1.5 -2 1" in text(tables.prediction_table(both))
+    alone = text(tables.prediction_table(ca.InspectResult({}, unedited={"embedding": LOGITS})))
+    assert "output tensor unedited" in alone
+    assert "embedding float32[2, 2] 0.25 1.5 2 -1" in alone
+
+
+def test_targets_stand_beside_classes() -> None:
+    """One class an example needs no table of its own; a target that is no class shows its value alone."""
+    classes = (ClassPrediction(1, "", 0.5), ClassPrediction(0, "", 0.75))
+    values = np.array([1.5, 2.0])
+    one = ca.InspectResult({"logits": LOGITS}, classes=classes, targets=np.array([1, 0]), target_values=values)
+    shown = text(*tables.result_tables(one))
+    assert "0 1 50.0% 1 1.5" in shown
+    assert "Targets" not in shown
+    norm = ca.InspectResult({"logits": LOGITS}, classes=classes, target_values=values)
+    assert "probability target's value" in text(tables.prediction_table(norm))
+
+
+def test_several_targets_an_example_have_a_row_each() -> None:
+    """So do those of a model without classes, and those of an answer without predictions; long lists are counted."""
+    several = ca.InspectResult(
+        {"logits": LOGITS},
+        classes=(ClassPrediction(1, "", 0.5), ClassPrediction(0, "", 0.75)),
+        targets=np.array([[1, 0], [0, 1]]),
+        target_values=np.array([[1.5, 0.25], [2.0, -1.0]]),
+    )
+    shown = text(*tables.result_tables(several))
+    assert "target's value" not in shown
+    assert "0 1 1.5 0 0 0.25 1 0 2 1 1 -1" in shown
+    alone = text(*tables.result_tables(ca.InspectResult({}, target_values=np.array([1.5, 2.0]))))
+    assert "Targets example value" in alone
+    assert "0 1.5 1 2" in alone
+    many = ca.InspectResult({}, targets=np.zeros((7, 3), np.int64), target_values=np.zeros((7, 3)))
+    assert "and 1 more" in text(tables.target_table(many))
+
+
+def test_captures_say_where_the_largest_elements_were() -> None:
+    """Positions stand beside what was reduced to its largest elements, and beside nothing else."""
+    top = ca.CapturedCall({ca.Point.OUTPUT: {"": LOGITS}}, {ca.Point.OUTPUT: {"": np.array([[7, 3], [300, 12]])}})
+    whole = ca.CapturedCall({ca.Point.OUTPUT: {"[0]": LOGITS}})
+    seen = {"fc": ca.ModuleCapture((top,)), "layer3.1:relu#0": ca.ModuleCapture((whole,))}
+    shown = text(tables.capture_table(ca.InspectResult({}, captures=seen)))
+    assert "fc output float32[2, 2] 7 3 300 12 -1 0.688 2" in shown
+    assert "layer3.1:relu#0 output[0] float32[2, 2] -1 0.688 2" in shown
+    assert "positions" not in text(
+        tables.capture_table(ca.InspectResult({}, captures={"fc": ca.ModuleCapture((whole,))}))
+    )
+
+
+def test_parameter_gradients_have_a_table() -> None:
+    """By the parameter's name, with shape and range."""
+    shown = text(*tables.result_tables(ca.InspectResult({}, parameter_gradients={"fc.weight": LOGITS})))
+    assert "Parameter gradients" in shown
+    assert "fc.weight float32[2, 2] -1 0.688 2" in shown
+
+
+def test_attributions_of_several_targets_are_told_apart() -> None:
+    """What is explained for several classes says for which; what is explained once needs no such column."""
+    answers = [ca.AttributionResult("Saliency", "", {"x": LOGITS}, targets=np.array(row)) for row in ([1, 0], [0, 1])]
+    shown = text(tables.attribution_table(ca.InspectResult({}, attributions=tuple(answers))))
+    assert "Saliency x [2, 2] 1 0 -1 2" in shown
+    assert "Saliency x [2, 2] 0 1 -1 2" in shown
+    assert "class" not in text(tables.attribution_table(ca.InspectResult({}, attributions=(answers[0],))))
+
+
+def explained(**fields: Any) -> ca.InspectResult:
+    """An answer with one explanation of a layer, of which ``fields`` are known."""
+    return ca.InspectResult({}, attributions=(ca.AttributionResult("LayerLRP", "fc[0]", {"fc[0]": LOGITS}, **fields),))
+
+
+def check(verdict: ca.Verdict, reason: str = "", cause: ca.Cause | None = None) -> ca.Check:
+    return ca.Check("this with that", ca.CheckMode.SAME_PASS, 0.5, 0.5, 0.9, 1e-4, verdict, reason, cause)
+
+
+def test_a_check_says_its_cause_beside_the_reason() -> None:
+    """The word that programs branch on stands before the reason; where the two agree there is neither."""
+    shown = text(
+        tables.attribution_table(
+            explained(
+                checks=(
+                    check(ca.Verdict.INCONCLUSIVE, "take more steps", ca.Cause.TOO_FEW_STEPS),
+                    check(ca.Verdict.DISAGREES, "", ca.Cause.UNKNOWN),
+                    check(ca.Verdict.DISAGREES, "no idea"),
+                    check(ca.Verdict.AGREES),
+                )
+            )
+        )
+    )
+    assert "this with that TOO_FEW_STEPS: take more steps DISAGREES" in shown
+    assert "this with that UNKNOWN DISAGREES" in shown
+    assert "this with that no idea AGREES" in shown
+    assert shown.endswith("this with that")
+
+
+def test_steps_are_shown_where_any_were_taken() -> None:
+    """How many a path took stands beside its delta; a method without a path leaves the place empty, and where there is
+    no path at all there is no such column."""
+    path = ca.AttributionResult("IntegratedGradients", "", {"x": LOGITS}, np.array([0.0, -0.25]), n_steps=200)
+    plain = ca.AttributionResult("Saliency", "", {"x": LOGITS})
+    both = text(tables.attribution_table(ca.InspectResult({}, attributions=(path, plain))))
+    assert "max delta steps" in both
+    assert "IntegratedGradients x [2, 2] -1 2 0.25 200 Saliency x [2, 2] -1 2" in both
+    assert both.endswith("-1 2")
+    assert "steps" not in text(tables.attribution_table(ca.InspectResult({}, attributions=(plain,))))
+
+
+def test_metrics_have_a_table() -> None:
+    """A metric a row, in order, with a number for each of the first examples; without metrics there is no table."""
+    metrics = (MetricResult("infidelity", np.array([0.5, np.nan])), MetricResult("sensitivity_max", np.ones(6)))
+    shown = text(tables.attribution_table(explained(metrics=metrics)))
+    assert "Metrics metric method of by example" in shown
+    assert "infidelity LayerLRP fc[0] 0.5 nan sensitivity_max LayerLRP fc[0] 1 1 1 1 ..." in shown
+    assert "Metrics" not in text(tables.attribution_table(explained()))
+
+
+def test_tokens_stand_beside_what_they_add() -> None:
+    """An example a table; a token is its text on one line, or its id where the text is not known."""
+    values = np.array([[0.5, -1.25], [0.0, np.nan]], np.float32)
+    tokens = TokenAttribution("ids", np.array([[101, 7], [102, 8]]), values, (("[CLS]", "a\nb"), ("é",)))
+    shown = text(*tables.result_tables(explained(tokens=tokens, targets=np.array([3, 1]))))
+    assert "Tokens of example 0: LayerLRP at fc[0], class 3 position token value 0 [CLS] 0.5 1 a\\nb -1.25" in shown
+    assert "Tokens of example 1: LayerLRP at fc[0], class 1 position token value 0 é 0 1 8 nan" in shown
+    assert "Tokens" not in text(*tables.result_tables(explained()))
+    unknown = TokenAttribution("", tokens.ids, values)
+    assert "LayerLRP at fc[0] position token value 0 101 0.5 1 7 -1.25" in text(
+        tables.attribution_table(explained(tokens=unknown))
+    )
+
+
+def test_of_many_tokens_those_that_add_most_are_shown() -> None:
+    """By magnitude, in the text's order; the rest is counted, tokens and examples alike."""
+    values = np.tile(np.concatenate([np.full(30, 0.125), [-9.0], np.full(18, 2.0), [np.nan]]), (23, 1))
+    tokens = TokenAttribution("ids", np.arange(23 * 50).reshape(23, 50), values)
+    shown = text(tables.attribution_table(explained(tokens=tokens)))
+    first, second, *_ = shown.split("Tokens of example")[1:]
+    assert first.startswith(" 0: LayerLRP at fc[0] position token value 30 30 -9 31 31 2 ")
+    assert first.endswith(" 48 48 2 49 49 nan and 30 smaller ones ")
+    assert second.startswith(" 1: LayerLRP at fc[0] position token value 30 80 -9 ")
+    assert shown.count("Tokens of example") == 20
+    assert shown.endswith("and 30 smaller ones and the tokens of 3 more examples")
+
+
+@pytest.mark.parametrize("result", [ca.InspectResult({}), ca.InspectResult({}, captures={"fc": ca.ModuleCapture(())})])
+def test_an_answer_without_predictions_is_shown(result: ca.InspectResult) -> None:
+    """What was left out has no table."""
+    assert "Prediction" not in text(*tables.result_tables(result))
+
+
+# Models
+
+
+def detail(*operators: OperatorInfo, calls: int = 1) -> ModelDetail:
+    """A model with two blocks that are alike as modules."""
+    kinds = {"": "Net", "blocks": "Sequential", "blocks.0": "Block", "blocks.1": "Block"}
+    modules = tuple(ModuleInfo(name, kind, 0, ((1, 4),), calls) for name, kind in kinds.items())
+    return ModelDetail(ModelName("net", "1.0"), (), (), (), (), modules, Provenance(), operators)
+
+
+def operator(address: str, calls: int = 1) -> OperatorInfo:
+    return OperatorInfo(address, ((1, 4),), calls)
+
+
+def test_operators_stand_in_the_order_of_the_tree() -> None:
+    """Each under the module that runs it; those of modules that are alike share a row, under a glob that finds them."""
+    model = detail(operator("blocks.0:relu#0", 2), operator("blocks.1:relu#0", 2), operator(":__getitem__#1"))
+    shown = printed(model_tables.OperatorTable(model_tables.Tree(model, None, expand=False))).splitlines()
+    assert [line.split("  ")[0] for line in shown[3:5]] == [":__getitem__#1", "blocks.*:relu#0"]
+    assert "2 x relu" in shown[4]
+    assert "[1, 4], 2 calls" in shown[4]
+    assert shown[5] == "3 operators, 2 shown."
+    expanded = text(model_tables.OperatorTable(model_tables.Tree(model, None, expand=True)))
+    assert "blocks.0:relu#0 relu" in expanded
+    assert "blocks.1:relu#0 relu" in expanded
+    assert "blocks" not in text(model_tables.OperatorTable(model_tables.Tree(model, 0, expand=False)))
+
+
+def test_modules_with_other_operators_are_not_alike() -> None:
+    """Nothing hides behind a glob that would not find it."""
+    model = detail(operator("blocks.0:relu#0"), operator("blocks.1:gelu#0"))
+    tree = model_tables.Tree(model, None, expand=False)
+    assert "blocks.*" not in text(model_tables.ModuleTable(tree), model_tables.OperatorTable(tree))
+
+
+def test_operators_of_a_model_without_an_example_are_not_known() -> None:
+    """Which is said, in place of an empty table."""
+    shown = text(model_tables.OperatorTable(model_tables.Tree(detail(calls=0), None, expand=False)))
+    assert shown == "Operators are not known: the model has no example input."

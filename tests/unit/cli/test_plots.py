@@ -1,0 +1,291 @@
+"""Pictures of results: all that came back is in them, and can be read."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from itertools import combinations
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.transforms import Bbox
+from PIL import Image
+
+import cutaway as ca
+from cutaway import plots
+from cutaway.results import ClassPrediction, Provenance
+from cutaway.schema.tensors import Array
+
+LONG = "model.encoder.stages.11.blocks.17.attention.output.projection"
+
+
+def numbers(*shape: int, seed: int = 0) -> Array:
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def check(verdict: ca.Verdict) -> ca.Check:
+    return ca.Check("Captum with raw hooks", ca.CheckMode.SAME_PASS, 0.0, 0.0, 1.0, 1e-4, verdict)
+
+
+def attribution(method: str, name: str, values: Array, *verdicts: ca.Verdict, layer: str = "") -> ca.AttributionResult:
+    return ca.AttributionResult(method, layer, {name: values}, checks=tuple(map(check, verdicts)))
+
+
+def capture(**points: Array) -> ca.ModuleCapture:
+    return ca.ModuleCapture((ca.CapturedCall({ca.Point(point): {"": array} for point, array in points.items()}),))
+
+
+def result_of_image_model(side: int = 8, channels: int = 1, classes: int = 10) -> ca.InspectResult:
+    """What an image model answers about a batch of two."""
+    image = numbers(2, channels, side, side)
+    return ca.InspectResult(
+        {"logits": numbers(2, classes) - 5},
+        classes=(ClassPrediction(0, "zero", 0.25), ClassPrediction(classes - 1, "the last of all classes" * 9, 0.75)),
+        targets=np.array([0, classes - 1]),
+        target_values=np.array([1.5, -2.5]),
+        captures={
+            "conv1": capture(output=numbers(2, 32, side, side), grad_output=numbers(2, 32, side, side)),
+            LONG: capture(input=numbers(2, 512)),
+        },
+        input_gradients={"image": 1e-7 * image},
+        attributions=(
+            attribution("Saliency", "image", abs(image), ca.Verdict.AGREES),
+            attribution("IntegratedGradients", "image", 1e5 * image, ca.Verdict.AGREES, ca.Verdict.DISAGREES),
+            attribution("LayerActivation", "conv1", numbers(2, 16, side, side), ca.Verdict.INCONCLUSIVE, layer="conv1"),
+            attribution("LayerGradCam", LONG, numbers(2, 1, side, side), ca.Verdict.NOT_APPLICABLE, layer=LONG),
+        ),
+        provenance=Provenance(model="net", version="2.0", weights_sha256="0123456789abcdef"),
+    )
+
+
+def result_of_text_model(tokens: int = 11) -> ca.InspectResult:
+    """What a sentence encoder answers about a batch of two: no classes, tables of tokens and features."""
+    return ca.InspectResult(
+        {"embedding": numbers(2, 384)},
+        captures={
+            LONG: capture(output=numbers(2, tokens, 384)),
+            "attention": capture(output=numbers(2, 12, tokens, tokens)),
+        },
+        attributions=(
+            attribution("LayerGradientXActivation", "embeddings", numbers(2, tokens, 384), layer="embeddings"),
+            attribution("LayerGradCam", "embeddings", numbers(2, 1, 384), layer="embeddings"),
+        ),
+    )
+
+
+def result_of_several_targets() -> ca.InspectResult:
+    """What an image model answers about the four largest classes of each of two examples."""
+    image = numbers(2, 3, 1, 8, 8)
+    return ca.InspectResult(
+        {"logits": numbers(2, 10)},
+        classes=(ClassPrediction(7, "", 0.5), ClassPrediction(1, "", 0.5)),
+        targets=np.array([[7, 3, 2, 5], [1, 4, 6, 9]]),
+        target_values=np.array([[1.5, 0.25, 0.125, 0.0], [4.0, 3.0, 2.0, 1.0]]),
+        captures={"conv": capture(grad_output=numbers(2, 4, 3, 6, 6)), "top": capture(output=numbers(2, 3))},
+        input_gradients={"image": numbers(2, 4, 3, 8, 8)},
+        attributions=tuple(
+            ca.AttributionResult("Saliency", "", {"image": image[:, 0]}, targets=np.array(row))
+            for row in ([7, 1], [3, 4])
+        ),
+    )
+
+
+def result_of_edited_model() -> ca.InspectResult:
+    """What an image model answers with edits and without."""
+    return ca.InspectResult(
+        {"logits": numbers(2, 3)},
+        classes=(ClassPrediction(0, "cat", 0.25), ClassPrediction(1, "dog", 0.5)),
+        unedited={"logits": numbers(2, 3, seed=1)},
+        unedited_classes=(ClassPrediction(2, "owl", 0.75), ClassPrediction(2, "owl", 0.9)),
+    )
+
+
+def written(figure: Figure) -> str:
+    return "\n".join(text.get_text() for text in figure.texts)
+
+
+def extents(figure: Figure) -> list[tuple[str, Bbox]]:
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    return [(text.get_text(), text.get_window_extent(renderer)) for text in figure.texts]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *("Saliency", "IntegratedGradients", "LayerActivation", "LayerGradCam"),
+        *("image · [1, 8, 8]", "conv1 · [16, 8, 8]"),
+        *("input · [1, 8, 8]", "logits", "prediction · [10]"),
+        *("Gradient", "output · [32, 8, 8]", "grad_output · [32, 8, 8]", "input · [512]"),
+        *("net 2.0", "zero  (25.0%)", "explained: class 0, value 1.5", "example 1 of 2", "weights 01234567"),
+    ],
+)
+def test_everything_that_came_back_has_a_panel(words: str) -> None:
+    """Each thing that was asked for is in the picture, under its name and with its shape."""
+    result = result_of_image_model()
+    assert words in written(plots.figure(result, {"image": numbers(2, 1, 8, 8)}))
+
+
+def test_verdicts_stand_beside_what_they_are_about() -> None:
+    """An attribution shows the worst of its verdicts; one that was not checked shows none."""
+    marks = [line for line in written(plots.figure(result_of_image_model())).splitlines() if line[0] in "✓✗?–"]
+    assert marks == ["✓ agrees", "✗ disagrees", "? inconclusive", "– no check"]
+    assert not any(mark in written(plots.figure(result_of_text_model())) for mark in "✓✗?–")
+
+
+def test_tables_are_summarised() -> None:
+    """Of an attribution [tokens, features] each token's sum is shown, of an activation each token's norm."""
+    figure = plots.figure(result_of_text_model())
+    assert [axes.get_xlabel() for axes in figure.axes if axes.get_xlabel()] == ["sum", "norm"]
+
+
+def test_any_row_can_be_shown() -> None:
+    """The picture is of the row that was asked for, and a row that is not there is refused."""
+    result = result_of_image_model()
+    assert "(75.0%)" in written(plots.figure(result, row=1))
+    with pytest.raises(ca.InvalidArgument, match="rows 0 to 1, not 2") as refused:
+        plots.figure(result, row=2)
+    assert refused.value.reason == ca.Reason.INVALID_VALUE
+
+
+def test_several_targets_have_a_panel_each() -> None:
+    """Gradients and attributions of a top-k target are drawn class by class, and the header names the first classes."""
+    text = written(plots.figure(result_of_several_targets(), row=1))
+    assert "explained: class 1 4 6 …, value 4 3 2 …" in text
+    assert all(f"image · class {number} · [3, 8, 8]" in text for number in (1, 4, 6, 9))
+    assert all(f"image · class {number} · [1, 8, 8]" in text for number in (1, 4))
+    assert "grad_output · [4, 3, 6, 6]" in text
+
+
+def test_a_target_that_is_no_class_has_a_value() -> None:
+    """The header says what was explained, as far as there is something to say."""
+    result = ca.InspectResult({"embedding": numbers(2, 4)}, target_values=np.array([1.5, 2.5]))
+    assert "explained: value 2.5" in written(plots.figure(result, row=1))
+    assert "explained" not in written(plots.figure(ca.InspectResult({"embedding": numbers(2, 4)})))
+
+
+def test_the_unedited_prediction_stands_beside_the_edited_one() -> None:
+    """Both are drawn, each with its own class."""
+    figure = plots.figure(result_of_edited_model(), {"image": numbers(2, 1, 8, 8)})
+    assert "prediction · [3]" in written(figure)
+    assert "unedited · [3]" in written(figure)
+    pointed_out = [text.get_text() for axes in figure.axes for text in axes.texts]
+    assert pointed_out == ["cat · 25.0%", "owl · 75.0%"]
+
+
+def test_gradients_at_parameters_are_of_all_examples() -> None:
+    """A parameter's gradient is drawn whole, also where its first axis is as long as the batch."""
+    result = ca.InspectResult({"logits": numbers(2, 3)}, parameter_gradients={"fc.weight": numbers(2, 5)})
+    assert "gradient · [2, 5]" in written(plots.figure(result, row=1))
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        ca.InspectResult({}),
+        ca.InspectResult({}, parameter_gradients={"fc.bias": numbers(3)}),
+        ca.InspectResult({}, captures={"fc": ca.ModuleCapture(())}),
+    ],
+)
+def test_an_answer_about_no_example_is_drawn(result: ca.InspectResult) -> None:
+    """Where nothing says how long the batch is, there is one row to be drawn."""
+    assert "example 1 of 1" in written(plots.figure(result))
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        ca.InspectResult({}, captures={"fc": capture(output=numbers(2), grad_output=numbers(2, 3))}),
+        ca.InspectResult({}, input_gradients={"image": numbers(2, 1, 8, 8)}),
+        ca.InspectResult({}, attributions=(attribution("Saliency", "image", numbers(2, 8, 8)),)),
+        ca.InspectResult({}, target_values=np.array([1.0, 2.0])),
+        ca.InspectResult({}, unedited={"logits": numbers(2, 3)}),
+    ],
+)
+def test_predictions_may_be_left_out(result: ca.InspectResult) -> None:
+    """Whatever else came back says how long the batch is, and is drawn."""
+    assert "example 2 of 2" in written(plots.figure(result, {"image": numbers(2, 1, 8, 8)}, row=1))
+    with pytest.raises(ca.InvalidArgument, match="rows 0 to 1, not 2"):
+        plots.figure(result, row=2)
+
+
+def test_what_cannot_be_drawn_harms_nothing() -> None:
+    """NaN, infinities, empty and scalar tensors, other first axes, several calls: a picture all the same."""
+    calls = tuple(
+        ca.CapturedCall({ca.Point.OUTPUT: {"[0]": array, ".state": array}})
+        for array in (
+            np.full((2, 3, 4), np.nan),
+            np.array([np.inf, 1.0]),
+            np.zeros((2, 0, 4)),
+            numbers(7, 2, 3, 4, 5),
+            np.ones((2, 4, 4), bool),
+        )
+    )
+    figure = plots.figure(ca.InspectResult({"output": numbers(2, 3)}, captures={"$x_{1": ca.ModuleCapture(calls)}))
+    figure.savefig(Path("/dev/null"), format="png")
+    assert "$x_{1, call 4" in written(figure)
+    assert "output.state · [7, 2, 3, 4, 5]" in written(figure)
+
+
+def test_a_picture_has_an_end() -> None:
+    """Of very many captures the first are shown, and the heading says so."""
+    captures = {f"layer{index}": capture(output=numbers(1, 4)) for index in range(40)}
+    figure = plots.figure(ca.InspectResult({"output": numbers(1, 3)}, captures=captures))
+    assert "Captured: the first 24 of 40" in written(figure)
+    assert "layer23" in written(figure)
+    assert "layer24" not in written(figure)
+
+
+@pytest.mark.parametrize(
+    ("result", "image"),
+    [
+        (result_of_image_model(), numbers(2, 1, 8, 8)),
+        (result_of_image_model(side=64, channels=3, classes=1000), numbers(2, 3, 64, 64)),
+        (result_of_text_model(), None),
+        (result_of_text_model(tokens=200), None),
+        (result_of_several_targets(), numbers(2, 1, 8, 8)),
+        (result_of_edited_model(), numbers(2, 1, 8, 8)),
+        (result_of_edited_model(), None),
+    ],
+    ids=["digits", "photos", "short text", "long text", "several targets", "edited", "edited, no image"],
+)
+@pytest.mark.parametrize("row", [0, 1])
+def test_everything_can_be_read(result: ca.InspectResult, image: Array | None, row: int) -> None:
+    """No title lies over another, and nothing is cut off, however long the names are."""
+    figure = plots.figure(result, None if image is None else {"image": image}, row)
+    for (one, here), (other, there) in combinations(extents(figure), 2):
+        assert not here.overlaps(there), f"{one!r} lies over {other!r}"
+    drawn, (width, height) = figure.get_tightbbox(), figure.get_size_inches()
+    assert 0 <= drawn.x0 < drawn.x1 <= width
+    assert 0 <= drawn.y0 < drawn.y1 <= height
+
+
+@pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
+def test_pictures_are_saved(tmp_path: Path, suffix: str) -> None:
+    """A picture is a file of a reasonable size, in each of three formats."""
+    path = tmp_path / f"picture{suffix}"
+    plots.save(result_of_image_model(), path, {"image": numbers(2, 1, 8, 8)})
+    assert 10_000 < path.stat().st_size < 1_000_000
+    if suffix == ".png":
+        with Image.open(path) as picture:
+            assert picture.width == pytest.approx(1620, abs=30)
+            assert picture.height > picture.width
+
+
+def test_settings_of_matplotlib_stay() -> None:
+    """Drawing changes nobody else's settings, and nobody else's settings change the picture."""
+    with matplotlib.rc_context({"axes.facecolor": "black", "font.family": "serif"}):
+        before = dict(matplotlib.rcParams)
+        figure = plots.figure(result_of_image_model())
+        assert dict(matplotlib.rcParams) == before
+    assert figure.texts[0].get_fontfamily() == ["DejaVu Sans"]
+    assert {matplotlib.colors.to_hex(axes.get_facecolor()) for axes in figure.axes} == {"#ffffff"}
+
+
+def test_matplotlib_is_imported_when_it_is_needed() -> None:
+    """The command line starts without Matplotlib, and a server never loads it."""
+    code = "import sys, cutaway.plots; sys.exit('matplotlib' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,267 @@
+"""Edits do what the same hooks do that a person writes: the whole reply is equal to them, bit for bit."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import cutaway as ca
+from cutaway.adapters import Adapter, TensorAdapter
+from cutaway.gateway import serve
+from cutaway.requests import Point
+from tests.oracles.edits import (
+    NAMES,
+    PLACES,
+    POINTS,
+    ROWS,
+    TIMES,
+    VERBS,
+    WIDTH,
+    Block,
+    Change,
+    Hook,
+    Net,
+    Spelt,
+    ask,
+    assert_same,
+    by_hand,
+    place,
+)
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[ca.Client]:
+    """A gateway over nets."""
+    models: dict[str, nn.Module | Adapter] = {
+        "net": TensorAdapter(Net(Block), labels=tuple("abcd")),
+        "thrice": Net(Block, TIMES),
+        "chain": Chain(),
+    }
+    with serve(models) as server, ca.Client(server.address) as connected:
+        yield connected
+
+
+@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("where", PLACES)
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_edit_is_the_hook_that_a_person_writes(client: ca.Client, verb: str, where: str, point: Point) -> None:
+    """Each verb at each point, of modules and operators: prediction, captures up and down the stream, and all
+    gradients are those of the hand-written hook."""
+    edit, change = VERBS[verb]
+    result = ask(client, "net", edit(**place(where), at=point))
+    record = by_hand(Net(Spelt), [Hook(NAMES[where], point, change)])
+    assert_same(result, record)
+    assert_same(ask(client, "net", edit(**place(where), at=point), names={}), record, {})  # nor does it take a capture
+    assert "EDIT_WITHOUT_EFFECT" not in [warning.code for warning in result.warnings]
+
+
+def masked(change: Change, rows: Any = slice(None), columns: Any = slice(None)) -> Change:
+    """``change`` at some places only."""
+    mask = torch.zeros(ROWS, WIDTH, dtype=torch.bool)
+    mask[rows, columns] = True
+    return lambda value: torch.where(mask, change(value), value)
+
+
+PARTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "one row": ({"rows": (1,)}, {"rows": [1]}),
+    "rows in any order": ({"rows": (2, 0)}, {"rows": [0, 2]}),
+    "a slice": ({"slices": (ca.Slice(1, 1, 4),)}, {"columns": slice(1, 4)}),
+    "a slice counted from the end": ({"slices": (ca.Slice(-1, -3, -1),)}, {"columns": slice(2, 4)}),
+    "every other": ({"slices": (ca.Slice(1, None, None, 2),)}, {"columns": slice(None, None, 2)}),
+    "a slice of the batch": ({"slices": (ca.Slice(0, 1),)}, {"rows": slice(1, None)}),
+    "two slices": ({"slices": (ca.Slice(1, 3), ca.Slice(0, None, 2))}, {"rows": slice(2), "columns": slice(3, None)}),
+    "rows and a slice": ({"rows": (2, 0), "slices": (ca.Slice(1, 2),)}, {"rows": [0, 2], "columns": slice(2, None)}),
+    "a slice of the rows": ({"rows": (2, 0), "slices": (ca.Slice(0, 1),)}, {"rows": [0]}),
+}
+"""Parts of a value as an edit names them, and as an index does."""
+
+PARTIAL = ("scale", "add", "zero", "clamp", "mix")
+"""The verbs whose numbers do not depend on which part is edited."""
+
+
+@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("where", ["block.inner", "block:relu#0"])
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("verb", PARTIAL)
+def test_only_what_is_named_is_edited(client: ca.Client, verb: str, part: str, where: str, point: Point) -> None:
+    """Rows, slices and both: the part is what the verb makes of it, and the rest is the same bit for bit."""
+    (edit, change), (named, index) = VERBS[verb], PARTS[part]
+    result = ask(client, "net", edit(**place(where), at=point, **named))
+    assert_same(result, by_hand(Net(Spelt), [Hook(NAMES[where], point, masked(change, **index))]))
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_tensor_broadcasts_against_the_part(client: ca.Client, point: Point) -> None:
+    """The numbers of a replacement land in the rows and columns named, in the order in which they are named."""
+    numbers = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    part: dict[str, Any] = {"rows": (2, 0), "slices": (ca.Slice(1, 1, 3),)}
+
+    def put(value: Tensor) -> Tensor:
+        value = value.clone()
+        value[2, 1:3], value[0, 1:3] = numbers[0], numbers[1]
+        return value
+
+    def added(value: Tensor) -> Tensor:
+        return value + put(torch.zeros_like(value))
+
+    for verb, change in ((ca.Replace(tensor=numbers.numpy()), put), (ca.Add(addend=numbers.numpy()), added)):
+        edit = type(verb)(**{**vars(verb), **part, "module": "block.inner", "at": point})
+        result = ask(client, "net", edit)
+        assert_same(result, by_hand(Net(Spelt), [Hook("block.inner", point, change)]))
+
+
+@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("verb", ["scale", "zero"])
+def test_other_rows_are_untouched(client: ca.Client, verb: str, point: Point) -> None:
+    """Nothing about the rows that are not named is another bit than without the edit, anywhere in the reply."""
+    plain = ask(client, "net")
+    edited = ask(client, "net", VERBS[verb][0](module="block.inner", at=point, rows=(1,)))
+    pairs = [(plain.predictions["output"], edited.predictions["output"])]
+    pairs += [(plain.input_gradients["x"], edited.input_gradients["x"])]
+    for name in NAMES:
+        for each in POINTS:
+            leaves = [reply.captures[name].calls[0].leaves[each] for reply in (plain, edited)]
+            pairs += [(leaves[0][path], leaves[1][path]) for path in leaves[0]]
+    changed = [(one != other).any(axis=1) for one, other in pairs]
+    assert not any(rows[0] or rows[2] for rows in changed)
+    assert any(rows[1] for rows in changed)
+
+
+@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("where", PLACES)
+@pytest.mark.parametrize("number", [*range(TIMES), None])
+def test_one_call_of_several(client: ca.Client, number: int | None, where: str, point: Point) -> None:
+    """Of three calls of a module, and of an operator inside it, the one that is named is edited; else all are."""
+    edit, change = VERBS["scale"]
+    result = ask(client, "thrice", edit(**place(where), at=point, call=number))
+    assert_same(result, by_hand(Net(Spelt, TIMES), [Hook(NAMES[where], point, change, number)]))
+
+
+@pytest.mark.parametrize("verb", ["replace", "zero", "mix"])
+@pytest.mark.parametrize("number", range(TIMES))
+def test_one_call_that_cuts_off_those_before(client: ca.Client, number: int, verb: str) -> None:
+    """A value that is replaced ends the gradient there: earlier calls get what the hand-written hook leaves them."""
+    edit, change = VERBS[verb]
+    result = ask(client, "thrice", edit(module="block", call=number))
+    assert_same(result, by_hand(Net(Spelt, TIMES), [Hook("block", Point.OUTPUT, change, number)]))
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_many_edits_at_once(client: ca.Client, seed: int) -> None:
+    """Whatever is edited where, together, in the order given: as with as many hooks in that order."""
+    dice = random.Random(seed)
+    chosen = [(dice.choice(list(VERBS)), dice.choice(PLACES), dice.choice(POINTS)) for _ in range(5)]
+    edits = [VERBS[verb][0](**place(where), at=point) for verb, where, point in chosen]
+    hooks = [Hook(NAMES[where], point, VERBS[verb][1]) for verb, where, point in chosen]
+    assert_same(ask(client, "net", *edits), by_hand(Net(Spelt), hooks))
+
+
+def test_each_of_several_targets_has_its_gradients_edited(client: ca.Client) -> None:
+    """Of a top-k target every class's gradients are edited, as if it had been asked for alone."""
+    edits = [ca.Scale("block", at="grad_output", factor=3), ca.Clamp("last", at="grad_input", minimum=-0.125)]
+    classes = ask(client, "net", target=ca.TopK(2)).targets
+    both = ask(client, "net", *edits, target=ca.TopK(2))
+    for index in range(2):
+        alone = ask(client, "net", *edits, target=classes[:, index].tolist())
+        assert np.array_equal(both.input_gradients["x"][:, index], alone.input_gradients["x"])
+        for point in (Point.GRAD_OUTPUT, Point.GRAD_INPUT):
+            ours, theirs = (each.captures["block"].calls[0].at(point) for each in (both, alone))
+            assert np.array_equal(ours[:, index], theirs)
+
+
+# In numbers that a person can follow.
+
+
+class Chain(nn.Module):
+    """The sum of three times each row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Identity(), nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.a(x) * 3).sum(dim=1)
+
+
+def chain(client: ca.Client, *edits: ca.Edit, **more: Any) -> Any:
+    """Ask the chain about [1, 2], with everything captured."""
+    captures = [ca.Capture("?", at=POINTS)]
+    x = {"x": np.array([[1, 2]], np.float32)}
+    return client.inspect("chain", x, captures=captures, input_gradients=True, edits=edits, **more)
+
+
+@pytest.mark.parametrize(("reverse", "value", "gradient"), [(False, [3, 5], 3), (True, [4, 6], 4)])
+def test_edits_are_made_in_the_order_given(client: ca.Client, reverse: bool, value: list[int], gradient: int) -> None:
+    """Doubled and then one more is not one more and then doubled; of values, and of gradients."""
+    values = [ca.Scale("a", factor=2), ca.Add("a", addend=1)]
+    gradients = [ca.Scale("b", at="grad_output", factor=2), ca.Add("b", at="grad_output", addend=1)]
+    edits = [*values, *gradients]
+    result = chain(client, *(reversed(edits) if reverse else edits))
+    assert result.captures["a"].output.tolist() == [value]
+    assert result.predictions["output"].tolist() == [3 * sum(value)]
+    assert result.captures["b"].grad_output.tolist() == [[gradient] * 2]
+    assert result.input_gradients["x"].tolist() == [[2 * 3 * gradient] * 2]
+
+
+def test_a_tensor_is_taken_in_the_values_own_type(client: ca.Client) -> None:
+    """Numbers of more precision than the value's are rounded before anything is done with them."""
+    hair = 2.0**-24 * (1 + 2.0**-26)  # beside 1 it would be rounded up, but by itself it rounds to half a unit of 1
+    result = chain(client, ca.Replace("a", tensor=np.array([1.0, hair])), ca.Add("a", addend=np.array([hair, 0])))
+    assert result.captures["a"].output.dtype == np.float32
+    assert result.captures["a"].output.tolist() == [[1, 2.0**-24]]
+
+
+def test_a_capture_shows_what_the_edits_made(client: ca.Client) -> None:
+    """At an edited point the capture is the value after the edits, which is what the rest of the model gets."""
+    result = chain(client, *(ca.Scale("a", at=point, factor=10) for point in POINTS))
+    (a,), (b,) = result.captures["a"].calls, result.captures["b"].calls
+    assert {point: a.at(point)[0].tolist() for point in POINTS} == {
+        Point.INPUT: [10, 20],
+        Point.OUTPUT: [100, 200],
+        Point.GRAD_OUTPUT: [30, 30],
+        Point.GRAD_INPUT: [3000, 3000],  # scaled three times: at the output, through the edit of it, at the input
+    }
+    assert b.input.tolist() == [[300, 600]]
+    assert result.input_gradients["x"].tolist() == [[30000, 30000]]
+
+
+def test_a_neuron_is_that_of_the_edited_module(client: ca.Client) -> None:
+    """Where a target is an element of what a module returns, it is what the edits make of it."""
+    edits = [ca.Scale("b", factor=10), ca.Add("b", at="input", addend=1)]
+    result = chain(client, *edits, target=ca.Neuron("b", (1,)))
+    assert result.target_values.tolist() == [70]
+    assert result.input_gradients["x"].tolist() == [[0, 30]]
+
+
+@pytest.mark.parametrize("point", [Point.GRAD_INPUT, Point.GRAD_OUTPUT])
+def test_a_gradient_edit_flows_upstream(client: ca.Client, point: Point) -> None:
+    """What is upstream gets the edited gradient; what is downstream, and every value, is as it was."""
+    plain, edited = chain(client), chain(client, ca.Add("b", at=point, addend=1))
+    (a,), (b,) = edited.captures["a"].calls, edited.captures["b"].calls
+    assert a.grad_output.tolist() == a.grad_input.tolist() == edited.input_gradients["x"].tolist() == [[6, 6]]
+    assert b.grad_input.tolist() == [[2, 2]]
+    assert b.grad_output.tolist() == ([[1, 1]] if point is Point.GRAD_INPUT else [[2, 2]])
+    assert edited.predictions["output"].tolist() == plain.predictions["output"].tolist()
+    assert edited.target_values.tolist() == plain.target_values.tolist()
+
+
+def test_compare_returns_both(client: ca.Client) -> None:
+    """The edited prediction stands beside the one that the model makes by itself, to the bit; nothing else changes."""
+    edit = ca.Scale("block.inner", factor=3)
+    plain, alone = ask(client, "net"), ask(client, "net", edit)
+    both = ask(client, "net", edit, compare=True)
+    assert np.array_equal(both.unedited["output"], plain.predictions["output"])
+    assert np.array_equal(both.predictions["output"], alone.predictions["output"])
+    assert not np.array_equal(both.unedited["output"], both.predictions["output"])
+    assert both.unedited_classes == plain.classes
+    assert both.classes == alone.classes != plain.classes
+    assert np.array_equal(both.captures["block.inner"].output, alone.captures["block.inner"].output)
+    assert not alone.unedited
+    assert not alone.unedited_classes
+    assert both.provenance.forwards == alone.provenance.forwards + 1

@@ -1,0 +1,361 @@
+"""Expected gradients: Captum's own answers from the seed's draws, held against raw gradients at the same draws."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from captum import attr
+from torch import Tensor, nn
+
+import cutaway as ca
+from cutaway.engine.runtime.rng import seeded
+from cutaway.requests import CheckMode, CheckRequest, ClassIndex, CrossEntropy, ExpectedGradient, Neuron
+from cutaway.results import AttributionResult, Cause, Verdict
+from tests.support.broken_captum import spoiled, stale
+from tests.support.checked_attributions import CHECKED, CNN, Build, ask, noise, verdict, wired
+from tests.support.expectation_models import GAINED, IN_PLACE, TWICE, numbers
+from tests.support.rounding import SMALL, close, within
+from tests.support.state_snapshot import untouched
+
+SEED = 11
+N = 6
+
+IDS = wired(
+    lambda m, ids, weight: m.head(torch.tanh(m.words(ids) * weight.unsqueeze(-1)).sum(1)),
+    words=lambda: nn.Embedding(20, 6), head=lambda: nn.Linear(6, 3),
+)  # fmt: skip
+IN_A_TUPLE = wired(
+    lambda m, x: m.head(m.a(x)[0]),
+    a=lambda: type("Tupled", (nn.Linear,), {"forward": lambda m, x: (nn.Linear.forward(m, x),)})(8, 6),
+    head=lambda: nn.Linear(6, 3),
+)  # fmt: skip
+ONE_NUMBER = wired(lambda m, x: torch.tanh(m.a(x)).prod(1), a=lambda: nn.Linear(6, 3))
+
+
+def inputs(build: Build, rows: int, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+    if build is GAINED:
+        shapes: dict[str, tuple[int, ...]] = {"x": (4,), "y": (3,), "gain": ()}
+    else:
+        shapes = {"x": {CNN: (3, 8, 8), ONE_NUMBER: (6,)}.get(build, (8,))}
+    if build is IDS:
+        ids = torch.randint(1, 20, (rows, 5), generator=torch.Generator().manual_seed(2))
+        return {"ids": ids, "weight": noise(rows, 5, dtype=dtype)}
+    return {name: noise(rows, *shape, dtype=dtype, seed=k) for k, (name, shape) in enumerate(shapes.items())}
+
+
+def asked(kind: type[Any], build: Build, *names: str, samples: int = 5, **more: Any) -> ExpectedGradient:
+    """A request about the inputs ``names``, with as many baselines as ``samples``."""
+    place: dict[str, Any] = {}
+    if kind is not ca.GradientShap:
+        layer = {CNN: "conv", IDS: "words"}.get(build, "a")
+        index = {CNN: (2, 1, 3), IDS: (2, 3)}.get(build, (2,))
+        place = {"layer": layer} if kind is ca.LayerGradientShap else {"neuron": Neuron(layer, index)}
+    shapes = {name: tensor.shape[1:] for name, tensor in inputs(build, 1).items()}
+    chosen = names or tuple(shapes)
+    baselines = {name: noise(samples, *shapes[name], seed=40 + k).numpy() for k, name in enumerate(chosen)}
+    return kind(inputs=names, baselines=baselines, n_samples=N, **{"stdev": 0.3, **place, **more})
+
+
+KINDS = (ca.GradientShap, ca.LayerGradientShap, ca.NeuronGradientShap)
+CASES: dict[str, tuple[Build, tuple[ExpectedGradient, ...]]] = {
+    "several inputs": (GAINED, tuple(asked(kind, GAINED, "x", "y", "gain") for kind in KINDS[:2])),
+    "some of several inputs": (
+        GAINED, (asked(KINDS[0], GAINED, "y", "x"), *(asked(kind, GAINED, "x") for kind in KINDS))),
+    "convolutions": (CNN, tuple(asked(kind, CNN) for kind in KINDS)),
+    "in place, called twice": (IN_PLACE, tuple(asked(kind, IN_PLACE, stdev=0.0) for kind in KINDS)),
+    "one baseline, one draw": (IN_PLACE, tuple(
+        replace(asked(kind, IN_PLACE, samples=1), n_samples=1) for kind in KINDS)),
+    "another module called twice": (TWICE, tuple(asked(kind, TWICE) for kind in KINDS)),
+    "ids beside": (IDS, tuple(asked(kind, IDS, "weight") for kind in KINDS[:1])),
+    "in a tuple": (IN_A_TUPLE, tuple(asked(kind, IN_A_TUPLE) for kind in KINDS)),
+    "one number an example": (ONE_NUMBER, tuple(asked(kind, ONE_NUMBER) for kind in KINDS)),
+}  # fmt: skip
+
+
+def cast(request: ExpectedGradient, dtype: torch.dtype) -> ExpectedGradient:
+    given = {name: torch.as_tensor(each).to(dtype).numpy() for name, each in request.baselines.items()}
+    return replace(request, baselines=given)
+
+
+def by_hand(model: nn.Module, given: Mapping[str, Tensor], request: Any) -> list[Tensor]:
+    """``request``, answered by Captum as its documentation uses it, both generators seeded alike."""
+    explained = list(request.inputs) or list(given)
+    rest = [name for name in given if name not in explained]
+    output = model(**given)
+    options: dict[str, Any] = {"target": None if output.ndim == 1 else output.argmax(1)}
+    at = getattr(request, "layer", "")
+    if isinstance(request, ca.NeuronGradientShap):
+        options, at = {"neuron_selector": request.neuron.index}, request.neuron.module
+    kind: Any = getattr(attr, type(request).__name__)
+    layer = (model.get_submodule(at),) if at else ()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(SEED)
+        np.random.seed(SEED)
+        found = kind(lambda *tensors: model(**dict(zip(explained + rest, tensors))), *layer).attribute(
+            tuple(given[name] for name in explained),
+            baselines=tuple(torch.as_tensor(request.baselines[name]) for name in explained),
+            n_samples=request.n_samples, stdevs=request.stdev,
+            additional_forward_args=tuple(given[name] for name in rest) or None, **options,
+        )  # fmt: skip
+    return list(found) if isinstance(found, tuple) else [found]
+
+
+@pytest.mark.parametrize(("rows", "dtype"), [(1, torch.float64), (4, torch.float32), (4, torch.float64)])
+@pytest.mark.parametrize("name", list(CASES))
+def test_expected_gradients_are_plain_captums_and_agree_with_raw_gradients(
+    name: str, rows: int, dtype: torch.dtype
+) -> None:
+    """In every mode the reply is what Captum says when called by hand with the same seed, and the checks agree."""
+    build, requests = CASES[name]
+    given = inputs(build, rows, dtype)
+    requests = tuple(cast(each, dtype) for each in requests)
+    expected = [by_hand(build().to(dtype), given, each) for each in requests]
+    for mode in CheckMode:
+        result = ask(build().to(dtype), given, *requests, check=CheckRequest(mode), seed=SEED)
+        for request, wanted, got in zip(requests, expected, result.attributions, strict=True):
+            for theirs, ours in zip(wanted, got.values.values(), strict=True):
+                assert close(ours, theirs, SMALL), (mode, request)
+            assert [check.verdict for check in got.checks] == [Verdict.AGREES] * (mode is not CheckMode.OFF), got.checks
+
+
+def test_of_a_linear_model_they_are_the_weights_times_the_distance_to_the_mean() -> None:
+    """With one baseline and no noise exactly so; with many and with noise, the more draws the closer."""
+    linear = wired(lambda m, x: m.a(x), a=lambda: nn.Linear(4, 3))
+    x, samples = noise(2, 4), noise(30, 4, seed=9)
+    weight = linear().state_dict()["a.weight"][1]
+
+    def answer(samples: Tensor, n: int, stdev: float) -> Any:
+        request = ca.GradientShap(baselines={"x": samples.numpy()}, n_samples=n, stdev=stdev)
+        return ask(linear(), {"x": x}, request, target=ClassIndex((1,)), seed=SEED).attributions[0].values["x"]
+
+    assert close(answer(samples[:1], 3, 0.0), weight * (x - samples[:1]), SMALL)
+    mean = weight * (x - samples.mean(0))
+    assert within(answer(samples, 4096, 0.1), mean, 0.05)
+    assert not within(answer(samples, 4, 0.1), mean, 0.05)
+
+
+# Captum gone wrong.
+
+SPOILED = tuple(asked(kind, GAINED, "x") for kind in KINDS)
+INPUTS = inputs(GAINED, 3)
+TARGET = ClassIndex((0, 1, 2))
+
+
+def other_baselines(method: Any, options: dict[str, Any]) -> None:
+    options["baselines"] = tuple(each + 0.1 for each in options["baselines"])
+
+
+def other_scalar(method: Any, options: dict[str, Any]) -> None:
+    if "target" in options:
+        options["target"] = (options["target"] + 1) % 3
+    else:
+        options["neuron_selector"] = (3,)
+
+
+def other_rows_further(method: Any, options: dict[str, Any]) -> None:
+    options["additional_forward_args"] = tuple(each.flip(0) for each in options["additional_forward_args"])
+
+
+FAULTS: dict[str, dict[str, Any]] = {
+    "a hundredth too large": {"values": lambda values: values * 1.01},
+    "something added": {"values": lambda values: values + 0.1 * values.abs().max()},
+    "rows exchanged": {"values": lambda values: values.roll(1, 0)},
+    "elements exchanged": {"values": lambda values: values.roll(1, 1)},
+    "the sign of one row": {"values": lambda values: torch.cat([-values[:1], values[1:]])},
+    "not a number": {"values": lambda values: values.index_fill(1, torch.tensor([0]), torch.nan)},
+    "nothing but zeros": {"values": torch.zeros_like},
+    "other baselines": {"arguments": other_baselines},
+    "another target, or neuron": {"arguments": other_scalar},
+    "further inputs exchanged": {"arguments": other_rows_further},
+    "one draw fewer": {"arguments": lambda method, options: options.update(n_samples=N - 1)},
+    "another noise": {"arguments": lambda method, options: options.update(stdevs=0.4)},
+    "other draws from NumPy": {"arguments": lambda method, options: np.random.uniform()},
+    "other draws from PyTorch": {"arguments": lambda method, options: torch.rand(())},
+}
+
+
+def answer(request: ExpectedGradient, mode: CheckMode, given: Mapping[str, Tensor] = INPUTS) -> AttributionResult:
+    of_neuron = isinstance(request, ca.NeuronGradientShap)
+    more = {} if of_neuron else {"target": TARGET}
+    return ask(GAINED(), given, request, check=CheckRequest(mode), seed=SEED, **more).attributions[0]
+
+
+def does_not_reach(fault: str, request: ExpectedGradient) -> bool:
+    """Further inputs join behind the neuron."""
+    return fault == "further inputs exchanged" and isinstance(request, ca.NeuronGradientShap)
+
+
+@pytest.mark.parametrize("mode", CHECKED)
+@pytest.mark.parametrize(
+    ("fault", "request_"),
+    [(fault, request) for request in SPOILED for fault in FAULTS if not does_not_reach(fault, request)],
+    ids=lambda each: each if isinstance(each, str) else type(each).__name__,
+)
+def test_wrong_expected_gradients_are_never_missed(request_: ExpectedGradient, fault: str, mode: CheckMode) -> None:
+    """Whatever is wrong with Captum's answer, the verdict is DISAGREES, with a reason."""
+    with spoiled(type(request_), **FAULTS[fault]):
+        got = answer(request_, mode)
+    assert verdict(got) is Verdict.DISAGREES
+    assert got.checks[0].reason
+
+
+@pytest.mark.parametrize("mode", CHECKED)
+@pytest.mark.parametrize("request_", SPOILED, ids=lambda request: type(request).__name__)
+def test_stale_expected_gradients_are_never_missed(request_: ExpectedGradient, mode: CheckMode) -> None:
+    """The answer to the previous call's input is found out."""
+    with stale(type(request_)):
+        right = answer(request_, mode, {**INPUTS, "x": INPUTS["x"] + 1})
+        late = answer(request_, mode)
+    assert (verdict(right), verdict(late)) == (Verdict.AGREES, Verdict.DISAGREES)
+
+
+@pytest.mark.parametrize("mode", CHECKED)
+def test_a_layer_or_a_neurons_module_that_is_called_twice_is_named(mode: CheckMode) -> None:
+    """Captum explains one call of it, and does not say which."""
+    given = inputs(TWICE, 3)
+    layer = replace(asked(ca.LayerGradientShap, TWICE), layer="b")  # type: ignore[call-arg]
+    neuron = replace(asked(ca.NeuronGradientShap, TWICE), neuron=Neuron("b", (2,)))  # type: ignore[call-arg]
+    for request in (layer, neuron):
+        check = ask(TWICE(), given, request, check=CheckRequest(mode), seed=SEED).attributions[0].checks[0]
+        assert (check.verdict, check.cause) == (Verdict.DISAGREES, Cause.MODULE_REUSED)
+        assert "called 2 times" in check.reason
+
+
+# Rows, seeds, and what is left behind.
+
+
+@pytest.mark.parametrize("request_", SPOILED, ids=lambda request: type(request).__name__)
+def test_samples_run_side_by_side_and_edits_are_of_all_rows_or_refused(request_: ExpectedGradient) -> None:
+    """Rows have no numbers of their own there, neither in edits nor in the target; with one draw they do."""
+    row = (ca.Scale("a", factor=3.0, rows=(1,)),)
+    with pytest.raises(ca.InvalidArgument, match="edit all rows alike") as refused:
+        ask(GAINED(), INPUTS, request_, edits=row)
+    assert refused.value.reason == "METHOD_INAPPLICABLE"
+    assert refused.value.field.endswith("gradient_shap")
+    for request, edits in ((request_, (ca.Scale("a", factor=3.0),)), (replace(request_, n_samples=1), row)):
+        for mode in CHECKED:
+            got = ask(GAINED(), INPUTS, request, edits=edits, seed=SEED, check=CheckRequest(mode)).attributions[0]
+            assert verdict(got) is Verdict.AGREES
+    loss = CrossEntropy(labels=(0, 1, 2))
+    if not isinstance(request_, ca.NeuronGradientShap):
+        with pytest.raises(ca.InvalidArgument, match="ask for a class"):
+            ask(GAINED(), INPUTS, request_, target=loss)
+        one = ask(GAINED(), INPUTS, replace(request_, n_samples=1), target=loss, seed=SEED).attributions[0]
+        assert verdict(one) is Verdict.AGREES
+
+
+def test_a_model_that_draws_from_numpy_does_not_disturb_captum() -> None:
+    """The same seed gives the same answer, whatever the generators did before and whatever the model draws; and the
+    draws are those that Captum makes by itself."""
+
+    def seeded(m: Any, x: Tensor) -> Tensor:
+        return m.a(x) + float(np.random.uniform()) + torch.rand(())
+
+    linear = wired(lambda m, x: m.a(x), a=lambda: nn.Linear(8, 3))
+    given = inputs(TWICE, 4)
+    request = asked(ca.GradientShap, TWICE)
+    expected = by_hand(linear(), given, request)[0]
+    for before in (1, 2):
+        np.random.seed(before)
+        torch.manual_seed(before)
+        target = ClassIndex(tuple(linear()(**given).argmax(1).tolist()))
+        model = wired(seeded, a=lambda: nn.Linear(8, 3))()
+        result = ask(model, given, request, target=target, seed=SEED, check=CheckRequest(CheckMode.OFF))
+        assert close(result.attributions[0].values["x"], expected, SMALL)
+
+
+def test_draws_aside_are_of_a_stream_of_their_own() -> None:
+    """What is drawn inside is as if nothing were drawn aside, and what is drawn aside as if nothing were inside."""
+
+    def draws(inside: bool, aside: bool) -> tuple[list[float], list[float]]:
+        found: tuple[list[float], list[float]] = ([], [])
+        with seeded(SEED, torch.device("cpu")) as apart:
+            for _ in range(3):
+                if inside:
+                    found[0].extend((float(torch.rand(())), np.random.uniform()))
+                if aside:
+                    with apart():
+                        found[1].extend((float(torch.rand(())), np.random.uniform()))
+        return found
+
+    both = draws(inside=True, aside=True)
+    assert both == (draws(inside=True, aside=False)[0], draws(inside=False, aside=True)[1])
+    assert not set(both[0]) & set(both[1])
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("request_", SPOILED, ids=lambda request: type(request).__name__)
+def test_nothing_is_left_behind(request_: ExpectedGradient, fails: bool) -> None:
+    """Not in the model and not in the generators of PyTorch and NumPy, also where the model raises half-way."""
+    model: Any = GAINED()
+    inner, ran = model.wiring, []
+
+    def failing(m: Any, **given: Tensor) -> Tensor:
+        ran.append(1)
+        if fails and len(ran) == 3:
+            raise ValueError("half-way")
+        return inner(m, **given)
+
+    model.wiring = failing
+    model.a.weight.grad = torch.ones_like(model.a.weight)
+    np.random.seed(3)
+    before = numbers()
+    with untouched(model):
+        if fails:
+            with pytest.raises(ca.InvalidArgument, match="half-way"):
+                ask(model, INPUTS, request_, seed=SEED)
+        else:
+            ask(model, INPUTS, request_, seed=SEED)
+    assert numbers() == before
+    assert len(ran) >= 3
+
+
+# What cannot be asked.
+
+GOOD = asked(ca.GradientShap, TWICE)
+WRONG: dict[str, tuple[ExpectedGradient, str, str]] = {
+    "no draw": (replace(GOOD, n_samples=0), "gradient_shap.n_samples", "from 1 to 4096"),
+    "too many draws": (replace(GOOD, n_samples=10**6), "gradient_shap.n_samples", "from 1 to 4096"),
+    "noise below nothing": (replace(GOOD, stdev=-1.0), "gradient_shap.stdev", "from 0 up"),
+    "noise that is no number": (replace(GOOD, stdev=float("nan")), "gradient_shap.stdev", "from 0 up"),
+    "no distribution": (replace(GOOD, baselines={}), "gradient_shap.baselines.by_input.x", "no distribution"),
+    "samples of another shape": (
+        replace(GOOD, baselines={"x": np.zeros((5, 7), np.float32)}), "gradient_shap.baselines.by_input.x", "[5, 7]"),
+    "no layer": (replace(asked(ca.LayerGradientShap, TWICE), layer="z"), "layer_gradient_shap.layer", "z"),  # type: ignore[call-arg]
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(WRONG))
+def test_what_cannot_be_drawn_is_refused_before_anything_runs(name: str) -> None:
+    """The error names the field and says what would do; the model has not run."""
+    request, field, words = WRONG[name]
+    model = wired(lambda m, **given: pytest.fail("the model ran"), a=lambda: nn.Linear(8, 3))()
+    with pytest.raises(ca.InvalidArgument) as refused:
+        ask(model, inputs(TWICE, 2), request)
+    assert refused.value.field == f"attributions[0].{field}"
+    assert words in refused.value.message
+
+
+def test_noise_cannot_be_added_to_coarse_floats() -> None:
+    """Captum's noise is float32, and would make float32 of the model's input."""
+    half = wired(lambda m, x: m.a(x), a=lambda: nn.Linear(8, 3))().half()
+    request = replace(GOOD, baselines={"x": np.zeros((2, 8), np.float16)})
+    with pytest.raises(ca.InvalidArgument, match="float16") as refused:
+        ask(half, {"x": noise(2, 8, dtype=torch.float16)}, request)
+    assert refused.value.field == "attributions[0].gradient_shap"
+
+
+def test_a_layer_whose_rows_lie_elsewhere_is_refused() -> None:
+    """Captum would take axis 0 for the samples of all rows, and average over what it is instead."""
+    model = wired(
+        lambda m, x: m.head(m.a(x.transpose(0, 1)).mean(0)), a=lambda: nn.Linear(8, 4), head=lambda: nn.Linear(4, 3)
+    )
+    request = ca.LayerGradientShap(layer="a", baselines={"x": noise(5, 6, 8).numpy()}, n_samples=3)
+    with pytest.raises(ca.InvalidArgument, match="axis 0 is not the batch of 2") as refused:
+        ask(model(), {"x": noise(2, 6, 8)}, request)
+    assert refused.value.field == "attributions[0].layer_gradient_shap.layer"

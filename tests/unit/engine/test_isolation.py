@@ -1,0 +1,307 @@
+"""However a request ends, the model and the process are as before, and its neighbours never knew."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import cutaway as ca
+from cutaway.engine.hooks.capture_spec import watching
+from cutaway.engine.hooks.observe import observing
+from cutaway.engine.model.module_tree import ModuleTree
+from tests.support import failing_models
+from tests.support.adapters.mirror_adapter import MirrorAdapter
+from tests.support.mixed import failing, mirror
+from tests.support.mixed.answers import differences, flat
+from tests.support.mixed.mix import Model, Outcome, requests
+from tests.support.state_snapshot import State, untouched
+from tests.support.worker_calls import ask, outcome, row, worker
+
+X = {"x": torch.randn(3, 4, generator=torch.Generator().manual_seed(1))}
+POINTS = tuple(ca.Point)
+SEVEN = np.ones(7, np.float32)
+TROUBLE = ca.Scale("a", factor=1e6)
+"""What makes the troubled models fail: their hidden values grow too large."""
+
+EVERYTHING: dict[str, Any] = {
+    "captures": [ca.Capture("**", at=POINTS), ca.Capture(op="**:*#*"), ca.Capture(parameter="b.weight")],
+    "input_gradients": True,
+}
+EXPLAINED: dict[str, Any] = {
+    "attributions": [ca.LayerGradCam(layer="b"), ca.IntegratedGradients(n_steps=3)],
+    "check": "independent",
+}
+
+
+class End(NamedTuple):
+    """How a request ends.
+
+    Attributes:
+        model: what it is asked.
+        asked: what is asked of it.
+        reason: with which reason it fails; nothing where it is answered.
+        field: the field at fault; None is any.
+    """
+
+    model: type[failing_models.Sound]
+    asked: dict[str, Any]
+    reason: str = ""
+    field: str | None = ""
+
+
+def hook_fails(at: str, **place: Any) -> list[ca.Edit]:
+    """An edit that does not fit what it is for, behind one that does."""
+    return [ca.Scale("a", factor=2.0), ca.Add(at=ca.Point(at), addend=SEVEN, **place)]
+
+
+SHAPE = ("EDIT_SHAPE", "edits[1].add.tensor")
+
+ENDS = {
+    "answered": End(failing_models.Sound, {**EVERYTHING, **EXPLAINED}),
+    "answered with edits": End(failing_models.Sound, {**EVERYTHING, **EXPLAINED, "edits": [TROUBLE], "compare": True}),
+    "answered after several backward passes": End(failing_models.Sound, {**EVERYTHING, "target": ca.TopK(3)}),
+    "early": End(failing_models.Sound, {"captures": [ca.Capture("b", at="input", call=0)], "predictions": False}),
+    "early, at an operator": End(
+        failing_models.Sound, {"captures": [ca.Capture(op=":relu#0", call=0)], "predictions": False}
+    ),
+    "early, in what catches everything": End(
+        failing_models.CatchesAll, {"captures": [ca.Capture("b", call=0)], "predictions": False}
+    ),
+    "early, in a generator": End(failing_models.Pieces, {"captures": [ca.Capture("b", call=0)], "predictions": False}),
+    "exception in forward": End(failing_models.RaisesLate, {**EVERYTHING, "edits": [TROUBLE]}, "MODEL_FAILED"),
+    "exception in a generator": End(failing_models.Pieces, {**EVERYTHING, "edits": [TROUBLE]}, "MODEL_FAILED"),
+    "exception after meddling": End(failing_models.Meddles, {**EVERYTHING, "edits": [TROUBLE]}, "MODEL_FAILED"),
+    "exit in forward": End(failing_models.Exits, {**EVERYTHING, "edits": [TROUBLE]}, "INTERNAL"),
+    "no memory in forward": End(failing_models.RunsOut, {**EVERYTHING, "edits": [TROUBLE]}, "OUT_OF_MEMORY"),
+    "exception in backward": End(failing_models.Backfires, {**EVERYTHING, "edits": [TROUBLE]}, "MODEL_FAILED"),
+    "exception in Captum's forward": End(
+        failing_models.RaisesLate,
+        {"attributions": [ca.Saliency(), ca.IntegratedGradients(n_steps=3, baselines={"x": 1e6})]},
+        "MODEL_FAILED",
+        "attributions[1]",
+    ),
+    "exception in Captum's backward": End(
+        failing_models.Backfires, {**EXPLAINED, "edits": [TROUBLE]}, "MODEL_FAILED", "attributions[0]"
+    ),
+    "exception in a hook": End(failing_models.Sound, {**EVERYTHING, "edits": hook_fails("output", module="b")}, *SHAPE),
+    "exception in a hook before": End(
+        failing_models.Sound, {**EVERYTHING, "edits": hook_fails("input", module="b")}, *SHAPE
+    ),
+    "exception in a hook on the way back": End(
+        failing_models.Sound, {**EVERYTHING, "edits": hook_fails("grad_output", module="b")}, *SHAPE
+    ),
+    "exception in a hook on the way back before": End(
+        failing_models.Sound, {**EVERYTHING, "edits": hook_fails("grad_input", module="b")}, *SHAPE
+    ),
+    "exception in a hook on Captum's way back": End(
+        failing_models.Sound, {**EXPLAINED, "edits": hook_fails("grad_output", module="a")}, "EDIT_SHAPE", None
+    ),
+    "exception in an operator's hook": End(
+        failing_models.Sound, {**EVERYTHING, "edits": hook_fails("output", op=":relu#0")}, *SHAPE
+    ),
+    "exception in an operator's hook on the way back": End(
+        failing_models.Sound, {**EVERYTHING, "edits": hook_fails("grad_output", op=":relu#0")}, *SHAPE
+    ),
+    "exception in a hook, caught by the model": End(
+        failing_models.Catches, {**EVERYTHING, "edits": hook_fails("output", module="b")}, *SHAPE
+    ),
+    "exception in a hook, caught like everything": End(
+        failing_models.CatchesAll, {**EVERYTHING, "edits": hook_fails("input", module="b")}, *SHAPE
+    ),
+    "exception in an operator's hook, caught by the model": End(
+        failing_models.Catches, {**EVERYTHING, "edits": hook_fails("output", op="b:linear#0")}, *SHAPE
+    ),
+    "reply too large": End(
+        failing_models.Sound, {**EVERYTHING, "max_reply_bytes": 100}, "REPLY_TOO_LARGE", "options.max_reply_bytes"
+    ),
+    "deadline before": End(failing_models.Sound, {**EVERYTHING, "deadline_s": -1.0}, "DEADLINE_EXCEEDED"),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_the_model_is_as_before_however_a_request_ends(end: str) -> None:
+    """Hooks, parameters, buffers, flags, gradients, modes of PyTorch: all as they were, and the next answer the same to
+    the bit; what went wrong is told by its reason and field."""
+    model, asked, reason, field = ENDS[end]
+    assert_untouched_by(model(), asked, reason, field)
+
+
+def assert_untouched_by(module: nn.Module, asked: dict[str, Any], reason: str, field: str | None) -> None:
+    """Ask, look at everything, and ask again."""
+    served = worker(module)
+    first = flat(ask(served, X))
+    dice = torch.get_rng_state()
+    module.train()  # which is the owner's business: requests run in evaluation mode, and leave the flags alone
+    with untouched(module):
+        (found,) = map(outcome, served.answer([row(X, **asked)]))
+    assert torch.equal(dice, torch.get_rng_state())
+    told = (found.reason, found.field) if isinstance(found, ca.CutawayError) else ("", "")
+    assert told == (reason, told[1] if field is None else field), found
+    assert differences(flat(ask(served, X)), first) == []
+
+
+class Mask(nn.Module):
+    """Returns booleans."""
+
+    def forward(self, h: Tensor) -> Tensor:
+        return h > 0
+
+
+class Masked(failing_models.Sound):
+    """Has a module of booleans."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mask = Mask()
+
+    def end(self, h: Tensor) -> Tensor:
+        return super().end(h * self.mask(h))
+
+
+class MaskedAndCaught(Masked):
+    """Goes on without it, should it fail."""
+
+    def end(self, h: Tensor) -> Tensor:
+        try:
+            return super().end(h)
+        except Exception:
+            return self.c(h)
+
+
+def test_an_error_in_a_hook_that_the_model_rewords_is_still_told() -> None:
+    """A model that turns every exception into one of its own does not hide that the edit was at fault."""
+    assert_untouched_by(failing_models.Rewords(), {"edits": hook_fails("output", module="b")}, *SHAPE)
+
+
+def test_an_edit_that_fails_in_an_explanations_pass_is_told_by_its_own_field() -> None:
+    """Whichever pass an edit fails in, the field at fault is the edit's."""
+    asked = {"edits": hook_fails("grad_output", module="b"), "attributions": [ca.Saliency()]}
+    assert_untouched_by(failing_models.Sound(), asked, *SHAPE)
+
+
+@pytest.mark.parametrize("model", [Masked, MaskedAndCaught])
+def test_what_a_hook_cannot_do_is_not_the_models_fault(model: type[nn.Module]) -> None:
+    """A reduction that PyTorch has no kernel for is refused by its field, also where the model catches everything."""
+    asked = {"captures": [ca.Capture("mask", reduce=ca.TopElements(1))]}
+    assert_untouched_by(model(), asked, "INVALID_VALUE", "captures[0].reduction.top_k")
+
+
+@pytest.mark.parametrize("model", [failing_models.IsCancelled, failing_models.EndsAGenerator])
+def test_whatever_a_model_raises_ends_its_own_request(model: type[failing_models.Sound]) -> None:
+    """Cancellation and the like, which are no `Exception`, are a reply too: the rest of the batch is answered."""
+    replies = worker(model()).answer([row(X), row(X, edits=[TROUBLE]), row(X)])
+    assert [isinstance(outcome(reply), ca.CutawayError) for reply in replies] == [False, True, False]
+
+
+# One batch.
+
+
+def late_and_foreign() -> list[tuple[dict[str, bytes], str]]:
+    """Rows of a batch that are no question, or came too late, and what becomes of them."""
+    late = dict(row(mirror.inputs(), captures="**", deadline_s=-1.0))
+    return [
+        (late, "DEADLINE_EXCEEDED"),
+        ({**late, "deadline": b"soon"}, "MALFORMED_REQUEST"),
+        ({"inspect": b"\xff\xff"}, "MALFORMED_REQUEST"),
+        ({}, "MALFORMED_REQUEST"),
+    ]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_rows_of_a_batch_never_touch_each_other(seed: int) -> None:
+    """Edits, failures, plain questions, rows that are late or no question at all, in any order: each is answered as
+    alone."""
+    twin = mirror.Twin().eval()
+    good, bad = requests(Model("model", twin, mirror.inputs(), twin, "output", mirror.KINDS, failing.MIRROR, share=1))
+    rows: list[tuple[Any, Any]] = [(row(each.inputs, **each.asked), each.wrong) for each in (good + bad) * 2]
+    rows += [(dict(each), lambda found, reason=reason: _unless(found, reason)) for each, reason in late_and_foreign()]
+    random.Random(seed).shuffle(rows)
+    network = MirrorAdapter().build().eval()
+    with untouched(network):
+        replies = worker(network).answer([each for each, _ in rows])
+    assert [wrong(outcome(reply)) for reply, (_, wrong) in zip(replies, rows, strict=True)] == [""] * len(rows)
+
+
+def _unless(found: Outcome, reason: str) -> str:
+    return "" if isinstance(found, ca.CutawayError) and found.reason == reason else str(found)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_the_mode_of_the_caller_does_not_matter(mode: Callable[[], AbstractContextManager[None]]) -> None:
+    """In whatever grad mode a worker is asked, it answers the same, and leaves the mode as it is."""
+    served = worker(failing_models.Sound())
+    expected = flat(ask(served, X, **EVERYTHING, **EXPLAINED))
+    with mode():
+        found = flat(ask(served, X, **EVERYTHING, **EXPLAINED))
+        assert torch.is_grad_enabled() == (mode is torch.enable_grad)
+    assert differences(found, expected) == []
+
+
+# Random numbers.
+
+
+def rolled(**asked: Any) -> tuple[ca.InspectResult, Tensor]:
+    """What a model of chance says with the same seed, and how the dice lie afterwards."""
+    served = worker(failing_models.Dice())
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        return ask(served, X, **asked), torch.get_rng_state()
+
+
+def test_a_comparison_rolls_no_dice() -> None:
+    """With ``compare`` a model of chance says what it says without, and draws as many random numbers; and the unedited
+    run draws the same ones."""
+    edits = [ca.Scale("b", factor=2.0)]
+    plain, dice = rolled(edits=edits)
+    compared, dice_after_comparing = rolled(edits=edits, compare=True)
+    unedited, _ = rolled()
+    assert torch.equal(dice, dice_after_comparing)
+    assert np.array_equal(plain.predictions["output"], compared.predictions["output"])
+    assert np.array_equal(unedited.predictions["output"], compared.unedited["output"])
+    assert not np.array_equal(compared.predictions["output"], compared.unedited["output"])
+
+
+# The hooks by themselves.
+
+
+def test_a_generator_that_is_closed_leaves_no_hook() -> None:
+    """Whoever lets go of the block in the middle, with modes and hooks in place, lets go of all of them."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+
+    def watching_on() -> Generator[Tensor, None, None]:
+        taps = {"0": watching(*POINTS), "1:relu#0": watching(*POINTS)}
+        with observing(ModuleTree(model), taps) as seen, seen.forward():
+            yield model(X["x"])
+
+    before = State.of(model)
+    looking = watching_on()
+    next(looking)
+    assert {change.partition(":")[0] for change in before.changes(State.of(model))} == {"hooks", "process"}
+    looking.close()
+    assert before.changes(State.of(model)) == []
+
+
+def test_what_is_left_behind_is_found() -> None:
+    """What the tests above rest on is no empty promise: each kind of trace is seen."""
+    model = failing_models.Sound()
+    before = State.of(model)
+    handle = model.a.register_forward_hook(lambda *_: None)
+    model.b.weight.register_hook(lambda gradient: gradient)
+    model.c.weight.grad = torch.zeros_like(model.c.weight)
+    model.c.bias.requires_grad_(True)
+    model.passes += 1
+    model.norm.eval()
+    model.b.note = nn.Identity()
+    later = State.of(model)
+    assert {change.partition(":")[0] for change in before.changes(later)} == {
+        "hooks", "gradients", "trainable", "numbers", "training", "parts",
+    }  # fmt: skip
+    assert set(later.hooks) == {"a._forward_hooks", "b.weight._backward_hooks"}
+    handle.remove()

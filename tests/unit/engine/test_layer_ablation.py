@@ -1,0 +1,512 @@
+"""Explanations that replace units of a layer: Captum's own answers, held against raw outputs of forward passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from captum import attr
+from torch import Tensor, nn
+
+import cutaway as ca
+from cutaway.engine.execution.inspect import inspect
+from cutaway.engine.methods.table import method_of
+from cutaway.engine.model.inspected_model import InspectedModel
+from cutaway.engine.passes.features import MAX_EVALUATIONS
+from cutaway.requests import CheckMode, CheckRequest, ClassIndex, LayerAttribution
+from cutaway.results import AttributionResult, Cause, Verdict
+from tests.support.checked_attributions import CHECKED, MLP, RANDOM, Build, ask, noise, to, verdict, wired
+from tests.support.rounding import SMALL, close
+from tests.support.state_snapshot import State
+
+SEED = 11
+X = {"x": noise(4, 8)}
+IDS = {"ids": torch.arange(20).reshape(4, 5), "weight": noise(4, 5)}
+
+
+def asked(layer: str) -> tuple[LayerAttribution, ...]:
+    """Every method, of ``layer``."""
+    return (
+        ca.LayerFeatureAblation(layer=layer),
+        ca.LayerFeatureAblation(layer=layer, baseline=-0.5),
+        ca.LayerFeaturePermutation(layer=layer),
+    )
+
+
+def net(wiring: Callable[..., Any], **parts: Callable[[], Any]) -> Build:
+    """A layer before a head, and whatever else."""
+    return wired(wiring, a=lambda: nn.Linear(8, 6), head=lambda: nn.Linear(6, 3), **parts)
+
+
+class In(nn.Module):
+    """A linear layer that returns its tensor in something."""
+
+    def __init__(self, box: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 6)
+        self.box = box
+
+    def forward(self, x: Tensor) -> Any:
+        return self.box(self.linear(x))
+
+
+SOUND: dict[str, tuple[Build, Mapping[str, Tensor], str]] = {
+    "perceptron": (net(lambda m, x: m.head(torch.relu(m.a(x)))), X, "a"),
+    "the output": (net(lambda m, x: m.head(torch.relu(m.a(x)))), X, "head"),
+    "convolutions": (
+        wired(lambda m, x: m.head(torch.relu(m.conv(x)).mean((2, 3))), conv=lambda: nn.Conv2d(3, 4, 3),
+              head=lambda: nn.Linear(4, 3)),
+        {"x": noise(4, 3, 5, 5)}, "conv"),
+    "an embedding": (
+        wired(lambda m, ids, weight: m.head(torch.tanh(m.words(ids) * weight.unsqueeze(-1)).sum(1)),
+              words=lambda: nn.Embedding(20, 3), head=lambda: nn.Linear(3, 3)), IDS, "words"),
+    "changed in place behind it": (
+        net(lambda m, x: m.head(m.r(m.a(x))), r=lambda: nn.ReLU(inplace=True)), X, "a"),
+    "a rectifier in place": (
+        net(lambda m, x: m.head(m.r(m.a(x))), r=lambda: nn.ReLU(inplace=True)), X, "r"),
+    "in a tuple": (net(lambda m, x: m.head(torch.tanh(m.t(x)[0])), t=lambda: In(lambda each: (each,))), X, "t"),
+    "beside a module called twice": (
+        net(lambda m, x: m.head(m.r(m.a(m.r(x)))), r=nn.ReLU), X, "a"),
+    "a way past an identity": (
+        net(lambda m, x: (lambda h: m.head(torch.relu(h * 2) + m.id(h)))(m.a(x)), id=nn.Identity), X, "id"),
+    "one number an example": (net(lambda m, x: torch.tanh(m.a(x)).prod(1)), X, "a"),
+    "one unit an example": (net(lambda m, x: m.n(m.a(x).sum(1)), n=nn.Tanh), X, "n"),
+    "frozen": (lambda: MLP().requires_grad_(False), X, "a"),
+}  # fmt: skip
+
+
+def by_hand(model: nn.Module, inputs: Mapping[str, Tensor], each: Any) -> Tensor:
+    """``each``, answered by Captum as its documentation uses it; of the classes predicted."""
+    output = model(*inputs.values())
+    target = output.argmax(1) if output.ndim > 1 else None
+    layer = dict(model.named_modules())[each.layer]
+    given = tuple(inputs.values())
+    if isinstance(each, ca.LayerFeatureAblation):
+        found = attr.LayerFeatureAblation(model, layer).attribute(given, each.baseline, target=target)
+    else:  # Captum 0.9 selects a target twice, which cannot be: it is given the scalars
+
+        def scalars(*tensors: Tensor) -> Tensor:
+            read = model(*tensors)
+            return read if target is None else read.gather(1, target.unsqueeze(1)).squeeze(1)
+
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(SEED)
+            found = attr.LayerFeaturePermutation(scalars, layer).attribute(given)
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("name", list(SOUND))
+def test_the_answer_is_plain_captums_in_every_mode_and_agrees(name: str, rows: int, dtype: torch.dtype) -> None:
+    """Within 1e-6 of Captum called by hand, whatever is checked, and the raw hooks say AGREES, where rows can be
+    exchanged; the check is INDEPENDENT, since Captum puts its own values in the layer's place."""
+    build, given, layer = SOUND[name]
+    rowed = {each: value[:rows] for each, value in given.items()}
+    inputs = {each: value.to(dtype) if value.is_floating_point() else value for each, value in rowed.items()}
+    methods = asked(layer)
+    expected = [by_hand(to(build, dtype)(), inputs, each) for each in methods]
+    for mode in CheckMode:
+        result = ask(to(build, dtype)(), inputs, *methods, check=CheckRequest(mode), seed=SEED)
+        for each, theirs, got in zip(methods, expected, result.attributions, strict=True):
+            assert list(got.values) == [layer]
+            assert close(got.values[layer], theirs, SMALL), (mode, each)
+            if mode is not CheckMode.OFF:
+                moot = rows == 1 and isinstance(each, ca.LayerFeaturePermutation)
+                right = (Verdict.INCONCLUSIVE, Cause.NOT_MOVED) if moot else (Verdict.AGREES, None)
+                assert (verdict(got), got.checks[0].cause) == right, (mode, each, got.checks)
+                assert got.checks[0].mode is CheckMode.INDEPENDENT
+
+
+def test_ablation_is_the_drop_of_the_target_by_hand() -> None:
+    """Each unit's attribution is the target's value less that of the network whose unit is the baseline, computed
+    without a hook."""
+    model: Any = MLP().double()
+    x = noise(3, 8, dtype=torch.float64)
+    got = ask(model, {"x": x}, ca.LayerFeatureAblation(layer="a", baseline=0.25), target=ClassIndex((0, 1, 2)))
+    for unit in range(16):
+        hidden = model.a(x)
+        hidden[:, unit] = 0.25
+        drop = model(x) - model.head(torch.relu(hidden))
+        expected = drop[range(3), range(3)].detach().numpy()
+        assert got.attributions[0].values["a"][:, unit] == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("mode", CHECKED)
+@pytest.mark.parametrize(
+    "edit",
+    [ca.Scale("a", factor=-2.0), ca.Scale("a", factor=3.0, rows=(1,)), ca.Scale("head", at="input", factor=0.5)],
+    ids=["the layer", "a row of it", "behind it"],
+)
+def test_units_of_an_edited_model_are_replaced(edit: ca.Scale, mode: CheckMode) -> None:
+    """Edits are in force in every pass, those of the layer before its units are replaced: the reply is that of the
+    edited network, and the check agrees."""
+    edited = ask(MLP(), X, *asked("a"), edits=(edit,), seed=SEED, check=CheckRequest(mode)).attributions
+    plain = ask(MLP(), X, *asked("a"), seed=SEED).attributions
+    assert {verdict(got) for got in edited} == {Verdict.AGREES}
+    assert not any(np.allclose(one.values["a"], other.values["a"]) for one, other in zip(edited, plain))
+
+
+@pytest.mark.parametrize("mode", CHECKED)
+@pytest.mark.parametrize(
+    "target",
+    [ca.CrossEntropy(labels=(0, 1, 2, 0)), ca.OutputSum(), ca.Neuron("head", (0,)), ClassIndex((2, 0, 1, 1))],
+    ids=lambda target: type(target).__name__,
+)
+def test_any_target_can_be_explained(target: ca.Target, mode: CheckMode) -> None:
+    """Losses with labels of their own a row, sums and neurons too; the values tell them from another class."""
+    for each in asked("a"):
+        more: dict[str, Any] = {"check": CheckRequest(mode), "seed": SEED}
+        got, beside = (ask(MLP(), X, each, target=one, **more).attributions[0] for one in (target, ClassIndex((1,))))
+        assert verdict(got) is verdict(beside) is Verdict.AGREES
+        assert not np.allclose(got.values["a"], beside.values["a"])
+
+
+# Seeds.
+
+
+@pytest.mark.parametrize("build", [MLP, RANDOM], ids=["fixed", "random"])
+def test_the_same_seed_gives_the_same_permutation_bit_for_bit(build: Build) -> None:
+    """Whatever the generators did before, and whatever the model itself draws; another seed gives another answer."""
+    answers = []
+    for seed, before in ((SEED, 1), (SEED, 2), (SEED + 1, 2)):
+        torch.manual_seed(before)
+        more: dict[str, Any] = {"seed": seed, "check": CheckRequest(CheckMode.OFF)}
+        result = ask(build(), X, ca.LayerFeaturePermutation(layer="head"), **more)
+        assert result.provenance.seed == seed
+        answers.append(result.attributions[0].values["head"])
+    assert np.array_equal(answers[0], answers[1])
+    assert not np.array_equal(answers[0], answers[2])
+
+
+def test_two_rows_change_places_and_never_stay() -> None:
+    """Of two rows there is one other order: each unit's attribution is what the other row's value does, by hand."""
+    model: Any = MLP().double()
+    x = noise(2, 8, dtype=torch.float64)
+    got = ask(model, {"x": x}, ca.LayerFeaturePermutation(layer="a"), target=ClassIndex((1,)), seed=SEED).attributions[
+        0
+    ]
+    for unit in range(16):
+        hidden = model.a(x)
+        hidden[:, unit] = hidden[:, unit].flip(0)
+        drop = (model(x) - model.head(torch.relu(hidden)))[:, 1].detach().numpy()
+        assert got.values["a"][:, unit] == pytest.approx(drop, abs=1e-12)
+    assert verdict(got) is Verdict.AGREES
+
+
+def test_a_permutation_keeps_the_batch_together() -> None:
+    """Rows are exchanged with each other: a request that explains some of them only must not leave the others out."""
+    assert [method_of(each).uses_randomness for each in asked("a")] == [False, False, True]
+
+
+# Captum gone wrong.
+
+Change = Callable[[Any, dict[str, Any]], None]
+MODEL: list[Any] = []
+KEPT: list[Tensor] = []
+
+
+def nothing(method: Any, options: dict[str, Any]) -> None:
+    pass
+
+
+def other_layer(method: Any, options: dict[str, Any]) -> None:
+    method.layer = MODEL[0].c
+
+
+def other_target(method: Any, options: dict[str, Any]) -> None:
+    function = method.forward_func
+    method.forward_func = lambda *tensors: function(*tensors).roll(1, -1)
+
+
+def other_inputs(method: Any, options: dict[str, Any]) -> None:
+    function = method.forward_func
+    method.forward_func = lambda x: function(x + 1)
+
+
+def stale(values: Tensor) -> Tensor:
+    KEPT.append(values)
+    return KEPT[0]
+
+
+def one_element(values: Tensor) -> Tensor:
+    changed = values.clone()
+    changed.view(-1)[changed.abs().argmax()] *= 1.01
+    return changed
+
+
+VALUES: dict[str, Callable[[Tensor], Tensor]] = {
+    "a hundredth too large": lambda values: values * 1.01,
+    "a constant more": lambda values: values + values.abs().max() / 50,
+    "rows exchanged": lambda values: values.roll(1, 0),
+    "units exchanged": lambda values: values.roll(1, 1),
+    "one element off": one_element,
+    "an element not a number": lambda values: values.index_fill(1, torch.tensor([1]), torch.nan),
+    "nothing but zeros": torch.zeros_like,
+}
+ARGUMENTS: dict[str, Change] = {
+    "another layer": other_layer,
+    "another target": other_target,
+    "units joined": lambda method, options: options.update(layer_mask=torch.tensor([[0, 0, 1, 2, 3, 4]])),
+}
+OF_ABLATION: dict[str, Change] = {
+    "another baseline": lambda method, options: options.update(layer_baselines=0.1),
+    "the layer's input": lambda method, options: options.update(attribute_to_layer_input=True),
+}
+SQUARE = wired(
+    lambda m, x: m.head(torch.relu(m.a(torch.tanh(m.c(x))))),
+    c=lambda: nn.Linear(8, 6), a=lambda: nn.Linear(6, 6), head=lambda: nn.Linear(6, 3),
+)  # fmt: skip
+
+
+def spoiled(each: LayerAttribution, change: Change, values: Callable[[Tensor], Tensor], mode: CheckMode) -> Verdict:
+    """What is found where Captum's class is called with other arguments, or answers something else."""
+    return verdict(answered(each, change, values, mode, X))
+
+
+def answered(
+    each: LayerAttribution,
+    change: Change,
+    values: Callable[[Tensor], Tensor],
+    mode: CheckMode,
+    inputs: Mapping[str, Tensor],
+) -> AttributionResult:
+    """The answer of a Captum whose class has a fault."""
+    kind: Any = getattr(attr, type(each).__name__)
+    intact = kind.attribute
+
+    def attribute(self: Any, given: Any, **options: Any) -> Any:
+        change(self, options)
+        return values(intact(self, given, **options))
+
+    MODEL[:] = [SQUARE()]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kind, "attribute", attribute)
+        return ask(MODEL[0], inputs, each, check=CheckRequest(mode), seed=SEED).attributions[0]
+
+
+@pytest.mark.parametrize("mode", CHECKED)
+@pytest.mark.parametrize("each", asked("a")[1:], ids=lambda each: type(each).__name__)
+def test_a_wrong_answer_is_never_missed(each: LayerAttribution, mode: CheckMode) -> None:
+    """Whatever is wrong with Captum's answer, or with the passes that it comes from, the verdict is DISAGREES."""
+    changes = ARGUMENTS | (OF_ABLATION if isinstance(each, ca.LayerFeatureAblation) else {})
+    found = {what: spoiled(each, nothing, values, mode) for what, values in VALUES.items()}
+    found |= {what: spoiled(each, change, lambda values: values, mode) for what, change in changes.items()}
+    assert set(found.values()) == {Verdict.DISAGREES}, found
+    assert spoiled(each, nothing, lambda values: values, mode) is Verdict.AGREES
+
+
+@pytest.mark.parametrize("mode", CHECKED)
+@pytest.mark.parametrize("each", asked("a")[1:], ids=lambda each: type(each).__name__)
+def test_a_stale_answer_is_never_missed(each: LayerAttribution, mode: CheckMode) -> None:
+    """The answer to the previous call's input is found out."""
+    KEPT.clear()
+    found = [verdict(answered(each, nothing, stale, mode, {"x": X["x"] + shift})) for shift in (1, 0)]
+    assert found == [Verdict.AGREES, Verdict.DISAGREES]
+
+
+def test_passes_that_captum_runs_elsewhere_are_told() -> None:
+    """Where Captum runs more or fewer passes than the method is made of, or on other inputs, that is the cause."""
+    for change in (ARGUMENTS["units joined"], other_inputs):
+        check = answered(asked("a")[0], change, lambda values: values, CheckMode.SAME_PASS, X).checks[0]
+        assert (check.verdict, check.cause) == (Verdict.DISAGREES, Cause.OTHER_PASSES)
+
+
+# What Captum overlooks.
+
+
+@pytest.mark.parametrize("mode", CHECKED)
+@pytest.mark.parametrize("each", asked("a"), ids=lambda each: type(each).__name__)
+def test_a_layer_called_twice_is_found_out(each: LayerAttribution, mode: CheckMode) -> None:
+    """Captum puts what the last call returned in place of every call's: the verdict names the layer and what to do."""
+    twice = net(lambda m, x: m.head(m.a(x) * torch.tanh(m.a(x.flip(0)))))
+    check = ask(twice(), X, each, check=CheckRequest(mode), seed=SEED).attributions[0].checks[0]
+    assert (check.verdict, check.cause) == (Verdict.DISAGREES, Cause.MODULE_REUSED)
+    assert "'a' was called 2 times" in check.reason
+    assert "build the model with a module for each call" in check.reason
+
+
+@pytest.mark.parametrize("mode", CHECKED)
+@pytest.mark.parametrize("each", asked("a"), ids=lambda each: type(each).__name__)
+def test_what_the_model_changes_in_place_is_found_out(each: LayerAttribution, mode: CheckMode) -> None:
+    """Captum hands the model the very tensor that it goes on with. A ReLU in place does no harm, an addition does."""
+    for wiring in (lambda m, x: m.head(torch.tanh(m.a(x).add_(1))), lambda m, x: m.head(m.leaky(m.a(x)))):
+        build = net(wiring, leaky=lambda: nn.LeakyReLU(0.5, inplace=True))
+        check = ask(build(), X, each, check=CheckRequest(mode), seed=SEED).attributions[0].checks[0]
+        assert (check.verdict, check.cause) == (Verdict.DISAGREES, Cause.OTHER_PASSES)
+        assert "changes in place what 'a' returns" in check.reason
+        assert "inplace=False" in check.reason
+
+
+@pytest.mark.parametrize("mode", CHECKED)
+@pytest.mark.parametrize("each", asked("hot"), ids=lambda each: type(each).__name__)
+def test_infinities_that_a_product_with_zero_leaves_are_found_out(each: LayerAttribution, mode: CheckMode) -> None:
+    """Captum cuts a unit out by multiplying it by 0, which makes NaN of an infinity."""
+    build = net(
+        lambda m, x: m.head(torch.nan_to_num(m.hot(x[:, :6]), nan=5.0, posinf=1.0, neginf=-1.0)),
+        hot=lambda: In(lambda each: each / (each > 0)),
+    )  # fmt: skip
+    model: Any = build()
+    model.hot.linear = nn.Identity()
+    check = ask(model, X, each, check=CheckRequest(mode), seed=SEED).attributions[0].checks[0]
+    assert (check.verdict, check.cause) == (Verdict.DISAGREES, Cause.NOT_FINITE)
+    assert "'hot' returns NaN or infinities" in check.reason
+
+
+@pytest.mark.parametrize("mode", CHECKED)
+def test_a_target_that_no_unit_moves_is_inconclusive(mode: CheckMode) -> None:
+    """Where every pass gives the same, agreement says nothing."""
+    dead = net(lambda m, x: m.head(torch.relu(m.a(x) - 1e6)))
+    for each in asked("a"):
+        got = ask(dead(), X, each, check=CheckRequest(mode)).attributions[0]
+        assert (verdict(got), got.checks[0].cause) == (Verdict.INCONCLUSIVE, Cause.NOTHING_CHANGED)
+
+
+def test_a_model_that_draws_is_not_called_wrong() -> None:
+    """Dropout that ignores evaluation: passes of our own cannot tell, and say why."""
+    for each in asked("a"):
+        got = ask(RANDOM(), X, each, seed=SEED).attributions[0]
+        assert (verdict(got), got.checks[0].cause) == (Verdict.INCONCLUSIVE, Cause.RANDOM_FORWARD)
+
+
+def test_many_passes_at_one_input_hold_it_once() -> None:
+    """Thousands of units of a large image would otherwise need a copy of it each."""
+    from cutaway.engine.passes.pass_recorder import PassRecorder
+    from cutaway.engine.passes.targets import ResolvedTarget
+    from cutaway.engine.planning.attribution_setup import resolve_attribution
+
+    model = MLP()
+    subject = InspectedModel(model, lambda tensors: model(**tensors))
+    chosen = ResolvedTarget("output", lambda output: output[:, 0])
+    about = resolve_attribution(subject, asked("a")[0], dict(X), {}).at_target(chosen)
+    witness = PassRecorder(about, at_layer=False)
+    for _ in range(3):
+        witness.forward(X["x"])
+    witness.forward(X["x"] + 1)
+    first, second, third, other = (each.points["x"] for each in witness.passes)
+    assert first is second is third
+    assert torch.equal(other, X["x"] + 1)
+    own = method_of(about.request).passes(about)
+    assert len(own) == 17
+    assert len({id(each.points["x"]) for each in own}) == 1
+
+
+# What cannot be asked.
+
+BOXES: dict[str, Callable[[Tensor], Any]] = {
+    "dict": lambda each: {"h": each},
+    "nested": lambda each: ((each,),),
+    "two": lambda each: (each, each),
+    "none": lambda each: (each, None),
+    "list": lambda each: [each],
+    "ints": lambda each: (each > 0).long(),
+    "rows behind": lambda each: each.T,
+    "large": lambda each: each.repeat(1, 1 + MAX_EVALUATIONS // 6),
+}
+
+
+def boxed(m: Any, x: Tensor) -> Tensor:
+    for name in BOXES:
+        m.get_submodule(name)(x)
+    (_,) = m.list(x)
+    m.r(x)
+    return m.head(m.r(m.a(x)))
+
+
+BOXED = net(boxed, r=nn.ReLU, silent=nn.Identity, **{name: lambda box=box: In(box) for name, box in BOXES.items()})
+WRONG: dict[str, tuple[str, str]] = {
+    "c": ("MODULE_NOT_FOUND", "no module is named 'c'"),
+    "silent": ("METHOD_INAPPLICABLE", "never called its module 'silent'"),
+    "dict": ("METHOD_INAPPLICABLE", "one that returns one tensor"),
+    "nested": ("METHOD_INAPPLICABLE", "one that returns one tensor"),
+    "two": ("METHOD_INAPPLICABLE", "returns the tensors [0], [1]"),
+    "none": ("METHOD_INAPPLICABLE", "returns something besides a tensor"),
+    "list": ("METHOD_INAPPLICABLE", "by a bare tensor, on which the model fails"),
+    "ints": ("METHOD_INAPPLICABLE", "returns a tensor of int64"),
+    "rows behind": ("METHOD_INAPPLICABLE", "axis 0 is not the batch of 4"),
+    "r": ("METHOD_INAPPLICABLE", "called 2 times and returns the shapes [4, 8], [4, 6]"),
+    "large": ("INVALID_VALUE", f"has 8196 units, and a forward pass is run for each, at most {MAX_EVALUATIONS}"),
+}
+
+
+@pytest.mark.parametrize("layer", list(WRONG))
+def test_a_layer_without_units_is_refused_with_the_field_at_fault(layer: str) -> None:
+    """Every method refuses it in the same words, that say what would do; and the model is as it was."""
+    reason, words = WRONG[layer]
+    model = BOXED()
+    before = State.of(model)
+    for each in asked(layer):
+        with pytest.raises(ca.InvalidArgument) as refused:
+            ask(model, X, each)
+        assert refused.value.reason == reason
+        assert refused.value.field == f"attributions[0].{ca.requests.field_name(type(each))}.layer"
+        assert words in refused.value.message
+        assert not before.changes(State.of(model))
+
+
+@pytest.mark.parametrize("baseline", [float("nan"), float("-inf")])
+def test_a_baseline_that_is_no_number_is_refused_before_anything_runs(baseline: float) -> None:
+    """Captum multiplies it by 0 where it is not to be: NaN would be everywhere."""
+    ran: list[int] = []
+
+    def wiring(m: Any, x: Tensor) -> Tensor:
+        ran.append(1)
+        return m.head(m.a(x))
+
+    with pytest.raises(ca.InvalidArgument, match="a finite number") as refused:
+        ask(net(wiring)(), X, ca.LayerFeatureAblation(layer="a", baseline=baseline))
+    assert refused.value.field == "attributions[0].layer_feature_ablation.baseline"
+    assert not ran
+
+
+def test_a_baseline_beyond_the_layers_data_type_is_refused() -> None:
+    """1e5 is no number of float16, and would be an infinity; float32 takes it."""
+    each = ca.LayerFeatureAblation(layer="a", baseline=1e5)
+    with pytest.raises(ca.InvalidArgument, match="no number of float16") as refused:
+        ask(MLP().half(), {"x": X["x"].half()}, each)
+    assert refused.value.field == "attributions[0].layer_feature_ablation.baseline"
+    assert verdict(ask(MLP(), X, each).attributions[0]) is Verdict.AGREES
+
+
+def test_inputs_are_left_out() -> None:
+    """A layer is explained, and no input: naming one is refused."""
+    for each in asked("a"):
+        with pytest.raises(ca.InvalidArgument, match="leave the inputs out"):
+            ask(MLP(), X, replace(each, inputs=("x",)))
+
+
+# Nothing is left behind.
+
+
+@pytest.mark.parametrize("mode", list(CheckMode))
+@pytest.mark.parametrize("fails", range(6))
+def test_the_model_and_the_generators_are_as_they_were(fails: int, mode: CheckMode) -> None:
+    """After an answer, and after a failure in whichever pass: no hook, flag, gradient or attribute is left, no graph
+    was built, and no generator has moved."""
+    passes: list[int] = []
+
+    def wiring(m: Any, x: Tensor) -> Tensor:
+        h = torch.relu(m.a(x))
+        passes.append(1)
+        if len(passes) == fails:
+            raise ValueError("half-way")
+        return m.head(h)
+
+    model: Any = net(wiring)().train()
+    model.a.weight.requires_grad_(False)
+    model.a.weight.grad = torch.ones(6, 8)
+    subject = InspectedModel(model, lambda tensors: model(**tensors))
+    before, dice, numbers = State.of(model), torch.get_rng_state(), np.random.get_state(legacy=False)
+    for each in asked("a"):
+        passes.clear()
+        request = ca.InspectRequest("m", attributions=(each,), check=CheckRequest(mode), seed=SEED)
+        with pytest.raises(ca.InvalidArgument, match="half-way") if fails else nullcontext():
+            assert inspect(subject, request, dict(X)).provenance.backwards == 0
+        assert not before.changes(State.of(model)), each
+        assert torch.equal(torch.get_rng_state(), dice)
+        assert str(np.random.get_state(legacy=False)) == str(numbers)

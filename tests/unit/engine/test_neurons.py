@@ -1,0 +1,510 @@
+"""Explanations of a neuron, and of what goes through it: Captum's own answers, held against raw hook outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from captum import attr
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import cutaway as ca
+from cutaway.engine.execution.inspect import inspect
+from cutaway.engine.model.inspected_model import InspectedModel
+from cutaway.requests import CheckMode, CheckRequest, ClassIndex, Neuron, NeuronAttribution, PathAttribution, Quadrature
+from cutaway.results import Cause, Verdict
+from tests.support.checked_attributions import CHECKED, Build, ask, noise, to, verdict, wired
+from tests.support.rounding import SMALL, close
+from tests.support.state_snapshot import State
+
+STEPS = 6
+CLASS = 1
+UNIT = Neuron("b", (2,))
+BLOCKS = np.repeat(np.arange(4), 2).reshape(1, 8)
+
+ASKED: tuple[NeuronAttribution, ...] = (
+    ca.NeuronGradient(neuron=UNIT),
+    ca.NeuronIntegratedGradients(neuron=UNIT, n_steps=STEPS),
+    ca.NeuronIntegratedGradients(
+        neuron=UNIT, n_steps=STEPS, quadrature=Quadrature.RIEMANN_MIDDLE, baselines={"x": 0.5}
+    ),
+    ca.NeuronConductance(neuron=UNIT, n_steps=STEPS),
+    ca.NeuronConductance(neuron=UNIT, n_steps=STEPS, quadrature=Quadrature.RIEMANN_LEFT, baselines={"x": -0.5}),
+    ca.NeuronGuidedBackprop(neuron=UNIT),
+    ca.NeuronDeconvolution(neuron=UNIT),
+    ca.NeuronFeatureAblation(neuron=UNIT),
+    ca.NeuronFeatureAblation(neuron=UNIT, baselines={"x": 0.5}, masks={"x": BLOCKS}),
+)
+RECTIFIED = (ca.NeuronGuidedBackprop, ca.NeuronDeconvolution)
+
+
+def net(wiring: Callable[..., Any], **parts: Callable[[], Any]) -> Build:
+    """Two layers before a head, and whatever else."""
+    return wired(
+        wiring, a=lambda: nn.Linear(8, 8), b=lambda: nn.Linear(8, 8), head=lambda: nn.Linear(8, 3), **parts
+    )  # fmt: skip
+
+
+class In(nn.Module):
+    """A linear layer that returns its tensor in something."""
+
+    def __init__(self, box: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.box = box
+
+    def forward(self, x: Tensor) -> Any:
+        return self.box(self.linear(x))
+
+
+def in_place() -> nn.Module:
+    return nn.ReLU(inplace=True)
+
+
+MODULES = net(lambda m, x: m.head(m.s(m.b(m.r(m.a(x))))), r=nn.ReLU, s=nn.ReLU)
+TWO = net(
+    lambda m, x, gain: m.head(m.s(m.b(m.r(m.a(x)) * gain.unsqueeze(1)))) * gain.unsqueeze(1), r=nn.ReLU, s=nn.ReLU
+)
+IMAGES = wired(
+    lambda m, x: m.head(m.s(m.b(m.r(m.a(x)))).mean((2, 3))),
+    a=lambda: nn.Conv2d(3, 4, 3), b=lambda: nn.Conv2d(4, 4, 3), r=nn.ReLU, s=nn.Tanh, head=lambda: nn.Linear(4, 3),
+)  # fmt: skip
+
+X = {"x": noise(4, 8)}
+SOUND: dict[str, tuple[Build, Mapping[str, Tensor], Neuron, tuple[str, ...]]] = {
+    "modules": (MODULES, X, UNIT, ()),
+    "a rectifier itself": (MODULES, X, Neuron("s", (2,)), ()),
+    "the output": (MODULES, X, Neuron("head", (1,)), ()),
+    "a rectifier called again behind it": (net(lambda m, x: m.head(m.r(m.b(m.r(m.a(x))))), r=nn.ReLU), X, UNIT, ()),
+    "a function behind it": (net(lambda m, x: m.head(F.relu(m.b(m.r(m.a(x))))), r=nn.ReLU), X, UNIT, ()),
+    "in place": (net(lambda m, x: m.head(m.s(m.b(m.r(m.a(x))))), r=in_place, s=in_place), X, UNIT, ()),
+    "changed in place behind it": (net(lambda m, x: m.head(m.b(m.r(m.a(x))).add_(1).tanh()), r=nn.ReLU), X, UNIT, ()),
+    "in a tuple": (
+        net(lambda m, x: m.head(torch.tanh(m.t(m.r(m.a(x)))[0])), r=nn.ReLU, t=lambda: In(lambda each: (each,))),
+        X, Neuron("t", (2,)), ()),
+    "of an image": (IMAGES, {"x": noise(4, 3, 6, 6)}, Neuron("b", (0, 1, 1)), ()),
+    "two inputs": (TWO, {**X, "gain": noise(4, seed=3)}, UNIT, ()),
+    "one of two inputs": (TWO, {**X, "gain": noise(4, seed=3)}, UNIT, ("x",)),
+    "one number an example": (net(lambda m, x: m.n(m.r(m.a(x)).sum(1)), r=nn.ReLU, n=nn.Tanh), X, Neuron("n", ()), ()),
+}  # fmt: skip
+
+
+def fitted(asked: NeuronAttribution, neuron: Neuron, inputs: Mapping[str, Tensor], names: tuple[str, ...]) -> Any:
+    """``asked`` about ``neuron``; a mask only where it has the input's shape."""
+    if getattr(asked, "masks", {}) and inputs["x"].shape[1:] != (8,):
+        asked = replace(asked, masks={})  # type: ignore[call-arg]
+    return replace(asked, neuron=neuron, inputs=names)
+
+
+def by_hand(model: nn.Module, inputs: Mapping[str, Tensor], asked: Any) -> list[Tensor]:
+    """``asked``, answered by Captum as its documentation uses it."""
+    names = asked.inputs or tuple(inputs)
+    options: dict[str, Any] = {}
+    if hasattr(asked, "baselines"):
+        options["baselines"] = tuple(asked.baselines.get(name, 0.0) for name in names)
+    if isinstance(asked, PathAttribution):
+        options |= {"n_steps": asked.n_steps, "method": asked.quadrature.value}
+    if isinstance(asked, ca.NeuronConductance):
+        options["target"] = None if model(*inputs.values()).ndim == 1 else CLASS
+    if getattr(asked, "masks", {}):
+        masks = {name: torch.as_tensor(mask) for name, mask in asked.masks.items()}
+        options["feature_mask"] = tuple(
+            masks.get(name, torch.full_like(inputs[name][:1], 99, dtype=torch.int64)) for name in names
+        )
+        numbers = torch.unique(torch.cat([mask.flatten() for mask in options["feature_mask"]]))
+        options["feature_mask"] = tuple(torch.searchsorted(numbers, mask) for mask in options["feature_mask"])
+    found = getattr(attr, type(asked).__name__)(model, dict(model.named_modules())[asked.neuron.module]).attribute(
+        tuple(inputs[name].clone().requires_grad_() for name in names), asked.neuron.index,
+        additional_forward_args=tuple(each for name, each in inputs.items() if name not in names) or None, **options,
+    )  # fmt: skip
+    return [each.detach() for each in found]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("name", list(SOUND))
+def test_the_answer_is_plain_captums_in_every_mode_and_agrees(name: str, rows: int, dtype: torch.dtype) -> None:
+    """Within 1e-6 of Captum called by hand, whatever is checked, and the raw hooks say AGREES; the reply names the
+    neuron's module as its layer."""
+    build, given, neuron, names = SOUND[name]
+    build = to(build, dtype) if dtype is torch.float64 else build
+    inputs = {each: tensor[:rows].to(dtype) for each, tensor in given.items()}
+    methods = [fitted(asked, neuron, inputs, names) for asked in ASKED]
+    expected = [by_hand(build(), inputs, asked) for asked in methods]
+    target: ca.Target = ca.PredictedClass() if name == "one number an example" else ClassIndex((CLASS,))
+    for mode in CheckMode:
+        results = ask(build(), inputs, *methods, target=target, check=CheckRequest(mode)).attributions
+        for asked, wanted, got in zip(methods, expected, results, strict=True):
+            assert got.layer == neuron.module
+            for theirs, ours in zip(wanted, got.values.values(), strict=True):
+                assert close(ours, theirs, SMALL), (asked, mode)
+            if mode is not CheckMode.OFF:
+                assert verdict(got) is Verdict.AGREES, (asked, got.checks)
+
+
+def test_what_a_neuron_is_integrated_to_adds_up_to_its_change() -> None:
+    """The attributions sum to the neuron's value at the input less that at the baseline, and the reply has both."""
+    asked = ca.NeuronIntegratedGradients(neuron=UNIT, n_steps=300)
+    model: Any = MODULES().double()
+    inputs = {"x": noise(4, 8, dtype=torch.float64)}
+    got = ask(model, inputs, asked).attributions[0]
+    values = [model.b(model.r(model.a(x)))[:, 2].detach().numpy() for x in (inputs["x"], torch.zeros_like(inputs["x"]))]
+    assert got.value_at_input == pytest.approx(values[0])
+    assert got.value_at_baseline == pytest.approx(values[1])
+    assert got.values["x"].sum(1) == pytest.approx(values[0] - values[1], rel=1e-2)
+    assert [check.verdict for check in got.checks] == [Verdict.AGREES] * 2
+
+
+def test_conductances_of_a_whole_layer_add_up_to_the_targets_change() -> None:
+    """All of the target's change goes through the layer's neurons: summed over them, conductances are what integrated
+    gradients of the target are."""
+    neurons = tuple(ca.NeuronConductance(neuron=Neuron("b", (unit,)), n_steps=50) for unit in range(8))
+    *through, whole = ask(MODULES(), X, *neurons, ca.IntegratedGradients(n_steps=50)).attributions
+    assert {verdict(got) for got in through} <= {Verdict.AGREES, Verdict.INCONCLUSIVE}  # a unit may be dead
+    assert np.sum([got.values["x"] for got in through], axis=0) == pytest.approx(whole.values["x"], abs=1e-5)
+    assert through[0].convergence_delta is None
+
+
+@pytest.mark.parametrize("mode", CHECKED)
+@pytest.mark.parametrize(
+    "edit",
+    [
+        ca.Scale("a", factor=-2.0, rows=(1,)),
+        ca.Scale("b", factor=3.0),
+        ca.Scale("a", at="grad_output", factor=3.0),
+        ca.Scale("b", at="grad_output", factor=-2.0),
+        ca.Scale("head", at="grad_input", factor=-2.0),
+    ],
+    ids=lambda edit: f"{edit.module} {edit.at}",
+)
+def test_a_neuron_of_an_edited_model_is_explained(edit: ca.Scale, mode: CheckMode) -> None:
+    """Edits are in force in every pass, upstream of the neuron, at it and behind it: answer and reference agree. Only a
+    gradient edited right before a rectifier Captum's deconvolution throws away, and is found out."""
+    for asked in ASKED:
+        got = ask(MODULES(), X, asked, edits=(edit,), check=CheckRequest(mode)).attributions[0]
+        lost = isinstance(asked, ca.NeuronDeconvolution) and (edit.module, edit.at) == ("a", "grad_output")
+        assert verdict(got) is (Verdict.DISAGREES if lost else Verdict.AGREES), (asked, got.checks)
+
+
+@pytest.mark.parametrize("mode", CHECKED)
+@pytest.mark.parametrize(
+    "target",
+    [ca.CrossEntropy(labels=(0, 1, 2, 0)), ca.OutputSum(), Neuron("head", (0,)), ClassIndex((2, 0, 1, 1))],
+    ids=lambda target: type(target).__name__,
+)
+def test_any_target_can_go_through_the_neuron(target: ca.Target, mode: CheckMode) -> None:
+    """A conductance is of whatever target is asked for, also another neuron: the values tell them apart."""
+    asked = ca.NeuronConductance(neuron=UNIT, n_steps=STEPS, target=target)
+    other = replace(asked, target=ClassIndex((CLASS,)))
+    got, beside = ask(MODULES(), X, asked, other, check=CheckRequest(mode)).attributions
+    assert verdict(got) is verdict(beside) is Verdict.AGREES
+    assert not np.allclose(got.values["x"], beside.values["x"])
+
+
+# Captum gone wrong.
+
+Change = Callable[[Any, dict[str, Any]], None]
+TARGET = ClassIndex((0, 1, 2, 0))
+KINDS = {type(asked).__name__: asked for asked in ASKED[::-1]}
+KEPT: list[Tensor] = []
+
+
+def option(name: str, change: Callable[[Any], Any]) -> Change:
+    return lambda method, options: options.update({name: change(options[name])})
+
+
+def other_module(method: Any, options: dict[str, Any]) -> None:
+    method.layer = MODEL[0].a
+
+
+def nothing(method: Any, options: dict[str, Any]) -> None:
+    pass
+
+
+def stale(values: Tensor) -> Tensor:
+    KEPT.append(values)
+    return KEPT[0]
+
+
+MODEL: list[Any] = []
+VALUES: dict[str, Callable[[Tensor], Tensor]] = {
+    "a hundredth too large": lambda values: values * 1.01,
+    "a constant more": lambda values: values + values.abs().max() / 50,
+    "rows exchanged": lambda values: values.roll(1, 0),
+    "elements exchanged": lambda values: values.flip(1),
+    "nothing but zeros": torch.zeros_like,
+}
+FAULTS: dict[str, tuple[Change, tuple[str, ...]]] = {
+    "another neuron": (option("neuron_selector", lambda _: (3,)), tuple(KINDS)),
+    "a neuron of another module": (other_module, tuple(KINDS)),
+    "the neuron's input": (lambda method, options: options.update(attribute_to_neuron_input=True), tuple(KINDS)),
+    "another target": (option("target", lambda target: (target + 1) % 3), ("NeuronConductance",)),
+    "half the steps": (option("n_steps", lambda steps: steps // 2), tuple(k for k in KINDS if "I" in k or "Co" in k)),
+    "another baseline": (
+        option("baselines", lambda start: tuple(each + 0.3 for each in start)),
+        tuple(name for name in KINDS if hasattr(KINDS[name], "baselines"))),
+    "rectifiers left alone": (
+        lambda method, options: setattr(
+            getattr(method, "deconv", None) or method.guided_backprop, "_register_hooks", lambda module: None),
+        tuple(kind.__name__ for kind in RECTIFIED)),
+}  # fmt: skip
+
+
+def spoiled(
+    name: str, change: Change, values: Callable[[Tensor], Tensor], mode: CheckMode, shift: float = 0.0
+) -> Verdict:
+    """What is found where Captum's class is called with other arguments, or answers something else."""
+    kind: Any = getattr(attr, name)
+    intact = kind.attribute
+
+    def attribute(self: Any, inputs: Any, **options: Any) -> Any:
+        change(self, options)
+        return tuple(map(values, intact(self, inputs, **options)))
+
+    MODEL[:] = [MODULES()]
+    asked = replace(KINDS[name], neuron=Neuron("b", (2,)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kind, "attribute", attribute)
+        given = {"x": X["x"] + shift}
+        return verdict(ask(MODEL[0], given, asked, target=TARGET, check=CheckRequest(mode)).attributions[0])
+
+
+@pytest.mark.parametrize("mode", CHECKED)
+@pytest.mark.parametrize("name", list(KINDS))
+def test_a_wrong_answer_is_never_missed(name: str, mode: CheckMode) -> None:
+    """Whatever is wrong with Captum's answer, or with the neuron that it explains, the verdict is DISAGREES."""
+    found = {what: spoiled(name, nothing, values, mode) for what, values in VALUES.items()}
+    if name == "NeuronDeconvolution":  # it depends on the neuron alone: all rows are the same
+        del found["rows exchanged"]
+    found |= {what: spoiled(name, fault, lambda each: each, mode) for what, (fault, of) in FAULTS.items() if name in of}
+    assert set(found.values()) == {Verdict.DISAGREES}, found
+    assert spoiled(name, nothing, lambda each: each, mode) is Verdict.AGREES
+
+
+@pytest.mark.parametrize("mode", CHECKED)
+@pytest.mark.parametrize("name", [name for name in KINDS if name != "NeuronDeconvolution"])
+def test_a_stale_answer_is_never_missed(name: str, mode: CheckMode) -> None:
+    """The answer to an earlier question, of the right shape, is found out; a deconvolution depends on the neuron alone,
+    and has none."""
+    KEPT.clear()
+    assert spoiled(name, nothing, stale, mode, shift=1.0) is Verdict.AGREES
+    assert spoiled(name, nothing, stale, mode) is Verdict.DISAGREES
+
+
+# What Captum overlooks.
+
+
+@pytest.mark.parametrize("mode", CHECKED)
+@pytest.mark.parametrize("asked", ASKED, ids=lambda asked: type(asked).__name__)
+def test_a_neuron_of_a_module_called_twice_is_found_out(asked: NeuronAttribution, mode: CheckMode) -> None:
+    """The neuron is of the first call, and Captum explains the last: the verdict names the module and what to do."""
+    twice = net(lambda m, x: m.head(m.b(m.r(m.b(m.r(m.a(x)))))), r=nn.ReLU)
+    check = ask(twice(), X, asked, check=CheckRequest(mode)).attributions[0].checks[0]
+    assert (check.verdict, check.cause) == (Verdict.DISAGREES, Cause.MODULE_REUSED)
+    assert "'b' was called 2 times" in check.reason
+    assert "build the model with a module for each" in check.reason
+
+
+def test_a_module_called_twice_is_named_also_where_both_calls_are_the_same() -> None:
+    """A match by chance proves nothing."""
+    same = net(lambda m, x: m.head(m.b(x) + m.b(x)))
+    for got in ask(same(), X, ASKED[0], ASKED[1], ASKED[7]).attributions:
+        assert (verdict(got), got.checks[0].cause) == (Verdict.INCONCLUSIVE, Cause.MODULE_REUSED)
+
+
+@pytest.mark.parametrize("mode", CHECKED)
+@pytest.mark.parametrize("kind", RECTIFIED)
+@pytest.mark.parametrize(
+    ("wiring", "place"),
+    [
+        (lambda m, x: m.head(m.b(torch.relu(m.a(x)))), ":relu#0"),
+        (lambda m, x: m.head(F.relu(m.b(m.a(x).relu_()))), ":relu_#0"),
+        (lambda m, x: m.head(m.b(m.inner(m.r(m.a(x))))), "inner:relu#0"),
+    ],
+    ids=["function", "in place", "inside a module"],
+)
+def test_a_functional_relu_before_the_neuron_is_found_out_and_named(
+    wiring: Callable[..., Any], place: str, kind: Any, mode: CheckMode
+) -> None:
+    """Captum overrides modules and passes over functions in silence: the verdict says so, and where they are; one
+    behind the neuron is no fault, and is not named."""
+    build = net(wiring, r=nn.ReLU, inner=lambda: In(torch.relu))
+    check = ask(build(), X, kind(neuron=UNIT), check=CheckRequest(mode)).attributions[0].checks[0]
+    assert (check.verdict, check.cause) == (Verdict.DISAGREES, Cause.FUNCTIONAL_NONLINEARITY)
+    assert check.reason.startswith(f"functional relu at {place}, between the input and the neuron, which")
+
+
+@pytest.mark.parametrize("kind", RECTIFIED)
+def test_where_no_relu_lies_before_the_neuron_there_is_nothing_to_override(kind: Any) -> None:
+    """The answer is the plain gradient, and the verdict says that it is no more; a ReLU behind the neuron changes
+    nothing about it."""
+    got = ask(MODULES(), X, kind(neuron=Neuron("a", (1,)))).attributions[0]
+    assert (verdict(got), got.checks[0].cause) == (Verdict.INCONCLUSIVE, Cause.NOT_MOVED)
+
+
+def test_a_target_that_does_not_listen_to_the_neuron_is_inconclusive() -> None:
+    """Where all that goes through the neuron is 0, agreement says nothing."""
+    asked = ca.NeuronConductance(neuron=Neuron("head", (1,)), n_steps=STEPS, target=ClassIndex((0,)))
+    got = ask(MODULES(), X, asked).attributions[0]
+    assert (verdict(got), got.checks[0].cause) == (Verdict.INCONCLUSIVE, Cause.NO_GRADIENT)
+
+
+@pytest.mark.parametrize("mode", CHECKED)
+def test_a_way_past_an_identity_is_captums_error_and_found_out(mode: CheckMode) -> None:
+    """Captum differentiates at the tensor that nn.Identity passes on, which also flows past it."""
+    past = net(lambda m, x: (lambda h: m.head(torch.tanh(h * 2) + m.id(h)))(m.a(x)), id=nn.Identity)
+    asked = ca.NeuronConductance(neuron=Neuron("id", (1,)), n_steps=STEPS)
+    assert verdict(ask(past(), X, asked, check=CheckRequest(mode)).attributions[0]) is Verdict.DISAGREES
+
+
+# What cannot be asked.
+
+BOXES: dict[str, Callable[[Tensor], Any]] = {
+    "dict": lambda each: {"h": each},
+    "nested": lambda each: ((each,),),
+    "two": lambda each: (each, each),
+    "none": lambda each: (each, None),
+    "ints": lambda each: (each > 0).long(),
+    "rows behind": lambda each: each.T,
+}
+
+
+def boxed(m: Any, x: Tensor) -> Tensor:
+    for name in BOXES:
+        m.get_submodule(name)(x)
+    m.r(m.a(x))
+    m.r(m.a(x)[:, :5])
+    return m.head(m.b(x))
+
+
+BOXED = net(boxed, r=nn.ReLU, silent=nn.Identity, **{name: lambda box=box: In(box) for name, box in BOXES.items()})
+WRONG: dict[str, tuple[Neuron, str, str]] = {
+    "no such module": (Neuron("c", (0,)), "neuron.module", "no module is named 'c'"),
+    "a module that is never called": (Neuron("silent", (0,)), "neuron.module", "never called its module 'silent'"),
+    "outside": (Neuron("b", (8,)), "neuron.index", "outside of the axes [8]"),
+    "from the end": (Neuron("b", (-1,)), "neuron.index", "outside of the axes [8]"),
+    "an axis too few": (Neuron("b", ()), "neuron.index", "0 indices for the 1 axes"),
+    "an axis too many": (Neuron("b", (1, 1)), "neuron.index", "2 indices for the 1 axes"),
+    "in a dict": (Neuron("dict", (0,)), "neuron.module", "one that returns one tensor"),
+    "in a tuple in a tuple": (Neuron("nested", (0,)), "neuron.module", "one that returns one tensor"),
+    "of several tensors": (Neuron("two", (0,)), "neuron.module", "returns the tensors [0], [1]"),
+    "beside None": (Neuron("none", (0,)), "neuron.module", "returns something besides a tensor"),
+    "a whole number": (Neuron("ints", (0,)), "", "only floats"),
+    "not of an example": (Neuron("rows behind", (0,)), "", "axis 0 is not the batch"),
+    "not in the last call": (
+        Neuron("r", (5,)),
+        "neuron.module",
+        "called 2 times, and one call returns [5] for each example, without a neuron [5]",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(WRONG))
+def test_what_is_no_neuron_is_refused_with_the_field_at_fault(name: str) -> None:
+    """Every method refuses it in the same words, that say what would do; and the model is as it was."""
+    neuron, field, words = WRONG[name]
+    model = BOXED()
+    before = State.of(model)
+    for kind in KINDS.values():
+        asked = replace(kind, neuron=neuron)
+        if getattr(asked, "masks", {}):
+            asked = replace(asked, masks={})  # type: ignore[call-arg]
+        with pytest.raises(ca.InvalidArgument) as refused:
+            ask(model, X, asked)
+        below = ca.requests.field_name(type(asked)) + (f".{field}" if field else "")
+        assert refused.value.field == f"attributions[0].{below}", asked
+        assert words in refused.value.message, asked
+        assert not before.changes(State.of(model))
+
+
+@pytest.mark.parametrize(
+    ("asked", "field", "words"),
+    [
+        (ca.NeuronGradient(neuron=UNIT, target=ClassIndex((0,))), "target", "leave the target out"),
+        (ca.NeuronIntegratedGradients(neuron=UNIT, n_steps=0), "neuron_integrated_gradients.path.n_steps", "takes 1"),
+        (ca.NeuronConductance(neuron=UNIT, n_steps=1025), "neuron_conductance.path.n_steps", "1 to 1024"),
+        (ca.NeuronGradient(neuron=UNIT, inputs=("z",)), "inputs", "no input 'z'"),
+        (
+            ca.NeuronFeatureAblation(neuron=UNIT, masks={"x": np.zeros((1, 7), np.int64)}),
+            "neuron_feature_ablation.masks.by_input.x", "[1, 8]",
+        ),
+        (
+            ca.NeuronConductance(neuron=UNIT, baselines={"x": np.zeros((1, 7), np.float32)}),
+            "neuron_conductance.path.baselines.by_input.x", "[1, 8]",
+        ),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_asked_of_a_neuron_is_refused_before_anything_runs(asked: Any, field: str, words: str) -> None:
+    """The error names the field of the contract; the model has not run."""
+    ran: list[int] = []
+
+    def wiring(m: Any, x: Tensor) -> Tensor:
+        ran.append(1)
+        return m.head(m.b(x))
+
+    build = net(wiring)
+    with pytest.raises(ca.InvalidArgument) as refused:
+        ask(build(), X, asked)
+    assert refused.value.field == f"attributions[0].{field}"
+    assert words in refused.value.message
+    assert not ran
+
+
+def test_an_input_that_the_neuron_does_not_depend_on_is_refused_and_the_neuron_named() -> None:
+    """Captum cannot differentiate by it; the error says whose gradient is missing, and what to ask for."""
+    two = net(lambda m, x, y: m.head(m.b(x)) + m.head(m.a(y)))
+    for kind in (ca.NeuronGradient, ca.NeuronIntegratedGradients, ca.NeuronConductance, *RECTIFIED):
+        with pytest.raises(ca.CutawayError, match=r"neuron \[2\] of 'b'.* does not depend .*name in inputs") as refused:
+            ask(two(), {**X, "y": noise(4, 8, seed=2)}, kind(neuron=UNIT))
+        assert refused.value.reason == "NOT_DIFFERENTIABLE"
+
+
+def test_the_gradient_at_a_rectifier_cannot_be_edited_and_overridden() -> None:
+    """One of the two only: the edit is refused, as for the methods of whole models."""
+    for kind in RECTIFIED:
+        with pytest.raises(ca.InvalidArgument, match="it can do one only"):
+            ask(MODULES(), X, kind(neuron=UNIT), edits=(ca.Scale("r", at="grad_input", factor=2.0),))
+
+
+# Nothing is left behind.
+
+
+def drawn() -> str:
+    """Where NumPy's generator stands."""
+    return str(np.random.get_state(legacy=False)["state"])
+
+
+@pytest.mark.parametrize("mode", list(CheckMode))
+@pytest.mark.parametrize("fails", range(5))
+def test_the_model_and_the_generators_are_as_they_were(fails: int, mode: CheckMode) -> None:
+    """After an answer, and after a failure in whichever pass: no hook, flag, gradient or attribute is left, and no
+    generator has moved."""
+    passes: list[int] = []
+
+    def wiring(m: Any, x: Tensor) -> Tensor:
+        h = m.r(m.b(m.r(m.a(x))))
+        passes.append(1)
+        if len(passes) == fails:
+            raise ValueError("half-way")
+        return m.head(h)
+
+    model: Any = net(wiring, r=nn.ReLU)().train()
+    model.a.weight.requires_grad_(False)
+    model.b.weight.grad = torch.ones(8, 8)
+    subject = InspectedModel(model, lambda tensors: model(**tensors))
+    before, dice, numbers = State.of(model), torch.get_rng_state(), drawn()
+    for asked in KINDS.values():
+        passes.clear()
+        request = ca.InspectRequest("m", attributions=(asked,), check=CheckRequest(mode))
+        expected = pytest.raises(ca.InvalidArgument, match="half-way") if fails else nullcontext()
+        with expected:
+            inspect(subject, request, dict(X))
+        assert not before.changes(State.of(model)), asked
+        assert torch.equal(torch.get_rng_state(), dice)
+        assert drawn() == numbers

@@ -1,0 +1,373 @@
+"""Noise tunnels: Captum's own answers from the seed's noise, each copy held against the base method's reference."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from captum import attr
+from torch import Tensor, nn
+
+import cutaway as ca
+from cutaway.requests import Attribution, CheckMode, CheckRequest, ClassIndex, Combination, CrossEntropy, Neuron
+from cutaway.results import AttributionResult, Cause, Verdict
+from tests.support.broken_captum import spoiled, stale
+from tests.support.checked_attributions import CHECKED, RANDOM, Build, ask, noise, verdict, wired
+from tests.support.expectation_models import GAINED, IN_PLACE, TWICE, numbers
+from tests.support.noise_models import MODULES, ROW, TWO
+from tests.support.rounding import SMALL, close
+from tests.support.state_snapshot import untouched
+
+SEED = 11
+HALVES = {"x": np.array([[0, 0, 0, 0, 1, 1, 1, 1]])}
+FUNCTIONAL = wired(lambda m, x: m.head(torch.relu(m.a(x))), a=lambda: nn.Linear(8, 6), head=lambda: nn.Linear(6, 3))
+
+OPTIONS: dict[Attribution, dict[str, Any]] = {}
+SAMPLES = noise(3, 8, seed=5)
+
+
+def base(asked: Attribution, **options: Any) -> Attribution:
+    """``asked``, and with which options Captum is called by hand."""
+    OPTIONS[keyed(asked)] = options
+    return asked
+
+
+def keyed(asked: Attribution) -> Any:
+    return repr(replace(asked, noise=None, metrics=()))
+
+
+ONES = {"x": 1.0}
+BASES: dict[str, tuple[Build, Mapping[str, Tensor], tuple[Attribution, ...]]] = {
+    "gradients": (MODULES, ROW, (
+        base(ca.Saliency(), abs=True), base(ca.InputXGradient()), base(ca.GuidedBackprop()), base(ca.Deconvolution()),
+        base(ca.LRP()), base(ca.DeepLift(baselines=ONES), baselines=torch.ones(3, 8)),
+        base(ca.DeepLiftShap(baselines={"x": SAMPLES.numpy()}), baselines=SAMPLES),
+    )),
+    "layers": (MODULES, ROW, (
+        base(ca.LayerActivation(layer="b")), base(ca.LayerGradientXActivation(layer="b")),
+        base(ca.LayerFeatureAblation(layer="head")), base(ca.LayerDeepLift(layer="b")),
+        base(ca.InternalInfluence(layer="b", n_steps=4), n_steps=4),
+        base(ca.LayerConductance(layer="b", n_steps=4), n_steps=4),
+        base(ca.LayerIntegratedGradients(layer="b", n_steps=4), n_steps=4),
+    )),
+    "neurons": (MODULES, ROW, (
+        base(ca.NeuronGradient(neuron=Neuron("b", (2,)))),
+        base(ca.NeuronGuidedBackprop(neuron=Neuron("b", (2,)))),
+        base(ca.NeuronIntegratedGradients(neuron=Neuron("b", (2,)), n_steps=4), n_steps=4),
+    )),
+    "perturbations": (MODULES, ROW, (
+        base(ca.FeatureAblation(masks=HALVES, baselines=ONES), baselines=1.0,
+             feature_mask=torch.from_numpy(HALVES["x"])),
+        base(ca.Occlusion(windows={"x": (4,)}, strides={"x": (2,)}), sliding_window_shapes=(4,), strides=(2,)),
+        base(ca.ShapleyValues(masks=HALVES), feature_mask=torch.from_numpy(HALVES["x"])),
+    )),
+    "one of two inputs": (GAINED, TWO, (
+        base(ca.Saliency(inputs=("x",), absolute=False), abs=False),
+        base(ca.IntegratedGradients(inputs=("x",), n_steps=4), n_steps=4),
+        base(ca.IntegratedGradients(inputs=("y", "x"), n_steps=40), n_steps=40),
+    )),
+    "in place": (IN_PLACE, ROW, (base(ca.InputXGradient()), base(ca.LayerGradientXActivation(layer="a")))),
+    "a module called twice": (TWICE, ROW, (base(ca.InputXGradient()), base(ca.LayerActivation(layer="a")))),
+}  # fmt: skip
+
+
+def by_hand(model: nn.Module, given: Mapping[str, Tensor], asked: Any) -> list[Tensor]:
+    """``asked``, answered by Captum as its documentation uses it, a copy at a time."""
+    explained = list(asked.inputs) or list(given)
+    rest = [name for name in given if name not in explained]
+    at = getattr(asked, "layer", "")
+    options = dict(OPTIONS[keyed(asked)])
+    if hasattr(asked, "neuron"):
+        options["neuron_selector"], at = asked.neuron.index, asked.neuron.module
+    elif not isinstance(asked, ca.LayerActivation):
+        options["target"] = model(**given).argmax(1)
+    layer = (model.get_submodule(at),) if at else ()
+    kind = getattr(attr, type(asked).__name__)
+    takes_modules = isinstance(asked, (ca.LRP, ca.GuidedBackprop, ca.NeuronGuidedBackprop, ca.Deconvolution))
+    if takes_modules or "DeepLift" in type(asked).__name__:
+        called: Any = model
+    else:
+
+        def called(*tensors: Tensor) -> Tensor:
+            return model(**dict(zip(explained + rest, tensors)))
+
+    tensors = tuple(given[name] for name in explained)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(SEED)
+        found = attr.NoiseTunnel(kind(called, *layer)).attribute(
+            tensors if len(tensors) > 1 else tensors[0],
+            nt_type=asked.noise.combination.value, nt_samples=asked.noise.n_samples, nt_samples_batch_size=1,
+            stdevs=asked.noise.stdev, additional_forward_args=tuple(given[name] for name in rest) or None, **options,
+        )  # fmt: skip
+    return [each.detach() for each in (found if isinstance(found, tuple) else (found,))]
+
+
+@pytest.mark.parametrize("combination", list(Combination))
+@pytest.mark.parametrize("name", list(BASES))
+def test_a_tunnel_is_plain_captums_and_agrees_in_every_mode(name: str, combination: Combination) -> None:
+    """Any method inside: the reply is what Captum says when called by hand with the same seed; nothing must add up."""
+    build, given, bases = BASES[name]
+    asked = tuple(replace(each, noise=ca.NoiseTunnel(combination, 4, 1.5)) for each in bases)
+    expected = [by_hand(build(), given, each) for each in asked]
+    for mode in CheckMode:
+        result = ask(build(), given, *asked, check=CheckRequest(mode), seed=SEED)
+        for request, wanted, got in zip(asked, expected, result.attributions, strict=True):
+            for theirs, ours in zip(wanted, got.values.values(), strict=True):
+                assert close(ours, theirs, SMALL), (mode, request)
+            assert [check.verdict for check in got.checks] == [Verdict.AGREES] * (mode is not CheckMode.OFF), got.checks
+            assert got.convergence_delta is None
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_a_tunnel_in_float64_and_for_one_row(rows: int) -> None:
+    """Captum draws noise in float32 whatever the input is, and so does the reference."""
+    given = {"x": noise(rows, 8, dtype=torch.float64)}
+    asked = [
+        replace(each, noise=ca.NoiseTunnel(combination, 3, 0.5))
+        for each in (BASES["gradients"][2][0], BASES["layers"][2][4])
+        for combination in Combination
+    ]
+    for mode in CHECKED:
+        result = ask(MODULES().double(), given, *asked, check=CheckRequest(mode), seed=SEED)
+        for request, got in zip(asked, result.attributions, strict=True):
+            (theirs,) = by_hand(MODULES().double(), given, request)
+            assert close(next(iter(got.values.values())), theirs, SMALL)
+            assert verdict(got) is Verdict.AGREES, got.checks
+
+
+def test_layer_lrp_goes_through_a_tunnel_that_captum_cannot_build_by_itself() -> None:
+    """Captum's LayerLRP lacks what its own NoiseTunnel calls; here it has it; the answer is the mean over copies."""
+    asked = ca.LayerLRP(layer="b", noise=ca.NoiseTunnel(n_samples=3, stdev=0.2))
+    got = ask(MODULES(), ROW, asked, target=ClassIndex((1,)), seed=SEED).attributions[0]
+    numbers = torch.Generator().manual_seed(SEED)
+    total = torch.zeros(3, 6)
+    for _ in range(3):
+        model = MODULES()
+        copy = ROW["x"] + 0.2 * torch.randn(3, 8, generator=numbers)
+        total += attr.LayerLRP(model, model.get_submodule("b")).attribute(copy, target=1).detach()
+    assert close(got.values["b"], total / 3, SMALL)
+    assert verdict(got) is Verdict.AGREES
+
+
+def test_noise_of_no_size_is_the_plain_explanation() -> None:
+    """The mean of equal copies is the explanation; their variance is nothing, and the verdict says that it says
+    nothing."""
+    plain, still = (
+        ask(MODULES(), ROW, ca.InputXGradient(noise=each), seed=SEED).attributions[0]
+        for each in (None, ca.NoiseTunnel(n_samples=4, stdev=0.0))
+    )
+    assert close(still.values["x"], torch.from_numpy(plain.values["x"]), SMALL)
+    assert verdict(still) is Verdict.AGREES
+    for n, stdev in ((1, 0.5), (4, 0.0)):
+        asked = ca.InputXGradient(noise=ca.NoiseTunnel(Combination.VARGRAD, n, stdev))
+        for mode in CHECKED:
+            check = ask(MODULES(), ROW, asked, seed=SEED, check=CheckRequest(mode)).attributions[0].checks[0]
+            assert check.verdict is Verdict.INCONCLUSIVE
+
+
+@pytest.mark.parametrize("stdev", [1e-1, 1e-2, 1e-3, 1e-4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_variance_that_is_rounding_is_never_called_wrong(stdev: float, dtype: torch.dtype) -> None:
+    """The smaller the noise the less is left of the squares; Captum's weights of a path are float32 even in float64."""
+    given = {"x": noise(4, 8, dtype=dtype)}
+    tunnel = ca.NoiseTunnel(Combination.VARGRAD, 20, stdev)
+    asked = (ca.InputXGradient(noise=tunnel), ca.Saliency(noise=tunnel), ca.IntegratedGradients(noise=tunnel))
+    for mode in CHECKED:
+        for got in ask(MODULES().to(dtype), given, *asked, seed=SEED, check=CheckRequest(mode)).attributions:
+            assert verdict(got) is not Verdict.DISAGREES, got.checks
+
+
+# Captum gone wrong.
+
+
+def other_rows_further(method: Any, options: dict[str, Any]) -> None:
+    options["additional_forward_args"] = tuple(each.flip(0) for each in options["additional_forward_args"])
+
+
+OTHER = {"smoothgrad": "smoothgrad_sq", "smoothgrad_sq": "vargrad", "vargrad": "smoothgrad"}
+
+FAULTS: dict[str, tuple[type, dict[str, Any]]] = {
+    "a hundredth too large": (attr.NoiseTunnel, {"values": lambda values: values * 1.01}),
+    "a hundredth too large, each copy": (attr.Saliency, {"values": lambda values: values * 1.01}),
+    "something added": (attr.NoiseTunnel, {"values": lambda values: values + 0.1 * values.abs().max()}),
+    "rows exchanged": (attr.NoiseTunnel, {"values": lambda values: values.roll(1, 0)}),
+    "rows exchanged, each copy": (attr.Saliency, {"values": lambda values: values.roll(1, 0)}),
+    "the sum for the mean": (attr.NoiseTunnel, {"values": lambda values: values * 4}),
+    "nothing but zeros": (attr.NoiseTunnel, {"values": torch.zeros_like}),
+    "not a number": (attr.NoiseTunnel, {"values": lambda values: values * torch.nan}),
+    "another combination": (
+        attr.NoiseTunnel,
+        {"arguments": lambda method, options: options.update(nt_type=OTHER[options["nt_type"]])},
+    ),
+    "another copy": (attr.NoiseTunnel, {"arguments": lambda method, options: options.update(nt_samples=5)}),
+    "another noise": (attr.NoiseTunnel, {"arguments": lambda method, options: options.update(stdevs=0.6)}),
+    "other draws": (attr.NoiseTunnel, {"arguments": lambda method, options: torch.rand(())}),
+    "another target": (
+        attr.NoiseTunnel,
+        {"arguments": lambda method, options: options.update(target=(options["target"] + 1) % 3)},
+    ),
+    "further inputs exchanged": (attr.NoiseTunnel, {"arguments": other_rows_further}),
+}
+
+
+def answer(combination: Combination, mode: CheckMode, given: Mapping[str, Tensor] = TWO) -> AttributionResult:
+    asked = ca.Saliency(inputs=("x",), absolute=False, noise=ca.NoiseTunnel(combination, 4, 0.5))
+    more: dict[str, Any] = {"check": CheckRequest(mode), "seed": SEED, "target": ClassIndex((0, 1, 2))}
+    return ask(GAINED(), given, asked, **more).attributions[0]
+
+
+@pytest.mark.parametrize("mode", CHECKED)
+@pytest.mark.parametrize("combination", list(Combination))
+@pytest.mark.parametrize("fault", list(FAULTS))
+def test_a_wrong_tunnel_is_never_missed(fault: str, combination: Combination, mode: CheckMode) -> None:
+    """Whatever is wrong with the tunnel, or with what is inside, the verdict is DISAGREES, with a reason."""
+    kind, how = FAULTS[fault]
+    with spoiled(kind, **how):
+        got = answer(combination, mode)
+    assert verdict(got) is Verdict.DISAGREES
+    assert got.checks[0].reason
+
+
+@pytest.mark.parametrize("mode", CHECKED)
+def test_a_stale_tunnel_is_never_missed(mode: CheckMode) -> None:
+    """The answer to the previous call's input is found out."""
+    with stale(attr.NoiseTunnel):
+        right = answer(Combination.SMOOTHGRAD, mode, {**TWO, "x": TWO["x"] + 1})
+        late = answer(Combination.SMOOTHGRAD, mode)
+    assert (verdict(right), verdict(late)) == (Verdict.AGREES, Verdict.DISAGREES)
+
+
+@pytest.mark.parametrize("mode", CHECKED)
+def test_what_the_method_inside_overlooks_is_named(mode: CheckMode) -> None:
+    """A functional ReLU, or a layer that is called twice, by name; noise hides neither."""
+    tunnel = ca.NoiseTunnel(n_samples=3, stdev=0.5)
+    guided = ask(FUNCTIONAL(), ROW, ca.GuidedBackprop(noise=tunnel), seed=SEED, check=CheckRequest(mode))
+    check = guided.attributions[0].checks[0]
+    assert (check.verdict, check.cause) == (Verdict.DISAGREES, Cause.FUNCTIONAL_NONLINEARITY)
+    assert ":relu#0" in check.reason
+    layer = ca.LayerGradientXActivation(layer="b", noise=tunnel)
+    check = ask(TWICE(), ROW, layer, seed=SEED, check=CheckRequest(mode)).attributions[0].checks[0]
+    assert (check.verdict, check.cause) == (Verdict.DISAGREES, Cause.MODULE_REUSED)
+
+
+def test_a_variance_is_known_as_well_as_what_it_is_made_of() -> None:
+    """Errors of each copy that the method inside may have are no fault of the tunnel, however little varies."""
+    signs: list[float] = []
+
+    def a_little_off(values: Tensor) -> Tensor:
+        signs.append(-signs[-1] if signs else 1.0)
+        return values * (1 + 3e-5 * signs[-1])
+
+    asked = ca.InputXGradient(noise=ca.NoiseTunnel(Combination.VARGRAD, 20, 0.05))
+    with spoiled(attr.InputXGradient, values=a_little_off):
+        check = ask(MODULES(), ROW, asked, seed=SEED).attributions[0].checks[0]
+    assert check.max_relative_error > check.tolerance
+    assert (check.verdict, check.cause) == (Verdict.INCONCLUSIVE, Cause.CANCELLATION)
+
+
+# Rows, seeds, and what is left behind.
+
+
+@pytest.mark.parametrize("mode", CHECKED)
+def test_rows_keep_their_places_in_a_tunnel(mode: CheckMode) -> None:
+    """An edit of one row is in force in every copy; a loss has its row's own label."""
+    asked = ca.IntegratedGradients(inputs=("x",), n_steps=3, noise=ca.NoiseTunnel(n_samples=3, stdev=0.5))
+    more: dict[str, Any] = {"check": CheckRequest(mode), "seed": SEED, "target": CrossEntropy(labels=(0, 1, 2))}
+    plain = ask(GAINED(), TWO, asked, **more).attributions[0]
+    edited = ask(GAINED(), TWO, asked, edits=(ca.Scale("a", factor=3.0, rows=(1,)),), **more).attributions[0]
+    assert verdict(plain) is verdict(edited) is Verdict.AGREES
+    assert np.array_equal(plain.values["x"][0], edited.values["x"][0])
+    assert not np.array_equal(plain.values["x"][1], edited.values["x"][1])
+
+
+def test_the_same_seed_gives_the_same_tunnel() -> None:
+    """Also of a model that draws itself; without a seed one is drawn and stated."""
+    asked = ca.Saliency(noise=ca.NoiseTunnel(n_samples=3, stdev=0.5))
+    answers = []
+    for seed, before in ((SEED, 1), (SEED, 2), (None, 2)):
+        torch.manual_seed(before)
+        result = ask(RANDOM(), ROW, asked, seed=seed, target=ClassIndex((0,)), check=CheckRequest(CheckMode.OFF))
+        answers.append(result)
+    values = [each.attributions[0].values["x"] for each in answers]
+    assert np.array_equal(values[0], values[1])
+    assert not np.array_equal(values[0], values[2])
+    again = ask(RANDOM(), ROW, asked, seed=answers[2].provenance.seed, target=ClassIndex((0,)))
+    assert np.array_equal(again.attributions[0].values["x"], values[2])
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_tunnel_leaves_nothing_behind(fails: bool) -> None:
+    """Not in the model and not in the generators, also where the model raises half-way."""
+    model: Any = MODULES()
+    inner, ran = model.wiring, []
+
+    def failing(m: Any, x: Tensor) -> Tensor:
+        ran.append(1)
+        if fails and len(ran) == 4:
+            raise ValueError("half-way")
+        return inner(m, x)
+
+    model.wiring = failing
+    asked = (ca.GuidedBackprop(noise=ca.NoiseTunnel()), ca.LayerGradientXActivation(layer="b", noise=ca.NoiseTunnel()))
+    before = numbers()
+    for each in asked:
+        ran.clear()
+        with untouched(model):
+            if fails:
+                with pytest.raises(ca.InvalidArgument, match="half-way"):
+                    ask(model, ROW, each, seed=SEED)
+            else:
+                ask(model, ROW, each, seed=SEED)
+        assert len(ran) >= 4
+    assert numbers() == before
+
+
+# What cannot be asked.
+
+TUNNEL = ca.NoiseTunnel(n_samples=3, stdev=0.5)
+OF_TWO = {"x": noise(2, 8, seed=4).numpy()}
+WRONG: dict[str, tuple[Attribution, str, str]] = {
+    "draws of its own": (ca.GradientShap(baselines=OF_TWO, noise=TUNNEL), "", "GradientShap draws random numbers"),
+    "exchanged rows": (ca.FeaturePermutation(noise=TUNNEL), "", "FeaturePermutation draws random numbers"),
+    "units exchanged": (ca.LayerFeaturePermutation(layer="a", noise=TUNNEL), "", "draws random numbers"),
+    "fitted draws": (ca.KernelShap(noise=TUNNEL, inputs=("x",)), "", "KernelShap draws random numbers"),
+    "whole numbers": (ca.FeatureAblation(inputs=("ids",), noise=TUNNEL), "", "'ids', which is int64"),
+    "whole numbers at a layer's ends": (
+        ca.LayerIntegratedGradients(layer="a", inputs=("ids",), noise=TUNNEL), "", "'ids', which is int64"),
+    "too few samples for the rows": (ca.DeepLiftShap(baselines=OF_TWO, noise=TUNNEL), "", "2 for 3"),
+    "no copy": (ca.Saliency(noise=replace(TUNNEL, n_samples=0)), ".n_samples", "from 1 to 4096"),
+    "too many copies": (ca.Saliency(noise=replace(TUNNEL, n_samples=5000)), ".n_samples", "from 1 to 4096"),
+    "noise below nothing": (ca.Saliency(noise=replace(TUNNEL, stdev=-0.1)), ".stdev", "from 0 up"),
+    "endless noise": (ca.Saliency(noise=replace(TUNNEL, stdev=float("inf"))), ".stdev", "from 0 up"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(WRONG))
+def test_what_no_noise_can_be_added_to_is_refused_before_anything_runs(name: str) -> None:
+    """The error names the field and says what would do; the model has not run."""
+    asked, field, words = WRONG[name]
+    asked = asked if asked.inputs or hasattr(asked, "layer") else replace(asked, inputs=("x",))
+    model = wired(lambda m, **given: pytest.fail("the model ran"), a=lambda: nn.Linear(8, 3))()
+    with pytest.raises(ca.InvalidArgument) as refused:
+        ask(model, {**ROW, "ids": torch.ones(3, 2, dtype=torch.int64)}, asked)
+    assert refused.value.field == f"attributions[0].noise_tunnel{field}"
+    assert words in refused.value.message
+
+
+def test_a_layer_of_a_model_of_ids_alone_has_no_noise() -> None:
+    """Where no input is a float there is nothing to add noise to; coarse floats would become float32."""
+    ids = {"x": torch.ones(2, 3, dtype=torch.int64)}
+    model = wired(
+        lambda m, x: m.head(m.words(x).mean(1)), words=lambda: nn.Embedding(5, 4), head=lambda: nn.Linear(4, 3)
+    )
+    for build, given, asked in (
+        (model(), ids, ca.LayerActivation(layer="words", noise=TUNNEL)),
+        (MODULES().half(), {"x": ROW["x"].half()}, ca.Saliency(noise=TUNNEL)),
+    ):
+        with pytest.raises(ca.InvalidArgument, match=r"int64|float16") as refused:
+            ask(build, given, asked)
+        assert (refused.value.reason, refused.value.field) == ("METHOD_INAPPLICABLE", "attributions[0].noise_tunnel")

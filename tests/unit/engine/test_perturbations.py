@@ -1,0 +1,457 @@
+"""Explanations by perturbation: Captum's own answers, held against raw outputs of forward passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import combinations
+from math import factorial
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import cutaway as ca
+from cutaway.engine.passes.features import MAX_EVALUATIONS
+from cutaway.requests import CheckMode, CheckRequest, ClassIndex, CrossEntropy, Perturbation
+from cutaway.results import AttributionResult, Cause, Verdict
+from tests.support.broken_captum import spoiled, stale
+from tests.support.checked_attributions import CHECKED, CNN, MLP, RANDOM, ask, noise, verdict, wired
+from tests.support.perturbation_models import GAINED, ONE_NUMBER, SEED, TOKENS, by_hand, cast, ids
+from tests.support.rounding import SMALL, close
+
+Build = Callable[[], nn.Module]
+
+
+class Case(NamedTuple):
+    """A network, its inputs for a number of rows, and the perturbations that fit it."""
+
+    build: Build
+    inputs: Callable[[int], Mapping[str, Tensor]]
+    asked: tuple[Perturbation, ...]
+
+
+QUARTERS = np.repeat(np.repeat(np.arange(4).reshape(2, 2), 4, 0), 4, 1)
+CASES: dict[str, Case] = {
+    "perceptron": Case(
+        MLP,
+        lambda rows: {"x": noise(rows, 8)},
+        (
+            ca.FeatureAblation(),
+            ca.FeatureAblation(baselines={"x": 0.5}, masks={"x": np.array([[7, 7, -1, -1, 3, 3, 3, 9]])}),
+            ca.Occlusion(windows={"x": (3,)}, strides={"x": (2,)}, baselines={"x": -0.5}),
+            ca.FeaturePermutation(),
+            ca.ShapleyValues(masks={"x": np.array([[0, 0, 1, 1, 2, 2, 3, 3]])}),
+            ca.ShapleyValueSampling(n_samples=4, baselines={"x": 0.25}),
+        ),
+    ),
+    "convolutions": Case(
+        CNN,
+        lambda rows: {"x": noise(rows, 3, 8, 8)},
+        (
+            ca.FeatureAblation(masks={"x": np.broadcast_to(QUARTERS, (1, 3, 8, 8))}),
+            ca.Occlusion(windows={"x": (3, 3, 5)}, strides={"x": (3, 2, 4)}),
+            ca.FeaturePermutation(masks={"x": np.broadcast_to(QUARTERS, (1, 3, 8, 8))}),
+            ca.ShapleyValues(masks={"x": np.broadcast_to(QUARTERS, (1, 3, 8, 8))}),
+            ca.ShapleyValueSampling(n_samples=3, masks={"x": np.broadcast_to(QUARTERS, (1, 3, 8, 8))}),
+        ),
+    ),
+    "token ids": Case(
+        TOKENS,
+        lambda rows: {"ids": ids(rows), "weight": noise(rows, 5)},
+        (
+            ca.FeatureAblation(inputs=("ids",)),
+            ca.FeatureAblation(inputs=("ids", "weight"), baselines={"ids": 3}),
+            ca.Occlusion(inputs=("ids",), windows={"ids": (2,)}),
+            ca.FeaturePermutation(inputs=("ids",)),
+            ca.ShapleyValues(inputs=("ids",)),
+            ca.ShapleyValueSampling(inputs=("ids",), n_samples=4, baselines={"ids": np.full((1, 5), 7)}),
+        ),
+    ),
+    "several inputs": Case(  # "gain" has no mask, and is one feature
+        GAINED,
+        lambda rows: {"x": noise(rows, 4), "y": noise(rows, 3, seed=2), "gain": noise(rows, seed=3)},
+        (
+            ca.FeatureAblation(),
+            ca.FeatureAblation(masks={"y": np.array([[5, 5, 6]]), "x": np.array([[6, 0, 0, 5]])}),
+            ca.Occlusion(inputs=("x", "y"), windows={"x": (2,), "y": (2,)}),
+            ca.FeaturePermutation(),
+            ca.ShapleyValues(inputs=("y", "gain")),
+            ca.ShapleyValueSampling(n_samples=3),
+        ),
+    ),
+    "one number an example": Case(
+        ONE_NUMBER,
+        lambda rows: {"x": noise(rows, 6)},
+        (
+            ca.FeatureAblation(baselines={"x": 1.0}),
+            ca.Occlusion(windows={"x": (6,)}),
+            ca.FeaturePermutation(),
+            ca.ShapleyValues(masks={"x": np.array([[0, 1, 2, 0, 1, 2]])}),
+            ca.ShapleyValueSampling(n_samples=2),
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("name", list(CASES))
+def test_a_perturbation_is_plain_captums_and_agrees_with_the_raw_outputs(
+    name: str, rows: int, dtype: torch.dtype
+) -> None:
+    """In every mode the reply is what Captum says when called by hand; both checks agree, where rows can be
+    exchanged; attributions that must add up do."""
+    case = CASES[name]
+    inputs = cast(case.inputs(rows), dtype)
+    expected = [by_hand(case.build().to(dtype), inputs, each) for each in case.asked]
+    for mode in CheckMode:
+        result = ask(case.build().to(dtype), inputs, *case.asked, check=CheckRequest(mode), seed=SEED)
+        for asked, wanted, got in zip(case.asked, expected, result.attributions, strict=True):
+            for theirs, ours in zip(wanted, got.values.values(), strict=True):
+                assert close(ours, theirs, SMALL), (mode, asked)
+            moot = rows == 1 and isinstance(asked, ca.FeaturePermutation)
+            right = Verdict.INCONCLUSIVE if moot else Verdict.AGREES
+            assert {check.verdict for check in got.checks} <= {right}, (mode, asked, got.checks)
+            assert bool(got.checks) is (mode is not CheckMode.OFF)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_perturbation_in_a_coarse_data_type_is_never_called_wrong(dtype: torch.dtype) -> None:
+    """Differences of forward values cancel: what is left of them is rounding, and no disagreement."""
+    case = CASES["perceptron"]
+    for mode in CHECKED:
+        result = ask(
+            case.build().to(dtype), cast(case.inputs(4), dtype), *case.asked, check=CheckRequest(mode), seed=SEED
+        )
+        assert Verdict.DISAGREES not in {check.verdict for got in result.attributions for check in got.checks}
+        assert sum(verdict(got) is Verdict.AGREES for got in result.attributions) >= len(case.asked) - 1
+
+
+# Captum gone wrong.
+
+SPOILED: tuple[Perturbation, ...] = (
+    ca.FeatureAblation(inputs=("x",), baselines={"x": 0.5}),
+    ca.Occlusion(inputs=("x",), baselines={"x": 0.5}, windows={"x": (2,)}),
+    ca.FeaturePermutation(inputs=("x",)),
+    ca.ShapleyValues(inputs=("x",), baselines={"x": 0.5}),
+    ca.ShapleyValueSampling(inputs=("x",), baselines={"x": 0.5}, n_samples=4),
+)
+INPUTS = CASES["several inputs"].inputs(3)
+TARGET = ClassIndex((0, 1, 2))
+
+
+def other_baseline(method: Any, options: dict[str, Any]) -> None:
+    options["baselines"] = tuple(each + 0.1 for each in options["baselines"])
+
+
+def other_target(method: Any, options: dict[str, Any]) -> None:
+    options["target"] = (options["target"] + 1) % 3
+
+
+def other_rows_further(method: Any, options: dict[str, Any]) -> None:
+    options["additional_forward_args"] = tuple(each.flip(0) for each in options["additional_forward_args"])
+
+
+def skip_a_feature(values: Tensor) -> Tensor:
+    return values.index_fill(1, torch.tensor([1]), 0)
+
+
+def one_element(values: Tensor) -> Tensor:
+    changed = values.clone()
+    changed.view(-1)[changed.abs().argmax()] *= 1.01
+    return changed
+
+
+FAULTS: dict[str, dict[str, Any]] = {
+    "a hundredth too large": {"values": lambda values: values * 1.01},
+    "shifted": {"values": lambda values: values.roll(1, -1)},
+    "rows exchanged": {"values": lambda values: values.roll(1, 0)},
+    "a feature skipped": {"values": skip_a_feature},
+    "one element off": {"values": one_element},
+    "an element not a number": {"values": lambda values: values.index_fill(1, torch.tensor([0]), torch.nan)},
+    "nothing but zeros": {"values": torch.zeros_like},
+    "another baseline": {"arguments": other_baseline},
+    "another target": {"arguments": other_target},
+    "further inputs exchanged": {"arguments": other_rows_further},
+}
+
+
+def answer(asked: Perturbation, mode: CheckMode, inputs: Mapping[str, Tensor] = INPUTS) -> AttributionResult:
+    result = ask(GAINED(), inputs, asked, target=TARGET, check=CheckRequest(mode), seed=SEED)
+    return result.attributions[0]
+
+
+def has_no_baseline(fault: str, asked: Perturbation) -> bool:
+    return fault == "another baseline" and isinstance(asked, ca.FeaturePermutation)
+
+
+@pytest.mark.parametrize("mode", CHECKED)
+@pytest.mark.parametrize(
+    ("fault", "asked"),
+    [(fault, asked) for asked in SPOILED for fault in FAULTS if not has_no_baseline(fault, asked)],
+    ids=lambda each: each if isinstance(each, str) else type(each).__name__,
+)
+def test_a_wrong_perturbation_is_never_missed(asked: Perturbation, fault: str, mode: CheckMode) -> None:
+    """Whatever is wrong with Captum's answer, the verdict is DISAGREES, with a reason."""
+    with spoiled(type(asked), **FAULTS[fault]):
+        got = answer(asked, mode)
+    assert verdict(got) is Verdict.DISAGREES
+    assert got.checks[0].reason
+
+
+@pytest.mark.parametrize("mode", CHECKED)
+@pytest.mark.parametrize("asked", SPOILED, ids=lambda asked: type(asked).__name__)
+def test_a_stale_perturbation_is_never_missed(asked: Perturbation, mode: CheckMode) -> None:
+    """The answer to the previous call's input is found out."""
+    with stale(type(asked)):
+        right = answer(asked, mode, {**INPUTS, "x": INPUTS["x"] + 1})
+        late = answer(asked, mode)
+    assert (verdict(right), verdict(late)) == (Verdict.AGREES, Verdict.DISAGREES)
+
+
+@pytest.mark.parametrize("mode", CHECKED)
+def test_a_feature_that_captum_does_not_ablate_is_never_missed(mode: CheckMode) -> None:
+    """Captum, run with two features joined to one: the passes it ran are not those that the method is made of."""
+
+    def joined(method: Any, options: dict[str, Any]) -> None:
+        options["feature_mask"] = tuple(each.clamp(max=2) for each in options["feature_mask"])
+
+    for asked in (ca.FeatureAblation(inputs=("x",)), ca.ShapleyValueSampling(inputs=("x",), n_samples=3)):
+        with spoiled(type(asked), arguments=joined):
+            assert verdict(answer(asked, mode)) is Verdict.DISAGREES
+
+
+def exchanged(name: str, given: Any) -> Callable[[Any, dict[str, Any]], None]:
+    return lambda method, options: options.update({name: given})
+
+
+@pytest.mark.parametrize("mode", CHECKED)
+def test_windows_that_captum_moves_otherwise_are_never_missed(mode: CheckMode) -> None:
+    """Another stride, or another window, is another explanation."""
+    asked = ca.Occlusion(inputs=("x",), windows={"x": (2,)})
+    for name, given in (("strides", ((2,),)), ("sliding_window_shapes", ((3,),))):
+        with spoiled(ca.Occlusion, arguments=exchanged(name, given)):
+            assert verdict(answer(asked, mode)) is Verdict.DISAGREES
+
+
+# What is promised besides.
+
+
+def test_shapley_values_are_those_of_the_subset_formula() -> None:
+    """The sum over all subsets of the other features, weighted as Shapley did, gives what Captum says."""
+    model, x = MLP().double(), noise(1, 8, dtype=torch.float64)
+    groups = np.array([[0, 1, 2, 3, 3, 2, 1, 0]])
+    result = ask(model, {"x": x}, ca.ShapleyValues(masks={"x": groups}), target=ClassIndex((1,)))
+
+    def value(members: tuple[int, ...]) -> float:
+        return float(model(torch.where(torch.tensor(np.isin(groups, members)), x, 0.0))[0, 1].detach())
+
+    for feature in range(4):
+        others = [each for each in range(4) if each != feature]
+        expected = sum(
+            factorial(size) * factorial(3 - size) / factorial(4) * (value((*chosen, feature)) - value(chosen))
+            for size in range(4)
+            for chosen in combinations(others, size)
+        )
+        assert result.attributions[0].values["x"][0, feature] == pytest.approx(expected, rel=1e-5)
+
+
+def test_shapley_values_add_up_with_every_feature_counted_once() -> None:
+    """Features of several elements, across inputs and other for each row: the convergence delta is rounding."""
+    inputs = CASES["several inputs"].inputs(2)
+    masks = {"x": np.array([[0, 0, 1, 1], [0, 1, 1, 1]]), "y": np.array([[0, 2, 2]])}
+    for kind in (ca.ShapleyValues, ca.ShapleyValueSampling):
+        got = ask(GAINED(), inputs, kind(inputs=("x", "y"), masks=masks)).attributions[0]
+        assert got.convergence_delta is not None
+        assert got.value_at_baseline is not None
+        assert np.abs(got.convergence_delta).max() < 1e-5
+        assert [check.verdict for check in got.checks] == [Verdict.AGREES] * 2
+
+
+@pytest.mark.parametrize("mode", CHECKED)
+def test_three_inputs_are_occluded(mode: CheckMode) -> None:
+    """Captum 0.9 counts the windows of a third input from another one on; each is visited once all the same."""
+    three = wired(lambda m, x, y, z: m.head(torch.tanh(x * y)) * z.mean(1, keepdim=True), head=lambda: nn.Linear(4, 3))
+    inputs = {"x": noise(2, 4), "y": noise(2, 4, seed=2), "z": noise(2, 5, seed=3)}
+    asked = ca.Occlusion(windows={"x": (2,), "y": (3,), "z": (2,)})
+    got = ask(three(), inputs, asked, check=CheckRequest(mode)).attributions[0]
+    assert verdict(got) is Verdict.AGREES
+    for theirs, ours in zip(by_hand(three(), inputs, asked), got.values.values()):
+        assert close(ours, theirs, SMALL)
+
+
+@pytest.mark.parametrize("mode", CHECKED)
+@pytest.mark.parametrize("asked", SPOILED, ids=lambda asked: type(asked).__name__)
+def test_perturbations_see_edits_and_targets_of_rows(asked: Perturbation, mode: CheckMode) -> None:
+    """An edit of one row is in force in every pass; a loss against labels of the rows' own is explained."""
+    more: dict[str, Any] = {"check": CheckRequest(mode), "seed": SEED, "target": CrossEntropy(labels=(0, 1, 2))}
+    plain = ask(GAINED(), INPUTS, asked, **more).attributions[0]
+    edited = ask(GAINED(), INPUTS, asked, edits=(ca.Scale("a", factor=3.0, rows=(1,)),), **more).attributions[0]
+    assert verdict(plain) is verdict(edited) is Verdict.AGREES
+    if not isinstance(asked, ca.FeaturePermutation):
+        assert np.array_equal(plain.values["x"][0], edited.values["x"][0])
+    assert not np.array_equal(plain.values["x"][1], edited.values["x"][1])
+
+
+def test_no_graph_is_built_and_passes_are_counted() -> None:
+    """Forward passes only: one for the prediction, one at the input, one a feature, one at the baseline."""
+    built: list[bool] = []
+    model: Any = MLP()
+    inner = model.wiring
+
+    def watched(m: Any, x: Tensor) -> Tensor:
+        output = inner(m, x)
+        built.append(output.requires_grad)
+        return output
+
+    model.wiring = watched
+    result = ask(model, {"x": noise(2, 8)}, ca.FeatureAblation(), check=CheckRequest(CheckMode.OFF))
+    assert (result.provenance.forwards, result.provenance.backwards) == (1 + 1 + 8 + 1, 0)
+    assert not any(built[1:])
+
+
+@pytest.mark.parametrize("mode", CHECKED)
+def test_a_target_that_nothing_moves_is_inconclusive(mode: CheckMode) -> None:
+    """Where every pass gives the same, agreement says nothing."""
+    dead = wired(lambda m, x: m.head(torch.relu(m.a(x) - 1e6)), a=lambda: nn.Linear(8, 8), head=lambda: nn.Linear(8, 3))
+    for asked in (ca.FeatureAblation(), ca.Occlusion(windows={"x": (2,)}), ca.ShapleyValueSampling(n_samples=2)):
+        got = ask(dead(), {"x": noise(3, 8)}, asked, check=CheckRequest(mode)).attributions[0]
+        assert verdict(got) is Verdict.INCONCLUSIVE
+        assert "the same in every pass" in got.checks[0].reason
+
+
+def test_a_batch_of_one_cannot_be_permuted_and_the_reason_says_so() -> None:
+    """No other row, nothing to exchange: zeros, and no verdict."""
+    got = ask(MLP(), {"x": noise(1, 8)}, ca.FeaturePermutation()).attributions[0]
+    assert not got.values["x"].any()
+    assert verdict(got) is Verdict.INCONCLUSIVE
+    assert "send several rows" in got.checks[0].reason
+
+
+# Seeds.
+
+DRAWING = (ca.FeaturePermutation(), ca.ShapleyValueSampling(n_samples=2))
+
+
+@pytest.mark.parametrize("build", [MLP, RANDOM], ids=["fixed", "random"])
+def test_the_same_seed_gives_the_same_attribution_bit_for_bit(build: Build) -> None:
+    """Whatever the generators did before, and whatever the model itself draws; another seed gives another answer."""
+    answers = []
+    for seed, before in ((SEED, 1), (SEED, 2), (SEED + 1, 2)):
+        torch.manual_seed(before)
+        result = ask(build(), {"x": noise(4, 8)}, *DRAWING, seed=seed, check=CheckRequest(CheckMode.OFF))
+        assert result.provenance.seed == seed
+        answers.append([got.values["x"] for got in result.attributions])
+    assert all(np.array_equal(one, other) for one, other in zip(answers[0], answers[1]))
+    assert not any(np.array_equal(one, other) for one, other in zip(answers[0], answers[2]))
+
+
+def test_without_a_seed_one_is_drawn_and_stated() -> None:
+    """The seed in the reply gives the reply again; two requests without one have two."""
+    first, second = (ask(MLP(), {"x": noise(4, 8)}, *DRAWING) for _ in range(2))
+    assert 0 <= first.provenance.seed < 2**63
+    assert first.provenance.seed != second.provenance.seed
+    again = ask(MLP(), {"x": noise(4, 8)}, *DRAWING, seed=first.provenance.seed)
+    for one, other in zip(first.attributions, again.attributions):
+        assert np.array_equal(one.values["x"], other.values["x"])
+    assert ask(MLP(), {"x": noise(4, 8)}, ca.FeatureAblation()).provenance.seed == 0
+
+
+def test_drawing_leaves_the_generators_of_the_process_alone() -> None:
+    """What is drawn after a request is what would have been drawn without it."""
+    model = MLP()
+    before = torch.get_rng_state()
+    ask(model, {"x": noise(4, 8)}, *DRAWING, seed=SEED, check=CheckRequest(CheckMode.OFF))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_model_that_draws_does_not_disturb_what_captum_draws() -> None:
+    """The hooks see Captum's very orders, though the model draws between them: the same pass matches, and is doubtful
+    for no other reason than that the model draws."""
+    result = ask(RANDOM(), {"x": noise(4, 8)}, *DRAWING, seed=SEED)
+    for check in (got.checks[0] for got in result.attributions):
+        assert check.max_relative_error <= check.tolerance
+        assert (check.verdict, check.cause) == (Verdict.INCONCLUSIVE, Cause.RANDOM_FORWARD)
+
+
+# What cannot be asked.
+
+WRONG: dict[str, tuple[Perturbation, str, str]] = {
+    "a mask of another shape": (
+        ca.FeatureAblation(masks={"x": np.zeros((1, 7), np.int64)}), "feature_ablation.masks.by_input.x", "[1, 8]"),
+    "a mask of another batch": (
+        ca.ShapleyValues(masks={"x": np.zeros((3, 8), np.int64)}), "shapley_values.masks.by_input.x", "[2, 8]"),
+    "a mask of floats": (
+        ca.FeatureAblation(masks={"x": np.zeros((1, 8), np.float32)}), "feature_ablation.masks.by_input.x", "integers"),
+    "a mask for nothing": (
+        ca.FeatureAblation(masks={"z": np.zeros((1, 8), np.int64)}), "feature_ablation.masks.by_input.z", "explained"),
+    "a mask for each row, exchanged between rows": (
+        ca.FeaturePermutation(masks={"x": np.zeros((2, 8), np.int64)}), "feature_permutation.masks.by_input.x",
+        "one row"),
+    "a baseline of another shape": (
+        ca.FeatureAblation(baselines={"x": np.zeros((1, 7), np.float32)}), "feature_ablation.baselines.by_input.x",
+        "[1, 8]"),
+    "a baseline of another type": (
+        ca.Occlusion(windows={"x": (2,)}, baselines={"x": np.zeros((1, 8))}), "occlusion.baselines.by_input.x",
+        "float64"),
+    "a baseline for nothing": (
+        ca.ShapleyValues(baselines={"z": 0.0}), "shapley_values.baselines.by_input.z", "not explained"),
+    "half a token": (
+        ca.FeatureAblation(inputs=("ids",), baselines={"ids": 0.5}), "feature_ablation.baselines.by_input.ids", "0.5"),
+    "a window too large": (ca.Occlusion(windows={"x": (9,)}), "occlusion.windows.x", "does not fit"),
+    "a window of nothing": (ca.Occlusion(windows={"x": (0,)}), "occlusion.windows.x", "does not fit"),
+    "a window of two axes": (ca.Occlusion(windows={"x": (2, 2)}), "occlusion.windows.x", "one for each axis"),
+    "no window": (ca.Occlusion(windows={}), "occlusion.windows.x", "one for each axis"),
+    "a window for nothing": (ca.Occlusion(windows={"x": (1,), "z": (1,)}), "occlusion.windows.z", "not explained"),
+    "a window where there is no axis": (
+        ca.Occlusion(inputs=("gain",), windows={"gain": ()}), "occlusion.windows.gain", "no axis"),
+    "a stride of 0": (ca.Occlusion(windows={"x": (2,)}, strides={"x": (0,)}), "occlusion.strides.x", "from 1 up"),
+    "a stride that leaves gaps": (
+        ca.Occlusion(windows={"x": (2,)}, strides={"x": (3,)}), "occlusion.strides.x", "gaps"),
+    "strides of two axes": (
+        ca.Occlusion(windows={"x": (2,)}, strides={"x": (1, 1)}), "occlusion.strides.x", "one for each axis"),
+    "too many orders": (ca.ShapleyValues(), "shapley_values.masks", f"at most {MAX_EVALUATIONS}"),
+    "too many samples": (
+        ca.ShapleyValueSampling(n_samples=2000), "shapley_value_sampling.n_samples", f"at most {MAX_EVALUATIONS}"),
+    "no sample": (ca.ShapleyValueSampling(n_samples=0), "shapley_value_sampling.n_samples", "from 1 up"),
+    "an input that was not sent": (ca.FeatureAblation(inputs=("z",)), "inputs", "no input 'z'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(WRONG))
+def test_what_cannot_be_perturbed_is_refused_before_anything_runs(name: str) -> None:
+    """The error names the field of the contract and says what would do; the model has not run."""
+    asked, field, words = WRONG[name]
+    ran: list[int] = []
+
+    def wiring(m: Any, x: Tensor, ids: Tensor, gain: Tensor) -> Tensor:
+        ran.append(1)
+        return m.head(x) * gain.unsqueeze(1) + ids.sum()
+
+    inputs = {"x": noise(2, 8), "ids": torch.ones(2, 3, dtype=torch.int64), "gain": torch.ones(2)}
+    asked = asked if asked.inputs else replace(asked, inputs=("x",))
+    with pytest.raises(ca.InvalidArgument) as refused:
+        ask(wired(wiring, head=lambda: nn.Linear(8, 3))(), inputs, asked)
+    assert refused.value.field == f"attributions[0].{field}"
+    assert words in refused.value.message
+    assert not ran
+
+
+def test_inputs_without_floats_must_be_named() -> None:
+    """Nobody guesses which of several integer inputs are meant."""
+    with pytest.raises(ca.InvalidArgument, match="no input is a float") as refused:
+        ask(TOKENS(), {"ids": ids(2), "weight": torch.ones(2, 5, dtype=torch.int64)}, ca.FeatureAblation())
+    assert refused.value.field == "attributions[0].inputs"
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63])
+def test_a_seed_out_of_range_is_refused(seed: int) -> None:
+    """Seeds are from 0 to 2**63 - 1."""
+    from cutaway.wire import requests as wire_requests
+
+    with pytest.raises(ca.InvalidArgument, match="2\\*\\*63") as refused:
+        wire_requests.encode(ca.InspectRequest("m", seed=seed))
+    assert refused.value.field == "options.seed"

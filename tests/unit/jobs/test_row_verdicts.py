@@ -1,0 +1,225 @@
+"""The verdict in a table is the verdict of its row, whatever other rows are in the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from captum.attr import Saliency
+from torch import Tensor
+
+from cutaway.engine.runtime.numerics import APPROXIMATE
+from cutaway.gateway import serve
+from cutaway.jobs import Results, read, run
+from cutaway.jobs.engines import local
+from cutaway.jobs.flatten import flattened
+from cutaway.jobs.request_parsing import parse_request
+from cutaway.jobs.spec import Request
+from cutaway.requests import CheckMode, InspectRequest
+from cutaway.results import AttributionResult, Check, InspectResult, RowCheck, Verdict
+from examples.digits.data import held_out
+from tests.support import digits as fixed
+from tests.support.broken_captum import spoiled
+from tests.support.jobs import digits, digits_job
+
+ROWS = 32
+SALIENCY: dict[str, Any] = {"attributions": [{"method": "integrated_gradients", "n_steps": 8}, {"method": "saliency"}]}
+
+
+@pytest.fixture(scope="module")
+def sound() -> Tensor:
+    """What Saliency says of each digit's own class."""
+    images = torch.from_numpy(held_out().images[:ROWS])
+    network = fixed.network()
+    return Saliency(network).attribute(images, target=network(images).argmax(1))
+
+
+@contextmanager
+def counting() -> Iterator[list[int]]:
+    """How many rows each question to the model was about."""
+    rows: list[int] = []
+    intact = local.LocalModel.inspect
+
+    def counted(self: local.LocalModel, request: InspectRequest) -> InspectResult:
+        rows.append(len(next(iter(request.tensors.values()))))
+        return intact(self, request)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(local.LocalModel, "inspect", counted)
+        yield rows
+
+
+def doubled(sound: Tensor, rows: Sequence[int], where: Callable[[int], bool] = lambda count: True) -> Any:
+    """A fault: ``rows``, told by their values, come out doubled in batches of as many rows as ``where`` says."""
+
+    def values(found: Tensor) -> Tensor:
+        wrong = [any(torch.allclose(each, sound[row], rtol=1e-3, atol=1e-6) for row in rows) for each in found]
+        factor = torch.tensor([2.0 if each and where(len(found)) else 1.0 for each in wrong], dtype=found.dtype)
+        return found * factor.reshape(-1, 1, 1, 1)
+
+    return values
+
+
+def explained(store: Path, folder: Path, values: Any, **more: Any) -> tuple[Results, list[int]]:
+    """A job in batches of 16, with a faulty Saliency; and how many rows each question was about."""
+    words = {"data": digits(ROWS), "request": SALIENCY, "engine": {"kind": "local", "batch": 16}}
+    output = {"folder": folder, "shard_rows": ROWS}
+    with spoiled(Saliency, values=values), counting() as counts:
+        run(digits_job(store, folder, **{**words, "output": output, **more}))
+    return read(folder), counts[counts.index(16) :]  # after the first look
+
+
+@pytest.mark.parametrize("guilty", [[5], [0, 15], [3, 4, 11, 20]], ids=str)
+def test_only_wrong_rows_are_called_wrong(store: Path, tmp_path: Path, sound: Tensor, guilty: list[int]) -> None:
+    """Rows whose explanation is wrong disagree, each with its own error; those beside them agree, with theirs. The
+    values are those of the whole batch."""
+    results, _ = explained(store, tmp_path / "out", doubled(sound, guilty))
+    found = results["saliency.verdict"]
+    assert [row for row in range(ROWS) if found[row] == "DISAGREES"] == guilty
+    assert set(np.delete(found, guilty)) == {"AGREES"}
+    assert [bool(reason) for reason in results["saliency.reason"]] == [row in guilty for row in range(ROWS)]
+    np.testing.assert_allclose(results["saliency.error"][guilty], 1.0, rtol=1e-3)
+    assert np.delete(results["saliency.error"], guilty).max() < 1e-4
+    factor = np.array([2.0 if row in guilty else 1.0 for row in range(ROWS)]).reshape(-1, 1, 1, 1)
+    np.testing.assert_allclose(results["saliency.image"], sound.numpy() * factor, rtol=1e-4, atol=1e-6)
+    assert set(results["integrated_gradients.verdict"]) == {"AGREES"}
+
+
+def test_a_wrong_row_costs_no_further_pass(store: Path, tmp_path: Path, sound: Tensor) -> None:
+    """Each batch is asked about once, whether no row, one row or every row of it is wrong."""
+    for rows in ([], [5], list(range(ROWS))):
+        results, counts = explained(store, tmp_path / f"{len(rows)} wrong", doubled(sound, rows))
+        assert counts == [16, 16]
+        assert [row for row in range(ROWS) if results["saliency.verdict"][row] == "DISAGREES"] == rows
+
+
+def test_values_of_the_whole_batch_count(store: Path, tmp_path: Path, sound: Tensor) -> None:
+    """A row whose values are wrong only in a large batch is wrong, because these are the values in the table."""
+    results, _ = explained(store, tmp_path / "out", doubled(sound, [5], lambda count: count > 8))
+    assert [row for row in range(ROWS) if results["saliency.verdict"][row] == "DISAGREES"] == [5]
+
+
+def test_where_all_disagree_each_has_its_error(store: Path, tmp_path: Path, sound: Tensor) -> None:
+    """Of a method that is wrong about everything, as DeepLift is about this model, each row has its own error."""
+    request = {"attributions": [{"method": "deep_lift"}]}
+    results, counts = explained(store, tmp_path / "out", lambda found: found, request=request)
+    assert set(results["deep_lift.verdict"]) == {"DISAGREES"}
+    assert len(set(results["deep_lift.error"])) == ROWS
+    assert counts == [16, 16]
+
+
+def test_sums_count_row_by_row(store: Path, tmp_path: Path) -> None:
+    """A path with too few steps for some rows leaves the verdict of the others alone."""
+    request = {"attributions": [{"method": "integrated_gradients", "n_steps": 3}]}
+    results, _ = explained(store, tmp_path / "out", lambda found: found, request=request)
+    found = {verdict: list(results["integrated_gradients.verdict"]).count(verdict) for verdict in Verdict}
+    assert found[Verdict.AGREES]
+    assert found[Verdict.INCONCLUSIVE] == ROWS - found[Verdict.AGREES] > 0
+    errors = results["integrated_gradients.error"]
+    agrees = results["integrated_gradients.verdict"] == "AGREES"
+    assert errors[agrees].max() <= APPROXIMATE.float32 < errors[~agrees].min()
+
+
+COUPLED = """
+import torch
+from cutaway.adapters import Adapter
+
+class Coupled(Adapter):
+    def build(self):
+        torch.manual_seed(0)
+        return Net()
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = torch.nn.Linear(64, 10)
+
+    def forward(self, image):
+        return self.fc((image - image.mean(0, keepdim=True)).flatten(1))
+"""
+
+
+def test_a_model_that_couples_rows_clears_none(store: Path, tmp_path: Path) -> None:
+    """Where rows depend on each other, all rows of a batch with a wrong row keep the batch's verdict."""
+    (tmp_path / "coupled.py").write_text(COUPLED)
+
+    def first_doubled(found: Tensor) -> Tensor:
+        return torch.cat([found[:1] * 2, found[1:]])
+
+    model = {"adapter": f"{tmp_path / 'coupled.py'}:Coupled"}
+    results, _ = explained(store, tmp_path / "out", first_doubled, model=model)
+    assert set(results["saliency.verdict"]) == {"DISAGREES"}
+
+
+def test_each_rank_has_its_rows(store: Path, tmp_path: Path, sound: Tensor) -> None:
+    """Of the explanations of several classes only those that are wrong are called so."""
+    results, _ = explained(store, tmp_path / "out", doubled(sound, [5]), target={"top_k": 2})
+    found = results["saliency.verdict"]
+    assert [row for row in range(ROWS) if found[row] == "DISAGREES"] == [5]
+    assert set(results["saliency#1.verdict"]) == {"AGREES"}
+
+
+def test_labels_and_conditions_go_along(store: Path, tmp_path: Path) -> None:
+    """The outcome of a row has the row's place among those that are left out."""
+    images, labels = torch.from_numpy(held_out().images[:ROWS]), torch.from_numpy(held_out().labels[:ROWS])
+    network = fixed.network()
+    guilty = int(torch.softmax(network(images), 1).amax(1)[:16].argmin())
+    about_labels = Saliency(network).attribute(images, target=labels)
+    request = SALIENCY | {"explain_if": {"probability_at_most": 0.9}}
+    results, _ = explained(store, tmp_path / "out", doubled(about_labels, [guilty]), request=request, target="label")
+    skipped = results["saliency.skipped"]
+    assert 0 < skipped.sum() < ROWS
+    expected = [None if skip else "DISAGREES" if row == guilty else "AGREES" for row, skip in enumerate(skipped)]
+    assert results["saliency.verdict"].tolist() == expected
+
+
+def test_a_service_says_the_same_of_each_row(store: Path, tmp_path: Path, sound: Tensor) -> None:
+    """The outcomes of rows come along in the replies of a service."""
+    with spoiled(Saliency, values=doubled(sound, [5])), serve({"digits": fixed.network()}) as server:
+        words = {"data": digits(ROWS), "request": SALIENCY, "output": {"folder": tmp_path / "out", "shard_rows": 16}}
+        model = {"address": server.address, "name": "digits"}
+        engine = {"kind": "service", "batch": 16, "in_flight": 2}
+        run(digits_job(store, tmp_path / "out", model=model, engine=engine, **words))
+    found = read(tmp_path / "out")["saliency.verdict"]
+    assert [row for row in range(ROWS) if found[row] == "DISAGREES"] == [5]
+
+
+def test_a_kill_changes_no_verdict(store: Path, tmp_path: Path, sound: Tensor) -> None:
+    """What is found of a row does not depend on what was asked before."""
+    fault = doubled(sound, [5, 20])
+    output = {"shard_rows": 16}
+    whole, _ = explained(store, tmp_path / "a", fault, output={"folder": tmp_path / "a", **output})
+    expected = whole["saliency.verdict"].tolist()
+    (tmp_path / "a" / "part-00000.parquet").unlink()
+    again, _ = explained(store, tmp_path / "a", fault, output={"folder": tmp_path / "a", **output})
+    assert again["saliency.verdict"].tolist() == expected
+
+
+def test_the_worst_check_speaks() -> None:
+    """Of several checks the worst outcome of the row counts; a check that does not apply hides none that does, and one
+    without rows counts for every row."""
+    agrees, disagrees, open_, none = (
+        Verdict.AGREES, Verdict.DISAGREES, Verdict.INCONCLUSIVE, Verdict.NOT_APPLICABLE
+    )  # fmt: skip
+
+    def found(*verdicts: Verdict, rows: tuple[RowCheck, ...] = ()) -> list[tuple[str, float]]:
+        checks = tuple(
+            Check("", CheckMode.SAME_PASS, 0.0, index, 1.0, 1e-3, verdict, rows=() if index else rows)
+            for index, verdict in enumerate(verdicts)
+        )
+        result = InspectResult({}, attributions=(AttributionResult("Saliency", "", {}, checks=checks),))
+        template = parse_request(Request(attributions=({"method": "saliency"},)), "predicted")
+        values = {cells.name: cells.values for cells in flattened(result, template, 2)}
+        return list(zip(values.get("saliency.verdict", []), values.get("saliency.error", [])))
+
+    assert found() == []
+    assert found(none, agrees) == found(agrees, none) == [("AGREES", 1.0)] * 2
+    assert found(agrees, open_) == [("INCONCLUSIVE", 1.0)] * 2
+    assert found(open_, disagrees, agrees) == [("DISAGREES", 2.0)] * 2
+    rows = RowCheck(0.25, agrees), RowCheck(3.0, disagrees)
+    assert found(disagrees, open_, rows=rows) == [("INCONCLUSIVE", 1.0), ("DISAGREES", 3.0)]

@@ -1,0 +1,45 @@
+"""The documentation says what the code does."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from cutaway.engine.methods.table import TABLE
+from cutaway.requests import Attribution
+from cutaway.wire.methods import METHODS
+from tools.documents import PAGES, source, tables, written
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_pages_have_the_tables_of_the_code(path: Path) -> None:
+    """Every method with its reference, tolerances and source, every cause, every reason: `make docs` writes them."""
+    page = path.read_text("utf-8")
+    assert all(tables()[name] in page for name in PAGES[path]), "run: make docs"
+    assert written(page) == page
+
+
+def test_every_method_that_can_be_asked_for_has_a_row() -> None:
+    """What the contract names, the engine answers."""
+    assert set(TABLE) == set(METHODS.kinds.values())
+
+
+@pytest.mark.parametrize("kind", list(TABLE), ids=lambda kind: kind.__name__)
+def test_every_method_cites_where_it_comes_from(kind: type[Attribution]) -> None:
+    """But for those that have no paper: a layer's value, and the gradient of a neuron or at it."""
+    bare = {"LayerActivation", "LayerGradientXActivation", "NeuronGradient", "LayerFeatureAblation",
+            "NeuronFeatureAblation"}  # fmt: skip
+    assert source(kind) or kind.__name__ in bare
+
+
+def test_paths_that_documents_name_exist() -> None:
+    """A stranger who follows a path in README, CONTRIBUTING or docs/ finds a file there."""
+    root = Path(__file__).parents[2]
+    pages = [root / "README.md", root / "CONTRIBUTING.md", *(root / "docs").rglob("*.md")]
+    for page in pages:
+        for name in re.findall(r"`([\w/.-]+/[\w.-]*)`", page.read_text("utf-8")):
+            if name.endswith((".py", ".proto", ".toml", ".xml", "/")) and not name.startswith(("/", ".")):
+                places = (root / name, root / "service" / "cutaway" / name, page.parent / name)
+                assert any(place.exists() for place in places), f"{page.name} names {name}"

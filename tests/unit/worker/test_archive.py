@@ -1,0 +1,348 @@
+"""Archives: what is built can be read back, and what is damaged is refused by name."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import shutil
+import stat
+import tempfile
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from cutaway.archive import builder, reader
+from cutaway.errors import CutawayError, Reason
+
+ADAPTER = "class Tiny:\n    '''An adapter; nothing here runs it.'''\n"
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A directory with what a model's owner has: an adapter, weights, and a list of labels."""
+    directory = tmp_path / "source"
+    directory.mkdir()
+    (directory / "tiny_adapter.py").write_text(ADAPTER)
+    (directory / "labels.txt").write_text("cat\ndog\n")
+    save_file({"weight": np.arange(4096, dtype=np.float32)}, directory / "tiny.safetensors")
+    return directory
+
+
+Build = Callable[..., Path]
+
+
+@pytest.fixture
+def build(source: Path, tmp_path: Path) -> Build:
+    """`packaging.build` over ``source``, in need of no arguments."""
+
+    def build(**changes: Any) -> Path:
+        arguments: dict[str, Any] = {
+            "model": "tiny",
+            "adapter": f"{source}/tiny_adapter.py:Tiny",
+            "weights": source / "tiny.safetensors",
+            "options": {"depth": "2"},
+            "extra_files": [source / "labels.txt"],
+            "batch_size": 8,
+            "max_batch_delay_ms": 2,
+            "workers": 1,
+            "response_timeout_s": 60,
+            "destination": tmp_path,
+        }
+        return builder.build(**{**arguments, **changes})
+
+    return build
+
+
+def refused(reason: Reason, action: Callable[[], object]) -> CutawayError:
+    """The error of ``action``, which has to be of this reason."""
+    with pytest.raises(CutawayError) as caught:
+        action()
+    assert caught.value.reason == reason
+    return caught.value
+
+
+def rewritten(path: Path, changes: Mapping[str, bytes | None]) -> Path:
+    """The archive with members replaced, or left out for None: sound as a zip, wrong as an archive."""
+    with zipfile.ZipFile(path) as old:
+        members = {name: old.read(name) for name in old.namelist()}
+    with zipfile.ZipFile(path, "w") as new:
+        for name, data in {**members, **changes}.items():
+            if data is not None:
+                new.writestr(name, data)
+    return path
+
+
+def test_round_trip(build: Build) -> None:
+    """What went in comes out: names, options, and the weights' own SHA-256."""
+    path = build(version="2.1")
+
+    manifest = reader.read(path)
+
+    assert path.name == "tiny-2.1.mar"
+    assert (manifest.model, manifest.version) == ("tiny", "2.1")
+    assert manifest.adapter == "tiny_adapter.py:Tiny"
+    assert manifest.weights == "tiny.safetensors"
+    assert re.fullmatch(r"[0-9a-f]{64}", manifest.weights_sha256)
+    assert manifest.options == {"depth": "2"}
+
+
+def test_an_installed_adapter_and_no_weights(build: Build) -> None:
+    """A model may live in an installed module and be born with its weights."""
+    manifest = reader.read(build(adapter="cutaway.adapters:Adapter", weights=None, extra_files=[]))
+
+    assert manifest == reader.Manifest("tiny", "1.0", "cutaway.adapters:Adapter", options={"depth": "2"})
+
+
+def test_torchserve_gets_what_it_needs(build: Build) -> None:
+    """The archive holds our handler, every file, and TorchServe's settings in TorchServe's words."""
+    with zipfile.ZipFile(build()) as made:
+        served = json.loads(made.read("MAR-INF/MANIFEST.json"))["model"]
+        settings = made.read("model-config.yaml").decode()
+
+        assert made.read(served["handler"]) == builder.handler_file().read_bytes()
+        assert {"tiny_adapter.py", "tiny.safetensors", "labels.txt", "cutaway.json"} <= set(made.namelist())
+    assert (served["modelName"], served["modelVersion"]) == ("tiny", "1.0")
+    assert settings == "minWorkers: 1\nmaxWorkers: 1\nbatchSize: 8\nmaxBatchDelay: 2\nresponseTimeout: 60\n"
+
+
+def test_unpacked(build: Build, tmp_path: Path) -> None:
+    """A worker reads the manifest from the unpacked directory, and an operator's worker count counts."""
+    path = build()
+
+    reader.unpack(path, tmp_path / "unpacked", workers=3)
+
+    assert reader.unpacked(tmp_path / "unpacked") == reader.read(path)
+    assert (tmp_path / "unpacked" / "tiny_adapter.py").read_text() == ADAPTER
+    config = (tmp_path / "unpacked" / "model-config.yaml").read_text()
+    assert "minWorkers: 3\nmaxWorkers: 3\nbatchSize: 8\n" in config
+
+
+def test_no_archive_is_overwritten_unasked(build: Build) -> None:
+    """A second build needs force."""
+    build()
+
+    assert "force" in refused(Reason.INVALID_VALUE, build).message
+    assert reader.read(build(force=True, version="1.1")).version == "1.1"
+
+
+def test_a_build_that_fails_leaves_nothing(build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where zipping is interrupted, the old archive is still there, whole, and nothing else."""
+    from model_archiver.model_packaging_utils import ModelExportUtils
+
+    before = reader.read(build())
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ModelExportUtils, "archive_dir", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        build(force=True, version="9.9")
+
+    assert reader.read(tmp_path / "tiny-1.0.mar") == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["source", "tiny-1.0.mar"]
+
+
+def test_a_stranger_s_directory_in_tmp_survives(build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model archiver would delete /tmp/<model name>; a build does not."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "thesis.tex").touch()
+
+    build()
+
+    assert (tmp_path / "tiny" / "thesis.tex").exists()
+
+
+@pytest.mark.parametrize("name", ["", "1st", "a b", "a/b", "..", "a..b", "größe", "-x"])
+def test_model_names(build: Build, name: str) -> None:
+    """A name that TorchServe or a path would trip over is refused."""
+    assert refused(Reason.INVALID_VALUE, lambda: build(model=name)).field == "model"
+
+
+@pytest.mark.parametrize(
+    ("adapter", "said"),
+    [
+        ("tiny_adapter.py", "neither file.py:Class nor package.module:Class"),
+        ("tiny_adapter.py:Small", "tiny_adapter.py defines no class Small, but Tiny"),
+        ("missing.py:Tiny", "missing.py cannot be read: No such file or directory"),
+        ("broken.py:Tiny", "broken.py is not Python"),
+        ("json.py:Tiny", "json.py would hide the module json that is installed"),
+        ("torch.py:Tiny", "torch.py would hide the module torch that is installed"),
+        ("my-adapter.py:Tiny", "my-adapter.py cannot be imported: 'my-adapter' is no name for a module"),
+    ],
+)
+def test_adapters_in_files(build: Build, source: Path, adapter: str, said: str) -> None:
+    """An adapter that no worker could import is refused when it is packaged, and the error says why."""
+    for name in ("json.py", "torch.py", "my-adapter.py"):
+        (source / name).write_text(ADAPTER)
+    (source / "broken.py").write_text("class Tiny:\n")
+
+    failure = refused(Reason.ADAPTER_INVALID, lambda: build(adapter=f"{source}/{adapter}"))
+
+    assert said in failure.message
+    assert failure.field == "adapter"
+
+
+@pytest.mark.parametrize("adapter", ["no.such.module:Tiny", "nowhere:Tiny", "cutaway.adapters:Nobody"])
+def test_adapters_that_are_not_installed(build: Build, adapter: str) -> None:
+    """So is one that is not installed here."""
+    refused(Reason.ADAPTER_INVALID, lambda: build(adapter=adapter))
+
+
+def test_an_adapter_may_not_hide_the_handler(build: Build, source: Path) -> None:
+    """TorchServe imports the handler by its module's name, the archive first."""
+    (source / "inspection_handler.py").write_text(ADAPTER)
+
+    failure = refused(Reason.INVALID_VALUE, lambda: build(adapter=f"{source}/inspection_handler.py:Tiny"))
+
+    assert "second inspection_handler.py" in failure.message
+
+
+@pytest.mark.parametrize("name", ["weights.pt", "weights.safetensors", "missing.safetensors"])
+def test_only_safetensors(build: Build, source: Path, name: str) -> None:
+    """A pickle, a pickle by another name, and no file at all are refused: no archive can run code from weights."""
+    if not name.startswith("missing"):
+        (source / name).write_bytes(b"\x80\x04\x95 a pickle")
+
+    failure = refused(Reason.INVALID_VALUE, lambda: build(weights=source / name))
+
+    assert failure.field == "weights"
+    assert name in failure.message
+    assert "safetensors.torch.save_file" in failure.message
+
+
+def test_extra_files(build: Build, source: Path) -> None:
+    """Extra files must exist, and none may replace another."""
+    assert (
+        "nothing.txt is no file"
+        in refused(Reason.INVALID_VALUE, lambda: build(extra_files=[source / "nothing.txt"])).message
+    )
+    (source / "cutaway.json").touch()
+    assert (
+        "second cutaway.json"
+        in refused(Reason.INVALID_VALUE, lambda: build(extra_files=[source / "cutaway.json"])).message
+    )
+
+
+@pytest.mark.parametrize("name", ["batch_size", "max_batch_delay_ms", "workers", "response_timeout_s"])
+def test_settings_start_at_one(build: Build, name: str) -> None:
+    """TorchServe reads 0 as "use your default", which for the batch delay is 100 ms: refused."""
+    assert "at least 1, not 0" in refused(Reason.INVALID_VALUE, lambda: build(**{name: 0})).message
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"cutaway.json": None}, "tiny-1.0.mar: cutaway.json is missing"),
+        ({"MAR-INF/MANIFEST.json": None}, "tiny-1.0.mar: MAR-INF/MANIFEST.json is missing"),
+        ({"tiny_adapter.py": None}, "tiny-1.0.mar: tiny_adapter.py is missing"),
+        ({"tiny.safetensors": None}, "tiny-1.0.mar: tiny.safetensors is missing"),
+        ({"tiny.safetensors": b"others"}, "tiny-1.0.mar: tiny.safetensors is not the packaged file"),
+        ({"cutaway.json": b"{"}, "tiny-1.0.mar: cutaway.json is not JSON"),
+        ({"cutaway.json": b"[]"}, "tiny-1.0.mar: cutaway.json is not a JSON object"),
+        ({"cutaway.json": b'{"schema": 2}'}, "tiny-1.0.mar: cutaway.json has schema 2"),
+        (
+            {"cutaway.json": b'{"schema": 1, "options": {}}'},
+            "tiny-1.0.mar: cutaway.json does not have the fields of a manifest",
+        ),
+        ({"MAR-INF/MANIFEST.json": b'{"model": {"modelName": "other"}}'}, "do not name the same model"),
+        ({"MAR-INF/MANIFEST.json": b'{"model": 3}'}, "do not name the same model"),
+    ],
+)
+def test_incomplete_archives(build: Build, changes: Mapping[str, bytes | None], said: str) -> None:
+    """A zip that lacks or mixes up something is refused, with the file, what is wrong, and what to do."""
+    path = rewritten(build(), changes)
+
+    failure = refused(Reason.ARCHIVE_CORRUPT, lambda: reader.read(path))
+
+    assert said in failure.message
+    assert failure.message.endswith("; rebuild it with `cutaway package`")
+
+
+def test_a_flipped_byte_in_the_weights(build: Build) -> None:
+    """One wrong byte of the weights is found, and the file that it is in is named."""
+    path = build()
+    data = bytearray(path.read_bytes())
+    data[data.index(np.arange(4096, dtype=np.float32).tobytes()) + 999] ^= 1
+    path.write_bytes(data)
+
+    for damaged in (lambda: reader.read(path), lambda: reader.unpack(path, path.parent / "unpacked")):
+        assert "tiny.safetensors" in refused(Reason.ARCHIVE_CORRUPT, damaged).message
+
+
+@pytest.mark.parametrize("data", [b"", b"not a zip\n", b"PK\x03\x04 not quite a zip"])
+def test_files_that_are_no_archives(tmp_path: Path, data: bytes) -> None:
+    """A text file called .mar is not taken for an archive."""
+    path = tmp_path / "notes.mar"
+    path.write_bytes(data)
+
+    assert refused(Reason.ARCHIVE_CORRUPT, lambda: reader.read(path)).message.startswith("notes.mar: ")
+
+
+def test_a_missing_archive(tmp_path: Path) -> None:
+    """A file that is not there is not called damaged."""
+    failure = refused(Reason.MODEL_NOT_FOUND, lambda: reader.read(tmp_path / "tiny-1.0.mar"))
+
+    assert "there is no such file" in failure.message
+
+
+def test_a_directory_without_a_manifest(tmp_path: Path) -> None:
+    """Neither is a directory that no archive was unpacked into a model."""
+    assert "cutaway.json cannot be read" in refused(Reason.ARCHIVE_CORRUPT, lambda: reader.unpacked(tmp_path)).message
+
+
+def test_whatever_the_damage(build: Build) -> None:
+    """Cut anywhere or changed anywhere, an archive is read as it was or refused; it never ends in another error."""
+    path = build(weights=None, extra_files=[])
+    sound, manifest = path.read_bytes(), reader.read(path)
+    chance = random.Random(0)
+    reasons = set()
+    for _ in range(300):
+        damaged = bytearray(sound[: chance.randrange(len(sound))] if chance.random() < 0.3 else sound)
+        for _ in range(chance.randrange(1, 4)):
+            if damaged:
+                damaged[chance.randrange(len(damaged))] = chance.randrange(256)
+        path.write_bytes(damaged)
+        try:
+            assert reader.read(path) == manifest
+        except CutawayError as failure:
+            reasons.add(failure.reason)
+    assert reasons == {Reason.ARCHIVE_CORRUPT}
+
+
+@pytest.mark.parametrize("name", ["../outside.py", "/etc/outside", "a/../../outside", "..\\\\outside", "C:/outside"])
+def test_nothing_is_unpacked_elsewhere(build: Build, tmp_path: Path, name: str) -> None:
+    """An archive with a member that leads out of it is refused, before anything is unpacked."""
+    path = build()
+    with zipfile.ZipFile(path, "a") as packed:
+        packed.writestr(name, "x")
+    assert "points outside of the archive" in refused(Reason.ARCHIVE_CORRUPT, lambda: reader.read(path)).message
+    refused(Reason.ARCHIVE_CORRUPT, lambda: reader.unpack(path, tmp_path / "there"))
+    assert not (tmp_path / "there").exists()
+
+
+def test_no_member_is_a_link(build: Build) -> None:
+    """Neither is one with a member that is a symbolic link."""
+    path = build()
+    link = zipfile.ZipInfo("link")
+    link.external_attr = (stat.S_IFLNK | 0o777) << 16
+    with zipfile.ZipFile(path, "a") as packed:
+        packed.writestr(link, "/etc/passwd")
+    assert "points outside of the archive" in refused(Reason.ARCHIVE_CORRUPT, lambda: reader.read(path)).message
+
+
+def test_what_is_packed_small_may_be_too_large(build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An archive that there is no room for is refused before the first byte is written."""
+    path = build()
+    with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as packed:
+        packed.writestr("zeros", bytes(1 << 20))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 19))
+    assert "524288 are free" in refused(Reason.ARCHIVE_CORRUPT, lambda: reader.unpack(path, tmp_path / "there")).message
+    assert not (tmp_path / "there").exists()

@@ -1,0 +1,192 @@
+"""Nobody works on for a caller who is gone: the deadline inside a call, from pass to pass."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import cutaway as ca
+from cutaway.adapters import TensorAdapter
+from cutaway.engine.passes.quadrature import gauss_legendre
+from cutaway.engine.runtime import cancellation
+from cutaway.engine.runtime.cancellation import Cancellation, latest
+from cutaway.gateway import serve
+from cutaway.results import InputSpec
+from cutaway.worker_protocol.torchserve_messages import decode_worker_reply
+from tests.support import failing_models
+from tests.support.mixed.answers import differences, flat
+from tests.support.state_snapshot import untouched
+from tests.support.worker_calls import ask, outcome, row, worker
+
+X = {"x": torch.randn(3, 4, generator=torch.Generator().manual_seed(1))}
+PATIENCE_S = 600.0
+"""Longer than any machine needs for what comes before the deadline: the clock is moved on, and nobody waits."""
+
+EDIT = ca.Scale("a", factor=2.0)
+EVERYTHING: dict[str, Any] = {"captures": [ca.Capture("**", at=tuple(ca.Point))], "input_gradients": True}
+
+LONG = ca.IntegratedGradients(n_steps=4096, quadrature=ca.Quadrature.RIEMANN_MIDDLE)
+SHORT = ca.IntegratedGradients(n_steps=680)  # Captum takes four passes for three rows, and so does the check
+
+
+class Clock:
+    """The clock that deadlines are compared with."""
+
+    def __init__(self) -> None:
+        self.ahead_s = 0.0
+
+    def time(self) -> float:
+        """Unix seconds."""
+        return time.time() + self.ahead_s
+
+    def pass_deadline(self) -> None:
+        """Moves the clock on, past the deadline of a call that has just begun."""
+        self.ahead_s = 2 * PATIENCE_S
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock of the engine."""
+    moved = Clock()
+    monkeypatch.setattr(cancellation, "time", moved)
+    return moved
+
+
+@pytest.mark.parametrize(
+    ("tired", "asked", "field"),
+    [
+        (1, {**EVERYTHING, "edits": [EDIT], "compare": True}, ""),
+        (1, {"attributions": [LONG]}, "attributions[0]"),
+        (7, {"attributions": [LONG], "check": "off"}, "attributions[0]"),
+        (7, {"attributions": [ca.Saliency(), LONG], "check": "independent"}, "attributions[1]"),
+        (7, {"attributions": [SHORT], "check": "independent"}, "attributions[0]"),
+    ],
+    ids=["compared", "before Captum", "in Captum", "in Captum, then to be checked", "in the check"],
+)
+def test_nobody_works_past_a_deadline(clock: Clock, tired: int, asked: dict[str, Any], field: str) -> None:
+    """Where the deadline passes while a pass is running, no other begins, be it one of ours, of Captum's or of a
+    check's; the next caller finds the model as it was."""
+    model = failing_models.Sleeps()
+    served = worker(TensorAdapter(model, inputs=[InputSpec("x", "float32", (-1, 4))]))
+    first = flat(ask(served, X))
+    ask(served, X, attributions=[ca.Saliency()])  # what checks must know of the model is found out now
+    question = row(X, **asked, deadline_s=PATIENCE_S)
+    model.begun, model.tired, model.sleep = 0, tired, clock.pass_deadline
+    with untouched(model):
+        (found,) = map(outcome, served.answer([question]))
+    assert isinstance(found, ca.DeadlineExceeded)
+    assert found.field == field
+    assert model.begun == tired
+    assert decode_worker_reply(served.answer([{"describe": b""}])[0]).response
+    assert differences(flat(ask(served, X)), first) == []
+
+
+def test_a_long_path_is_no_way_around_the_deadline() -> None:
+    """The longest path that can be asked for, by the default quadrature, ends with the deadline as well, also where its
+    nodes are not known yet."""
+    gauss_legendre.cache_clear()
+    asked = row(X, attributions=[ca.IntegratedGradients(n_steps=1024)], deadline_s=0.02)
+    served = worker(failing_models.Sound())
+    (found,) = map(outcome, served.answer([asked]))
+    assert isinstance(found, ca.DeadlineExceeded)
+
+
+class SleepsAtRandom(failing_models.Sleeps):
+    """The same, and its numbers differ from pass to pass."""
+
+    def end(self, h: torch.Tensor) -> torch.Tensor:
+        return super().end(h + torch.rand_like(h))
+
+
+def test_a_deadline_leaves_no_opinion_of_a_model_behind(clock: Clock) -> None:
+    """Where time runs out while it is being found out what checks must know of a model, the error is the deadline's,
+    and the next caller finds it out: the model is random, and not taken for sound."""
+    model = SleepsAtRandom()
+    served = worker(TensorAdapter(model, inputs=[InputSpec("x", "float32", (-1, 4))]))
+    question = row(X, attributions=[ca.Saliency()], deadline_s=PATIENCE_S)
+    model.begun, model.tired, model.sleep = 0, 3, clock.pass_deadline
+    (found,) = map(outcome, served.answer([question]))
+    assert isinstance(found, ca.DeadlineExceeded)
+    assert found.field == "attributions[0]"
+    check = ask(served, X, attributions=[ca.Saliency()]).attributions[0].checks[0]
+    assert check.cause is ca.Cause.RANDOM_FORWARD
+
+
+# Callers who hang up.
+
+
+class Steps(nn.Module):
+    """Takes a little time for each pass, and counts them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.passes = 0
+        self.working = threading.Event()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes += 1
+        if self.passes > 5:
+            self.working.set()
+        time.sleep(0.01)
+        return x[:, :2] + x.sum(1, keepdim=True)
+
+
+PASSES = 2000
+VERY_LONG = ca.FeatureAblation(masks={"x": np.arange(PASSES)[None]})
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_nobody_works_on_for_a_caller_who_hung_up(stream: bool) -> None:
+    """Amid an explanation of thousands of passes the caller hangs up: it ends between two of them, the next caller is
+    answered, and what was still to come is never run."""
+    model = Steps()
+    x = np.zeros((1, PASSES), np.float32)
+    with serve({"steps": TensorAdapter(model, inputs=[InputSpec("x", "float32", (-1, -1))])}) as server:
+
+        async def leave() -> None:
+            async with ca.AsyncClient(server.address) as client:
+                call = asyncio.ensure_future(client.inspect("steps", {"x": x}, attributions=[VERY_LONG], stream=stream))
+                await asyncio.to_thread(model.working.wait, PATIENCE_S)
+                call.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await call
+
+        asyncio.run(leave())
+        with ca.Client(server.address) as client:
+            assert client.inspect("steps", {"x": x}).predictions
+    assert model.passes < PASSES / 2
+
+
+def test_a_call_of_a_caller_who_is_gone_is_not_begun(tmp_path: Path) -> None:
+    """What a worker is told before it begins, it heeds; and it looks for no other files than a gateway's."""
+    served = worker(failing_models.Sound())
+    directory = tmp_path / "cutaway-1"
+    directory.mkdir()
+    asked = row(X)
+    (found,) = map(outcome, served.answer([{**asked, "hangup": bytes(directory / "gone-1")}]))
+    assert isinstance(found, ca.InspectResult)
+    (directory / "gone-1").touch()
+    (found,) = map(outcome, served.answer([{**asked, "hangup": bytes(directory / "gone-1")}]))
+    assert isinstance(found, ca.DeadlineExceeded)
+    assert "hung up" in found.message
+    for elsewhere in (b"/etc/passwd", b"/etc/gone-1", bytes(directory / "other"), b"gone-1"):
+        (found,) = map(outcome, served.answer([{**asked, "hangup": elsewhere}]))
+        assert isinstance(found, ca.InvalidArgument)
+        assert found.reason == "MALFORMED_REQUEST"
+
+
+def test_of_callers_answered_together_the_last_one_counts() -> None:
+    """Work that one of several still waits for goes on; the others are told of their own end."""
+    here, left, late = Cancellation(), Cancellation(hung_up=lambda: True), Cancellation(deadline=1.0)
+    assert not latest([left, here, late]).is_cancelled
+    assert latest([left, left]).is_cancelled
+    assert latest([late, left]).is_cancelled
