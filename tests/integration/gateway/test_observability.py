@@ -256,13 +256,23 @@ def test_servers_of_one_process_keep_numbers_of_their_own() -> None:
 def test_a_port_for_metrics_that_is_taken_is_an_error() -> None:
     """A server that cannot be read as it was asked to does not start, and lets go of what it had."""
     with serve({"net": Images()}, settings=READ) as server:
-        for taken in (server.metrics_address, "127.0.0.1", "127.0.0.1:high"):
-            settings = Settings(metrics_address=taken)
-            with (
-                pytest.raises(ca.Unavailable, match=f"cannot serve metrics at {taken}"),
-                serve({}, settings=settings),
-            ):
-                pass
+        taken = server.metrics_address
+        with (
+            pytest.raises(ca.Unavailable, match=f"cannot serve metrics at {taken}"),
+            serve({}, settings=Settings(metrics_address=taken)),
+        ):
+            pass
+
+
+@pytest.mark.parametrize("malformed", ["127.0.0.1", "127.0.0.1:high", "127.0.0.1:65536", "127.0.0.1:-1"])
+def test_an_address_for_metrics_that_is_none(malformed: str) -> None:
+    """A server with a metrics address that no machine can have says that, and does not start."""
+    with (
+        pytest.raises(ca.InvalidArgument, match=f"'{malformed}' is no HOST:PORT") as refused,
+        serve({}, settings=Settings(metrics_address=malformed)),
+    ):
+        pass
+    assert (refused.value.reason, refused.value.field) == ("INVALID_VALUE", "metrics_address")
 
 
 def test_nothing_is_open_that_was_not_asked_for(capfd: pytest.CaptureFixture[str]) -> None:

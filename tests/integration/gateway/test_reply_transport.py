@@ -43,15 +43,15 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The calls that a client made, by kind, as they are made."""
     made: list[str] = []
     for client in (ca.Client, ca.AsyncClient):
-        for name in ("_reply", "_messages"):
+        for name in ("_send", "_messages"):
             monkeypatch.setattr(client, name, _noting(made, name, getattr(client, name)))
     return made
 
 
 def _noting(made: list[str], name: str, intact: Any) -> Any:
     def noting(self: Any, call: Any, timeout: float | None) -> Any:
-        dry = name == "_reply" and InspectRequest.FromString(call.payload).options.dry_run
-        made.append("estimate" if dry else {"_reply": "one message", "_messages": "pieces"}[name])
+        dry = name == "_send" and InspectRequest.FromString(call.payload).options.dry_run
+        made.append("estimate" if dry else {"_send": "one message", "_messages": "pieces"}[name])
         return intact(self, call, timeout)
 
     return noting

@@ -90,10 +90,11 @@ def test_figures_for_prometheus(store: Path, tmp_path: Path) -> None:
 def test_an_address_that_cannot_be_had(tmp_path: Path) -> None:
     """Figures that nobody can read are said to be so, before the job begins."""
     with (
-        pytest.raises(CutawayError, match="cannot serve metrics at nowhere:x"),
+        pytest.raises(CutawayError, match="'nowhere:x' is no HOST:PORT") as refused,
         metrics_endpoint(progress.Metrics().registry, "nowhere:x"),
     ):
         pass
+    assert refused.value.reason == "INVALID_VALUE"
 
 
 PATIENT = """

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as parquet
@@ -16,46 +15,41 @@ from cutaway.jobs import read, run
 from cutaway.jobs.engines.ray import import_ray
 from cutaway.jobs.running import Summary, Watcher
 from tests.support.jobs import alike, digits_file, digits_job
+from tests.support.ray_cluster import RayCluster, ray_cluster
 
 ROWS = 160
-STORE_BYTES = 100 << 20
 INPUTS = {"image": {"column": "pixels", "shape": (1, 8, 8)}}
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
-    """A cluster whose head only leads, with two nodes of one CPU each."""
-    ray = import_ray()
-    from ray.cluster_utils import Cluster
-
-    found = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "object_store_memory": STORE_BYTES})
-    for _ in range(2):
-        found.add_node(num_cpus=1, object_store_memory=STORE_BYTES)
-    ray.init(address=found.address, log_to_driver=False, logging_level=logging.ERROR)
-    try:
-        yield found
-    finally:
-        ray.shutdown()
-        found.shutdown()
+def cluster() -> Iterator[RayCluster]:
+    """A cluster to which this process is connected."""
+    with ray_cluster() as started:
+        ray = import_ray()
+        ray.init(address=started.address, log_to_driver=False, logging_level=logging.ERROR)
+        try:
+            yield started
+        finally:
+            ray.shutdown()
 
 
 class Losing(Watcher):
     """Looks on, and takes a node away when the first shards are written."""
 
-    def __init__(self, cluster: Any) -> None:
+    def __init__(self, cluster: RayCluster) -> None:
         self._cluster = cluster
         self.ended_with = 0
 
     def on_shard(self, summary: Summary) -> None:
         if summary.written == 2:
-            self._cluster.remove_node(self._cluster.list_all_nodes()[-1], allow_graceful=False)
+            self._cluster.lose_node()
 
     def on_end(self) -> None:
         self.ended_with = sum(node["Alive"] for node in import_ray().nodes())
 
 
 @pytest.mark.parametrize("captures_to", ["parquet", "zarr"])
-def test_a_cluster_finds_what_one_process_finds(store: Path, tmp_path: Path, cluster: Any, captures_to: str) -> None:
+def test_a_cluster_finds_what_one_process_finds(store: Path, tmp_path: Path, cluster: RayCluster, captures_to: str) -> None:
     """Two workers write the shards of a data set, and every value is that of the engine `local`."""
     output = {"folder": tmp_path / "ray", "shard_rows": 16, "captures_to": captures_to}
     data = {"path": str(digits_file(tmp_path / "digits.parquet", ROWS))}
@@ -66,7 +60,7 @@ def test_a_cluster_finds_what_one_process_finds(store: Path, tmp_path: Path, clu
     alike(read(tmp_path / "ray"), read(tmp_path / "local"))
 
 
-def test_more_than_any_node_has_is_refused(store: Path, tmp_path: Path, cluster: Any) -> None:
+def test_more_than_any_node_has_is_refused(store: Path, tmp_path: Path, cluster: RayCluster) -> None:
     """A job whose workers fit nowhere says so, and does not wait for ever."""
     engine = {"kind": "ray", "batch": 8, "cpus": 2}
     with pytest.raises(ca.InvalidArgument, match="a worker needs 2 CPU, and no node") as refused:
@@ -74,7 +68,7 @@ def test_more_than_any_node_has_is_refused(store: Path, tmp_path: Path, cluster:
     assert refused.value.field == "engine.cpus"
 
 
-def test_bad_rows_are_bad_there_too(store: Path, tmp_path: Path, cluster: Any) -> None:
+def test_bad_rows_are_bad_there_too(store: Path, tmp_path: Path, cluster: RayCluster) -> None:
     """Rows that cannot be explained are recorded by whichever worker meets them, and too many of them end the job."""
     table = parquet.read_table(digits_file(tmp_path / "digits.parquet"))
     pixels = [each[:60] if row in (3, 21) else each for row, each in enumerate(table["pixels"].to_pylist())]
@@ -90,7 +84,7 @@ def test_bad_rows_are_bad_there_too(store: Path, tmp_path: Path, cluster: Any) -
     assert refused.value.reason == "TOO_MANY_BAD_ROWS"
 
 
-def test_a_lost_node_costs_nothing_but_time(store: Path, tmp_path: Path, cluster: Any) -> None:
+def test_a_lost_node_costs_nothing_but_time(store: Path, tmp_path: Path, cluster: RayCluster) -> None:
     """A node dies amid a job: what it had begun is done by the other, and the result is whole."""
     data = {"path": str(digits_file(tmp_path / "digits.parquet", ROWS))}
     engine = {"kind": "ray", "batch": 8, "workers": 2}

@@ -85,9 +85,9 @@ def _refuse_rule(model: InspectedModel, name: str, rule: LrpRule) -> None:
 
 
 def _refuse_shared_weight(model: InspectedModel, resolved: str, module: nn.Module) -> None:
-    for name, other in model.tree.modules.items():
-        parameters = other._parameters.values()
-        if name != resolved and any(parameter is getattr(module, "weight", None) for parameter in parameters):
+    weight = getattr(module, "weight", None)
+    for name, other in model.tree.modules.items() if weight is not None else ():
+        if name != resolved and any(parameter is weight for parameter in other._parameters.values()):
             raise inapplicable(
                 f"the rule changes the weight, which {name!r} shares, and Captum would change it there too: use "
                 "Epsilon, which changes no weights"

@@ -22,15 +22,16 @@ def metrics_endpoint(registry: CollectorRegistry, address: str) -> Iterator[str]
         ``HOST:PORT``, with the port that was picked.
 
     Raises:
-        CutawayError: ``BACKEND_UNAVAILABLE``, if the address is malformed or in use.
+        CutawayError: ``INVALID_VALUE`` if the address is malformed, ``BACKEND_UNAVAILABLE`` if it cannot be listened on.
     """
     host, _, port = address.rpartition(":")
+    if not (port.isdecimal() and int(port) < 1 << 16):
+        raise error(Reason.INVALID_VALUE, f"{address!r} is no HOST:PORT", "metrics_address")
     try:
         server, thread = start_http_server(int(port), host.strip("[]") or "127.0.0.1", registry)
-    except (OSError, OverflowError, ValueError) as failure:
-        raise error(
-            Reason.BACKEND_UNAVAILABLE, f"cannot serve metrics at {address}: {failure}", "metrics_address"
-        ) from None
+    except OSError as failure:
+        what = f"cannot serve metrics at {address}: {failure}"
+        raise error(Reason.BACKEND_UNAVAILABLE, what, "metrics_address") from None
     try:
         yield f"{host or '127.0.0.1'}:{server.server_port}"
     finally:

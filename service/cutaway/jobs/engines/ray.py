@@ -121,7 +121,7 @@ def _cluster(engine: spec.Ray) -> Iterator[Any]:
     options = {} if engine.address else {"include_dashboard": False, "object_store_memory": _OBJECT_STORE_BYTES}
     try:
         ray.init(address=engine.address or "local", log_to_driver=False, logging_level=logging.ERROR, **options)
-    except (ConnectionError, RuntimeError, ValueError) as failure:
+    except Exception as failure:  # Ray's processes that do not start are a bare Exception
         what = f"no Ray cluster at {engine.address or 'this machine'}: {failure}"
         raise error(Reason.JOB_INTERRUPTED, what, "engine.address") from None
     try:
