@@ -185,6 +185,9 @@ class CutawayError(Exception):
 
     code: int = Code.INTERNAL
 
+    def __init_subclass__(cls, code: Code | None = None) -> None:
+        cls.code = cls.code if code is None else code
+
     def __init__(self, reason: str, message: str, field: str = "") -> None:
         super().__init__(message)
         self.reason = str(reason)
@@ -206,64 +209,44 @@ class CutawayError(Exception):
         return f"{self.reason}{where}: {self.message}"
 
 
-class InvalidArgument(CutawayError):
+class InvalidArgument(CutawayError, code=Code.INVALID_ARGUMENT):
     """The request is wrong; sending it again gives the same error."""
 
-    code = Code.INVALID_ARGUMENT
 
-
-class NotFound(CutawayError):
+class NotFound(CutawayError, code=Code.NOT_FOUND):
     """The requested model or version does not exist."""
 
-    code = Code.NOT_FOUND
 
-
-class Unimplemented(CutawayError):
+class Unimplemented(CutawayError, code=Code.UNIMPLEMENTED):
     """The server does not implement the call."""
 
-    code = Code.UNIMPLEMENTED
 
-
-class Unauthenticated(CutawayError):
+class Unauthenticated(CutawayError, code=Code.UNAUTHENTICATED):
     """The server needs a token that it knows."""
 
-    code = Code.UNAUTHENTICATED
 
-
-class PermissionDenied(CutawayError):
+class PermissionDenied(CutawayError, code=Code.PERMISSION_DENIED):
     """The token does not allow this."""
 
-    code = Code.PERMISSION_DENIED
 
-
-class FailedPrecondition(CutawayError):
+class FailedPrecondition(CutawayError, code=Code.FAILED_PRECONDITION):
     """A correct request that this model or server cannot run."""
 
-    code = Code.FAILED_PRECONDITION
 
-
-class ResourceExhausted(CutawayError):
+class ResourceExhausted(CutawayError, code=Code.RESOURCE_EXHAUSTED):
     """Too large, or too many at once."""
 
-    code = Code.RESOURCE_EXHAUSTED
 
-
-class DeadlineExceeded(CutawayError):
+class DeadlineExceeded(CutawayError, code=Code.DEADLINE_EXCEEDED):
     """The time for the call is over."""
 
-    code = Code.DEADLINE_EXCEEDED
 
-
-class Unavailable(CutawayError):
+class Unavailable(CutawayError, code=Code.UNAVAILABLE):
     """No server or worker answers at the moment; a retry may succeed."""
 
-    code = Code.UNAVAILABLE
 
-
-class Internal(CutawayError):
+class Internal(CutawayError, code=Code.INTERNAL):
     """An error inside the server."""
-
-    code = Code.INTERNAL
 
 
 _CLASSES: dict[int, type[CutawayError]] = {kind.code: kind for kind in CutawayError.__subclasses__()}
