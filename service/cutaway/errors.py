@@ -19,7 +19,6 @@ Applications branch on ``reason``, never on the message. Deep code raises a shor
 from __future__ import annotations
 
 from enum import IntEnum
-from types import TracebackType
 
 from cutaway.str_enum import StrEnum
 
@@ -278,8 +277,6 @@ class at:  # lower case because it is used like a function: with at("captures[0]
     def __enter__(self) -> None:
         return None
 
-    def __exit__(
-        self, kind: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, failure: object, trace: object) -> None:
         if isinstance(failure, CutawayError):
             failure.prefix(self._field)

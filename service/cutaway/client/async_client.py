@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Coroutine
 from functools import partial
-from types import TracebackType
 from typing import Any, TypeVar
 
 import grpc.aio
@@ -88,7 +87,5 @@ class AsyncClient(BaseClient[Coroutine[Any, Any, InspectResult], AsyncReplyStrea
     async def __aenter__(self) -> AsyncClient:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *failure: object) -> None:
         await self.close()

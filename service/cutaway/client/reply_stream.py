@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
-from types import TracebackType
 from typing import Generic, TypeVar
 
 from cutaway.errors import Code, CutawayError
@@ -105,9 +104,7 @@ class ReplyStream(_BaseReplyStream[Generator[bytes, None, None]]):
     def __enter__(self) -> ReplyStream:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         self.close()
 
 
@@ -147,7 +144,5 @@ class AsyncReplyStream(_BaseReplyStream[AsyncGenerator[bytes, None]]):
     async def __aenter__(self) -> AsyncReplyStream:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *failure: object) -> None:
         await self.close()

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from functools import partial
-from types import TracebackType
 from typing import Any, TypeVar
 
 import grpc
@@ -87,7 +86,5 @@ class Client(BaseClient[InspectResult, ReplyStream]):
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         self.close()
