@@ -86,16 +86,15 @@ class ReplyStream(_BaseReplyStream[Generator[bytes, None, None]]):
     def _arriving(self) -> Iterator[list[tuple[str, Array]]]:
         """Yields the tensors that each message completes."""
         self._start()
-        try:
-            for message in self._messages:
-                yield self._assembler.add(message)
-            return
-        except CutawayError as failure:
-            pause = self._retry_after(failure)
-        time.sleep(pause)
-        self._retry()
-        for message in self._messages:
-            yield self._assembler.add(message)
+        while True:
+            try:
+                for message in self._messages:
+                    yield self._assembler.add(message)
+                return
+            except CutawayError as failure:
+                pause = self._retry_after(failure)
+            time.sleep(pause)
+            self._retry()
 
     def close(self) -> None:
         """Cancels the call."""
@@ -126,16 +125,15 @@ class AsyncReplyStream(_BaseReplyStream[AsyncGenerator[bytes, None]]):
 
     async def _arriving(self) -> AsyncIterator[list[tuple[str, Array]]]:
         self._start()
-        try:
-            async for message in self._messages:
-                yield self._assembler.add(message)
-            return
-        except CutawayError as failure:
-            pause = self._retry_after(failure)
-        await asyncio.sleep(pause)
-        self._retry()
-        async for message in self._messages:
-            yield self._assembler.add(message)
+        while True:
+            try:
+                async for message in self._messages:
+                    yield self._assembler.add(message)
+                return
+            except CutawayError as failure:
+                pause = self._retry_after(failure)
+            await asyncio.sleep(pause)
+            self._retry()
 
     async def close(self) -> None:
         """Cancels the call."""
