@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import grpc
 
@@ -43,12 +44,19 @@ class Trust:
     Attributes:
         credentials: for an encrypted connection; None for a plaintext one.
         metadata: sent with every call.
-        options: of the gRPC channel.
+        options: of the gRPC channel, beside the caller's own.
     """
 
     credentials: grpc.ChannelCredentials | None
     metadata: Metadata
     options: tuple[tuple[str, int], ...]
+
+    def channel(self, library: Any, target: str, options: Iterable[tuple[str, int]]) -> Any:
+        """Returns a channel to ``target``; ``library`` is `grpc`, or `grpc.aio` for asyncio."""
+        options = (*options, *self.options)
+        if self.credentials is None:
+            return library.insecure_channel(target, options)
+        return library.secure_channel(target, self.credentials, options)
 
 
 def make_trust(target: str, token: str | None, tls: bool | Tls) -> Trust:

@@ -14,7 +14,6 @@ from cutaway.client.transport import Call, StreamCall
 from cutaway.errors import CutawayError
 from cutaway.requests import InspectRequest
 from cutaway.results import InspectResult, ModelDetail, ModelName
-from cutaway.trust import Tls
 
 T = TypeVar("T")
 
@@ -22,15 +21,8 @@ T = TypeVar("T")
 class AsyncClient(BaseClient[Coroutine[Any, Any, InspectResult], AsyncReplyStream]):
     """`Client` for asyncio: its verbs are awaited. See `BaseClient` for its arguments."""
 
-    def __init__(
-        self, address: str, *, timeout: float = 60.0, token: str | None = None, tls: bool | Tls = False
-    ) -> None:
-        super().__init__(address, timeout=timeout, token=token, tls=tls)
-        self._channel = (
-            grpc.aio.secure_channel(self._target, self._trust.credentials, self._options)
-            if self._trust.credentials
-            else grpc.aio.insecure_channel(self._target, self._options)
-        )
+    _grpc = grpc.aio
+    _channel: grpc.aio.Channel
 
     async def ask(
         self, request: InspectRequest, *, stream: bool | None = None, timeout: float | None = None

@@ -23,6 +23,8 @@ from cutaway.requests import Attribution, Capture, CheckMode, Edit, ExplainIf, I
 from cutaway.results import InspectResult, ModelName
 from cutaway.trust import Tls, make_trust
 
+_OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
+
 T = TypeVar("T")
 Inspected = TypeVar("Inspected")
 Streamed = TypeVar("Streamed")
@@ -43,16 +45,15 @@ class BaseClient(ABC, Generic[Inspected, Streamed]):
             certificates to trust.
     """
 
+    _grpc: Any
+    """`grpc` or `grpc.aio`."""
+
     def __init__(
         self, address: str, *, timeout: float = 60.0, token: str | None = None, tls: bool | Tls = False
     ) -> None:
-        self._transport, self._target = _transport_for(address)
-        self._trust = make_trust(self._target, token, tls)
-        self._options = (
-            ("grpc.max_receive_message_length", -1),
-            ("grpc.max_send_message_length", -1),
-            *self._trust.options,
-        )
+        self._transport, target = _transport_for(address)
+        self._trust = make_trust(target, token, tls)
+        self._channel = self._trust.channel(self._grpc, target, _OPTIONS)
         self._timeout = timeout
         self._sizes = ReplySizes()
 

@@ -20,7 +20,6 @@ from cutaway.client.reply_stream import ReplyStream
 from cutaway.client.transport import Call, StreamCall
 from cutaway.requests import InspectRequest
 from cutaway.results import InspectResult, ModelDetail, ModelName
-from cutaway.trust import Tls
 
 T = TypeVar("T")
 
@@ -28,15 +27,8 @@ T = TypeVar("T")
 class Client(BaseClient[InspectResult, ReplyStream]):
     """A connection to a server; threads may share it. See `BaseClient` for its arguments."""
 
-    def __init__(
-        self, address: str, *, timeout: float = 60.0, token: str | None = None, tls: bool | Tls = False
-    ) -> None:
-        super().__init__(address, timeout=timeout, token=token, tls=tls)
-        self._channel = (
-            grpc.secure_channel(self._target, self._trust.credentials, self._options)
-            if self._trust.credentials
-            else grpc.insecure_channel(self._target, self._options)
-        )
+    _grpc = grpc
+    _channel: grpc.Channel
 
     def ask(
         self, request: InspectRequest, *, stream: bool | None = None, timeout: float | None = None

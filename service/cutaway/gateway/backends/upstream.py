@@ -69,12 +69,7 @@ class UpstreamGateway:
         self.why = f"{address} has not replied yet"
         self._address = address
         self._metadata = trust.metadata
-        options = (*_OPTIONS, *trust.options)
-        self._channel = (
-            grpc.aio.secure_channel(address, trust.credentials, options)
-            if trust.credentials
-            else grpc.aio.insecure_channel(address, options)
-        )
+        self._channel: grpc.aio.Channel = trust.channel(grpc.aio, address, _OPTIONS)
         self._failed_checks = 0
         self._checks = asyncio.ensure_future(self._check_forever())
 
