@@ -24,12 +24,6 @@ class AsyncClient(BaseClient[Coroutine[Any, Any, InspectResult], AsyncReplyStrea
     _grpc = grpc.aio
     _channel: grpc.aio.Channel
 
-    async def ask(
-        self, request: InspectRequest, *, stream: bool | None = None, timeout: float | None = None
-    ) -> InspectResult:
-        """Does what `inspect` does, for a complete request."""
-        return await self._run(self._inspect(request, stream, timeout))
-
     def ask_stream(self, request: InspectRequest, *, timeout: float | None = None) -> AsyncReplyStream:
         """Does what `inspect_stream` does, for a complete request."""
         call = self._transport.inspect_stream(request)

@@ -174,13 +174,18 @@ class BaseClient(ABC, Generic[Inspected, Streamed]):
         )
         return self.ask_stream(request, timeout=timeout)
 
-    @abstractmethod
     def ask(self, request: InspectRequest, *, stream: bool | None = None, timeout: float | None = None) -> Inspected:
         """Does what `inspect` does, for a complete request."""
+        result: Inspected = self._run(self._inspect(request, stream, timeout))
+        return result
 
     @abstractmethod
     def ask_stream(self, request: InspectRequest, *, timeout: float | None = None) -> Streamed:
         """Does what `inspect_stream` does, for a complete request."""
+
+    @abstractmethod
+    def _run(self, steps: Steps[Any]) -> Any:
+        """Drives a call to its end; returns its result, or an awaitable of it."""
 
     @abstractmethod
     def _send(self, call: Call[Any], timeout: float | None) -> Any:

@@ -30,12 +30,6 @@ class Client(BaseClient[InspectResult, ReplyStream]):
     _grpc = grpc
     _channel: grpc.Channel
 
-    def ask(
-        self, request: InspectRequest, *, stream: bool | None = None, timeout: float | None = None
-    ) -> InspectResult:
-        """Does what `inspect` does, for a complete request."""
-        return self._run(self._inspect(request, stream, timeout))
-
     def ask_stream(self, request: InspectRequest, *, timeout: float | None = None) -> ReplyStream:
         """Does what `inspect_stream` does, for a complete request."""
         return ReplyStream(partial(self._messages, self._transport.inspect_stream(request)), self._seconds(timeout))
