@@ -12,18 +12,7 @@ from rich.text import Text
 
 from cutaway import tables
 from cutaway.cli import console_output, files, model_tables, short_forms
-from cutaway.cli.connection_options import (
-    DEFAULT_ADDRESS,
-    Address,
-    Ca,
-    Certificate,
-    Key,
-    Secure,
-    Timeout,
-    Token,
-    connect,
-    tls_settings,
-)
+from cutaway.cli.connection_options import with_client
 from cutaway.client.sync_client import Client
 from cutaway.errors import Reason, error
 from cutaway.requests import Attribution, Capture, CheckMode, ClassIndex, Edit, ExplainIf, InspectRequest
@@ -35,25 +24,19 @@ Model = Annotated[
 ]
 
 
-def models(
-    address: Address = DEFAULT_ADDRESS,
-    timeout: Timeout = 60.0,
-    token: Token = None,
-    tls: Secure = False,
-    ca: Ca = None,
-    certificate: Certificate = None,
-    key: Key = None,
-) -> None:
+@with_client
+def models(client: Client) -> None:
     """List the models that a server serves."""
-    with connect(address, timeout, token, tls_settings(tls, ca, certificate, key)) as client:
-        names = client.list_models()
+    names = client.list_models()
     table = tables.empty_table("Models", "name", "version", folds=("name",))
     for name in names:
         table.add_row(Text(name.model), Text(name.version))
     console_output.print_blocks(table)
 
 
+@with_client
 def layers(
+    client: Client,
     model: Model,
     depth: Annotated[
         int | None, typer.Option(metavar="N", min=0, help="The number of levels of modules to show.")
@@ -65,25 +48,17 @@ def layers(
             "--ops", help="Also show the operators inside modules: functions and operators that are not modules."
         ),
     ] = False,
-    address: Address = DEFAULT_ADDRESS,
-    timeout: Timeout = 60.0,
-    token: Token = None,
-    tls: Secure = False,
-    ca: Ca = None,
-    certificate: Certificate = None,
-    key: Key = None,
 ) -> None:
     """Show a model's inputs and outputs and its module tree.
 
     Captures, edits and layers of attributions take the names of modules and operators as they are shown.
     """
-    with connect(address, timeout, token, tls_settings(tls, ca, certificate, key)) as client:
-        detail = client.get_model(model, operators=ops)
+    detail = client.get_model(model, operators=ops)
     tree = model_tables.Tree(detail, depth, expand)
     console_output.print_blocks(
         model_tables.summary(detail),
         model_tables.ModuleTable(tree),
-        *([model_tables.OperatorTable(tree)] if ops else []),
+        *([model_tables.operator_table(tree)] if ops else []),
     )
 
 
@@ -93,7 +68,9 @@ def _check_suffix(path: Path | None) -> Path | None:
     return path
 
 
+@with_client
 def inspect(
+    client: Client,
     model: Model,
     inputs: Annotated[
         list[Path] | None,
@@ -196,13 +173,6 @@ def inspect(
         Path | None, typer.Option(metavar="FILE", callback=_check_suffix, help="Draw the result: .png, .svg or .pdf.")
     ] = None,
     save: Annotated[Path | None, typer.Option(metavar="NPZ", help="Save every tensor of the result.")] = None,
-    address: Address = DEFAULT_ADDRESS,
-    timeout: Timeout = 60.0,
-    token: Token = None,
-    tls: Secure = False,
-    ca: Ca = None,
-    certificate: Certificate = None,
-    key: Key = None,
 ) -> None:
     """Run a model on inputs and inspect it.
 
@@ -233,9 +203,8 @@ def inspect(
         raise typer.BadParameter("a dry run has no tensors to draw or save", param_hint="--dry-run")
     if combined.compare and not combined.edits:
         raise typer.BadParameter("without an --edit there is nothing to compare", param_hint="--compare")
-    with connect(address, timeout, token, tls_settings(tls, ca, certificate, key)) as client:
-        combined = replace(combined, **_inputs(client, model, inputs or [], text or [], name or []))
-        result = client.ask(combined)
+    combined = replace(combined, **_inputs(client, model, inputs or [], text or [], name or []))
+    result = client.ask(combined)
     console_output.print_blocks(*tables.result_tables(result))
     if plot:
         _draw(result, combined.tensors or files.decode_image(combined.raw[0]), plot)
