@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -124,9 +124,7 @@ class ModuleTable:
     """The module tree, with full names, as requests take them; indented if the terminal is too narrow for those."""
 
     def __init__(self, tree: Tree) -> None:
-        self._rows = tree.rows
-        self._traced = tree.is_traced
-        self._count = len(tree.model.modules)
+        self._tree = tree
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         with_full_names = self._table(_full_name)
@@ -139,25 +137,25 @@ class ModuleTable:
 
     def _table(self, name: Callable[[Row], Text]) -> Table:
         table = empty_table("Modules", "name", "type", "output", "parameters", numbers=1, folds=("name",))
-        for row in self._rows:
-            dimmed = self._traced and not row.node.is_used
+        for row in self._tree.rows:
+            dimmed = self._tree.is_traced and not row.node.is_used
             table.add_row(name(row), *self._cells(row), style="dim" if dimmed else "")
         return table
 
     def _cells(self, row: Row) -> tuple[Text, Text, Text]:
         info = row.node.info
-        type_ = info.type if row.count == 1 else f"{row.count} x {info.type}"
-        return Text(type_), Text(_output_text(row.node) if self._traced else ""), Text(f"{info.parameters:,}")
+        output = _output_text(row.node) if self._tree.is_traced else ""
+        return _counted(info.type, row), Text(output), Text(f"{info.parameters:,}")
 
     def _remarks(self, are_full_names: bool) -> Iterator[str]:
-        rows = "" if len(self._rows) == self._count else f", {len(self._rows)} shown"
-        yield f"{self._count} modules{rows}."
-        if any(row.count > 1 for row in self._rows):
+        rows = self._tree.rows
+        yield _shown(len(rows), len(self._tree.model.modules), "modules")
+        if any(row.count > 1 for row in rows):
             yield "A * stands for numbered modules that are equal, and matches them as a glob (--all shows each)."
         if not are_full_names:
-            longest = max((row.name for row in self._rows), key=lambda name: name.count("."))
+            longest = max((row.name for row in rows), key=lambda name: name.count("."))
             yield f"A full name joins its parts with dots: {longest}."
-        if not self._traced:
+        if not self._tree.is_traced:
             yield "Output shapes are not known: the model has no example input."
 
 
@@ -237,33 +235,30 @@ def _shapes_text(info: ModuleInfo | OperatorInfo) -> str:
     return shapes if info.calls == 1 else f"{shapes}, {info.calls} calls"
 
 
+def _counted(name: str, row: Row) -> Text:
+    """Returns the name of a class or an operator, with its number where the row stands for several modules."""
+    return Text(name if row.count == 1 else f"{row.count} x {name}")
+
+
+def _shown(rows: int, count: int, what: str) -> str:
+    return f"{count} {what}." if rows == count else f"{count} {what}, {rows} shown."
+
+
 # Operators
 
 
-class OperatorTable:
-    """The operators inside the modules of ``tree``, in its order, with their addresses, as requests take them."""
-
-    def __init__(self, tree: Tree) -> None:
-        self._rows = [(row, operator) for row in tree.rows for operator in row.node.operators]
-        self._traced = tree.is_traced
-        self._count = len(tree.model.operators)
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        table = empty_table("Operators", "address", "operator", "output", folds=("address", "output"))
-        for row, operator in self._rows:
+def operator_table(tree: Tree) -> Group:
+    """Returns the operators inside the modules of ``tree``, in its order, by their addresses, as requests take them."""
+    table = empty_table("Operators", "address", "operator", "output", folds=("address", "output"))
+    for row in tree.rows:
+        for operator in row.node.operators:
             operation = _operation(operator)
-            name = operation.partition("#")[0]
-            count = name if row.count == 1 else f"{row.count} x {name}"
-            table.add_row(Text.assemble((f"{row.name}:", "dim"), operation), Text(count), Text(_shapes_text(operator)))
-        if self._rows:
-            yield table
-        yield Text(self._remark(), style="dim")
-
-    def _remark(self) -> str:
-        if not self._traced:
-            return "Operators are not known: the model has no example input."
-        rows = "" if len(self._rows) == self._count else f", {len(self._rows)} shown"
-        return f"{self._count} operators{rows}."
+            address = Text.assemble((f"{row.name}:", "dim"), operation)
+            table.add_row(address, _counted(operation.partition("#")[0], row), Text(_shapes_text(operator)))
+    remark = "Operators are not known: the model has no example input."
+    if tree.is_traced:
+        remark = _shown(table.row_count, len(tree.model.operators), "operators")
+    return Group(*([table] if table.row_count else []), Text(remark, style="dim"))
 
 
 def _operation(operator: OperatorInfo) -> str:

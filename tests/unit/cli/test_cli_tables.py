@@ -229,25 +229,25 @@ def operator(address: str, calls: int = 1) -> OperatorInfo:
 def test_operators_stand_in_the_order_of_the_tree() -> None:
     """Each under the module that runs it; those of modules that are alike share a row, under a glob that finds them."""
     model = detail(operator("blocks.0:relu#0", 2), operator("blocks.1:relu#0", 2), operator(":__getitem__#1"))
-    shown = printed(model_tables.OperatorTable(model_tables.Tree(model, None, expand=False))).splitlines()
+    shown = printed(model_tables.operator_table(model_tables.Tree(model, None, expand=False))).splitlines()
     assert [line.split("  ")[0] for line in shown[3:5]] == [":__getitem__#1", "blocks.*:relu#0"]
     assert "2 x relu" in shown[4]
     assert "[1, 4], 2 calls" in shown[4]
     assert shown[5] == "3 operators, 2 shown."
-    expanded = text(model_tables.OperatorTable(model_tables.Tree(model, None, expand=True)))
+    expanded = text(model_tables.operator_table(model_tables.Tree(model, None, expand=True)))
     assert "blocks.0:relu#0 relu" in expanded
     assert "blocks.1:relu#0 relu" in expanded
-    assert "blocks" not in text(model_tables.OperatorTable(model_tables.Tree(model, 0, expand=False)))
+    assert "blocks" not in text(model_tables.operator_table(model_tables.Tree(model, 0, expand=False)))
 
 
 def test_modules_with_other_operators_are_not_alike() -> None:
     """Nothing hides behind a glob that would not find it."""
     model = detail(operator("blocks.0:relu#0"), operator("blocks.1:gelu#0"))
     tree = model_tables.Tree(model, None, expand=False)
-    assert "blocks.*" not in text(model_tables.ModuleTable(tree), model_tables.OperatorTable(tree))
+    assert "blocks.*" not in text(model_tables.ModuleTable(tree), model_tables.operator_table(tree))
 
 
 def test_operators_of_a_model_without_an_example_are_not_known() -> None:
     """Which is said, in place of an empty table."""
-    shown = text(model_tables.OperatorTable(model_tables.Tree(detail(calls=0), None, expand=False)))
+    shown = text(model_tables.operator_table(model_tables.Tree(detail(calls=0), None, expand=False)))
     assert shown == "Operators are not known: the model has no example input."
