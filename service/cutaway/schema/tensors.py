@@ -100,7 +100,13 @@ def bytes_of(name: str, shape: Sequence[int]) -> int:
     Raises:
         InvalidArgument: ``INPUT_SHAPE`` for a negative size, too many elements or too many axes.
     """
-    return _elements(shape) * DTYPES[name].itemsize
+    if len(shape) > MAX_RANK:
+        raise error(Reason.INPUT_SHAPE, f"{len(shape)} axes; at most {MAX_RANK} are allowed", "shape")
+    if any(size < 0 for size in shape):
+        raise error(Reason.INPUT_SHAPE, f"{list(shape)} has a negative size", "shape")
+    if math.prod(size for size in shape if size) > MAX_ELEMENTS:
+        raise error(Reason.INPUT_SHAPE, f"{list(shape)} has more than {MAX_ELEMENTS} elements", "shape")
+    return math.prod(shape) * DTYPES[name].itemsize
 
 
 def cast(array: Array, data_type: str, place: str) -> Array:
@@ -123,14 +129,3 @@ def too_large(number: float, data_type: str, place: str) -> CutawayError:
     """Returns the error for a tensor that ``data_type`` cannot hold."""
     wider = "bfloat16, which has the range of float32 with fewer digits" if data_type == "float16" else "float64"
     return error(Reason.INVALID_VALUE, f"{place} holds {number:g}, which {data_type} cannot hold: request {wider}")
-
-
-def _elements(shape: Sequence[int]) -> int:
-    if len(shape) > MAX_RANK:
-        raise error(Reason.INPUT_SHAPE, f"{len(shape)} axes; at most {MAX_RANK} are allowed", "shape")
-    if any(size < 0 for size in shape):
-        raise error(Reason.INPUT_SHAPE, f"{list(shape)} has a negative size", "shape")
-    elements = math.prod(shape)
-    if math.prod(size for size in shape if size) > MAX_ELEMENTS:
-        raise error(Reason.INPUT_SHAPE, f"{list(shape)} has more than {MAX_ELEMENTS} elements", "shape")
-    return elements

@@ -37,7 +37,7 @@ def empty_table(title: str, *columns: str, numbers: int = 0, folds: Collection[s
         folds: columns whose cells take several lines where the terminal is narrow.
     """
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True, title=title)
-    table.title_justify, table.title_style = "left", "bold"
+    table.title_justify, table.title_style, table.caption_justify = "left", "bold", "left"
     for index, column in enumerate(columns):
         right = index >= len(columns) - numbers
         table.add_column(column, justify="right" if right else "left", no_wrap=column not in folds, overflow="fold")
@@ -47,7 +47,7 @@ def empty_table(title: str, *columns: str, numbers: int = 0, folds: Collection[s
 def count_hidden_rows(table: Table, rows: int) -> None:
     """Writes below ``table`` how many of ``rows`` it does not show."""
     if rows > MAX_ROWS:
-        table.caption, table.caption_justify = f"and {rows - MAX_ROWS} more", "left"
+        table.caption = f"and {rows - MAX_ROWS} more"
 
 
 def percent_text(probability: float) -> Text:

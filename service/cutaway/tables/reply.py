@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict
-from math import prod
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from cutaway.results import Estimate, InspectResult
-from cutaway.schema.tensors import DTYPES
+from cutaway.schema.tensors import bytes_of
 from cutaway.tables.attributions import attribution_table
 from cutaway.tables.captures import capture_table, gradient_table, parameter_table
 from cutaway.tables.cells import empty_table
@@ -44,12 +43,11 @@ def estimate_table(estimate: Estimate) -> Table:
     """Returns every tensor of the estimated reply with its size; below it the total size and number of passes."""
     table = empty_table("The reply would be", "place", "tensor", "bytes", numbers=1, folds=("place",))
     for place, outline in estimate.tensors.items():
-        size = prod(outline.shape) * DTYPES[outline.data_type].itemsize
+        size = bytes_of(outline.data_type, outline.shape)
         shape = ", ".join(map(str, outline.shape))
         table.add_row(Text(place), Text(f"{outline.data_type}[{shape}]"), Text(f"{size:,}"))
     passes = f"; up to {estimate.passes:,} passes for attributions, counting each example" if estimate.passes else ""
     table.caption = f"about {estimate.reply_bytes:,} bytes in all, without compression{passes}"
-    table.caption_justify = "left"
     return table
 
 

@@ -36,7 +36,7 @@ def _example(tokens: TokenAttribution, row: int) -> Table:
     for position in positions:
         table.add_row(str(position), _token(tokens, row, position), number_text(float(values[position])))
     if len(values) > len(positions):
-        table.caption, table.caption_justify = f"and {len(values) - len(positions)} smaller ones", "left"
+        table.caption = f"and {len(values) - len(positions)} smaller ones"
     return table
 
 
