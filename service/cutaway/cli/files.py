@@ -114,25 +114,20 @@ def _without_bfloat16(array: Array) -> Array:
 
 
 def _tensors(result: InspectResult) -> Iterator[tuple[str, Array]]:
-    yield from _all("predictions", result.predictions)
+    yield from _named("predictions/", result.predictions)
     yield from _classes("classes", result.classes)
-    yield from _all("unedited", result.unedited)
+    yield from _named("unedited/", result.unedited)
     yield from _classes("unedited_classes", result.unedited_classes)
-    yield from _named("", targets=result.targets, target_values=result.target_values)
+    yield from _named("", {"targets": result.targets, "target_values": result.target_values})
     for tensor in captured_tensors(result):
         call = f"[{tensor.call}]" if tensor.calls > 1 else ""
         key = f"captures/{module_text(tensor.module)}{call}/{tensor.point.value}{tensor.path}"
         yield key, tensor.array
-        yield from _named(f"{key}/", positions=tensor.positions)
-    yield from _all("input_gradients", result.input_gradients)
-    yield from _all("parameter_gradients", result.parameter_gradients)
+        yield from _named(f"{key}/", {"positions": tensor.positions})
+    yield from _named("input_gradients/", result.input_gradients)
+    yield from _named("parameter_gradients/", result.parameter_gradients)
     for index, attribution in enumerate(result.attributions):
         yield from _attribution(f"attributions/{index}-{attribution.method}", attribution)
-
-
-def _all(key: str, arrays: Mapping[str, Array]) -> Iterator[tuple[str, Array]]:
-    for name, array in arrays.items():
-        yield f"{key}/{name}", array
 
 
 def _classes(key: str, classes: Sequence[ClassPrediction]) -> Iterator[tuple[str, Array]]:
@@ -142,21 +137,23 @@ def _classes(key: str, classes: Sequence[ClassPrediction]) -> Iterator[tuple[str
 
 
 def _attribution(key: str, attribution: AttributionResult) -> Iterator[tuple[str, Array]]:
-    yield from _all(f"{key}/values", attribution.values)
+    yield from _named(f"{key}/values/", attribution.values)
     yield from _named(
         f"{key}/",
-        convergence_delta=attribution.convergence_delta,
-        value_at_input=attribution.value_at_input,
-        value_at_baseline=attribution.value_at_baseline,
-        targets=attribution.targets,
+        {
+            "convergence_delta": attribution.convergence_delta,
+            "value_at_input": attribution.value_at_input,
+            "value_at_baseline": attribution.value_at_baseline,
+            "targets": attribution.targets,
+        },
     )
     if attribution.tokens is not None:
-        yield from _named(f"{key}/tokens/", ids=attribution.tokens.ids, values=attribution.tokens.values)
+        yield from _named(f"{key}/tokens/", {"ids": attribution.tokens.ids, "values": attribution.tokens.values})
     for index, metric in enumerate(attribution.metrics):
         yield f"{key}/metrics/{index}-{metric.name}", metric.values
 
 
-def _named(prefix: str, **arrays: Array | None) -> Iterator[tuple[str, Array]]:
+def _named(prefix: str, arrays: Mapping[str, Array | None]) -> Iterator[tuple[str, Array]]:
     for name, array in arrays.items():
         if array is not None:
             yield prefix + name, array
