@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich import filesize
 
 from cutaway.cli import console_output, short_forms
 
@@ -63,16 +64,8 @@ def package(
         destination=output,
         force=force,
     )
-    console_output.print_line(f"built {archive} ({_size(archive.stat().st_size)})")
+    console_output.print_line(f"built {archive} ({filesize.decimal(archive.stat().st_size)})")
     console_output.print_line(f"next: cutaway serve --model-store {output}")
-
-
-def _size(count: float) -> str:
-    for unit in ("bytes", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} GiB"
 
 
 def serve(
