@@ -140,7 +140,4 @@ def as_point(point: PointName | Point, field: str = "points") -> Point:
     """
     if point not in POINTS:
         raise error(Reason.INVALID_VALUE, f"{point!r} is none of {', '.join(Point)}", field)
-    return _BY_NAME[point]
-
-
-_BY_NAME: dict[str, Point] = {point.value: point for point in POINTS}
+    return Point(point)
