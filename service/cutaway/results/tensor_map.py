@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import product
 from typing import TypeAlias
 
 from cutaway.requests import POINTS, Point
@@ -40,28 +41,17 @@ def _map_named(place: str, arrays: Mapping[str, Array], function: TensorFunction
 
 def _map_capture(place: str, capture: ModuleCapture, function: TensorFunction) -> ModuleCapture:
     """Visits point by point, and each point call by call: the order in the message, which differs from the result's."""
-    calls: list[CapturedCall] = [CapturedCall({}, {}) for _ in capture.calls]
-    for point in POINTS:
-        for index, call in enumerate(capture.calls):
-            call_place = f"{place}.calls[{index}]" if index else place
-            calls[index] = _add_point(calls[index], call, point, f"{call_place}.{point.value}", function)
-    return ModuleCapture(tuple(calls))
-
-
-def _add_point(
-    mapped: CapturedCall, call: CapturedCall, point: Point, place: str, function: TensorFunction
-) -> CapturedCall:
-    leaves: dict[str, Array] = {}
-    positions: dict[str, Array] = {}
-    for path, array in call.leaves.get(point, {}).items():
-        leaf_place = place + (path if path[:1] in ("", "[", ".") else f".{path}")
-        leaves[path] = function(leaf_place, array)
-        if path in call.positions.get(point, {}):
-            positions[path] = function(f"{leaf_place}.positions", call.positions[point][path])
-    return CapturedCall(
-        {**mapped.leaves, point: leaves} if leaves else mapped.leaves,
-        {**mapped.positions, point: positions} if positions else mapped.positions,
-    )
+    leaves: list[dict[Point, dict[str, Array]]] = [{} for _ in capture.calls]
+    positions: list[dict[Point, dict[str, Array]]] = [{} for _ in capture.calls]
+    for point, (index, call) in product(POINTS, enumerate(capture.calls)):
+        call_place = f"{place}.calls[{index}]" if index else place
+        for path, array in call.leaves.get(point, {}).items():
+            leaf_place = f"{call_place}.{point.value}" + (path if path[:1] in ("", "[", ".") else f".{path}")
+            leaves[index].setdefault(point, {})[path] = function(leaf_place, array)
+            if path in call.positions.get(point, {}):
+                mapped = function(f"{leaf_place}.positions", call.positions[point][path])
+                positions[index].setdefault(point, {})[path] = mapped
+    return ModuleCapture(tuple(map(CapturedCall, leaves, positions)))
 
 
 def _map_attribution(place: str, attribution: AttributionResult, function: TensorFunction) -> AttributionResult:
