@@ -21,26 +21,18 @@ from cutaway.wire.targets import TARGETS
 
 T = TypeVar("T")
 
-_TABLES: dict[Any, OneOf[Any]] = {
-    Attribution: METHODS,
-    Edit: VERBS,
-    Target: TARGETS,
-    Reduction: REDUCTIONS,
-    LrpRule: RULES,
-    Metric: METRICS,
+_TABLES: dict[Any, tuple[str, OneOf[Any]]] = {
+    Attribution: ("method", METHODS),
+    Edit: ("edit", VERBS),
+    Target: ("target", TARGETS),
+    Reduction: ("reduction", REDUCTIONS),
+    LrpRule: ("rule", RULES),
+    Metric: ("metric", METRICS),
 }
+"""By base class, what people call its classes, and the table of them."""
 
-CLASSES: dict[Any, dict[str, type]] = {base: dict(sorted(table.kinds.items())) for base, table in _TABLES.items()}
+CLASSES: dict[Any, dict[str, type]] = {base: dict(sorted(table.kinds.items())) for base, (_, table) in _TABLES.items()}
 """For each base class, the classes that a request can name, by their names in the contract."""
-
-_NOUNS = {
-    Attribution: "method",
-    Edit: "edit",
-    Target: "target",
-    Reduction: "reduction",
-    LrpRule: "rule",
-    Metric: "metric",
-}
 
 
 def read_request(value: Any) -> InspectRequest:
@@ -95,7 +87,7 @@ def _read_named(base: Any, value: Any) -> Any:
     them, as in ``{gamma: {gamma: 0.5}}``. A name alone is an object without fields; whole numbers alone are a target's
     class indices.
     """
-    noun = _NOUNS[base]
+    noun, _ = _TABLES[base]
     if base in (Attribution, Edit):
         values = {noun: value} if isinstance(value, str) else dict(mapping(value))
         with at(noun):
@@ -118,7 +110,7 @@ def _find_class(base: Any, name: Any) -> Any:
     classes = CLASSES[base]
     known = {plain(alias): kind for field, kind in classes.items() for alias in (field, kind.__name__)}
     if plain(name) not in known:
-        problem = f"there is no {_NOUNS[base]} {name!r:.80}" if name else "is missing"
+        problem = f"there is no {_TABLES[base][0]} {name!r:.80}" if name else "is missing"
         raise error(Reason.INVALID_VALUE, f"{problem}; {suggestion(str(name), classes)}")
     return known[plain(name)]
 
