@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,20 +19,8 @@ from cutaway.jobs.sources.source import Column, check_columns
 _MAX_ROWS = 1024  # rows of a row group that are decoded at once
 
 
-class _File(Protocol):
-    """An open file.
-
-    Attributes:
-        schema: its Arrow schema.
-        parts: the number of rows of each part.
-    """
-
-    schema: Any
-    parts: list[int]
-
-    def read(self, part: int, start: int, stop: int, columns: Sequence[str]) -> list[Any]:
-        """Returns the rows [start, stop) of a part, as record batches."""
-        ...
+_File: TypeAlias = "ParquetFile | ArrowFile"
+"""An open file: its Arrow ``schema``, the number of rows of each of its ``parts``, and ``read``."""
 
 
 class Tables(FileSource):
