@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -22,7 +23,7 @@ from cutaway.results import InspectResult
 
 
 class ShardWriter:
-    """Writes shards of one task.
+    """Writes shards of one task; several threads may write different shards.
 
     Args:
         task: the task.
@@ -34,6 +35,7 @@ class ShardWriter:
         self._task = task
         self._model = model
         self._source = source
+        self._reading = threading.Lock()  # a source is read by one thread at a time
         self._template = parse_request(task.job.request, task.job.target)
         self._builder = BatchBuilder(task.job, self._template, model.detail)
         self._layout = task.manifest.read_layout()
@@ -61,7 +63,8 @@ class ShardWriter:
         Raises:
             CutawayError: the job cannot continue.
         """
-        columns = self._source.read(rows.start, rows.stop, self._builder.columns)
+        with self._reading:
+            columns = self._source.read(rows.start, rows.stop, self._builder.columns)
         builder, count = self._builder, len(rows)
         ids = [builder.row_id(columns, row, rows.start + row) for row in range(count)]
         labels = [builder.label(columns, row) for row in range(count)] if self._task.job.label else []

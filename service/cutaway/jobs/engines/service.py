@@ -11,7 +11,6 @@ from contextlib import ExitStack, contextmanager
 from cutaway.client.sync_client import Client
 from cutaway.errors import CutawayError, Reason, at, error
 from cutaway.jobs.shards import ShardWriter
-from cutaway.jobs.sources import Column, Source
 from cutaway.jobs.spec import Job, Service
 from cutaway.jobs.task import Model, Task, Tick, Written, source_of
 from cutaway.requests import InspectRequest
@@ -43,7 +42,7 @@ def work(task: Task, model: Model, shards: Sequence[int], tick: Tick) -> Iterato
     """Writes ``shards``, several at once. If one fails, only those that have been started are finished."""
     engine = task.job.engine
     in_flight = min(engine.in_flight if isinstance(engine, Service) else 1, max(len(shards), 1))
-    writer = ShardWriter(task, model, _LockedSource(source_of(task.job)))
+    writer = ShardWriter(task, model, source_of(task.job))
     stopped = threading.Event()
 
     def write(shard: int) -> Written | None:
@@ -60,21 +59,6 @@ def work(task: Task, model: Model, shards: Sequence[int], tick: Tick) -> Iterato
             yield from (written for written in pool.map(write, shards) if written is not None)
         finally:
             stopped.set()
-
-
-class _LockedSource:
-    """A data set that several threads may read."""
-
-    def __init__(self, source: Source) -> None:
-        self._source = source
-        self._lock = threading.Lock()
-        self.rows = source.rows
-        self.columns = source.columns
-        self.fingerprint = source.fingerprint
-
-    def read(self, start: int, stop: int, columns: Sequence[str]) -> dict[str, Column]:
-        with self._lock:
-            return self._source.read(start, stop, columns)
 
 
 class RemoteModel:
