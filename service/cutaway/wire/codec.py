@@ -143,13 +143,7 @@ def several(element: Scalar | Codec) -> Codec:
         )
 
     def write(values: Any, container: Any) -> None:
-        try:
-            for value in _iterable(values):
-                element.write(value, container.add())
-        except CutawayError as failure:
-            if len(container):
-                failure.prefix(f"[{len(container) - 1}]")
-            raise
+        convert_each(lambda value: element.write(value, container.add()), _iterable(values))
 
     def read(container: Any) -> tuple[Any, ...]:
         return tuple(convert_each(element.read, container))
@@ -206,18 +200,12 @@ def only(message: Descriptor, codec: Codec | None = None) -> Codec:
     write_field, read_field = codec or _default(field)
 
     def write(value: Any, filled: Any) -> None:
-        try:
+        with at(name):
             write_field(value, getattr(filled, name))
-        except CutawayError as failure:
-            failure.prefix(name)
-            raise
 
     def read(filled: Any) -> Any:
-        try:
+        with at(name):
             return read_field(getattr(filled, name))
-        except CutawayError as failure:
-            failure.prefix(name)
-            raise
 
     return Codec(write, read)
 
