@@ -1,19 +1,34 @@
-"""Walks through all messages in a message: unknown fields, tensors, and the size of compressed tensors."""
+"""Parses a message, and walks through all messages in it: unknown fields, tensors, and the size of compressed tensors."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from google.protobuf.descriptor import FieldDescriptor
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from cutaway.errors import Reason, error
 from cutaway.schema.tensors import DTYPES
 from cutaway.v1 import tensor_pb2
 from cutaway.wire.enums import DATA_TYPE_NAMES
+
+M = TypeVar("M", bound=Message)
+
+
+def parse(kind: type[M], data: bytes, name: str = "") -> M:
+    """Returns the message of type ``kind`` in ``data``; ``name`` is that of its type for the caller, if it differs.
+
+    Raises:
+        InvalidArgument: ``MALFORMED_REQUEST``.
+    """
+    try:
+        return kind.FromString(data)
+    except DecodeError:
+        what = f"the {len(data)} bytes are not a {name or kind.DESCRIPTOR.full_name}"
+        raise error(Reason.MALFORMED_REQUEST, what) from None
 
 
 def refuse_unknown_fields(message: Message, path: str = "") -> None:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from google.protobuf.message import DecodeError
-
 from cutaway import results as plain
-from cutaway.errors import Reason, error
 from cutaway.v1 import inspection_service_pb2, model_pb2
 from cutaway.wire.codec import Codec, FieldRule, record, several
-from cutaway.wire.message_walk import refuse_unknown_fields
+from cutaway.wire.message_walk import parse, refuse_unknown_fields
 from cutaway.wire.results import PROVENANCE
 
 
@@ -23,10 +20,7 @@ def decode_model_request(data: bytes) -> inspection_service_pb2.GetModelRequest:
     Raises:
         InvalidArgument: ``MALFORMED_REQUEST``, or ``UNKNOWN_FIELD``.
     """
-    try:
-        message = inspection_service_pb2.GetModelRequest.FromString(data)
-    except DecodeError:
-        raise error(Reason.MALFORMED_REQUEST, f"the {len(data)} bytes are not a cutaway.v1.GetModelRequest") from None
+    message = parse(inspection_service_pb2.GetModelRequest, data)
     refuse_unknown_fields(message)
     return message
 

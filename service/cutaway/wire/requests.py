@@ -6,8 +6,6 @@ import math
 from dataclasses import replace
 from functools import lru_cache
 
-from google.protobuf.message import DecodeError
-
 from cutaway.errors import Reason, at, error
 from cutaway.requests import CheckRequest, ExplainIf, InspectRequest, Raw
 from cutaway.schema.compression import check_compression
@@ -16,7 +14,7 @@ from cutaway.wire.captures import CAPTURES
 from cutaway.wire.codec import TENSOR, FieldRule, by_name, only, record, several, spread
 from cutaway.wire.edits import EDITS
 from cutaway.wire.enums import COMPRESSION, FLOATING_TYPE
-from cutaway.wire.message_walk import refuse_large_unpacked, refuse_unknown_fields
+from cutaway.wire.message_walk import parse, refuse_large_unpacked, refuse_unknown_fields
 from cutaway.wire.methods import METHODS
 from cutaway.wire.scalars import Scalar, bounded, given
 from cutaway.wire.targets import TARGETS
@@ -107,7 +105,7 @@ def decode(data: bytes, *, max_unpacked_bytes: int | None = None) -> InspectRequ
         InvalidArgument: the bytes are no such message, or a field holds a value that is not allowed.
         ResourceExhausted: ``REQUEST_TOO_LARGE``, once unpacked.
     """
-    message = _parsed(data)
+    message = parse(inspection_pb2.InspectRequest, data)
     tensors, raw = message.tensors, message.raw  # they stay valid when the field is cleared
     kind = message.WhichOneof("input")
     if kind is not None:
@@ -142,7 +140,7 @@ def _decode_rest(message: inspection_pb2.InspectRequest) -> InspectRequest:
 
 
 def _decode_bytes(data: bytes) -> InspectRequest:
-    message = _parsed(data)
+    message = parse(inspection_pb2.InspectRequest, data)
     refuse_unknown_fields(message)
     request = InspectRequest(**_FIELDS.read(message))
     if request.compare and not request.edits:
@@ -154,15 +152,3 @@ _MAX_REMEMBERED_BYTES = 1 << 14
 
 _remembered = lru_cache(maxsize=256)(_decode_bytes)
 """Most callers send the same request with one input after another."""
-
-
-def _parsed(data: bytes) -> inspection_pb2.InspectRequest:
-    """Returns the message in ``data``.
-
-    Raises:
-        InvalidArgument: ``MALFORMED_REQUEST``.
-    """
-    try:
-        return inspection_pb2.InspectRequest.FromString(data)
-    except DecodeError:
-        raise error(Reason.MALFORMED_REQUEST, f"the {len(data)} bytes are not a cutaway.v1.InspectRequest") from None

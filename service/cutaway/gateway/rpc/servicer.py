@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 import grpc
 import grpc.aio
-from google.protobuf.message import DecodeError, Message
 
 from cutaway.client.transport import SERVICE
 from cutaway.config.settings import Settings
@@ -26,14 +25,12 @@ from cutaway.results import ModelName
 from cutaway.v1 import inspection_pb2, inspection_service_pb2, worker_pb2
 from cutaway.wire import chunks
 from cutaway.wire import models as wire_models
-from cutaway.wire.message_walk import refuse_unknown_fields
+from cutaway.wire.message_walk import parse, refuse_unknown_fields
 from cutaway.wire.reply_summary import summarize, summarize_opening
 from cutaway.wire.timing_patch import stream_timing_patch, timing_patch
 from cutaway.worker_protocol.torchserve_messages import decode_stream_opening, decode_worker_reply
 
 Method: TypeAlias = Callable[[bytes, Context, Caller], Awaitable[bytes | None]]
-
-M = TypeVar("M", bound=Message)
 
 _PAGE_SIZE = 100
 _MAX_PAGE_SIZE = 1000
@@ -85,7 +82,7 @@ class Servicer:
         return guarded
 
     async def _list_models(self, data: bytes, context: Context, caller: Caller) -> bytes:
-        request = _parse(inspection_service_pb2.ListModelsRequest, data)
+        request = parse(inspection_service_pb2.ListModelsRequest, data)
         refuse_unknown_fields(request)
         page, token = _page(caller.visible_models(self._backend.catalog), request.page_size, request.page_token)
         return inspection_service_pb2.ListModelsResponse(
@@ -93,8 +90,7 @@ class Servicer:
         ).SerializeToString()
 
     async def _get_model(self, data: bytes, context: Context, caller: Caller) -> bytes:
-        request = _parse(inspection_service_pb2.GetModelRequest, data)
-        refuse_unknown_fields(request)
+        request = wire_models.decode_model_request(data)
         name, permissions = self._resolve(request.model, caller)
         with redaction.redacted_errors(permissions):
             if request.operators:
@@ -137,9 +133,10 @@ class Servicer:
     def _authorize(self, data: bytes, caller: Caller) -> tuple[ModelName, Permissions]:
         """Returns the model of a serialised InspectRequest, and the caller's permissions for it. The whole request is
         parsed only if something in it may be refused."""
-        name, permissions = self._resolve(_parse(worker_pb2.RoutedRequest, data).model, caller)
+        routed = parse(worker_pb2.RoutedRequest, data, "cutaway.v1.InspectRequest")
+        name, permissions = self._resolve(routed.model, caller)
         if not permissions.unrestricted:
-            permissions.check(_parse(inspection_pb2.InspectRequest, data))
+            permissions.check(parse(inspection_pb2.InspectRequest, data))
         return name, permissions
 
     def _resolve(self, model: str, caller: Caller) -> tuple[ModelName, Permissions]:
@@ -157,15 +154,6 @@ class Servicer:
     def _timeout(self, context: Context) -> float:
         left: float | None = context.time_remaining()  # None without a deadline, unlike in the stubs
         return self._settings.default_deadline_s if left is None else min(left, _MAX_TIMEOUT_S)
-
-
-def _parse(kind: type[M], data: bytes) -> M:
-    try:
-        return kind.FromString(data)
-    except DecodeError:
-        raise error(
-            Reason.MALFORMED_REQUEST, f"the {len(data)} bytes are not the request message of this method"
-        ) from None
 
 
 def _page(names: list[ModelName], size: int, token: str) -> tuple[list[ModelName], str]:
