@@ -12,7 +12,7 @@ A token is 32 random bytes, so one plain SHA-256 hides it: it cannot be guessed,
 from __future__ import annotations
 
 import hmac
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timezone
 from functools import cached_property, partial
 from hashlib import sha256
@@ -84,20 +84,13 @@ class TokenFile:
         raise error(Reason.TOKEN_INVALID, "the token is wrong, or has expired")
 
 
-class NoAuthentication:
-    """Accepts every caller; used when no token file is configured."""
-
-    def caller(self, _: Iterable[tuple[str, str | bytes]]) -> Caller:
-        """Returns the caller with all permissions."""
-        return ANONYMOUS
-
-
-Authenticator: TypeAlias = TokenFile | NoAuthentication
+Authenticator: TypeAlias = Callable[[Iterable[tuple[str, str | bytes]]], Caller]
+"""Returns the caller of a call with that metadata; raises as `TokenFile.caller`."""
 
 
 def authenticator(path: Path | None) -> Authenticator:
-    """Returns the authenticator for the token file ``path``, or for no token file."""
-    return TokenFile(path) if path else NoAuthentication()
+    """Returns the authenticator for the token file ``path``; without one, every caller is `ANONYMOUS`."""
+    return TokenFile(path).caller if path else lambda _: ANONYMOUS
 
 
 def read(path: Path) -> Mapping[str, TokenEntry]:

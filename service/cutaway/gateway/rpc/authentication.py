@@ -45,7 +45,7 @@ class AuthenticatingHandler(grpc.GenericRpcHandler):
         if handler is None:
             return None
         try:
-            current_caller.set(self._authenticator.caller(handler_call_details.invocation_metadata or ()))
+            current_caller.set(self._authenticator(handler_call_details.invocation_metadata or ()))
         except CutawayError as failure:
             return _refusing(failure, partial(self._watch.wrap, path.rpartition("/")[2]))
         return handler
@@ -65,7 +65,7 @@ class ReflectionGuard(grpc.aio.ServerInterceptor):
         """Returns the method's handler, or one that refuses the call."""
         if handler_call_details.method.startswith(f"/{reflection.SERVICE_NAME}/"):
             try:
-                caller = self._authenticator.caller(handler_call_details.invocation_metadata or ())
+                caller = self._authenticator(handler_call_details.invocation_metadata or ())
                 if not caller.has_scope(Scope.INSPECT):
                     raise error(Reason.SCOPE_MISSING, "this token may inspect no model")
             except CutawayError as failure:
