@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from itertools import chain, repeat
 
 from cutaway.config.settings import Settings
@@ -107,8 +108,8 @@ class ReplicaSet:
         for attempt, delay_s in enumerate(chain(_RESTART_DELAYS_S, repeat(_RESTART_DELAYS_S[-1])), 1):
             await asyncio.sleep(delay_s)
             try:
-                await self._in_thread(lambda: _stop_and_start(server))
-                await unready_models(server, self.store, self._settings)
+                await self._in_thread(partial(server.stop, 0.0))
+                await self._start(server)
             except CutawayError as failure:
                 self._announce(f"{name} did not start: {failure.message.splitlines()[0]}")
                 if attempt >= len(_RESTART_DELAYS_S) and not pool.available:
@@ -131,8 +132,3 @@ class ReplicaSet:
         if self._starting:
             await asyncio.wait(self._starting)
         await asyncio.gather(*(asyncio.to_thread(server.stop, grace_s) for server in self._servers.values()))
-
-
-def _stop_and_start(server: TorchServe) -> None:
-    server.stop(0.0)
-    server.start()
