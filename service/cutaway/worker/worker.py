@@ -131,8 +131,6 @@ class Worker:
         with raising_errors():
             plan = self._plan(wire_requests.validated(request))
             (result,) = inspect_batch([plan])
-            if isinstance(result, BaseException):
-                raise result
             return self._complete(result, plan.request)
 
     def answer(self, calls: Sequence[CallParts]) -> list[bytes]:
@@ -215,8 +213,6 @@ class Worker:
     def _encode(self, decoded: _Decoded, call: CallParts, result: InspectResult | BaseException) -> bytes:
         """Returns the serialised response; empty if its pieces go to the socket in the part ``pipe``."""
         request = decoded.plan.request
-        if isinstance(result, BaseException):
-            raise result
         if decoded.chunk_bytes:
             pieces = with_failure(self._cut(decoded, result, held=False))
             ReplySender(call.get("pipe", b""), decoded.plan.cancellation.deadline).send(map(chunks.as_message, pieces))
@@ -231,8 +227,6 @@ class Worker:
     def _cut(self, decoded: _Decoded, result: InspectResult | BaseException, held: bool) -> Iterator[chunks.Piece]:
         """Returns the response in pieces."""
         request, limit = decoded.plan.request, self._settings.max_message_bytes
-        if isinstance(result, BaseException):
-            raise result
         timings = Timings()
         with timed(timings, "encode_ms"):
             cut = chunks.StreamEncoder(self._complete(result, request), request.compression)
@@ -242,9 +236,11 @@ class Worker:
         cut.set_timings(decode_ms=decoded.decode_ms, encode_ms=timings.encode_ms)
         return cut.pieces(decoded.chunk_bytes, worker_ms=_since(decoded.start))
 
-    def _complete(self, result: InspectResult, request: InspectRequest) -> InspectResult:
+    def _complete(self, result: InspectResult | BaseException, request: InspectRequest) -> InspectResult:
         """Adds what only the adapter and the worker know (texts of tokens, names, versions), and casts to the requested
-        data types."""
+        data types; raises the error of a request that failed."""
+        if isinstance(result, BaseException):
+            raise result
         complete = replace(
             result,
             provenance=self._provenance(result.provenance),
