@@ -1,4 +1,4 @@
-"""Parses a message, and walks through all messages in it: unknown fields, tensors, and the size of compressed tensors."""
+"""Parses a message, walks through all messages in it: unknown fields, tensors, and the size of compressed tensors."""
 
 from __future__ import annotations
 
