@@ -84,8 +84,8 @@ class Worker:
         }
 
     @classmethod
-    def load(cls, model_dir: Path, *, device: str) -> Worker:
-        """Loads the model of an unpacked archive.
+    def load(cls, model_dir: Path, *, device: str, batches_calls: bool = True) -> Worker:
+        """Loads the model of an unpacked archive; finds out whether calls may share a batch, if ``batches_calls``.
 
         Raises:
             InvalidArgument: ``ARCHIVE_CORRUPT`` or ``ADAPTER_INVALID``.
@@ -95,7 +95,8 @@ class Worker:
         adapter = create_adapter(find_adapter(manifest.adapter, model_dir), manifest.options, model_dir, weights)
         name = ModelName(manifest.model, manifest.version)
         worker = cls(load_model(adapter, device), adapter, name, Settings.load())
-        worker._check_row_independence()
+        if batches_calls:
+            worker._check_row_independence()
         return worker
 
     @classmethod

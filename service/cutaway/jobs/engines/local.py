@@ -13,16 +13,14 @@ from typing import Any
 
 import torch
 
-from cutaway.adapters import create_adapter, find_adapter, load_model
+from cutaway.adapters import Adapter, create_adapter, find_adapter
 from cutaway.archive import reader
-from cutaway.archive.reader import Manifest
-from cutaway.config.settings import Settings
 from cutaway.errors import Reason, at, error
 from cutaway.jobs.shards import ShardWriter
 from cutaway.jobs.spec import Job
 from cutaway.jobs.task import Model, Task, Tick, Written, source_of
 from cutaway.requests import InspectRequest
-from cutaway.results import InspectResult, ModelDetail, ModelName
+from cutaway.results import InspectResult, ModelDetail
 from cutaway.worker.failures import raising_errors
 from cutaway.worker.worker import Worker
 
@@ -103,27 +101,21 @@ def _refuse_device(device: str) -> None:
 
 
 def _worker(job: Job, scratch: Path) -> Worker:
-    manifest, directory, weights = _unpacked(job.model.archive, scratch) if job.model.archive else _named(job)
-    adapter = create_adapter(find_adapter(manifest.adapter, directory), manifest.options, directory, weights)
-    name = ModelName(manifest.model, manifest.version)
-    return Worker(load_model(adapter, job.model.device), adapter, name, Settings.load())
+    if job.model.archive is None:
+        return Worker.of(*_named(job), device=job.model.device)
+    reader.read(job.model.archive)  # verifies every checksum
+    reader.unpack(job.model.archive, scratch)
+    return Worker.load(scratch, device=job.model.device, batches_calls=False)
 
 
-def _unpacked(archive: Path, scratch: Path) -> tuple[Manifest, Path, Path | None]:
-    """Unpacks ``archive`` into ``scratch``; returns its manifest, directory and weights."""
-    reader.read(archive)  # verifies every checksum
-    reader.unpack(archive, scratch)
-    manifest = reader.unpacked(scratch)
-    return manifest, scratch, scratch / manifest.weights if manifest.weights else None
-
-
-def _named(job: Job) -> tuple[Manifest, Path, Path | None]:
-    """Returns a manifest for the adapter that the job names, its directory and weights."""
+def _named(job: Job) -> tuple[Adapter, str]:
+    """Returns the adapter that the job names, and a name for its model."""
     file, _, name = job.model.adapter.rpartition(":")
     path, weights = Path(file), job.model.weights
     for required in [path if file.endswith(".py") else None, weights]:
         if required is not None and not required.is_file():
             raise error(Reason.MODEL_NOT_FOUND, f"there is no file {required}")
-    adapter = f"{path.name}:{name}" if file.endswith(".py") else job.model.adapter
-    manifest = Manifest(path.stem.removesuffix("_adapter"), "1.0", adapter, options=job.model.options)
-    return manifest, path.resolve().parent, weights
+    spec = f"{path.name}:{name}" if file.endswith(".py") else job.model.adapter
+    directory = path.resolve().parent
+    adapter = create_adapter(find_adapter(spec, directory), job.model.options, directory, weights)
+    return adapter, path.stem.removesuffix("_adapter")
