@@ -8,6 +8,17 @@ from typing import Protocol, TypeVar
 
 from cutaway.results import ModelName
 
+CHECK_INTERVAL_S = 0.5
+CHECK_TIMEOUT_S = 5.0
+MAX_FAILED_CHECKS = 2
+"""Checks in a row without a reply until a server counts as unavailable: a busy machine may be slow for a while."""
+
+OPTIONS = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_reconnect_backoff_ms", 1000),  # else a restarted server is noticed after two minutes
+)
+
 
 class Member(Protocol):
     """One server; ``under_way`` counts its running calls by model."""

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import grpc.aio
 
 from cutaway.errors import CutawayError, Reason, error
-from cutaway.gateway.backends.load_balancing import pick
+from cutaway.gateway.backends.load_balancing import CHECK_INTERVAL_S, CHECK_TIMEOUT_S, MAX_FAILED_CHECKS, OPTIONS, pick
 from cutaway.gateway.torchserve.server_process import Endpoint
 from cutaway.results import ModelName
 from cutaway.trust import bearer
@@ -18,17 +18,7 @@ from cutaway.worker_protocol.torchserve_messages import PING, PREDICTIONS, decod
 
 Method: TypeAlias = "grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]"
 
-_PING_INTERVAL_S = 0.5
-_PING_TIMEOUT_S = 5.0
-_MAX_FAILED_PINGS = 2
-"""Failed pings in a row until a replica counts as unavailable: a busy machine may be slow for a while."""
-
-_OPTIONS = (
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.max_send_message_length", -1),
-    ("grpc.enable_http_proxy", 0),  # a proxy would read the token
-    ("grpc.max_reconnect_backoff_ms", 1000),  # else a restarted server is noticed after two minutes
-)
+_OPTIONS = (*OPTIONS, ("grpc.enable_http_proxy", 0))  # a proxy would read the token
 
 
 class Replica:
@@ -92,15 +82,15 @@ class Replica:
 
     async def _ping_forever(self) -> None:
         while True:
-            await asyncio.sleep(_PING_INTERVAL_S)
+            await asyncio.sleep(CHECK_INTERVAL_S)
             await self._ping_once()
 
     async def _ping_once(self) -> None:
         try:
-            await self._ping(b"", timeout=_PING_TIMEOUT_S, metadata=self._metadata)
+            await self._ping(b"", timeout=CHECK_TIMEOUT_S, metadata=self._metadata)
         except grpc.aio.AioRpcError as failure:
             self._failed_pings += 1
-            if _broken(failure) or self._failed_pings >= _MAX_FAILED_PINGS:
+            if _broken(failure) or self._failed_pings >= MAX_FAILED_CHECKS:
                 self.mark_unavailable()
         else:
             self._failed_pings = 0

@@ -19,7 +19,7 @@ from grpc_health.v1 import health_pb2
 
 from cutaway.client.transport import SERVICE
 from cutaway.errors import Code, CutawayError, Reason, error
-from cutaway.gateway.backends.load_balancing import pick
+from cutaway.gateway.backends.load_balancing import CHECK_INTERVAL_S, CHECK_TIMEOUT_S, MAX_FAILED_CHECKS, OPTIONS, pick
 from cutaway.gateway.batching.batcher import Batcher
 from cutaway.gateway.models.catalog import Catalog
 from cutaway.gateway.observability.call_watch import trace_part
@@ -32,16 +32,6 @@ from cutaway.wire.reply_summary import summarize
 
 log = structlog.get_logger(__name__)
 
-_CHECK_INTERVAL_S = 0.5
-_CHECK_TIMEOUT_S = 5.0
-_MAX_FAILED_CHECKS = 2
-"""Checks in a row without a reply until a gateway counts as unavailable: a busy machine may be slow for a while."""
-
-_OPTIONS = (
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.max_send_message_length", -1),
-    ("grpc.max_reconnect_backoff_ms", 1000),  # else a restarted server is noticed after two minutes
-)
 _METHODS = {"inspect": "Inspect", "describe": "GetModel"}
 _PAGE = 1000
 _RETRYABLE = (Reason.BACKEND_UNAVAILABLE, Reason.OVERLOADED)
@@ -69,7 +59,7 @@ class UpstreamGateway:
         self.why = f"{address} has not replied yet"
         self._address = address
         self._metadata = trust.metadata
-        self._channel: grpc.aio.Channel = trust.channel(grpc.aio, address, _OPTIONS)
+        self._channel: grpc.aio.Channel = trust.channel(grpc.aio, address, OPTIONS)
         self._failed_checks = 0
         self._checks = asyncio.ensure_future(self._check_forever())
 
@@ -135,13 +125,13 @@ class UpstreamGateway:
                 await self._check()
             except CutawayError as failure:
                 self._failed_checks += 1
-                if failure.reason != Reason.DEADLINE_EXCEEDED or self._failed_checks >= _MAX_FAILED_CHECKS:
+                if failure.reason != Reason.DEADLINE_EXCEEDED or self._failed_checks >= MAX_FAILED_CHECKS:
                     self._mark_unavailable(failure.message)
-            await asyncio.sleep(_CHECK_INTERVAL_S)
+            await asyncio.sleep(CHECK_INTERVAL_S)
 
     async def _check(self) -> None:
         request = health_pb2.HealthCheckRequest(service=SERVICE).SerializeToString()
-        reply = await self._call("/grpc.health.v1.Health/Check", request, _CHECK_TIMEOUT_S)
+        reply = await self._call("/grpc.health.v1.Health/Check", request, CHECK_TIMEOUT_S)
         if health_pb2.HealthCheckResponse.FromString(reply).status != health_pb2.HealthCheckResponse.SERVING:
             raise error(Reason.BACKEND_UNAVAILABLE, "it reports that it does not serve")
         self.models = frozenset([name async for name in self._list_models()])
@@ -154,7 +144,7 @@ class UpstreamGateway:
         token = ""
         while True:
             request = inspection_service_pb2.ListModelsRequest(page_size=_PAGE, page_token=token)
-            reply = await self._call(f"/{SERVICE}/ListModels", request.SerializeToString(), _CHECK_TIMEOUT_S)
+            reply = await self._call(f"/{SERVICE}/ListModels", request.SerializeToString(), CHECK_TIMEOUT_S)
             page = inspection_service_pb2.ListModelsResponse.FromString(reply)
             for model in page.models:
                 yield wire_models.decode_name(model)
