@@ -6,7 +6,7 @@ import csv
 import hashlib
 import tempfile
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -74,27 +74,21 @@ class DataFiles:
         return f"{self.root.rstrip('/')}/{name}"
 
     def local(self, name: str) -> Path:
-        """Returns the path of a file on this machine; copies a remote file, since few can be mapped into memory or read
-        from any offset. The copy is deleted with the data set."""
-        if isinstance(self.system, LocalFileSystem):
-            return Path(self.path(name))
-        return self._copy(self.temporary(), name)
+        """Returns the path of a file on this machine, as `local_folder`."""
+        return self.local_folder([name]) / name
 
-    def local_folder(self) -> Path:
-        """Returns the folder on this machine: itself, or a copy as in `local`."""
+    def local_folder(self, names: Iterable[str] | None = None) -> Path:
+        """Returns the folder on this machine; of a remote one, a copy with the files ``names``, by default all: few can
+        be mapped into memory or read from any offset. The copy is deleted with the data set."""
         if isinstance(self.system, LocalFileSystem):
-            return Path(self.root)
+            return Path(self.path(""))
         folder = self.temporary()
-        for name in self.sizes:
-            self._copy(folder, name)
+        for name in self.sizes if names is None else names:
+            copy = folder / name
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            with read_errors(f"{self.location!r}"):
+                self.system.get_file(self.path(name), str(copy))
         return folder
-
-    def _copy(self, folder: Path, name: str) -> Path:
-        copy = folder / name
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        with read_errors(f"{self.location!r}"):
-            self.system.get_file(self.path(name), str(copy))
-        return copy
 
     def temporary(self) -> Path:
         """Returns a new directory that is deleted with the data set."""
