@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
@@ -65,10 +64,8 @@ def open_npz(files: DataFiles) -> Arrays:
     folder = files.temporary()
     arrays = {}
     with read_errors(f"{files.location!r}"), zipfile.ZipFile(files.local(next(iter(files.sizes)))) as archive:
-        for index, member in enumerate(archive.namelist()):
-            path = folder / f"{index}.npy"
-            with archive.open(member) as packed, path.open("wb") as file:
-                shutil.copyfileobj(packed, file, 2**20)
+        for member in archive.namelist():
+            path = archive.extract(member, folder)
             arrays[member.removesuffix(".npy")] = np.load(path, mmap_mode="r", allow_pickle=False)
     return Arrays(files, arrays)
 
