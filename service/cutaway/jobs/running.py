@@ -146,7 +146,7 @@ def _missing_shards(task: Task, summary: Summary) -> list[int]:
     captures_lost = task.captures.create()  # where an array was missing, every shard has lost its captures
     missing = set(range(task.manifest.shards))
     for shard, path in task.folder.parts().items():
-        written = None if captures_lost else read_counts(path, shard)
+        written = None if captures_lost else read_counts(path)
         if written is None or written.rows != len(task.manifest.range(shard)):
             path.unlink()
             continue

@@ -49,7 +49,7 @@ class ShardWriter:
         """
         rows = self._task.manifest.range(shard)
         records = self.records(rows, tick)
-        written = Written(shard, len(rows), len(records.errors), records.verdicts())
+        written = Written(len(rows), len(records.errors), records.verdicts())
         counts = json.dumps({"bad": written.bad, "verdicts": written.verdicts})
         table = records.table({"cutaway": counts, "cutaway.digest": self._task.manifest.digest})
         self._captures.write(rows, records.captures())  # before the file, which makes the shard count as written
@@ -147,12 +147,12 @@ def as_job_error(failure: CutawayError) -> CutawayError:
     return failure
 
 
-def read_counts(path: Path, shard: int) -> Written | None:
+def read_counts(path: Path) -> Written | None:
     """Returns the counts of a shard on disk; None if its file is not complete."""
     with suppress(OSError, ValueError, KeyError):
         footer = parquet.read_metadata(path)
         counts: dict[str, Any] = json.loads(footer.metadata[b"cutaway"])
-        return Written(shard, footer.num_rows, counts["bad"], counts["verdicts"])
+        return Written(footer.num_rows, counts["bad"], counts["verdicts"])
     return None
 
 

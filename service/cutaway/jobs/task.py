@@ -36,13 +36,11 @@ class Written(NamedTuple):
     """The counts of a shard on disk.
 
     Attributes:
-        shard: its number.
         rows: the number of its rows.
         bad: the number of bad rows among them.
         verdicts: for each attribution, the number of rows with each verdict.
     """
 
-    shard: int
     rows: int
     bad: int
     verdicts: dict[str, dict[str, int]]

@@ -82,7 +82,7 @@ def _run(task: Task, shard: int) -> dict[str, Any]:
     """Writes ``shard`` and returns its counts, or an error as text: Ray would retry a task that raises."""
     try:
         # If Ray lost the outcome of a task, it runs the task again; then the file exists.
-        written = read_counts(task.folder.part(shard), shard) or _writer(task).write(shard, lambda _: None)
+        written = read_counts(task.folder.part(shard)) or _writer(task).write(shard, lambda _: None)
         return written._asdict()
     except (CutawayError, OSError) as failure:
         failed = write_error(failure) if isinstance(failure, OSError) else failure
