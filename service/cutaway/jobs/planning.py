@@ -16,7 +16,7 @@ from cutaway.jobs.shards import ShardWriter
 from cutaway.jobs.spec import Job
 from cutaway.jobs.task import Model, Task
 from cutaway.requests import InspectRequest
-from cutaway.results import InspectResult, ModelDetail
+from cutaway.results import InspectResult
 
 
 class Plan(NamedTuple):
@@ -79,12 +79,9 @@ class _CountingModel:
 
     def __init__(self, model: Model) -> None:
         self._model = model
+        self.detail = model.detail
         self.forwards = 0
         self.backwards = 0
-
-    @property
-    def detail(self) -> ModelDetail:
-        return self._model.detail
 
     def inspect(self, request: InspectRequest) -> InspectResult:
         result = self._model.inspect(request)

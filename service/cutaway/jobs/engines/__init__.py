@@ -5,25 +5,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from cutaway.jobs.spec import Job
 from cutaway.jobs.task import Model, Task, Tick, Written
-
-Work: TypeAlias = Callable[[Task, Model, Sequence[int], Tick], Iterator[Written]]
-"""Writes shards of a task in any order and yields each; the model is the one that was opened to probe the schema."""
-
 
 class Engine(NamedTuple):
     """A way to write shards.
 
     Attributes:
         opened: opens the job's model for as long as the block runs.
-        work: writes the shards.
+        work: writes shards of a task in any order and yields each; the model is the one that was opened to probe the
+            schema.
     """
 
     opened: Callable[[Job], AbstractContextManager[Model]]
-    work: Work
+    work: Callable[[Task, Model, Sequence[int], Tick], Iterator[Written]]
 
 
 def engine_of(job: Job) -> Engine:
