@@ -83,18 +83,15 @@ class Replica:
     async def _ping_forever(self) -> None:
         while True:
             await asyncio.sleep(CHECK_INTERVAL_S)
-            await self._ping_once()
-
-    async def _ping_once(self) -> None:
-        try:
-            await self._ping(b"", timeout=CHECK_TIMEOUT_S, metadata=self._metadata)
-        except grpc.aio.AioRpcError as failure:
-            self._failed_pings += 1
-            if _broken(failure) or self._failed_pings >= MAX_FAILED_CHECKS:
-                self.mark_unavailable()
-        else:
-            self._failed_pings = 0
-            self.available = True
+            try:
+                await self._ping(b"", timeout=CHECK_TIMEOUT_S, metadata=self._metadata)
+            except grpc.aio.AioRpcError as failure:
+                self._failed_pings += 1
+                if _broken(failure) or self._failed_pings >= MAX_FAILED_CHECKS:
+                    self.mark_unavailable()
+            else:
+                self._failed_pings = 0
+                self.available = True
 
 
 def _broken(failure: grpc.aio.AioRpcError) -> bool:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from types import MappingProxyType
+from typing import Any
 
 import grpc.aio
 import structlog
@@ -106,7 +107,8 @@ class UpstreamGateway:
             yield
         except grpc.aio.AioRpcError as failed:
             code, _ = failed.code().value
-            failure = grpc_status.decode(code, failed.details() or "", _trailers(failed))
+            trailers: Any = failed.trailing_metadata() or ()
+            failure = grpc_status.decode(code, failed.details() or "", trailers)
             if failure.reason == Reason.SERVER_UNREACHABLE:
                 self._mark_unavailable(failure.message)
             elif failure.code != Code.UNAUTHENTICATED:
@@ -238,10 +240,6 @@ def _with_version(name: ModelName) -> bytes:
     """Returns bytes that, appended to a request, set the version that this gateway resolved and authorized: the last
     occurrence of a protobuf field counts."""
     return worker_pb2.RoutedRequest(model=f"{name.model}/versions/{name.version}").SerializeToString()
-
-
-def _trailers(failed: grpc.aio.AioRpcError) -> list[tuple[str, str | bytes]]:
-    return [(key, value) for key, value in failed.trailing_metadata() or ()]
 
 
 def _trace_metadata() -> Iterator[tuple[str, str]]:
