@@ -21,7 +21,6 @@ class Model(Protocol):
     @property
     def detail(self) -> ModelDetail:
         """The model's inputs, outputs and provenance."""
-        ...
 
     def inspect(self, request: InspectRequest) -> InspectResult:
         """Returns the result of ``request``.
@@ -29,7 +28,6 @@ class Model(Protocol):
         Raises:
             CutawayError: the request cannot be run.
         """
-        ...
 
 
 class Written(NamedTuple):

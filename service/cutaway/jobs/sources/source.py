@@ -32,17 +32,14 @@ class Source(Protocol):
     @property
     def rows(self) -> int:
         """The number of rows."""
-        ...
 
     @property
     def columns(self) -> tuple[str, ...]:
         """The names of the columns, in order."""
-        ...
 
     @property
     def fingerprint(self) -> str:
         """A SHA-256 in hex that changes with the data."""
-        ...
 
     def read(self, start: int, stop: int, columns: Sequence[str]) -> dict[str, Column]:
         """Returns the rows [start, stop) of ``columns``; needs the memory of that range.
@@ -50,7 +47,6 @@ class Source(Protocol):
         Raises:
             InvalidArgument: ``COLUMN_NOT_FOUND``; ``DATA_UNREADABLE``, if the data can no longer be read.
         """
-        ...
 
 
 def check_columns(names: Sequence[str], known: Sequence[str]) -> None:
