@@ -17,7 +17,6 @@ from collections.abc import AsyncGenerator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import TypeAlias
 
 from cutaway.errors import CutawayError, Reason, error
@@ -93,9 +92,7 @@ class ReplyReceiver:
         with suppress(OSError):  # it was not connected
             self._connection.shutdown(socket.SHUT_RDWR)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._hang_up()
         self._thread.submit(self._connection.close)  # after the last read
         self._thread.shutdown(wait=False)
