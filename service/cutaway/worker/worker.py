@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from google.protobuf.message import DecodeError
 from torch import nn
 
 from cutaway.adapters import Adapter, TensorAdapter, create_adapter, find_adapter, load_model
@@ -38,6 +37,7 @@ from cutaway.wire import chunks
 from cutaway.wire import models as wire_models
 from cutaway.wire import requests as wire_requests
 from cutaway.wire import results as wire_results
+from cutaway.wire.message_walk import parse
 from cutaway.wire.reply_options import apply_reply_options
 from cutaway.wire.timing_patch import timing_patch
 from cutaway.worker import limits
@@ -308,10 +308,7 @@ def _expand(call: CallParts) -> list[CallParts]:
     """Returns the calls in the part ``batch``, or the call itself."""
     if "batch" not in call:
         return [call]
-    try:
-        return [single.parts for single in worker_pb2.WorkerBatch.FromString(call["batch"]).calls]
-    except DecodeError:
-        raise error(Reason.MALFORMED_REQUEST, "the part batch is not a cutaway.v1.WorkerBatch") from None
+    return [single.parts for single in parse(worker_pb2.WorkerBatch, call["batch"]).calls]
 
 
 def _batch_reply(replies: Sequence[bytes], max_bytes: int, start: float) -> bytes:
