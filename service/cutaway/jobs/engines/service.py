@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, contextmanager
 
 from cutaway.client.sync_client import Client
@@ -43,22 +42,13 @@ def work(task: Task, model: Model, shards: Sequence[int], tick: Tick) -> Iterato
     engine = task.job.engine
     in_flight = min(engine.in_flight if isinstance(engine, Service) else 1, max(len(shards), 1))
     writer = ShardWriter(task, model, source_of(task.job))
-    stopped = threading.Event()
-
-    def write(shard: int) -> Written | None:
-        if stopped.is_set():
-            return None
-        try:
-            return writer.write(shard, tick)
-        except BaseException:
-            stopped.set()
-            raise
-
     with ThreadPoolExecutor(in_flight) as pool:
+        writing = [pool.submit(writer.write, shard, tick) for shard in shards]
         try:
-            yield from (written for written in pool.map(write, shards) if written is not None)
+            for done in as_completed(writing):
+                yield done.result()
         finally:
-            stopped.set()
+            pool.shutdown(cancel_futures=True)
 
 
 class RemoteModel:
