@@ -10,6 +10,7 @@ from typing import NamedTuple
 from cutaway.jobs.spec import Job
 from cutaway.jobs.task import Model, Task, Tick, Written
 
+
 class Engine(NamedTuple):
     """A way to write shards.
 
