@@ -33,11 +33,11 @@ def explain(problem: AttributionProblem, forward: Callable[..., Tensor]) -> Valu
     layer = (problem.model.tree[problem.module],) if problem.module else ()
     options = method.attribute_arguments(problem)
     called = forward
-    if method.explains_neuron:
-        options["neuron_selector"] = problem.request.neuron.index  # type: ignore[attr-defined]
-    elif method.differentiates and problem.target.indices is not None:
+    if isinstance(problem.request, NeuronAttribution):
+        options["neuron_selector"] = problem.request.neuron.index
+    if method.has_target and method.takes_target and problem.target.indices is not None:
         options["target"] = problem.target.indices
-    elif method.differentiates:  # Captum's targets are elements of an output; for others it gets the scalar
+    elif method.has_target:  # Captum's targets are elements of an output; for others it gets the scalar
 
         def called(*tensors: Tensor) -> Tensor:
             return problem.target.scalars(forward(*tensors))

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
 from captum import attr
-from jaxtyping import Int64
-from torch import Tensor, nn
+from torch import Tensor
 
 from cutaway.engine.methods.layer_output import readable_output
 from cutaway.engine.methods.perturbations import single_row
@@ -25,27 +24,6 @@ from cutaway.engine.references.observation import module_calls
 from cutaway.engine.runtime.oom import is_out_of_memory
 from cutaway.errors import CutawayError, Reason, at, error
 from cutaway.requests import Attribution, LayerFeatureAblation, LayerFeaturePermutation, Point, field_name
-
-
-class _Permutation:
-    """`LayerFeaturePermutation` with a target.
-
-    Captum 0.9 selects the target a second time from what it has selected, and so cannot be given one. It gets a
-    function that returns the target's values instead.
-    """
-
-    def __init__(self, forward: Callable[..., Tensor], layer: nn.Module) -> None:
-        self._forward = forward
-        self._layer = layer
-
-    def attribute(self, inputs: tuple[Tensor, ...], target: Int64[Tensor, "batch"] | None = None, **others: Any) -> Any:
-        """Returns attributions of the layer's units; ``target``: the class of each row."""
-
-        def target_values(*tensors: Tensor) -> Tensor:
-            output = self._forward(*tensors)
-            return output if target is None else output.gather(1, target.unsqueeze(1)).squeeze(1)
-
-        return attr.LayerFeaturePermutation(target_values, self._layer).attribute(inputs, **others)
 
 
 def _refuse_baseline(_: InspectedModel, request: Any, inputs: Inputs, edits: Changes) -> None:
@@ -115,10 +93,11 @@ ROWS: dict[type[Attribution], Method] = {
         refuse=_refuse_baseline,
     ),
     LayerFeaturePermutation: _row(
-        _Permutation,
+        attr.LayerFeaturePermutation,
         references.unit_ablation,
         "f(x) - f(x with the rows of the layer's unit in another order) from raw outputs",
         points=references.permutation_points,
+        takes_target=False,
         uses_randomness=True,
         vacuous=single_row,
         reference_passes=references.permutation_passes,

@@ -26,6 +26,8 @@ class Method:
         init_arguments: keyword arguments for the Captum class, from the request.
         attribute_arguments: keyword arguments for its ``attribute`` method.
         differentiates: whether the method has a target.
+        takes_target: whether Captum can select the target by itself. LayerFeaturePermutation of Captum 0.9 selects it a
+            second time from what it has selected, and so gets a function that returns the target's values instead.
         forward_only: whether it runs forward passes only, on changed inputs.
         uses_randomness: whether it draws random numbers, and therefore needs a seed.
         vacuous: why a result of this method carries no information for this problem; None if it does.
@@ -57,6 +59,7 @@ class Method:
     init_arguments: Callable[[Any], dict[str, Any]] = lambda _: {}
     attribute_arguments: Callable[[AttributionProblem], dict[str, Any]] = lambda _: {}
     differentiates: bool = True
+    takes_target: bool = True
     forward_only: bool = False
     uses_randomness: bool = False
     vacuous: Callable[[AttributionProblem], Finding | None] = lambda _: None
