@@ -41,11 +41,6 @@ def neuron_selectable(problem: AttributionProblem) -> AbstractContextManager[Non
     return readable_output(problem, "neuron.module", refuse)
 
 
-def _conductance_arguments(problem: AttributionProblem) -> dict[str, Any]:
-    index = cast(requests.NeuronAttribution, problem.request).neuron.index
-    return {**_PATH.attribute_arguments(problem), "neuron_selector": index}
-
-
 def _of_neuron(base: Method, captum: Callable[..., Any], formula: str, **fields: Any) -> Method:
     """Returns ``base`` for a neuron in place of the target."""
     return replace(
@@ -88,7 +83,7 @@ ROWS: dict[type[requests.Attribution], Method] = {
         _PATH.reference,
         "(x - baseline) * the weighted sum of df/dneuron * dneuron/dx, from raw gradients on the path",
         points=path_points,
-        attribute_arguments=_conductance_arguments,
+        attribute_arguments=_PATH.attribute_arguments,
         tolerances=_PATH.tolerances,
         reference_passes=neuron_conductance_passes,
         limitation=reused_neuron_module,
