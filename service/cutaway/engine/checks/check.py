@@ -38,7 +38,7 @@ def run_checks(
     """
     comparison = _Comparison(problem, method, values, passes, request)
     checks = [comparison.check()]
-    if sums is not None and (method.satisfies_completeness(problem.request) or method.satisfies_conservation):
+    if sums is not None and method.adds_up(problem):
         checks.append(check_completeness(problem, method, sums, request, comparison.dtype))
     return tuple(checks)
 

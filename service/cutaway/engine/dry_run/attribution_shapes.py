@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from cutaway import requests
 from cutaway.engine.checks.completeness import compared_sums
-from cutaway.engine.execution.attribute import attribution_errors, problems
+from cutaway.engine.execution.attribute import attribution_errors, attribution_result, problems
 from cutaway.engine.execution.explain_if import qualifying_rows
 from cutaway.engine.execution.main_pass import MainPass
 from cutaway.engine.hooks import shape_only
@@ -18,15 +18,15 @@ from cutaway.engine.hooks.capture_spec import CaptureSpec
 from cutaway.engine.hooks.recording import Recording
 from cutaway.engine.methods.table import method_of
 from cutaway.engine.model.inspected_model import Outputs
-from cutaway.engine.passes.pass_recorder import AttributionProblem, neuron_output
+from cutaway.engine.passes.convergence_delta import CompletenessSums
+from cutaway.engine.passes.pass_recorder import AttributionProblem, Values, neuron_output
 from cutaway.engine.passes.reference_inputs import layer_value_name
-from cutaway.engine.passes.token_sums import input_holding, token_ids
+from cutaway.engine.passes.token_sums import token_attribution
 from cutaway.engine.planning.name_resolution import CaptureSites
 from cutaway.engine.planning.plan import Plan
 from cutaway.engine.runtime.numpy_bridge import to_numpy
 from cutaway.requests import Point, field_name
-from cutaway.results import AttributionResult, Check, MetricResult, TokenAttribution, Verdict
-from cutaway.schema.tensors import Array
+from cutaway.results import AttributionResult, Check, MetricResult, Verdict
 
 _IN_FLOAT32 = (requests.Occlusion, requests.ShapleyValues, requests.ShapleyValueSampling, requests.Surrogate)
 """Methods that Captum computes in float32, for every data type of the model."""
@@ -75,31 +75,23 @@ def estimate_attributions(main: MainPass, recording: Recording) -> Iterator[Attr
 
 
 def _estimate(problem: AttributionProblem, main: MainPass, recording: Recording) -> AttributionResult:
-    values = _values(problem, main, recording)
-    request, method, by_row = problem.request, method_of(problem.request), np.zeros(problem.rows)
-    indices = problem.target.indices if method.differentiates else None
-    conserves = method.satisfies_conservation
-    has_delta = conserves or (bool(problem.baselines) and method.satisfies_completeness(request))
-    return AttributionResult(
-        method=type(request).__name__,
-        layer=problem.module,
-        values=values,
-        convergence_delta=by_row if has_delta else None,
-        value_at_input=by_row if method.differentiates else None,
-        value_at_baseline=by_row if problem.baselines and not conserves else None,
-        targets=None if indices is None else to_numpy(indices),
-        checks=tuple(_checks(problem, main.plan.request.check.mode, has_delta)),
-        n_steps=request.n_steps if isinstance(request, requests.PathAttribution) else 0,
-        tokens=_tokens(problem, values, recording),
-        metrics=tuple(MetricResult(field_name(type(metric)), by_row) for metric in request.metrics),
+    values, method = _values(problem, main, recording), method_of(problem.request)
+    by_row = torch.zeros(problem.rows, dtype=torch.float64)
+    has_sums = problem.baselines or method.satisfies_conservation
+    sums = CompletenessSums(by_row, by_row, by_row, by_row) if has_sums else None
+    return replace(
+        attribution_result(problem, values, sums, by_row if method.differentiates else None),
+        checks=tuple(_checks(problem, main.plan.request.check.mode)),
+        tokens=token_attribution(problem, values, next(iter(recording.calls.get(problem.layer, ())), None)),
+        metrics=tuple(MetricResult(field_name(type(metric)), to_numpy(by_row)) for metric in problem.request.metrics),
     )
 
 
-def _values(problem: AttributionProblem, main: MainPass, recording: Recording) -> dict[str, Array]:
+def _values(problem: AttributionProblem, main: MainPass, recording: Recording) -> Values:
     """Returns zeros in the shapes of the attribution, by input, or for a layer method by tensor of the layer."""
 
-    def zeros(shape: tuple[int, ...], like: Tensor) -> Array:
-        return to_numpy(shape_only.expanded_zeros(shape, like, main.plan.request.reply_data_type))
+    def zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
+        return shape_only.expanded_zeros(shape, like, main.plan.request.reply_data_type)
 
     if not isinstance(problem.request, requests.LayerAttribution):
         inputs = zip(problem.explained, problem.arguments)
@@ -128,20 +120,12 @@ def _layer_shape(problem: AttributionProblem, output: Tensor) -> tuple[int, ...]
     return (*output.shape[:1], 1, *output.shape[2:]) if sums_channels else tuple(output.shape)
 
 
-def _tokens(problem: AttributionProblem, values: dict[str, Array], recording: Recording) -> TokenAttribution | None:
-    value = values.get(problem.layer)
-    if value is None or not isinstance(problem.model.tree.modules[problem.layer], nn.Embedding):
-        return None
-    ids = token_ids(problem, recording.calls[problem.layer][0], value.shape)
-    return None if ids is None else TokenAttribution(input_holding(problem, ids), to_numpy(ids), value[..., 0])
-
-
-def _checks(problem: AttributionProblem, mode: requests.CheckMode, has_delta: bool) -> Iterator[Check]:
+def _checks(problem: AttributionProblem, mode: requests.CheckMode) -> Iterator[Check]:
     """Yields the checks of an attribution that agrees."""
     if mode is not requests.CheckMode.OFF:
         method = method_of(problem.request)
         yield _agreement(f"Captum's {type(problem.request).__name__} with {method.formula}", mode)
-        if has_delta:
+        if method.adds_up(problem):
             yield _agreement(compared_sums(method), mode)
 
 

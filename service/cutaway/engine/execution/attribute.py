@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from cutaway.engine.checks.check import run_checks
+from cutaway.engine.execution.collect import arrays
 from cutaway.engine.execution.explain_if import attribute_rows, qualifying_rows
 from cutaway.engine.execution.main_pass import MainPass
 from cutaway.engine.hooks.observe import observing
@@ -131,8 +132,8 @@ def run_captum(problem: AttributionProblem, main: MainPass) -> tuple[Values, Seq
     """Returns Captum's values, the passes that raw hooks recorded (Captum's own, or those of a second computation), and
     both sides of completeness for methods that have a baseline or conserve the target."""
     values, passes = _values_and_passes(problem, main)
-    adds_up = problem.baselines or method_of(problem.request).satisfies_conservation
-    return values, passes, completeness_sums(problem, values, main.outputs) if adds_up else None
+    has_sums = problem.baselines or method_of(problem.request).satisfies_conservation
+    return values, passes, completeness_sums(problem, values, main.outputs) if has_sums else None
 
 
 def _values_and_passes(problem: AttributionProblem, main: MainPass) -> tuple[Values, Sequence[Pass]]:
@@ -157,26 +158,31 @@ def checked_result(
     problem: AttributionProblem, main: MainPass, values: Values, passes: Sequence[Pass], sums: CompletenessSums | None
 ) -> AttributionResult:
     """Checks Captum's ``values`` against ``passes``, and returns them with the checks and the request's metrics."""
-    request, method, check = problem.request, method_of(problem.request), main.plan.request.check
+    method, check = method_of(problem.request), main.plan.request.check
     verdicts: tuple[Check, ...] = ()
     if check.mode is not CheckMode.OFF:
         with timed(main.timings, "check_ms"):
             verdicts = run_checks(problem, method, values, passes, sums, check)
     with timed(main.timings, "attribution_ms"):
         measured = metrics(problem, values)
+    at_input = target_at_inputs(problem, main.outputs) if method.differentiates else None
+    result = attribution_result(problem, values, sums, at_input)
+    return replace(result, checks=verdicts, tokens=token_attribution(problem, values), metrics=measured)
+
+
+def attribution_result(
+    problem: AttributionProblem, values: Values, sums: CompletenessSums | None, at_input: Tensor | None
+) -> AttributionResult:
+    """Returns the result from values, both sides of completeness and the target of each row, without its checks."""
+    request, method = problem.request, method_of(problem.request)
     indices = problem.target.indices if method.differentiates else None
-    conserves = method.satisfies_conservation
-    has_delta = conserves or method.satisfies_completeness(request)
     return AttributionResult(
         method=type(request).__name__,
         layer=problem.module,
-        values={name: to_numpy(value) for name, value in values.items()},
-        convergence_delta=to_numpy(sums.delta) if sums is not None and has_delta else None,
-        value_at_input=to_numpy(target_at_inputs(problem, main.outputs)) if method.differentiates else None,
-        value_at_baseline=None if sums is None or conserves else to_numpy(sums.at_baseline),
+        values=arrays(values),
+        convergence_delta=to_numpy(sums.delta) if sums is not None and method.adds_up(problem) else None,
+        value_at_input=None if at_input is None else to_numpy(at_input),
+        value_at_baseline=None if sums is None or method.satisfies_conservation else to_numpy(sums.at_baseline),
         targets=None if indices is None else to_numpy(indices),
-        checks=verdicts,
         n_steps=request.n_steps if isinstance(request, PathAttribution) else 0,
-        tokens=token_attribution(problem, values),
-        metrics=measured,
     )

@@ -91,6 +91,11 @@ class Method:
             passes += run_passes(problem, chunk, self.runs_backward, points_per_pass=together)
         return passes
 
+    def adds_up(self, problem: AttributionProblem) -> bool:
+        """Whether the attributions of ``problem`` must sum to the target, or to its change from the baseline."""
+        complete = bool(problem.baselines) and self.satisfies_completeness(problem.request)
+        return self.satisfies_conservation or complete
+
     @property
     def has_target(self) -> bool:
         """Whether the request's target is explained."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from contextlib import suppress
 
 import torch
-from jaxtyping import Shaped
-from torch import Tensor, nn
+from torch import nn
 
 from cutaway.engine.hooks.capture_spec import watching
 from cutaway.engine.hooks.observe import observing
@@ -17,41 +16,30 @@ from cutaway.requests import Point
 from cutaway.results import TokenAttribution
 
 
-def token_attribution(problem: AttributionProblem, values: Values) -> TokenAttribution | None:
-    """Returns the sums ``[batch, tokens]`` if ``values`` are of an embedding of token ids; else None."""
+def token_attribution(
+    problem: AttributionProblem, values: Values, call: RecordedCall | None = None
+) -> TokenAttribution | None:
+    """Returns the sums ``[batch, tokens]`` if ``values`` are of an embedding of token ids; else None.
+
+    ``call``: the embedding's first call; by default from a forward pass.
+    """
     if not problem.layer or not isinstance(problem.model.tree.modules[problem.layer], nn.Embedding):
         return None
-    value, call = values.get(problem.layer), _first_call(problem)
-    ids = None if value is None or call is None else token_ids(problem, call, value.shape)
-    if value is None or ids is None:
+    value, call = values.get(problem.layer), call or _first_call(problem)
+    taken = [] if call is None else list(call.at(Point.INPUT).values())
+    if value is None or len(taken) != 1 or taken[0].is_floating_point():
         return None
-    return TokenAttribution(input_holding(problem, ids), to_numpy(ids), to_numpy(value.sum(dim=-1)))
-
-
-def token_ids(
-    problem: AttributionProblem, call: RecordedCall, shape: Sequence[int]
-) -> Shaped[Tensor, "batch *tokens"] | None:
-    """Returns the ids that the embedding's ``call`` took, if ``shape`` is that of their embeddings;
-    else None."""
-    taken = list(call.at(Point.INPUT).values())
-    if len(taken) != 1 or taken[0].is_floating_point():
+    ids = taken[0]
+    if value.shape[:-1] != ids.shape or ids.shape[:1] != (problem.rows,):
         return None
-    fits = tuple(shape[:-1]) == taken[0].shape and taken[0].shape[:1] == (problem.rows,)
-    return taken[0] if fits else None
-
-
-def input_holding(problem: AttributionProblem, ids: Tensor) -> str:
-    """Returns the name of the input that equals ``ids``; ``""`` without one."""
-    return next((name for name, tensor in problem.inputs.items() if torch.equal(tensor.cpu(), ids)), "")
+    source = next((name for name, tensor in problem.inputs.items() if torch.equal(tensor.cpu(), ids)), "")
+    return TokenAttribution(source, to_numpy(ids), to_numpy(value.sum(dim=-1)))
 
 
 def _first_call(problem: AttributionProblem) -> RecordedCall | None:
     """Returns the embedding's first call; forward stops behind it."""
     with torch.no_grad(), observing(problem.model.tree, {problem.layer: watching(Point.INPUT)}) as recording:
         recording.pending = {(problem.layer, Point.INPUT)}
-        try:
-            with recording.forward():
-                problem.model.run(problem.inputs)
-        except StopForward:
-            pass
+        with suppress(StopForward), recording.forward():
+            problem.model.run(problem.inputs)
     return next(iter(recording.calls[problem.layer]), None)
