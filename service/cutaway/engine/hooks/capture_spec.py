@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -92,6 +92,24 @@ def _cast(tensor: Tensor, data_type: str, result_field: str) -> Tensor:
 def watching(*points: Point) -> dict[Point, CaptureSpec]:
     """Returns specs that capture all tensors at ``points``."""
     return dict.fromkeys(points, CaptureSpec())
+
+
+def merge_specs(place: str, merged: dict[Point, CaptureSpec], specs: Mapping[Point, CaptureSpec]) -> None:
+    """Adds ``specs`` to ``merged``, which has what is captured at ``place``, a module or an operator.
+
+    Raises:
+        InvalidArgument: ``INVALID_VALUE``: the two differ.
+    """
+    for point, spec in specs.items():
+        known = merged.get(point, spec)
+        if known != spec or any(other.call != spec.call for other in merged.values()):
+            raise error(
+                Reason.INVALID_VALUE,
+                f"{place!r} is captured twice, and in different ways: other slices, reductions or calls need a request "
+                "of their own",
+                spec.field,
+            )
+        merged[point] = dataclasses.replace(known, exact=True) if spec.exact and not known.exact else known
 
 
 def slice_index(slices: Iterable[Slice], shape: torch.Size) -> tuple[slice, ...]:

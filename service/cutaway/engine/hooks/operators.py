@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint
 
-from cutaway.engine.hooks.capture_spec import CaptureSpec
+from cutaway.engine.hooks.capture_spec import CaptureSpec, merge_specs
 from cutaway.engine.hooks.hook_site import INCOMING, OUTGOING, HookSite, NumberedEdit, share_memory
 from cutaway.engine.hooks.operator_names import operator_name
 from cutaway.engine.hooks.recording import RecordedCall, Recording, in_backward, inside_hook
@@ -141,8 +141,8 @@ class Operators(TorchFunctionMode):
     def _create_site(self, address: str) -> HookSite | None:
         merged: dict[Point, CaptureSpec] = {}
         for specs in [specs for glob, specs in self._globs if glob.fullmatch(address)]:
-            _merge_specs(address, merged, specs)
-        _merge_specs(address, merged, self._specs.get(address, {}))
+            merge_specs(address, merged, specs)
+        merge_specs(address, merged, self._specs.get(address, {}))
         edits = self._edits.get(address, ())
         return self._new_site(address, merged, edits) if merged or edits else None
 
@@ -203,19 +203,6 @@ class Operators(TorchFunctionMode):
             why = f"the model runs {module!r} in a thread of its own, where operators are not seen"
             with self._recording.hook_scope():
                 raise error(Reason.OP_NOT_FOUND, why, fields[address])
-
-
-def _merge_specs(address: str, merged: dict[Point, CaptureSpec], specs: Mapping[Point, CaptureSpec]) -> None:
-    """Adds ``specs`` to ``merged``; raises if the two differ."""
-    for point, spec in specs.items():
-        if merged.get(point, spec) != spec or any(other.call != spec.call for other in merged.values()):
-            raise error(
-                Reason.INVALID_VALUE,
-                f"{address!r} is captured twice, and in different ways: other slices, reductions or calls need a "
-                "request of their own",
-                spec.field,
-            )
-        merged[point] = spec
 
 
 def _copied(running: Sequence[RunningModule]) -> list[RunningModule]:

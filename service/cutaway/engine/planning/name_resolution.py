@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TypeAlias
 
 from torch import nn
 
-from cutaway.engine.hooks.capture_spec import CaptureSpec
+from cutaway.engine.hooks.capture_spec import CaptureSpec, merge_specs
 from cutaway.engine.hooks.edits import validate_edit
 from cutaway.engine.hooks.hook_site import NumberedEdit
 from cutaway.engine.hooks.operators import is_address
@@ -31,10 +30,11 @@ def sites(tree: ModuleTree, request: InspectRequest) -> CaptureSites:
     sites: CaptureSites = {}
     for index, capture in enumerate(request.captures):
         if not capture.parameter:
-            with at(f"captures[{index}]"):
-                spec = _spec(request, capture, f"captures[{index}]")
-                for name in _places(tree, capture):
-                    _add(sites.setdefault(name, {}), name, capture.points, spec)
+            spec = _spec(request, capture, f"captures[{index}]")
+            with at(spec.field):
+                places = _places(tree, capture)
+            for name in places:
+                merge_specs(name, sites.setdefault(name, {}), dict.fromkeys(capture.points, spec))
     return sites
 
 
@@ -71,18 +71,6 @@ def _operator(tree: ModuleTree, address: str) -> str:
         )
     module, _, rest = address.rpartition(":")
     return address if is_glob(address) or not module else f"{tree.resolve(module)}:{rest}"
-
-
-def _add(specs: dict[Point, CaptureSpec], name: str, points: tuple[Point, ...], spec: CaptureSpec) -> None:
-    for point in points:
-        known = specs.get(point, spec)
-        if known != spec or any(other.call != spec.call for other in specs.values()):
-            raise error(
-                Reason.INVALID_VALUE,
-                f"{name!r} is captured twice, and in different ways: other slices, reductions or calls need a request "
-                "of their own",
-            )
-        specs[point] = replace(known, exact=known.exact or spec.exact)
 
 
 def parameters(module: nn.Module, request: InspectRequest) -> dict[str, CaptureSpec]:
