@@ -11,10 +11,11 @@ import torch
 
 from cutaway.engine.checks.gradcheck import wrong_slope
 from cutaway.engine.checks.localize import custom_functions, first_difference
-from cutaway.engine.checks.row_independence import another_row, input_kind, join_rows
+from cutaway.engine.checks.row_independence import another_row, input_kind
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel, Outputs
 from cutaway.engine.passes.finding import Finding
 from cutaway.engine.passes.pass_recorder import AttributionProblem
+from cutaway.engine.passes.repeated_batch import concatenated
 from cutaway.engine.runtime.numerics import DOUBLED_BATCH, REPEATED, SAME_SHAPES, Tolerances, close
 from cutaway.errors import InvalidArgument
 from cutaway.results import Cause
@@ -85,7 +86,7 @@ def _dependent_rows(problem: AttributionProblem) -> Finding | None:
         return None  # then a change proves nothing
     before = _run(problem, problem.inputs)
     if problem.rows == 1:
-        doubled = join_rows([problem.inputs, another_row(problem.inputs)])
+        doubled = concatenated([problem.inputs, another_row(problem.inputs)])
         return _changed_row(problem, before, doubled, 0, DOUBLED_BATCH)
     ends = (_changed_row(problem, before, _all_like(problem, row), row, SAME_SHAPES) for row in (problem.rows - 1, 0))
     return next((finding for finding in ends if finding), None)

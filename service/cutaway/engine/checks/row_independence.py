@@ -12,7 +12,7 @@ that scales by the largest element of its batch, or truncates the batch to its l
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
@@ -23,6 +23,7 @@ from cutaway.engine.hooks.capture_spec import watching
 from cutaway.engine.hooks.observe import observing
 from cutaway.engine.hooks.recording import Recording
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel, gradients
+from cutaway.engine.passes.repeated_batch import concatenated
 from cutaway.engine.runtime.numerics import PART_OF_BATCH, close
 from cutaway.errors import CutawayError
 from cutaway.requests import POINTS, Point
@@ -118,7 +119,7 @@ def _compare_batches(
     batches = ([first], [first, second], [second, third, fourth], [third])
     try:
         with model.passes.uncounted(), model.kept_rng_state():
-            one, two, three, other = (_run(model, join_rows(batch), hook_points, source) for batch in batches)
+            one, two, three, other = (_run(model, concatenated(batch), hook_points, source) for batch in batches)
     except CutawayError:
         return {}  # a model that cannot run on these rows proves nothing
     pairs = [(one, 0, two, 0), (two, 1, three, 0), (three, 1, other, 0)]
@@ -158,11 +159,6 @@ def _captures(recording: Recording) -> Iterator[tuple[_Key, Tensor]]:
             for point in POINTS:
                 for path, tensor in call.at(point).items():
                     yield _Key((name, point), (number, path)), tensor
-
-
-def join_rows(rows: Sequence[Inputs]) -> Inputs:
-    """Returns one batch of all ``rows``."""
-    return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
 
 
 def _four_rows(inputs: Inputs) -> tuple[Inputs, ...] | None:

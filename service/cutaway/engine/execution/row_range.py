@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from cutaway.engine.hooks.capture_spec import CapturedValues
@@ -53,19 +52,10 @@ class RowRange(NamedTuple):
         by_copy = tensor.reshape(copies, self.total, *tensor.shape[1:])
         return by_copy[:, self.start : self.stop].reshape(-1, *tensor.shape[1:])
 
-    def of_part(self, part: CapturedValues) -> CapturedValues:
-        """Returns these rows of a captured tensor and of its positions."""
-        return part.map(self.of)
-
 
 def consecutive(sizes: Sequence[int]) -> list[RowRange]:
     """Returns the rows of each request in a batch of requests of ``sizes`` rows, one behind the other."""
     return [RowRange(stop - size, stop, sum(sizes)) for size, stop in zip(sizes, accumulate(sizes))]
-
-
-def concatenated(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Returns the tensors of all ``parts`` by name, one behind the other along axis 0; of one part its own tensors."""
-    return dict(parts[0]) if len(parts) == 1 else {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
 def call_with(call: RecordedCall, parts: Iterable[tuple[Point, Path, CapturedValues | None]]) -> RecordedCall:

@@ -12,12 +12,13 @@ from torch import Tensor
 
 from cutaway.engine.execution.attribute import checked_result, problems, run_captum
 from cutaway.engine.execution.main_pass import MainPass
-from cutaway.engine.execution.row_range import CannotShare, RowRange, call_with, concatenated, consecutive
+from cutaway.engine.execution.row_range import CannotShare, RowRange, call_with, consecutive
 from cutaway.engine.hooks.capture_spec import CapturedValues
 from cutaway.engine.hooks.recording import RecordedCall
 from cutaway.engine.methods.table import method_of
 from cutaway.engine.passes.convergence_delta import CompletenessSums
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Pass
+from cutaway.engine.passes.repeated_batch import concatenated
 from cutaway.engine.passes.targets import ResolvedTarget, same_kind
 from cutaway.engine.runtime.pytree import Path
 from cutaway.errors import CutawayError

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from cutaway.engine.execution.row_range import RowRange, call_with, concatenated
+from cutaway.engine.execution.row_range import RowRange, call_with
 from cutaway.engine.hooks.capture_spec import CapturedValues, CaptureSpec
 from cutaway.engine.hooks.recording import RecordedCall, Recording
+from cutaway.engine.passes.repeated_batch import concatenated
 from cutaway.engine.planning.name_resolution import CaptureSites
 from cutaway.engine.planning.plan import Plan
 from cutaway.engine.runtime.pytree import Path
@@ -80,7 +81,7 @@ def _parts(
 ) -> Iterable[tuple[Point, Path, CapturedValues | None]]:
     for point, path, part in call.entries():
         if point in specs and specs[point].matches(call.number, path):
-            yield point, path, None if part is None else _part(rows.of_part(part), specs[point], taken[point])
+            yield point, path, None if part is None else _part(part.map(rows.of), specs[point], taken[point])
 
 
 def _part(part: CapturedValues, spec: CaptureSpec, taken: CaptureSpec) -> CapturedValues:

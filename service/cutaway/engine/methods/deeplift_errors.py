@@ -11,6 +11,7 @@ from cutaway.engine.hooks.capture_spec import watching
 from cutaway.engine.hooks.recording import RecordedCall
 from cutaway.engine.methods.validation import inapplicable
 from cutaway.engine.passes.pass_recorder import AttributionProblem
+from cutaway.engine.passes.repeated_batch import concatenated
 from cutaway.engine.references.observation import observe_forward
 from cutaway.engine.references.rescale_rule import MODULE_RULES
 from cutaway.errors import CutawayError, Reason
@@ -94,11 +95,10 @@ def _no_gradient(problem: AttributionProblem) -> str:
 def _batch_size(problem: AttributionProblem) -> str:
     """Explains what is wrong if the model does not take a batch of twice the size."""
     rows = 2 * problem.rows
-    doubled = {name: torch.cat([tensor, tensor]) for name, tensor in problem.inputs.items()}
     why = "it runs inputs and baselines as one batch"
     try:
         with torch.no_grad(), problem.model.kept_rng_state():
-            output = problem.read(doubled)
+            output = problem.read(concatenated([problem.inputs, problem.inputs]))
     except CutawayError as failure:
         return f"{why}, of {rows} rows, and {failure.message}"
     if output.shape[:1] == (rows,):

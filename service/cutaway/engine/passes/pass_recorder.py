@@ -19,6 +19,7 @@ from cutaway.engine.hooks.observe import observing
 from cutaway.engine.hooks.recording import RecordedCall, Recording
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel, gradients
 from cutaway.engine.passes.features import Features
+from cutaway.engine.passes.repeated_batch import concatenated
 from cutaway.engine.passes.targets import ResolvedTarget
 from cutaway.errors import Reason, error
 from cutaway.requests import Attribution, Edit, Expectation, ExpectedGradient, Mix, NeuronAttribution, Point
@@ -312,9 +313,8 @@ def run_passes(
     for first in range(0, len(points), points_per_pass):
         chunk = points[first : first + points_per_pass]
         recorder = PassRecorder(problem if len(chunk) == 1 else _repeated(problem, len(chunk)), edits)
-        point = {name: torch.cat([each[name] for each in chunk]) for name in chunk[0]} if len(chunk) > 1 else chunk[0]
         try:
-            recorder.visit(point, differentiate, to_inputs=to_inputs)
+            recorder.visit(concatenated(chunk), differentiate, to_inputs=to_inputs)
         finally:
             recorder.release()
         passes += recorder.passes

@@ -1,8 +1,8 @@
-"""Several copies of a batch in one: Captum puts all copies of a row next to each other."""
+"""Several batches in one, and several copies of a batch: Captum puts all copies of a row next to each other."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from jaxtyping import Shaped
@@ -12,6 +12,11 @@ from cutaway.requests import Add, Edit, Mix, Replace
 
 MAX_SAMPLES = 4096
 """The most samples, and so copies, of a row."""
+
+
+def concatenated(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Returns the tensors of all ``parts`` by name, one behind the other along axis 0; of one part its own tensors."""
+    return dict(parts[0]) if len(parts) == 1 else {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
 def split_copies(tensors: Sequence[Tensor], copies: int) -> list[tuple[Tensor, ...]]:

@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from cutaway.engine.model.inspected_model import Inputs
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Pass, Values, cached_per_problem
 from cutaway.engine.passes.reference_inputs import Evidence, MissingObservation, Reference, host
+from cutaway.engine.passes.repeated_batch import concatenated, interleave_copies
 from cutaway.engine.passes.targets import ResolvedTarget
 from cutaway.engine.references.deeplift_multipliers import RescaledPasses, run_rescaled
 from cutaway.engine.references.nonlinearities import nonlinearities
@@ -44,9 +44,9 @@ def as_captum_batch(problem: AttributionProblem) -> AttributionProblem:
     the first half.
     """
     samples, rows = len(problem.baseline_points), problem.rows
+    inputs = {name: tensor.repeat_interleave(samples, dim=0) for name, tensor in problem.inputs.items()}
     baselines = {
-        name: torch.stack([start[name] for start in problem.baseline_points], dim=1).flatten(0, 1)
-        for name in problem.explained
+        name: interleave_copies([start[name] for start in problem.baseline_points]) for name in problem.explained
     }
     target = problem.target.for_rows(torch.arange(rows, device=problem.model.device).repeat_interleave(samples))
 
@@ -55,14 +55,10 @@ def as_captum_batch(problem: AttributionProblem) -> AttributionProblem:
 
     return replace(
         problem,
-        inputs=_twice({name: tensor.repeat_interleave(samples, dim=0) for name, tensor in problem.inputs.items()}),
-        baselines=_twice(baselines),
+        inputs=concatenated([inputs, inputs]),
+        baselines=concatenated([baselines, baselines]),
         target=ResolvedTarget(target.source, first_half, is_neuron=target.is_neuron),
     )
-
-
-def _twice(inputs: Inputs) -> Inputs:
-    return {name: torch.cat([tensor, tensor]) for name, tensor in inputs.items()}
 
 
 def deeplift(evidence: Evidence) -> Reference:

@@ -19,6 +19,7 @@ from torch import Tensor
 from cutaway.engine.passes.finding import Finding
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Pass, Values, cached_per_problem, run_passes
 from cutaway.engine.passes.reference_inputs import Evidence, Reference, host, input_point
+from cutaway.engine.passes.repeated_batch import concatenated
 from cutaway.engine.references.observation import expand_features, target_values
 from cutaway.requests import KernelShap, Surrogate
 from cutaway.results import Cause
@@ -135,7 +136,7 @@ def surrogate_passes(problem: AttributionProblem) -> Sequence[Pass]:
 def _concatenated(passes: Sequence[Pass]) -> Pass:
     outputs = [recorded.output for recorded in passes]
     return Pass(
-        {name: torch.cat([recorded.points[name] for recorded in passes]) for name in passes[0].points},
+        concatenated([recorded.points for recorded in passes]),
         output=torch.cat([output.reshape(1, *output.shape[output.ndim > 0 :]) for output in outputs]),
     )
 
