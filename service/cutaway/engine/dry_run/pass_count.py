@@ -9,17 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-import torch
-
 from cutaway import requests
 from cutaway.engine.checks import diagnosis
 from cutaway.engine.hooks import shape_only
-from cutaway.engine.hooks.observe import observing
 from cutaway.engine.methods.paths import max_steps
 from cutaway.engine.methods.table import method_of
 from cutaway.engine.passes.features import Features, forward_passes
 from cutaway.engine.passes.pass_recorder import ResolvedAttribution
 from cutaway.engine.planning.plan import Plan
+from cutaway.engine.references.observation import observe_forward
 from cutaway.errors import CutawayError
 from cutaway.requests import Point, field_name
 from cutaway.schema.tensors import as_array
@@ -120,15 +118,7 @@ def _layer(plan: Plan, attribution: ResolvedAttribution) -> _Layer:
     model, request, name = plan.model, attribution.request, attribution.layer
     if not isinstance(request, (*_BY_UNIT, requests.LayerIntegratedGradients)):
         return _Layer()
-    with (
-        model.session(plan.cancellation),
-        torch.no_grad(),
-        model.passes.uncounted(),
-        model.kept_rng_state(),
-        observing(model.tree, {name: {Point.OUTPUT: shape_only.ValueShape()}}) as recording,
-        recording.forward(),
-    ):
-        model.run(attribution.inputs)
-    calls = recording.calls[name]
+    with model.session(plan.cancellation), model.passes.uncounted():
+        calls = observe_forward(attribution, {name: {Point.OUTPUT: shape_only.ValueShape()}})[name]
     sizes = [part.values.numel() for call in calls for part in call.captured(Point.OUTPUT).values()]
     return _Layer(max(1, len(calls)), max(sizes, default=0) // attribution.rows)

@@ -112,9 +112,7 @@ def _batch_size(problem: AttributionProblem) -> str:
 def _calls(problem: AttributionProblem) -> Mapping[str, Sequence[RecordedCall]]:
     """Returns the calls of the modules that Captum overrides, in one forward pass."""
     modules = problem.model.tree.modules.items()
-    return observe_forward(
-        problem, {name: watching() for name, module in modules if type(module) in MODULE_RULES}
-    ).calls
+    return observe_forward(problem, {name: watching() for name, module in modules if type(module) in MODULE_RULES})
 
 
 _CAUSES: dict[str, Callable[[AttributionProblem], str]] = {

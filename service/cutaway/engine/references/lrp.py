@@ -19,7 +19,6 @@ from torch.autograd.function import once_differentiable
 
 from cutaway.engine.hooks.capture_spec import watching
 from cutaway.engine.hooks.edits import Override
-from cutaway.engine.hooks.operators import is_address
 from cutaway.engine.hooks.recording import RecordedCall
 from cutaway.engine.model.module_tree import ModuleTree
 from cutaway.engine.passes.pass_recorder import (
@@ -118,8 +117,7 @@ def relevance_layers(problem: AttributionProblem) -> list[RelevanceLayer]:
             tuple(call.number for call in calls if call.number is not None and _is_of_floats(call)),
             _module_rule(leaves[name], rules.get(name)) if name in leaves else _operator_rule(operator_of(name)),
         )
-        for name, calls in observe_forward(problem, sites).calls.items()
-        if not (is_address(name) and name.rpartition(":")[0] in leaves)
+        for name, calls in observe_forward(problem, sites).items()
     ]
 
 

@@ -45,8 +45,7 @@ def rectifiers(problem: AttributionProblem) -> Rectifiers:
     modules = [name for name, module in problem.model.tree.modules.items() if isinstance(module, nn.ReLU)]
     sites = {name: watching() for name in modules}
     sites |= {f"**:{function}#*": watching(Point.OUTPUT) for function in ("relu", "relu_")}
-    calls = {name: len(seen) for name, seen in observe_forward(problem, sites).calls.items() if seen}
-    calls = {name: times for name, times in calls.items() if name in modules or name.rpartition(":")[0] not in modules}
+    calls = {name: len(seen) for name, seen in observe_forward(problem, sites).items() if seen}
     if isinstance(problem.request, NeuronAttribution):
         calls = _reached_from_neuron(problem, calls)
     return Rectifiers(
@@ -57,18 +56,17 @@ def rectifiers(problem: AttributionProblem) -> Rectifiers:
 
 def _reached_from_neuron(problem: AttributionProblem, calls: Mapping[str, int]) -> dict[str, int]:
     """Returns the ``calls`` of those ReLUs that the neuron's gradient reaches on its way to the input."""
-    inputs = {
-        name: tensor.detach().clone().requires_grad_() if name in problem.explained else tensor
-        for name, tensor in problem.inputs.items()
-    }
+    leaves = {name: problem.inputs[name].detach().clone().requires_grad_() for name in problem.explained}
     sites = {name: watching(Point.GRAD_OUTPUT) for name in calls}
     with observing(problem.model.tree, sites) as recording:
         with recording.forward():
-            output = problem.read(inputs)
-        leaves = [get_gradient_edge(inputs[name]) for name in problem.explained]
-        gradients(problem.target.scalars(output), [*leaves, *recording.gradient_roots])
-        reached = {name for name in calls if any(call.at(Point.GRAD_OUTPUT) for call in recording.calls[name])}
-    return {name: times for name, times in calls.items() if name in reached}
+            output = problem.read({**problem.inputs, **leaves})
+        gradients(problem.target.scalars(output), [*map(get_gradient_edge, leaves.values()), *recording.gradient_roots])
+        return {
+            name: times
+            for name, times in calls.items()
+            if any(call.at(Point.GRAD_OUTPUT) for call in recording.calls[name])
+        }
 
 
 def limitation(problem: AttributionProblem) -> Finding | None:

@@ -46,12 +46,8 @@ def nonlinearities(problem: AttributionProblem) -> list[Nonlinearity]:
     rules = {name: MODULE_RULES[type(module)] for name, module in modules.items() if type(module) in MODULE_RULES}
     both = watching(Point.INPUT, Point.OUTPUT)
     sites = {**dict.fromkeys(rules, both), **{f"**:{operator}#*": both for operator in OPERATOR_RULES}}
-    calls = observe_forward(problem, sites).calls
-    operators = {
-        name: OPERATOR_RULES.get(operator_of(name), rescale)
-        for name in calls
-        if name not in rules and name.rpartition(":")[0] not in rules
-    }
+    calls = observe_forward(problem, sites)
+    operators = {name: OPERATOR_RULES.get(operator_of(name), rescale) for name in calls if name not in rules}
     return [
         Nonlinearity(name, rule, paths, is_module=name in rules)
         for name, rule in {**rules, **operators}.items()

@@ -11,9 +11,9 @@ from torch import Tensor
 from cutaway.engine.hooks.capture_spec import watching
 from cutaway.engine.hooks.observe import SpecsBySite, observing
 from cutaway.engine.hooks.operators import is_address
-from cutaway.engine.hooks.recording import RecordedCall, Recording
+from cutaway.engine.hooks.recording import RecordedCall
 from cutaway.engine.passes.finding import Finding
-from cutaway.engine.passes.pass_recorder import AttributionProblem, Values, cached_per_problem
+from cutaway.engine.passes.pass_recorder import AttributionProblem, ResolvedAttribution, Values, cached_per_problem
 from cutaway.engine.passes.reference_inputs import Evidence, host
 from cutaway.requests import NeuronAttribution, Point
 from cutaway.results import Cause
@@ -24,25 +24,23 @@ def operator_of(address: str) -> str:
     return address.rpartition(":")[2].partition("#")[0] if is_address(address) else ""
 
 
-def observe_forward(problem: AttributionProblem, sites: SpecsBySite) -> Recording:
-    """Runs one forward pass at the input and returns what hooks recorded at ``sites``: module names, operator globs.
+def observe_forward(attribution: ResolvedAttribution, sites: SpecsBySite) -> dict[str, list[RecordedCall]]:
+    """Runs one forward pass at the input and returns the calls at ``sites``: module names, operator globs.
 
-    No graph is built, and random number generators are restored afterwards.
+    Operators inside of the modules of ``sites`` are left out. No graph is built, and random number generators are
+    restored afterwards.
     """
-    with (
-        torch.no_grad(),
-        problem.model.kept_rng_state(),
-        observing(problem.model.tree, sites) as recording,
-        recording.forward(),
-    ):
-        problem.model.run(problem.inputs)
-    return recording
+    model = attribution.model
+    with torch.no_grad(), model.kept_rng_state(), observing(model.tree, sites) as recording, recording.forward():
+        model.run(attribution.inputs)
+    calls = recording.calls.items()
+    return {name: seen for name, seen in calls if name in sites or name.rpartition(":")[0] not in sites}
 
 
 @cached_per_problem
 def module_calls(problem: AttributionProblem) -> Sequence[RecordedCall]:
     """Returns the calls, with their outputs, of the layer or of the neuron's module, in one forward pass."""
-    return observe_forward(problem, {problem.module: watching(Point.OUTPUT)}).calls[problem.module]
+    return observe_forward(problem, {problem.module: watching(Point.OUTPUT)})[problem.module]
 
 
 def reused_neuron_module(problem: AttributionProblem) -> Finding | None:
