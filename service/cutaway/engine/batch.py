@@ -7,6 +7,7 @@ attributions that several of them want alike. A request that cannot share, or fa
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -107,15 +108,13 @@ def _run_together(group: Group) -> dict[int, Outcome]:
     plans, outcomes = list(group.values()), dict[int, Outcome]()
     model = plans[0].model
     model.passes.reset()
-    try:
-        with model.session(latest([plan.cancellation for plan in plans])):
-            mains = run_main_pass(plans)
-            for number, main, shared in zip(group, mains, share_attributions(mains)):
-                try:
-                    with model.cancelled_by(main.plan.cancellation), model.passes.uncounted():
-                        outcomes[number] = finish(main._replace(timings=replace(main.timings)), shared=shared)
-                except BaseException as failure:
-                    outcomes[number] = failure
-    except BaseException:  # alone each request gets its result, or its own error
-        return outcomes
+    # Of a request that cannot share, an exception may end all: alone each gets its result, or its own error.
+    with suppress(BaseException), model.session(latest([plan.cancellation for plan in plans])):
+        mains = run_main_pass(plans)
+        for number, main, shared in zip(group, mains, share_attributions(mains)):
+            try:
+                with model.cancelled_by(main.plan.cancellation), model.passes.uncounted():
+                    outcomes[number] = finish(main._replace(timings=replace(main.timings)), shared=shared)
+            except BaseException as failure:
+                outcomes[number] = failure
     return outcomes

@@ -10,7 +10,7 @@ import torch
 from cutaway.engine.checks.localize import where_gradient_ends
 from cutaway.engine.checks.model_properties import wrong_backward
 from cutaway.engine.methods.spec import Method
-from cutaway.engine.passes.convergence_delta import CompletenessSums, sums_with_values
+from cutaway.engine.passes.convergence_delta import CompletenessSums, sums_between
 from cutaway.engine.passes.finding import Finding
 from cutaway.engine.passes.pass_recorder import AttributionProblem
 from cutaway.engine.passes.reference_inputs import Evidence, MissingObservation
@@ -83,7 +83,7 @@ def _better_steps(problem: AttributionProblem, method: Method, sums: Completenes
             values = method.reference(Evidence(finer, method.passes(finer))).values
         except (MissingObservation, InvalidArgument):
             continue
-        left = _largest(sums_with_values(finer, values, sums))
+        left = _largest(sums_between(finer, values, sums.at_input, sums.at_baseline))
         if left < _IMPROVEMENT * _largest(sums):
             return (
                 f"{left:.3g} with {n_steps} steps: too few steps; request n_steps={n_steps} or more, or the largest "

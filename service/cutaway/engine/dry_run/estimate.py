@@ -80,13 +80,10 @@ def _value_sites(sites: CaptureSites) -> CaptureSites:
 
 def _gradient_sites(sites: CaptureSites) -> CaptureSites:
     """Returns the gradients of ``sites``, at the points of their values, with specs that keep only shapes."""
-    gradients = {
-        name: {point: spec for point, spec in specs.items() if point.is_gradient} for name, specs in sites.items()
-    }
     return {
-        name: {_VALUES[point]: shape_only.GradientShape(**vars(spec)) for point, spec in specs.items()}
-        for name, specs in gradients.items()
-        if specs
+        name: {_VALUES[point]: shape_only.GradientShape(**vars(specs[point])) for point in specs if point.is_gradient}
+        for name, specs in sites.items()
+        if any(point.is_gradient for point in specs)
     }
 
 

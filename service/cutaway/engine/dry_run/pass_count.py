@@ -14,7 +14,7 @@ from cutaway.engine.checks import diagnosis
 from cutaway.engine.hooks import shape_only
 from cutaway.engine.methods.paths import max_steps
 from cutaway.engine.methods.table import method_of
-from cutaway.engine.passes.features import Features, forward_passes
+from cutaway.engine.passes.features import Features, cost
 from cutaway.engine.passes.pass_recorder import ResolvedAttribution
 from cutaway.engine.planning.plan import Plan
 from cutaway.engine.references.observation import observe_forward
@@ -102,7 +102,7 @@ _POINTS: dict[type, Callable[[Any, Features, _Layer], int]] = {
     requests.Difference: lambda *_: 2 * _ENDS,
     requests.Expectation: lambda request, *_: 2 * _ENDS * _samples(request),
     requests.ExpectedGradient: lambda request, *_: 3 * request.n_samples + _samples(request),
-    requests.Perturbation: lambda request, features, _: forward_passes(request, features.count) + _ENDS,
+    requests.Perturbation: lambda request, features, _: cost(request, features.count)[0] + _ENDS,
     **dict.fromkeys(_BY_UNIT, lambda _, __, layer: layer.units + _ENDS),
 }
 """At how many points Captum runs the batch, those included that values are compared at; by the nearest base class."""

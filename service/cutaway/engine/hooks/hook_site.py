@@ -65,10 +65,6 @@ class HookSite:
             {p: [edit for edit in self.edits if edit[1].point is p] for p in Point} if self.edits else _NO_EDITS
         )
 
-    def begin_call(self) -> RecordedCall:
-        """Begins the record of a call."""
-        return self.recording.begin_call(self.name)
-
     def edits_values(self, side: Side) -> bool:
         """Returns whether values are edited at ``side``."""
         return bool(self._edits[side.value])

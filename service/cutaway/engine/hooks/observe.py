@@ -128,7 +128,7 @@ class _ModuleHooks:
 
     def _before(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
         with self._recording.hook_scope():
-            call = self._site.begin_call()
+            call = self._recording.begin_call(self._site.name)
             self._open.append((call, self._inputs(args, kwargs)))
             tensors = argument_tensors(args, kwargs)
             if self._only_records_in:

@@ -254,7 +254,7 @@ class _HookedOperator:
     def begin(self) -> RecordedCall:
         """Begins the call: edits, records and replaces the arguments."""
         name, args, kwargs = self.name, self.args, self.kwargs
-        self._call = self.site.begin_call()
+        self._call = self.site.recording.begin_call(self.site.name)
         self._outs = {f"out{path}": tensor for path, tensor in leaves(kwargs.get("out")).items()}
         self._inputs = {
             path: tensor for path, tensor in argument_tensors(args, kwargs).items() if path not in self._outs

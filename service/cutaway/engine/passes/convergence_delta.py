@@ -57,15 +57,13 @@ def completeness_sums(problem: AttributionProblem, values: Values, outputs: Outp
         with torch.no_grad():
             sources = (problem.read({**problem.inputs, **point}) for point in problem.baseline_points)
             at_baseline = torch.stack([problem.target.scalars(each).cpu().double() for each in sources]).mean(dim=0)
-    return _sums(problem, values, target_at_inputs(problem, outputs), at_baseline)
+    return sums_between(problem, values, target_at_inputs(problem, outputs), at_baseline)
 
 
-def sums_with_values(problem: AttributionProblem, values: Values, ends: CompletenessSums) -> CompletenessSums:
-    """Returns both sides for other ``values`` of the same input and baseline as ``ends``."""
-    return _sums(problem, values, ends.at_input, ends.at_baseline)
-
-
-def _sums(problem: AttributionProblem, values: Values, at_input: Tensor, at_baseline: Tensor) -> CompletenessSums:
+def sums_between(
+    problem: AttributionProblem, values: Values, at_input: Tensor, at_baseline: Tensor
+) -> CompletenessSums:
+    """Returns both sides for ``values``, where the target at the input and at the baseline is known."""
     if problem.features.numbers:  # each element of a feature has the value of the whole feature, which counts once
         shares = problem.features.shares()
         values = {name: values[name].cpu().double() * share for name, share in shares.items()}

@@ -169,12 +169,7 @@ def _rolled(positions: list[Position], before: Sequence[int]) -> list[Position]:
     return positions[first:] + positions[:first]
 
 
-def forward_passes(request: requests.Perturbation, count: int) -> int:
-    """Returns how many forward passes ``count`` features take."""
-    return _cost(request, count)[0]
-
-
-def _cost(request: requests.Perturbation, count: int) -> tuple[int, str, str]:
+def cost(request: requests.Perturbation, count: int) -> tuple[int, str, str]:
     """Returns the forward passes, the request field that they depend on, and how they become fewer."""
     fewer = "group elements into fewer features by masks"
     if isinstance(request, requests.Occlusion):
@@ -193,7 +188,7 @@ def _refuse_many(request: requests.Perturbation, count: int, name: str = "") -> 
     if isinstance(request, (requests.ShapleyValueSampling, requests.Surrogate)) and request.n_samples < 1:
         what = "draws" if isinstance(request, requests.Surrogate) else "orders"
         raise error(Reason.INVALID_VALUE, f"{request.n_samples} {what}; from 1 up", "n_samples")
-    passes, field, advice = _cost(request, count)
+    passes, field, advice = cost(request, count)
     if passes > MAX_EVALUATIONS:
         raise error(
             Reason.INVALID_VALUE,

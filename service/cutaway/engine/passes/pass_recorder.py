@@ -242,7 +242,7 @@ class PassRecorder:
         for name, tensor in zip(problem.explained, tensors):
             if tensor.requires_grad and torch.is_grad_enabled():
                 _record_gradient(tensor, recorded, name, in_order)
-        before = self._layer_calls()
+        before = len(self._recording.calls.get(self._layer, ()))
         observed = observing(problem.model.tree, self._sites, self._edits, copies=False, recording=self._recording)
         with observed, self._recording.forward():
             output = problem.forward(*tensors)
@@ -269,9 +269,6 @@ class PassRecorder:
     def release(self) -> None:
         """Releases the graphs; `passes` stay."""
         self._recording.release()
-
-    def _layer_calls(self) -> int:
-        return len(self._recording.calls.get(self._layer, []))
 
 
 def _copied(tensor: Tensor, last: Tensor | None) -> Tensor:
