@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import Node
 
 from cutaway.engine.hooks.capture_spec import watching
 from cutaway.engine.hooks.edits import Override
 from cutaway.engine.hooks.observe import observing
 from cutaway.engine.hooks.recording import RecordedCall
-from cutaway.engine.model.inspected_model import Inputs, InspectedModel, gradients
+from cutaway.engine.model.inspected_model import Inputs, InspectedModel, gradients, graph_nodes
 from cutaway.engine.passes.pass_recorder import AttributionProblem
 from cutaway.engine.runtime.numerics import equal
 from cutaway.requests import Point
@@ -113,24 +114,12 @@ def where_gradient_ends(problem: AttributionProblem) -> tuple[str, str]:
 def custom_functions(problem: AttributionProblem) -> dict[str, str]:
     """Returns each custom ``torch.autograd.Function`` in the model's graph, with the module that calls it first."""
     modules: dict[str, str] = {}
-    known: set[object] = set()
+    known: set[Node] = set()
 
     def visit(name: str, tensor: Tensor) -> None:
-        for node in _new_nodes(tensor.grad_fn, known):
+        for node in graph_nodes(tensor.grad_fn, known):
             if isinstance(node, torch.autograd.function.BackwardCFunction):
                 modules.setdefault(node.name().removesuffix("Backward"), name)
 
     visit("", _visit_outputs(problem, visit))
     return modules
-
-
-def _new_nodes(root: torch.autograd.graph.Node | None, known: set[object]) -> Iterator[torch.autograd.graph.Node]:
-    """Yields the nodes behind ``root`` that are not ``known``, and adds them."""
-    waiting = [root]
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in known:
-            continue
-        known.add(node)
-        yield node
-        waiting += [following for following, _ in node.next_functions]

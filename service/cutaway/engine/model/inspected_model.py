@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge
+from torch.autograd.graph import GradientEdge, Node
 
 from cutaway.engine.model.attention_fastpath import NO_FASTPATH
 from cutaway.engine.model.compatibility import require_inspectable
@@ -219,6 +219,18 @@ def gradients(
             raise
         raise _failed("backward", failure) from failure
     return arrived
+
+
+def graph_nodes(root: Node | None, known: set[Node] | None = None) -> Iterator[Node]:
+    """Yields the nodes of the graph from ``root`` on that are not ``known``, and adds them."""
+    known = set() if known is None else known
+    waiting = [root]
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in known:
+            known.add(node)
+            yield node
+            waiting += [following for following, _ in node.next_functions]
 
 
 def _failed(direction: str, failure: Exception, on: str = "") -> CutawayError:

@@ -10,7 +10,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Pass, Values, cached_per_problem
-from cutaway.engine.passes.reference_inputs import Evidence, MissingObservation, Reference, host
+from cutaway.engine.passes.reference_inputs import Evidence, MissingObservation, Reference, host, input_point
 from cutaway.engine.passes.repeated_batch import concatenated, interleave_copies
 from cutaway.engine.passes.targets import ResolvedTarget
 from cutaway.engine.references.deeplift_multipliers import RescaledPasses, run_rescaled
@@ -20,8 +20,7 @@ from cutaway.requests import Point
 
 def deeplift_points(problem: AttributionProblem) -> list[Values]:
     """Returns the input, once for each baseline, then the baselines; Captum runs all of them as one batch."""
-    point = {name: problem.inputs[name] for name in problem.explained}
-    return [point] * len(problem.baseline_points) + problem.baseline_points
+    return input_point(problem) * len(problem.baseline_points) + problem.baseline_points
 
 
 def deeplift_passes(problem: AttributionProblem) -> Sequence[Pass]:

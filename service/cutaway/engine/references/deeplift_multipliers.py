@@ -20,7 +20,9 @@ from cutaway.engine.hooks.hook_site import NumberedEdit
 from cutaway.engine.hooks.host_copy import copy_to_host
 from cutaway.engine.hooks.operator_names import operator_name
 from cutaway.engine.hooks.recording import in_backward
+from cutaway.engine.model.inspected_model import graph_nodes
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Changes, Pass, run_passes
+from cutaway.engine.passes.reference_inputs import input_point
 from cutaway.engine.references import rescale_rule
 from cutaway.engine.references.nonlinearities import Nonlinearity
 from cutaway.engine.references.rescale_rule import Activations, Function
@@ -166,13 +168,13 @@ def _run_at_input(problem: AttributionProblem, calls: Sequence[NonlinearityCall]
         return values
 
     edits = _edits(calls, lambda call: [*call.recording_edits(last_pool.function), *call.multiplier_edits()])
-    point = {name: problem.inputs[name] for name in problem.explained}
+    point = input_point(problem)
     operators = [call.nonlinearity for call in calls if not call.nonlinearity.is_module]
     has_pools = any(operator.rule is rescale_rule.rescale_max_pool for operator in operators)
     with_graph = replace(problem, target=replace(problem.target, function=target))
     with last_pool if has_pools else nullcontext():
         # For a layer, what comes before it has no part in the result, and gradients stop there.
-        (at_input,) = run_passes(with_graph, [point], differentiate=True, edits=edits, to_inputs=not problem.layer)
+        (at_input,) = run_passes(with_graph, point, differentiate=True, edits=edits, to_inputs=not problem.layer)
     # Releases the graph, whose hooks lead back to the calls in a cycle that Python's collector cannot see.
     _find_bypassed(calls, target_nodes.pop() if target_nodes else None)
     return at_input
@@ -180,24 +182,11 @@ def _run_at_input(problem: AttributionProblem, calls: Sequence[NonlinearityCall]
 
 def _find_bypassed(calls: Sequence[NonlinearityCall], end: Node | None) -> None:
     """Sets ``is_bypassed`` of each call, in the graph that leads to ``end``."""
-    uses = _use_counts(end) if end is not None else Counter()
+    # How many operations on the way to ``end`` use each output of each node.
+    uses = Counter(used for node in graph_nodes(end) for used in node.next_functions)
     for call in calls:
         call.is_bypassed = call.edge is not None and uses[call.edge.node, call.edge.output_nr] > 1
         call.edge = None
-
-
-def _use_counts(end: Node) -> Counter[tuple[Node, int]]:
-    """Returns, for each output of each node, how many operations on the way to ``end`` use it."""
-    counts: Counter[tuple[Node, int]] = Counter()
-    reached, pending = {end}, [end]
-    while pending:
-        for node, number in pending.pop().next_functions:
-            if node is not None:
-                counts[node, number] += 1
-                if node not in reached:
-                    reached.add(node)
-                    pending.append(node)
-    return counts
 
 
 def _float64_on_host(tensor: Tensor) -> Tensor:

@@ -17,11 +17,11 @@ from torch import Tensor
 from cutaway.engine.hooks.recording import RecordedCall
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Pass, Values, run_passes
 from cutaway.engine.passes.quadrature import Rule, rule
-from cutaway.engine.passes.reference_inputs import Evidence, MissingObservation, Reference, host
+from cutaway.engine.passes.reference_inputs import Evidence, MissingObservation, Reference, host, input_point
 from cutaway.engine.passes.targets import ResolvedTarget
 from cutaway.engine.references.observation import expand_rows, target_values
 from cutaway.engine.runtime.numpy_bridge import to_numpy
-from cutaway.requests import LayerIntegratedGradients, NeuronAttribution, PathAttribution, Point, Replace
+from cutaway.requests import NeuronAttribution, PathAttribution, Point, Replace
 
 ELEMENTS_PER_PASS = 1 << 19
 """Captum runs a path in passes of about this many input elements, so that memory does not grow with the steps."""
@@ -85,9 +85,8 @@ def conductance_points(problem: AttributionProblem) -> list[Values]:
 
 def layer_path_points(problem: AttributionProblem) -> list[Values]:
     """Returns the input, the baseline, and the input again for each step, at which the layer's output is replaced."""
-    x = {name: problem.inputs[name] for name in problem.explained}
-    baseline = {name: problem.baselines[name] for name in problem.explained}
-    return [x, baseline, *[x] * cast(PathAttribution, problem.request).n_steps]
+    x = input_point(problem)
+    return [*x, dict(problem.baselines), *x * cast(PathAttribution, problem.request).n_steps]
 
 
 def _points(problem: AttributionProblem, alphas: Sequence[float]) -> list[Values]:
@@ -153,16 +152,14 @@ def target_at_layer_baseline(problem: AttributionProblem) -> Float64[Tensor, "ba
     Raises:
         MissingObservation: the layer returns other tensors for the baseline.
     """
-    x, baseline, *_ = layer_path_points(
-        replace(problem, request=LayerIntegratedGradients(layer=problem.layer, n_steps=1))
-    )
-    at_x, at_baseline = (run_passes(problem, [point], differentiate=False)[0] for point in (x, baseline))
+    x = input_point(problem)
+    at_x, at_baseline = run_passes(problem, [*x, dict(problem.baselines)], differentiate=False)
     edits = [
         edit
         for number, (start, end) in enumerate(zip(at_baseline.layer, at_x.layer))
         for edit in _layer_edits(number, start, end, [0.0])
     ]
-    held = run_passes(problem, [x], differentiate=False, edits={problem.layer: list(enumerate(edits))})
+    held = run_passes(problem, x, differentiate=False, edits={problem.layer: list(enumerate(edits))})
     return target_values(Evidence(problem, held))[0]
 
 

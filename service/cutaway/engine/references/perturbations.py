@@ -58,7 +58,7 @@ def row_permutation(rows: int, generator: torch.Generator) -> Int64[Tensor, "{ro
 
 def shapley_points(problem: AttributionProblem) -> list[Values]:
     """Returns the baseline; then, for each order of the features, points with one more feature of the input each."""
-    baseline = {name: problem.baselines[name] for name in problem.explained}
+    baseline = dict(problem.baselines)
     points = [baseline]
     feature_regions = list(regions(problem.features, problem.inputs))
     for order in _feature_orders(problem):
@@ -112,10 +112,8 @@ def ablation(evidence: Evidence) -> Reference:
             totals[name] += mask * expand_rows(original - target, mask)
             terms[name] += mask * expand_rows(original.abs() + target.abs(), mask)
             counts[name] += mask
-    divisors = {name: count.clamp(min=1) for name, count in counts.items()}
     return Reference(
-        {name: total / divisors[name] for name, total in totals.items()},
-        {name: term / divisors[name] for name, term in terms.items()},
+        *({name: each / counts[name].clamp(min=1) for name, each in sums.items()} for sums in (totals, terms))
     )
 
 
