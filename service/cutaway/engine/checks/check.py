@@ -19,6 +19,7 @@ from cutaway.engine.passes.finding import Finding
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Pass, Values
 from cutaway.engine.passes.reference_inputs import Evidence, MissingObservation
 from cutaway.engine.references.comparison import Distance, RowDistance, distance, row_distances
+from cutaway.engine.references.observation import target_values
 from cutaway.engine.runtime.numerics import NO_EFFECT
 from cutaway.requests import POINTS, CheckMode, CheckRequest, Expectation, Point
 from cutaway.results import Cause, Check, Verdict
@@ -100,7 +101,8 @@ class _Comparison:
                 return self._check_again(separate_points=True)
             reason = f"the raw hooks saw nothing to compare with: {missing}"
             return replace(blank, reason=reason, cause=Cause.NOTHING_SEEN)
-        worst = max((distance(self.values, each, tolerance, self.dtype) for each in references), key=_sort_key)
+        distances = (distance(self.values, each, tolerance, self.dtype) for each in references)
+        worst = max(distances, key=lambda each: math.inf if math.isnan(each.relative) else each.relative)
         verdict, finding = self._judge(worst, tolerance, calls)
         rows: list[RowDistance] = []
         by_row = problem.rows > 1 and calls == 1 and not (worst.relative <= tolerance or worst.undefined)
@@ -189,10 +191,6 @@ _NOT_FINITE = Finding(
 _UNKNOWN = Finding(Cause.UNKNOWN, "the attribution differs from its reference from raw hooks; do not rely on it")
 
 
-def _sort_key(measured: Distance) -> float:
-    return math.inf if math.isnan(measured.relative) else measured.relative
-
-
 def _baseline_is_input(problem: AttributionProblem) -> Finding | None:
     pairs = [(problem.inputs[name], baseline) for name, baseline in problem.baselines.items()]
     if not pairs or isinstance(problem.request, Expectation):
@@ -244,9 +242,8 @@ def _row_list(chosen: Tensor) -> str:
 
 
 def _target_unchanged(problem: AttributionProblem, passes: Sequence[Pass]) -> bool:
-    with torch.no_grad():
-        targets = [problem.target.scalars(recorded.output.to(problem.model.device)) for recorded in passes]
-    return all(torch.equal(targets[0], other) for other in targets[1:])
+    targets = target_values(Evidence(problem, passes))
+    return torch.equal(targets[1:], targets[:1].expand_as(targets[1:]))
 
 
 def _no_gradient(passes: Sequence[Pass]) -> bool:

@@ -128,13 +128,11 @@ def _compare_batches(
 
 def _same_row(key: _Key, one: _Tensors, row: int, other: _Tensors, other_row: int) -> bool:
     """Returns whether ``row`` of one batch and ``other_row`` of another have the same values at ``key``."""
-    if any(key not in batch or batch[key].shape[:1] != (_batch_size(batch),) for batch in (one, other)):
-        return False
+    for batch in (one, other):
+        rows = len(next(iter(batch.values())))  # an input comes first
+        if key not in batch or batch[key].shape[:1] != (rows,):
+            return False
     return close(one[key][row], other[key][other_row], PART_OF_BATCH)
-
-
-def _batch_size(tensors: _Tensors) -> int:
-    return len(next(iter(tensors.values())))  # an input comes first
 
 
 def _run(model: InspectedModel, inputs: Inputs, hook_points: Collection[HookPoint], source: str) -> _Tensors:

@@ -67,16 +67,12 @@ def attribute_rows(
         return attribute(problem, main)
     if not rows:
         return AttributionResult(type(problem.request).__name__, problem.module, {})
-    if _needs_every_row(problem):
+    # Edits, the target, or what is drawn for the whole batch may have values of their own for each row.
+    if problem.is_row_specific or method_of(problem.request).uses_randomness or problem.request.metrics:
         return _placed(attribute(problem, main), rows, problem.rows, whole=True)
     outputs = {name: output[list(rows)] if output.ndim else output for name, output in main.outputs.items()}
     result = attribute(_narrowed(problem, rows), main._replace(outputs=outputs))
     return _placed(result, rows, problem.rows, whole=False)
-
-
-def _needs_every_row(problem: AttributionProblem) -> bool:
-    """Whether edits, the target, or what is drawn for the whole batch have values of their own for each row."""
-    return problem.is_row_specific or method_of(problem.request).uses_randomness or bool(problem.request.metrics)
 
 
 def _narrowed(problem: AttributionProblem, rows: Sequence[int]) -> AttributionProblem:

@@ -20,9 +20,8 @@ from cutaway.engine.passes.convergence_delta import CompletenessSums
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Pass
 from cutaway.engine.passes.repeated_batch import concatenated
 from cutaway.engine.passes.targets import ResolvedTarget, same_kind
-from cutaway.engine.runtime.pytree import Path
 from cutaway.errors import CutawayError
-from cutaway.requests import Attribution, Point
+from cutaway.requests import Attribution
 from cutaway.results import AttributionResult
 
 ByNumber = dict[int, AttributionResult]
@@ -168,9 +167,8 @@ def _own_passes(problem: AttributionProblem, passes: Sequence[Pass], rows: RowRa
 def _rows_of_pass(each: Pass, cut: Callable[[Tensor], Tensor]) -> Pass:
     """Returns some rows of a pass that ran the batch once, or several copies of it."""
 
-    def parts(call: RecordedCall) -> Iterator[tuple[Point, Path, CapturedValues | None]]:
-        for point, path, part in call.entries():
-            yield point, path, None if part is None else CapturedValues(cut(part.values))
+    def cut_call(call: RecordedCall) -> RecordedCall:
+        return call_with(call, ((point, path, part and part.map(cut)) for point, path, part in call.entries()))
 
     return Pass(
         points={name: cut(tensor) for name, tensor in each.points.items()},
@@ -178,7 +176,7 @@ def _rows_of_pass(each: Pass, cut: Callable[[Tensor], Tensor]) -> Pass:
         output=cut(each.output),
         cotangent=None if each.cotangent is None else cut(each.cotangent),
         gradients={name: cut(tensor) for name, tensor in each.gradients.items()},
-        layer=[call_with(call, parts(call)) for call in each.layer],
+        layer=[*map(cut_call, each.layer)],
     )
 
 

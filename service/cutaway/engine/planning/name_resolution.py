@@ -31,8 +31,8 @@ def sites(tree: ModuleTree, request: InspectRequest) -> CaptureSites:
     for index, capture in enumerate(request.captures):
         if not capture.parameter:
             spec = _spec(request, capture, f"captures[{index}]")
-            with at(spec.field):
-                places = _places(tree, capture)
+            with at(spec.field), at("op" if capture.op else "module"):
+                places = [_operator(tree, capture.op)] if capture.op else tree.match(capture.module)
             for name in places:
                 merge_specs(name, sites.setdefault(name, {}), dict.fromkeys(capture.points, spec))
     return sites
@@ -50,11 +50,6 @@ def _spec(request: InspectRequest, capture: Capture, field: str) -> CaptureSpec:
         exact=bool(capture.parameter) or not is_glob(capture.op or capture.module),
         batched=not capture.parameter,
     )
-
-
-def _places(tree: ModuleTree, capture: Capture) -> list[str]:
-    with at("op" if capture.op else "module"):
-        return [_operator(tree, capture.op)] if capture.op else tree.match(capture.module)
 
 
 def _operator(tree: ModuleTree, address: str) -> str:

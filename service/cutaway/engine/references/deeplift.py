@@ -25,8 +25,7 @@ def deeplift_points(problem: AttributionProblem) -> list[Values]:
 
 def deeplift_passes(problem: AttributionProblem) -> Sequence[Pass]:
     """Runs a pass at the baselines, and one at the input through which multipliers flow back."""
-    passes = rescaled_passes(problem)
-    return [passes.at_baseline, passes.at_input]
+    return rescaled_passes(problem)[:2]
 
 
 @cached_per_problem

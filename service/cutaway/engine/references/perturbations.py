@@ -25,7 +25,7 @@ from cutaway.requests import ShapleyValues, ShapleyValueSampling
 def ablation_points(problem: AttributionProblem) -> list[Values]:
     """Returns the input; then, for each region, the input with the baseline in that region."""
     return input_point(problem) + [
-        _replaced(problem, region, problem.baselines) for region in regions(problem.features, problem.inputs)
+        _replaced(problem.inputs, region, problem.baselines) for region in regions(problem.features, problem.inputs)
     ]
 
 
@@ -44,7 +44,7 @@ def permutation_points(problem: AttributionProblem) -> list[Values]:
             for name, inside in region.items()
             if bool(inside.any())
         }
-        points.append(_replaced(problem, region, permuted))
+        points.append(_replaced(problem.inputs, region, permuted))
     return points
 
 
@@ -64,10 +64,7 @@ def shapley_points(problem: AttributionProblem) -> list[Values]:
     for order in _feature_orders(problem):
         point = baseline
         for feature in order:
-            point = {
-                name: torch.where(inside, problem.inputs[name], point[name])
-                for name, inside in feature_regions[feature].items()
-            }
+            point = _replaced(point, feature_regions[feature], problem.inputs)
             points.append(point)
     return points
 
@@ -83,10 +80,10 @@ def _feature_orders(problem: AttributionProblem) -> Iterator[tuple[int, ...]]:
         yield tuple(torch.randperm(count, generator=generator).tolist())
 
 
-def _replaced(problem: AttributionProblem, region: Region, values: Mapping[str, Tensor]) -> Values:
-    """Returns the input with ``values`` inside ``region``."""
+def _replaced(point: Values, region: Region, values: Mapping[str, Tensor]) -> Values:
+    """Returns ``point`` with ``values`` inside ``region``."""
     return {
-        name: torch.where(inside, values[name], problem.inputs[name]) if name in values else problem.inputs[name]
+        name: torch.where(inside, values[name], point[name]) if name in values else point[name]
         for name, inside in region.items()
     }
 
