@@ -49,7 +49,9 @@ class Losing(Watcher):
 
 
 @pytest.mark.parametrize("captures_to", ["parquet", "zarr"])
-def test_a_cluster_finds_what_one_process_finds(store: Path, tmp_path: Path, cluster: RayCluster, captures_to: str) -> None:
+def test_a_cluster_finds_what_one_process_finds(
+    store: Path, tmp_path: Path, cluster: RayCluster, captures_to: str
+) -> None:
     """Two workers write the shards of a data set, and every value is that of the engine `local`."""
     output = {"folder": tmp_path / "ray", "shard_rows": 16, "captures_to": captures_to}
     data = {"path": str(digits_file(tmp_path / "digits.parquet", ROWS))}

@@ -22,7 +22,7 @@ def metrics_endpoint(registry: CollectorRegistry, address: str) -> Iterator[str]
         ``HOST:PORT``, with the port that was picked.
 
     Raises:
-        CutawayError: ``INVALID_VALUE`` if the address is malformed, ``BACKEND_UNAVAILABLE`` if it cannot be listened on.
+        CutawayError: ``INVALID_VALUE`` if the address is malformed, ``BACKEND_UNAVAILABLE`` if it is in use.
     """
     host, _, port = address.rpartition(":")
     if not (port.isdecimal() and int(port) < 1 << 16):
