@@ -26,7 +26,8 @@ class Sentences(TextAdapter):
     def build(self) -> nn.Module:
         """The encoder that ``config.json`` describes."""
         directory = self.directory or Path()
-        return BertModel(BertConfig.from_json_file(directory / "config.json"))
+        model: nn.Module = BertModel(BertConfig.from_json_file(directory / "config.json"))
+        return model
 
     def load(self, weights: Path | None) -> nn.Module:
         """The encoder with its weights."""

@@ -27,7 +27,11 @@ SEQUENCE = net(lambda m, x: m.head(m.t(m.b(m.d(m.r(m.a(x)))))), r=nn.ReLU, t=nn.
 FLAT = {"flat": Epsilon()}
 
 
+IMAGES = ("convolutions", "a rule on a module without weights, and a layer without bias")
+"""The models of images; the others take vectors."""
+
+
 def given(name: str, rows: int, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
-    shape = (3, 8, 8) if name == "convolutions" else (6,)
+    shape = (3, 8, 8) if name in IMAGES else (6,)
     inputs = {"x": noise(rows, *shape, dtype=dtype)}
     return {**inputs, "y": noise(rows, 6, dtype=dtype, seed=2)} if name == "two inputs" else inputs

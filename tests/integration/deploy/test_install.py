@@ -241,6 +241,7 @@ def test_sources_are_out_of_reach(machine: Place) -> None:
     assert not {str(ROOT), str(ROOT / "service")} & set(path)
 
 
+@pytest.mark.slow
 def test_server_from_the_wheel(machine: Place, application: Place, tmp_path: Path) -> None:
     """A model is packaged, served by TorchServe, asked and stopped by what is in the wheel; then nothing is left."""
     store, scratch = tmp_path / "store", tmp_path / "scratch"
@@ -271,6 +272,7 @@ def test_server_from_the_wheel(machine: Place, application: Place, tmp_path: Pat
     assert list(scratch.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_front_door_before_others_needs_no_torch(entrance: Place, application: Place, tmp_path: Path) -> None:
     """`pip install 'cutaway[door]'` brings neither torch nor Captum nor TorchServe, and serves what others run; asked
     for models of its own, it says what to install."""

@@ -122,6 +122,7 @@ def at_once(client: ca.Client, values: Sequence[float], **asked: Any) -> list[ca
         return answers
 
 
+@pytest.mark.slow
 def test_a_call_that_kills_its_worker_fails_alone(fragile: str) -> None:
     """The others of its turn are asked again, each by itself, and are answered by the next worker."""
     values = [1.0, 2.0, DEADLY, 3.0, 4.0, 5.0]

@@ -26,6 +26,9 @@ WAYS = [
     for mode in (ca.CheckMode.SAME_PASS, ca.CheckMode.INDEPENDENT)
 ]
 
+ALWAYS = ("cnn", "lstm", "bert", "mixture-of-experts")
+"""The architectures of every run; the others are slow ones, and `make matrix` asks all of them."""
+
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[ca.Client]:
@@ -44,7 +47,10 @@ def asked(architecture: Architecture) -> Iterator[Combination]:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("architecture", ZOO, ids=lambda each: each.name)
+@pytest.mark.parametrize(
+    "architecture",
+    [pytest.param(each, id=each.name, marks=[] if each.name in ALWAYS else pytest.mark.slow) for each in ZOO],
+)
 def test_every_method_is_captums_and_no_verdict_surprises(architecture: Architecture, client: ca.Client) -> None:
     """Within 1e-6 of Captum called by hand (2e-5 in float32); AGREES, but where Captum is known to be wrong, or to have
     nothing to say."""

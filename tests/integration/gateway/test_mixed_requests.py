@@ -67,6 +67,7 @@ def test_a_thousand_mixed_requests_through_torchserve(
     _assert_parameters_are_those_of(subjects, server.address)
 
 
+@pytest.mark.slow
 def test_a_thousand_mixed_requests_in_this_process(store: Path, subjects: list[Model], record_property: Record) -> None:
     """The same thousand to models in this process, where all there is to see can be looked at: every hook table, flag,
     gradient, parameter and buffer is as it was."""

@@ -86,6 +86,7 @@ def test_bad_rows_are_bad_there_too(store: Path, tmp_path: Path, cluster: RayClu
     assert refused.value.reason == "TOO_MANY_BAD_ROWS"
 
 
+@pytest.mark.slow
 def test_a_lost_node_costs_nothing_but_time(store: Path, tmp_path: Path, cluster: RayCluster) -> None:
     """A node dies amid a job: what it had begun is done by the other, and the result is whole."""
     data = {"path": str(digits_file(tmp_path / "digits.parquet", ROWS))}

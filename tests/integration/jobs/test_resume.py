@@ -69,6 +69,7 @@ def test_asked_to_stop_it_says_how_to_go_on(store: Path, tmp_path: Path, number:
     assert results["error"].tolist() == [None] * results.rows
 
 
+@pytest.mark.slow
 def test_no_room_is_an_interruption(store: Path, tmp_path: Path) -> None:
     """Where a shard cannot be written the job ends with status 3 and leaves no torn file; with room, it goes on."""
     job = job_file(tmp_path, store, ROWS, shard_rows=64, request={"captures": [{"layer": "conv*"}]})

@@ -102,6 +102,7 @@ def test_a_service_that_is_away_is_asked_again(quick: Path, tmp_path: Path) -> N
     assert read(tmp_path / "out")["row"].tolist() == list(range(320))
 
 
+@pytest.mark.slow
 def test_a_service_that_stays_away_ends_the_job(quick: Path, tmp_path: Path) -> None:
     """After the patience that the job names it is interrupted, and goes on at whatever address the model is next."""
     engine = {"kind": "service", "batch": 8, "in_flight": 3, "patience_s": 0.5}

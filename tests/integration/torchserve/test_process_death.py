@@ -113,6 +113,7 @@ def test_torchserve_comes_back(server: Server) -> None:
     assert psutil.wait_procs(family, timeout=PATIENCE_S)[1] == []
 
 
+@pytest.mark.slow
 def test_a_server_that_is_starting_torchserve_again_ends_when_told(store: Path, tmp_path: Path) -> None:
     """SIGTERM amid that leaves no process and no error."""
     with serving(store, tmp_path / "logs") as running:
@@ -128,6 +129,7 @@ def _mentions(process: psutil.Process, path: str) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_clients_find_a_front_door_that_comes_back(store: Path, tmp_path: Path) -> None:
     """It is killed and started again at its address: the same client's next calls are answered, old ones have ended."""
     with socket.socket() as free:

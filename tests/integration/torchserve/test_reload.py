@@ -31,6 +31,7 @@ def jvms(server: Server) -> int:
     return sum(any("org.pytorch.serve" in word for word in words) for _, words in family(server))
 
 
+@pytest.mark.slow
 def test_a_new_version_takes_over_without_a_failed_call(tmp_path: Path) -> None:
     """Callers go on calling while an archive is put into the store: not one call fails, those that name no version get
     the new one once it answers, those that name the old one keep it, and of the TorchServe before nothing is left. An

@@ -63,6 +63,7 @@ def test_the_one_that_is_free_is_asked(store: Path, server: Server) -> None:
         assert said.isdisjoint({long.result()})
 
 
+@pytest.mark.slow
 def test_no_call_is_lost_when_one_is_killed(server: Server) -> None:
     """Under load, one after the other: the gateway serves on, the killed one comes back and takes its share."""
     with load(server) as running:

@@ -192,6 +192,7 @@ def small_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.mark.slow
 def test_an_adapter_that_does_not_load_costs_the_others_nothing(small_store: Path, tmp_path: Path) -> None:
     """The operator and the caller read why a model did not load; the highest version is the default. Any signal ends
     the server and leaves nothing."""

@@ -216,6 +216,7 @@ def test_one_quiet_log(server: TorchServe, log_dir: Path) -> None:
     assert list(log_dir.iterdir()) == [log]
 
 
+@pytest.mark.slow
 def test_two_side_by_side(
     server: TorchServe,
     store: Path,
@@ -245,6 +246,7 @@ def awake(server: TorchServe) -> list[Any]:
     return [worker for worker in told["workers"] if worker["status"] == "READY"]
 
 
+@pytest.mark.slow
 def test_a_port_that_somebody_took(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where another program takes a port between choosing and listening, others are chosen."""
     choose = server_process._free_ports
@@ -285,6 +287,7 @@ def test_stop_leaves_nothing(store: Path, tmp_path: Path) -> None:
     assert "the echo is awake" in server.log_tail()
 
 
+@pytest.mark.slow
 def test_a_server_that_was_killed(store: Path) -> None:
     """Where somebody kills the JVM, poll() says so and ends its workers, and stop() leaves nothing."""
     with serving(store) as server:
@@ -362,6 +365,7 @@ def test_a_start_that_fails(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_model_that_does_not_load(tmp_path: Path) -> None:
     """The log says in one line why our handler could not load a model, with no page of traceback at every attempt."""
     package(tmp_path, "empty", "cutaway.adapters:Adapter")

@@ -133,6 +133,7 @@ def test_the_token_goes_to_no_other_machine_in_plaintext() -> None:
     assert caught.value.reason == "TOKEN_EXPOSED"
 
 
+@pytest.mark.slow
 def test_a_torchserve_that_comes_back_has_another(server: Server) -> None:
     """Calls pass again, and the token of before opens nothing."""
     before = behind(server)

@@ -104,6 +104,7 @@ def pids(servers: list[Server]) -> set[int]:
     return {pid for each in servers for pid in javas(each)}
 
 
+@pytest.mark.slow
 def test_calls_are_shared(server: Server, inner: list[Server]) -> None:
     """One caller alone is answered by both in turn, callers beside each other by both alike."""
     with ca.Client(server.address) as client:
@@ -115,6 +116,7 @@ def test_calls_are_shared(server: Server, inner: list[Server]) -> None:
     assert min(running.answers[each] for each in pids(inner)) > 0.05 * running.answers.total()
 
 
+@pytest.mark.slow
 def test_the_answer_is_the_same(server: Server, inner: list[Server]) -> None:
     """Whole or in pieces, larger than any one message too; errors keep their reason and field."""
     with ca.Client(server.address, timeout=60) as client, ca.Client(inner[0].address, timeout=60) as direct:
@@ -134,6 +136,7 @@ def test_the_answer_is_the_same(server: Server, inner: list[Server]) -> None:
             client.inspect("nobody", x)
 
 
+@pytest.mark.slow
 def test_who_hangs_up_is_heard_of_behind(server: Server, store: Path) -> None:
     """A caller who stops waiting costs the worker behind no more passes."""
     passes = store / "passes"

@@ -63,9 +63,10 @@ BRANCHES = net(lambda m, x: m.head(m.add(m.r(m.a(x)), m.r(m.b(m.c(x))))), r=nn.R
 COPIED = net(skipped, one=Copy, two=Copy, r=nn.ReLU, add=Addition_Module)
 FUNCTIONS = net(lambda m, x: m.head(torch.relu(m.b(torch.relu_(m.a(x)).reshape(-1, 2, 3).flatten(1)))))
 TWO_INPUTS = net(lambda m, x, y: m.head(m.r(m.add(m.a(x), m.b(y)))), r=nn.ReLU, add=Addition_Module)
-UNBIASED = images(
-    lambda m, x: m.head(m.flat(m.pool(m.r(m.b(m.straight(x)))))),
-    straight=lambda: nn.Conv2d(3, 6, 3, padding=1, bias=False), r=nn.ReLU, pool=lambda: nn.MaxPool2d(2),
+UNBIASED = wired(
+    lambda m, x: m.head(m.flat(m.pool(m.r(m.a(x))))),
+    a=lambda: nn.Conv2d(3, 6, 3, bias=False), r=nn.ReLU, pool=lambda: nn.MaxPool2d(2), flat=nn.Flatten,
+    head=linear(54, 3),
 )  # fmt: skip
 CALLS_OTHERS = net(lambda m, x: {"unused": torch.softmax(x, 1), "logits": m.head(m.r(m.a(x)))}["logits"], r=nn.ReLU)
 
@@ -103,7 +104,7 @@ SOUND: dict[str, Sound] = {
     "branches that begin with copies": Sound(COPIED, (ca.LRP(rules=COPIES), ca.LayerLRP(layer="a", rules=COPIES))),
     "functions that only stop what is 0": Sound(FUNCTIONS, (ca.LRP(), ca.LayerLRP(layer="a"))),
     "a rule on a module without weights, and a layer without bias": Sound(
-        UNBIASED, (ca.LRP(rules={"pool": ca.Gamma(), **FLAT}), ca.LRP(rules={"r": ca.AlphaOneBetaZero(), **FLAT}))
+        UNBIASED, (ca.LRP(rules={"pool": ca.Gamma(), **FLAT}),)
     ),
     "functions elsewhere": Sound(CALLS_OTHERS, (ca.LRP(),)),
     "two inputs": Sound(TWO_INPUTS, (ca.LRP(), ca.LRP(inputs=("y",)), ca.LRP(inputs=("x",)), ca.LayerLRP(layer="b"))),

@@ -69,6 +69,7 @@ def test_others_read_the_arrays(store: Path, tmp_path: Path, tables: Results) ->
         np.testing.assert_array_equal(array[:], tables[name])
 
 
+@pytest.mark.slow
 def test_killed_and_run_again_it_is_the_same(store: Path, tmp_path: Path) -> None:
     """Killed while shards are written, and run again, every value is that of a run that nobody disturbed."""
     output = {"folder": "out", "shard_rows": 16, "captures_to": "zarr"}
