@@ -40,10 +40,10 @@ class Quadrature(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Attribution:
-    """One attribution.
+    """An attribution that a request asks for; each method is a subclass.
 
     Args:
-        target: the scalar explained; ``None`` is the request's.
+        target: the scalar explained; ``None`` takes the target of the request.
         inputs: names of the inputs explained, the rest passed on unchanged; empty means every floating input.
         noise: explain noisy copies of the inputs and combine them; ``None`` explains the inputs as they are.
         metrics: quality metrics of the attribution, returned with it.

@@ -124,7 +124,7 @@ class Worker:
         return not set(self._model.module.modules()).isdisjoint(other._model.module.modules())
 
     def inspect(self, request: InspectRequest) -> InspectResult:
-        """Runs a request of this process: neither its inputs nor its result are encoded as messages.
+        """Runs a request that was made in this process, and encodes neither its inputs nor its result as messages.
 
         Raises:
             CutawayError: the request cannot be run.

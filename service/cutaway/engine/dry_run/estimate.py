@@ -33,8 +33,8 @@ _VALUES = {Point.GRAD_INPUT: Point.INPUT, Point.GRAD_OUTPUT: Point.OUTPUT}
 def estimate(plan: Plan) -> InspectResult:
     """Returns the result that the request of ``plan`` would have, in data types and shapes.
 
-    All tensors are zeros that take no memory, except for predictions and what follows from them. Gradients that would
-    not arrive are included.
+    Predictions, and the values computed from them alone, are real; every other tensor is zeros that take no memory.
+    A gradient is listed also where the backward pass would not reach its tensor.
 
     Raises:
         CutawayError: the request cannot be answered, as far as one forward pass shows.

@@ -135,9 +135,10 @@ def validate_edit(edit: Edit, batch: int) -> None:
 def matching_edits(
     edits: Sequence[tuple[int, Edit]], path: str, tensor: Tensor, floating: bool
 ) -> list[tuple[int, Edit]]:
-    """Returns those of ``edits`` that apply to ``tensor`` at ``path``.
+    """Returns those of ``edits``, numbered as in the request, that apply to ``tensor`` at ``path``.
 
-    An edit without a path applies to the floating tensors of its point, or to all of them if none is ``floating``.
+    An edit without a path applies to every floating tensor of its point, or to every tensor of a point without floating
+    ones. ``floating``: whether the point has any.
     """
     by_default = tensor.is_floating_point() or not floating
     return [(number, edit) for number, edit in edits if (edit.path == path if edit.path else by_default)]

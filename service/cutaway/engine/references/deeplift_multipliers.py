@@ -77,7 +77,8 @@ class NonlinearityCall:
 
     @property
     def shares_maxima(self) -> bool:
-        """For a pool: whether two windows that pass a multiplier back have their maximum at the same element."""
+        """Whether this is a max pool in which two windows, both with a multiplier at their output, have their maximum at
+        the same element of the input."""
         activations = self.activations
         if activations is None or self.arriving is None:
             return False

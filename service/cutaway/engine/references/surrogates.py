@@ -145,9 +145,10 @@ def _concatenated(passes: Sequence[Pass]) -> Pass:
 
 
 def kernel_shap(evidence: Evidence) -> Reference:
-    """Returns the coefficients of the least-squares fit to masks drawn from the Shapley kernel.
+    """Returns the coefficients of a weighted least-squares fit of the target's values on the feature masks.
 
-    The masks with all features and with none have the weight `END_WEIGHT`. Lundberg and Lee 2017, arXiv:1705.07874.
+    The masks are drawn from the Shapley kernel; those with all features and with none have the weight `END_WEIGHT`, the
+    others 1. Lundberg and Lee 2017, arXiv:1705.07874.
     """
 
     def weights(masks: Numbers, row: int) -> Numbers:

@@ -56,7 +56,10 @@ async def _fault(server: TorchServe, probe: TorchServeBackend, name: ModelName) 
 
 
 async def _describe(probe: TorchServeBackend, name: ModelName) -> str:
-    """Calls the model until it answers; returns the failure in the answer, or the empty string."""
+    """Asks a model for its description, again and again while its worker is starting.
+
+    Returns the error that the worker replied with, or the empty string.
+    """
     while True:
         try:
             reply = worker_pb2.WorkerReply.FromString(await probe.call(name, "describe", b"", _CALL_TIMEOUT_S))

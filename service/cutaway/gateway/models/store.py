@@ -38,7 +38,7 @@ class ModelStore:
         return [*self.unreadable.values(), *loading]
 
     def mark_broken(self, name: ModelName, why: str) -> str:
-        """Moves a model that does not load to `broken`; returns the message for the operator."""
+        """Lists a model that does not load, because of ``why``, in `broken`; returns the message for the operator."""
         del self.archives[name]
         self.broken[name] = why
         return f"not served: {name.model} {name.version}: {why}"

@@ -52,7 +52,8 @@ class Card(NamedTuple):
 
 
 class MethodRow(NamedTuple):
-    """One attribution in the table of verdicts: shares of verdicts, and statistics of |delta|."""
+    """The row of one attribution in the report's summary: how many examples have each verdict, and statistics of the
+    absolute convergence delta."""
 
     attribution: AttributionSummary
     shares: list[tuple[str, int, float]]
