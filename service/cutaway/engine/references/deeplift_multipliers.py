@@ -77,8 +77,7 @@ class NonlinearityCall:
 
     @property
     def shares_maxima(self) -> bool:
-        """Whether this is a max pool in which two windows, both with a multiplier at their output, have their maximum at
-        the same element of the input."""
+        """Whether this is a max pool with two windows that have a multiplier and their maximum at the same element."""
         activations = self.activations
         if activations is None or self.arriving is None:
             return False
