@@ -56,6 +56,8 @@ class Cause(StrEnum):
     """None of these: the attribution differs from its reference."""
     OVERRIDE_LOST = "OVERRIDE_LOST"
     """Captum overrides gradients for this method, and loses or mixes some where modules are connected."""
+    UNDERDETERMINED = "UNDERDETERMINED"
+    """The draws of a surrogate do not determine its coefficients: other fits are as good."""
 
 
 @dataclass(frozen=True)

@@ -124,6 +124,8 @@ class _CauseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Cause.ValueType
     """None of these: the attribution is not what it must be."""
     CAUSE_OVERRIDE_LOST: _Cause.ValueType  # 17
     """Captum overrides gradients itself for this method, and loses or mixes some where modules meet."""
+    CAUSE_UNDERDETERMINED: _Cause.ValueType  # 18
+    """The draws of a surrogate do not determine its coefficients: other fits are as good."""
 
 class Cause(_Cause, metaclass=_CauseEnumTypeWrapper):
     """The likely cause of a verdict other than AGREES: programs branch on it, people read the reason."""
@@ -164,6 +166,8 @@ CAUSE_UNKNOWN: Cause.ValueType  # 16
 """None of these: the attribution is not what it must be."""
 CAUSE_OVERRIDE_LOST: Cause.ValueType  # 17
 """Captum overrides gradients itself for this method, and loses or mixes some where modules meet."""
+CAUSE_UNDERDETERMINED: Cause.ValueType  # 18
+"""The draws of a surrogate do not determine its coefficients: other fits are as good."""
 Global___Cause: _TypeAlias = Cause  # noqa: Y015
 
 @_typing.final

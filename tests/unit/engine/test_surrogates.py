@@ -242,7 +242,7 @@ def test_too_few_draws_leave_the_fit_open_and_say_so(asked: Surrogate) -> None:
     """Fewer draws than features fit in many ways: INCONCLUSIVE, with what to do."""
     got = ask(MLP(), {"x": noise(2, 8)}, asked, seed=SEED).attributions[0]
     assert verdict(got) is Verdict.INCONCLUSIVE
-    assert got.checks[0].cause is Cause.NOT_MOVED
+    assert got.checks[0].cause is Cause.UNDERDETERMINED
     assert "more samples" in got.checks[0].reason
 
 

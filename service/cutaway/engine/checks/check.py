@@ -12,15 +12,17 @@ from torch import Tensor
 
 from cutaway.engine.checks import diagnosis, model_properties
 from cutaway.engine.checks.completeness import check_completeness, row_checks
+from cutaway.engine.checks.data_types import operator_dtypes
 from cutaway.engine.checks.visited_points import pass_mismatch
 from cutaway.engine.methods.spec import Method
+from cutaway.engine.model.inspected_model import Outputs
 from cutaway.engine.passes.convergence_delta import CompletenessSums
 from cutaway.engine.passes.finding import Finding
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Pass, Values
 from cutaway.engine.passes.reference_inputs import Evidence, MissingObservation
 from cutaway.engine.references.comparison import Distance, RowDistance, distance, row_distances
 from cutaway.engine.references.observation import target_values
-from cutaway.engine.runtime.numerics import NO_EFFECT
+from cutaway.engine.runtime.numerics import NO_EFFECT, PART_OF_BATCH, close
 from cutaway.requests import POINTS, CheckMode, CheckRequest, Expectation, Point
 from cutaway.results import Cause, Check, Verdict
 
@@ -31,13 +33,14 @@ def run_checks(
     values: Values,
     passes: Sequence[Pass],
     sums: CompletenessSums | None,
+    outputs: Outputs,
     request: CheckRequest,
 ) -> tuple[Check, ...]:
     """Compares an attribution with its reference, and with the target's change where it should sum to that.
 
     See `_Comparison` for the arguments; ``sums`` has both sides of that sum, None if the method has no baseline.
     """
-    comparison = _Comparison(problem, method, values, passes, request)
+    comparison = _Comparison(problem, method, values, passes, outputs, request)
     checks = [comparison.check()]
     if sums is not None and method.adds_up(problem):
         checks.append(check_completeness(problem, method, sums, request, comparison.dtype))
@@ -53,6 +56,7 @@ class _Comparison:
         method: its method.
         values: Captum's attributions.
         passes: Captum's passes, or separate ones if the request's mode is INDEPENDENT.
+        outputs: what the request's first pass returned.
         request: the mode and the tolerance.
         separate_points: whether each point has a pass of its own.
     """
@@ -61,17 +65,18 @@ class _Comparison:
     method: Method
     values: Values
     passes: Sequence[Pass]
+    outputs: Outputs
     request: CheckRequest
     separate_points: bool = False
 
     @cached_property
     def dtype(self) -> torch.dtype:
-        """The least precise data type among inputs, parameters, recorded tensors and attributions."""
+        """The least precise data type among inputs, parameters, operators, recorded tensors and attributions."""
         tensors = [*self.values.values(), *self.problem.inputs.values(), *self.problem.model.module.parameters()]
         for recorded in self.passes:
             tensors += [] if recorded.cotangent is None else [recorded.cotangent]
             tensors += [tensor for call in recorded.layer for point in POINTS for tensor in call.at(point).values()]
-        dtypes = {tensor.dtype for tensor in tensors}
+        dtypes = {tensor.dtype for tensor in tensors} | operator_dtypes(self.problem)
         return next((dtype for dtype in _BY_PRECISION if dtype in dtypes), torch.float32)
 
     def check(self) -> Check:
@@ -101,6 +106,9 @@ class _Comparison:
                 return self._check_again(separate_points=True)
             reason = f"the raw hooks saw nothing to compare with: {missing}"
             return replace(blank, reason=reason, cause=Cause.NOTHING_SEEN)
+        if self.request.relative_tolerance is None:
+            tolerance = max(tolerance, *(each.error for each in references))
+            blank = replace(blank, tolerance=tolerance)
         distances = (distance(self.values, each, tolerance, self.dtype) for each in references)
         worst = max(distances, key=lambda each: math.inf if math.isnan(each.relative) else each.relative)
         verdict, finding = self._judge(worst, tolerance, calls)
@@ -129,6 +137,8 @@ class _Comparison:
             return (Verdict.AGREES if self._doubt is None else Verdict.INCONCLUSIVE), self._doubt
         if measured.undefined or measured.rounding:
             return Verdict.INCONCLUSIVE, _UNDEFINED if measured.undefined else _ROUNDING
+        if (open_fit := self.method.vacuous(self.problem)) and open_fit.cause is Cause.UNDERDETERMINED:
+            return Verdict.INCONCLUSIVE, open_fit
         independent = self.request.mode is CheckMode.INDEPENDENT
         if independent and (random := model_properties.random_forward(self.problem)):
             return Verdict.INCONCLUSIVE, random
@@ -160,18 +170,39 @@ class _Comparison:
             return diagnosis.no_gradient(problem)
         return _saturated(problem, passes) if method.runs_backward and method.reference_passes is None else None
 
+    @cached_property
+    def _drift(self) -> Finding | None:
+        """Compares the request's first pass with a later one at the same input: Captum's, or else one more."""
+        problem, source = self.problem, self.problem.target.source
+        if problem.target.is_neuron or source not in self.outputs:
+            return None
+        passes = self.passes if self.method.reference_passes is None else ()  # others may run each row by itself
+        later = next((recorded.output for recorded in passes if _is_at_input(problem, recorded)), None)
+        if later is None:
+            with model_properties.unrecorded(problem), torch.no_grad():
+                later = problem.read(problem.inputs)
+        first = self.outputs[source].detach()
+        return None if close(first.cpu(), later.detach().cpu(), PART_OF_BATCH) else _DRIFTED
+
     def _model_doubt(self) -> Finding | None:
         """Returns what makes every attribution of this model doubtful."""
         if random := model_properties.random_forward(self.problem):
             return random
-        alone = self.problem.rows == 1 and len(self.passes) == 1
+        alone = bool(self.passes) and all(recorded.rows == 1 for recorded in self.passes)
         if not alone and (dependent := model_properties.dependent_rows(self.problem)):
             return dependent
+        if self._drift:
+            return self._drift
         return model_properties.wrong_backward(self.problem) if self.method.runs_backward else None
 
 
 _BY_PRECISION = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
+_DRIFTED = Finding(
+    Cause.RANDOM_FORWARD,
+    "a later pass on the same input returned other values than the first: the model keeps something that changes from "
+    "call to call (a counter, a cache, running statistics); make its forward a function of its inputs",
+)
 _UNDEFINED = Finding(
     Cause.NOT_FINITE, "attribution and reference are not finite in the same places: no gradient exists there"
 )
@@ -189,6 +220,11 @@ _NOT_FINITE = Finding(
     "attribution or reference is not finite where the other is, or their shapes differ; do not rely on it",
 )
 _UNKNOWN = Finding(Cause.UNKNOWN, "the attribution differs from its reference from raw hooks; do not rely on it")
+
+
+def _is_at_input(problem: AttributionProblem, recorded: Pass) -> bool:
+    points = recorded.points
+    return all(torch.equal(points[name], problem.inputs[name].detach().cpu()) for name in problem.explained)
 
 
 def _baseline_is_input(problem: AttributionProblem) -> Finding | None:

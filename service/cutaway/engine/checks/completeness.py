@@ -24,6 +24,9 @@ _BYPASS = 1e-3
 """If the target changes by more than this part of the attributions while the layer is held constant, another path from
 the input to the target bypasses the layer."""
 
+_CANCELLING = 0.1
+"""The weight of the attributions' magnitudes beside the target's change, to which what is missing is compared."""
+
 
 def check_completeness(
     problem: AttributionProblem, method: Method, sums: CompletenessSums, request: CheckRequest, dtype: torch.dtype
@@ -33,7 +36,8 @@ def check_completeness(
     (doi:10.1371/journal.pone.0130140), equation 2."""
     sums = sums.of_batch() if problem.mixes_rows else sums
     missing = sums.delta.abs()
-    errors = missing / torch.maximum(sums.mass, sums.change.abs()).clamp(min=1e-30)
+    # Where attributions cancel, a sum is only as exact as its terms are large.
+    errors = missing / (sums.change.abs() + _CANCELLING * sums.mass).clamp(min=1e-30)
     relative = float(errors.max())
     tolerance = method.completeness_tolerances.of(dtype)
     verdict, finding = _judge(problem, method, relative <= tolerance, sums)

@@ -38,7 +38,7 @@ _CERTAINTY = 10
 class Slope(NamedTuple):
     """The slope of one row's target along a direction, by central differences and by the gradient."""
 
-    differences: float
+    forward: float
     gradient: float
 
 

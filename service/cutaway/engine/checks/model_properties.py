@@ -5,62 +5,104 @@ Each is tested once, by passes on the first inputs of a kind, and cached.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import torch
+from torch.nn.modules import module as torch_modules
 
-from cutaway.engine.checks.gradcheck import wrong_slope
+from cutaway.engine.checks.adjoint import Mismatch, any_mismatch, target_mismatch
+from cutaway.engine.checks.forward_mode import ForwardModeRefused
+from cutaway.engine.checks.gradcheck import Slope, wrong_slope
 from cutaway.engine.checks.localize import custom_functions, first_difference
-from cutaway.engine.checks.row_independence import another_row, input_kind
-from cutaway.engine.model.inspected_model import Inputs, InspectedModel, Outputs
+from cutaway.engine.checks.row_independence import another_row
+from cutaway.engine.model.inspected_model import Inputs, InspectedModel, Outputs, input_kind
 from cutaway.engine.passes.finding import Finding
 from cutaway.engine.passes.pass_recorder import AttributionProblem
 from cutaway.engine.passes.repeated_batch import concatenated
 from cutaway.engine.runtime.numerics import DOUBLED_BATCH, REPEATED, SAME_SHAPES, Tolerances, close
+from cutaway.engine.runtime.rng import fingerprint
 from cutaway.errors import InvalidArgument
+from cutaway.requests import Edit
 from cutaway.results import Cause
+
+T = TypeVar("T")
+
+_MOST_RESULTS = 4096
+"""How many results of tests are kept for one model."""
 
 
 def random_forward(problem: AttributionProblem) -> Finding | None:
-    """Returns whether, and where, two passes on the same inputs differ."""
+    """Returns whether the forward pass is random, and where two passes on the same inputs differ."""
     return _cached(problem, _random_forward)
 
 
 def dependent_rows(problem: AttributionProblem) -> Finding | None:
-    """Returns whether, and where, a row's outputs depend on the explained inputs of another row.
+    """Returns whether, and where, a row's outputs depend on the explained inputs of another row, or on their number.
 
     This is less than `row_independence.rows_independent` proves before requests share a batch, and avoids false alarms:
     it uses the request's own rows, and allows inputs that are not explained, such as lengths, to affect all rows.
     """
-    return _cached(problem, _dependent_rows)
+    return None if problem.mixes_rows else _cached(problem, _dependent_rows)
 
 
 def wrong_backward(problem: AttributionProblem) -> Finding | None:
-    """Returns whether the backward pass computes something else than the derivative, and the suspected places."""
-    return _cached(problem, _wrong_backward)
+    """Returns whether the backward pass computes something else than the derivative, and the suspected places.
+
+    What every target has in common is tested once; the problem's own target only if that finds something.
+    """
+    if problem.edits_gradients or not _cached(problem, _some_backward_is_wrong):
+        return None  # an edit of a gradient is meant to make it another one
+    indices, function = problem.target.indices, problem.target.function
+    return _cached(problem, _wrong_backward, function.__qualname__ if indices is None else frozenset(indices.tolist()))
 
 
-def _cached(problem: AttributionProblem, test: Callable[[AttributionProblem], Finding | None]) -> Finding | None:
-    if problem.edits:  # an edited model is another model
-        return None
+def _cached(problem: AttributionProblem, test: Callable[[AttributionProblem], T], *more: Hashable) -> T | None:
     model, kind = problem.model, input_kind(problem.inputs)
-    key = (test, problem.explained, problem.target.source, problem.rows > 1, kind, *_hooked(model))
+    asked = (problem.explained, problem.layer, problem.target.source, problem.rows > 1, kind)
+    key = (test, *more, *asked, *map(_edited, problem.edits), *_hooked(model))
     if key not in model.properties:
-        # These passes belong to no request: they are not counted, and do not advance the random number generators.
-        with model.passes.uncounted(), model.kept_rng_state():
-            try:
-                model.properties[key] = test(problem)
-            except InvalidArgument:  # the request's own pass reports a model that cannot run on such inputs
-                model.properties[key] = None
-    finding: Finding | None = model.properties[key]
-    return finding
+        if len(model.properties) >= _MOST_RESULTS:
+            model.properties.clear()
+        model.properties[key] = _uncounted(problem, test)
+    found: T | None = model.properties[key]
+    return found
 
 
-def _hooked(model: InspectedModel) -> Iterator[str]:
-    """Yields the modules with backward hooks, which are never ours: we hook tensors."""
-    for name, module in model.tree.modules.items():
-        if module._backward_hooks or module._backward_pre_hooks:
-            yield name
+@contextmanager
+def unrecorded(problem: AttributionProblem) -> Iterator[None]:
+    """Surrounds passes that belong to no request: they are not counted, and do not advance the random generators."""
+    with problem.model.passes.uncounted(), problem.model.kept_rng_state():
+        yield
+
+
+def _uncounted(problem: AttributionProblem, test: Callable[[AttributionProblem], T]) -> T | None:
+    with unrecorded(problem):
+        try:
+            return test(problem)
+        except InvalidArgument:  # the request's own pass reports a model that cannot run on such inputs
+            return None
+
+
+def _edited(edit: Edit) -> Hashable:
+    """Returns what an edit changes, without the values that it puts there."""
+    return type(edit), edit.module, edit.op, edit.point, edit.call, edit.path, edit.rows, edit.slices
+
+
+def _hooked(model: InspectedModel) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yields the modules with backward hooks, which are never ours (we hook tensors), and those hooks' numbers."""
+    for name, module in (("", torch_modules), *model.tree.modules.items()):
+        for hooks in _backward_hooks(module):
+            if hooks:
+                yield name, tuple(hooks)
+
+
+def _backward_hooks(owner: Any) -> Iterator[Mapping[int, Any]]:
+    """Yields the backward hooks of a module, and, of PyTorch's Python module, those of all modules."""
+    prefix = "_global" if owner is torch_modules else ""
+    for kind in ("_backward_hooks", "_backward_pre_hooks"):
+        yield getattr(owner, f"{prefix}{kind}")
 
 
 def _run(problem: AttributionProblem, inputs: Inputs) -> Outputs:
@@ -69,15 +111,23 @@ def _run(problem: AttributionProblem, inputs: Inputs) -> Outputs:
 
 
 def _random_forward(problem: AttributionProblem) -> Finding | None:
-    first, second = (_run(problem, problem.inputs) for _ in range(2))
+    states, outputs = [fingerprint(problem.model.device)], []
+    for _ in range(2):
+        outputs.append(_run(problem, problem.inputs))
+        states.append(fingerprint(problem.model.device))
+    first, second = outputs
     tolerances = REPEATED if problem.model.device.type == "cpu" else SAME_SHAPES
-    if all(close(first[name], second[name], tolerances) for name in first):
+    if not all(close(first[name], second[name], tolerances) for name in first):
+        where = first_difference(problem.model, problem.inputs, problem.inputs)
+        found = f"two runs of the model on the same input differ{where and f', from {where!r} on'}"
+    elif len(set(states)) == len(states):  # a forward that seeds itself ends in the same state each time
+        found = "the model draws random numbers while it runs"
+    else:
         return None
-    where = first_difference(problem.model, problem.inputs, problem.inputs)
     return Finding(
         Cause.RANDOM_FORWARD,
-        f"two runs of the model on the same input differ{where and f', from {where!r} on'}: its forward is random "
-        "(dropout that ignores evaluation mode?), so no attribution can be repeated; make it deterministic",
+        f"{found}: its forward is random (dropout that ignores evaluation mode?), so no attribution can be repeated; "
+        "make it deterministic",
     )
 
 
@@ -86,10 +136,17 @@ def _dependent_rows(problem: AttributionProblem) -> Finding | None:
         return None  # then a change proves nothing
     before = _run(problem, problem.inputs)
     if problem.rows == 1:
-        doubled = concatenated([problem.inputs, another_row(problem.inputs)])
-        return _changed_row(problem, before, doubled, 0, DOUBLED_BATCH)
+        return _in_larger_batch(problem, before, another_row(problem.inputs))
     ends = (_changed_row(problem, before, _all_like(problem, row), row, SAME_SHAPES) for row in (problem.rows - 1, 0))
-    return next((finding for finding in ends if finding), None)
+    # Each row twice: only the number of rows differs, and the company of each row is as it was.
+    return next((finding for finding in ends if finding), None) or _in_larger_batch(problem, before, problem.inputs)
+
+
+def _in_larger_batch(problem: AttributionProblem, before: Outputs, others: Inputs) -> Finding | None:
+    """Compares the first row in a batch to which ``others`` are added; edits are for the batch as it is."""
+    if problem.edits:
+        return None
+    return _changed_row(problem, before, concatenated([problem.inputs, others]), 0, DOUBLED_BATCH)
 
 
 def _changed_row(
@@ -115,20 +172,37 @@ def _all_like(problem: AttributionProblem, row: int) -> Inputs:
     return {**problem.inputs, **{name: x[row : row + 1].expand_as(x).clone() for name, x in explained.items()}}
 
 
+def _some_backward_is_wrong(problem: AttributionProblem) -> bool:
+    if random_forward(problem):
+        return False
+    try:
+        return any_mismatch(problem) is not None
+    except ForwardModeRefused:
+        return True
+
+
 def _wrong_backward(problem: AttributionProblem) -> Finding | None:
-    slope = None if random_forward(problem) else wrong_slope(problem)
-    if slope is None:
+    wrong = _mismatch(problem)
+    if wrong is None:
         return None
     return Finding(
         Cause.WRONG_BACKWARD,
         "the backward pass does not compute the derivative of the forward pass: along a random direction, the target "
-        f"changes by {slope.differences:.3g} and the gradient says {slope.gradient:.3g}; {_suspects(problem)}",
+        f"changes by {wrong.forward:.3g} and the gradient says {wrong.gradient:.3g}; {_suspects(problem)}",
     )
 
 
+def _mismatch(problem: AttributionProblem) -> Mismatch | Slope | None:
+    try:
+        return target_mismatch(problem)
+    except ForwardModeRefused:
+        return wrong_slope(problem)
+
+
 def _suspects(problem: AttributionProblem) -> str:
-    if hooked := list(_hooked(problem.model)):
-        return f"there are backward hooks on {', '.join(map(repr, hooked[:3]))}: remove them"
+    if hooked := [name for name, _ in _hooked(problem.model)]:
+        listed = ", ".join(repr(name) if name else "all modules" for name in hooked[:3])
+        return f"there are backward hooks on {listed}: remove them"
     if functions := custom_functions(problem):
         listed = ", ".join(f"{name} in {module!r}" for name, module in list(functions.items())[:3])
         return f"the model has autograd functions of its own: {listed}; correct their backward"

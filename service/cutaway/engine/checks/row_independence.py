@@ -22,7 +22,7 @@ from torch import Tensor
 from cutaway.engine.hooks.capture_spec import watching
 from cutaway.engine.hooks.observe import observing
 from cutaway.engine.hooks.recording import Recording
-from cutaway.engine.model.inspected_model import Inputs, InspectedModel, gradients
+from cutaway.engine.model.inspected_model import Inputs, InspectedModel, gradients, input_kind
 from cutaway.engine.passes.repeated_batch import concatenated
 from cutaway.engine.runtime.numerics import PART_OF_BATCH, close
 from cutaway.errors import CutawayError
@@ -95,11 +95,6 @@ def dependence_warnings(model: InspectedModel, inputs: Inputs) -> tuple[Warning,
             "requests to this model never share a batch",
         ),
     )
-
-
-def input_kind(inputs: Inputs) -> Hashable:
-    """Returns what inputs have in common for which the properties of a model are tested once."""
-    return tuple((name, tensor.dtype, tensor.ndim) for name, tensor in inputs.items())
 
 
 def _all_same(same: dict[_Key, bool], point: HookPoint | None) -> bool | None:

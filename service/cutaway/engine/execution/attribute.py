@@ -162,7 +162,7 @@ def checked_result(
     verdicts: tuple[Check, ...] = ()
     if check.mode is not CheckMode.OFF:
         with timed(main.timings, "check_ms"):
-            verdicts = run_checks(problem, method, values, passes, sums, check)
+            verdicts = run_checks(problem, method, values, passes, sums, main.outputs, check)
     with timed(main.timings, "attribution_ms"):
         measured = metrics(problem, values)
     at_input = target_at_inputs(problem, main.outputs) if method.differentiates else None

@@ -170,6 +170,11 @@ class InspectedModel:
         return nullcontext()
 
 
+def input_kind(inputs: Inputs) -> Hashable:
+    """Returns what inputs have in common for which the properties of a model are tested once."""
+    return tuple((name, tensor.dtype, tensor.ndim) for name, tensor in inputs.items())
+
+
 def dtype_text(tensor: Tensor) -> str:
     """Returns the data type as text without ``torch.``, like ``float32``."""
     return str(tensor.dtype).removeprefix("torch.")

@@ -207,6 +207,11 @@ class Pass:
     gradients: Values = field(default_factory=dict)
     layer: Sequence[RecordedCall] = ()
 
+    @property
+    def rows(self) -> int:
+        """The number of rows that ran together."""
+        return len(next(iter(self.points.values())))
+
     def note_backward(self, gradient: Tensor) -> None:
         """Records the gradient that a backward pass begins with."""
         self.cotangent = copy_to_host(gradient)

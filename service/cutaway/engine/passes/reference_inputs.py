@@ -86,10 +86,12 @@ class Reference(NamedTuple):
         values: the attribution.
         terms: the same sums over the magnitudes of the terms: where terms cancel, the sum is only as exact as they are
             large.
+        error: how much Captum's solver may err beyond the method's tolerance, relative to a row's largest magnitude.
     """
 
     values: Values
     terms: Values
+    error: float = 0.0
 
 
 def exact(values: Values) -> Reference:

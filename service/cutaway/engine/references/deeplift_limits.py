@@ -15,6 +15,7 @@ from cutaway.engine.passes.pass_recorder import AttributionProblem, cached_per_p
 from cutaway.engine.passes.reference_inputs import host
 from cutaway.engine.references.deeplift import as_captum_batch, rescaled_passes
 from cutaway.engine.references.deeplift_multipliers import NonlinearityCall, RescaledPasses
+from cutaway.engine.references.hidden_rectifiers import hidden_rectifiers
 from cutaway.engine.references.observation import operator_of, reused_neuron_module
 from cutaway.engine.references.rescale_rule import rescale_max_pool, rescale_softmax, softmax_axis
 from cutaway.engine.runtime.numerics import HALF_OF_BATCH, close
@@ -35,7 +36,9 @@ def _findings(problem: AttributionProblem) -> Iterator[Finding]:
     calls = [call for call in passes.calls if call.has_effect]
     modules = [call for call in calls if call.nonlinearity.is_module]
     yield from _reused(modules)
-    yield from _operators([call for call in calls if not call.nonlinearity.is_module])
+    operators = [call.nonlinearity.name for call in calls if not call.nonlinearity.is_module]
+    # A ReLU before an explained layer does not matter, and where hidden ones are is not known.
+    yield from _operators(operators or ([] if problem.layer else hidden_rectifiers(problem)))
     yield from _undefined([call for call in passes.calls if call.nonlinearity.is_module])
     yield from _directly_behind(modules)
     yield from _bypassed(modules)
@@ -55,8 +58,8 @@ def _reused(modules: Calls) -> Iterator[Finding]:
             )
 
 
-def _operators(operators: Calls) -> Iterator[Finding]:
-    names = list(dict.fromkeys(call.nonlinearity.name for call in operators))
+def _operators(addresses: Sequence[str]) -> Iterator[Finding]:
+    names = list(dict.fromkeys(addresses))
     if names:
         yield Finding(
             Cause.FUNCTIONAL_NONLINEARITY,

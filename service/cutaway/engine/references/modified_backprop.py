@@ -22,6 +22,7 @@ from cutaway.engine.passes.finding import Finding
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Changes, Pass, cached_per_problem, run_passes
 from cutaway.engine.passes.reference_inputs import Evidence, MissingObservation, Reference, exact, input_point
 from cutaway.engine.references.gradients import layer_grad_cam
+from cutaway.engine.references.hidden_rectifiers import RELU_OPERATORS, hidden_rectifiers
 from cutaway.engine.references.observation import observe_forward, reused_neuron_module
 from cutaway.requests import Edit, NeuronAttribution, Point
 from cutaway.results import Cause
@@ -33,10 +34,12 @@ class Rectifiers(NamedTuple):
     Attributes:
         modules: by name, the ``nn.ReLU`` modules.
         functions: by operator address, such as ``block2:relu#0``, the calls of a function.
+        hidden: addresses of operators where another operation has done what a ReLU does.
     """
 
     modules: Mapping[str, int]
     functions: Mapping[str, int]
+    hidden: Sequence[str]
 
 
 @cached_per_problem
@@ -44,13 +47,15 @@ def rectifiers(problem: AttributionProblem) -> Rectifiers:
     """Returns the ReLUs that run; for a neuron those between the input and the neuron, which its gradient passes."""
     modules = [name for name, module in problem.model.tree.modules.items() if isinstance(module, nn.ReLU)]
     sites = {name: watching() for name in modules}
-    sites |= {f"**:{function}#*": watching(Point.OUTPUT) for function in ("relu", "relu_")}
+    sites |= {f"**:{function}#*": watching(Point.OUTPUT) for function in RELU_OPERATORS}
     calls = {name: len(seen) for name, seen in observe_forward(problem, sites).items() if seen}
+    hidden = dict.fromkeys(hidden_rectifiers(problem), 1)
     if isinstance(problem.request, NeuronAttribution):
-        calls = _reached_from_neuron(problem, calls)
+        calls, hidden = (_reached_from_neuron(problem, found) for found in (calls, hidden))
     return Rectifiers(
         {name: calls[name] for name in modules if name in calls},
         {name: times for name, times in calls.items() if name not in modules},
+        [name for name in hidden if name not in calls],
     )
 
 
@@ -73,10 +78,10 @@ def limitation(problem: AttributionProblem) -> Finding | None:
     """Reports functional ReLUs, which Captum does not override, and a neuron's module that is called several times."""
     if finding := reused_neuron_module(problem):
         return finding
-    modules, functions = rectifiers(problem)
-    if not functions:
+    modules, functions, hidden = rectifiers(problem)
+    if not (functions or hidden):
         return None
-    where = ", ".join(list(functions)[:3])
+    where = ", ".join([*functions, *hidden][:3])
     if isinstance(problem.request, NeuronAttribution):
         where += ", between the input and the neuron"
     return Finding(
@@ -113,7 +118,7 @@ def guided_grad_cam_passes(problem: AttributionProblem) -> Sequence[Pass]:
 
 
 def _overridden(problem: AttributionProblem, override: Callable[[int], Iterator[Edit]]) -> Sequence[Pass]:
-    modules, functions = rectifiers(problem)
+    modules, functions, _ = rectifiers(problem)
     edits: Changes = {
         name: [(call, edit) for call in range(calls) for edit in override(call)]
         for name, calls in {**modules, **functions}.items()
@@ -162,7 +167,7 @@ def guided_grad_cam(evidence: Evidence) -> Reference:
         MissingObservation: the layer's map has other axes than the input, or no positions.
     """
     unchanged = Evidence(evidence.problem, evidence.passes[:1], evidence.call)
-    cam, terms = (next(iter(values.values())) for values in layer_grad_cam(unchanged))
+    cam, terms = (next(iter(values.values())) for values in layer_grad_cam(unchanged)[:2])
     guided = input_gradient(evidence).values
     return Reference(
         {name: gradient * _scaled(cam.clamp(min=0), gradient) for name, gradient in guided.items()},

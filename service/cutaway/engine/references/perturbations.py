@@ -109,9 +109,10 @@ def ablation(evidence: Evidence) -> Reference:
             totals[name] += mask * expand_rows(original - target, mask)
             terms[name] += mask * expand_rows(original.abs() + target.abs(), mask)
             counts[name] += mask
-    return Reference(
-        *({name: each / counts[name].clamp(min=1) for name, each in sums.items()} for sums in (totals, terms))
+    values, sizes = (
+        {name: each / counts[name].clamp(min=1) for name, each in sums.items()} for sums in (totals, terms)
     )
+    return Reference(values, sizes)
 
 
 def shapley_values(evidence: Evidence) -> Reference:

@@ -21,6 +21,7 @@ from cutaway.engine.passes.pass_recorder import AttributionProblem, Pass, Values
 from cutaway.engine.passes.reference_inputs import Evidence, Reference, host, input_point
 from cutaway.engine.passes.repeated_batch import concatenated
 from cutaway.engine.references.observation import expand_features, target_values
+from cutaway.engine.runtime.numerics import SUM
 from cutaway.requests import KernelShap, Surrogate
 from cutaway.results import Cause
 
@@ -34,6 +35,9 @@ END_WEIGHT = 1e6
 PENALTY = 0.01
 """The penalty of LIME's Lasso, per unit of the coefficients' magnitudes."""
 
+_SOLVER_ROUNDINGS = 16
+"""The error of a least-squares fit, in roundings of its data times the condition number of its masks."""
+
 LASSO_TOLERANCE = 1e-4
 LASSO_SWEEPS = 1000
 """When the Lasso stops; the result depends on it."""
@@ -45,10 +49,12 @@ class Fit(NamedTuple):
     Attributes:
         coefficients: one for each feature.
         terms: the magnitude of the numbers whose rounding errors the coefficients contain.
+        error: how much a solver in float32 may err, relative to the largest coefficient.
     """
 
     coefficients: Float64[Numbers, "features"]
     terms: Float64[Numbers, "features"]
+    error: float = 0.0
 
 
 # Masks.
@@ -190,8 +196,12 @@ def _fitted(
     targets = _targets(evidence)
     all_masks = sampled_masks(evidence.problem).double().numpy()
     fits = [fit(masks, targets[:, row], weigh(masks, row)) for row, masks in enumerate(all_masks)]
-    coefficients, terms = (torch.from_numpy(np.stack(vectors)) for vectors in zip(*fits))
-    return Reference(expand_features(evidence.problem, coefficients), expand_features(evidence.problem, terms))
+    coefficients, terms = (
+        torch.from_numpy(np.stack(vectors))
+        for vectors in ([fit.coefficients for fit in fits], [fit.terms for fit in fits])
+    )
+    values, sizes = (expand_features(evidence.problem, each) for each in (coefficients, terms))
+    return Reference(values, sizes, max(fit.error for fit in fits))
 
 
 # Fits.
@@ -204,8 +214,10 @@ def least_squares(masks: Masks, targets: PerSample, weights: PerSample) -> Fit:
     coefficients = np.asarray(solution, dtype=np.float64)
     used = singular_values[singular_values > 1e-6 * singular_values[:1]]
     condition = float(used[0] / used[-1]) if len(used) else 1.0
-    # The error that a solver may make in the precision of the data.
-    return Fit(coefficients, np.full_like(coefficients, condition * float(np.abs(coefficients).max(initial=0))))
+    # The conditioning of the fit multiplies the rounding of the data.
+    error = _SOLVER_ROUNDINGS * float(np.finfo(np.float32).eps) * condition
+    largest = float(np.abs(coefficients).max(initial=0))
+    return Fit(coefficients, np.full_like(coefficients, largest * error / SUM.float32), error)
 
 
 def lasso(masks: Masks, targets: PerSample, weights: PerSample) -> Fit:
@@ -261,7 +273,7 @@ def underdetermined(problem: AttributionProblem) -> Finding | None:
         rank = int(np.linalg.matrix_rank(masks - masks.mean(axis=0)))
         if rank < count:
             return Finding(
-                Cause.NOT_MOVED,
+                Cause.UNDERDETERMINED,
                 f"the {len(masks)} draws of example {row} distinguish {rank} of {count} features, so many fits are "
                 f"equally good: send more samples, over {2 * count}, or group elements into fewer features by masks",
             )

@@ -48,13 +48,17 @@ PATH = Tolerances(1e-6, 1e-3, 1e-1, 2e-2)
 # Coefficients of a fit: Captum fits in float32, whatever the model computes in.
 FITTED = Tolerances(1e-3, 1e-3, 1e-3, 1e-3)
 # A sum that approximates an integral: a larger error means that the number of steps may be too small.
-APPROXIMATE = Tolerances(2e-2, 2e-2, 2e-1, 5e-2)
+APPROXIMATE = Tolerances(5e-2, 5e-2, 2e-1, 1e-1)
 # A sum that is exact except for rounding.
 EXACT = Tolerances(1e-6, 1e-3, 2e-1, 2e-2)
 # The rounding error of a sum, relative to the sum of its terms' magnitudes.
 SUM = _roundings(8)
 # A change of the target that is smaller than one rounding of it.
 NO_EFFECT = _roundings(1)
+
+# <J v, u> in forward mode, and <v, J^T u> from the backward pass, of which no terms cancel: 3e-7 for float32 was the
+# largest of honest models.
+ADJOINT = Tolerances(1e-8, 1e-5, 2e-2, 5e-3)
 
 # Passes of one model that should give the same values.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -79,6 +80,13 @@ _States: TypeAlias = tuple[Tensor, Any, "Tensor | None"]
 def _states(device: torch.device) -> _States:
     cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
     return torch.get_rng_state(), np.random.get_state(), cuda
+
+
+def fingerprint(device: torch.device) -> tuple[object, ...]:
+    """Returns what changes whenever a model draws from a generator of PyTorch, NumPy or Python."""
+    host, (_, keys, position, *_), cuda = _states(device)
+    bytes_of = [bytes(state.numpy()) for state in (host, cuda) if state is not None]
+    return *bytes_of, keys.tobytes(), position, random.getstate()
 
 
 def _restore(states: _States, device: torch.device) -> None:

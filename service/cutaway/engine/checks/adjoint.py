@@ -1,0 +1,163 @@
+"""The adjoint test: whether a model's backward pass computes the derivative of its forward pass.
+
+For every direction v and every cotangent u, ``<J v, u> = <v, Jᵀ u>``: the left side from a forward-mode derivative
+(`forward_mode`), the right side from the backward pass. Both are exact up to rounding: there is no step length, and
+kinks do not matter. v has the signs of the gradient, so that the terms of the right side do not cancel, and an error of
+a few percent in one place of the model is far above rounding.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.modules import module as torch_modules
+
+from cutaway.engine.checks.data_types import operator_dtypes
+from cutaway.engine.checks.forward_mode import ForwardModeRefused, tangents_pass
+from cutaway.engine.hooks.edits import Override
+from cutaway.engine.hooks.observe import observing
+from cutaway.engine.model.inspected_model import gradients
+from cutaway.engine.passes.pass_recorder import AttributionProblem
+from cutaway.engine.passes.reference_inputs import host
+from cutaway.engine.runtime.numerics import ADJOINT, SUM
+from cutaway.errors import InvalidArgument
+from cutaway.requests import GuidedGradCam
+
+Scalars: TypeAlias = Callable[[Tensor], Tensor]
+"""Reduces what the target is read from to one number, or to one for each row."""
+
+_Change: TypeAlias = Callable[[Tensor], Tensor]
+_Run: TypeAlias = Callable[[_Change], Tensor]
+"""Runs the model with the floating tensors of one place changed, and returns what the target is read from."""
+
+
+class Mismatch(NamedTuple):
+    """The change of the scalars along a direction: as the forward pass has it, and as the gradient has it."""
+
+    forward: float
+    gradient: float
+
+
+def any_mismatch(problem: AttributionProblem) -> Mismatch | None:
+    """Returns a mismatch for a random cotangent at the whole output: None means that every target's gradient is right.
+
+    Raises:
+        ForwardModeRefused: an operation of the model has no forward-mode derivative.
+    """
+    generator = torch.Generator().manual_seed(1)
+    drawn: list[Tensor] = []
+
+    def scalars(output: Tensor) -> Tensor:
+        if not drawn:
+            drawn.append(torch.randn(output.shape, generator=generator, dtype=torch.float64).to(output))
+        return (output * drawn[0]).sum()
+
+    return _first_mismatch(problem, scalars)
+
+
+def target_mismatch(problem: AttributionProblem) -> Mismatch | None:
+    """Returns a mismatch for the problem's own target; raises as `any_mismatch`."""
+    return _first_mismatch(problem, problem.target.scalars)
+
+
+def _first_mismatch(problem: AttributionProblem, scalars: Scalars) -> Mismatch | None:
+    if torch_modules._global_backward_hooks or torch_modules._global_backward_pre_hooks:
+        raise ForwardModeRefused("a global backward hook")
+    return next((found for run in _places(problem) if (found := _mismatch(problem, run, scalars))), None)
+
+
+def _places(problem: AttributionProblem) -> Iterator[_Run]:
+    """Yields the places that the gradient of the attribution goes back to, each tested by itself."""
+    floating = [name for name in problem.explained if problem.inputs[name].is_floating_point()]
+    if problem.layer:
+        yield partial(_at_output, problem, problem.layer)
+    if floating and (not problem.layer or isinstance(problem.request, GuidedGradCam)):
+        yield from (partial(_at_input, problem, name) for name in floating)
+    if not (floating or problem.layer):  # behind token ids, floating values begin at embeddings
+        modules = problem.model.tree.modules.items()
+        yield from (partial(_at_output, problem, name) for name, module in modules if isinstance(module, nn.Embedding))
+
+
+def _at_input(problem: AttributionProblem, name: str, change: _Change) -> Tensor:
+    return problem.read({**problem.inputs, name: change(problem.inputs[name])})
+
+
+def _at_output(problem: AttributionProblem, name: str, change: _Change) -> Tensor:
+    def only_floating(tensor: Tensor) -> Tensor:
+        return change(tensor) if tensor.is_floating_point() else tensor
+
+    edits = {name: [(0, Override(change=only_floating))]}
+    with observing(problem.model.tree, {}, edits, batch=problem.rows) as seen, seen.forward():
+        return problem.read(problem.inputs)
+
+
+def _mismatch(problem: AttributionProblem, run: _Run, scalars: Scalars) -> Mismatch | None:
+    leaves: list[Tensor] = []
+
+    def leaf(tensor: Tensor) -> Tensor:
+        leaves.append(tensor.detach().clone().requires_grad_())
+        return leaves[-1].clone()  # the model may change it in place
+
+    with torch.enable_grad():
+        output = run(leaf)
+        read = scalars(output)
+        arrived = gradients(read.reshape(-1), leaves) if leaves and read.requires_grad else [None] * len(leaves)
+    found = [torch.zeros_like(x) if gradient is None else gradient for x, gradient in zip(leaves, arrived)]
+    generator = torch.Generator().manual_seed(2)
+    directions = [_direction(x.detach(), gradient, generator) for x, gradient in zip(leaves, found)]
+    terms = [host(gradient) * host(direction) for gradient, direction in zip(found, directions)]
+    backward = sum(float(each.sum()) for each in terms)
+    forward = _forward_derivative(problem, run, scalars, directions)
+    coarsest = max(ADJOINT.of(dtype) for dtype in {output.dtype, *operator_dtypes(problem)})
+    rounding = SUM.of(output.dtype) * float(host(read).abs().sum())  # of the scalars themselves
+    if not abs(forward - backward) > coarsest * max(abs(forward), abs(backward)) + rounding:  # NaN is no mismatch
+        return None
+    return Mismatch(forward, backward)
+
+
+def _direction(value: Tensor, gradient: Tensor, generator: torch.Generator) -> Tensor:
+    """Returns random numbers of the size of ``value``, with the signs of ``gradient`` where that is not 0."""
+    drawn = torch.randn(gradient.shape, generator=generator, dtype=torch.float64).to(gradient)
+    drawn = drawn * (value.abs().mean() or 1.0)
+    return torch.where(gradient == 0, drawn, drawn.abs() * gradient.sign())
+
+
+def _forward_derivative(problem: AttributionProblem, run: _Run, scalars: Scalars, directions: list[Tensor]) -> float:
+    try:
+        return _derivative(problem, run, scalars, directions)
+    except (InvalidArgument, RuntimeError):
+        pass
+    # PyTorch's fused kernels for attention and for recurrent layers have no forward-mode derivative, its others have.
+    try:
+        with _plain_kernels():
+            return _derivative(problem, run, scalars, directions)
+    except (InvalidArgument, RuntimeError) as failure:
+        raise ForwardModeRefused(str(failure)) from None
+
+
+@contextmanager
+def _plain_kernels() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a flag of other devices, which is not changed
+        with sdpa_kernel(SDPBackend.MATH), torch.backends.mkldnn.flags(enabled=False):
+            yield
+
+
+def _derivative(problem: AttributionProblem, run: _Run, scalars: Scalars, directions: list[Tensor]) -> float:
+    waiting = iter(directions)
+
+    def dual(tensor: Tensor) -> Tensor:
+        made: Tensor = forward_ad.make_dual(tensor.detach().clone().requires_grad_(), next(waiting))
+        return made
+
+    with torch.enable_grad(), tangents_pass(list(problem.model.tree.modules.values())):
+        tangent = forward_ad.unpack_dual(scalars(run(dual))).tangent
+        return 0.0 if tangent is None else float(host(tangent.detach()).sum())

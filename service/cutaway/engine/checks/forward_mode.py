@@ -1,0 +1,167 @@
+"""Forward-mode derivatives of a model as it stands: through `torch.autograd.Function` without ``jvp``, and past detach.
+
+    with tangents_pass():
+        output = model(forward_ad.make_dual(x, v))
+        tangent = forward_ad.unpack_dual(output).tangent      # J v
+
+Forward mode follows the values that the model computes, wherever they go. Three things would hide some of them:
+
+- A custom function without ``jvp`` refuses. Its derivative along the tangents is then taken by central differences of
+  the function alone, in float64; if it cannot run in float64, the operators in its ``forward`` are differentiated.
+- ``detach`` and ``.data`` drop the tangent. Inside the block they keep it: what is detached from the backward pass
+  still changes with the input.
+- A module's full backward hooks put functions without ``jvp`` into the graph. They change no value, and are left out.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function, forward_ad
+from torch.overrides import TorchFunctionMode
+
+_STEP = torch.finfo(torch.float64).eps ** (1 / 3)
+"""The length of a step, relative to the values: errors from curvature and from rounding are about equal there."""
+
+_AGREEMENT = 1e-4
+"""How much two differences with steps of other lengths may differ: more means that float64 was not kept inside."""
+
+Apply: TypeAlias = Callable[..., Any]
+
+_PATCHING = threading.RLock()
+
+
+class ForwardModeRefused(Exception):
+    """An operation of the model has no forward-mode derivative."""
+
+
+@contextmanager
+def tangents_pass(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Lets a forward pass of ``modules`` on dual tensors carry tangents to its end; see the module's docstring.
+
+    `torch.autograd.Function.apply` is replaced meanwhile, for this thread only.
+    """
+    with ExitStack() as ends, _PATCHING, forward_ad.dual_level():
+        ends.enter_context(_without_backward_hooks(modules))
+        ends.enter_context(_functions_with_tangents())
+        ends.enter_context(_KeepTangents())
+        yield
+
+
+class _KeepTangents(TorchFunctionMode):
+    """Returns tensors with their tangents where the model detaches them."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        if func in _DETACHING and _tangent(args[0]) is not None:
+            return args[0].view_as(args[0])
+        return func(*args, **(kwargs or {}))
+
+
+_DETACHING = (Tensor.detach, torch.detach, Tensor.data.__get__)  # type: ignore[attr-defined]
+
+
+@contextmanager
+def _without_backward_hooks(modules: Sequence[nn.Module]) -> Iterator[None]:
+    kept = [(module, module._backward_hooks, module._backward_pre_hooks) for module in modules]
+    for module in modules:
+        module._backward_hooks, module._backward_pre_hooks = OrderedDict(), OrderedDict()
+    try:
+        yield
+    finally:
+        for module, hooks, pre_hooks in kept:
+            module._backward_hooks, module._backward_pre_hooks = hooks, pre_hooks
+
+
+@contextmanager
+def _functions_with_tangents() -> Iterator[None]:
+    intact, thread = Function.__dict__["apply"], threading.get_ident()
+
+    def apply(function: type[Function], *args: Any, **kwargs: Any) -> Any:
+        bound = intact.__get__(None, function)
+        dual = any(_tangent(value) is not None for value in args)
+        if threading.get_ident() != thread or not dual or function.jvp is not Function.jvp:
+            return bound(*args, **kwargs)
+        return _applied(function, bound, args)
+
+    Function.apply = classmethod(apply)  # type: ignore[assignment,method-assign]
+    try:
+        yield
+    finally:
+        Function.apply = intact  # type: ignore[method-assign]
+
+
+def _applied(function: type[Function], apply: Apply, args: Sequence[Any]) -> Any:
+    """Returns the outputs of a custom function with their tangents."""
+    primals = [forward_ad.unpack_dual(value).primal if isinstance(value, Tensor) else value for value in args]
+    tangents = [_tangent(value) for value in args]
+    outputs = apply(*primals)
+    with torch.no_grad():
+        changes = _differences(apply, primals, tangents)
+    if changes is None:
+        return _unrolled(function, args)
+    duals = [
+        forward_ad.make_dual(output, change.to(output.dtype)) if _is_floating(output) else output
+        for output, change in zip(_several(outputs), changes)
+    ]
+    return type(outputs)(duals) if isinstance(outputs, (tuple, list)) else duals[0]
+
+
+def _differences(apply: Apply, primals: Sequence[Any], tangents: Sequence[Tensor | None]) -> list[Tensor] | None:
+    """Returns the derivative of each output along ``tangents``, by central differences in float64; None if the
+    function does not compute in float64."""
+    given = [value.double() if _is_floating(value) else value for value in primals]
+    along = [None if tangent is None else tangent.double() for tangent in tangents]
+    moved = [(value, tangent) for value, tangent in zip(given, along) if tangent is not None]
+    longest = max(float(tangent.abs().max()) for _, tangent in moved) or 1.0
+    size = max(float(value.abs().mean()) for value, _ in moved) or 1.0
+
+    def slopes(step: float) -> list[Tensor]:
+        ends = [
+            _several(apply(*(x if v is None else x + sign * step * v for x, v in zip(given, along))))
+            for sign in (1, -1)
+        ]
+        return [(ahead - behind) / (2 * step) if _is_floating(ahead) else ahead for ahead, behind in zip(*ends)]
+
+    try:
+        one, other = (slopes(length * _STEP * size / longest) for length in (1.0, 0.25))
+    except Exception:  # whatever a function of float32 raises for float64
+        return None
+    pairs = [(a, b) for a, b in zip(one, other) if _is_floating(a)]
+    exact = all(a.dtype is torch.float64 and float((a - b).norm()) <= _AGREEMENT * float(a.norm()) for a, b in pairs)
+    return one if exact else None
+
+
+def _unrolled(function: type[Function], args: Sequence[Any]) -> Any:
+    """Runs the operators of a custom function's ``forward`` on dual tensors."""
+    context = SimpleNamespace(
+        save_for_backward=_ignore, save_for_forward=_ignore, mark_dirty=_ignore, mark_non_differentiable=_ignore,
+        set_materialize_grads=_ignore, needs_input_grad=[False] * len(args),
+    )  # fmt: skip
+    separate = function.setup_context is not Function.setup_context
+    outputs = function.forward(*args) if separate else function.forward(context, *args)
+    if not any(_tangent(output) is not None for output in _several(outputs)):
+        raise ForwardModeRefused(function.__name__)
+    return outputs
+
+
+def _ignore(*_: Any) -> None:
+    """Does nothing, in place of a method of the context of a custom function."""
+
+
+def _tangent(value: Any) -> Tensor | None:
+    return forward_ad.unpack_dual(value).tangent if isinstance(value, Tensor) else None
+
+
+def _is_floating(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def _several(outputs: Any) -> Sequence[Any]:
+    return outputs if isinstance(outputs, (tuple, list)) else (outputs,)

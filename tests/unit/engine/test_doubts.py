@@ -1,0 +1,257 @@
+"""What makes explanations of a model doubtful is found out wherever it hides, and doubts only what it concerns."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import cutaway as ca
+from cutaway.engine.execution.inspect import inspect
+from cutaway.engine.model.inspected_model import InspectedModel
+from cutaway.requests import Attribution, CheckMode, CheckRequest
+from cutaway.results import AttributionResult, Cause, Verdict
+from tests.support.checked_attributions import CHECKED, noise, wired
+from tests.support.faults import layers
+
+X = {"x": noise(3, 8)}
+ZEROS = {"x": np.zeros((2, 8), np.float32)}
+
+
+class Served:
+    """A model that is asked several times, as a server is."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._subject = InspectedModel(model, lambda tensors: model(**tensors))
+
+    def ask(
+        self, *asked: Attribution, inputs: dict[str, Tensor] = X, mode: CheckMode = CheckMode.SAME_PASS, **more: Any
+    ) -> tuple[AttributionResult, ...]:
+        request = ca.InspectRequest("m", attributions=asked, check=CheckRequest(mode), **more)
+        return inspect(self._subject, request, dict(inputs)).attributions
+
+
+def outcome(result: AttributionResult) -> tuple[Verdict, Cause | None]:
+    """Of the comparison with raw hooks."""
+    return result.checks[0].verdict, result.checks[0].cause
+
+
+AGREES = (Verdict.AGREES, None)
+WRONG = (Verdict.INCONCLUSIVE, Cause.WRONG_BACKWARD)
+RANDOM = (Verdict.INCONCLUSIVE, Cause.RANDOM_FORWARD)
+COUPLED = (Verdict.INCONCLUSIVE, Cause.ROWS_COUPLED)
+
+
+class Backwards(torch.autograd.Function):
+    """Its input, and a gradient that ``change`` makes another."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
+        ctx.change = change
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return ctx.change(gradients[0]), None
+
+
+def reversed_(x: Tensor) -> Tensor:
+    passed: Tensor = Backwards.apply(x, torch.neg)
+    return passed
+
+
+def halved_for_class_2(gradient: Tensor) -> Tensor:
+    return gradient * torch.tensor([1.0, 1.0, 0.5])
+
+
+@pytest.mark.parametrize("mode", CHECKED)
+def test_every_explained_input_is_looked_at(mode: CheckMode) -> None:
+    """The gradient of the second input is reversed: what explains it is doubted, and the first input alone is not."""
+    build = layers(lambda m, x, y: m.b(torch.tanh(m.a(x) + m.c(reversed_(y)))), c=lambda: nn.Linear(8, 16))
+    inputs = {**X, "y": noise(3, 8, seed=2)}
+    both, first = Served(build()).ask(ca.InputXGradient(), ca.InputXGradient(inputs=("x",)), inputs=inputs, mode=mode)
+    assert (outcome(both), outcome(first)) == (WRONG, AGREES)
+
+
+@pytest.mark.parametrize("mode", CHECKED)
+@pytest.mark.parametrize("edit", [ca.Scale("a", factor=1.0), ca.Add("a", addend=0.5), ca.Zero("a", rows=(1,))])
+def test_an_edit_ends_no_doubt(edit: ca.Edit, mode: CheckMode) -> None:
+    """An edited model is looked at as it is then."""
+    wrong = layers(lambda m, x: m.b(torch.tanh(reversed_(m.a(x) + x.sum(1, keepdim=True)))))
+    dropping = layers(lambda m, x: m.b(F.dropout(m.a(x), 0.5, training=True)))
+    right = layers(lambda m, x: m.b(torch.tanh(m.a(x) + x.sum(1, keepdim=True))))
+    found = [outcome(Served(build()).ask(ca.Saliency(), edits=(edit,), mode=mode)[0]) for build in (wrong, dropping)]
+    assert found == [WRONG, RANDOM]
+    assert outcome(Served(right()).ask(ca.Saliency(), edits=(edit,), mode=mode)[0]) == AGREES
+
+
+def test_each_target_has_its_own_doubt() -> None:
+    """The gradient of class 2 is wrong, whichever class was asked for first, and in one request for all."""
+    served = Served(layers(lambda m, x: Backwards.apply(m.b(torch.tanh(m.a(x))), halved_for_class_2))())
+    for index, expected in ((0, AGREES), (2, WRONG), (1, AGREES)):
+        assert outcome(served.ask(ca.Saliency(), target=ca.ClassIndex((index,)))[0]) == expected
+    one_row = {"x": X["x"][:1]}
+    results = served.ask(ca.Saliency(), inputs=one_row, target=ca.TopK(3))
+    assert {int(each.targets[0]): outcome(each) for each in results if each.targets is not None} == {
+        0: AGREES, 1: AGREES, 2: WRONG,
+    }  # fmt: skip
+
+
+def test_a_layer_behind_the_fault_is_not_doubted() -> None:
+    """The gradient that arrives at a layer is right whatever happens to it on its way to the input."""
+    build = layers(lambda m, x: m.b(torch.tanh(m.c(reversed_(m.a(x))))), c=lambda: nn.Linear(16, 16))
+    before, behind = Served(build()).ask(ca.LayerGradientXActivation(layer="a"), ca.LayerGradientXActivation(layer="c"))
+    assert (outcome(before), outcome(behind)) == (WRONG, AGREES)
+
+
+class OwnReLU(torch.autograd.Function):
+    """A ReLU of the model's own, and its derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.clamp(min=0)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0] * (ctx.saved_tensors[0] > 0)
+
+
+HIDDEN: dict[str, Callable[[Tensor], Any]] = {
+    "clamp": lambda h: h.clamp(min=0),
+    "clamp_min": lambda h: h.clamp_min(0),
+    "maximum": lambda h: torch.maximum(h, torch.zeros_like(h)),
+    "where": lambda h: torch.where(h > 0, h, 0.0),
+    "a product with a mask": lambda h: h * (h > 0),
+    "half of a sum": lambda h: (h + h.abs()) / 2,
+    "threshold": lambda h: F.threshold(h, 0, 0),
+    "leaky_relu": lambda h: F.leaky_relu(h, 0.0),
+    "masked_fill": lambda h: h.masked_fill(h < 0, 0),
+    "a function of the model's own": OwnReLU.apply,
+}
+
+
+@pytest.mark.parametrize("mode", CHECKED)
+@pytest.mark.parametrize(
+    "asked", [ca.GuidedBackprop(), ca.Deconvolution(), ca.DeepLift()], ids=lambda a: type(a).__name__
+)
+@pytest.mark.parametrize("name", list(HIDDEN))
+def test_a_relu_by_any_other_name(name: str, asked: Attribution, mode: CheckMode) -> None:
+    """Captum overrides ``nn.ReLU`` modules: a rectifier that is none is found by what it does to values."""
+    parts: dict[str, Callable[[], Any]] = {"c": lambda: nn.Linear(16, 16), "r": nn.ReLU}
+    hidden = layers(lambda m, x: m.b(m.r(m.c(HIDDEN[name](m.a(x))))), **parts)
+    verdict, cause = outcome(Served(hidden()).ask(asked, mode=mode)[0])
+    assert verdict is not Verdict.AGREES
+    assert cause is Cause.FUNCTIONAL_NONLINEARITY
+    plain = layers(lambda m, x: m.b(m.r2(m.c(m.r(m.a(x))))), **parts, r2=nn.ReLU)
+    assert outcome(Served(plain()).ask(asked, mode=mode)[0]) == AGREES
+
+
+@pytest.mark.parametrize("mode", CHECKED)
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ca.GradientShap(baselines=ZEROS),
+        ca.LayerGradientShap(layer="a", baselines=ZEROS),
+        ca.InternalInfluence(layer="a"),
+    ],
+    ids=lambda asked: type(asked).__name__,
+)
+def test_a_model_that_depends_on_the_number_of_rows(asked: Attribution, rows: int, mode: CheckMode) -> None:
+    """Captum runs several points in one batch: a model that divides by the batch's size is wrong there."""
+    build = layers(lambda m, x: m.b(torch.tanh(m.a(x))) / len(x))
+    verdict, cause = outcome(Served(build()).ask(asked, inputs={"x": X["x"][:rows]}, mode=mode, seed=1)[0])
+    assert verdict is not Verdict.AGREES
+    assert cause in (Cause.ROWS_COUPLED, Cause.UNKNOWN, Cause.OTHER_PASSES)
+
+
+RARELY: dict[str, Callable[[], bool]] = {
+    "torch": lambda: bool(torch.rand(()) < 0.05),
+    "numpy": lambda: bool(np.random.rand() < 0.05),
+    "random": lambda: random.random() < 0.05,
+}
+
+
+@pytest.mark.parametrize("draw", list(RARELY))
+def test_what_is_random_now_and_then(draw: str) -> None:
+    """Stochastic depth that strikes rarely moves a generator always; who seeds his own numbers is not random."""
+    rare = layers(lambda m, x: m.b(torch.tanh(m.a(x) * (0 if RARELY[draw]() else 1))))
+    for _ in range(4):
+        assert outcome(Served(rare()).ask(ca.Saliency())[0]) == RANDOM
+
+    def seeded(m: Any, x: Tensor) -> Tensor:
+        noise = torch.randn(16, generator=torch.Generator().manual_seed(0))
+        torch.manual_seed(0)
+        return m.b(torch.tanh(m.a(x) + noise + torch.randn(16)))
+
+    with torch.random.fork_rng():
+        assert outcome(Served(layers(seeded)()).ask(ca.Saliency())[0]) == AGREES
+
+
+@pytest.fixture
+def louder() -> Served:
+    """A model that is 5 % louder with every call, from the twelfth on."""
+    calls = 0
+
+    def drifting(m: Any, x: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return m.b(torch.tanh(m.a(x))) * 1.05 ** max(0, calls - 12)
+
+    return Served(layers(drifting)())
+
+
+@pytest.mark.parametrize("asked", [ca.Saliency(), ca.IntegratedGradients(n_steps=4)], ids=lambda a: type(a).__name__)
+def test_a_model_that_changes_from_call_to_call(louder: Served, asked: Attribution) -> None:
+    """A later pass on the same input is compared with the first."""
+    for _ in range(8):
+        last = louder.ask(asked)[0]
+    assert last.checks[0].verdict is not Verdict.AGREES
+    assert last.checks[0].cause is Cause.RANDOM_FORWARD
+
+
+def test_a_global_hook_that_comes_later() -> None:
+    """A hook of all modules that quarters gradients is seen, although the model was looked at before; so is its end."""
+    served = Served(layers(lambda m, x: m.b(torch.tanh(m.a(x))))())
+
+    def quarter(module: nn.Module, into: Any, out: Any) -> Any:
+        return tuple(each / 4 for each in into) if isinstance(module, nn.Linear) and None not in into else None
+
+    assert outcome(served.ask(ca.Saliency())[0]) == AGREES
+    handle = nn.modules.module.register_module_full_backward_hook(quarter)
+    try:
+        assert outcome(served.ask(ca.Saliency())[0]) == WRONG
+    finally:
+        handle.remove()
+    assert outcome(served.ask(ca.Saliency())[0]) == AGREES
+
+
+def test_a_path_that_misses_a_part_of_a_small_change() -> None:
+    """What is missing is compared with the target's change, and not with attributions that nearly cancel."""
+    build = wired(lambda m, x: torch.tanh(6 * x[:, :1]) - 0.99 * x[:, 1:], a=nn.Identity)
+    ones = {"x": torch.ones(1, 2)}
+    coarse, fine = (
+        Served(build()).ask(ca.IntegratedGradients(n_steps=steps), inputs=ones)[0].checks[1] for steps in (4, 200)
+    )
+    assert (coarse.verdict, coarse.cause) == (Verdict.INCONCLUSIVE, Cause.TOO_FEW_STEPS)
+    assert fine.verdict is Verdict.AGREES
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_data_type_of_operators_counts(dtype: torch.dtype) -> None:
+    """Under autocast parameters and results are float32: the tolerance is that of what is computed between them."""
+
+    def mixed(m: Any, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=dtype):
+            h = m.r(m.a(x))
+            return m.b(h).float()
+
+    for asked in (ca.DeepLift(), ca.Saliency(), ca.InputXGradient()):
+        assert outcome(Served(layers(mixed, r=nn.ReLU)()).ask(asked)[0]) == AGREES
