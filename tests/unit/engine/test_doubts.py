@@ -255,3 +255,22 @@ def test_the_data_type_of_operators_counts(dtype: torch.dtype) -> None:
 
     for asked in (ca.DeepLift(), ca.Saliency(), ca.InputXGradient()):
         assert outcome(Served(layers(mixed, r=nn.ReLU)()).ask(asked)[0]) == AGREES
+
+
+def test_a_row_without_gradient_is_told_from_a_saturated_one() -> None:
+    """Where ReLUs let nothing through there is no softmax to look before."""
+    build = wired(lambda m, x: torch.relu(x).sum(1, keepdim=True), a=nn.Identity)
+    inputs = {"x": torch.tensor([[1.0, 2.0], [-1.0, -2.0], [3.0, -1.0]])}
+    check = Served(build()).ask(ca.Saliency(), inputs=inputs)[0].checks[0]
+    assert (check.verdict, check.cause) == (Verdict.INCONCLUSIVE, Cause.NO_GRADIENT)
+    assert "in row 1:" in check.reason
+    assert "softmax" not in check.reason
+
+
+def test_steps_that_do_not_help_are_named() -> None:
+    """A step on the path needs more than was tried: the reason says what was tried, and not that nothing helps."""
+    build = wired(lambda m, x: torch.sigmoid(2000 * (x - 0.37)).sum(1, keepdim=True), a=nn.Identity)
+    check = Served(build()).ask(ca.IntegratedGradients(n_steps=8), inputs={"x": torch.ones(1, 1)})[0].checks[1]
+    assert check.verdict is Verdict.INCONCLUSIVE
+    assert "more steps do not help" not in check.reason
+    assert "steps" in check.reason

@@ -244,16 +244,23 @@ def _baseline_is_input(problem: AttributionProblem) -> Finding | None:
 def _saturated(problem: AttributionProblem, passes: Sequence[Pass]) -> Finding | None:
     """Finds rows where, in every pass, the gradient times the size of the input is less than a rounding of the
     target."""
-    matters = torch.zeros(problem.rows, dtype=torch.bool)
+    matters, zero = torch.zeros(problem.rows, dtype=torch.bool), torch.ones(problem.rows, dtype=torch.bool)
     for recorded in passes:
         for name, gradient in recorded.gradients.items():
             matters |= _gradient_matters(problem, recorded, name, gradient)
+            zero &= _is_zero(problem, gradient)
     if bool(matters.all()) or not any(recorded.gradients for recorded in passes):
         return None
+    if bool((zero | matters).all()):
+        return Finding(
+            Cause.NO_GRADIENT,
+            f"the gradient is exactly zero in {_row_list(zero)}: near this input the target does not depend on it (are "
+            "all ReLUs on the way off?); explain another target, or use a method that perturbs the input",
+        )
     return Finding(
         Cause.SATURATED,
         f"the target is saturated in {_row_list(~matters)}: its gradient is smaller than the rounding errors of the "
-        "target, and explains nothing; explain the logit before the softmax or sigmoid",
+        "target, and explains nothing; if a softmax or sigmoid follows a logit, explain the logit",
     )
 
 
@@ -268,6 +275,14 @@ def _gradient_matters(problem: AttributionProblem, recorded: Pass, name: str, gr
     output = recorded.output.double().abs().reshape(rows, -1).amax(dim=1)
     matters = ~(effect <= NO_EFFECT.of(gradient.dtype) * output)  # NaN is not small
     return matters.reshape(-1, problem.rows).any(dim=0)
+
+
+def _is_zero(problem: AttributionProblem, gradient: Tensor) -> Tensor:
+    """Returns, [batch], whether a gradient is exactly zero in a row, at every point that the pass has for it."""
+    rows = len(gradient)
+    if rows % problem.rows:
+        return torch.zeros(problem.rows, dtype=torch.bool)
+    return ~gradient.reshape(rows, -1).any(dim=1).reshape(-1, problem.rows).any(dim=0)
 
 
 def _row_list(chosen: Tensor) -> str:

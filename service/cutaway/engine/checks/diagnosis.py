@@ -54,9 +54,14 @@ def incomplete(problem: AttributionProblem, method: Method, sums: CompletenessSu
         return Finding(wrong.cause, f"{delta}: {wrong.reason}")
     return Finding(
         Cause.UNKNOWN,
-        f"{delta}{', and more steps do not help' if path else ''}: is the target discontinuous, or does the method not "
+        f"{delta}{_steps_in_vain(problem) if path else ''}: is the target discontinuous, or does the method not "
         "know one of the model's operations?",
     )
+
+
+def _steps_in_vain(problem: AttributionProblem) -> str:
+    most = steps_to_try(cast(PathAttribution, problem.request).n_steps)[-1]
+    return f", and {most} steps leave more than half of it"
 
 
 def above_bound(problem: AttributionProblem, sums: CompletenessSums, bound: float) -> Finding:

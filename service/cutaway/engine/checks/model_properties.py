@@ -32,6 +32,9 @@ T = TypeVar("T")
 _MOST_RESULTS = 4096
 """How many results of tests are kept for one model."""
 
+_LOOKS = 6
+"""How many runs must move a random number generator: other threads may, now and then, use the same ones."""
+
 
 def random_forward(problem: AttributionProblem) -> Finding | None:
     """Returns whether the forward pass is random, and where two passes on the same inputs differ."""
@@ -111,16 +114,12 @@ def _run(problem: AttributionProblem, inputs: Inputs) -> Outputs:
 
 
 def _random_forward(problem: AttributionProblem) -> Finding | None:
-    states, outputs = [fingerprint(problem.model.device)], []
-    for _ in range(2):
-        outputs.append(_run(problem, problem.inputs))
-        states.append(fingerprint(problem.model.device))
-    first, second = outputs
+    first, second = (_run(problem, problem.inputs) for _ in range(2))
     tolerances = REPEATED if problem.model.device.type == "cpu" else SAME_SHAPES
     if not all(close(first[name], second[name], tolerances) for name in first):
         where = first_difference(problem.model, problem.inputs, problem.inputs)
         found = f"two runs of the model on the same input differ{where and f', from {where!r} on'}"
-    elif len(set(states)) == len(states):  # a forward that seeds itself ends in the same state each time
+    elif all(_draws(problem) for _ in range(_LOOKS)):
         found = "the model draws random numbers while it runs"
     else:
         return None
@@ -129,6 +128,14 @@ def _random_forward(problem: AttributionProblem) -> Finding | None:
         f"{found}: its forward is random (dropout that ignores evaluation mode?), so no attribution can be repeated; "
         "make it deterministic",
     )
+
+
+def _draws(problem: AttributionProblem) -> bool:
+    """Returns whether a run moves a random number generator. One that a forward seeds itself does not move the second
+    time."""
+    before = fingerprint(problem.model.device)
+    _run(problem, problem.inputs)
+    return fingerprint(problem.model.device) != before
 
 
 def _dependent_rows(problem: AttributionProblem) -> Finding | None:
