@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -361,3 +362,14 @@ def test_a_version_that_did_not_load_is_told_apart_from_one_that_is_not_there() 
         with pytest.raises(ca.NotFound) as caught:
             catalog.resolve(wanted)
         assert caught.value.reason == reason
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_script_from_a_file_is_refused_by_its_reason() -> None:
+    """What torch.jit.load returns has no signature to read: it is refused as the ScriptModule that it is."""
+    file = io.BytesIO()
+    torch.jit.save(torch.jit.script(nn.Linear(3, 2)), file)
+    file.seek(0)
+    with pytest.raises(ca.FailedPrecondition) as refused, serve({"net": torch.jit.load(file)}):
+        pass
+    assert refused.value.reason == "MODEL_SCRIPTED"

@@ -14,8 +14,12 @@ from cutaway.results import InputSpec
 
 
 def specs_from_signature(module: nn.Module) -> list[InputSpec]:
-    """Returns the names of the arguments of ``module.forward`` and which are optional; empty if it takes any names."""
-    parameters = inspect.signature(module.forward).parameters.values()
+    """Returns the names of the arguments of ``module.forward`` and which are optional; empty if it takes any names, or
+    has no signature, as a compiled ScriptModule."""
+    try:
+        parameters = inspect.signature(module.forward).parameters.values()
+    except ValueError:
+        return []
     if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD, p.POSITIONAL_ONLY) for p in parameters):
         return []
     return [InputSpec(p.name, optional=p.default is not p.empty) for p in parameters]
