@@ -3,8 +3,8 @@
     python -m tests.matrix.sensitivity          20 networks of each family
     python -m tests.matrix.sensitivity 5        5 of each
 
-For each network, one place of it passes gradients on times a factor; found is a verdict other than AGREES. The column of
-the factor 1 has the false alarms: how many networks without a fault were doubted.
+In each network, one place passes gradients on times a factor; found is a verdict other than AGREES. The column of the
+factor 1 has the false alarms: how many networks without a fault were doubted.
 """
 
 from __future__ import annotations
@@ -28,10 +28,8 @@ NETWORKS_OF_A_FAMILY = 20
 
 def rate(network: str, factor: float, dtype: torch.dtype, count: int) -> float:
     """Returns the share of ``count`` new networks whose explanation does not get AGREES."""
-    found = [
-        verdict(explained(network, factor, ca.InputXGradient(), dtype, CheckMode.SAME_PASS, seed))
-        for seed in range(count)
-    ]
+    asked, mode = ca.InputXGradient(), CheckMode.SAME_PASS
+    found = [verdict(explained(network, factor, asked, dtype, mode, seed)) for seed in range(count)]
     return sum(each is not Verdict.AGREES for each in found) / count
 
 
