@@ -274,3 +274,37 @@ def test_steps_that_do_not_help_are_named() -> None:
     assert check.verdict is Verdict.INCONCLUSIVE
     assert "more steps do not help" not in check.reason
     assert "steps" in check.reason
+
+
+class OnlyFloat32(torch.autograd.Function):
+    """A sine that refuses float64, and its derivative times a factor."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
+        if x.dtype is not torch.float32:
+            raise TypeError("only float32")
+        ctx.save_for_backward(x)
+        ctx.factor = factor
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return gradients[0] * ctx.saved_tensors[0].cos() * ctx.factor, None
+
+
+@pytest.mark.parametrize(("factor", "expected"), [(1.0, AGREES), (1.02, WRONG)])
+def test_a_function_of_one_data_type(factor: float, expected: tuple[Verdict, Cause | None]) -> None:
+    """Two percent are found where differences in float64 cannot be had, from the function's own operators."""
+    build = layers(lambda m, x: m.b(OnlyFloat32.apply(m.a(x), factor)))
+    assert outcome(Served(build()).ask(ca.Saliency())[0]) == expected
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_draws_that_hardly_tell_features_apart(seed: int) -> None:
+    """Captum fits in float32: its error grows with the conditioning of the draws, and so does what is allowed, up to
+    two percent."""
+    build = wired(lambda m, x: m.b(torch.relu(m.a(x))), a=lambda: nn.Linear(30, 32), b=lambda: nn.Linear(32, 3))
+    inputs = {"x": noise(1, 30, seed=seed)}
+    check = Served(build()).ask(ca.KernelShap(n_samples=50), inputs=inputs, seed=seed)[0].checks[0]
+    assert check.verdict is Verdict.AGREES, check
+    assert 1e-3 < check.tolerance <= 0.02

@@ -38,6 +38,9 @@ PENALTY = 0.01
 _SOLVER_ROUNDINGS = 16
 """The error of a least-squares fit, in roundings of its data times the condition number of its masks."""
 
+_MOST_SOLVER_ERROR = 0.02
+"""However the draws are conditioned, a larger difference is no agreement: it proves nothing."""
+
 LASSO_TOLERANCE = 1e-4
 LASSO_SWEEPS = 1000
 """When the Lasso stops; the result depends on it."""
@@ -217,7 +220,8 @@ def least_squares(masks: Masks, targets: PerSample, weights: PerSample) -> Fit:
     # The conditioning of the fit multiplies the rounding of the data.
     error = _SOLVER_ROUNDINGS * float(np.finfo(np.float32).eps) * condition
     largest = float(np.abs(coefficients).max(initial=0))
-    return Fit(coefficients, np.full_like(coefficients, largest * error / SUM.float32), error)
+    terms = np.full_like(coefficients, largest * error / SUM.float32)
+    return Fit(coefficients, terms, min(error, _MOST_SOLVER_ERROR))
 
 
 def lasso(masks: Masks, targets: PerSample, weights: PerSample) -> Fit:
