@@ -1,8 +1,8 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test portability newest fuzz soak bench matrix container check format protos docs lock clean
+.PHONY: help setup demo test portability newest fuzz soak bench matrix captum-config container check format protos docs lock clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## make .venv and install everything in it; quick when nothing changed
 	@scripts/setup
@@ -30,6 +30,9 @@ bench: ## what things cost, as ratios of one run (ARGS="3" is how many rounds)
 
 matrix: ## every method on every architecture: equal to Captum by hand, and no false alarm
 	@scripts/matrix $(ARGS)
+
+captum-config: ## every case of Captum's own test configuration, over gRPC (ARGS="--cases": lists all)
+	@scripts/captum-config $(ARGS)
 
 container: ## build the image without Docker, and try it (Linux, root, buildah)
 	@scripts/container

@@ -85,8 +85,9 @@ class Adapter:
         """Returns decoded examples as one batch."""
         return {name: torch.cat([example[name] for example in examples]) for name in examples[0]}
 
-    def forward(self, model: nn.Module, inputs: Inputs) -> Any:
-        """Runs the model and returns a tensor, or tensors in a dict, tuple or dataclass; must be differentiable."""
+    def forward(self, model: nn.Module, inputs: dict[str, Any]) -> Any:
+        """Runs the model on its inputs, and on the arguments of the request that are no tensors, by name; returns a
+        tensor, or tensors in a dict, tuple or dataclass; must be differentiable."""
         return model(**inputs)
 
     def token_texts(self, ids: Sequence[int]) -> Sequence[str]:

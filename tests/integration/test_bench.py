@@ -232,6 +232,7 @@ def test_rows_have_names_of_their_own_and_those_for_a_gpu_need_one() -> None:
 
 
 @pytest.mark.skipif(CUDA, reason="there is a GPU, and the row would run")
+@pytest.mark.slow
 def test_the_command_says_what_cannot_run_and_fails(tmp_path: Path) -> None:
     """Exit status 1, a table for people and JSON for programs."""
     file = tmp_path / "deep" / "found.json"

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import grpc
@@ -19,7 +20,7 @@ from cutaway.client.reply_size import ReplySizes, exceeds_one_message
 from cutaway.client.request_builder import CheckLike, Inputs, TargetLike, build_request
 from cutaway.client.transport import TORCHSERVE_SCHEME, Call, GatewayTransport, TorchServeTransport, Transport
 from cutaway.errors import CutawayError, Reason, error
-from cutaway.requests import Attribution, Capture, CheckMode, Edit, ExplainIf, InspectRequest
+from cutaway.requests import Argument, Attribution, Capture, CheckMode, Edit, ExplainIf, InspectRequest
 from cutaway.results import InspectResult, ModelName
 from cutaway.trust import Tls, make_trust
 
@@ -66,6 +67,8 @@ class BaseClient(ABC, Generic[Inspected, Streamed]):
         captures: Sequence[Capture | str] | str = (),
         input_gradients: bool | Sequence[str] | str = False,
         attributions: Sequence[Attribution] = (),
+        arguments: Mapping[str, Argument] = MappingProxyType({}),
+        attribution_errors_in_place: bool = False,
         explain_if: ExplainIf | None = None,
         edits: Sequence[Edit] = (),
         compare: bool = False,
@@ -88,6 +91,9 @@ class BaseClient(ABC, Generic[Inspected, Streamed]):
             captures: tensors inside the model to return; a bare name or glob returns outputs.
             input_gradients: True for every floating input, or names.
             attributions: the attributions to compute.
+            arguments: by name, the arguments of forward that are no tensors: truth values, numbers, texts, None.
+            attribution_errors_in_place: True returns the error of an attribution in its place, and the rest of the
+                result; False raises it.
             explain_if: explain only the examples whose prediction meets this condition; None explains all.
             edits: changes to tensors inside the model, in the order applied.
             compare: return also the predictions of the model without the edits.
@@ -116,6 +122,8 @@ class BaseClient(ABC, Generic[Inspected, Streamed]):
             captures=captures,
             input_gradients=input_gradients,
             attributions=attributions,
+            arguments=arguments,
+            attribution_errors_in_place=attribution_errors_in_place,
             explain_if=explain_if,
             edits=edits,
             compare=compare,
@@ -138,6 +146,8 @@ class BaseClient(ABC, Generic[Inspected, Streamed]):
         captures: Sequence[Capture | str] | str = (),
         input_gradients: bool | Sequence[str] | str = False,
         attributions: Sequence[Attribution] = (),
+        arguments: Mapping[str, Argument] = MappingProxyType({}),
+        attribution_errors_in_place: bool = False,
         explain_if: ExplainIf | None = None,
         edits: Sequence[Edit] = (),
         compare: bool = False,
@@ -161,6 +171,8 @@ class BaseClient(ABC, Generic[Inspected, Streamed]):
             captures=captures,
             input_gradients=input_gradients,
             attributions=attributions,
+            arguments=arguments,
+            attribution_errors_in_place=attribution_errors_in_place,
             explain_if=explain_if,
             edits=edits,
             compare=compare,

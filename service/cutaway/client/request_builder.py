@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
 from cutaway.errors import Reason, error
 from cutaway.requests import (
+    Argument,
     Attribution,
     Capture,
     CheckMode,
@@ -38,6 +40,8 @@ def build_request(
     captures: Sequence[Capture | str] | str = (),
     input_gradients: bool | Sequence[str] | str = False,
     attributions: Sequence[Attribution] = (),
+    arguments: Mapping[str, Argument] = MappingProxyType({}),
+    attribution_errors_in_place: bool = False,
     explain_if: ExplainIf | None = None,
     edits: Sequence[Edit] = (),
     compare: bool = False,
@@ -59,6 +63,8 @@ def build_request(
         edits=tuple(edits),
         compare=compare,
         attributions=tuple(attributions),
+        arguments=dict(arguments),
+        attribution_errors_in_place=attribution_errors_in_place,
         explain_if=explain_if,
         check=_check(check),
         omit_predictions=not predictions,

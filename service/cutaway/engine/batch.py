@@ -17,6 +17,7 @@ from cutaway.engine.execution.inspect import finish, run_plan
 from cutaway.engine.execution.main_pass import run_main_pass
 from cutaway.engine.execution.shared_attribution import share_attributions
 from cutaway.engine.execution.shared_pass import may_share
+from cutaway.engine.model.inspected_model import arguments_kind
 from cutaway.engine.planning.plan import Plan
 from cutaway.engine.runtime.cancellation import latest
 from cutaway.requests import Point
@@ -55,11 +56,11 @@ def _run_alone(plan: Plan) -> Outcome:
 def _groups(plans: Sequence[Plan]) -> Iterator[Group]:
     """Yields groups of at least two requests; a request in none runs alone."""
     stacking: dict[Hashable, Group] = {}
-    with plans[0].model.session():
-        for number, plan in enumerate(plans):
+    for number, plan in enumerate(plans):
+        with plan.model.session(arguments=plan.request.arguments):
             if _may_share(plan):
-                kind = tuple((name, tensor.dtype, tensor.shape[1:]) for name, tensor in plan.inputs.items())
-                stacking.setdefault(kind, {})[number] = plan
+                tensors = tuple((name, tensor.dtype, tensor.shape[1:]) for name, tensor in plan.inputs.items())
+                stacking.setdefault((tensors, arguments_kind(plan.request.arguments)), {})[number] = plan
     for group in stacking.values():
         for same_output in _by_output(group):
             yield from (part for part in _parts(same_output) if len(part) > 1)
@@ -109,7 +110,8 @@ def _run_together(group: Group) -> dict[int, Outcome]:
     model = plans[0].model
     model.passes.reset()
     # Of a request that cannot share, an exception may end all: alone each gets its result, or its own error.
-    with suppress(BaseException), model.session(latest([plan.cancellation for plan in plans])):
+    cancellation, arguments = latest([plan.cancellation for plan in plans]), plans[0].request.arguments
+    with suppress(BaseException), model.session(cancellation, arguments):
         mains = run_main_pass(plans)
         for number, main, shared in zip(group, mains, share_attributions(mains)):
             try:

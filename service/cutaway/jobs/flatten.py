@@ -71,11 +71,7 @@ def _columns(result: InspectResult, template: RequestTemplate, batch: int) -> It
 
 
 def _attributions(result: InspectResult, template: RequestTemplate, batch: int) -> Iterator[Cells]:
-    condition = template.request.explain_if
-    explained = None
-    if condition is not None:
-        qualified = enumerate(condition.qualifies(found.index, found.probability) for found in result.classes)
-        explained = [row for row, qualifies in qualified if qualifies]
+    explained = None if result.explained_rows is None else np.flatnonzero(result.explained_rows).tolist()
     for name, attribution in zip(_names(template), result.attributions):
         yield from _attribution(name, attribution, explained, batch)
     tokens = next((found.tokens for found in result.attributions if found.tokens is not None), None)

@@ -56,6 +56,8 @@ def _probe(job: Job, template: RequestTemplate, batch: Batch, model: Model) -> l
     if batch.request.explain_if is not None:
         model.inspect(batch.request)  # raises the errors of the condition
     result = model.inspect(replace(batch.request, explain_if=None))
+    if batch.request.explain_if is not None:
+        result = replace(result, explained_rows=np.ones(1, bool))
     return list(result_columns(batch, result, template, job.output.keep_inputs))
 
 

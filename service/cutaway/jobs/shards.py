@@ -132,7 +132,10 @@ def raise_fatal(failure: CutawayError) -> None:
 _FIELDS = {
     "tensors.by_name.": "inputs.",
     "raw": "inputs.raw",
-    **{part: f"request.{part}" for part in ("attributions", "captures", "input_gradients", "edits", "explain_if")},
+    **{
+        part: f"request.{part}"
+        for part in ("arguments", "attributions", "captures", "input_gradients", "edits", "explain_if")
+    },
     "check": "request.check",
 }
 """The first part of a field in the contract's request, and in ``job.yaml``."""

@@ -133,6 +133,9 @@ class Request(Section):
     input_gradients: bool | tuple[str, ...] = Field(
         default=False, description="The target's gradient at every floating-point input, or at those named."
     )
+    arguments: dict[str, bool | int | float | str | None] = Field(
+        default={}, description="Arguments of `forward` that are no tensors: {scale: 5}."
+    )
     edits: tuple[RequestPart, ...] = Field(
         default=(), description="Changes of values inside the model: {edit: zero, layer: relu1}."
     )

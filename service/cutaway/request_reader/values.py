@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from cutaway.errors import CutawayError, Reason, at, error
-from cutaway.requests import Point, PointName, TokenId
+from cutaway.requests import Argument, Point, PointName, TokenId
 from cutaway.schema.tensors import Array
 from cutaway.wire.codec import convert_each
 
@@ -128,7 +128,14 @@ def _points(value: Any) -> Point | tuple[Point, ...]:
     return tuple(convert_each(_point, value)) if isinstance(value, (list, tuple)) else _point(value)
 
 
+def _argument(value: Any) -> Argument:
+    if value is not None and not isinstance(value, (bool, int, float, str)):
+        raise wrong_type("true, false, a number, a text or null", value)
+    return value
+
+
 READERS: Mapping[Any, Callable[[Any], Any]] = {
+    Argument: _argument,
     bool: _boolean,
     int: _integer,
     float: _number,

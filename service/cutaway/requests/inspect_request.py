@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from cutaway.requests.attributions import Attribution
 from cutaway.requests.captures import Capture
@@ -13,7 +14,10 @@ from cutaway.requests.targets import PredictedClass, Target
 from cutaway.schema.tensors import Array
 from cutaway.str_enum import StrEnum
 
-__all__ = ["CheckMode", "CheckRequest", "InspectRequest", "Raw"]
+__all__ = ["Argument", "CheckMode", "CheckRequest", "InspectRequest", "Raw"]
+
+Argument: TypeAlias = bool | int | float | str | None
+"""What an argument of forward gets that takes no tensor."""
 
 
 class CheckMode(StrEnum):
@@ -62,12 +66,15 @@ class InspectRequest:
         model: ``digits`` or ``digits/versions/1.0``.
         tensors: by forward-argument name, batch first.
         raw: examples for the adapter to decode, instead of ``tensors``.
+        arguments: by name, the arguments of forward that are no tensors; the same in every pass.
         target: the scalar that gradients and attributions are computed for.
         captures: tensors inside the model to return.
         input_gradients: ``None`` for none, else input names, empty for every floating input.
         edits: changes to tensors inside the model, in the order applied.
         compare: return also the predictions of the model without the edits.
         attributions: the attributions to compute.
+        attribution_errors_in_place: return the error of an attribution in its place, and the rest of the result; else
+            it is the error of the call.
         explain_if: explain only the examples whose prediction meets this condition; ``None`` explains all.
         check: how attributions are checked.
         omit_predictions: leave the predictions out; if only values inside the model are requested, and each capture
@@ -84,12 +91,14 @@ class InspectRequest:
     model: str
     tensors: Mapping[str, Array] = field(default_factory=dict)
     raw: tuple[Raw, ...] = ()
+    arguments: Mapping[str, Argument] = field(default_factory=dict)
     target: Target = field(default_factory=PredictedClass)
     captures: tuple[Capture, ...] = ()
     input_gradients: tuple[str, ...] | None = None
     edits: tuple[Edit, ...] = ()
     compare: bool = False
     attributions: tuple[Attribution, ...] = ()
+    attribution_errors_in_place: bool = False
     explain_if: ExplainIf | None = None
     check: CheckRequest = field(default_factory=CheckRequest)
     omit_predictions: bool = False

@@ -40,7 +40,8 @@ class NeuronIntegratedGradients(NeuronAttribution, PathAttribution):
 @dataclass(frozen=True, kw_only=True)
 class NeuronConductance(NeuronAttribution, PathAttribution):
     """How much of the target's change from the baseline to the input goes from each input through the neuron.
-    Dhamdhere et al. 2018, arXiv:1805.12233."""
+    Dhamdhere et al. 2018, arXiv:1805.12233. Captum's own default here, the trapezoidal rule, has weights that sum to
+    ``(n_steps - 1) / n_steps``, and is not this one's."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -102,10 +102,10 @@ class Surrogate(Grouped, BaselinePerturbation):
     makes them reproducible.
 
     Args:
-        n_samples: draws, at least 1.
+        n_samples: draws, at least 1; more than twice as many as there are features determine the weights.
     """
 
-    n_samples: int = 50
+    n_samples: int = 25
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cutaway.requests.captures import Slice
 from cutaway.schema.tensors import ArrayLike
 from cutaway.str_enum import StrEnum
 
@@ -137,12 +138,14 @@ class OutputNorm(Target):
 
 @dataclass(frozen=True)
 class Neuron(Target):
-    """One element of what a module's first call returned, in place of an output.
+    """One element of what a module's first call returned, or the sum of a block of its elements, in place of an output.
 
     Args:
         module: the module's name.
         index: one index an axis, from 0, the batch axis left out.
+        slices: a block in place of the index: a range along each axis named, never axis 0, the whole of the others.
     """
 
     module: str
-    index: tuple[int, ...]
+    index: tuple[int, ...] = ()
+    slices: tuple[Slice, ...] = ()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from cutaway.requests import Point
 from cutaway.results.explanations import (
+    AttributionError,
     AttributionResult,
     Cause,
     Check,
@@ -20,6 +21,7 @@ from cutaway.schema.tensors import Array
 from cutaway.str_enum import StrEnum
 
 __all__ = [
+    "AttributionError",
     "AttributionResult",
     "CapturedCall",
     "Cause",
@@ -217,6 +219,7 @@ class InspectResult:
         warnings: facts that the caller may not expect.
         provenance: the model and the software.
         timings: the time of each stage.
+        explained_rows: [batch] of bool: with ``explain_if``, whether the row qualified and was explained; else None.
         estimate: with ``dry_run``, the estimate of the reply; then predictions, captures, gradients and attributions
             are empty.
     """
@@ -234,6 +237,7 @@ class InspectResult:
     warnings: tuple[Warning, ...] = ()
     provenance: Provenance = field(default_factory=Provenance)
     timings: Timings = field(default_factory=Timings)
+    explained_rows: Array | None = None
     estimate: Estimate | None = None
 
 

@@ -142,6 +142,23 @@ class MetricResult:
 
 
 @dataclass(frozen=True)
+class AttributionError:
+    """Why one attribution could not be computed.
+
+    Attributes:
+        code: the gRPC status code that the call would have had.
+        reason: the reason for programs.
+        message: the reason for people.
+        field: the field at fault.
+    """
+
+    code: int
+    reason: str
+    message: str
+    field: str = ""
+
+
+@dataclass(frozen=True)
 class AttributionResult:
     """One attribution.
 
@@ -157,6 +174,7 @@ class AttributionResult:
         n_steps: the number of steps on the path; 0 for a method without a path.
         tokens: the attribution of each token, where the layer is an embedding; else None.
         metrics: the requested quality metrics, in order.
+        error: why there is no attribution, where the request takes errors in their places; then ``values`` is empty.
     """
 
     method: str
@@ -170,3 +188,4 @@ class AttributionResult:
     n_steps: int = 0
     tokens: TokenAttribution | None = None
     metrics: tuple[MetricResult, ...] = ()
+    error: AttributionError | None = None

@@ -39,6 +39,9 @@ def _values(attributions: tuple[AttributionResult, ...]) -> Table:
     names = ["method", "of", "shape", *["class"] * show_class, "min", "max", "delta", *["steps"] * show_steps]
     table = empty_table("Attributions", *names, numbers=len(names) - 3, folds=("of", "class"))
     for attribution in attributions:
+        if attribution.error is not None:
+            why = Text(f"{attribution.error.reason}: {attribution.error.message}", style="red")
+            table.add_row(Text(attribution.method), why, *[""] * (len(names) - 2))
         classes = Text("") if attribution.targets is None else first_values(attribution.targets)
         delta = attribution.convergence_delta
         largest_delta = "" if delta is None else number_text(float(np.abs(delta).max()))

@@ -37,7 +37,9 @@ def _classes(result: InspectResult) -> Table:
     show_label = any(prediction.label for prediction in result.classes)
     targets = {"target": result.targets, "target's value": result.target_values}
     shown = {} if needs_target_table(result) else {name: array for name, array in targets.items() if array is not None}
-    names = ["example", "class", *["label"] * show_label, "probability", *shown]
+    explained = result.explained_rows
+    asked = explained is not None
+    names = ["example", "class", *["label"] * show_label, "probability", *shown, *["explained"] * asked]
     table = empty_table("Prediction", *names, numbers=1 + len(shown), folds=("label",))
     unedited = result.unedited_classes or result.classes
     for index, (before, after) in enumerate(zip(unedited, result.classes[:MAX_ROWS])):
@@ -48,6 +50,7 @@ def _classes(result: InspectResult) -> Table:
             *[_change(before.label, after.label, "bold")] * show_label,
             Text(" -> ").join([*probability, percent_text(after.probability)]),
             *(number_text(printable(array)[index].item()) for array in shown.values()),
+            *([] if explained is None else ["yes" if explained[index] else "no"]),
         )
     count_hidden_rows(table, len(result.classes))
     return table

@@ -431,7 +431,7 @@ class PathIntegral(_message.Message):
     n_steps: _builtins.int
     """Steps along the path, from 1 to 4096. Default: 50."""
     quadrature: Global___Quadrature.ValueType
-    """Default: Gauss-Legendre."""
+    """Default: Gauss-Legendre. Captum's trapezoidal rule has weights that sum to (n_steps - 1) / n_steps."""
     max_delta: _builtins.float
     """Steps double, up to the server's cap, until the convergence delta of every example is at most this. Default: no."""
     @_builtins.property
@@ -1057,7 +1057,7 @@ class KernelShap(_message.Message):
     MASKS_FIELD_NUMBER: _builtins.int
     N_SAMPLES_FIELD_NUMBER: _builtins.int
     n_samples: _builtins.int
-    """Samples. Default: 50."""
+    """Samples. Default: 25."""
     @_builtins.property
     def baselines(self) -> Global___Baselines:
         """What an absent feature is."""
@@ -1091,7 +1091,7 @@ class Lime(_message.Message):
     MASKS_FIELD_NUMBER: _builtins.int
     N_SAMPLES_FIELD_NUMBER: _builtins.int
     n_samples: _builtins.int
-    """Samples. Default: 50."""
+    """Samples. Default: 25."""
     @_builtins.property
     def baselines(self) -> Global___Baselines:
         """What an absent feature is."""
@@ -1890,6 +1890,7 @@ class Attribution(_message.Message):
     METRICS_FIELD_NUMBER: _builtins.int
     N_STEPS_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
     method: _builtins.str
     """The method, by Captum's class name: `IntegratedGradients`."""
     layer: _builtins.str
@@ -1932,6 +1933,12 @@ class Attribution(_message.Message):
     def tokens(self) -> Global___TokenAttribution:
         """What each token adds, where the layer is an embedding."""
 
+    @_builtins.property
+    def error(self) -> Global___AttributionError:
+        """With `attribution_errors_in_place`: why there is no attribution; then all other fields but the method and the layer
+        are empty.
+        """
+
     def __init__(
         self,
         *,
@@ -1946,14 +1953,49 @@ class Attribution(_message.Message):
         metrics: _abc.Iterable[Global___Metric] | None = ...,
         n_steps: _builtins.int = ...,
         tokens: Global___TokenAttribution | None = ...,
+        error: Global___AttributionError | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checks", b"checks", "convergence_delta", b"convergence_delta", "layer", b"layer", "method", b"method", "metrics", b"metrics", "n_steps", b"n_steps", "targets", b"targets", "tokens", b"tokens", "value_at_baseline", b"value_at_baseline", "value_at_input", b"value_at_input", "values", b"values"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checks", b"checks", "convergence_delta", b"convergence_delta", "error", b"error", "layer", b"layer", "method", b"method", "metrics", b"metrics", "n_steps", b"n_steps", "targets", b"targets", "tokens", b"tokens", "value_at_baseline", b"value_at_baseline", "value_at_input", b"value_at_input", "values", b"values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Attribution: _TypeAlias = Attribution  # noqa: Y015
+
+@_typing.final
+class AttributionError(_message.Message):
+    """Why one attribution could not be computed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CODE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    FIELD_FIELD_NUMBER: _builtins.int
+    code: _builtins.int
+    """The gRPC status code that the call would have had."""
+    reason: _builtins.str
+    """The reason for programs: `METHOD_INAPPLICABLE`."""
+    message: _builtins.str
+    """For a person."""
+    field: _builtins.str
+    """The field at fault: `attributions[1].layer_grad_cam.layer`."""
+    def __init__(
+        self,
+        *,
+        code: _builtins.int = ...,
+        reason: _builtins.str = ...,
+        message: _builtins.str = ...,
+        field: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "field", b"field", "message", b"message", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AttributionError: _TypeAlias = AttributionError  # noqa: Y015
 
 @_typing.final
 class TokenAttribution(_message.Message):

@@ -7,6 +7,7 @@ from collections import abc as _abc
 from cutaway.v1 import tensor_pb2 as _tensor_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf import struct_pb2 as _struct_pb2
 from google.protobuf.internal import containers as _containers
 import builtins as _builtins
 import sys
@@ -116,3 +117,43 @@ class RawInput(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RawInput: _TypeAlias = RawInput  # noqa: Y015
+
+@_typing.final
+class Argument(_message.Message):
+    """What a forward argument gets that takes no tensor."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BOOLEAN_FIELD_NUMBER: _builtins.int
+    INTEGER_FIELD_NUMBER: _builtins.int
+    REAL_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    NONE_FIELD_NUMBER: _builtins.int
+    boolean: _builtins.bool
+    """true or false."""
+    integer: _builtins.int
+    """A whole number."""
+    real: _builtins.float
+    """Any other number."""
+    text: _builtins.str
+    """A text."""
+    none: _struct_pb2.NullValue.ValueType
+    """Python's None."""
+    def __init__(
+        self,
+        *,
+        boolean: _builtins.bool = ...,
+        integer: _builtins.int = ...,
+        real: _builtins.float = ...,
+        text: _builtins.str = ...,
+        none: _struct_pb2.NullValue.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["boolean", b"boolean", "integer", b"integer", "kind", b"kind", "none", b"none", "real", b"real", "text", b"text"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["boolean", b"boolean", "integer", b"integer", "kind", b"kind", "none", b"none", "real", b"real", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["boolean", "integer", "real", "text", "none"]  # noqa: Y015
+    _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
+
+Global___Argument: _TypeAlias = Argument  # noqa: Y015

@@ -32,33 +32,37 @@ from cutaway.v1 import target_pb2 as cutaway_dot_v1_dot_target__pb2
 from cutaway.v1 import tensor_pb2 as cutaway_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x63utaway/v1/inspection.proto\x12\ncutaway.v1\x1a\x1c\x63utaway/v1/attribution.proto\x1a\x18\x63utaway/v1/capture.proto\x1a\x16\x63utaway/v1/check.proto\x1a\x15\x63utaway/v1/edit.proto\x1a\x16\x63utaway/v1/input.proto\x1a\x16\x63utaway/v1/model.proto\x1a\x17\x63utaway/v1/target.proto\x1a\x17\x63utaway/v1/tensor.proto\"\xf1\x03\n\x0eInspectRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12+\n\x07tensors\x18\x02 \x01(\x0b\x32\x18.cutaway.v1.TensorInputsH\x00\x12$\n\x03raw\x18\x03 \x01(\x0b\x32\x15.cutaway.v1.RawInputsH\x00\x12\"\n\x06target\x18\x04 \x01(\x0b\x32\x12.cutaway.v1.Target\x12,\n\x08\x63\x61ptures\x18\x05 \x03(\x0b\x32\x1a.cutaway.v1.CaptureRequest\x12\x39\n\x0finput_gradients\x18\x06 \x01(\x0b\x32 .cutaway.v1.InputGradientRequest\x12\x1f\n\x05\x65\x64its\x18\x07 \x03(\x0b\x32\x10.cutaway.v1.Edit\x12\x0f\n\x07\x63ompare\x18\x08 \x01(\x08\x12\x34\n\x0c\x61ttributions\x18\t \x03(\x0b\x32\x1e.cutaway.v1.AttributionRequest\x12\'\n\x05\x63heck\x18\n \x01(\x0b\x32\x18.cutaway.v1.CheckRequest\x12\x30\n\nexplain_if\x18\x0b \x01(\x0b\x32\x1c.cutaway.v1.ExplainCondition\x12$\n\x07options\x18\x0c \x01(\x0b\x32\x13.cutaway.v1.OptionsB\x07\n\x05input\"&\n\x14InputGradientRequest\x12\x0e\n\x06inputs\x18\x01 \x03(\t\"\x99\x01\n\x10\x45xplainCondition\x12!\n\x14probability_at_least\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12 \n\x13probability_at_most\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x0f\n\x07\x63lasses\x18\x03 \x03(\x03\x42\x17\n\x15_probability_at_leastB\x16\n\x14_probability_at_most\"\xc6\x01\n\x07Options\x12-\n\x0freply_data_type\x18\x01 \x01(\x0e\x32\x14.cutaway.v1.DataType\x12,\n\x0b\x63ompression\x18\x02 \x01(\x0e\x32\x17.cutaway.v1.Compression\x12\x11\n\x04seed\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12\x17\n\x0fmax_reply_bytes\x18\x04 \x01(\x04\x12\x0f\n\x07\x64ry_run\x18\x05 \x01(\x08\x12\x18\n\x10omit_predictions\x18\x06 \x01(\x08\x42\x07\n\x05_seed\"\xd5\x03\n\x0fInspectResponse\x12,\n\x0bpredictions\x18\x01 \x01(\x0b\x32\x17.cutaway.v1.Predictions\x12%\n\x08\x63\x61ptures\x18\x02 \x03(\x0b\x32\x13.cutaway.v1.Capture\x12\x30\n\x0finput_gradients\x18\x03 \x03(\x0b\x32\x17.cutaway.v1.NamedTensor\x12\x34\n\x13parameter_gradients\x18\x04 \x03(\x0b\x32\x17.cutaway.v1.NamedTensor\x12-\n\x0c\x61ttributions\x18\x05 \x03(\x0b\x32\x17.cutaway.v1.Attribution\x12\x35\n\x14unedited_predictions\x18\x06 \x01(\x0b\x32\x17.cutaway.v1.Predictions\x12%\n\x08warnings\x18\x07 \x03(\x0b\x32\x13.cutaway.v1.Warning\x12*\n\nprovenance\x18\x08 \x01(\x0b\x32\x16.cutaway.v1.Provenance\x12$\n\x07timings\x18\t \x01(\x0b\x32\x13.cutaway.v1.Timings\x12&\n\x08\x65stimate\x18\n \x01(\x0b\x32\x14.cutaway.v1.Estimate\"\xaa\x01\n\x0bPredictions\x12(\n\x07outputs\x18\x01 \x03(\x0b\x32\x17.cutaway.v1.NamedTensor\x12,\n\x07\x63lasses\x18\x02 \x03(\x0b\x32\x1b.cutaway.v1.ClassPrediction\x12\x0f\n\x07targets\x18\x03 \x03(\x03\x12\x15\n\rtarget_values\x18\x04 \x03(\x01\x12\x1b\n\x13targets_per_example\x18\x05 \x01(\r\"D\n\x0f\x43lassPrediction\x12\r\n\x05index\x18\x01 \x01(\x03\x12\r\n\x05label\x18\x02 \x01(\t\x12\x13\n\x0bprobability\x18\x03 \x01(\x01\"R\n\x07Warning\x12%\n\x04\x63ode\x18\x01 \x01(\x0e\x32\x17.cutaway.v1.WarningCode\x12\x0f\n\x07subject\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\"\x94\x01\n\x07Timings\x12\x10\n\x08queue_ms\x18\x01 \x01(\x01\x12\x11\n\tdecode_ms\x18\x02 \x01(\x01\x12\x12\n\nforward_ms\x18\x03 \x01(\x01\x12\x13\n\x0b\x62\x61\x63kward_ms\x18\x04 \x01(\x01\x12\x16\n\x0e\x61ttribution_ms\x18\x05 \x01(\x01\x12\x10\n\x08\x63heck_ms\x18\x06 \x01(\x01\x12\x11\n\tencode_ms\x18\x07 \x01(\x01\"Y\n\x08\x45stimate\x12\x13\n\x0breply_bytes\x18\x01 \x01(\x04\x12(\n\x07tensors\x18\x02 \x03(\x0b\x32\x17.cutaway.v1.NamedTensor\x12\x0e\n\x06passes\x18\x03 \x01(\x04*\xf9\x01\n\x0bWarningCode\x12\x1c\n\x18WARNING_CODE_UNSPECIFIED\x10\x00\x12\"\n\x1eWARNING_CODE_MODULE_NOT_CALLED\x10\x01\x12\x1c\n\x18WARNING_CODE_NO_GRADIENT\x10\x02\x12$\n WARNING_CODE_EDIT_WITHOUT_EFFECT\x10\x03\x12\x1d\n\x19WARNING_CODE_NOT_A_TENSOR\x10\x04\x12%\n!WARNING_CODE_ROWS_NOT_INDEPENDENT\x10\x05\x12\x1e\n\x1aWARNING_CODE_NOT_EXPLAINED\x10\x06\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x63utaway/v1/inspection.proto\x12\ncutaway.v1\x1a\x1c\x63utaway/v1/attribution.proto\x1a\x18\x63utaway/v1/capture.proto\x1a\x16\x63utaway/v1/check.proto\x1a\x15\x63utaway/v1/edit.proto\x1a\x16\x63utaway/v1/input.proto\x1a\x16\x63utaway/v1/model.proto\x1a\x17\x63utaway/v1/target.proto\x1a\x17\x63utaway/v1/tensor.proto\"\x9c\x05\n\x0eInspectRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12+\n\x07tensors\x18\x02 \x01(\x0b\x32\x18.cutaway.v1.TensorInputsH\x00\x12$\n\x03raw\x18\x03 \x01(\x0b\x32\x15.cutaway.v1.RawInputsH\x00\x12\"\n\x06target\x18\x04 \x01(\x0b\x32\x12.cutaway.v1.Target\x12,\n\x08\x63\x61ptures\x18\x05 \x03(\x0b\x32\x1a.cutaway.v1.CaptureRequest\x12\x39\n\x0finput_gradients\x18\x06 \x01(\x0b\x32 .cutaway.v1.InputGradientRequest\x12\x1f\n\x05\x65\x64its\x18\x07 \x03(\x0b\x32\x10.cutaway.v1.Edit\x12\x0f\n\x07\x63ompare\x18\x08 \x01(\x08\x12\x34\n\x0c\x61ttributions\x18\t \x03(\x0b\x32\x1e.cutaway.v1.AttributionRequest\x12\'\n\x05\x63heck\x18\n \x01(\x0b\x32\x18.cutaway.v1.CheckRequest\x12\x30\n\nexplain_if\x18\x0b \x01(\x0b\x32\x1c.cutaway.v1.ExplainCondition\x12$\n\x07options\x18\x0c \x01(\x0b\x32\x13.cutaway.v1.Options\x12<\n\targuments\x18\r \x03(\x0b\x32).cutaway.v1.InspectRequest.ArgumentsEntry\x12#\n\x1b\x61ttribution_errors_in_place\x18\x0e \x01(\x08\x1a\x46\n\x0e\x41rgumentsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12#\n\x05value\x18\x02 \x01(\x0b\x32\x14.cutaway.v1.Argument:\x02\x38\x01\x42\x07\n\x05input\"&\n\x14InputGradientRequest\x12\x0e\n\x06inputs\x18\x01 \x03(\t\"\x99\x01\n\x10\x45xplainCondition\x12!\n\x14probability_at_least\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12 \n\x13probability_at_most\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x0f\n\x07\x63lasses\x18\x03 \x03(\x03\x42\x17\n\x15_probability_at_leastB\x16\n\x14_probability_at_most\"\xc6\x01\n\x07Options\x12-\n\x0freply_data_type\x18\x01 \x01(\x0e\x32\x14.cutaway.v1.DataType\x12,\n\x0b\x63ompression\x18\x02 \x01(\x0e\x32\x17.cutaway.v1.Compression\x12\x11\n\x04seed\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12\x17\n\x0fmax_reply_bytes\x18\x04 \x01(\x04\x12\x0f\n\x07\x64ry_run\x18\x05 \x01(\x08\x12\x18\n\x10omit_predictions\x18\x06 \x01(\x08\x42\x07\n\x05_seed\"\xed\x03\n\x0fInspectResponse\x12,\n\x0bpredictions\x18\x01 \x01(\x0b\x32\x17.cutaway.v1.Predictions\x12%\n\x08\x63\x61ptures\x18\x02 \x03(\x0b\x32\x13.cutaway.v1.Capture\x12\x30\n\x0finput_gradients\x18\x03 \x03(\x0b\x32\x17.cutaway.v1.NamedTensor\x12\x34\n\x13parameter_gradients\x18\x04 \x03(\x0b\x32\x17.cutaway.v1.NamedTensor\x12-\n\x0c\x61ttributions\x18\x05 \x03(\x0b\x32\x17.cutaway.v1.Attribution\x12\x35\n\x14unedited_predictions\x18\x06 \x01(\x0b\x32\x17.cutaway.v1.Predictions\x12%\n\x08warnings\x18\x07 \x03(\x0b\x32\x13.cutaway.v1.Warning\x12*\n\nprovenance\x18\x08 \x01(\x0b\x32\x16.cutaway.v1.Provenance\x12$\n\x07timings\x18\t \x01(\x0b\x32\x13.cutaway.v1.Timings\x12&\n\x08\x65stimate\x18\n \x01(\x0b\x32\x14.cutaway.v1.Estimate\x12\x16\n\x0e\x65xplained_rows\x18\x0b \x03(\x08\"\xaa\x01\n\x0bPredictions\x12(\n\x07outputs\x18\x01 \x03(\x0b\x32\x17.cutaway.v1.NamedTensor\x12,\n\x07\x63lasses\x18\x02 \x03(\x0b\x32\x1b.cutaway.v1.ClassPrediction\x12\x0f\n\x07targets\x18\x03 \x03(\x03\x12\x15\n\rtarget_values\x18\x04 \x03(\x01\x12\x1b\n\x13targets_per_example\x18\x05 \x01(\r\"D\n\x0f\x43lassPrediction\x12\r\n\x05index\x18\x01 \x01(\x03\x12\r\n\x05label\x18\x02 \x01(\t\x12\x13\n\x0bprobability\x18\x03 \x01(\x01\"R\n\x07Warning\x12%\n\x04\x63ode\x18\x01 \x01(\x0e\x32\x17.cutaway.v1.WarningCode\x12\x0f\n\x07subject\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\"\x94\x01\n\x07Timings\x12\x10\n\x08queue_ms\x18\x01 \x01(\x01\x12\x11\n\tdecode_ms\x18\x02 \x01(\x01\x12\x12\n\nforward_ms\x18\x03 \x01(\x01\x12\x13\n\x0b\x62\x61\x63kward_ms\x18\x04 \x01(\x01\x12\x16\n\x0e\x61ttribution_ms\x18\x05 \x01(\x01\x12\x10\n\x08\x63heck_ms\x18\x06 \x01(\x01\x12\x11\n\tencode_ms\x18\x07 \x01(\x01\"Y\n\x08\x45stimate\x12\x13\n\x0breply_bytes\x18\x01 \x01(\x04\x12(\n\x07tensors\x18\x02 \x03(\x0b\x32\x17.cutaway.v1.NamedTensor\x12\x0e\n\x06passes\x18\x03 \x01(\x04*\xf9\x01\n\x0bWarningCode\x12\x1c\n\x18WARNING_CODE_UNSPECIFIED\x10\x00\x12\"\n\x1eWARNING_CODE_MODULE_NOT_CALLED\x10\x01\x12\x1c\n\x18WARNING_CODE_NO_GRADIENT\x10\x02\x12$\n WARNING_CODE_EDIT_WITHOUT_EFFECT\x10\x03\x12\x1d\n\x19WARNING_CODE_NOT_A_TENSOR\x10\x04\x12%\n!WARNING_CODE_ROWS_NOT_INDEPENDENT\x10\x05\x12\x1e\n\x1aWARNING_CODE_NOT_EXPLAINED\x10\x06\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'cutaway.v1.inspection_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_WARNINGCODE']._serialized_start=2183
-  _globals['_WARNINGCODE']._serialized_end=2432
+  _globals['_INSPECTREQUEST_ARGUMENTSENTRY']._loaded_options = None
+  _globals['_INSPECTREQUEST_ARGUMENTSENTRY']._serialized_options = b'8\001'
+  _globals['_WARNINGCODE']._serialized_start=2378
+  _globals['_WARNINGCODE']._serialized_end=2627
   _globals['_INSPECTREQUEST']._serialized_start=245
-  _globals['_INSPECTREQUEST']._serialized_end=742
-  _globals['_INPUTGRADIENTREQUEST']._serialized_start=744
-  _globals['_INPUTGRADIENTREQUEST']._serialized_end=782
-  _globals['_EXPLAINCONDITION']._serialized_start=785
-  _globals['_EXPLAINCONDITION']._serialized_end=938
-  _globals['_OPTIONS']._serialized_start=941
-  _globals['_OPTIONS']._serialized_end=1139
-  _globals['_INSPECTRESPONSE']._serialized_start=1142
-  _globals['_INSPECTRESPONSE']._serialized_end=1611
-  _globals['_PREDICTIONS']._serialized_start=1614
-  _globals['_PREDICTIONS']._serialized_end=1784
-  _globals['_CLASSPREDICTION']._serialized_start=1786
-  _globals['_CLASSPREDICTION']._serialized_end=1854
-  _globals['_WARNING']._serialized_start=1856
-  _globals['_WARNING']._serialized_end=1938
-  _globals['_TIMINGS']._serialized_start=1941
-  _globals['_TIMINGS']._serialized_end=2089
-  _globals['_ESTIMATE']._serialized_start=2091
-  _globals['_ESTIMATE']._serialized_end=2180
+  _globals['_INSPECTREQUEST']._serialized_end=913
+  _globals['_INSPECTREQUEST_ARGUMENTSENTRY']._serialized_start=834
+  _globals['_INSPECTREQUEST_ARGUMENTSENTRY']._serialized_end=904
+  _globals['_INPUTGRADIENTREQUEST']._serialized_start=915
+  _globals['_INPUTGRADIENTREQUEST']._serialized_end=953
+  _globals['_EXPLAINCONDITION']._serialized_start=956
+  _globals['_EXPLAINCONDITION']._serialized_end=1109
+  _globals['_OPTIONS']._serialized_start=1112
+  _globals['_OPTIONS']._serialized_end=1310
+  _globals['_INSPECTRESPONSE']._serialized_start=1313
+  _globals['_INSPECTRESPONSE']._serialized_end=1806
+  _globals['_PREDICTIONS']._serialized_start=1809
+  _globals['_PREDICTIONS']._serialized_end=1979
+  _globals['_CLASSPREDICTION']._serialized_start=1981
+  _globals['_CLASSPREDICTION']._serialized_end=2049
+  _globals['_WARNING']._serialized_start=2051
+  _globals['_WARNING']._serialized_end=2133
+  _globals['_TIMINGS']._serialized_start=2136
+  _globals['_TIMINGS']._serialized_end=2284
+  _globals['_ESTIMATE']._serialized_start=2286
+  _globals['_ESTIMATE']._serialized_end=2375
 # @@protoc_insertion_point(module_scope)

@@ -77,6 +77,27 @@ class InspectRequest(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class ArgumentsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> _input_pb2.Argument: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _input_pb2.Argument | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     MODEL_FIELD_NUMBER: _builtins.int
     TENSORS_FIELD_NUMBER: _builtins.int
     RAW_FIELD_NUMBER: _builtins.int
@@ -89,10 +110,16 @@ class InspectRequest(_message.Message):
     CHECK_FIELD_NUMBER: _builtins.int
     EXPLAIN_IF_FIELD_NUMBER: _builtins.int
     OPTIONS_FIELD_NUMBER: _builtins.int
+    ARGUMENTS_FIELD_NUMBER: _builtins.int
+    ATTRIBUTION_ERRORS_IN_PLACE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """`digits`, or `digits/versions/1.0`; required. Default version: the highest that is served."""
     compare: _builtins.bool
     """With edits: also return the prediction of the unedited model."""
+    attribution_errors_in_place: _builtins.bool
+    """True returns the error of an attribution in that attribution's place, and the rest of the reply. Default: it is
+    the error of the call.
+    """
     @_builtins.property
     def tensors(self) -> _input_pb2.TensorInputs:
         """Tensors by forward-argument name."""
@@ -133,6 +160,10 @@ class InspectRequest(_message.Message):
     def options(self) -> Global___Options:
         """How to run and reply."""
 
+    @_builtins.property
+    def arguments(self) -> _containers.MessageMap[_builtins.str, _input_pb2.Argument]:
+        """Arguments of forward that are no tensors, by name. They are the same for all examples, and in every pass."""
+
     def __init__(
         self,
         *,
@@ -148,10 +179,12 @@ class InspectRequest(_message.Message):
         check: _check_pb2.CheckRequest | None = ...,
         explain_if: Global___ExplainCondition | None = ...,
         options: Global___Options | None = ...,
+        arguments: _abc.Mapping[_builtins.str, _input_pb2.Argument] | None = ...,
+        attribution_errors_in_place: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["check", b"check", "explain_if", b"explain_if", "input", b"input", "input_gradients", b"input_gradients", "options", b"options", "raw", b"raw", "target", b"target", "tensors", b"tensors"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributions", b"attributions", "captures", b"captures", "check", b"check", "compare", b"compare", "edits", b"edits", "explain_if", b"explain_if", "input", b"input", "input_gradients", b"input_gradients", "model", b"model", "options", b"options", "raw", b"raw", "target", b"target", "tensors", b"tensors"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments", "attribution_errors_in_place", b"attribution_errors_in_place", "attributions", b"attributions", "captures", b"captures", "check", b"check", "compare", b"compare", "edits", b"edits", "explain_if", b"explain_if", "input", b"input", "input_gradients", b"input_gradients", "model", b"model", "options", b"options", "raw", b"raw", "target", b"target", "tensors", b"tensors"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["tensors", "raw"]  # noqa: Y015
     _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
@@ -186,7 +219,7 @@ Global___InputGradientRequest: _TypeAlias = InputGradientRequest  # noqa: Y015
 @_typing.final
 class ExplainCondition(_message.Message):
     """When to explain; every bound that is set must hold. A row that does not qualify has zeros for attributions, and
-    where none does nothing is run and there are no values; a warning says so.
+    where none does nothing is run and there are no values; `explained_rows` of the reply tells them apart.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -288,6 +321,7 @@ class InspectResponse(_message.Message):
     PROVENANCE_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
     ESTIMATE_FIELD_NUMBER: _builtins.int
+    EXPLAINED_ROWS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def predictions(self) -> Global___Predictions:
         """What the model returned."""
@@ -330,6 +364,10 @@ class InspectResponse(_message.Message):
     def estimate(self) -> Global___Estimate:
         """With `dry_run`: what the reply would be; then there are no predictions, captures, gradients and attributions."""
 
+    @_builtins.property
+    def explained_rows(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bool]:
+        """With `explain_if`: whether each row qualified, and so was explained. Empty without it: all were."""
+
     def __init__(
         self,
         *,
@@ -343,10 +381,11 @@ class InspectResponse(_message.Message):
         provenance: _model_pb2.Provenance | None = ...,
         timings: Global___Timings | None = ...,
         estimate: Global___Estimate | None = ...,
+        explained_rows: _abc.Iterable[_builtins.bool] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["estimate", b"estimate", "predictions", b"predictions", "provenance", b"provenance", "timings", b"timings", "unedited_predictions", b"unedited_predictions"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributions", b"attributions", "captures", b"captures", "estimate", b"estimate", "input_gradients", b"input_gradients", "parameter_gradients", b"parameter_gradients", "predictions", b"predictions", "provenance", b"provenance", "timings", b"timings", "unedited_predictions", b"unedited_predictions", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributions", b"attributions", "captures", b"captures", "estimate", b"estimate", "explained_rows", b"explained_rows", "input_gradients", b"input_gradients", "parameter_gradients", b"parameter_gradients", "predictions", b"predictions", "provenance", b"provenance", "timings", b"timings", "unedited_predictions", b"unedited_predictions", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

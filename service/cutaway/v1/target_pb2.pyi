@@ -4,6 +4,7 @@ isort:skip_file
 """
 
 from collections import abc as _abc
+from cutaway.v1 import capture_pb2 as _capture_pb2
 from cutaway.v1 import tensor_pb2 as _tensor_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -367,27 +368,35 @@ Global___OutputNorm: _TypeAlias = OutputNorm  # noqa: Y015
 
 @_typing.final
 class Neuron(_message.Message):
-    """One element of what a module's first call returned; of its first tensor, where it returns several."""
+    """One element of what a module's first call returned; of its first tensor, where it returns several. Or the sum of a
+    block of its elements.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     MODULE_FIELD_NUMBER: _builtins.int
     INDEX_FIELD_NUMBER: _builtins.int
+    SLICES_FIELD_NUMBER: _builtins.int
     module: _builtins.str
     """The module's name."""
     @_builtins.property
     def index(self) -> Global___Index:
         """The element, the batch axis left out."""
 
+    @_builtins.property
+    def slices(self) -> _containers.RepeatedCompositeFieldContainer[_capture_pb2.AxisSlice]:
+        """In place of the index, a block: a range along each axis named, never axis 0, and the whole of the others."""
+
     def __init__(
         self,
         *,
         module: _builtins.str = ...,
         index: Global___Index | None = ...,
+        slices: _abc.Iterable[_capture_pb2.AxisSlice] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["index", b"index"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "module", b"module"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "module", b"module", "slices", b"slices"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -5,18 +5,21 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
+
+from google.protobuf import struct_pb2
 
 from cutaway.errors import Reason, at, error
-from cutaway.requests import CheckRequest, ExplainIf, InspectRequest, Raw
+from cutaway.requests import Argument, CheckRequest, ExplainIf, InspectRequest, Raw
 from cutaway.schema.compression import check_compression
 from cutaway.v1 import check_pb2, input_pb2, inspection_pb2
 from cutaway.wire.captures import CAPTURES
-from cutaway.wire.codec import TENSOR, FieldRule, by_name, only, record, several, spread
+from cutaway.wire.codec import TENSOR, Codec, FieldRule, by_name, only, record, several, spread
 from cutaway.wire.edits import EDITS
 from cutaway.wire.enums import COMPRESSION, FLOATING_TYPE
 from cutaway.wire.message_walk import parse, refuse_large_unpacked, refuse_unknown_fields
 from cutaway.wire.methods import METHODS
-from cutaway.wire.scalars import Scalar, bounded, given
+from cutaway.wire.scalars import INT64, Scalar, bounded, given
 from cutaway.wire.targets import TARGETS
 
 
@@ -49,6 +52,29 @@ _OPTIONS = spread(
         "seed": FieldRule(codec=Scalar(_checked_seed, _checked_seed)),
     },
 )
+
+
+def _write_argument(value: Any, message: input_pb2.Argument) -> None:
+    value = value.item() if hasattr(value, "item") and not getattr(value, "ndim", 0) else value  # of numpy or torch
+    kind = _ARGUMENT_KINDS.get(type(value))
+    if kind is None:
+        raise error(
+            Reason.INVALID_VALUE, f"{value!r:.80} is no truth value, number, text or None; send an array as input"
+        )
+    if kind == "integer":
+        value = INT64.encode(value)
+    setattr(message, kind, struct_pb2.NULL_VALUE if value is None else value)
+
+
+def _read_argument(message: input_pb2.Argument) -> Argument:
+    kind = message.WhichOneof("kind")
+    if kind is None:
+        raise error(Reason.INVALID_VALUE, "give the value: boolean, integer, real, text or none")
+    value: Argument = None if kind == "none" else getattr(message, kind)
+    return value
+
+
+_ARGUMENT_KINDS = {bool: "boolean", int: "integer", float: "real", str: "text", type(None): "none"}
 _TENSORS = only(input_pb2.TensorInputs.DESCRIPTOR, by_name(TENSOR))
 _RAW = only(input_pb2.RawInputs.DESCRIPTOR, several(record(Raw, input_pb2.RawInput)))
 _FIELDS = spread(
@@ -56,6 +82,7 @@ _FIELDS = spread(
     [field for field in inspection_pb2.InspectRequest.DESCRIPTOR.fields if field.containing_oneof is None],
     {
         "model": FieldRule(check=given("name the model")),
+        "arguments": FieldRule(codec=by_name(Codec(_write_argument, _read_argument))),
         "target": FieldRule(codec=TARGETS.codec),
         "captures": FieldRule(codec=CAPTURES),
         "edits": FieldRule(codec=EDITS),

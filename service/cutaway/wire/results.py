@@ -81,6 +81,7 @@ _CLASSES = several(record(plain.ClassPrediction, inspection_pb2.ClassPrediction)
 _ROWS = FieldRule(codec=several(record(plain.RowCheck, check_pb2.RowCheck)))
 _CHECKS = several(record(plain.Check, check_pb2.Check, {"rows": _ROWS}))
 _METRIC = record(plain.MetricResult, attribution_pb2.Metric, {"values": _vector(np.float64, empty_is_none=False)})
+_ERROR = record(plain.AttributionError, attribution_pb2.AttributionError)
 _WARNINGS = several(record(plain.Warning, inspection_pb2.Warning))
 _ESTIMATE = record(
     plain.Estimate,
@@ -111,6 +112,7 @@ def _codec(compression: str) -> Codec:
             "checks": FieldRule(codec=_CHECKS),
             "tokens": FieldRule(codec=tokens),
             "metrics": FieldRule(codec=several(_METRIC)),
+            "error": FieldRule(codec=_ERROR),
         },
     )
     return record(
@@ -127,6 +129,7 @@ def _codec(compression: str) -> Codec:
             "provenance": FieldRule(codec=PROVENANCE),
             "timings": FieldRule(codec=record(plain.Timings, inspection_pb2.Timings)),
             "estimate": FieldRule(codec=_ESTIMATE),
+            "explained_rows": _vector(np.bool_),
         },
     )
 

@@ -20,6 +20,7 @@ from cutaway.requests import (
     TopK,
 )
 from cutaway.v1 import target_pb2 as pb
+from cutaway.wire.captures import SLICES
 from cutaway.wire.codec import REQUIRED_TENSOR, FieldRule, record
 from cutaway.wire.oneof import OneOf
 from cutaway.wire.scalars import at_least_one, bounded, given
@@ -39,6 +40,7 @@ _RULES = {
     "tensor": REQUIRED_TENSOR,
     "order": FieldRule(check=bounded(lambda order: order > 0, "the order of a norm is above 0")),
     "module": FieldRule(check=given("name the module")),
+    "slices": FieldRule(codec=SLICES),
 }
 
 NEURON = record(Neuron, pb.Neuron, _RULES)

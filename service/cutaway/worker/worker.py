@@ -22,7 +22,7 @@ from cutaway.engine.checks.row_independence import rows_independent
 from cutaway.engine.dry_run.pass_count import costs
 from cutaway.engine.execution.collect import provenance
 from cutaway.engine.execution.describe import describe
-from cutaway.engine.model.input_validation import validate_inputs
+from cutaway.engine.model.input_validation import validate_arguments, validate_inputs
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel
 from cutaway.engine.planning.plan import Plan, plan_request
 from cutaway.engine.runtime.cancellation import NEVER_CANCELLED, Cancellation
@@ -263,7 +263,10 @@ class Worker:
             tensors = self._decode_raw(request) if request.raw else {
                 name: from_numpy(array) for name, array in request.tensors.items()
             }  # fmt: skip
-            inputs = validate_inputs(self._model.inputs, tensors)
+        with at("arguments"):
+            specs = validate_arguments(self._model.inputs, tensors, request.arguments)
+        with at("raw" if request.raw else "tensors.by_name"):
+            inputs = validate_inputs(specs, tensors)
         return {name: tensor.to(self._model.device) for name, tensor in inputs.items()}
 
     def _decode_raw(self, request: InspectRequest) -> Inputs:

@@ -511,7 +511,7 @@ def test_nothing_overflows_and_every_picture_is_there(job: Path, tmp_path: Path,
 
 
 @in_a_browser
-@pytest.mark.parametrize(("scheme", "ground"), [("light", 240), ("dark", 40)])
+@pytest.mark.parametrize(("scheme", "ground"), [("light", 240), pytest.param("dark", 40, marks=pytest.mark.slow)])
 def test_page_looks_as_it_should(job: Path, tmp_path: Path, scheme: str, ground: int) -> None:
     """A screenshot is light or dark as the reader likes it, and has the colours of heat maps and verdicts in it."""
     file = tmp_path / "page.png"

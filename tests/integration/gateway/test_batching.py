@@ -135,6 +135,7 @@ def test_a_call_that_kills_its_worker_fails_alone(fragile: str) -> None:
                 assert not list(differences(answer, ask_fragile(client, value), ROUNDING))
 
 
+@pytest.mark.slow
 def test_replies_that_do_not_fit_one_message_are_asked_for_again(fragile: str) -> None:
     """Six replies of 400 kB, where a message carries one megabyte: each arrives whole."""
     values = [float(number) for number in range(6)]

@@ -474,6 +474,7 @@ def test_what_is_watched_exists(tmp_path: Path) -> None:
     assert {name.removesuffix("_total") for name in ours} == {name.removesuffix("_total") for name in shown}
 
 
+@pytest.mark.slow
 def test_a_server_as_an_operator_runs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`cutaway serve` over TorchServe: it says where metrics are, counts, writes a line of JSON a call, and has a
     health for each model."""

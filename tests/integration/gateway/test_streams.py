@@ -518,6 +518,7 @@ def test_side_by_side_in_torchserve(wide: Server) -> None:
         assert list(callers.map(ask, sizes_)) == [size * MEBIBYTE for size in sizes_]
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_amid_a_reply(wide: Server) -> None:
     """The caller learns of it, and the next worker answers."""
     with ca.Client(wide.address) as client:

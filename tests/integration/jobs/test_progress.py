@@ -21,6 +21,7 @@ from tests.support.jobs import digits, digits_job
 from tests.support.killed_job import begun, ended, job_file
 
 
+@pytest.mark.slow
 def test_lines_where_there_is_no_terminal(store: Path, tmp_path: Path) -> None:
     """A log has plain lines: how much there is to do, how it goes, what was found; no colours and no bars."""
     job = job_file(tmp_path, store, 40)
@@ -116,6 +117,7 @@ class Patient(Adapter):
 """
 
 
+@pytest.mark.slow
 def test_threads_of_a_job_hardly_spin(tmp_path: Path) -> None:
     """On a machine that others use too, a job's threads hardly burn what they wait for; who says otherwise is heard."""
     (tmp_path / "patient.py").write_text(PATIENT)

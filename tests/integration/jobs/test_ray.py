@@ -49,6 +49,7 @@ class Losing(Watcher):
 
 
 @pytest.mark.parametrize("captures_to", ["parquet", "zarr"])
+@pytest.mark.slow
 def test_a_cluster_finds_what_one_process_finds(
     store: Path, tmp_path: Path, cluster: RayCluster, captures_to: str
 ) -> None:
@@ -70,6 +71,7 @@ def test_more_than_any_node_has_is_refused(store: Path, tmp_path: Path, cluster:
     assert refused.value.field == "engine.cpus"
 
 
+@pytest.mark.slow
 def test_bad_rows_are_bad_there_too(store: Path, tmp_path: Path, cluster: RayCluster) -> None:
     """Rows that cannot be explained are recorded by whichever worker meets them, and too many of them end the job."""
     table = parquet.read_table(digits_file(tmp_path / "digits.parquet"))

@@ -29,6 +29,7 @@ def uninterrupted(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     return directory / "out"
 
 
+@pytest.mark.slow
 def test_killed_anywhere_it_ends_the_same(store: Path, uninterrupted: Path, tmp_path: Path) -> None:
     """Killed, killed again and killed once more, at moments that nobody chose, the job ends with the very values."""
     moments = random.Random(7)
@@ -53,7 +54,7 @@ def test_killed_anywhere_it_ends_the_same(store: Path, uninterrupted: Path, tmp_
     assert not list((tmp_path / "out").glob(".*.tmp"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_asked_to_stop_it_says_how_to_go_on(store: Path, tmp_path: Path, number: signal.Signals) -> None:
     """Ctrl-C, or a scheduler's word, ends the job with status 3 and advice; what is on disk is whole, and no row is
     taken for a bad one."""
@@ -89,6 +90,7 @@ def test_no_room_is_an_interruption(store: Path, tmp_path: Path) -> None:
     assert read(tmp_path / "out").rows == ROWS
 
 
+@pytest.mark.slow
 def test_exit_statuses(store: Path, tmp_path: Path) -> None:
     """0 is done, 1 more bad rows than allowed, 2 a job at fault; a script need not read what is said."""
     limited = job_file(tmp_path, store, 40, "limited", target={"class_index": 3}, max_bad_rows=0)

@@ -78,6 +78,7 @@ def test_a_service_says_the_same(store: Path, server: Server, tmp_path: Path) ->
     assert here.manifest.weights_sha256 == there.manifest.weights_sha256
 
 
+@pytest.mark.slow
 def test_a_service_that_is_away_is_asked_again(quick: Path, tmp_path: Path) -> None:
     """Where the service comes back in time, nobody notices: every row is there, and none is bad."""
     with serving(quick, tmp_path / "logs", "--embedded") as first:

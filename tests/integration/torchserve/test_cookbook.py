@@ -1,4 +1,4 @@
-"""The hook cookbook: what people do with PyTorch's hooks, row by row, over gRPC through real TorchServe.
+"""The hook cookbook: what people do with PyTorch's hooks, row by row, over gRPC, also through TorchServe.
 
 Where a recipe's numbers are exact they are written here; elsewhere the same hook, written by hand in this process, says
 what must come back, bit for bit.
@@ -24,9 +24,8 @@ from cutaway.gateway import serve
 from tests.oracles.hooks import Handmade
 from tests.support.adapters import cookbook_adapter
 from tests.support.models import SUBJECTS, Subject
-from tests.support.serving import Server, package, serving
+from tests.support.serving import Server
 
-ADAPTER = Path(cookbook_adapter.__file__)
 MODELS = ("squares", "product", "shifted", "regression", "pooled", "twice")
 POINTS = tuple(ca.Point)
 
@@ -35,13 +34,10 @@ FACTORS = {"a": np.array([7], np.float32), "b": np.array([13], np.float32)}
 
 
 @pytest.fixture(scope="module")
-def cook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ca.Client]:
-    """A client of `cutaway serve` over the cookbook's models."""
-    store = tmp_path_factory.mktemp("cookbook")
-    for model in MODELS:
-        package(store, model, f"{ADAPTER}:{model.capitalize()}Adapter")
-    logs = tmp_path_factory.mktemp("cookbook-torchserve") / "logs"
-    with serving(store, logs) as running, ca.Client(running.address) as client:
+def cook() -> Iterator[ca.Client]:
+    """A client of a gateway over the cookbook's models, in this process."""
+    models = {model: getattr(cookbook_adapter, f"{model.capitalize()}Adapter")() for model in MODELS}
+    with serve(models) as running, ca.Client(running.address) as client:
         yield client
 
 

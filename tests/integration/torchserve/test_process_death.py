@@ -48,6 +48,7 @@ def rows(value: float, count: int = 1) -> dict[str, Array]:
     return {"x": np.full((count, 3), value, np.float32)}
 
 
+@pytest.mark.slow
 def test_no_call_is_lost_when_a_worker_is_killed(server: Server) -> None:
     """Workers are killed under load: every call is answered, rightly."""
     over = threading.Event()
@@ -74,6 +75,7 @@ def test_no_call_is_lost_when_a_worker_is_killed(server: Server) -> None:
                 each.result()
 
 
+@pytest.mark.slow
 def test_a_request_that_kills_workers_is_tried_twice(server: Server) -> None:
     """It fails by itself, with a reason of its own that says no retry; the next call is answered."""
     with ca.Client(server.address) as client:

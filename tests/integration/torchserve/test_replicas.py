@@ -39,6 +39,7 @@ def server(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
         yield running
 
 
+@pytest.mark.slow
 def test_calls_are_shared(server: Server) -> None:
     """One caller alone is answered by both in turn; callers beside each other, by both alike."""
     both = set(javas(server))

@@ -208,14 +208,11 @@ def test_an_adapter_that_does_not_load_costs_the_others_nothing(small_store: Pat
         assert_ends_and_leaves_nothing(small, signal.SIGINT)
 
 
-@pytest.mark.parametrize(
-    "kinds",
-    [["Scripted"], pytest.param(["Compiled", "Scripted", "Quantised"], marks=pytest.mark.slow)],
-    ids=["scripted", "all kinds"],
-)
-def test_a_model_out_of_reach_of_hooks_says_so_to_its_callers(tmp_path: Path, kinds: list[str]) -> None:
+@pytest.mark.slow
+def test_a_model_out_of_reach_of_hooks_says_so_to_its_callers(tmp_path: Path) -> None:
     """Such models answer each with a reason of their own, and cost the others nothing. That all kinds are told apart is
-    proven without a server in test_awkward_models.py, and here among the slow tests."""
+    proven without a server in test_awkward_models.py."""
+    kinds = ("Compiled", "Scripted", "Quantised")
     code = Path(__file__).parents[2] / "support" / "adapters" / "tiny_adapter.py"
     for kind in ("Tiny", *kinds):
         package(tmp_path, kind.lower(), f"{code}:{kind}")

@@ -138,6 +138,7 @@ def test_the_base_install_says_what_is_missing() -> None:
         assert done.stderr == "the command line needs: pip install 'cutaway[cli]'\n"
 
 
+@pytest.mark.slow
 def test_a_command_without_its_packages_says_what_is_missing(address: str, image: Path, tmp_path: Path) -> None:
     """Without torch `serve` names the extra to install, without matplotlib `--plot` does; status 2."""
     for package in ("torch", "captum", "ts"):  # the gateway loads none of them: its workers would

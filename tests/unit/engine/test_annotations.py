@@ -5,9 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from cutaway.engine.methods.table import TABLE
 
 
+@pytest.mark.slow
 def test_every_method_keeps_the_shapes_that_its_functions_state() -> None:
     """Each call of a function of passes, references and methods is checked, while every method runs and is compared
     with its reference; a wrong shape would be an error there."""

@@ -551,14 +551,39 @@ def test_one_sample_is_refused_before_anything_runs() -> None:
     assert not forwards
 
 
-@pytest.mark.parametrize(
-    "target", [ca.CrossEntropy((0, 1)), ca.MultiIndex(((0,), (1,))), ca.Cotangent(np.ones((2, 3), np.float32))]
-)
+@pytest.mark.parametrize("target", [ca.CrossEntropy((0, 1)), ca.Cotangent(np.ones((2, 3), np.float32))])
 def test_a_target_with_numbers_of_its_own_for_each_row_is_refused(target: ca.Target) -> None:
     """Inputs and baselines are one batch: such a target would be read from other rows."""
     with pytest.raises(ca.InvalidArgument, match="the target's rows have other numbers") as refused:
         ask(PLAIN(), {"x": noise(2, WIDTH)}, ca.DeepLift(), target=target)
     assert refused.value.reason == "METHOD_INAPPLICABLE"
+
+
+GRID = wired(
+    lambda m, x: m.b(m.r(m.a(x))).reshape(-1, 2, 3), a=lambda: nn.Linear(8, 6), r=nn.ReLU, b=lambda: nn.Linear(6, 6)
+)
+
+
+@pytest.mark.parametrize("mode", CHECKED)
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ca.DeepLift(), ca.LayerDeepLift(layer="a"), ca.DeepLiftShap(baselines={"x": noise(4, 8, seed=5).numpy()}),
+        ca.GradientShap(baselines={"x": noise(4, 8, seed=5).numpy()}, n_samples=4), ca.LayerConductance(layer="a"),
+        ca.KernelShap(n_samples=40), ca.Lime(n_samples=40),
+    ],
+    ids=named,
+)  # fmt: skip
+def test_an_element_for_each_row_is_a_target_of_every_method(asked: Attribution, mode: CheckMode) -> None:
+    """As of each row by itself; all in one request."""
+    places = ((0, 1), (1, 2), (1, 0))
+    inputs = {"x": noise(3, 8)}
+    more: dict[str, Any] = {"check": CheckRequest(mode), "seed": 3}
+    (whole,) = ask(GRID(), inputs, asked, target=ca.MultiIndex(places), **more).attributions
+    assert verdict(whole) is Verdict.AGREES, whole.checks
+    (first,) = ask(GRID(), {"x": inputs["x"][:1]}, asked, target=ca.MultiIndex(places[:1]), **more).attributions
+    for name, values in whole.values.items():
+        assert np.allclose(values[:1], first.values[name], rtol=1e-4, atol=1e-6) or "Shap" in named(asked)
 
 
 # Nothing is left behind.

@@ -94,6 +94,9 @@ def test_rows_that_qualify_have_what_they_would_have_anyway(asked: Attribution, 
         ]  # edits are for the batch as it is: then all rows are explained
     (warning,) = [each for each in some.warnings if each.code is WarningCode.NOT_EXPLAINED]
     assert all(f"{row} (class" in warning.message for row in np.flatnonzero(~worth))
+    assert some.explained_rows is not None
+    np.testing.assert_array_equal(some.explained_rows, worth)
+    assert whole.explained_rows is None
 
 
 def test_outcomes_stand_in_the_rows_places() -> None:
@@ -116,6 +119,8 @@ def test_only_rows_that_qualify_are_run() -> None:
     alone = ask(MLP(), BATCH)
     assert free.provenance.forwards == alone.provenance.forwards
     assert free.attributions[0].values == {}
+    assert free.explained_rows is not None
+    assert not free.explained_rows.any()
     assert "were not computed" in free.warnings[0].message
 
 

@@ -400,7 +400,7 @@ WRONG: dict[str, tuple[Neuron, str, str]] = {
     "not in the last call": (
         Neuron("r", (5,)),
         "neuron.module",
-        "called 2 times, and one call returns [5] for each example, without a neuron [5]",
+        "called 2 times, and one call returns [5] for each example, without this neuron ([5] is outside",
     ),
 }
 

@@ -179,7 +179,7 @@ class Ran:
         return ran
 
 
-@pytest.mark.parametrize("name", ["cnn", "lstm", "bert", "many-to-many"])
+@pytest.mark.parametrize("name", ["cnn", "lstm", "bert", pytest.param("many-to-many", marks=pytest.mark.slow)])
 def test_no_method_runs_the_model_more_often_than_was_told(name: str) -> None:
     """Of every method, mode of check and metric, on networks of each kind, the passes that are really run are no more
     than was told."""

@@ -77,7 +77,9 @@ CASES: dict[str, Case] = {
 }
 
 
-@pytest.mark.parametrize(("rows", "dtype"), [(1, torch.float32), (4, torch.float32), (4, torch.float64)])
+@pytest.mark.parametrize(
+    ("rows", "dtype"), [(1, torch.float32), pytest.param(4, torch.float32, marks=pytest.mark.slow), (4, torch.float64)]
+)
 @pytest.mark.parametrize("name", list(CASES))
 def test_a_surrogate_is_plain_captums_and_agrees_with_our_fit(name: str, rows: int, dtype: torch.dtype) -> None:
     """In every mode the reply is what Captum says when called by hand with the same seed; a fit of our own to draws of

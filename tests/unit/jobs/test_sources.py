@@ -526,7 +526,9 @@ print(source.rows, most - before)
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads memory from /proc")
-@pytest.mark.parametrize("kind", ["parquet", "npy", "npz", "csv", "jsonl", "arrow"])
+@pytest.mark.parametrize(
+    "kind", ["parquet", "npy", pytest.param("npz", marks=pytest.mark.slow), "csv", "jsonl", "arrow"]
+)
 def test_reading_takes_the_memory_of_a_range(kind: str, tmp_path: Path) -> None:
     """60 MiB or more, in one row group where there are any, are read in the memory of a few ranges."""
     values = np.random.default_rng(0).normal(size=(60_000, 128))

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from cutaway.engine.model.inspected_model import input_kind
 from cutaway.engine.passes.pass_recorder import AttributionProblem
 from cutaway.engine.runtime.pytree import leaves
 
@@ -31,7 +30,7 @@ class _DataTypes(TorchFunctionMode):
 def operator_dtypes(problem: AttributionProblem) -> set[torch.dtype]:
     """Returns the floating data types of what operators return in a forward pass; one pass for each kind of inputs."""
     model = problem.model
-    key = (operator_dtypes, input_kind(problem.inputs))
+    key = (operator_dtypes, problem.model.kind_of(problem.inputs))
     if key not in model.properties:
         with torch.no_grad(), model.passes.uncounted(), model.kept_rng_state(), _DataTypes() as types:
             model.run(problem.inputs)

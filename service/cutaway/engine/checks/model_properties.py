@@ -17,7 +17,7 @@ from cutaway.engine.checks.forward_mode import ForwardModeRefused
 from cutaway.engine.checks.gradcheck import Slope, wrong_slope
 from cutaway.engine.checks.localize import custom_functions, first_difference
 from cutaway.engine.checks.row_independence import another_row
-from cutaway.engine.model.inspected_model import Inputs, InspectedModel, Outputs, input_kind
+from cutaway.engine.model.inspected_model import Inputs, InspectedModel, Outputs
 from cutaway.engine.passes.finding import Finding
 from cutaway.engine.passes.pass_recorder import AttributionProblem
 from cutaway.engine.passes.repeated_batch import concatenated
@@ -57,12 +57,13 @@ def wrong_backward(problem: AttributionProblem) -> Finding | None:
     """
     if problem.edits_gradients or not _cached(problem, _some_backward_is_wrong):
         return None  # an edit of a gradient is meant to make it another one
-    indices, function = problem.target.indices, problem.target.function
-    return _cached(problem, _wrong_backward, function.__qualname__ if indices is None else frozenset(indices.tolist()))
+    if problem.target.positions is None:
+        return _uncounted(problem, _wrong_backward)
+    return _cached(problem, _wrong_backward, frozenset(map(tuple, problem.target.positions.tolist())))
 
 
 def _cached(problem: AttributionProblem, test: Callable[[AttributionProblem], T], *more: Hashable) -> T | None:
-    model, kind = problem.model, input_kind(problem.inputs)
+    model, kind = problem.model, problem.model.kind_of(problem.inputs)
     asked = (problem.explained, problem.layer, problem.target.source, problem.rows > 1, kind)
     key = (test, *more, *asked, *map(_edited, problem.edits), *_hooked(model))
     if key not in model.properties:

@@ -22,7 +22,7 @@ from torch import Tensor
 from cutaway.engine.hooks.capture_spec import watching
 from cutaway.engine.hooks.observe import observing
 from cutaway.engine.hooks.recording import Recording
-from cutaway.engine.model.inspected_model import Inputs, InspectedModel, gradients, input_kind
+from cutaway.engine.model.inspected_model import Inputs, InspectedModel, gradients
 from cutaway.engine.passes.repeated_batch import concatenated
 from cutaway.engine.runtime.numerics import PART_OF_BATCH, close
 from cutaway.errors import CutawayError
@@ -69,7 +69,7 @@ def rows_independent(
         hook_points: where rows must be independent, besides the outputs and the input gradients.
         source: the output whose gradients are tested; the first one by default.
     """
-    result: _Result = model.properties.setdefault(("rows", source, input_kind(inputs)), _Result())
+    result: _Result = model.properties.setdefault(("rows", source, model.kind_of(inputs)), _Result())
     untested = [point for point in hook_points if point not in result.proven]
     if result.proven.get(None, True) and (untested or None not in result.proven):
         same = _compare_batches(model, inputs, untested, source)
@@ -84,7 +84,7 @@ def rows_independent(
 
 def dependence_warnings(model: InspectedModel, inputs: Inputs) -> tuple[Warning, ...]:
     """Returns a warning for a batch of several rows if rows of the model are known to depend on each other."""
-    result: _Result | None = model.properties.get(("rows", "", input_kind(inputs)))
+    result: _Result | None = model.properties.get(("rows", "", model.kind_of(inputs)))
     if len(next(iter(inputs.values()))) == 1 or result is None or not result.refuted:
         return ()
     return (

@@ -62,10 +62,13 @@ def _other_mismatch(problem: AttributionProblem, recorded: Pass) -> str:
 
 
 def _cotangent(problem: AttributionProblem, output: Tensor, times: int) -> Tensor:
-    """Returns the gradient of the targets' sum at ``output``: for a class, 1 at its element of each row, else 0."""
-    if problem.target.indices is not None:
-        indices = _repeated(problem.target.indices.cpu(), times)
-        return torch.zeros_like(output).scatter(1, indices.unsqueeze(1), 1)
+    """Returns the gradient of the targets' sum at ``output``: for an element of each row, 1 there and else 0."""
+    if problem.target.positions is not None:
+        positions = _repeated(problem.target.positions.cpu(), times)
+        cotangent = torch.zeros_like(output)
+        elements = (torch.arange(len(positions)), *positions.unbind(dim=1))
+        cotangent[elements] = 1
+        return cotangent
     with torch.enable_grad():
         again = output.to(problem.model.device).requires_grad_()
         (gradient,) = torch.autograd.grad(problem.target.scalars(again).sum(), again)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -10,7 +10,13 @@ from torch import Tensor, nn
 
 from cutaway import requests
 from cutaway.engine.checks.completeness import compared_sums
-from cutaway.engine.execution.attribute import attribution_errors, attribution_result, problems
+from cutaway.engine.execution.attribute import (
+    attribution_errors,
+    attribution_result,
+    in_request_order,
+    problems,
+    refuse_uncalled_modules,
+)
 from cutaway.engine.execution.explain_if import qualifying_rows
 from cutaway.engine.execution.main_pass import MainPass
 from cutaway.engine.hooks import shape_only
@@ -25,6 +31,7 @@ from cutaway.engine.passes.token_sums import token_attribution
 from cutaway.engine.planning.name_resolution import CaptureSites
 from cutaway.engine.planning.plan import Plan
 from cutaway.engine.runtime.numpy_bridge import to_numpy
+from cutaway.errors import CutawayError
 from cutaway.requests import Point, field_name
 from cutaway.results import AttributionResult, Check, MetricResult, Verdict
 
@@ -46,8 +53,8 @@ def attribution_sites(plan: Plan) -> CaptureSites:
     return sites
 
 
-def estimate_attributions(main: MainPass, recording: Recording) -> Iterator[AttributionResult]:
-    """Yields the attributions that a request would get, all of them zeros.
+def estimate_attributions(main: MainPass, recording: Recording) -> tuple[AttributionResult, ...]:
+    """Returns the attributions that a request would get, all of them zeros.
 
     Args:
         main: the request's main pass, a forward pass only.
@@ -56,26 +63,35 @@ def estimate_attributions(main: MainPass, recording: Recording) -> Iterator[Attr
     Raises:
         CutawayError: an attribution is not possible, as far as no further pass is needed to know.
     """
-    if not main.plan.attributions:
-        return
+    plan = main.plan
+    results: dict[int, list[AttributionResult]] = {number: [error] for number, error in plan.failed.items()}
+    if not plan.attributions:
+        return in_request_order(results)
     rows = qualifying_rows(main)
 
     def read_neuron(module: str) -> Tensor:
         parts = [part for call in recording.calls[module] for part in call.captured(Point.OUTPUT).values()]
         return neuron_output(shape_only.with_zeros(parts[0]).values if parts else None, module)
 
-    for index in range(len(main.plan.attributions)):
-        with attribution_errors(index):
-            for problem in problems(main, index, read_neuron):
-                method_of(problem.request).attribute_arguments(problem)  # which may refuse the target
-                if rows == []:
-                    yield AttributionResult(type(problem.request).__name__, problem.module, {})
-                else:
-                    yield _estimate(problem, main, recording)
+    for index, number in enumerate(plan.numbers):
+        try:
+            with attribution_errors(number):
+                refuse_uncalled_modules(main, index)
+                found = problems(main, index, read_neuron)
+                results[number] = [_estimate(problem, main, recording, rows) for problem in found]
+        except CutawayError as failure:
+            results[number] = [plan.in_place(plan.request.attributions[index], failure)]
+    return in_request_order(results)
 
 
-def _estimate(problem: AttributionProblem, main: MainPass, recording: Recording) -> AttributionResult:
-    values, method = _values(problem, main, recording), method_of(problem.request)
+def _estimate(
+    problem: AttributionProblem, main: MainPass, recording: Recording, rows: Sequence[int] | None
+) -> AttributionResult:
+    method = method_of(problem.request)
+    method.attribute_arguments(problem)  # which may refuse the target
+    if rows is not None and not rows:
+        return AttributionResult(type(problem.request).__name__, problem.module, {})
+    values = _values(problem, main, recording)
     by_row = torch.zeros(problem.rows, dtype=torch.float64)
     has_sums = problem.baselines or method.satisfies_conservation
     sums = CompletenessSums(by_row, by_row, by_row, by_row) if has_sums else None

@@ -14,7 +14,6 @@ import torch
 from cutaway.engine.dry_run.attribution_shapes import attribution_sites, estimate_attributions
 from cutaway.engine.dry_run.pass_count import costs
 from cutaway.engine.execution.collect import arrays, collect_result
-from cutaway.engine.execution.inspect import refuse_uncalled_modules
 from cutaway.engine.execution.main_pass import MainPass, check_forward, run_forward
 from cutaway.engine.hooks import shape_only
 from cutaway.engine.hooks.observe import observing
@@ -42,7 +41,7 @@ def estimate(plan: Plan) -> InspectResult:
     passes, model = sum(count for _, count in costs(plan)), plan.model
     timings = Timings()
     model.passes.reset()
-    with model.session(plan.cancellation), torch.no_grad():
+    with model.session(plan.cancellation, plan.request.arguments), torch.no_grad():
         values, gradients = _value_sites(plan.hook_sites), _gradient_sites(plan.hook_sites)
         with (
             observing(model.tree, values, plan.edits, batch=plan.rows, keep_output_of=plan.neuron) as recording,
@@ -57,8 +56,7 @@ def estimate(plan: Plan) -> InspectResult:
                 input_gradients=_input_gradients(plan),
                 parameter_gradients=_parameter_gradients(plan),
             )
-        refuse_uncalled_modules(main)
-        attributions = list(estimate_attributions(main, at_attributions))
+        attributions = estimate_attributions(main, at_attributions)
         _fill(main, at_gradients)
     result = collect_result(main, attributions, unedited={})
     return replace(

@@ -40,12 +40,12 @@ def costs(plan: Plan) -> Iterator[tuple[str, int]]:
     Attributions that run each unit, or each call, of a layer take one forward pass to count. One whose pass fails costs
     nothing here: it is refused for that.
     """
-    for index, attribution in enumerate(plan.attributions):
+    for number, attribution in zip(plan.numbers, plan.attributions):
         try:
             passes = _passes_of_batch(plan, attribution)
         except CutawayError:
             passes = 0
-        yield f"attributions[{index}].{field_name(type(attribution.request))}", passes * plan.rows
+        yield f"attributions[{number}].{field_name(type(attribution.request))}", passes * plan.rows
 
 
 def _passes_of_batch(plan: Plan, attribution: ResolvedAttribution) -> int:
@@ -118,7 +118,7 @@ def _layer(plan: Plan, attribution: ResolvedAttribution) -> _Layer:
     model, request, name = plan.model, attribution.request, attribution.layer
     if not isinstance(request, (*_BY_UNIT, requests.LayerIntegratedGradients)):
         return _Layer()
-    with model.session(plan.cancellation), model.passes.uncounted():
+    with model.session(plan.cancellation, plan.request.arguments), model.passes.uncounted():
         calls = observe_forward(attribution, {name: {Point.OUTPUT: shape_only.ValueShape()}})[name]
-    sizes = [part.values.numel() for call in calls for part in call.captured(Point.OUTPUT).values()]
+    sizes = [sum(part.values.numel() for part in call.captured(Point.OUTPUT).values()) for call in calls]
     return _Layer(max(1, len(calls)), max(sizes, default=0) // attribution.rows)

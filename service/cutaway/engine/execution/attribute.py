@@ -33,7 +33,7 @@ from cutaway.engine.passes.targets import ResolvedTarget, identity, resolve_targ
 from cutaway.engine.passes.token_sums import token_attribution
 from cutaway.engine.runtime.numpy_bridge import to_numpy
 from cutaway.engine.runtime.timing import timed
-from cutaway.errors import CutawayError, at
+from cutaway.errors import CutawayError, Reason, at, error
 from cutaway.requests import CheckMode, NeuronAttribution, PathAttribution, field_name
 from cutaway.results import AttributionResult, Check
 
@@ -52,35 +52,61 @@ def run_attributions(main: MainPass, shared: Mapping[int, AttributionResult]) ->
         CutawayError: with the attribution, or the edit, at fault.
     """
     plan, effects = main.plan, main.recording.edit_effects
+    results: dict[int, list[AttributionResult]] = {number: [error] for number, error in plan.failed.items()}
     if not plan.attributions:
-        return ()
+        return in_request_order(results)
     rows = qualifying_rows(main)
-    results: list[AttributionResult] = []
     with (
         plan.model.guard.removing_new_hooks(),
         observing(plan.model.tree, {}, plan.edits, batch=plan.rows) as edited,
         plan.model.passes_inside(edited.forward),
     ):
-        for index in range(len(plan.attributions)):
+        for index, number in enumerate(plan.numbers):
             if index in shared:
-                results.append(shared[index])
+                results[number] = [shared[index]]
                 continue
-            with attribution_errors(index):
-                results += [attribute_rows(rows, problem, main, attribute) for problem in problems(main, index)]
+            try:
+                with attribution_errors(number):
+                    refuse_uncalled_modules(main, index)
+                    computed = (attribute_rows(rows, problem, main, attribute) for problem in problems(main, index))
+                    results[number] = list(computed)
+            except CutawayError as failure:
+                results[number] = [plan.in_place(plan.request.attributions[index], failure)]
     effects.update({number: changed or effects.get(number, False) for number, changed in edited.edit_effects.items()})
-    return tuple(results)
+    return in_request_order(results)
+
+
+def in_request_order(results: Mapping[int, Sequence[AttributionResult]]) -> tuple[AttributionResult, ...]:
+    """Returns attributions, given by number in the request, in that order: of a top-k target there are several."""
+    return tuple(result for _, several in sorted(results.items()) for result in several)
 
 
 @contextmanager
-def attribution_errors(index: int) -> Iterator[None]:
-    """Names attribution number ``index`` in the fields of errors; an edit that fails keeps its own field."""
+def attribution_errors(number: int) -> Iterator[None]:
+    """Names attribution ``number`` of the request in the fields of errors; an edit that fails keeps its own field."""
     try:
-        with at(f"attributions[{index}]"):
+        with at(f"attributions[{number}]"):
             yield
     except CutawayError as failure:
-        if failure.field.startswith(f"attributions[{index}].edits["):
+        if failure.field.startswith(f"attributions[{number}].edits["):
             failure.field = failure.field.partition(".")[2]
         raise
+
+
+def refuse_uncalled_modules(main: MainPass, index: int) -> None:
+    """Refuses attribution ``index`` of the plan at modules that forward did not call.
+
+    Raises:
+        InvalidArgument: ``METHOD_INAPPLICABLE``.
+    """
+    attribution = main.plan.attributions[index]
+    for name, field in attribution.modules.items():
+        if not main.recording.calls[name]:
+            raise error(
+                Reason.METHOD_INAPPLICABLE,
+                f"the model never called its module {name!r}, so there is nothing to explain there",
+                f"{field_name(type(attribution.request))}.{field}",
+            )
 
 
 def problems(main: MainPass, index: int, read_neuron: ReadNeuron | None = None) -> Iterator[AttributionProblem]:
@@ -88,7 +114,7 @@ def problems(main: MainPass, index: int, read_neuron: ReadNeuron | None = None) 
 
     Args:
         main: the main pass of the request.
-        index: the attribution's number in the request.
+        index: the attribution's number in the plan.
         read_neuron: reads the activation of a neuron's module; by default from a forward pass.
     """
     attribution = main.plan.attributions[index]
@@ -175,7 +201,7 @@ def attribution_result(
 ) -> AttributionResult:
     """Returns the result from values, both sides of completeness and the target of each row, without its checks."""
     request, method = problem.request, method_of(problem.request)
-    indices = problem.target.indices if method.differentiates else None
+    classes = problem.target.classes if method.differentiates else None
     return AttributionResult(
         method=type(request).__name__,
         layer=problem.module,
@@ -183,6 +209,6 @@ def attribution_result(
         convergence_delta=to_numpy(sums.delta) if sums is not None and method.adds_up(problem) else None,
         value_at_input=None if at_input is None else to_numpy(at_input),
         value_at_baseline=None if sums is None or method.satisfies_conservation else to_numpy(sums.at_baseline),
-        targets=None if indices is None else to_numpy(indices),
+        targets=None if classes is None else to_numpy(classes),
         n_steps=request.n_steps if isinstance(request, PathAttribution) else 0,
     )

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import captum
+import numpy as np
 import torch
 from torch import Tensor
 
 from cutaway.engine.checks.row_independence import dependence_warnings
-from cutaway.engine.execution.explain_if import unexplained_rows
+from cutaway.engine.execution.explain_if import qualifying_rows, unexplained_rows
 from cutaway.engine.execution.main_pass import MainPass, predicted_classes
 from cutaway.engine.hooks.capture_spec import CaptureSpec
 from cutaway.engine.hooks.recording import RecordedCall
@@ -43,7 +44,7 @@ def collect_result(main: MainPass, attributions: Sequence[AttributionResult], un
         unedited: what the model returns without edits, by name; empty where the request does not compare.
     """
     plan, recording, model, shows = main.plan, main.recording, main.plan.model, not main.plan.request.omit_predictions
-    classes, target_values = main.target_classes, main.target_values
+    classes, target_values, rows = main.target_classes, main.target_values, qualifying_rows(main)
     return InspectResult(
         predictions=arrays(main.outputs) if shows else {},
         classes=main.predictions if shows else (),
@@ -67,6 +68,7 @@ def collect_result(main: MainPass, attributions: Sequence[AttributionResult], un
         ),
         provenance=replace(provenance(model), seed=plan.seed or 0),
         timings=main.timings,
+        explained_rows=None if rows is None else np.isin(np.arange(plan.rows), rows),
     )
 
 

@@ -13,8 +13,7 @@ from cutaway.engine.execution.main_pass import MainPass, run_main_pass
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel, Outputs
 from cutaway.engine.planning.plan import Plan, plan_request
 from cutaway.engine.runtime.cancellation import NEVER_CANCELLED, Cancellation
-from cutaway.errors import Reason, error
-from cutaway.requests import InspectRequest, field_name
+from cutaway.requests import InspectRequest
 from cutaway.results import AttributionResult, InspectResult
 
 
@@ -40,7 +39,7 @@ def inspect(
 def run_plan(plan: Plan) -> InspectResult:
     """Answers the request of ``plan``, as `inspect`."""
     plan.model.passes.reset()
-    with plan.model.session(plan.cancellation):
+    with plan.model.session(plan.cancellation, plan.request.arguments):
         unedited = _run_unedited(plan) if plan.request.compare else {}
         (main,) = run_main_pass([plan])  # hook, forward, backward
         return finish(main, unedited=unedited)
@@ -65,22 +64,5 @@ def finish(
         unedited: what the model returns without edits, where the request compares.
         shared: attributions that were computed for several requests at once, by their number in the request.
     """
-    refuse_uncalled_modules(main)
     attributions = run_attributions(main, shared)
     return collect_result(main, attributions, unedited or {})
-
-
-def refuse_uncalled_modules(main: MainPass) -> None:
-    """Refuses attributions at modules that forward did not call.
-
-    Raises:
-        InvalidArgument: ``METHOD_INAPPLICABLE``.
-    """
-    for index, attribution in enumerate(main.plan.attributions):
-        for name, field in attribution.modules.items():
-            if not main.recording.calls[name]:
-                raise error(
-                    Reason.METHOD_INAPPLICABLE,
-                    f"the model never called its module {name!r}, so there is nothing to explain there",
-                    f"attributions[{index}].{field_name(type(attribution.request))}.{field}",
-                )

@@ -58,8 +58,8 @@ class MainPass(NamedTuple):
     @property
     def target_classes(self) -> Tensor | None:
         """The class indices, ``[batch]`` or ``[batch, k]``; None for targets without classes."""
-        indices = [target.indices for target in self.targets if target.indices is not None]
-        return self._columns(indices) if indices else None
+        classes = [target.classes for target in self.targets if target.classes is not None]
+        return self._columns(classes) if classes else None
 
     @property
     def target_values(self) -> Tensor | None:

@@ -12,10 +12,12 @@ from cutaway.engine.methods.captum_patches import quicker_captum, with_single_ro
 from cutaway.engine.methods.table import method_of
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Values
 from cutaway.engine.passes.reference_inputs import layer_value_name
+from cutaway.engine.passes.targets import neuron_selector
+from cutaway.engine.references.observation import module_calls
 from cutaway.engine.runtime.oom import is_out_of_memory
 from cutaway.engine.runtime.rng import ModelStream, seeded
 from cutaway.errors import CutawayError, Reason, error
-from cutaway.requests import LayerAttribution, NeuronAttribution
+from cutaway.requests import LayerAttribution, NeuronAttribution, Point
 
 
 def explain(problem: AttributionProblem, forward: Callable[..., Tensor]) -> Values:
@@ -34,9 +36,9 @@ def explain(problem: AttributionProblem, forward: Callable[..., Tensor]) -> Valu
     options = method.attribute_arguments(problem)
     called = forward
     if isinstance(problem.request, NeuronAttribution):
-        options["neuron_selector"] = problem.request.neuron.index
-    if method.has_target and method.takes_target and problem.target.indices is not None:
-        options["target"] = problem.target.indices
+        options["neuron_selector"] = _neuron_selector(problem, problem.request)
+    if method.has_target and method.takes_target and (target := problem.target.in_captums_words) is not None:
+        options["target"] = target
     elif method.has_target:  # Captum's targets are elements of an output; for others it gets the scalar
 
         def called(*tensors: Tensor) -> Tensor:
@@ -56,6 +58,12 @@ def explain(problem: AttributionProblem, forward: Callable[..., Tensor]) -> Valu
         additional = problem.additional_inputs or None
         result = explainer.attribute(_leaves(problem), additional_forward_args=additional, **options)
     return _named(problem, result)
+
+
+def _neuron_selector(problem: AttributionProblem, request: NeuronAttribution) -> tuple[slice | int, ...]:
+    calls = module_calls(problem) if request.neuron.slices else ()
+    output = next(iter(calls[-1].at(Point.OUTPUT).values())) if calls else None
+    return request.neuron.index if output is None else neuron_selector(request.neuron, output)
 
 
 def _with_own_stream(model_stream: ModelStream, forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -141,5 +149,6 @@ def _translated_errors(problem: AttributionProblem) -> Iterator[None]:
 def _explained(problem: AttributionProblem) -> str:
     if not isinstance(problem.request, NeuronAttribution):
         return "the target"
-    neuron = f"the neuron {list(problem.request.neuron.index)} of {problem.module!r}"
+    index = problem.request.neuron.index
+    neuron = f"the neuron {list(index) if index else 'block'} of {problem.module!r}"
     return neuron if method_of(problem.request).explains_neuron else f"the target, by way of {neuron},"

@@ -63,7 +63,7 @@ ROWS: dict[type[requests.Attribution], Method] = {
         f"(raw output at noisy x - raw output at the baseline) * the layer's raw gradient between the two, {_MEAN}",
         points=references.layer_sample_points,
         reference_passes=references.layer_passes,
-        model_context=partial(readable_output, field="layer"),
+        model_context=partial(readable_output, field="layer", several=True),
     ),
     requests.NeuronGradientShap: _row(
         attr.NeuronGradientShap,

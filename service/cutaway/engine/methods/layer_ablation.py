@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from captum import attr
@@ -37,10 +37,12 @@ def _replaceable_output(problem: AttributionProblem) -> Iterator[None]:
     layer, field = problem.layer, f"{field_name(type(problem.request))}.layer"
     is_tuple = False
     try:
-        with readable_output(problem, "layer", partial(_refuse_outputs, layer)):
+        refuse = partial(_refuse_outputs, layer)
+        with readable_output(problem, "layer", refuse, several=True):
             outputs = module_calls(problem)[0].at(Point.OUTPUT)
             is_tuple = "" not in outputs
-            _refuse_out_of_range(problem, *outputs.values())
+            for output in outputs.values():
+                _refuse_out_of_range(problem, output)
             yield
     except Exception as failure:
         is_other = isinstance(failure, CutawayError) and failure.reason != Reason.MODEL_FAILED
@@ -53,20 +55,27 @@ def _replaceable_output(problem: AttributionProblem) -> Iterator[None]:
             ) from failure
 
 
-def _refuse_outputs(layer: str, outputs: Sequence[Tensor]) -> None:
-    units = outputs[0][0].numel()
+def _refuse_outputs(layer: str, outputs: Sequence[Sequence[Tensor]]) -> None:
+    units = sum(output[0].numel() for output in outputs[0])
     if units > MAX_EVALUATIONS:
         raise error(
             Reason.INVALID_VALUE,
             f"the layer {layer!r} has {units} units, and a forward pass is run for each, at most {MAX_EVALUATIONS}: "
             "name a smaller layer, or ask LayerConductance, which takes few passes",
         )
-    shapes = dict.fromkeys(str(list(output.shape)) for output in outputs)
+    shapes = dict.fromkeys(" and ".join(str(list(tensor.shape)) for tensor in output) for output in outputs)
     if len(shapes) > 1:
         raise inapplicable(
             f"the layer {layer!r} is called {len(outputs)} times and returns the shapes {', '.join(shapes)}, and "
             "Captum replaces all of them by one: name a layer that is called once"
         )
+
+
+def _ablation_arguments(problem: AttributionProblem) -> dict[str, Any]:
+    baseline = cast(LayerFeatureAblation, problem.request).baseline
+    if not baseline:
+        return {}  # Captum's default
+    return {"layer_baselines": (baseline,) * len(module_calls(problem)[-1].at(Point.OUTPUT))}
 
 
 def _refuse_out_of_range(problem: AttributionProblem, output: Tensor) -> None:
@@ -88,7 +97,7 @@ ROWS: dict[type[Attribution], Method] = {
         references.unit_ablation,
         "f(x) - f(x with the layer's unit at the baseline) from raw outputs",
         points=references.ablation_points,
-        attribute_arguments=lambda problem: {"layer_baselines": problem.request.baseline},  # type: ignore[attr-defined]
+        attribute_arguments=_ablation_arguments,
         reference_passes=references.ablation_passes,
         refuse=_refuse_baseline,
     ),

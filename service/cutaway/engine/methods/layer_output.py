@@ -1,4 +1,4 @@
-"""Module outputs that Captum can read: one tensor, alone or in a tuple of one."""
+"""Module outputs that Captum can read: one tensor, alone or in a tuple of one, or several in a tuple."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from cutaway.engine.runtime.pytree import Path
 from cutaway.errors import CutawayError, at
 from cutaway.requests import Point, field_name
 
-_READABLE = ("", "[0]")
-"""The paths of a tensor alone, and of one in a tuple."""
-
 _NOT_A_TENSOR = ("has no attribute 'clone'", "has no attribute 'device'", "Given input is not a torch.Tensor")
 """How Captum's message ends if it treats another object as a tensor."""
 
 
 @contextmanager
 def readable_output(
-    problem: AttributionProblem, field: str, refuse: Callable[[Sequence[Tensor]], None] = lambda _: None
+    problem: AttributionProblem,
+    field: str,
+    refuse: Callable[[Sequence[Sequence[Tensor]]], None] = lambda _: None,
+    *,
+    several: bool = False,
 ) -> Iterator[None]:
     """A context that requires a layer, or a neuron's module, whose output Captum can read.
 
@@ -34,14 +35,15 @@ def readable_output(
     Args:
         problem: defines the module.
         field: the request field of the module, relative to the method's message.
-        refuse: raises for outputs that the method does not support; gets those of all calls, [batch, *features] each.
+        refuse: raises for outputs that the method does not support; gets the tensors of each call, [batch, *features].
+        several: whether a call may return several tensors in a tuple.
 
     Raises:
-        InvalidArgument: ``METHOD_INAPPLICABLE``: a call returns no tensor or several, integers, or not [batch, ...].
+        InvalidArgument: ``METHOD_INAPPLICABLE``: a call returns no tensor or too many, integers, or not [batch, ...].
     """
     field = f"{field_name(type(problem.request))}.{field}"
     with at(field):
-        refuse([_only_tensor(problem, call.at(Point.OUTPUT)) for call in module_calls(problem)])
+        refuse([_tensors(problem, call.at(Point.OUTPUT), several) for call in module_calls(problem)])
     try:
         yield
     except CutawayError as failure:
@@ -49,23 +51,28 @@ def readable_output(
         if not isinstance(cause, (AttributeError, AssertionError)) or not str(cause).endswith(_NOT_A_TENSOR):
             raise
         with at(field):
-            raise _unreadable(problem, "something besides a tensor") from cause
+            raise _unreadable(problem, "something besides a tensor", several) from cause
 
 
-def _only_tensor(problem: AttributionProblem, outputs: Mapping[Path, Tensor]) -> Tensor:
-    if len(outputs) != 1 or next(iter(outputs)) not in _READABLE:
-        raise _unreadable(problem, f"the tensors {', '.join(outputs)}" if outputs else "no tensor")
-    (tensor,) = outputs.values()
-    if not tensor.is_floating_point():
-        raise _unreadable(problem, f"a tensor of {dtype_text(tensor)}")
-    if tensor.shape[:1] != (problem.rows,):
-        shape = f"{list(tensor.shape)}, whose axis 0 is not the batch of {problem.rows}"
-        raise _unreadable(problem, f"a tensor of shape {shape}")
-    return tensor
+def _tensors(problem: AttributionProblem, outputs: Mapping[Path, Tensor], several: bool) -> Sequence[Tensor]:
+    is_tuple = list(outputs) == [f"[{number}]" for number in range(len(outputs))]
+    if not outputs or not (is_tuple or "" in outputs) or (len(outputs) > 1 and not several):
+        what = f"the tensors {', '.join(outputs)}" if outputs else "no tensor"
+        raise _unreadable(problem, what, several)
+    for tensor in outputs.values():
+        if not tensor.is_floating_point():
+            raise _unreadable(problem, f"a tensor of {dtype_text(tensor)}", several)
+        if tensor.shape[:1] != (problem.rows,):
+            shape = f"{list(tensor.shape)}, whose axis 0 is not the batch of {problem.rows}"
+            raise _unreadable(problem, f"a tensor of shape {shape}", several)
+    return list(outputs.values())
 
 
-def _unreadable(problem: AttributionProblem, output: str) -> CutawayError:
+def _unreadable(problem: AttributionProblem, output: str, several: bool) -> CutawayError:
+    tensors = "tensors of floats, [batch, ...], one alone or a tuple of them" if several else (
+        "one tensor of floats, [batch, ...], alone or in a tuple by itself"
+    )  # fmt: skip
     return inapplicable(
-        f"the module {problem.module!r} returns {output}; the method needs one that returns one tensor of floats, "
-        "[batch, ...], alone or in a tuple by itself: name such a module, before or behind it"
+        f"the module {problem.module!r} returns {output}; the method needs one that returns {tensors}: name such a "
+        "module, before or behind it"
     )

@@ -213,7 +213,7 @@ def _refuse_target(problem: AttributionProblem) -> None:
 
     Captum begins with the target's value wherever its gradient is 1, which is relevance for one element only.
     """
-    if problem.target.indices is not None:
+    if problem.target.positions is not None:
         return
     if problem.target.is_neuron:  # layers behind it would change its relevance
         raise inapplicable("Captum's LRP begins at an output of the model, and a neuron is none: explain a class")

@@ -15,28 +15,32 @@ from cutaway.engine.methods import modified_backprop, paths, perturbations
 from cutaway.engine.methods.layer_output import readable_output
 from cutaway.engine.methods.spec import Method, passes_at
 from cutaway.engine.methods.validation import inapplicable
-from cutaway.engine.passes.pass_recorder import AttributionProblem
+from cutaway.engine.model.inspected_model import Inputs, InspectedModel
+from cutaway.engine.passes.pass_recorder import AttributionProblem, Changes
 from cutaway.engine.passes.reference_inputs import input_point
+from cutaway.engine.passes.targets import neuron_selector
 from cutaway.engine.references.modified_backprop import input_gradient
 from cutaway.engine.references.observation import reused_neuron_module
 from cutaway.engine.references.paths import neuron_conductance_passes, path_points, steps_per_pass
+from cutaway.errors import CutawayError
 
 _PATH = paths.ROWS[requests.IntegratedGradients]
 
 
 def neuron_selectable(problem: AttributionProblem) -> AbstractContextManager[None]:
     """Returns a context that requires the neuron in the output of each call of its module: Captum takes the last."""
-    index = cast(requests.NeuronAttribution, problem.request).neuron.index
+    neuron = cast(requests.NeuronAttribution, problem.request).neuron
 
-    def refuse(outputs: Sequence[Tensor]) -> None:
-        for output in outputs:
-            sizes = list(output.shape[1:])
-            if len(index) != len(sizes) or not all(number < size for number, size in zip(index, sizes)):
+    def refuse(outputs: Sequence[Sequence[Tensor]]) -> None:
+        for (output,) in outputs:
+            try:
+                neuron_selector(neuron, output)
+            except CutawayError as failure:
                 raise inapplicable(
-                    f"the module {problem.module!r} is called {len(outputs)} times, and one call returns {sizes} for "
-                    f"each example, without a neuron {list(index)}; Captum takes the last call: name a module that is "
-                    "called once"
-                )
+                    f"the module {problem.module!r} is called {len(outputs)} times, and one call returns "
+                    f"{list(output.shape[1:])} for each example, without this neuron ({failure.message}); Captum takes "
+                    "the last call: name a module that is called once"
+                ) from failure
 
     return readable_output(problem, "neuron.module", refuse)
 
@@ -57,6 +61,18 @@ def _of_neuron(base: Method, captum: Callable[..., Any], formula: str, **fields:
 def _of_rectifiers(kind: type[requests.Attribution], captum: Callable[..., Any]) -> Method:
     base = modified_backprop.ROWS[kind]
     return _of_neuron(base, captum, base.formula.replace("df/dx", "dneuron/dx"))
+
+
+def _refuse_conductance(
+    model: InspectedModel, request: requests.NeuronConductance, inputs: Inputs, edits: Changes
+) -> None:
+    if request.neuron.slices:
+        raise inapplicable(
+            "the conductance of a block is the sum of its neurons' conductances, and Captum multiplies sums of their "
+            "gradients instead: name one element",
+            "neuron.slices",
+        )
+    _PATH.refuse(model, request, inputs, edits)
 
 
 ROWS: dict[type[requests.Attribution], Method] = {
@@ -87,7 +103,7 @@ ROWS: dict[type[requests.Attribution], Method] = {
         tolerances=_PATH.tolerances,
         reference_passes=neuron_conductance_passes,
         limitation=reused_neuron_module,
-        refuse=_PATH.refuse,
+        refuse=_refuse_conductance,
         model_context=neuron_selectable,
     ),
     requests.NeuronGuidedBackprop: _of_rectifiers(requests.GuidedBackprop, attr.NeuronGuidedBackprop),

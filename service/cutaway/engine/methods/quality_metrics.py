@@ -56,7 +56,7 @@ def _infidelity(metric: Infidelity, problem: AttributionProblem, values: Values)
 
     def target(*tensors: Tensor) -> Tensor:
         output = problem.forward(*tensors)
-        return output if problem.target.indices is not None else problem.target.scalars(output)
+        return output if problem.target.positions is not None else problem.target.scalars(output)
 
     def forward(*tensors: Tensor) -> Tensor:
         rows = len(tensors[0])
@@ -70,7 +70,7 @@ def _infidelity(metric: Infidelity, problem: AttributionProblem, values: Values)
         tuple(tensor.contiguous() for tensor in problem.arguments),
         tuple(values[name].contiguous() for name in problem.explained),
         additional_forward_args=problem.additional_inputs or None,
-        target=problem.target.indices,
+        target=problem.target.in_captums_words,
         n_perturb_samples=metric.n_samples,
     )
 

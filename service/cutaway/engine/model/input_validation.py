@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from torch import Tensor, nn
 
 from cutaway.engine.model.inspected_model import Inputs, dtype_text
-from cutaway.errors import Reason, at, error
+from cutaway.errors import CutawayError, Reason, at, error
+from cutaway.requests import Argument
 from cutaway.results import InputSpec
 
 
@@ -44,15 +45,45 @@ def validate_inputs(specs: Sequence[InputSpec], tensors: Mapping[str, Tensor]) -
     return ordered
 
 
+def validate_arguments(
+    specs: Sequence[InputSpec], tensors: Collection[str], arguments: Mapping[str, Argument]
+) -> Sequence[InputSpec]:
+    """Returns the ``specs`` of the inputs that are left when ``arguments`` take their places.
+
+    Args:
+        specs: what the model takes; empty if unknown.
+        tensors: the names of the request's tensors.
+        arguments: those of the request that are no tensors.
+
+    Raises:
+        InvalidArgument: ``INPUT_UNKNOWN``, ``INPUT_DTYPE``, or ``INVALID_VALUE`` for a name that is a tensor's too.
+    """
+    by_name = {spec.name: spec for spec in specs}
+    for name, value in arguments.items():
+        with at(name):
+            if name in tensors:
+                raise error(Reason.INVALID_VALUE, "a tensor is sent for it too; leave one out")
+            if specs and name not in by_name:
+                raise _unknown(name, list(by_name))
+            if specs and (by_name[name].data_type or by_name[name].shape):
+                raise error(Reason.INPUT_DTYPE, f"got {value!r:.40}, the model takes {_description(by_name[name])}")
+    return [spec for spec in specs if spec.name not in arguments]
+
+
+def _unknown(name: str, known: Sequence[str]) -> CutawayError:
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return error(Reason.INPUT_UNKNOWN, f"the model takes {', '.join(known)}, not {name!r}{hint}")
+
+
 def _check_names(specs: Sequence[InputSpec], tensors: Mapping[str, Tensor]) -> None:
     if not specs:
         return
     known = [spec.name for spec in specs]
     for name in tensors:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise error(Reason.INPUT_UNKNOWN, f"the model takes {', '.join(known)}, not {name!r}{hint}", name)
+            with at(name):
+                raise _unknown(name, known)
     for spec in specs:
         if not spec.optional and spec.name not in tensors:
             raise error(Reason.INPUT_MISSING, f"the model needs {_description(spec)}", spec.name)
@@ -60,7 +91,10 @@ def _check_names(specs: Sequence[InputSpec], tensors: Mapping[str, Tensor]) -> N
 
 def _check_tensor(spec: InputSpec, tensor: Tensor) -> None:
     if tensor.ndim == 0:
-        raise error(Reason.INPUT_SHAPE, "a scalar has no batch axis; axis 0 must be the batch")
+        raise error(
+            Reason.INPUT_SHAPE,
+            "a scalar has no batch axis; axis 0 must be the batch; a number that is no tensor goes into arguments",
+        )
     if tensor.shape[0] == 0:
         raise error(Reason.INPUT_EMPTY, f"the shape is {list(tensor.shape)}: a batch of no rows; send at least one")
     if spec.data_type and dtype_text(tensor) != spec.data_type:

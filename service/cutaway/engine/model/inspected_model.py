@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, cast
 
 import torch
@@ -21,6 +22,7 @@ from cutaway.engine.runtime.oom import is_out_of_memory
 from cutaway.engine.runtime.pytree import leaves
 from cutaway.engine.runtime.rng import kept_rng_state
 from cutaway.errors import CutawayError, Reason, error
+from cutaway.requests import Argument
 from cutaway.results import InputSpec
 
 Inputs = dict[str, Tensor]
@@ -72,7 +74,7 @@ class InspectedModel:
 
     Attributes:
         module: the model, on its device.
-        call: runs the model on named inputs; by default ``module(**inputs)``.
+        call: runs the model on named inputs, and on the arguments of the request that are no tensors.
         inputs: its inputs in order; empty if unknown: then inputs are not validated.
         labels: the names of its classes; empty for a model without classes.
         tree: its modules by name.
@@ -85,7 +87,7 @@ class InspectedModel:
     """
 
     module: nn.Module
-    call: Callable[[Inputs], Any]
+    call: Callable[[dict[str, Any]], Any]
     inputs: Sequence[InputSpec] = ()
     labels: Sequence[str] = ()
     tree: ModuleTree = field(init=False)
@@ -97,6 +99,7 @@ class InspectedModel:
     properties: dict[Hashable, Any] = field(init=False, default_factory=dict, repr=False)
     _pass_context: Callable[[], AbstractContextManager[None]] = field(init=False, default=nullcontext)
     _cancellation: Cancellation = field(init=False, default=NEVER_CANCELLED)
+    _arguments: Mapping[str, Argument] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         require_inspectable(self.module)
@@ -120,14 +123,15 @@ class InspectedModel:
         self.passes.forwards += 1
         try:
             with self._pass_context(), self._kernels(), NO_FASTPATH.applied():
-                returned = self.call({name: tensor.clone() for name, tensor in inputs.items()})
+                returned = self.call({**{name: tensor.clone() for name, tensor in inputs.items()}, **self._arguments})
         except CutawayError:
             raise
         except Exception as failure:
             if is_out_of_memory(failure):
                 raise
-            shapes = ", ".join(f"{name} {dtype_text(t)}{list(t.shape)}" for name, t in inputs.items())
-            raise _failed("forward", failure, f" on {shapes}") from failure
+            shapes = [f"{name} {dtype_text(t)}{list(t.shape)}" for name, t in inputs.items()]
+            others = [f"{name}={value!r:.40}" for name, value in self._arguments.items()]
+            raise _failed("forward", failure, f" on {', '.join(shapes + others)}") from failure
         outputs = _named(returned)
         self.passes.count_backwards(outputs)
         return outputs
@@ -137,11 +141,22 @@ class InspectedModel:
         return kept_rng_state(self.device)
 
     @contextmanager
-    def session(self, cancellation: Cancellation = NEVER_CANCELLED) -> Iterator[None]:
+    def session(
+        self, cancellation: Cancellation = NEVER_CANCELLED, arguments: Mapping[str, Argument] = MappingProxyType({})
+    ) -> Iterator[None]:
         """Prepares the model for passes with gradients, whatever the caller's grad mode, and restores it afterwards,
-        also after a failure. No pass begins after ``cancellation``."""
+        also after a failure. No pass begins after ``cancellation``; each gets ``arguments`` besides its inputs."""
         with torch.inference_mode(False), torch.enable_grad(), self.guard.restoring(), self.cancelled_by(cancellation):
-            yield
+            self._arguments = arguments
+            try:
+                yield
+            finally:
+                self._arguments = {}
+
+    def kind_of(self, inputs: Inputs) -> Hashable:
+        """Returns what inputs have in common for which the properties of the model are tested once."""
+        tensors = tuple((name, tensor.dtype, tensor.ndim) for name, tensor in inputs.items())
+        return tensors, arguments_kind(self._arguments)
 
     @contextmanager
     def cancelled_by(self, cancellation: Cancellation) -> Iterator[None]:
@@ -170,9 +185,9 @@ class InspectedModel:
         return nullcontext()
 
 
-def input_kind(inputs: Inputs) -> Hashable:
-    """Returns what inputs have in common for which the properties of a model are tested once."""
-    return tuple((name, tensor.dtype, tensor.ndim) for name, tensor in inputs.items())
+def arguments_kind(arguments: Mapping[str, Argument]) -> Hashable:
+    """Returns what makes two requests run the same model: in Python 1 equals True."""
+    return frozenset((name, type(value), value) for name, value in arguments.items())
 
 
 def dtype_text(tensor: Tensor) -> str:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from cutaway import requests
+from cutaway.engine.hooks.capture_spec import slice_index
 from cutaway.engine.model.inspected_model import Outputs, dtype_text
 from cutaway.engine.model.module_tree import ModuleTree
 from cutaway.engine.runtime.numpy_bridge import from_numpy
@@ -30,16 +31,29 @@ class ResolvedTarget:
     Attributes:
         source: the name of the output that it is read from; for a neuron that of the module.
         function: returns the target of each row from that output.
-        indices: ``[batch]`` int64, the class of each row; None for targets without classes.
+        positions: ``[batch, axes]`` int64, the element of each row, one index for each axis behind the batch; None for
+            targets that are more than one element.
         is_neuron: whether ``source`` names a module.
         is_row_specific: whether ``function`` differs from row to row, so that rows must keep their places.
     """
 
     source: str
     function: ScalarFunction
-    indices: Int64[Tensor, "batch"] | None = None
+    positions: Int64[Tensor, "batch axes"] | None = None
     is_neuron: bool = False
     is_row_specific: bool = False
+
+    @property
+    def classes(self) -> Int64[Tensor, "batch"] | None:
+        """The class of each row, ``[batch]``; None for targets that are no class."""
+        return self.positions[:, 0] if self.positions is not None and self.positions.shape[1] == 1 else None
+
+    @property
+    def in_captums_words(self) -> Int64[Tensor, "batch"] | list[tuple[int, ...]] | None:
+        """What Captum's ``target`` has to be; None where it has no word for the target."""
+        if self.positions is None or self.classes is not None:
+            return self.classes
+        return [tuple(position) for position in self.positions.tolist()]
 
     def scalars(self, output: Float[Tensor, "*axes"]) -> Float[Tensor, "batch"]:
         """Returns the target of each row, ``[batch]``; differentiable."""
@@ -47,20 +61,20 @@ class ResolvedTarget:
 
     def for_rows(self, rows: Int64[Tensor, "rows"]) -> ResolvedTarget:
         """Returns the target for a batch of the rows with the numbers ``rows``; it must not be row-specific."""
-        return self if self.indices is None else _class(self.source, self.indices[rows])
+        return self if self.positions is None else _element(self.source, self.positions[rows])
 
     @staticmethod
     def joined(targets: Sequence[ResolvedTarget]) -> ResolvedTarget:
         """Returns one target for the rows of all ``targets``, which are of the `same_kind`."""
-        indices = [target.indices for target in targets if target.indices is not None]
-        return _class(targets[0].source, torch.cat(indices)) if indices else targets[0]
+        positions = [target.positions for target in targets if target.positions is not None]
+        return _element(targets[0].source, torch.cat(positions)) if positions else targets[0]
 
 
 def same_kind(one: ResolvedTarget, other: ResolvedTarget) -> bool:
-    """Whether both are read from one output, and differ in nothing but the classes of their rows."""
+    """Whether both are read from one output, and differ in nothing but the elements of their rows."""
     if one.is_row_specific or other.is_row_specific or (one.source, one.is_neuron) != (other.source, other.is_neuron):
         return False
-    return one.function is other.function or (one.indices is not None and other.indices is not None)
+    return one.function is other.function or (one.positions is not None and other.positions is not None)
 
 
 def resolve_target(
@@ -121,7 +135,14 @@ def identity(output: Tensor) -> Tensor:
 
 
 def _class(name: str, indices: Int64[Tensor, "batch"]) -> ResolvedTarget:
-    return ResolvedTarget(name, lambda output: output.gather(1, indices.unsqueeze(1)).squeeze(1), indices)
+    return _element(name, indices.unsqueeze(1))
+
+
+def _element(name: str, positions: Int64[Tensor, "batch axes"]) -> ResolvedTarget:
+    if positions.shape[1] == 1:
+        return ResolvedTarget(name, lambda output: output.gather(1, positions).squeeze(1), positions)
+    picked = (torch.arange(len(positions), device=positions.device), *positions.unbind(dim=1))
+    return ResolvedTarget(name, lambda output: output[picked], positions)
 
 
 def _predicted(_: requests.PredictedClass, name: str, output: Tensor) -> ResolvedTarget:
@@ -171,8 +192,7 @@ def _multi_index(target: requests.MultiIndex, name: str, output: Tensor) -> Reso
         with at(f"indices[{number}]"):
             _refuse_out_of_range(position, output)
     index = _one_per_row(torch.tensor(target.indices, dtype=torch.int64, device=output.device), len(output))
-    picked = (torch.arange(len(output), device=output.device), *index.unbind(dim=1))
-    return ResolvedTarget(name, lambda output: output[picked], is_row_specific=True)
+    return _element(name, index) if output.ndim > 1 else ResolvedTarget(name, identity)
 
 
 def _refuse_out_of_range(position: tuple[int, ...], output: Tensor) -> None:
@@ -232,10 +252,32 @@ def _norm(target: requests.OutputNorm, name: str, output: Tensor) -> ResolvedTar
 
 
 def _neuron(target: requests.Neuron, name: str, output: Tensor) -> ResolvedTarget:
-    with at("index"):
-        _refuse_out_of_range(target.index, output)
-    picked: tuple[slice | int, ...] = (slice(None), *target.index)
-    return ResolvedTarget(name, lambda output: output[picked], is_neuron=True)
+    selector = neuron_selector(target, output)
+    picked: tuple[slice | int, ...] = (slice(None), *selector)
+
+    def selected(output: Tensor) -> Tensor:
+        return _flat(output[picked]).sum(dim=1) if target.slices else output[picked]
+
+    return ResolvedTarget(name, selected, is_neuron=True)
+
+
+def neuron_selector(neuron: requests.Neuron, output: Tensor) -> tuple[slice | int, ...]:
+    """Returns what selects the neuron's elements in each row of ``output`` ``[batch, ...]``.
+
+    Raises:
+        InvalidArgument: ``TARGET_SHAPE``, ``TARGET_RANGE``, ``TARGET_MISMATCH``, ``AXIS_RANGE`` or ``SLICE_RANGE``.
+    """
+    if not neuron.slices:
+        with at("index"):
+            _refuse_out_of_range(neuron.index, output)
+        return neuron.index
+    if neuron.index:
+        raise error(Reason.TARGET_MISMATCH, "a neuron is one element or a block: leave index or slices out", "index")
+    with at("slices"):
+        batch, *selector = slice_index(neuron.slices, output.shape)
+    if batch != slice(None):
+        raise error(Reason.AXIS_RANGE, "axis 0 is the batch: each example has its own neuron", "slices")
+    return tuple(selector)
 
 
 _RESOLVERS: dict[type[requests.Target], Callable[[Any, str, Tensor], ResolvedTarget | tuple[ResolvedTarget, ...]]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,8 +17,9 @@ from cutaway.engine.planning.attribution_setup import differentiable, resolve_at
 from cutaway.engine.planning.name_resolution import CaptureSites
 from cutaway.engine.runtime.cancellation import NEVER_CANCELLED, Cancellation
 from cutaway.engine.runtime.rng import new_seed
-from cutaway.errors import at
-from cutaway.requests import InspectRequest, Neuron, Point, PredictedClass, TopK
+from cutaway.errors import Code, CutawayError, at
+from cutaway.requests import Attribution, InspectRequest, Neuron, Point, PredictedClass, TopK
+from cutaway.results import AttributionError, AttributionResult
 from cutaway.schema.module_globs import is_glob
 
 
@@ -35,7 +37,9 @@ class Plan:
         parameters: parameters whose gradients are returned, by name.
         gradients_of: inputs whose gradients are returned.
         neuron: the module that the target is read from, where the target is a neuron.
-        attributions: what is attributed.
+        attributions: what is attributed, without those that failed.
+        numbers: the number in the request of each of ``attributions``.
+        failed: the errors of attributions that cannot be computed, by number in the request.
         seed: the seed of random numbers; None where none was sent and none are drawn.
         missing: the points to capture behind which forward may stop; None where it must run to its end.
     """
@@ -50,6 +54,8 @@ class Plan:
     gradients_of: tuple[str, ...]
     neuron: str | None
     attributions: tuple[ResolvedAttribution, ...]
+    numbers: tuple[int, ...]
+    failed: Mapping[int, AttributionResult]
     seed: int | None
     missing: set[tuple[str, Point]] | None = None
 
@@ -90,6 +96,14 @@ class Plan:
         names = (name for attribution in self.attributions for name in attribution.modules)
         return {**{name: {} for name in names}, **self.sites}
 
+    def in_place(self, attribution: Attribution, failure: CutawayError) -> AttributionResult:
+        """Returns ``failure`` in the place of an attribution.
+
+        Raises:
+            CutawayError: ``failure``, unless the request takes such errors in their places.
+        """
+        return _in_place(self.request, attribution, failure)
+
 
 @torch.inference_mode(False)
 def plan_request(
@@ -115,16 +129,32 @@ def plan_request(
         gradients_of = () if request.input_gradients is None else differentiable(model, inputs, request.input_gradients)
     draws = any(method_of(attribution).uses_randomness or attribution.metrics for attribution in request.attributions)
     seed = new_seed() if draws and request.seed is None else request.seed
-    attributions = []
-    for index, attribution in enumerate(request.attributions):
-        with at(f"attributions[{index}]"):
-            attributions.append(resolve_attribution(model, attribution, inputs, edits, seed))
+    attributions, failed = {}, {}
+    for number, attribution in enumerate(request.attributions):
+        try:
+            with at(f"attributions[{number}]"):
+                attributions[number] = resolve_attribution(model, attribution, inputs, edits, seed)
+        except CutawayError as failure:
+            failed[number] = _in_place(request, attribution, failure)
+    request = replace(request, attributions=tuple(request.attributions[number] for number in attributions))
     with at("target.neuron.module"):
         neuron = model.tree.resolve(request.target.module) if isinstance(request.target, Neuron) else None
-    resolved = (sites, edits, parameters, gradients_of, neuron, tuple(attributions), seed)
+    explained = (tuple(attributions.values()), tuple(attributions), failed)
+    resolved = (sites, edits, parameters, gradients_of, neuron, *explained, seed)
     plan = Plan(model, request, inputs, cancellation, *resolved)
     stops = request.omit_predictions and not (plan.needs_target or request.attributions or request.compare)
     return replace(plan, missing=_missing(sites)) if stops else plan
+
+
+def _in_place(request: InspectRequest, attribution: Attribution, failure: CutawayError) -> AttributionResult:
+    if not request.attribution_errors_in_place or failure.code not in _OF_ONE_ATTRIBUTION:
+        raise failure
+    why = AttributionError(int(failure.code), failure.reason, failure.message, failure.field)
+    return AttributionResult(type(attribution).__name__, getattr(attribution, "layer", ""), {}, error=why)
+
+
+_OF_ONE_ATTRIBUTION = (Code.INVALID_ARGUMENT, Code.FAILED_PRECONDITION)
+"""The errors of an attribution that say nothing about the rest of its request."""
 
 
 def _missing(sites: CaptureSites) -> set[tuple[str, Point]] | None:

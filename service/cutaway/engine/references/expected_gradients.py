@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Pass, Values, run_passes
-from cutaway.engine.passes.reference_inputs import Evidence, MissingObservation, Reference, host, layer_value_name
+from cutaway.engine.passes.reference_inputs import Evidence, MissingObservation, Reference, host
 from cutaway.engine.references.observation import expand_rows
 from cutaway.engine.runtime.rng import numpy_seed
 from cutaway.requests import ExpectedGradient, Point
@@ -127,10 +127,10 @@ def layer_expected_gradients(evidence: Evidence) -> Reference:
         Evidence(evidence.problem, evidence.passes[first : first + third], evidence.call)
         for first in (0, third, 2 * third)
     )
-    (gradients,) = between.steps(Point.GRAD_OUTPUT).values()
-    (starts,), (ends,) = (side.steps(Point.OUTPUT).values() for side in (at_baselines, at_noisy))
-    # One tensor in a tuple by itself is named like one without.
-    name = layer_value_name(evidence.problem.layer, "")
-    # The rounding error of a difference is that of its operands.
-    terms = gradients.abs() * (ends.abs() + starts.abs())
-    return Reference({name: (gradients * (ends - starts)).mean(dim=0)}, {name: terms.mean(dim=0)})
+    starts, ends = at_baselines.steps(Point.OUTPUT), at_noisy.steps(Point.OUTPUT)
+    values, terms = {}, {}
+    for name, gradients in between.steps(Point.GRAD_OUTPUT).items():
+        values[name] = (gradients * (ends[name] - starts[name])).mean(dim=0)
+        # The rounding error of a difference is that of its operands.
+        terms[name] = (gradients.abs() * (ends[name].abs() + starts[name].abs())).mean(dim=0)
+    return Reference(values, terms)

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from cutaway.engine.hooks.capture_spec import CapturedValues, CaptureSpec
 from cutaway.engine.hooks.recording import RecordedCall
-from cutaway.engine.model.inspected_model import input_kind
 from cutaway.engine.passes.pass_recorder import AttributionProblem
 from cutaway.engine.passes.reference_inputs import host
 from cutaway.engine.references.observation import observe_forward, operator_of
@@ -57,7 +56,7 @@ class _Seen:
 def hidden_rectifiers(problem: AttributionProblem) -> list[str]:
     """Returns the addresses of the operators at which a rectified tensor is first seen that no ``nn.ReLU`` returned."""
     model = problem.model
-    key = (hidden_rectifiers, input_kind(problem.inputs))
+    key = (hidden_rectifiers, problem.model.kind_of(problem.inputs))
     if key not in model.properties:
         model.properties[key] = _places(problem)
     found: list[str] = model.properties[key]

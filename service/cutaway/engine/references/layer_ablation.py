@@ -17,10 +17,11 @@ from cutaway.engine.hooks.edits import Override
 from cutaway.engine.hooks.recording import RecordedCall
 from cutaway.engine.passes.finding import Finding
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Pass, Values, run_passes
-from cutaway.engine.passes.reference_inputs import Evidence, Reference, input_point, layer_value_name
+from cutaway.engine.passes.reference_inputs import Evidence, Reference, input_point
 from cutaway.engine.references.observation import module_calls, target_values
 from cutaway.engine.references.perturbations import row_permutation
 from cutaway.engine.runtime.numerics import equal
+from cutaway.engine.runtime.pytree import Path
 from cutaway.requests import LayerFeatureAblation, Point
 from cutaway.results import Cause
 
@@ -33,7 +34,7 @@ Change: TypeAlias = Callable[[Tensor], Tensor]
 
 def ablation_points(problem: AttributionProblem) -> list[Values]:
     """Returns the input for each pass: one that reads the layer, one that restores what was read, one for each unit."""
-    return input_point(problem) * (2 + _output(module_calls(problem)[-1])[0].numel())
+    return input_point(problem) * (2 + len(list(_units(module_calls(problem)[-1]))))
 
 
 def permutation_points(problem: AttributionProblem) -> list[Values]:
@@ -66,8 +67,8 @@ def _unit_passes(problem: AttributionProblem, changes: Iterator[Change]) -> Sequ
     first = _edited_pass(problem, lambda output: output)
     passes = [first]
     without_layer = replace(problem, layer="")  # its output is recorded once, and not again for each unit
-    for unit, change in zip(range(_output(first.layer[0])[0].numel()), changes):
-        recorded = _edited_pass(without_layer, _change_of_unit(unit, change), problem.layer)
+    for (path, unit), change in zip(_units(first.layer[0]), changes):
+        recorded = _edited_pass(without_layer, _change_of_unit(unit, change), problem.layer, path)
         # The inputs are the same for all units, and kept once too.
         passes.append(replace(recorded, points=first.points, additional_inputs=first.additional_inputs))
     return passes
@@ -83,14 +84,20 @@ def _change_of_unit(unit: int, change: Change) -> Change:
     return changed
 
 
-def _edited_pass(problem: AttributionProblem, change: Change, layer: str = "") -> Pass:
-    edits = {layer or problem.layer: [(0, Override(at=Point.OUTPUT, call=0, change=change))]}
+def _edited_pass(problem: AttributionProblem, change: Change, layer: str = "", path: Path = "") -> Pass:
+    edits = {layer or problem.layer: [(0, Override(at=Point.OUTPUT, call=0, path=path, change=change))]}
     return run_passes(problem, input_point(problem), differentiate=False, edits=edits)[0]
 
 
-def _output(call: RecordedCall) -> Tensor:
-    """Returns the one tensor that the layer returned."""
-    return next(iter(call.at(Point.OUTPUT).values()))
+def _outputs(call: RecordedCall) -> list[Tensor]:
+    """Returns the tensors that the layer returned."""
+    return list(call.at(Point.OUTPUT).values())
+
+
+def _units(call: RecordedCall) -> Iterator[tuple[Path, int]]:
+    """Yields each unit: the path of its tensor, and its number in a row of that."""
+    for path, tensor in call.at(Point.OUTPUT).items():
+        yield from ((path, unit) for unit in range(tensor[0].numel()))
 
 
 # Reference.
@@ -101,16 +108,14 @@ def unit_ablation(evidence: Evidence) -> Reference:
 
     Captum, LayerFeatureAblation: https://captum.ai/api/layer.html; permutation: Fisher et al. 2018, arXiv:1801.01489.
     """
-    shape = _output(evidence.passes[0].layer[0]).shape
-    name = layer_value_name(evidence.problem.layer, "")
-    if len(evidence.passes) == 1:
-        zeros = {name: torch.zeros(shape, dtype=torch.float64)}
-        return Reference(zeros, zeros)
     targets = target_values(evidence).T  # [batch, 1 + units]
-    original, replaced = targets[:, :1], targets[:, 1:]
-    return Reference(
-        {name: (original - replaced).reshape(shape)}, {name: (original.abs() + replaced.abs()).reshape(shape)}
-    )
+    original, values, terms, first = targets[:, :1], {}, {}, 1
+    for name, output in Evidence(evidence.problem, evidence.passes[:1]).layer(Point.OUTPUT).items():
+        replaced = targets[:, first : first + output[0].numel()] if len(evidence.passes) > 1 else original
+        values[name] = (original - replaced).expand(-1, output[0].numel()).reshape(output.shape)
+        terms[name] = (original.abs() + replaced.abs()).expand(-1, output[0].numel()).reshape(output.shape)
+        first += output[0].numel()
+    return Reference(values, terms)
 
 
 # Limitations of Captum.
@@ -129,7 +134,7 @@ def limitation(problem: AttributionProblem) -> Finding | None:
             f"the layer {problem.layer!r} was called {len(calls)} times in one forward pass, and Captum replaces the "
             "output of each call by that of the last: build the model with a module for each call",
         )
-    if not all(bool(_output(call).isfinite().all()) for call in calls):
+    if not all(bool(output.isfinite().all()) for call in calls for output in _outputs(call)):
         return Finding(
             Cause.NOT_FINITE,
             f"the layer {problem.layer!r} returns NaN or infinities, and Captum removes a unit by multiplying it by 0, "
@@ -153,6 +158,7 @@ def _is_overwritten(problem: AttributionProblem) -> bool:
         return output
 
     first = _edited_pass(problem, keep)
-    if equal(_output(first.layer[0]), kept[0].cpu()):
+    if all(equal(output, changed.cpu()) for output, changed in zip(_outputs(first.layer[0]), kept)):
         return False
-    return not equal(first.output, _edited_pass(problem, lambda _: kept[0].clone()).output)
+    changed_values = iter(kept)
+    return not equal(first.output, _edited_pass(problem, lambda _: next(changed_values).clone()).output)

@@ -90,12 +90,14 @@ REQUIRED_SCOPES: Mapping[str, Scope] = {
     "model": Scope.PREDICT,  # set in every request
     "tensors": Scope.PREDICT,
     "raw": Scope.PREDICT,
+    "arguments": Scope.PREDICT,
     "target": Scope.PREDICT,
     "options": Scope.PREDICT,
     "check": Scope.PREDICT,  # has no effect without attributions
     "captures": Scope.INSPECT,
     "input_gradients": Scope.INSPECT,
     "attributions": Scope.INSPECT,
+    "attribution_errors_in_place": Scope.PREDICT,  # has no effect without attributions
     "explain_if": Scope.INSPECT,
     "edits": Scope.EDIT,
     "compare": Scope.EDIT,
