@@ -244,7 +244,8 @@ def _element(target: MultiIndex, output: Tensor) -> list[Scalars]:
     for position in target.indices:
         _in_range(position, output)
     positions = _for_each_row(target.indices, output)
-    return [Scalars(torch.stack([row[position] for row, position in zip(output, positions)]))]
+    values = torch.stack([row[position] for row, position in zip(output, positions)])
+    return [Scalars(values, [position[0] for position in positions] if output.ndim == 2 else None)]
 
 
 def _neuron(target: Neuron, output: Tensor) -> list[Scalars]:

@@ -16,7 +16,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -133,8 +133,13 @@ def _target(target: Any) -> ca.Target:
 
 
 def _requests(case: Case, explained: tuple[str, ...]) -> Iterator[ca.Attribution]:
-    """The request for the case: one attribution, or for several layers one each."""
+    """The request for the case: one attribution, or for several layers one each, where the method takes one."""
     layers = config[case.entry].get("layer")
+    if isinstance(layers, list) and case.algorithm is attr.LayerIntegratedGradients:
+        first, *further = layers
+        joint: Any = _request(case, explained, first)
+        yield replace(joint, further_layers=tuple(further))
+        return
     for layer in layers if isinstance(layers, list) else [layers]:
         yield _request(case, explained, layer)
 

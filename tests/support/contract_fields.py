@@ -75,6 +75,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "MeanSquaredErrorLoss": {"values": None},
     "Cotangent": {"tensor": None},
     "Neuron": {"module": "module"},
+    "Argument": {"text": "a text"},
     "CaptureRequest": {"module": "module"},
     "Reduction": {"mean": None},
     "AxisReduction": {"axes": 2},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -92,13 +93,39 @@ NETWORKS: dict[str, tuple[Callable[[nn.Module], nn.Module], tuple[int, ...]]] = 
 }
 
 
+@lru_cache(maxsize=256)
+def _trained_weights(network: str, seed: int) -> dict[str, Tensor]:
+    """Returns the weights of a network that has learned three classes, each around a point of its own."""
+    build, shape = NETWORKS[network]
+    torch.manual_seed(seed)
+    model, centres = build(nn.Identity()), torch.randn(3, *shape)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for _ in range(60):
+        labels = torch.randint(3, (32,))
+        loss = nn.functional.cross_entropy(model(centres[labels] + torch.randn(32, *shape)), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return model.state_dict()
+
+
 def explained(
-    network: str, factor: float, asked: Attribution, dtype: torch.dtype, mode: CheckMode, seed: int = 0
+    network: str,
+    factor: float,
+    asked: Attribution,
+    dtype: torch.dtype,
+    mode: CheckMode,
+    seed: int = 0,
+    *,
+    trained: bool = False,
 ) -> AttributionResult:
     """Explains a new network of the family ``network`` whose gradient is wrong by ``factor`` at one place."""
     build, shape = NETWORKS[network]
     torch.manual_seed(seed)
-    model = build(Faulty(factor)).to(dtype).eval()
+    model = build(Faulty(factor))
+    if trained:
+        model.load_state_dict(_trained_weights(network, seed))
+    model = model.to(dtype).eval()
     subject = InspectedModel(model, lambda tensors: model(*tensors.values()))
     request = InspectRequest("m", attributions=(asked,), check=CheckRequest(mode))
     return inspect(subject, request, {"x": noise(2, *shape, dtype=dtype, seed=seed + 1)}).attributions[0]

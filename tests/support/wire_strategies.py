@@ -104,6 +104,13 @@ named_tensors = st.dictionaries(texts, tensors(), max_size=3)
 points = st.sampled_from(Point)
 spelled_points = points | st.sampled_from([point.value for point in Point])
 loss_reductions = st.sampled_from(requests.LossReduction)
+slices = made(
+    requests.Slice,
+    axis=SIGNED_32,
+    start=st.none() | SIGNED_64,
+    stop=st.none() | SIGNED_64,
+    step=st.none() | st.integers(1, 2**63 - 1),
+)
 targets = st.one_of(
     made(requests.PredictedClass, output=texts),
     made(requests.ClassIndex, output=texts, indices=tuples_of(SIGNED_64, least=1)),
@@ -114,16 +121,9 @@ targets = st.one_of(
     made(requests.Cotangent, output=texts, tensor=tensors()),
     made(requests.OutputSum, output=texts),
     made(requests.OutputNorm, output=texts, order=st.floats(min_value=0, exclude_min=True)),
-    made(requests.Neuron, output=texts, module=names, index=tuples_of(SIGNED_64)),
+    made(requests.Neuron, output=texts, module=names, index=tuples_of(SIGNED_64), slices=tuples_of(slices)),
 )
 
-slices = made(
-    requests.Slice,
-    axis=SIGNED_32,
-    start=st.none() | SIGNED_64,
-    stop=st.none() | SIGNED_64,
-    step=st.none() | st.integers(1, 2**63 - 1),
-)
 axes = tuples_of(SIGNED_32, least=1)
 reductions = st.one_of(
     made(requests.Mean, axes=axes),
@@ -198,8 +198,11 @@ PARAMETERS: dict[str, st.SearchStrategy[Any]] = {
     "n_samples": COUNT_32,
     "max_delta": st.none() | st.floats(min_value=0),
     "baseline": numbers,
+    "further_layers": tuples_of(names),
     "stdev": numbers,
-    "neuron": made(requests.Neuron, output=st.just(""), module=names, index=tuples_of(SIGNED_64)),
+    "neuron": made(
+        requests.Neuron, output=st.just(""), module=names, index=tuples_of(SIGNED_64), slices=tuples_of(slices)
+    ),
     "rules": st.dictionaries(
         texts,
         st.one_of(
@@ -237,6 +240,8 @@ questions = made(
     InspectRequest,
     model=names,
     tensors=named_tensors,
+    arguments=st.dictionaries(names, st.none() | st.booleans() | SIGNED_64 | numbers | texts, max_size=1),
+    attribution_errors_in_place=st.booleans(),
     raw=tuples_of(made(requests.Raw, data=st.binary(max_size=20), media_type=texts)),
     target=targets,
     captures=tuples_of(captures),
@@ -358,6 +363,9 @@ without_targets = made(
                 values=tensors(),
                 texts=tuples_of(tuples_of(texts)),
             ),
+            standard_errors=named_tensors,
+            error=st.none()
+            | made(results.AttributionError, code=st.integers(0, 16), reason=texts, message=texts, field=texts),
             metrics=tuples_of(
                 made(
                     results.MetricResult,
@@ -372,6 +380,7 @@ without_targets = made(
     ),
     provenance=provenances,
     timings=made(results.Timings, **{field.name: numbers for field in dataclasses.fields(results.Timings)}),
+    explained_rows=vectors(st.booleans(), np.bool_),
     estimate=st.none()
     | made(
         results.Estimate,

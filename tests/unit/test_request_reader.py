@@ -170,8 +170,8 @@ WRONG: dict[str, tuple[str, str]] = {
         "attributions[0].layer",
         "must be a text; put it in quotes, not 0",
     ),
-    "{attributions: [{method: neuron_gradient, neuron: conv}]}": (
-        "attributions[0].neuron.index",
+    "{attributions: [{method: neuron_gradient, neuron: {index: [1]}}]}": (
+        "attributions[0].neuron.module",
         "Neuron needs this field",
     ),
     "{attributions: [{method: lrp, rules: {conv: gama}}]}": (

@@ -57,19 +57,23 @@ def _groups(plans: Sequence[Plan]) -> Iterator[Group]:
     """Yields groups of at least two requests; a request in none runs alone."""
     stacking: dict[Hashable, Group] = {}
     for number, plan in enumerate(plans):
-        with plan.model.session(arguments=plan.request.arguments):
-            if _may_share(plan):
-                tensors = tuple((name, tensor.dtype, tensor.shape[1:]) for name, tensor in plan.inputs.items())
-                stacking.setdefault((tensors, arguments_kind(plan.request.arguments)), {})[number] = plan
-    for group in stacking.values():
-        for same_output in _by_output(group):
+        if not plan.cancellation.is_cancelled and may_share(plan.request):
+            tensors = tuple((name, tensor.dtype, tensor.shape[1:]) for name, tensor in plan.inputs.items())
+            stacking.setdefault((tensors, arguments_kind(plan.request.arguments)), {})[number] = plan
+    for group in (group for group in stacking.values() if len(group) > 1):
+        for same_output in _by_output(_independent(group)):
             yield from (part for part in _parts(same_output) if len(part) > 1)
 
 
-def _may_share(plan: Plan) -> bool:
-    if plan.cancellation.is_cancelled or not may_share(plan.request):
-        return False
-    layers = {(attribution.layer, Point.OUTPUT) for attribution in plan.attributions if attribution.layer}
+def _independent(group: Group) -> Group:
+    """Returns those requests of ``group`` whose rows the model keeps independent."""
+    first, *_ = group.values()
+    with first.model.session(arguments=first.request.arguments):
+        return {number: plan for number, plan in group.items() if _rows_independent(plan)}
+
+
+def _rows_independent(plan: Plan) -> bool:
+    layers = {(name, Point.OUTPUT) for attribution in plan.attributions for name in attribution.layers}
     places = {(name, point) for name, specs in plan.sites.items() for point in specs} | layers
     try:
         return rows_independent(plan.model, plan.inputs, places, plan.request.target.output)

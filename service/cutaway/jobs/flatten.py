@@ -102,6 +102,8 @@ def _attribution(
         yield Cells(f"{name}.skipped", {"kind": "skipped", **about}, skipped)
     for place, array in attribution.values.items():
         yield cells(place, "attribution", array, input="" if attribution.layer else place)
+    for place, array in attribution.standard_errors.items():
+        yield cells(f"{place}.standard_error", "standard_error", array, input=place)
     if attribution.convergence_delta is not None:
         yield cells("delta", "delta", attribution.convergence_delta.astype(np.float64))
     for metric in attribution.metrics:

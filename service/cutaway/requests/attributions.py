@@ -172,4 +172,10 @@ class InternalInfluence(LayerAttribution, PathAttribution):
 @dataclass(frozen=True, kw_only=True)
 class LayerIntegratedGradients(LayerAttribution, PathAttribution):
     """Gradients integrated from a layer's value at the baseline to its value at the input, after Sundararajan et al.
-    2017, arXiv:1703.01365. Integer inputs are included: a baseline for token ids is a tensor of ids."""
+    2017, arXiv:1703.01365. Integer inputs are included: a baseline for token ids is a tensor of ids.
+
+    Args:
+        further_layers: layers that go from one value to the other at the same time, and are explained too.
+    """
+
+    further_layers: tuple[str, ...] = ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cutaway.requests import CheckMode
 from cutaway.schema.tensors import Array
@@ -174,6 +174,8 @@ class AttributionResult:
         n_steps: the number of steps on the path; 0 for a method without a path.
         tokens: the attribution of each token, where the layer is an embedding; else None.
         metrics: the requested quality metrics, in order.
+        standard_errors: of KernelSHAP and LIME, where they are checked: by input name, float64 of the input's shape,
+            the standard error of each attribution from the draws; infinite where fewer draws would not determine it.
         error: why there is no attribution, where the request takes errors in their places; then ``values`` is empty.
     """
 
@@ -188,4 +190,5 @@ class AttributionResult:
     n_steps: int = 0
     tokens: TokenAttribution | None = None
     metrics: tuple[MetricResult, ...] = ()
+    standard_errors: Mapping[str, Array] = field(default_factory=dict)
     error: AttributionError | None = None

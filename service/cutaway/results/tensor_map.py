@@ -60,4 +60,5 @@ def _map_attribution(place: str, attribution: AttributionResult, function: Tenso
     if tokens is not None:
         ids = function(f"{place}.tokens.ids", tokens.ids)
         tokens = replace(tokens, ids=ids, values=function(f"{place}.tokens.values", tokens.values))
-    return replace(attribution, values=values, tokens=tokens)
+    errors = _map_named(f"{place}.standard_errors", attribution.standard_errors, function)
+    return replace(attribution, values=values, tokens=tokens, standard_errors=errors)

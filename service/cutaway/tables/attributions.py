@@ -36,7 +36,9 @@ def _values(attributions: tuple[AttributionResult, ...]) -> Table:
     methods = {(attribution.method, attribution.layer) for attribution in attributions}
     show_class = len(methods) < len(attributions)  # a method for several classes: only the class tells them apart
     show_steps = any(attribution.n_steps for attribution in attributions)
-    names = ["method", "of", "shape", *["class"] * show_class, "min", "max", "delta", *["steps"] * show_steps]
+    show_errors = any(attribution.standard_errors for attribution in attributions)
+    optional = [*["largest std. error"] * show_errors, *["steps"] * show_steps]
+    names = ["method", "of", "shape", *["class"] * show_class, "min", "max", "delta", *optional]
     table = empty_table("Attributions", *names, numbers=len(names) - 3, folds=("of", "class"))
     for attribution in attributions:
         if attribution.error is not None:
@@ -49,7 +51,10 @@ def _values(attributions: tuple[AttributionResult, ...]) -> Table:
         for name, array in attribution.values.items():
             low, _, high = statistics(array)
             cells = [Text(attribution.method), Text(name), Text(str(list(array.shape))), *[classes] * show_class]
-            table.add_row(*cells, low, high, largest_delta, *[steps] * show_steps)
+            error = attribution.standard_errors.get(name)
+            largest_error = "" if error is None else number_text(float(error.max()))
+            more = [*[largest_error] * show_errors, *[steps] * show_steps]
+            table.add_row(*cells, low, high, largest_delta, *more)
     return table
 
 

@@ -1249,21 +1249,27 @@ class LayerIntegratedGradients(_message.Message):
 
     LAYER_FIELD_NUMBER: _builtins.int
     PATH_FIELD_NUMBER: _builtins.int
+    FURTHER_LAYERS_FIELD_NUMBER: _builtins.int
     layer: _builtins.str
     """The layer."""
     @_builtins.property
     def path(self) -> Global___PathIntegral:
         """The path."""
 
+    @_builtins.property
+    def further_layers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Layers that go from their value at the baseline to that at the input at the same time, and are explained too."""
+
     def __init__(
         self,
         *,
         layer: _builtins.str = ...,
         path: Global___PathIntegral | None = ...,
+        further_layers: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["path", b"path"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["layer", b"layer", "path", b"path"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["further_layers", b"further_layers", "layer", b"layer", "path", b"path"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1891,6 +1897,7 @@ class Attribution(_message.Message):
     N_STEPS_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    STANDARD_ERRORS_FIELD_NUMBER: _builtins.int
     method: _builtins.str
     """The method, by Captum's class name: `IntegratedGradients`."""
     layer: _builtins.str
@@ -1939,6 +1946,12 @@ class Attribution(_message.Message):
         are empty.
         """
 
+    @_builtins.property
+    def standard_errors(self) -> _containers.RepeatedCompositeFieldContainer[_tensor_pb2.NamedTensor]:
+        """Of KernelSHAP and LIME, where they are checked: the standard error of each value, float64 of the input's shape, by
+        input name, from leaving out one draw after the other. Infinite where the draws left do not determine the fit.
+        """
+
     def __init__(
         self,
         *,
@@ -1954,10 +1967,11 @@ class Attribution(_message.Message):
         n_steps: _builtins.int = ...,
         tokens: Global___TokenAttribution | None = ...,
         error: Global___AttributionError | None = ...,
+        standard_errors: _abc.Iterable[_tensor_pb2.NamedTensor] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checks", b"checks", "convergence_delta", b"convergence_delta", "error", b"error", "layer", b"layer", "method", b"method", "metrics", b"metrics", "n_steps", b"n_steps", "targets", b"targets", "tokens", b"tokens", "value_at_baseline", b"value_at_baseline", "value_at_input", b"value_at_input", "values", b"values"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checks", b"checks", "convergence_delta", b"convergence_delta", "error", b"error", "layer", b"layer", "method", b"method", "metrics", b"metrics", "n_steps", b"n_steps", "standard_errors", b"standard_errors", "targets", b"targets", "tokens", b"tokens", "value_at_baseline", b"value_at_baseline", "value_at_input", b"value_at_input", "values", b"values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

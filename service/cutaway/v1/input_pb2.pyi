@@ -7,7 +7,6 @@ from collections import abc as _abc
 from cutaway.v1 import tensor_pb2 as _tensor_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from google.protobuf import struct_pb2 as _struct_pb2
 from google.protobuf.internal import containers as _containers
 import builtins as _builtins
 import sys
@@ -137,8 +136,10 @@ class Argument(_message.Message):
     """Any other number."""
     text: _builtins.str
     """A text."""
-    none: _struct_pb2.NullValue.ValueType
-    """Python's None."""
+    @_builtins.property
+    def none(self) -> Global___NoneValue:
+        """Python's None."""
+
     def __init__(
         self,
         *,
@@ -146,7 +147,7 @@ class Argument(_message.Message):
         integer: _builtins.int = ...,
         real: _builtins.float = ...,
         text: _builtins.str = ...,
-        none: _struct_pb2.NullValue.ValueType = ...,
+        none: Global___NoneValue | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["boolean", b"boolean", "integer", b"integer", "kind", b"kind", "none", b"none", "real", b"real", "text", b"text"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -157,3 +158,20 @@ class Argument(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
 Global___Argument: _TypeAlias = Argument  # noqa: Y015
+
+@_typing.final
+class NoneValue(_message.Message):
+    """Python's None."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NoneValue: _TypeAlias = NoneValue  # noqa: Y015

@@ -7,8 +7,6 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from google.protobuf import struct_pb2
-
 from cutaway.errors import Reason, at, error
 from cutaway.requests import Argument, CheckRequest, ExplainIf, InspectRequest, Raw
 from cutaway.schema.compression import check_compression
@@ -61,9 +59,10 @@ def _write_argument(value: Any, message: input_pb2.Argument) -> None:
         raise error(
             Reason.INVALID_VALUE, f"{value!r:.80} is no truth value, number, text or None; send an array as input"
         )
-    if kind == "integer":
-        value = INT64.encode(value)
-    setattr(message, kind, struct_pb2.NULL_VALUE if value is None else value)
+    if value is None:
+        message.none.SetInParent()
+    else:
+        setattr(message, kind, INT64.encode(value) if kind == "integer" else value)
 
 
 def _read_argument(message: input_pb2.Argument) -> Argument:

@@ -113,6 +113,7 @@ def _codec(compression: str) -> Codec:
             "tokens": FieldRule(codec=tokens),
             "metrics": FieldRule(codec=several(_METRIC)),
             "error": FieldRule(codec=_ERROR),
+            "standard_errors": FieldRule(codec=named),
         },
     )
     return record(

@@ -84,7 +84,7 @@ def test_inspect_explains_targets_of_all_kinds(address: str, image: Path, tmp_pa
             assert expected is not None
             file.write_text(f"target: {words}")
             text = squeezed(said("inspect", "pets", image, "--request", file, "--address", address))
-            assert f"% {expected[0]:.3g} Time" in text, words
+            assert f" {expected[0]:.3g} Time" in text, words
 
 
 def test_inspect_explains_the_largest_classes(address: str, image: Path, tmp_path: Path) -> None:

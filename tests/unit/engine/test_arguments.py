@@ -86,7 +86,7 @@ def test_requests_share_passes_with_those_of_the_same_arguments() -> None:
     """True and 1 are not the same."""
     model = Scaled()
     server = subject(model)
-    scales: tuple[Argument, ...] = (2, 2, 3, True, 2)
+    scales = (2, 2, 3, True, 2)
     plans = [plan_request(server, ca.InspectRequest("m", arguments={"scale": scale}), dict(X)) for scale in scales]
     inspect_batch(plans)  # finds out that rows are independent
     model.seen.clear()
@@ -94,7 +94,7 @@ def test_requests_share_passes_with_those_of_the_same_arguments() -> None:
     assert sorted(map(repr, [scale for scale, *_ in model.seen])) == ["2", "3", "True"]
     for scale, result in zip(scales, results):
         assert isinstance(result, InspectResult)
-        expected = (torch.tanh(model.fc(X["x"])) * scale).detach().numpy()  # type: ignore[operator]
+        expected = (torch.tanh(model.fc(X["x"])) * scale).detach().numpy()
         np.testing.assert_array_equal(result.predictions["output"], expected)
 
 

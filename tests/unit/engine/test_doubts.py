@@ -299,6 +299,17 @@ def test_a_function_of_one_data_type(factor: float, expected: tuple[Verdict, Cau
     assert outcome(Served(build()).ask(ca.Saliency())[0]) == expected
 
 
+@pytest.mark.parametrize("mode", CHECKED)
+@pytest.mark.parametrize("asked", [ca.LayerDeepLift(layer="a"), ca.DeepLift(), ca.LayerConductance(layer="a")],
+                         ids=lambda each: type(each).__name__)  # fmt: skip
+def test_a_target_that_is_constant_up_to_rounding(asked: Attribution, mode: CheckMode) -> None:
+    """What is centred sums to zero: what explains the sum is rounding, whatever rule was overridden where."""
+    build = layers(lambda m, x: m.b(m.r(m.a(x))) @ (torch.eye(3) - 1 / 3), r=nn.ReLU)
+    check = Served(build()).ask(asked, mode=mode, target=ca.OutputSum())[0].checks[0]
+    assert (check.verdict, check.cause) == (Verdict.INCONCLUSIVE, Cause.CANCELLATION)
+    assert outcome(Served(build()).ask(asked, mode=mode, target=ca.ClassIndex((1,)))[0]) == AGREES
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_draws_that_hardly_tell_features_apart(seed: int) -> None:
     """Captum fits in float32: its error grows with the conditioning of the draws, and so does what is allowed, up to

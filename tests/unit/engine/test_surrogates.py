@@ -15,7 +15,9 @@ from torch import Tensor, nn
 
 import cutaway as ca
 from cutaway.engine.references import surrogates as references
-from cutaway.requests import CheckMode, CheckRequest, ClassIndex, Surrogate
+from cutaway.engine.references.surrogate_errors import jackknife
+from cutaway.engine.references.surrogates import least_squares
+from cutaway.requests import Attribution, CheckMode, CheckRequest, ClassIndex, Surrogate
 from cutaway.results import AttributionResult, Cause, Verdict
 from tests.support.broken_captum import spoiled, stale
 from tests.support.checked_attributions import CHECKED, MLP, ask, noise, verdict, wired
@@ -352,3 +354,37 @@ def test_one_example_may_have_any_target() -> None:
     for target in (ca.CrossEntropy((1,)), ca.OutputSum(), ca.MultiIndex(((1,),))):
         for got in ask(loud(MLP)(), {"x": noise(1, 8)}, *BOTH, target=target, seed=SEED).attributions:
             assert verdict(got) is Verdict.AGREES, (target, got.checks)
+
+
+# Standard errors.
+
+
+@pytest.mark.parametrize("asked", [ca.KernelShap(n_samples=60), ca.Lime(n_samples=60)], ids=lambda a: type(a).__name__)
+def test_standard_errors_are_the_scatter_of_seeds(asked: Attribution) -> None:
+    """The jackknife of one run says how far the answers of other seeds lie apart, within a factor of two."""
+    model, inputs = loud(MLP)(), {"x": noise(1, 8)}
+    runs = [ask(model, inputs, asked, seed=seed).attributions[0] for seed in range(40)]
+    scatter = np.std([run.values["x"][0] for run in runs], axis=0)
+    stated = np.mean([run.standard_errors["x"][0] for run in runs], axis=0)
+    assert stated.shape == (8,)
+    assert 0.5 < stated.mean() / scatter.mean() < 2, (stated, scatter)
+
+
+def test_the_jackknife_is_that_of_fits_without_each_draw() -> None:
+    """By hand: the fit again, without one draw after the other."""
+    generator = np.random.default_rng(0)
+    masks = generator.integers(0, 2, (40, 5)).astype(float)
+    targets = masks @ np.arange(5.0) + generator.normal(size=40)
+    weights = generator.uniform(0.5, 2, 40)
+    fit = least_squares(masks, targets, weights).coefficients
+    without = [least_squares(*(np.delete(each, draw, axis=0) for each in (masks, targets, weights))).coefficients
+               for draw in range(40)]  # fmt: skip
+    by_hand = np.sqrt(39 / 40 * ((without - np.mean(without, axis=0)) ** 2).sum(axis=0))
+    np.testing.assert_allclose(jackknife(masks, targets, weights, fit, 0), by_hand, rtol=1e-9)
+    assert np.isinf(jackknife(masks[:6], targets[:6], weights[:6], fit, 0)).all()
+
+
+def test_no_standard_errors_without_a_check() -> None:
+    """They need passes of their own; and a dry run knows their shapes."""
+    (got,) = ask(MLP(), {"x": noise(1, 8)}, ca.KernelShap(), seed=SEED, check=CheckRequest(CheckMode.OFF)).attributions
+    assert got.standard_errors == {}

@@ -77,8 +77,7 @@ def _first_mismatch(problem: AttributionProblem, scalars: Scalars) -> Mismatch |
 def _places(problem: AttributionProblem) -> Iterator[_Run]:
     """Yields the places that the gradient of the attribution goes back to, each tested by itself."""
     floating = [name for name in problem.explained if problem.inputs[name].is_floating_point()]
-    if problem.layer:
-        yield partial(_at_output, problem, problem.layer)
+    yield from (partial(_at_output, problem, name) for name in problem.layers)
     if floating and (not problem.layer or isinstance(problem.request, GuidedGradCam)):
         yield from (partial(_at_input, problem, name) for name in floating)
     if not (floating or problem.layer):  # behind token ids, floating values begin at embeddings

@@ -19,11 +19,11 @@ from cutaway.engine.model.inspected_model import Outputs
 from cutaway.engine.passes.convergence_delta import CompletenessSums
 from cutaway.engine.passes.finding import Finding
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Pass, Values
-from cutaway.engine.passes.reference_inputs import Evidence, MissingObservation
+from cutaway.engine.passes.reference_inputs import Evidence, MissingObservation, Reference
 from cutaway.engine.references.comparison import Distance, RowDistance, distance, row_distances
 from cutaway.engine.references.observation import target_values
-from cutaway.engine.runtime.numerics import NO_EFFECT, PART_OF_BATCH, close
-from cutaway.requests import POINTS, CheckMode, CheckRequest, Expectation, Point
+from cutaway.engine.runtime.numerics import CONSTANT, NO_EFFECT, PART_OF_BATCH, close
+from cutaway.requests import POINTS, CheckMode, CheckRequest, Expectation, Point, Surrogate
 from cutaway.results import Cause, Check, Verdict
 
 
@@ -40,7 +40,7 @@ def run_checks(
 
     See `_Comparison` for the arguments; ``sums`` has both sides of that sum, None if the method has no baseline.
     """
-    comparison = _Comparison(problem, method, values, passes, outputs, request)
+    comparison = _Comparison(problem, method, values, passes, outputs, request, sums)
     checks = [comparison.check()]
     if sums is not None and method.adds_up(problem):
         checks.append(check_completeness(problem, method, sums, request, comparison.dtype))
@@ -58,6 +58,7 @@ class _Comparison:
         passes: Captum's passes, or separate ones if the request's mode is INDEPENDENT.
         outputs: what the request's first pass returned.
         request: the mode and the tolerance.
+        sums: both sides of completeness; None without a baseline.
         separate_points: whether each point has a pass of its own.
     """
 
@@ -67,6 +68,7 @@ class _Comparison:
     passes: Sequence[Pass]
     outputs: Outputs
     request: CheckRequest
+    sums: CompletenessSums | None = None
     separate_points: bool = False
 
     @cached_property
@@ -109,6 +111,8 @@ class _Comparison:
         if self.request.relative_tolerance is None:
             tolerance = max(tolerance, *(each.error for each in references))
             blank = replace(blank, tolerance=tolerance)
+        if self._explains_a_constant(references):
+            return replace(blank, reason=_ROUNDING.reason, cause=_ROUNDING.cause)
         distances = (distance(self.values, each, tolerance, self.dtype) for each in references)
         worst = max(distances, key=lambda each: math.inf if math.isnan(each.relative) else each.relative)
         verdict, finding = self._judge(worst, tolerance, calls)
@@ -126,6 +130,16 @@ class _Comparison:
             cause=finding.cause if finding else None,
             rows=row_checks(problem, [(row.relative, *self._judge(row, tolerance, calls)) for row in rows]),
         )
+
+    def _explains_a_constant(self, references: Sequence[Reference]) -> bool:
+        """Whether attribution and references are smaller than the rounding errors of the target, whose change they
+        sum to: then both consist of those."""
+        output = self.outputs.get(self.problem.target.source)
+        if self.sums is None or output is None or not self.method.adds_up(self.problem):
+            return False
+        largest = CONSTANT.of(self.dtype) * _row_masses({"": output.reshape(self.problem.rows, -1)}, self.problem.rows)
+        masses = [self.sums.mass, *(_row_masses(each.values, self.problem.rows) for each in references)]
+        return all(bool((mass <= largest).all() and mass.any()) for mass in masses)
 
     def _check_again(self, separate_points: bool = False) -> Check:
         passes = self.method.passes(self.problem, separate_points=separate_points)
@@ -176,7 +190,7 @@ class _Comparison:
         problem, source = self.problem, self.problem.target.source
         if problem.target.is_neuron or source not in self.outputs:
             return None
-        passes = self.passes if self.method.reference_passes is None else ()  # others may run each row by itself
+        passes = () if isinstance(problem.request, Surrogate) else self.passes  # whose rows run each by itself
         later = next((recorded.output for recorded in passes if _is_at_input(problem, recorded)), None)
         if later is None:
             with model_properties.unrecorded(problem), torch.no_grad():
@@ -220,6 +234,15 @@ _NOT_FINITE = Finding(
     "attribution or reference is not finite where the other is, or their shapes differ; do not rely on it",
 )
 _UNKNOWN = Finding(Cause.UNKNOWN, "the attribution differs from its reference from raw hooks; do not rely on it")
+
+
+def _row_masses(values: Values, rows: int) -> Tensor:
+    """Returns the sum of the magnitudes of each row; NaN where axis 0 is not the batch."""
+    if any(value.shape[:1] != (rows,) for value in values.values()):
+        return torch.full((rows,), math.nan)
+    return torch.stack(
+        [value.detach().cpu().double().abs().reshape(rows, -1).sum(dim=1) for value in values.values()]
+    ).sum(dim=0)
 
 
 def _is_at_input(problem: AttributionProblem, recorded: Pass) -> bool:

@@ -30,10 +30,11 @@ class _DataTypes(TorchFunctionMode):
 def operator_dtypes(problem: AttributionProblem) -> set[torch.dtype]:
     """Returns the floating data types of what operators return in a forward pass; one pass for each kind of inputs."""
     model = problem.model
-    key = (operator_dtypes, problem.model.kind_of(problem.inputs))
-    if key not in model.properties:
+
+    def seen() -> set[torch.dtype]:
         with torch.no_grad(), model.passes.uncounted(), model.kept_rng_state(), _DataTypes() as types:
             model.run(problem.inputs)
-        model.properties[key] = types.seen
-    seen: set[torch.dtype] = model.properties[key]
-    return seen
+        found: set[torch.dtype] = types.seen
+        return found
+
+    return model.remembered((operator_dtypes, model.kind_of(problem.inputs)), seen)

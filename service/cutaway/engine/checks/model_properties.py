@@ -29,9 +29,6 @@ from cutaway.results import Cause
 
 T = TypeVar("T")
 
-_MOST_RESULTS = 4096
-"""How many results of tests are kept for one model."""
-
 _LOOKS = 6
 """How many runs must move a random number generator: other threads may, now and then, use the same ones."""
 
@@ -64,14 +61,9 @@ def wrong_backward(problem: AttributionProblem) -> Finding | None:
 
 def _cached(problem: AttributionProblem, test: Callable[[AttributionProblem], T], *more: Hashable) -> T | None:
     model, kind = problem.model, problem.model.kind_of(problem.inputs)
-    asked = (problem.explained, problem.layer, problem.target.source, problem.rows > 1, kind)
+    asked = (problem.explained, problem.layers, problem.target.source, problem.rows > 1, kind)
     key = (test, *more, *asked, *map(_edited, problem.edits), *_hooked(model))
-    if key not in model.properties:
-        if len(model.properties) >= _MOST_RESULTS:
-            model.properties.clear()
-        model.properties[key] = _uncounted(problem, test)
-    found: T | None = model.properties[key]
-    return found
+    return model.remembered(key, lambda: _uncounted(problem, test))
 
 
 @contextmanager

@@ -69,7 +69,7 @@ def rows_independent(
         hook_points: where rows must be independent, besides the outputs and the input gradients.
         source: the output whose gradients are tested; the first one by default.
     """
-    result: _Result = model.properties.setdefault(("rows", source, model.kind_of(inputs)), _Result())
+    result = model.remembered(("rows", source, model.kind_of(inputs)), _Result)
     untested = [point for point in hook_points if point not in result.proven]
     if result.proven.get(None, True) and (untested or None not in result.proven):
         same = _compare_batches(model, inputs, untested, source)

@@ -17,6 +17,7 @@ from cutaway.engine.execution.attribute import (
     problems,
     refuse_uncalled_modules,
 )
+from cutaway.engine.execution.collect import arrays
 from cutaway.engine.execution.explain_if import qualifying_rows
 from cutaway.engine.execution.main_pass import MainPass
 from cutaway.engine.hooks import shape_only
@@ -34,6 +35,7 @@ from cutaway.engine.runtime.numpy_bridge import to_numpy
 from cutaway.errors import CutawayError
 from cutaway.requests import Point, field_name
 from cutaway.results import AttributionResult, Check, MetricResult, Verdict
+from cutaway.schema.tensors import Array
 
 _IN_FLOAT32 = (requests.Occlusion, requests.ShapleyValues, requests.ShapleyValueSampling, requests.Surrogate)
 """Methods that Captum computes in float32, for every data type of the model."""
@@ -98,9 +100,19 @@ def _estimate(
     return replace(
         attribution_result(problem, values, sums, by_row if method.differentiates else None),
         checks=tuple(_checks(problem, main.plan.request.check.mode)),
+        standard_errors=_standard_errors(problem, main),
         tokens=token_attribution(problem, values, next(iter(recording.calls.get(problem.layer, ())), None)),
         metrics=tuple(MetricResult(field_name(type(metric)), to_numpy(by_row)) for metric in problem.request.metrics),
     )
+
+
+def _standard_errors(problem: AttributionProblem, main: MainPass) -> dict[str, Array]:
+    if main.plan.request.check.mode is requests.CheckMode.OFF or not isinstance(problem.request, requests.Surrogate):
+        return {}
+    double = torch.empty(0, dtype=torch.float64)
+    data_type = main.plan.request.reply_data_type
+    inputs = zip(problem.explained, problem.arguments)
+    return arrays({name: shape_only.expanded_zeros(tensor.shape, double, data_type) for name, tensor in inputs})
 
 
 def _values(problem: AttributionProblem, main: MainPass, recording: Recording) -> Values:
@@ -112,12 +124,13 @@ def _values(problem: AttributionProblem, main: MainPass, recording: Recording) -
     if not isinstance(problem.request, requests.LayerAttribution):
         inputs = zip(problem.explained, problem.arguments)
         return {name: zeros(tensor.shape, _like(problem, tensor, main.outputs, recording)) for name, tensor in inputs}
-    at_layer = recording.calls[problem.layer][-1].at(Point.OUTPUT)  # of several calls Captum keeps the last
-    is_single = list(at_layer) == [""]
-    return {
-        layer_value_name(problem.layer, "" if is_single else f"[{index}]"): zeros(_layer_shape(problem, tensor), tensor)
-        for index, tensor in enumerate(at_layer.values())
-    }
+    found: Values = {}
+    for layer in problem.layers:
+        at_layer = recording.calls[layer][-1].at(Point.OUTPUT)  # of several calls Captum keeps the last
+        for index, tensor in enumerate(at_layer.values()):
+            name = layer_value_name(layer, "" if list(at_layer) == [""] else f"[{index}]")
+            found[name] = zeros(_layer_shape(problem, tensor), tensor)
+    return found
 
 
 def _like(problem: AttributionProblem, explained: Tensor, outputs: Outputs, recording: Recording) -> Tensor:

@@ -120,5 +120,7 @@ def _layer(plan: Plan, attribution: ResolvedAttribution) -> _Layer:
         return _Layer()
     with model.session(plan.cancellation, plan.request.arguments), model.passes.uncounted():
         calls = observe_forward(attribution, {name: {Point.OUTPUT: shape_only.ValueShape()}})[name]
+    if attribution.further_layers:
+        return _Layer(2 * len(attribution.modules))
     sizes = [sum(part.values.numel() for part in call.captured(Point.OUTPUT).values()) for call in calls]
     return _Layer(max(1, len(calls)), max(sizes, default=0) // attribution.rows)

@@ -186,14 +186,17 @@ def checked_result(
     """Checks Captum's ``values`` against ``passes``, and returns them with the checks and the request's metrics."""
     method, check = method_of(problem.request), main.plan.request.check
     verdicts: tuple[Check, ...] = ()
+    errors: Values = {}
     if check.mode is not CheckMode.OFF:
         with timed(main.timings, "check_ms"):
             verdicts = run_checks(problem, method, values, passes, sums, main.outputs, check)
+            errors = method.standard_errors(problem)
     with timed(main.timings, "attribution_ms"):
         measured = metrics(problem, values)
     at_input = target_at_inputs(problem, main.outputs) if method.differentiates else None
     result = attribution_result(problem, values, sums, at_input)
-    return replace(result, checks=verdicts, tokens=token_attribution(problem, values), metrics=measured)
+    tokens = token_attribution(problem, values)
+    return replace(result, checks=verdicts, standard_errors=arrays(errors), tokens=tokens, metrics=measured)
 
 
 def attribution_result(

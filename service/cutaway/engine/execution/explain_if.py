@@ -136,6 +136,7 @@ def _placed(result: AttributionResult, rows: Sequence[int], batch: int, *, whole
         result,
         **arrays,  # type: ignore[arg-type]
         values={name: placed(value) for name, value in result.values.items()},
+        standard_errors={name: placed(value) for name, value in result.standard_errors.items()},
         tokens=tokens and replace(tokens, ids=placed(tokens.ids), values=placed(tokens.values)),
         checks=tuple(map(with_all_rows, result.checks)),
         metrics=tuple(replace(metric, values=placed(metric.values)) for metric in result.metrics),

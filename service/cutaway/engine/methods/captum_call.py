@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -32,7 +33,9 @@ def explain(problem: AttributionProblem, forward: Callable[..., Tensor]) -> Valu
         FailedPrecondition: ``NOT_DIFFERENTIABLE``: no gradient connects the target with the input or layer.
     """
     method = method_of(problem.request)
-    layer = (problem.model.tree[problem.module],) if problem.module else ()
+    layer: tuple[Any, ...] = (problem.model.tree[problem.module],) if problem.module else ()
+    if problem.further_layers:
+        layer = ([problem.model.tree[name] for name in problem.layers],)
     options = method.attribute_arguments(problem)
     called = forward
     if isinstance(problem.request, NeuronAttribution):
@@ -99,6 +102,10 @@ class _Module(nn.Module):
 
 
 def _named(problem: AttributionProblem, result: Any) -> Values:
+    if problem.further_layers:
+        each = (_named(replace(problem, layer=name, further_layers=()), of_layer)
+                for name, of_layer in zip(problem.layers, result))  # fmt: skip
+        return {name: tensor for values in each for name, tensor in values.items()}
     several = isinstance(result, (tuple, list))
     tensors = [tensor.detach() for tensor in (result if several else (result,))]
     if not isinstance(problem.request, LayerAttribution):

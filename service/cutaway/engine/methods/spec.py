@@ -31,6 +31,7 @@ class Method:
         forward_only: whether it runs forward passes only, on changed inputs.
         uses_randomness: whether it draws random numbers, and therefore needs a seed.
         vacuous: why a result of this method carries no information for this problem; None if it does.
+        standard_errors: for methods that estimate from draws: the standard error of each attribution.
         satisfies_completeness: whether attributions sum to the target's change from the baseline.
         completeness_tolerances: the largest error of that sum, as a fraction of the sum of the attributions'
             magnitudes.
@@ -63,6 +64,7 @@ class Method:
     forward_only: bool = False
     uses_randomness: bool = False
     vacuous: Callable[[AttributionProblem], Finding | None] = lambda _: None
+    standard_errors: Callable[[AttributionProblem], Values] = lambda _: {}
     satisfies_completeness: Callable[[Any], bool] = lambda _: False
     completeness_tolerances: Tolerances = APPROXIMATE
     satisfies_conservation: bool = False

@@ -12,6 +12,7 @@ from cutaway.engine.methods.spec import Method
 from cutaway.engine.methods.validation import refuse_row_numbers
 from cutaway.engine.passes.pass_recorder import AttributionProblem
 from cutaway.engine.references import surrogates as references
+from cutaway.engine.references.surrogate_errors import kernel_shap_errors, lime_errors
 from cutaway.engine.runtime.numerics import FITTED
 from cutaway.errors import Reason, error
 from cutaway.requests import Attribution, KernelShap, Lime, Surrogate
@@ -71,6 +72,7 @@ ROWS: dict[type[Attribution], Method] = {
         references.kernel_shap,
         "the coefficients of f fitted to the draws under the Shapley kernel, from raw outputs",
         vacuous=references.underdetermined,
+        standard_errors=kernel_shap_errors,
         satisfies_completeness=_is_complete,
     ),
     Lime: _row(
@@ -78,5 +80,6 @@ ROWS: dict[type[Attribution], Method] = {
         references.lime,
         "the coefficients of a Lasso of f fitted to the draws, weighted by nearness, from raw outputs",
         vacuous=references.underdetermined_or_zero,
+        standard_errors=lime_errors,
     ),
 }

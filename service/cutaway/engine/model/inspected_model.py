@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,8 @@ from cutaway.engine.runtime.rng import kept_rng_state
 from cutaway.errors import CutawayError, Reason, error
 from cutaway.requests import Argument
 from cutaway.results import InputSpec
+
+T = TypeVar("T")
 
 Inputs = dict[str, Tensor]
 """Tensors by forward-argument name, in the order in which the model declares them; axis 0 is the batch."""
@@ -83,7 +85,7 @@ class InspectedModel:
         dtype: of its first floating parameter or buffer.
         weights_sha256: a digest of its state dict.
         passes: counts its passes.
-        properties: results of tests of the model, cached for each kind of inputs.
+        properties: results of tests of the model, by test and kind of inputs: see `remembered`.
     """
 
     module: nn.Module
@@ -153,6 +155,16 @@ class InspectedModel:
             finally:
                 self._arguments = {}
 
+    def remembered(self, key: Hashable, find: Callable[[], T]) -> T:
+        """Returns the result of ``find``, which tests the model; the same ``key`` gets the same result, until there are
+        too many of them."""
+        if key not in self.properties:
+            if len(self.properties) >= _MOST_RESULTS:
+                self.properties.clear()
+            self.properties[key] = find()
+        result: T = self.properties[key]
+        return result
+
     def kind_of(self, inputs: Inputs) -> Hashable:
         """Returns what inputs have in common for which the properties of the model are tested once."""
         tensors = tuple((name, tensor.dtype, tensor.ndim) for name, tensor in inputs.items())
@@ -183,6 +195,10 @@ class InspectedModel:
         if self.device.type == "cuda" and recurrent and torch.is_grad_enabled():
             return cast(AbstractContextManager[None], torch.backends.cudnn.flags(enabled=False))
         return nullcontext()
+
+
+_MOST_RESULTS = 4096
+"""How many results of tests are kept for one model."""
 
 
 def arguments_kind(arguments: Mapping[str, Argument]) -> Hashable:

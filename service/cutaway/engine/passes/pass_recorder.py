@@ -43,6 +43,7 @@ class ResolvedAttribution:
         inputs: all inputs of the model, ``[batch, ...]`` each.
         explained: names of the inputs that are attributed.
         layer: the layer's own name, or ``""``.
+        further_layers: the own names of layers that are explained together with it.
         baselines: by explained input, ``[batch, ...]``, or samples of a distribution, ``[samples, ...]``; empty for
             methods without.
         edits: what is changed in every pass.
@@ -59,6 +60,7 @@ class ResolvedAttribution:
     edits: tuple[Edit, ...] = ()
     features: Features = field(default_factory=Features)
     seed: int | None = None
+    further_layers: tuple[str, ...] = ()
 
     def at_target(self, target: ResolvedTarget) -> AttributionProblem:
         """Returns the problem of attributing ``target``."""
@@ -68,6 +70,7 @@ class ResolvedAttribution:
     def modules(self) -> dict[str, str]:
         """The layer and the neuron's module, by own name: the request field of each, below the method's own."""
         modules = {self.layer: "layer"} if self.layer else {}
+        modules |= {name: f"further_layers[{number}]" for number, name in enumerate(self.further_layers)}
         if isinstance(self.request, NeuronAttribution):
             modules[self.model.tree.resolve(self.request.neuron.module)] = "neuron.module"
         return modules
@@ -76,6 +79,11 @@ class ResolvedAttribution:
     def module(self) -> str:
         """The module that Captum gets besides the model: the layer, else the neuron's; ``""`` for neither."""
         return next(iter(self.modules), "")
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """All layers that are explained."""
+        return (self.layer, *self.further_layers) if self.layer else ()
 
     @property
     def rows(self) -> int:

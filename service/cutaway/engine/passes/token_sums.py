@@ -23,7 +23,11 @@ def token_attribution(
 
     ``call``: the embedding's first call; by default from a forward pass.
     """
-    if not problem.layer or not isinstance(problem.model.tree.modules[problem.layer], nn.Embedding):
+    if (
+        not problem.layer
+        or problem.further_layers
+        or not isinstance(problem.model.tree.modules[problem.layer], nn.Embedding)
+    ):
         return None
     value, call = values.get(problem.layer), call or _first_call(problem)
     taken = [] if call is None else list(call.at(Point.INPUT).values())

@@ -60,8 +60,9 @@ def resolve_attribution(
     draws = method.uses_randomness or request.metrics
     changes = tuple(edit for numbered in edits.values() for _, edit in numbered)
     return ResolvedAttribution(
-        model, request, inputs, explained, layer, starts, changes, perturbed, seed if draws else None
-    )
+        model, request, inputs, explained, layer, starts, changes, perturbed, seed if draws else None,
+        _further_layers(model.tree, request, edits, field, layer),
+    )  # fmt: skip
 
 
 def _resolve_modules(tree: ModuleTree, request: requests.Attribution, edits: Changes, field: str) -> str:
@@ -69,15 +70,33 @@ def _resolve_modules(tree: ModuleTree, request: requests.Attribution, edits: Cha
     layer = ""
     if isinstance(request, requests.AtLayer):
         with at(f"{field}.layer"):
-            layer = tree.resolve(request.layer)
-            if any(edit.point is Point.GRAD_OUTPUT for _, edit in edits.get(layer, ())):
-                raise error(
-                    Reason.EDIT_INAPPLICABLE,
-                    f"the gradient at {layer!r} is edited and explained at once: Captum would read it unedited",
-                )
+            layer = _resolve_layer(tree, request.layer, edits)
     if isinstance(request, requests.NeuronAttribution):
         with at(f"{field}.neuron.module"):
             tree.resolve(request.neuron.module)
+    return layer
+
+
+def _further_layers(
+    tree: ModuleTree, request: requests.Attribution, edits: Changes, field: str, layer: str
+) -> tuple[str, ...]:
+    """Returns the own names of the layers that are explained together with ``layer``."""
+    found: list[str] = []
+    for number, name in enumerate(getattr(request, "further_layers", ())):
+        with at(f"{field}.further_layers[{number}]"):
+            found.append(_resolve_layer(tree, name, edits))
+            if len({layer, *found}) <= len(found):
+                raise error(Reason.INVALID_VALUE, f"{name!r} is explained already; name each layer once")
+    return tuple(found)
+
+
+def _resolve_layer(tree: ModuleTree, name: str, edits: Changes) -> str:
+    layer = tree.resolve(name)
+    if any(edit.point is Point.GRAD_OUTPUT for _, edit in edits.get(layer, ())):
+        raise error(
+            Reason.EDIT_INAPPLICABLE,
+            f"the gradient at {layer!r} is edited and explained at once: Captum would read it unedited",
+        )
     return layer
 
 

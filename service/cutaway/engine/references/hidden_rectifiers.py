@@ -55,12 +55,8 @@ class _Seen:
 
 def hidden_rectifiers(problem: AttributionProblem) -> list[str]:
     """Returns the addresses of the operators at which a rectified tensor is first seen that no ``nn.ReLU`` returned."""
-    model = problem.model
     key = (hidden_rectifiers, problem.model.kind_of(problem.inputs))
-    if key not in model.properties:
-        model.properties[key] = _places(problem)
-    found: list[str] = model.properties[key]
-    return found
+    return problem.model.remembered(key, lambda: _places(problem))
 
 
 def _places(problem: AttributionProblem) -> list[str]:

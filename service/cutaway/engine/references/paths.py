@@ -14,8 +14,16 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from cutaway.engine.hooks.hook_site import NumberedEdit
 from cutaway.engine.hooks.recording import RecordedCall
-from cutaway.engine.passes.pass_recorder import AttributionProblem, Pass, Values, run_passes
+from cutaway.engine.passes.pass_recorder import (
+    AttributionProblem,
+    Changes,
+    Pass,
+    Values,
+    cached_per_problem,
+    run_passes,
+)
 from cutaway.engine.passes.quadrature import Rule, rule
 from cutaway.engine.passes.reference_inputs import Evidence, MissingObservation, Reference, host, input_point
 from cutaway.engine.passes.targets import ResolvedTarget
@@ -111,7 +119,9 @@ def _interpolated(
 
 def layer_path_passes(problem: AttributionProblem) -> Sequence[Pass]:
     """Runs a pass at the input and one at the baseline; then, for each call of the layer, the steps between its two
-    outputs."""
+    outputs. Of several layers, runs all this for each."""
+    if problem.further_layers:
+        return [recorded for part in single_layers(problem) for recorded in _joint_path_passes(problem, part)]
     x, baseline, *_ = layer_path_points(problem)
     ends = run_passes(problem, [x, baseline], differentiate=False)
     passes = list(ends)
@@ -123,6 +133,49 @@ def layer_path_passes(problem: AttributionProblem) -> Sequence[Pass]:
             edits = {problem.layer: list(enumerate(_layer_edits(number, at_baseline, at_x, chunk)))}
             passes += run_passes(problem, [x] * len(chunk), differentiate=True, edits=edits, points_per_pass=len(chunk))
     return passes
+
+
+def single_layers(problem: AttributionProblem) -> list[AttributionProblem]:
+    """Returns ``problem`` for each of its layers by itself."""
+    return [replace(problem, layer=name, further_layers=()) for name in problem.layers]
+
+
+def _joint_path_passes(problem: AttributionProblem, part: AttributionProblem) -> Sequence[Pass]:
+    """Runs the ends of the layer of ``part``, and the steps on which all layers of ``problem`` go together."""
+    x, baseline, *_ = layer_path_points(problem)
+    ends = run_passes(part, [x, baseline], differentiate=False)
+    passes = list(ends)
+    for alpha in _rule(problem).alphas.tolist():
+        edits = layer_edits_at(problem, alpha)
+        passes += run_passes(part, [x], differentiate=True, edits=edits)
+    return passes
+
+
+def layer_edits_at(problem: AttributionProblem, alpha: float) -> Changes:
+    """Returns edits that replace the output of each call of the layers by that at ``alpha`` between baseline and input.
+
+    Raises:
+        MissingObservation: a layer returns other tensors for the baseline.
+    """
+    found: dict[str, list[NumberedEdit]] = {}
+    for name, (at_x, at_baseline) in _layer_ends(problem).items():
+        edits = [
+            edit
+            for number, (start, end) in enumerate(zip(at_baseline, at_x))
+            for edit in _layer_edits(number, start, end, [alpha])
+        ]
+        found[name] = list(enumerate(edits))
+    return found
+
+
+@cached_per_problem
+def _layer_ends(problem: AttributionProblem) -> dict[str, tuple[Sequence[RecordedCall], Sequence[RecordedCall]]]:
+    """Returns the calls of each layer at the input and at the baseline."""
+    found = {}
+    for part in single_layers(problem):
+        at_x, at_baseline = run_passes(part, [*input_point(part), dict(part.baselines)], differentiate=False)
+        found[part.layer] = (at_x.layer, at_baseline.layer)
+    return found
 
 
 def _layer_steps_per_pass(problem: AttributionProblem, ends: Sequence[Pass]) -> int:
@@ -152,14 +205,7 @@ def target_at_layer_baseline(problem: AttributionProblem) -> Float64[Tensor, "ba
     Raises:
         MissingObservation: the layer returns other tensors for the baseline.
     """
-    x = input_point(problem)
-    at_x, at_baseline = run_passes(problem, [*x, dict(problem.baselines)], differentiate=False)
-    edits = [
-        edit
-        for number, (start, end) in enumerate(zip(at_baseline.layer, at_x.layer))
-        for edit in _layer_edits(number, start, end, [0.0])
-    ]
-    held = run_passes(problem, x, differentiate=False, edits={problem.layer: list(enumerate(edits))})
+    held = run_passes(problem, input_point(problem), differentiate=False, edits=layer_edits_at(problem, 0.0))
     return target_values(Evidence(problem, held))[0]
 
 
@@ -244,6 +290,8 @@ def layer_integrated_gradients(evidence: Evidence) -> Reference:
     The layer's output is replaced by these points, and everything else is computed from ``x``. Sundararajan et al.
     2017, arXiv:1703.01365; Captum, LayerIntegratedGradients: https://captum.ai/api/layer.html.
     """
+    if evidence.problem.further_layers:
+        return _of_each_layer(evidence)
     at_x, at_baseline = (Evidence(evidence.problem, evidence.passes[k : k + 1], evidence.call) for k in (0, 1))
     passes = (len(evidence.passes) - 2) // len(evidence.passes[0].layer)  # as many for each call
     first = 2 + evidence.call * passes
@@ -253,4 +301,19 @@ def layer_integrated_gradients(evidence: Evidence) -> Reference:
     for name, end in at_x.layer(Point.OUTPUT).items():
         values[name] = (end - starts[name]) * _integral(evidence.problem, gradients[name])
         terms[name] = (end.abs() + starts[name].abs()) * _integral(evidence.problem, gradients[name].abs())
+    return Reference(values, terms)
+
+
+def _of_each_layer(evidence: Evidence) -> Reference:
+    """Returns the references of several layers that go together: the passes of each follow those of the one before."""
+    parts = single_layers(evidence.problem)
+    count = len(evidence.passes) // len(parts)
+    references = [
+        layer_integrated_gradients(Evidence(part, evidence.passes[number * count : (number + 1) * count]))
+        for number, part in enumerate(parts)
+    ]
+    values, terms = (
+        {name: tensor for each in sides for name, tensor in each.items()}
+        for sides in zip(*((one.values, one.terms) for one in references))
+    )
     return Reference(values, terms)

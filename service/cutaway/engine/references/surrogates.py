@@ -159,12 +159,7 @@ def kernel_shap(evidence: Evidence) -> Reference:
     The masks are drawn from the Shapley kernel; those with all features and with none have the weight `END_WEIGHT`, the
     others 1. Lundberg and Lee 2017, arXiv:1705.07874.
     """
-
-    def weights(masks: Numbers, row: int) -> Numbers:
-        sizes = masks.sum(axis=1)
-        return np.where((sizes == 0) | (sizes == masks.shape[1]), END_WEIGHT, 1.0)
-
-    return _fitted(evidence, weights, least_squares)
+    return _fitted(evidence, weights_by_size, least_squares)
 
 
 def lime(evidence: Evidence) -> Reference:
@@ -172,33 +167,42 @@ def lime(evidence: Evidence) -> Reference:
 
     ``x'`` is the masked input. Ribeiro et al. 2016, arXiv:1602.04938.
     """
+    return _fitted(evidence, weights_by_nearness, lasso)
 
-    def weights(masks: Numbers, row: int) -> Numbers:
-        problem = evidence.problem
-        original = _flat({name: problem.inputs[name] for name in problem.explained}, row)
-        masked = [_flat(recorded.points, row) for recorded in evidence.passes]
-        length = max(1e-8, float(original.norm()))
-        cosines = [float(original @ point / length / max(1e-8, float(point.norm()))) for point in masked]
-        return np.exp(-((1 - np.array(cosines)) ** 2) / 2)
 
-    return _fitted(evidence, weights, lasso)
+def weights_by_size(_: Evidence, masks: Numbers, row: int) -> Numbers:
+    """Returns KernelSHAP's weight of each mask."""
+    sizes = masks.sum(axis=1)
+    return np.where((sizes == 0) | (sizes == masks.shape[1]), END_WEIGHT, 1.0)
+
+
+def weights_by_nearness(evidence: Evidence, masks: Numbers, row: int) -> Numbers:
+    """Returns LIME's weight of each mask, for example ``row``."""
+    problem = evidence.problem
+    original = _flat({name: problem.inputs[name] for name in problem.explained}, row)
+    masked = [_flat(recorded.points, row) for recorded in evidence.passes]
+    length = max(1e-8, float(original.norm()))
+    cosines = [float(original @ point / length / max(1e-8, float(point.norm()))) for point in masked]
+    return np.exp(-((1 - np.array(cosines)) ** 2) / 2)
 
 
 def _flat(values: Values, row: int) -> Tensor:
     return torch.cat([host(value[row]).reshape(-1) for value in values.values()])
 
 
-def _targets(evidence: Evidence) -> Float64[Numbers, "samples batch"]:
+def rounded_targets(evidence: Evidence) -> Float64[Numbers, "samples batch"]:
     """Returns the target's values, rounded to float32 as in Captum's fits."""
     return np.asarray(target_values(evidence).float().numpy(), dtype=np.float64)
 
 
 def _fitted(
-    evidence: Evidence, weigh: Callable[[Numbers, int], Numbers], fit: Callable[[Numbers, Numbers, Numbers], Fit]
+    evidence: Evidence,
+    weigh: Callable[[Evidence, Numbers, int], Numbers],
+    fit: Callable[[Numbers, Numbers, Numbers], Fit],
 ) -> Reference:
-    targets = _targets(evidence)
+    targets = rounded_targets(evidence)
     all_masks = sampled_masks(evidence.problem).double().numpy()
-    fits = [fit(masks, targets[:, row], weigh(masks, row)) for row, masks in enumerate(all_masks)]
+    fits = [fit(masks, targets[:, row], weigh(evidence, masks, row)) for row, masks in enumerate(all_masks)]
     coefficients, terms = (
         torch.from_numpy(np.stack(vectors))
         for vectors in ([fit.coefficients for fit in fits], [fit.terms for fit in fits])
@@ -289,7 +293,7 @@ def underdetermined_or_zero(problem: AttributionProblem) -> Finding | None:
     if finding := underdetermined(problem):
         return finding
     evidence = Evidence(problem, surrogate_passes(problem))
-    spans = np.ptp(_targets(evidence), axis=0)
+    spans = np.ptp(rounded_targets(evidence), axis=0)
     sizes = [value.reshape(problem.rows, -1).abs().amax(dim=1) for value in lime(evidence).values.values()]
     for row, largest in enumerate(torch.stack(sizes).amax(dim=0).tolist()):
         if not largest and spans[row]:

@@ -107,7 +107,7 @@ REQUIRED_SCOPES: Mapping[str, Scope] = {
 
 _FIELDS_WITH_LAYERS = ("target", "captures", "attributions", "edits")
 
-LAYER_FIELDS = ("module", "layer", "op", "parameter")
+LAYER_FIELDS = ("module", "layer", "further_layers", "op", "parameter")
 """The fields of a request that name a layer, or an operator or parameter of a layer."""
 
 
@@ -117,7 +117,7 @@ def layer_references(message: Message, path: str) -> Iterator[tuple[str, str]]:
     for field, value in message.ListFields():
         here = f"{path}.{field.name}"
         if field.name in LAYER_FIELDS:
-            yield here, layer_of(value, field.name)
+            yield from ((here, layer_of(name, field.name)) for name in (value if field.is_repeated else [value]))
         elif field.name == "rules":  # of LRP, by layer
             yield from ((here, layer) for layer in value)
         elif field.message_type is not None and not field.message_type.GetOptions().map_entry:
