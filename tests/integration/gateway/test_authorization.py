@@ -176,7 +176,7 @@ NO_LAYER = {
     *("InspectRequest.model", "Target.output", "AttributionRequest.inputs", "InputGradientRequest.inputs"),
     *("CaptureRequest.path", "Edit.path", "RawInput.media_type"),
 }
-MAPS_BY_INPUT = {"by_name", "by_input", "windows", "strides"}
+MAPS_BY_INPUT = {"by_name", "by_input", "windows", "strides", "arguments"}
 
 
 def test_every_name_of_a_layer_is_looked_at() -> None:
