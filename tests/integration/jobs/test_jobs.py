@@ -271,6 +271,18 @@ def test_rows_that_need_no_explanation_have_none(store: Path, tmp_path: Path) ->
     assert [verdict is None for verdict in results["saliency.verdict"]] == skipped.tolist()
 
 
+def test_an_estimate_stands_beside_its_standard_error(store: Path, tmp_path: Path) -> None:
+    """In a column of its own, in the shape of the input."""
+    masks = (np.arange(64).reshape(1, 1, 8, 8) // 16).tolist()
+    request = {"attributions": [{"method": "kernel_shap", "n_samples": 20, "masks": {"image": masks}}]}
+    run(digits_job(store, tmp_path / "out", request=request))
+    results = read(tmp_path / "out")
+    (name,) = results.find(kind="standard_error")
+    assert name == "kernel_shap.image.standard_error"
+    assert results[name].shape == results["kernel_shap.image"].shape
+    assert (results[name] >= 0).all()
+
+
 def test_several_classes_and_explanations_of_one_kind(store: Path, tmp_path: Path) -> None:
     """Each explanation has columns of its own: numbered, named, or by the rank of its class."""
     several = [{"method": "saliency"}, {"method": "saliency", "absolute": False}, {"method": "deep_lift", "name": "dl"}]

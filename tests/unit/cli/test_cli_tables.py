@@ -12,6 +12,7 @@ import cutaway as ca
 from cutaway import tables
 from cutaway.cli import model_tables
 from cutaway.results import (
+    AttributionError,
     ClassPrediction,
     MetricResult,
     ModelDetail,
@@ -251,3 +252,24 @@ def test_operators_of_a_model_without_an_example_are_not_known() -> None:
     """Which is said, in place of an empty table."""
     shown = text(model_tables.operator_table(model_tables.Tree(detail(calls=0), None, expand=False)))
     assert shown == "Operators are not known: the model has no example input."
+
+
+def test_rows_that_were_not_explained_say_so() -> None:
+    """Where a condition was asked for, each example says whether it met it."""
+    classes = (ClassPrediction(1, "", 0.5), ClassPrediction(0, "", 0.75))
+    result = ca.InspectResult({"logits": LOGITS}, classes=classes, explained_rows=np.array([True, False]))
+    shown = text(tables.prediction_table(result))
+    assert "0 1 50.0% yes 1 0 75.0% no" in shown
+    assert "explained" not in text(tables.prediction_table(ca.InspectResult({"logits": LOGITS}, classes=classes)))
+
+
+def test_an_error_stands_in_its_attributions_place() -> None:
+    """Beside the others; a standard error in a column of its own."""
+    values, error = {"x": np.ones((1, 2), np.float32)}, AttributionError(3, "METHOD_INAPPLICABLE", "no such thing")
+    attributions = (
+        ca.AttributionResult("Lime", "", values, standard_errors={"x": np.array([[0.25, 0.5]])}),
+        ca.AttributionResult("LayerGradCam", "conv", {}, error=error),
+    )
+    shown = text(tables.attribution_table(ca.InspectResult({}, attributions=attributions)))
+    assert "Lime x [1, 2] 1 1 0.5" in shown
+    assert "LayerGradCam METHOD_INAPPLICABLE: no such thing" in shown
