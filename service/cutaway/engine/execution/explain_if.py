@@ -24,9 +24,10 @@ def qualifying_rows(main: MainPass) -> list[int] | None:
     Raises:
         InvalidArgument: the model has no classes.
     """
-    condition, predictions = main.plan.request.explain_if, main.predictions
+    condition = main.plan.request.explain_if
     if condition is None:
         return None
+    predictions = main.predictions
     if not predictions:
         raise error(
             Reason.INVALID_VALUE,
@@ -38,7 +39,8 @@ def qualifying_rows(main: MainPass) -> list[int] | None:
 
 def unexplained_rows(main: MainPass) -> Iterator[Warning]:
     """Yields a warning that names the rows that do not qualify, if there are any."""
-    rows, predictions = qualifying_rows(main), main.predictions
+    rows = qualifying_rows(main)
+    predictions = () if rows is None else main.predictions
     if rows is not None and len(rows) < len(predictions):
         others = [(row, each) for row, each in enumerate(predictions) if row not in rows]
         listed = ", ".join(f"{row} (class {each.index}, {each.probability:.3g})" for row, each in others[:8])
