@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import cutaway as ca
+from cutaway.engine.runtime.numpy_bridge import to_numpy
 from cutaway.requests import LrpRule
 from cutaway.schema.tensors import Array
 
@@ -69,7 +70,11 @@ PLACES: Mapping[str, Places] = {
 
 def every(name: str, inputs: Mapping[str, Tensor]) -> tuple[ca.Attribution, ...]:
     """All that can be asked about ``inputs`` of the architecture ``name``."""
-    places = PLACES[name]
+    return at_places(PLACES[name], inputs)
+
+
+def at_places(places: Places, inputs: Mapping[str, Tensor]) -> tuple[ca.Attribution, ...]:
+    """All that can be asked about ``inputs`` of a model that is looked into at ``places``."""
     floating = [each for each, tensor in inputs.items() if tensor.is_floating_point()]
     explained = list(places.explained) or floating or [next(iter(inputs))]
     asked = [*perturbations(places, inputs, explained)]
@@ -106,7 +111,7 @@ def gradients(places: Places) -> Iterator[ca.Attribution]:
 
 def starts(inputs: Mapping[str, Tensor], explained: list[str]) -> dict[str, Array]:
     """A baseline of numbers for each input."""
-    return {name: (inputs[name].flip(0) * 0.3 + 0.1).numpy() for name in explained}
+    return {name: to_numpy(inputs[name].flip(0) * 0.3 + 0.1) for name in explained}
 
 
 def paths(places: Places, inputs: Mapping[str, Tensor], explained: list[str]) -> Iterator[ca.Attribution]:
@@ -124,7 +129,7 @@ def paths(places: Places, inputs: Mapping[str, Tensor], explained: list[str]) ->
 
 def shap(places: Places, inputs: Mapping[str, Tensor], explained: list[str]) -> Iterator[ca.Attribution]:
     samples = {
-        name: torch.cat([inputs[name][:1] * scale + 0.1 for scale in (0.2, -0.4, 0.5)]).numpy() for name in explained
+        name: to_numpy(torch.cat([inputs[name][:1] * scale + 0.1 for scale in (0.2, -0.4, 0.5)])) for name in explained
     }
     drawn: dict[str, Any] = {"baselines": samples, "n_samples": 3, "stdev": 0.05}
     yield ca.GradientShap(**drawn)
@@ -181,7 +186,7 @@ def perturbations(places: Places, inputs: Mapping[str, Tensor], explained: list[
 def absent(places: Places, tensor: Tensor) -> Array:
     """What stands for an element that is not there: nought, or for a token another one."""
     if tensor.is_floating_point():
-        return torch.zeros_like(tensor[:1]).numpy()
+        return to_numpy(torch.zeros_like(tensor[:1]))
     return np.where(np.isin(tensor.numpy(), places.keeps), tensor.numpy(), 3)
 
 

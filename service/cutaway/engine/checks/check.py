@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -112,7 +112,7 @@ class _Comparison:
             tolerance = max(tolerance, *(each.error for each in references))
             blank = replace(blank, tolerance=tolerance)
         if self._explains_a_constant(references):
-            return replace(blank, reason=_ROUNDING.reason, cause=_ROUNDING.cause)
+            return replace(blank, reason=_CONSTANT.reason, cause=_CONSTANT.cause)
         distances = (distance(self.values, each, tolerance, self.dtype) for each in references)
         worst = max(distances, key=lambda each: math.inf if math.isnan(each.relative) else each.relative)
         verdict, finding = self._judge(worst, tolerance, calls)
@@ -150,7 +150,7 @@ class _Comparison:
         if measured.relative <= tolerance:  # False for NaN
             return (Verdict.AGREES if self._doubt is None else Verdict.INCONCLUSIVE), self._doubt
         if measured.undefined or measured.rounding:
-            return Verdict.INCONCLUSIVE, _UNDEFINED if measured.undefined else _ROUNDING
+            return Verdict.INCONCLUSIVE, _UNDEFINED if measured.undefined else _cancelled(measured.relative)
         if (open_fit := self.method.vacuous(self.problem)) and open_fit.cause is Cause.UNDERDETERMINED:
             return Verdict.INCONCLUSIVE, open_fit
         independent = self.request.mode is CheckMode.INDEPENDENT
@@ -220,10 +220,6 @@ _DRIFTED = Finding(
 _UNDEFINED = Finding(
     Cause.NOT_FINITE, "attribution and reference are not finite in the same places: no gradient exists there"
 )
-_ROUNDING = Finding(
-    Cause.CANCELLATION,
-    "the terms of the attribution cancel: their sum consists of rounding errors and explains nothing at this precision",
-)
 _UNCHANGED = Finding(
     Cause.NOTHING_CHANGED,
     "the target is exactly the same in every pass: it does not depend on the replaced features, or their replacement "
@@ -236,6 +232,13 @@ _NOT_FINITE = Finding(
 _UNKNOWN = Finding(Cause.UNKNOWN, "the attribution differs from its reference from raw hooks; do not rely on it")
 
 
+_CONSTANT = Finding(
+    Cause.CANCELLATION,
+    "the target is constant up to rounding: the attributions, whose terms cancel, are smaller than its rounding errors "
+    "and explain nothing",
+)
+
+
 def _row_masses(values: Values, rows: int) -> Tensor:
     """Returns the sum of the magnitudes of each row; NaN where axis 0 is not the batch."""
     if any(value.shape[:1] != (rows,) for value in values.values()):
@@ -243,6 +246,14 @@ def _row_masses(values: Values, rows: int) -> Tensor:
     return torch.stack(
         [value.detach().cpu().double().abs().reshape(rows, -1).sum(dim=1) for value in values.values()]
     ).sum(dim=0)
+
+
+def _cancelled(relative: float) -> Finding:
+    share = f"{relative:.2%}" if relative < 1 else "all"
+    return Finding(
+        Cause.CANCELLATION,
+        f"the terms of the attribution cancel: rounding errors are {share} of what is left of them at this precision",
+    )
 
 
 def _is_at_input(problem: AttributionProblem, recorded: Pass) -> bool:
@@ -265,20 +276,21 @@ def _baseline_is_input(problem: AttributionProblem) -> Finding | None:
 
 
 def _saturated(problem: AttributionProblem, passes: Sequence[Pass]) -> Finding | None:
-    """Finds rows where, in every pass, the gradient times the size of the input is less than a rounding of the
-    target."""
+    """Finds rows where, in every pass, the gradient times the size of what it is taken at, the input or a layer's
+    output, is less than a rounding of the target."""
     matters, zero = torch.zeros(problem.rows, dtype=torch.bool), torch.ones(problem.rows, dtype=torch.bool)
-    for recorded in passes:
-        for name, gradient in recorded.gradients.items():
-            matters |= _gradient_matters(problem, recorded, name, gradient)
-            zero &= _is_zero(problem, gradient)
-    if bool(matters.all()) or not any(recorded.gradients for recorded in passes):
+    seen = [(recorded, *each) for recorded in passes for each in _differentiated(problem, recorded)]
+    for recorded, value, gradient in seen:
+        matters |= _gradient_matters(problem, recorded, value, gradient)
+        zero &= _is_zero(problem, recorded, gradient)
+    if bool(matters.all()) or not seen:
         return None
+    what = f"the layer {problem.layer!r}" if problem.layer else "it"
     if bool((zero | matters).all()):
         return Finding(
             Cause.NO_GRADIENT,
-            f"the gradient is exactly zero in {_row_list(zero)}: near this input the target does not depend on it (are "
-            "all ReLUs on the way off?); explain another target, or use a method that perturbs the input",
+            f"the gradient is exactly zero in {_row_list(zero)}: near this input the target does not depend on {what} "
+            "(are all ReLUs on the way off?); explain another target, or use a method that perturbs the input",
         )
     return Finding(
         Cause.SATURATED,
@@ -287,12 +299,30 @@ def _saturated(problem: AttributionProblem, passes: Sequence[Pass]) -> Finding |
     )
 
 
-def _gradient_matters(problem: AttributionProblem, recorded: Pass, name: str, gradient: Tensor) -> Tensor:
-    """Returns, [batch], whether a change of the input by its own size changes the target by more than a rounding."""
-    rows = len(recorded.points[name])
-    if rows % problem.rows:
+def _differentiated(problem: AttributionProblem, recorded: Pass) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yields the tensors that the attribution is about, with the target's gradients there."""
+    if not problem.layer:
+        yield from ((recorded.points[name], gradient) for name, gradient in recorded.gradients.items())
+    for call in recorded.layer:
+        outputs = call.at(Point.OUTPUT)
+        for path, gradient in call.at(Point.GRAD_OUTPUT).items():
+            if path in outputs:
+                yield outputs[path], gradient
+
+
+def _shows_rows(problem: AttributionProblem, recorded: Pass, tensor: Tensor) -> bool:
+    """Whether axis 0 of a tensor is surely the batch: in a layer it may be another, such as that of a sequence."""
+    rows = recorded.rows
+    elsewhere = bool(problem.layer) and tensor.ndim == 3 and tensor.shape[1] == rows
+    return tensor.shape[:1] == (rows,) and rows % problem.rows == 0 and not elsewhere
+
+
+def _gradient_matters(problem: AttributionProblem, recorded: Pass, value: Tensor, gradient: Tensor) -> Tensor:
+    """Returns, [batch], whether a change of ``value`` by its own size changes the target by more than a rounding."""
+    if not _shows_rows(problem, recorded, value):
         return torch.ones(problem.rows, dtype=torch.bool)
-    sizes = recorded.points[name].double().abs().reshape(rows, -1)
+    rows = recorded.rows
+    sizes = value.double().abs().reshape(rows, -1)
     sizes = sizes.clamp(min=float(sizes.mean()) or 1.0)
     effect = (gradient.double().abs().reshape(rows, -1) * sizes).sum(dim=1)
     output = recorded.output.double().abs().reshape(rows, -1).amax(dim=1)
@@ -300,12 +330,11 @@ def _gradient_matters(problem: AttributionProblem, recorded: Pass, name: str, gr
     return matters.reshape(-1, problem.rows).any(dim=0)
 
 
-def _is_zero(problem: AttributionProblem, gradient: Tensor) -> Tensor:
+def _is_zero(problem: AttributionProblem, recorded: Pass, gradient: Tensor) -> Tensor:
     """Returns, [batch], whether a gradient is exactly zero in a row, at every point that the pass has for it."""
-    rows = len(gradient)
-    if rows % problem.rows:
+    if not _shows_rows(problem, recorded, gradient):
         return torch.zeros(problem.rows, dtype=torch.bool)
-    return ~gradient.reshape(rows, -1).any(dim=1).reshape(-1, problem.rows).any(dim=0)
+    return ~gradient.reshape(recorded.rows, -1).any(dim=1).reshape(-1, problem.rows).any(dim=0)
 
 
 def _row_list(chosen: Tensor) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import cast
 
@@ -15,18 +16,41 @@ from cutaway.engine.passes.finding import Finding
 from cutaway.engine.passes.pass_recorder import AttributionProblem
 from cutaway.engine.passes.reference_inputs import Evidence, MissingObservation
 from cutaway.errors import InvalidArgument
-from cutaway.requests import PathAttribution
+from cutaway.requests import (
+    Deconvolution,
+    GuidedBackprop,
+    GuidedGradCam,
+    NeuronConductance,
+    NeuronDeconvolution,
+    NeuronGuidedBackprop,
+    PathAttribution,
+)
 from cutaway.results import Cause
 
-_IMPROVEMENT = 0.5
-"""More steps help if they leave less than this part of the convergence delta."""
+_ENOUGH = 0.5
+"""A number of steps that leaves less than this part of the convergence delta is enough to say that more steps help."""
+
+_HELPS = 0.75
+"""If none does, the best must leave less than this part. Twice as many steps leave about a half, often a little more,
+of what a rule of the first order misses, or any rule where the target has kinks; of a jump they leave all."""
 
 _FINEST = 128
 """The largest number of steps to try, except for twice the requested number."""
 
 
+_RECTIFYING = (GuidedBackprop, Deconvolution, GuidedGradCam, NeuronGuidedBackprop, NeuronDeconvolution)
+"""Methods that pass back only what is positive."""
+
+_NOTHING_POSITIVE = (
+    "the attribution is exactly zero everywhere, although the gradient is not: nothing positive, which is all that the "
+    "method passes back, reaches the input; explain another target, or use a method that passes back the whole gradient"
+)
+
+
 def no_gradient(problem: AttributionProblem) -> Finding:
     """Returns where the backward path from the target ends."""
+    if isinstance(problem.request, NeuronConductance):
+        return Finding(Cause.NO_GRADIENT, _nothing_through_neuron(problem.request.neuron.module))
     try:
         last_unreached, first_reached = where_gradient_ends(problem)
     except InvalidArgument:
@@ -35,12 +59,21 @@ def no_gradient(problem: AttributionProblem) -> Finding:
         where = f"it reaches {first_reached!r} and not {last_unreached!r}"
     elif last_unreached:
         where = f"it does not even reach {last_unreached!r}, the last module"
+    elif isinstance(problem.request, _RECTIFYING):
+        return Finding(Cause.NO_GRADIENT, _NOTHING_POSITIVE)
     else:
         where = "it reaches every module"
     return Finding(
         Cause.NO_GRADIENT,
         f"the gradient is exactly zero everywhere ({where}): either the target does not depend on this input, or the "
         "path to it is cut (detach, round, argmax) or saturated",
+    )
+
+
+def _nothing_through_neuron(module: str) -> str:
+    return (
+        f"what flows through the neuron of {module!r} is exactly zero on the whole path: the target does not depend on "
+        "this neuron there (is the ReLU behind it off?), or the neuron not on the input; choose another neuron"
     )
 
 
@@ -52,16 +85,20 @@ def incomplete(problem: AttributionProblem, method: Method, sums: CompletenessSu
         return Finding(Cause.TOO_FEW_STEPS, f"{delta}, {better}")
     if method.runs_backward and (wrong := wrong_backward(problem)):
         return Finding(wrong.cause, f"{delta}: {wrong.reason}")
+    if path:
+        return Finding(Cause.UNKNOWN, f"{delta}, {_steps_in_vain(problem)}")
     return Finding(
         Cause.UNKNOWN,
-        f"{delta}{_steps_in_vain(problem) if path else ''}: is the target discontinuous, or does the method not "
-        "know one of the model's operations?",
+        f"{delta}: is the target discontinuous, or does the method not know one of the model's operations?",
     )
 
 
 def _steps_in_vain(problem: AttributionProblem) -> str:
     most = steps_to_try(cast(PathAttribution, problem.request).n_steps)[-1]
-    return f", and {most} steps leave more than half of it"
+    return (
+        f"and {most} steps leave most of it: does the target jump on the path, rise steeply or have kinks? request "
+        "many more steps, or choose a nearer baseline"
+    )
 
 
 def above_bound(problem: AttributionProblem, sums: CompletenessSums, bound: float) -> Finding:
@@ -82,19 +119,24 @@ def steps_to_try(n_steps: int) -> list[int]:
 
 def _better_steps(problem: AttributionProblem, method: Method, sums: CompletenessSums) -> str:
     """Returns the number of steps that leaves a much smaller delta, in words; ``""`` if none does."""
+    missing, best, left = _largest(sums), 0, math.inf
     for n_steps in steps_to_try(cast(PathAttribution, problem.request).n_steps):
         finer = replace(problem, request=replace(cast(PathAttribution, problem.request), n_steps=n_steps))
         try:
             values = method.reference(Evidence(finer, method.passes(finer))).values
         except (MissingObservation, InvalidArgument):
             continue
-        left = _largest(sums_between(finer, values, sums.at_input, sums.at_baseline))
-        if left < _IMPROVEMENT * _largest(sums):
-            return (
-                f"{left:.3g} with {n_steps} steps: too few steps; request n_steps={n_steps} or more, or the largest "
-                "max_delta that is acceptable"
-            )
-    return ""
+        now = _largest(sums_between(finer, values, sums.at_input, sums.at_baseline))
+        if now < left:
+            best, left = n_steps, now
+        if left < _ENOUGH * missing:
+            break
+    if left >= _HELPS * missing:
+        return ""
+    return (
+        f"{left:.3g} with {best} steps: too few steps; request n_steps={best} or more, or the largest max_delta that "
+        "is acceptable"
+    )
 
 
 def _largest(sums: CompletenessSums) -> float:

@@ -185,6 +185,13 @@ def _wrong_backward(problem: AttributionProblem) -> Finding | None:
     wrong = _mismatch(problem)
     if wrong is None:
         return None
+    if isinstance(wrong, Mismatch) and wrong.random:
+        return Finding(
+            Cause.CANCELLATION,
+            "the gradient has large rounding errors: along a random direction, the target changes by "
+            f"{wrong.forward:.3g} and the gradient says {wrong.gradient:.3g}, and at inputs next to this one the two "
+            "differ otherwise; load the model in a more precise data type",
+        )
     return Finding(
         Cause.WRONG_BACKWARD,
         "the backward pass does not compute the derivative of the forward pass: along a random direction, the target "

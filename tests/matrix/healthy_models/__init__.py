@@ -1,0 +1,12 @@
+"""Models in which nothing is wrong, of many kinds; more than half of them trained.
+
+model      what a healthy model is, and how it is trained
+data       the examples that they learn from
+parts      chains and wirings of modules
+vectors    perceptrons on tables of numbers
+wirings    gates, experts, pairs, mixtures, functions of their own
+images     networks on images and volumes
+sequences  networks on signals and token ids
+hard       models that are hard on floating point
+table      all of them
+"""

@@ -1,0 +1,17 @@
+"""Verdicts do not cry wolf: every method on models in which nothing is wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from cutaway.results import Verdict
+from tests.matrix.healthy import MOST_INCONCLUSIVE, run
+from tests.matrix.healthy_models.table import HEALTHY
+
+
+@pytest.mark.slow
+def test_healthy_models_are_believed() -> None:
+    """Nothing disagrees, and hardly anything is inconclusive; the output names each that is."""
+    total = run(HEALTHY, seed=0)
+    assert total.share(Verdict.DISAGREES) == 0
+    assert total.share(Verdict.INCONCLUSIVE) < MOST_INCONCLUSIVE

@@ -1,0 +1,148 @@
+"""What is right is not doubted for a reason that does not concern it, and a reason that is given is true.
+
+Each was found by ``python -m tests.matrix.healthy``, on models in which nothing is wrong.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import cutaway as ca
+from cutaway.requests import Attribution, CheckMode, Neuron
+from cutaway.results import Cause, Check, Verdict
+from tests.support.checked_attributions import CHECKED, noise, wired
+from tests.support.scaled_gradients import Scaled
+from tests.unit.engine.test_doubts import AGREES, WRONG, Served, outcome
+
+ONES = {"x": torch.ones(1, 1)}
+
+AT_LAYER: tuple[Attribution, ...] = (
+    ca.LayerGradientXActivation(layer="b"),
+    ca.LayerGradCam(layer="b"),
+    ca.LayerConductance(layer="b", n_steps=8),
+    ca.InternalInfluence(layer="b", n_steps=8),
+)
+
+
+def rectified(m: Any, x: Tensor) -> Tensor:
+    """All ReLUs behind ``a`` are off in the first row of `FIRST_IS_OFF`."""
+    return m.c(torch.tanh(m.b(torch.relu(m.a(x)))))
+
+
+def positive(rows: int, columns: int) -> nn.Linear:
+    """A linear layer of positive weights, without a bias."""
+    layer = nn.Linear(rows, columns, bias=False)
+    with torch.no_grad():
+        layer.weight.abs_()
+    return layer
+
+
+RECTIFIED = wired(rectified, a=lambda: positive(8, 16), b=lambda: nn.Linear(16, 4), c=lambda: nn.Linear(4, 3))
+FIRST_IS_OFF = {"x": noise(3, 8).abs() * torch.tensor([[-1.0], [1.0], [1.0]])}
+
+
+@pytest.mark.parametrize("mode", CHECKED)
+@pytest.mark.parametrize("asked", AT_LAYER, ids=lambda asked: type(asked).__name__)
+def test_a_layer_is_not_doubted_for_what_happens_before_it(asked: Attribution, mode: CheckMode) -> None:
+    """No gradient of the first row reaches the input, and that of the layer is as good as any."""
+    served = Served(RECTIFIED())
+    assert outcome(served.ask(asked, inputs=FIRST_IS_OFF, mode=mode)[0]) == AGREES
+    input_check = served.ask(ca.Saliency(), inputs=FIRST_IS_OFF, mode=mode)[0].checks[0]
+    assert input_check.cause is Cause.NO_GRADIENT
+    assert "in row 0: near this input the target does not depend on it" in input_check.reason
+
+
+@pytest.mark.parametrize("mode", CHECKED)
+def test_a_row_whose_gradient_ends_behind_the_layer(mode: CheckMode) -> None:
+    """Where a row has no gradient at the layer itself, the reason names the layer."""
+    asked = ca.LayerGradientXActivation(layer="a")
+    check = Served(RECTIFIED()).ask(asked, inputs=FIRST_IS_OFF, mode=mode)[0].checks[0]
+    assert (check.verdict, check.cause) == (Verdict.INCONCLUSIVE, Cause.NO_GRADIENT)
+    assert "in row 0: near this input the target does not depend on the layer 'a'" in check.reason
+
+
+@pytest.mark.parametrize("mode", CHECKED)
+def test_steps_of_a_sequence_are_no_rows(mode: CheckMode) -> None:
+    """A layer returns [steps, batch, units], with as many steps as rows, and only the last step is read: that the other
+    steps have no gradient says nothing about rows."""
+    last = wired(lambda m, x: m.b(torch.tanh(m.a(x.transpose(0, 1)))[-1]), a=lambda: nn.Linear(4, 5),
+                 b=lambda: nn.Linear(5, 3))  # fmt: skip
+    result = Served(last()).ask(ca.LayerGradientXActivation(layer="a"), inputs={"x": noise(3, 3, 4)}, mode=mode)[0]
+    assert outcome(result) == AGREES
+
+
+def sums(wiring: Any, asked: Attribution) -> Check:
+    """The check of sums, for a model of one number."""
+    return Served(wired(wiring, a=nn.Identity)()).ask(asked, inputs=ONES)[0].checks[1]
+
+
+def test_a_rule_of_the_first_order_needs_more_steps() -> None:
+    """Twice the steps leave a little more than half of what LayerConductance misses: they help all the same."""
+    steep = sums(lambda m, x: -torch.exp(-8 * m.a(x)), ca.LayerConductance(layer="a", n_steps=48))
+    assert (steep.verdict, steep.cause) == (Verdict.INCONCLUSIVE, Cause.TOO_FEW_STEPS)
+    assert "with 96 steps: too few steps; request n_steps=96 or more" in steep.reason
+
+
+def test_no_number_of_steps_helps_over_a_jump() -> None:
+    """What a jump adds to the target is in no gradient: the reason asks for one, and promises nothing of steps."""
+    jump = sums(lambda m, x: m.a(x) + (x > 0.37).float(), ca.IntegratedGradients(n_steps=48))
+    assert (jump.verdict, jump.cause) == (Verdict.INCONCLUSIVE, Cause.UNKNOWN)
+    assert "96 steps leave most of it: does the target jump" in jump.reason
+
+
+@pytest.mark.parametrize("mode", CHECKED)
+def test_a_neuron_behind_which_a_relu_is_off(mode: CheckMode) -> None:
+    """The gradient reaches the input by other neurons: the reason is about this one."""
+    build = wired(lambda m, x: m.b(torch.relu(m.a(x) - torch.tensor([1e3, 0.0, 0.0, 0.0]))), a=lambda: nn.Linear(8, 4),
+                  b=lambda: nn.Linear(4, 3))  # fmt: skip
+    asked = ca.NeuronConductance(neuron=Neuron("a", (0,)), n_steps=8)
+    check = Served(build()).ask(asked, mode=mode)[0].checks[0]
+    assert (check.verdict, check.cause) == (Verdict.INCONCLUSIVE, Cause.NO_GRADIENT)
+    assert check.reason.startswith("what flows through the neuron of 'a' is exactly zero")
+
+
+@pytest.mark.parametrize("asked", [ca.GuidedBackprop(), ca.Deconvolution()], ids=lambda asked: type(asked).__name__)
+def test_methods_that_pass_back_nothing_negative(asked: Attribution) -> None:
+    """All gradients at the ReLU are negative: they are not cut, nor does the target not depend on the input."""
+    build = wired(lambda m, x: -m.b(m.r(m.a(x))), a=lambda: nn.Linear(8, 4), r=nn.ReLU, b=lambda: positive(4, 3))
+    check = Served(build()).ask(asked)[0].checks[0]
+    assert (check.verdict, check.cause) == (Verdict.INCONCLUSIVE, Cause.NO_GRADIENT)
+    assert "although the gradient is not" in check.reason
+    assert "nothing positive" in check.reason
+
+
+def difference(nearness: float, factor: float) -> Any:
+    """What two networks say differently that are nearly the same, in units of their difference; at one place gradients
+    are passed on times a factor."""
+
+    def wiring(m: Any, x: Tensor) -> Tensor:
+        other = torch.tanh(F.linear(x, m.a.weight + nearness * m.shift, m.a.bias))
+        return m.b(Scaled.apply((other - torch.tanh(m.a(x))) / nearness, factor))
+
+    return wired(wiring, a=lambda: nn.Linear(8, 16), b=lambda: nn.Linear(16, 3),
+                 shift=lambda: nn.Parameter(noise(16, 8, seed=3)))  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", CHECKED)
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(("factor", "expected"), [(1.0, AGREES), (1.01, WRONG)])
+def test_rounding_is_no_wrong_backward(
+    factor: float, expected: tuple[Verdict, Cause | None], seed: int, mode: CheckMode
+) -> None:
+    """Where nearly equal numbers are subtracted, forward mode and backward pass differ by hundreds of roundings, at
+    random; one percent too much is found all the same."""
+    served = Served(difference(1e-5, factor)())
+    assert outcome(served.ask(ca.InputXGradient(), inputs={"x": noise(3, 8, seed=seed)}, mode=mode)[0]) == expected
+
+
+def test_a_gradient_that_is_mostly_rounding_is_doubted() -> None:
+    """Where rounding is as large as the gradient, an agreement says little."""
+    served = Served(difference(1e-7, 1.0)())
+    check = served.ask(ca.InputXGradient(), inputs={"x": noise(3, 8)})[0].checks[0]
+    assert check.verdict is Verdict.INCONCLUSIVE
+    assert check.cause in (Cause.CANCELLATION, Cause.WRONG_BACKWARD)
