@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test portability newest fuzz soak bench matrix captum-config container check format protos docs lock clean
+.PHONY: help setup demo test portability newest fuzz soak bench matrix verdicts captum-config container check format protos docs lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,6 +30,9 @@ bench: ## what things cost, as ratios of one run (ARGS="3" is how many rounds)
 
 matrix: ## every method on every architecture: equal to Captum by hand, and no false alarm
 	@scripts/matrix $(ARGS)
+
+verdicts: ## healthy models: no false alarm; a catalogue of faults: none missed (ARGS="faults": these)
+	@scripts/verdicts $(ARGS)
 
 captum-config: ## every case of Captum's own test configuration, over gRPC (ARGS="--cases": lists all)
 	@scripts/captum-config $(ARGS)
