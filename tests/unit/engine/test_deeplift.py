@@ -353,10 +353,12 @@ def test_a_match_by_chance_is_no_proof() -> None:
 
 
 def test_products_are_told_by_the_sum() -> None:
-    """No rule is known for a product: Captum differentiates it, and so does the reference; the sum misses."""
+    """No rule is known for a product: Captum differentiates it, and so does the reference; the sum misses, and an
+    agreement proves nothing."""
     build = net(lambda m, x: m.head(m.a(x) * m.b(x)))
     result = explained(build, all_six(given(build, 4))[0], CheckMode.SAME_PASS)
-    assert [check.verdict for check in result.checks] == [Verdict.AGREES, Verdict.INCONCLUSIVE]
+    assert [check.verdict for check in result.checks] == [Verdict.INCONCLUSIVE, Verdict.INCONCLUSIVE]
+    assert result.checks[0].cause is Cause.FUNCTIONAL_NONLINEARITY
 
 
 @pytest.mark.parametrize("mode", CHECKED)

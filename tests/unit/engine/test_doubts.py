@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,18 @@ from cutaway.requests import Attribution, CheckMode, CheckRequest
 from cutaway.results import AttributionResult, Cause, Verdict
 from tests.support.checked_attributions import CHECKED, noise, wired
 from tests.support.faults import layers
+from tests.support.wrong_parts import (
+    COUPLED,
+    CUT,
+    DRAWS,
+    RELUS,
+    Rarely,
+    ScaledBothWays,
+    both_doubled,
+    changed,
+    scaled,
+    with_generators,
+)
 
 X = {"x": noise(3, 8)}
 ZEROS = {"x": np.zeros((2, 8), np.float32)}
@@ -45,25 +58,10 @@ def outcome(result: AttributionResult) -> tuple[Verdict, Cause | None]:
 AGREES = (Verdict.AGREES, None)
 WRONG = (Verdict.INCONCLUSIVE, Cause.WRONG_BACKWARD)
 RANDOM = (Verdict.INCONCLUSIVE, Cause.RANDOM_FORWARD)
-COUPLED = (Verdict.INCONCLUSIVE, Cause.ROWS_COUPLED)
+COUPLED_ROWS = (Verdict.INCONCLUSIVE, Cause.ROWS_COUPLED)
 
 
-class Backwards(torch.autograd.Function):
-    """Its input, and a gradient that ``change`` makes another."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
-        ctx.change = change
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        return ctx.change(gradients[0]), None
-
-
-def reversed_(x: Tensor) -> Tensor:
-    passed: Tensor = Backwards.apply(x, torch.neg)
-    return passed
+reversed_ = changed(torch.neg)
 
 
 def halved_for_class_2(gradient: Tensor) -> Tensor:
@@ -93,7 +91,7 @@ def test_an_edit_ends_no_doubt(edit: ca.Edit, mode: CheckMode) -> None:
 
 def test_each_target_has_its_own_doubt() -> None:
     """The gradient of class 2 is wrong, whichever class was asked for first, and in one request for all."""
-    served = Served(layers(lambda m, x: Backwards.apply(m.b(torch.tanh(m.a(x))), halved_for_class_2))())
+    served = Served(layers(lambda m, x: changed(halved_for_class_2)(m.b(torch.tanh(m.a(x)))))())
     for index, expected in ((0, AGREES), (2, WRONG), (1, AGREES)):
         assert outcome(served.ask(ca.Saliency(), target=ca.ClassIndex((index,)))[0]) == expected
     one_row = {"x": X["x"][:1]}
@@ -110,42 +108,15 @@ def test_a_layer_behind_the_fault_is_not_doubted() -> None:
     assert (outcome(before), outcome(behind)) == (WRONG, AGREES)
 
 
-class OwnReLU(torch.autograd.Function):
-    """A ReLU of the model's own, and its derivative."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return x.clamp(min=0)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        return gradients[0] * (ctx.saved_tensors[0] > 0)
-
-
-HIDDEN: dict[str, Callable[[Tensor], Any]] = {
-    "clamp": lambda h: h.clamp(min=0),
-    "clamp_min": lambda h: h.clamp_min(0),
-    "maximum": lambda h: torch.maximum(h, torch.zeros_like(h)),
-    "where": lambda h: torch.where(h > 0, h, 0.0),
-    "a product with a mask": lambda h: h * (h > 0),
-    "half of a sum": lambda h: (h + h.abs()) / 2,
-    "threshold": lambda h: F.threshold(h, 0, 0),
-    "leaky_relu": lambda h: F.leaky_relu(h, 0.0),
-    "masked_fill": lambda h: h.masked_fill(h < 0, 0),
-    "a function of the model's own": OwnReLU.apply,
-}
-
-
 @pytest.mark.parametrize("mode", CHECKED)
 @pytest.mark.parametrize(
     "asked", [ca.GuidedBackprop(), ca.Deconvolution(), ca.DeepLift()], ids=lambda a: type(a).__name__
 )
-@pytest.mark.parametrize("name", list(HIDDEN))
+@pytest.mark.parametrize("name", list(RELUS))
 def test_a_relu_by_any_other_name(name: str, asked: Attribution, mode: CheckMode) -> None:
     """Captum overrides ``nn.ReLU`` modules: a rectifier that is none is found by what it does to values."""
     parts: dict[str, Callable[[], Any]] = {"c": lambda: nn.Linear(16, 16), "r": nn.ReLU}
-    hidden = layers(lambda m, x: m.b(m.r(m.c(HIDDEN[name](m.a(x))))), **parts)
+    hidden = layers(lambda m, x: m.b(m.r(m.c(RELUS[name](m.a(x))))), **parts)
     verdict, cause = outcome(Served(hidden()).ask(asked, mode=mode)[0])
     assert verdict is not Verdict.AGREES
     assert cause is Cause.FUNCTIONAL_NONLINEARITY
@@ -319,3 +290,230 @@ def test_draws_that_hardly_tell_features_apart(seed: int) -> None:
     check = Served(build()).ask(ca.KernelShap(n_samples=50), inputs=inputs, seed=seed)[0].checks[0]
     assert check.verdict is Verdict.AGREES, check
     assert 1e-3 < check.tolerance <= 0.02
+
+
+# What the matrix of faults found (`tests.matrix.faults`).
+
+
+@pytest.mark.parametrize(("factor", "expected"), [(1.0, AGREES), (1.05, WRONG)])
+def test_a_jvp_as_wrong_as_its_backward(factor: float, expected: tuple[Verdict, Cause | None]) -> None:
+    """What an author says of a derivative is not asked twice: the function's own values decide."""
+    build = layers(lambda m, x: m.b(torch.tanh(ScaledBothWays.apply(m.a(x), factor))))
+    assert outcome(Served(build()).ask(ca.Saliency())[0]) == expected
+
+
+@pytest.mark.parametrize("name", list(CUT))
+def test_a_branch_whose_gradient_is_lost(name: str) -> None:
+    """However a tensor leaves the graph, its values still change with the input."""
+    cut, whole = (
+        layers(lambda m, x, part=part: m.b(torch.tanh(m.a(x)) + part(m.c(x))), c=lambda: nn.Linear(8, 16))
+        for part in (CUT[name], lambda h: h)
+    )
+    assert outcome(Served(cut()).ask(ca.InputXGradient())[0]) == WRONG
+    assert outcome(Served(whole()).ask(ca.InputXGradient())[0]) == AGREES
+
+
+def test_a_number_read_for_a_decision_is_no_fault() -> None:
+    """A forward may look at numbers: what it then computes has the right gradient."""
+    build = layers(lambda m, x: m.b(torch.tanh(m.a(x)) if x.abs().max().item() > 0.1 else m.a(x)))
+    assert outcome(Served(build()).ask(ca.Saliency())[0]) == AGREES
+
+
+def test_a_gradient_that_is_wrong_for_all_inputs_at_once() -> None:
+    """Each input alone has the right gradient: Captum asks for all of them."""
+    inputs = {**X, "y": noise(3, 8, seed=2)}
+    for add, expected in ((both_doubled, WRONG), (torch.add, AGREES)):
+        build = layers(lambda m, x, y, add=add: m.b(torch.tanh(m.a(add(x, y)))))
+        assert outcome(Served(build()).ask(ca.InputXGradient(), inputs=inputs)[0]) == expected
+
+
+MASKED = (-1e4, -1e9, float("-inf"))
+
+
+@pytest.mark.parametrize("mask", MASKED)
+def test_a_masked_logit_hides_nothing(mask: float) -> None:
+    """Beside a logit of -1e9 every other number is less than a rounding: neither doubt may drown in it, nor a sound
+    model be taken for a saturated one."""
+    parts = {scaled(1.2): WRONG, COUPLED["the batch's mean subtracted"]: COUPLED_ROWS, (lambda h: h): AGREES}
+    for part, expected in parts.items():
+        build = layers(
+            lambda m, x, part=part: m.b(torch.tanh(part(m.a(x)))).masked_fill(torch.tensor([False, True, False]), mask)
+        )
+        assert outcome(Served(build()).ask(ca.Saliency())[0]) == expected
+
+
+@pytest.mark.parametrize("draw", list(DRAWS))
+def test_generators_of_the_model_s_own(draw: str) -> None:
+    """Wherever a model keeps a generator, a run moves it, though that rarely shows."""
+    drawn = DRAWS[draw]
+    build = layers(lambda m, x: m.b(torch.tanh(Rarely(partial(drawn, m), 0.01)(m.a(x)))))
+    assert outcome(Served(with_generators(build())).ask(ca.Saliency())[0]) == RANDOM
+    quiet = layers(lambda m, x: m.b(torch.tanh(m.a(x))))
+    assert outcome(Served(with_generators(quiet())).ask(ca.Saliency())[0]) == AGREES
+
+
+IN_GRAD_MODE: dict[str, Callable[[Tensor], Tensor]] = {
+    "dropout": lambda h: F.dropout(h, 0.5, training=torch.is_grad_enabled()),
+    "other values": lambda h: h * (1.2 if torch.is_grad_enabled() else 1.0),
+}
+
+
+@pytest.mark.parametrize("mode", CHECKED)
+@pytest.mark.parametrize("name", list(IN_GRAD_MODE))
+@pytest.mark.parametrize(
+    "asked",
+    [ca.Saliency(), ca.IntegratedGradients(n_steps=8), ca.NeuronGradient(neuron=ca.Neuron("t", (1,)))],
+    ids=lambda asked: type(asked).__name__,
+)
+def test_a_model_that_is_another_with_gradients(asked: Attribution, name: str, mode: CheckMode) -> None:
+    """What Captum differentiates must be what the model predicts."""
+    build = layers(lambda m, x: m.b(m.t(IN_GRAD_MODE[name](m.a(x)))), t=nn.Tanh)
+    assert outcome(Served(build()).ask(asked, mode=mode)[0]) == RANDOM
+
+
+def test_a_neuron_that_leads_nowhere_has_doubts_of_its_own() -> None:
+    """Rows may depend on each other in what is explained, and not in what the model returns."""
+    for part, expected in ((COUPLED["the batch's mean subtracted"], COUPLED_ROWS), (lambda h: h, AGREES)):
+
+        def wiring(m: Any, x: Tensor, part: Callable[[Tensor], Tensor] = part) -> Any:
+            m.aux(part(m.a(x)))
+            return m.b(torch.tanh(m.a(x)))
+
+        build = layers(wiring, aux=lambda: nn.Linear(16, 4))
+        assert outcome(Served(build()).ask(ca.NeuronGradient(neuron=ca.Neuron("aux", (1,))))[0]) == expected
+
+
+def only_where(is_wrong: Callable[[Tensor], bool]) -> Served:
+    """A model whose gradient is wrong on some inputs."""
+    return Served(layers(lambda m, x: m.b(torch.tanh(scaled(1.5 if is_wrong(x) else 1.0)(m.a(x)))))())
+
+
+@pytest.mark.parametrize(
+    ("is_wrong", "faulty"),
+    [
+        (lambda x: float(x.detach().sum()) < 0, {"x": -X["x"].abs()}),
+        (lambda x: float(x.detach().abs().max()) > 9, {"x": 6 * X["x"]}),
+        (lambda x: len(x) > 4, {"x": noise(7, 8)}),
+        (lambda x: len(x) == 1, {"x": X["x"][:1]}),
+    ],
+    ids=["negative", "large", "many rows", "one row"],
+)
+def test_a_fault_that_the_first_inputs_did_not_have(
+    is_wrong: Callable[[Tensor], bool], faulty: dict[str, Tensor]
+) -> None:
+    """The second request is doubted, the first and the third are not: theirs are right."""
+    served, sound = only_where(is_wrong), {"x": X["x"].abs()}
+    found = [outcome(served.ask(ca.Saliency(), inputs=inputs)[0]) for inputs in (sound, faulty, sound)]
+    assert found == [AGREES, WRONG, AGREES]
+
+
+def test_a_model_is_looked_at_again() -> None:
+    """Whatever the first inputs showed, the fourth use of a result looks at the inputs of then."""
+    served = only_where(lambda x: 111 < float(x.detach().flatten()[0]) < 112)
+    late = {"x": 111.5 + 0.1 * X["x"]}
+    found = [outcome(served.ask(ca.InputXGradient(), inputs=inputs)[0])[1] for inputs in (X, late, late, late, X)]
+    assert found[3:] == [Cause.WRONG_BACKWARD, None]
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_a_forward_hook_that_comes_later(everywhere: bool) -> None:
+    """A hook that puts hooks on tensors is no backward hook, and is seen when it comes and when it goes."""
+    model = layers(lambda m, x: m.b(m.t(m.a(x))), t=nn.Tanh)()
+    served = Served(model)
+
+    def quarter(module: nn.Module, into: Any, out: Any) -> None:
+        if isinstance(module, nn.Tanh) and out.requires_grad:
+            out.register_hook(lambda gradient: gradient / 4)
+
+    part: Any = model.t
+    register = nn.modules.module.register_module_forward_hook if everywhere else part.register_forward_hook
+    assert outcome(served.ask(ca.Saliency())[0]) == AGREES
+    handle = register(quarter)
+    try:
+        assert outcome(served.ask(ca.Saliency())[0]) == WRONG
+    finally:
+        handle.remove()
+    assert outcome(served.ask(ca.Saliency())[0]) == AGREES
+
+
+@pytest.mark.parametrize("mode", CHECKED)
+def test_one_row_beside_which_captum_puts_smaller_ones(mode: CheckMode) -> None:
+    """One row alone is the largest of its batch; the points that Captum adds are not."""
+    asked, one = ca.GradientShap(baselines=ZEROS), {"x": X["x"][:1]}
+    for part, expected in ((COUPLED["divided by the batch's largest"], COUPLED_ROWS), (lambda h: h, AGREES)):
+        build = layers(lambda m, x, part=part: m.b(torch.tanh(part(m.a(x)))))
+        assert outcome(Served(build()).ask(asked, inputs=one, mode=mode, seed=1)[0]) == expected
+
+
+LIFTED = [
+    ca.LayerDeepLift(layer="a"),
+    ca.LayerDeepLiftShap(layer="a", baselines=ZEROS),
+    ca.NeuronDeepLift(neuron=ca.Neuron("c", (1,))),
+    ca.NeuronGuidedBackprop(neuron=ca.Neuron("c", (1,))),
+]
+
+
+@pytest.mark.parametrize("asked", LIFTED, ids=lambda asked: type(asked).__name__)
+@pytest.mark.parametrize("name", ["clamp", "where", "an assignment by index", "a function of the model's own"])
+def test_a_hidden_relu_behind_a_layer_and_before_a_neuron(name: str, asked: Attribution) -> None:
+    """It matters between the layer and the target, or between the input and the neuron, and nowhere else."""
+    parts: dict[str, Callable[[], Any]] = {"c": lambda: nn.Linear(16, 16), "r": nn.ReLU, "r0": nn.ReLU}
+    relu = RELUS[name]
+    on_the_way = layers(lambda m, x: m.b(m.r(m.c(relu(m.a(x))))), **parts)
+    assert outcome(Served(on_the_way()).ask(asked)[0])[1] is Cause.FUNCTIONAL_NONLINEARITY
+    if isinstance(asked, ca.NeuronDeepLift | ca.NeuronGuidedBackprop):
+        aside = layers(lambda m, x: m.b(relu(m.c(m.r(m.a(x))))), **parts)
+    else:
+        aside = layers(lambda m, x: m.b(m.r(m.c(m.r0(m.a(relu(x)))))), **parts)
+    assert outcome(Served(aside()).ask(asked)[0]) == AGREES
+
+
+def test_a_hidden_relu_that_is_the_neuron_s_own() -> None:
+    """The neuron's module returns what it rectified, by a function or in place."""
+    for name in ("clamp", "an assignment by index", "a function of the model's own"):
+        build = layers(lambda m, x, name=name: m.b(m.i(RELUS[name](m.r(m.a(x)) - 0.1))), i=nn.Identity, r=nn.ReLU)
+        asked = ca.NeuronGuidedBackprop(neuron=ca.Neuron("i", (1,)))
+        assert outcome(Served(build()).ask(asked)[0])[1] is Cause.FUNCTIONAL_NONLINEARITY
+
+
+def test_a_rectifier_that_the_first_inputs_did_not_use() -> None:
+    """Where nothing was negative, nothing was rectified: later inputs are looked at again."""
+    build = layers(lambda m, x: m.b(m.r(m.c((m.a(x)).clamp(min=0)))), c=lambda: nn.Linear(16, 16), r=nn.ReLU)
+    model: Any = build()
+    with torch.no_grad():
+        model.a.bias.fill_(50.0)
+    served, large = Served(model), {"x": 100 * X["x"]}
+    found = [outcome(served.ask(ca.GuidedBackprop(), inputs=inputs)[0])[1] for inputs in (X, large, large, large)]
+    assert found[0] is None
+    assert found[3] is Cause.FUNCTIONAL_NONLINEARITY
+
+
+ODD: dict[str, Callable[[Tensor], Tensor]] = {
+    "expit": torch.special.expit,
+    "a product": lambda h: h * h.roll(1, 1),
+    "a leaky ReLU by hand": lambda h: torch.where(h > 0, h, 0.1 * h),
+    "a normalisation": lambda h: h / h.norm(dim=1, keepdim=True),
+}
+
+
+@pytest.mark.parametrize("name", list(ODD))
+@pytest.mark.parametrize("asked", [ca.DeepLift(), LIFTED[0], LIFTED[1]], ids=lambda asked: type(asked).__name__)
+def test_an_operation_without_a_rule(asked: Attribution, name: str) -> None:
+    """What is neither linear nor a nonlinearity with a rule shows in the sums: then no agreement counts."""
+    build = layers(lambda m, x: m.b(m.r(m.c(ODD[name](m.a(x))))), c=lambda: nn.Linear(16, 16), r=nn.ReLU)
+    assert outcome(Served(build()).ask(asked)[0])[1] is Cause.FUNCTIONAL_NONLINEARITY
+
+
+def test_a_model_that_changes_in_the_middle_of_many_passes() -> None:
+    """The first of an ablation's passes is as the request's: the last is looked at."""
+    calls, begin = 0, 10**6
+
+    def drifting(m: Any, x: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return m.b(torch.tanh(m.a(x))) * (1 + 0.1 * max(0, calls - begin))
+
+    served = Served(layers(drifting)())
+    assert outcome(served.ask(ca.FeatureAblation())[0]) == AGREES
+    begin = calls + 3
+    assert outcome(served.ask(ca.FeatureAblation())[0]) == RANDOM

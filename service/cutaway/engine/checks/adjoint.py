@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple, TypeAlias
@@ -31,7 +31,7 @@ from cutaway.engine.hooks.observe import observing
 from cutaway.engine.model.inspected_model import gradients
 from cutaway.engine.passes.pass_recorder import AttributionProblem
 from cutaway.engine.passes.reference_inputs import host
-from cutaway.engine.runtime.numerics import ADJOINT, SUM
+from cutaway.engine.runtime.numerics import ADJOINT, SUM, unmasked
 from cutaway.errors import InvalidArgument
 from cutaway.requests import GuidedGradCam
 
@@ -71,12 +71,21 @@ _MOST_ROUNDING = 0.02
 
 
 class _Sides(NamedTuple):
-    """Both sides of the test, and how much they may differ; ``directions``: along which."""
+    """Both sides of the test.
+
+    Attributes:
+        forward: the derivative of the forward pass.
+        gradient: what the backward pass says of it.
+        allowed: how much they may differ.
+        directions: along which.
+        is_whole: whether ``forward`` contains all that the forward pass did.
+    """
 
     forward: float
     gradient: float
     allowed: float
     directions: list[Tensor]
+    is_whole: bool
 
     @property
     def error(self) -> float:
@@ -100,8 +109,9 @@ def any_mismatch(problem: AttributionProblem) -> Mismatch | None:
 
     def scalars(output: Tensor) -> Tensor:
         if not drawn:
-            drawn.append(torch.randn(output.shape, generator=generator, dtype=torch.float64).to(output))
-        return (output * drawn[0]).sum()
+            random = torch.randn(output.shape, generator=generator, dtype=torch.float64).to(output)
+            drawn[:] = [random, unmasked(output.detach())]
+        return (torch.where(drawn[1], output, 0.0) * drawn[0]).sum()
 
     return _first_mismatch(problem, scalars)
 
@@ -118,18 +128,21 @@ def _first_mismatch(problem: AttributionProblem, scalars: Scalars) -> Mismatch |
 
 
 def _places(problem: AttributionProblem) -> Iterator[_Run]:
-    """Yields the places that the gradient of the attribution goes back to, each tested by itself."""
+    """Yields the places that the gradient of the attribution goes back to: each by itself, where the others cannot hide
+    it, and all inputs together, because a backward pass may be wrong only there."""
     floating = [name for name in problem.explained if problem.inputs[name].is_floating_point()]
     yield from (partial(_at_output, problem, name) for name in problem.layers)
     if floating and (not problem.layer or isinstance(problem.request, GuidedGradCam)):
-        yield from (partial(_at_input, problem, name) for name in floating)
+        yield from (partial(_at_inputs, problem, [name]) for name in floating)
+        if len(floating) > 1:
+            yield partial(_at_inputs, problem, floating)
     if not (floating or problem.layer):  # behind token ids, floating values begin at embeddings
         modules = problem.model.tree.modules.items()
         yield from (partial(_at_output, problem, name) for name, module in modules if isinstance(module, nn.Embedding))
 
 
-def _at_input(problem: AttributionProblem, name: str, change: _Change) -> Tensor:
-    return problem.read({**problem.inputs, name: change(problem.inputs[name])})
+def _at_inputs(problem: AttributionProblem, names: Sequence[str], change: _Change) -> Tensor:
+    return problem.read({**problem.inputs, **{name: change(problem.inputs[name]) for name in names}})
 
 
 def _at_output(problem: AttributionProblem, name: str, change: _Change) -> Tensor:
@@ -143,6 +156,8 @@ def _at_output(problem: AttributionProblem, name: str, change: _Change) -> Tenso
 
 def _mismatch(problem: AttributionProblem, run: _Run, scalars: Scalars) -> Mismatch | None:
     here = _sides(problem, run, scalars)
+    if here.agree and not here.is_whole:
+        raise ForwardModeRefused("values leave PyTorch")
     if here.agree:
         return None
     nearby = [_sides(problem, run, scalars, look, here.directions) for look in range(1, _LOOKS + 1)]
@@ -180,10 +195,10 @@ def _sides(
     directions = along or [_direction(x.detach(), gradient, generator) for x, gradient in zip(leaves, found)]
     terms = [host(gradient) * host(direction) for gradient, direction in zip(found, directions)]
     backward = sum(float(each.sum()) for each in terms)
-    forward = _forward_derivative(problem, run, scalars, directions, look)
+    forward, is_whole = _forward_derivative(problem, run, scalars, directions, look)
     coarsest = max(ADJOINT.of(dtype) for dtype in {output.dtype, *operator_dtypes(problem)})
     rounding = SUM.of(output.dtype) * float(host(read).abs().sum())  # of the scalars themselves
-    return _Sides(forward, backward, coarsest * max(abs(forward), abs(backward)) + rounding, directions)
+    return _Sides(forward, backward, coarsest * max(abs(forward), abs(backward)) + rounding, directions, is_whole)
 
 
 def _moved(look: int) -> _Change:
@@ -210,7 +225,8 @@ def _direction(value: Tensor, gradient: Tensor, generator: torch.Generator) -> T
 
 def _forward_derivative(
     problem: AttributionProblem, run: _Run, scalars: Scalars, directions: list[Tensor], look: int
-) -> float:
+) -> tuple[float, bool]:
+    """Returns the derivative along ``directions``, and whether it contains all that the forward pass did."""
     try:
         return _derivative(problem, run, scalars, directions, look)
     except (InvalidArgument, RuntimeError):
@@ -231,13 +247,17 @@ def _plain_kernels() -> Iterator[None]:
             yield
 
 
-def _derivative(problem: AttributionProblem, run: _Run, scalars: Scalars, directions: list[Tensor], look: int) -> float:
+def _derivative(
+    problem: AttributionProblem, run: _Run, scalars: Scalars, directions: list[Tensor], look: int
+) -> tuple[float, bool]:
     waiting, moved = iter(directions), _moved(look)
 
     def dual(tensor: Tensor) -> Tensor:
         made: Tensor = forward_ad.make_dual(moved(tensor.detach()).clone().requires_grad_(), next(waiting))
         return made
 
-    with torch.enable_grad(), tangents_pass(list(problem.model.tree.modules.values())):
-        tangent = forward_ad.unpack_dual(scalars(run(dual))).tangent
-        return 0.0 if tangent is None else float(host(tangent.detach()).sum())
+    with torch.enable_grad(), tangents_pass(list(problem.model.tree.modules.values())) as left:
+        output = run(dual)
+        is_whole = not left  # what the target does with the output is ours
+        tangent = forward_ad.unpack_dual(scalars(output)).tangent
+        return (0.0 if tangent is None else float(host(tangent.detach()).sum())), is_whole

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from cutaway.engine.checks import diagnosis, model_properties
 from cutaway.engine.checks.completeness import check_completeness, row_checks
 from cutaway.engine.checks.data_types import operator_dtypes
+from cutaway.engine.checks.saturation import row_list, saturated
 from cutaway.engine.checks.visited_points import pass_mismatch
 from cutaway.engine.methods.spec import Method
 from cutaway.engine.model.inspected_model import Outputs
@@ -22,7 +23,7 @@ from cutaway.engine.passes.pass_recorder import AttributionProblem, Pass, Values
 from cutaway.engine.passes.reference_inputs import Evidence, MissingObservation, Reference
 from cutaway.engine.references.comparison import Distance, RowDistance, distance, row_distances
 from cutaway.engine.references.observation import target_values
-from cutaway.engine.runtime.numerics import CONSTANT, NO_EFFECT, PART_OF_BATCH, close
+from cutaway.engine.runtime.numerics import CONSTANT, PART_OF_BATCH, close_unmasked
 from cutaway.requests import POINTS, CheckMode, CheckRequest, Expectation, Point, Surrogate
 from cutaway.results import Cause, Check, Verdict
 
@@ -41,10 +42,15 @@ def run_checks(
     See `_Comparison` for the arguments; ``sums`` has both sides of that sum, None if the method has no baseline.
     """
     comparison = _Comparison(problem, method, values, passes, outputs, request, sums)
-    checks = [comparison.check()]
-    if sums is not None and method.adds_up(problem):
-        checks.append(check_completeness(problem, method, sums, request, comparison.dtype))
-    return tuple(checks)
+    identity = comparison.check()
+    if sums is None or not method.adds_up(problem):
+        return (identity,)
+    completeness = check_completeness(problem, method, sums, request, comparison.dtype)
+    unexplained = identity.verdict is Verdict.AGREES and completeness.cause is Cause.UNKNOWN
+    if unexplained and method.sums_prove_rules(problem):
+        # Neither Captum nor the reference has a rule for some operation: then an agreement proves nothing.
+        identity = replace(identity, verdict=Verdict.INCONCLUSIVE, reason=_NO_RULE.reason, cause=_NO_RULE.cause)
+    return identity, completeness
 
 
 @dataclass(frozen=True)
@@ -154,7 +160,7 @@ class _Comparison:
         if (open_fit := self.method.vacuous(self.problem)) and open_fit.cause is Cause.UNDERDETERMINED:
             return Verdict.INCONCLUSIVE, open_fit
         independent = self.request.mode is CheckMode.INDEPENDENT
-        if independent and (random := model_properties.random_forward(self.problem)):
+        if independent and (random := model_properties.random_forward(self.problem) or self._drift):
             return Verdict.INCONCLUSIVE, random
         return Verdict.DISAGREES, self._fault(measured, calls)
 
@@ -174,6 +180,8 @@ class _Comparison:
     def _doubt(self) -> Finding | None:
         """Why a match of attribution and reference proves nothing; None if it does."""
         problem, method, passes = self.problem, self.method, self.passes
+        if random := model_properties.random_forward(problem):
+            return random
         if limitation := method.limitation(problem):
             return Finding(limitation.cause, f"{limitation.reason}; for this input that makes no difference")
         if doubt := method.vacuous(problem) or self._model_doubt() or _baseline_is_input(problem):
@@ -182,21 +190,31 @@ class _Comparison:
             return _UNCHANGED
         if method.runs_backward and _no_gradient(passes):
             return diagnosis.no_gradient(problem)
-        return _saturated(problem, passes) if method.runs_backward and method.reference_passes is None else None
+        return saturated(problem, passes) if method.runs_backward and method.reference_passes is None else None
 
     @cached_property
     def _drift(self) -> Finding | None:
         """Compares the request's first pass with a later one at the same input: Captum's, or else one more."""
         problem, source = self.problem, self.problem.target.source
-        if problem.target.is_neuron or source not in self.outputs:
+        if not problem.target.is_neuron and source not in self.outputs:
             return None
-        passes = () if isinstance(problem.request, Surrogate) else self.passes  # whose rows run each by itself
-        later = next((recorded.output for recorded in passes if _is_at_input(problem, recorded)), None)
-        if later is None:
-            with model_properties.unrecorded(problem), torch.no_grad():
-                later = problem.read(problem.inputs)
-        first = self.outputs[source].detach()
-        return None if close(first.cpu(), later.detach().cpu(), PART_OF_BATCH) else _DRIFTED
+        first = self._one_more() if problem.target.is_neuron else self.outputs[source].detach()
+        later = next((recorded.output for recorded in self._later if _is_at_input(problem, recorded)), None)
+        later = self._one_more() if later is None else later.detach()
+        return None if close_unmasked(first.cpu(), later.cpu(), PART_OF_BATCH) else _DRIFTED
+
+    @property
+    def _later(self) -> Sequence[Pass]:
+        """The passes that may show that the model changes: of many without gradients, the first would not."""
+        if self.problem.target.is_neuron:
+            return self.passes
+        many = self.method.forward_only and len(self.passes) >= _MANY
+        apart = isinstance(self.problem.request, Surrogate)  # whose rows run each by itself
+        return () if many or apart else self.passes
+
+    def _one_more(self) -> Tensor:
+        with model_properties.unrecorded(self.problem), torch.no_grad():
+            return self.problem.read(self.problem.inputs).detach()
 
     def _model_doubt(self) -> Finding | None:
         """Returns what makes every attribution of this model doubtful."""
@@ -210,12 +228,21 @@ class _Comparison:
         return model_properties.wrong_backward(self.problem) if self.method.runs_backward else None
 
 
+_MANY = 8
+"""One pass more is little beside so many."""
+
 _BY_PRECISION = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 _DRIFTED = Finding(
     Cause.RANDOM_FORWARD,
     "a later pass on the same input returned other values than the first: the model keeps something that changes from "
     "call to call (a counter, a cache, running statistics); make its forward a function of its inputs",
+)
+_NO_RULE = Finding(
+    Cause.FUNCTIONAL_NONLINEARITY,
+    "the attributions do not sum to the target's change, as they must if the method had a rule for each operation: "
+    "some operation is neither linear nor a nonlinearity that has one (a product of activations, a normalisation, a "
+    "function of the model's own), and its plain gradient was used",
 )
 _UNDEFINED = Finding(
     Cause.NOT_FINITE, "attribution and reference are not finite in the same places: no gradient exists there"
@@ -270,78 +297,9 @@ def _baseline_is_input(problem: AttributionProblem) -> Finding | None:
         return None
     return Finding(
         Cause.BASELINE_IS_INPUT,
-        f"the baseline equals the input in {_row_list(same)}: there is no difference to explain; choose another "
+        f"the baseline equals the input in {row_list(same)}: there is no difference to explain; choose another "
         "baseline",
     )
-
-
-def _saturated(problem: AttributionProblem, passes: Sequence[Pass]) -> Finding | None:
-    """Finds rows where, in every pass, the gradient times the size of what it is taken at, the input or a layer's
-    output, is less than a rounding of the target."""
-    matters, zero = torch.zeros(problem.rows, dtype=torch.bool), torch.ones(problem.rows, dtype=torch.bool)
-    seen = [(recorded, *each) for recorded in passes for each in _differentiated(problem, recorded)]
-    for recorded, value, gradient in seen:
-        matters |= _gradient_matters(problem, recorded, value, gradient)
-        zero &= _is_zero(problem, recorded, gradient)
-    if bool(matters.all()) or not seen:
-        return None
-    what = f"the layer {problem.layer!r}" if problem.layer else "it"
-    if bool((zero | matters).all()):
-        return Finding(
-            Cause.NO_GRADIENT,
-            f"the gradient is exactly zero in {_row_list(zero)}: near this input the target does not depend on {what} "
-            "(are all ReLUs on the way off?); explain another target, or use a method that perturbs the input",
-        )
-    return Finding(
-        Cause.SATURATED,
-        f"the target is saturated in {_row_list(~matters)}: its gradient is smaller than the rounding errors of the "
-        "target, and explains nothing; if a softmax or sigmoid follows a logit, explain the logit",
-    )
-
-
-def _differentiated(problem: AttributionProblem, recorded: Pass) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yields the tensors that the attribution is about, with the target's gradients there."""
-    if not problem.layer:
-        yield from ((recorded.points[name], gradient) for name, gradient in recorded.gradients.items())
-    for call in recorded.layer:
-        outputs = call.at(Point.OUTPUT)
-        for path, gradient in call.at(Point.GRAD_OUTPUT).items():
-            if path in outputs:
-                yield outputs[path], gradient
-
-
-def _shows_rows(problem: AttributionProblem, recorded: Pass, tensor: Tensor) -> bool:
-    """Whether axis 0 of a tensor is surely the batch: in a layer it may be another, such as that of a sequence."""
-    rows = recorded.rows
-    elsewhere = bool(problem.layer) and tensor.ndim == 3 and tensor.shape[1] == rows
-    return tensor.shape[:1] == (rows,) and rows % problem.rows == 0 and not elsewhere
-
-
-def _gradient_matters(problem: AttributionProblem, recorded: Pass, value: Tensor, gradient: Tensor) -> Tensor:
-    """Returns, [batch], whether a change of ``value`` by its own size changes the target by more than a rounding."""
-    if not _shows_rows(problem, recorded, value):
-        return torch.ones(problem.rows, dtype=torch.bool)
-    rows = recorded.rows
-    sizes = value.double().abs().reshape(rows, -1)
-    sizes = sizes.clamp(min=float(sizes.mean()) or 1.0)
-    effect = (gradient.double().abs().reshape(rows, -1) * sizes).sum(dim=1)
-    output = recorded.output.double().abs().reshape(rows, -1).amax(dim=1)
-    matters = ~(effect <= NO_EFFECT.of(gradient.dtype) * output)  # NaN is not small
-    return matters.reshape(-1, problem.rows).any(dim=0)
-
-
-def _is_zero(problem: AttributionProblem, recorded: Pass, gradient: Tensor) -> Tensor:
-    """Returns, [batch], whether a gradient is exactly zero in a row, at every point that the pass has for it."""
-    if not _shows_rows(problem, recorded, gradient):
-        return torch.zeros(problem.rows, dtype=torch.bool)
-    return ~gradient.reshape(recorded.rows, -1).any(dim=1).reshape(-1, problem.rows).any(dim=0)
-
-
-def _row_list(chosen: Tensor) -> str:
-    numbers = chosen.nonzero().flatten().tolist()
-    if len(numbers) == len(chosen):
-        return "every row"
-    return f"row{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers[:8]))}"
 
 
 def _target_unchanged(problem: AttributionProblem, passes: Sequence[Pass]) -> bool:

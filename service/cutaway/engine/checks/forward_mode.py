@@ -4,12 +4,14 @@
         output = model(forward_ad.make_dual(x, v))
         tangent = forward_ad.unpack_dual(output).tangent      # J v
 
-Forward mode follows the values that the model computes, wherever they go. Three things would hide some of them:
+Forward mode follows the values that the model computes, wherever they go. Some things would hide a part of them:
 
-- A custom function without ``jvp`` refuses. Its derivative along the tangents is then taken by central differences of
-  the function alone, in float64; if it cannot run in float64, the operators in its ``forward`` are differentiated.
-- ``detach`` and ``.data`` drop the tangent. Inside the block they keep it: what is detached from the backward pass
-  still changes with the input.
+- A custom function without ``jvp`` refuses, and one with ``jvp`` says there what its author also believed of
+  ``backward``. Its derivative along the tangents is taken by central differences of the function alone, in float64; if
+  it cannot run in float64, the operators in its ``forward`` are differentiated, and its ``jvp`` is taken last.
+- ``detach``, ``.data``, ``nn.Parameter`` and inference mode drop the tangent. Inside the block they keep it: what is
+  detached from the backward pass still changes with the input.
+- Numbers that leave PyTorch (``numpy``, ``tolist``, ``item``) have no tangent: the block notes them.
 - A module's full backward hooks put functions without ``jvp`` into the graph. They change no value, and are left out.
 """
 
@@ -43,28 +45,61 @@ class ForwardModeRefused(Exception):
 
 
 @contextmanager
-def tangents_pass(modules: Sequence[nn.Module]) -> Iterator[None]:
+def tangents_pass(modules: Sequence[nn.Module]) -> Iterator[list[str]]:
     """Lets a forward pass of ``modules`` on dual tensors carry tangents to its end; see the module's docstring.
 
-    `torch.autograd.Function.apply` is replaced meanwhile, for this thread only.
+    `torch.autograd.Function.apply` and `torch.nn.Parameter` are replaced meanwhile, for this thread only.
+
+    Yields:
+        The names of functions through which numbers with a tangent left PyTorch.
     """
+    left: list[str] = []
     with ExitStack() as ends, _PATCHING, forward_ad.dual_level():
         ends.enter_context(_without_backward_hooks(modules))
         ends.enter_context(_functions_with_tangents())
-        ends.enter_context(_KeepTangents())
-        yield
+        ends.enter_context(_parameters_with_tangents())
+        ends.enter_context(_KeepTangents(left))
+        yield left
 
 
 class _KeepTangents(TorchFunctionMode):
-    """Returns tensors with their tangents where the model detaches them."""
+    """Returns tensors with their tangents where the model detaches them; notes where it reads their numbers."""
+
+    def __init__(self, left: list[str]) -> None:
+        super().__init__()
+        self._left = left
 
     def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        given = kwargs or {}
         if func in _DETACHING and _tangent(args[0]) is not None:
             return args[0].view_as(args[0])
-        return func(*args, **(kwargs or {}))
+        if func in _LEAVING and _tangent(args[0]) is not None:
+            self._left.append(func.__name__)
+            return func(forward_ad.unpack_dual(args[0]).primal.detach(), *args[1:], **given)
+        if torch.is_inference_mode_enabled():
+            with torch.inference_mode(False), torch.no_grad():
+                return func(*args, **given)
+        return func(*args, **given)
 
 
-_DETACHING = (Tensor.detach, torch.detach, Tensor.data.__get__)  # type: ignore[attr-defined]
+_DETACHING = (Tensor.detach, torch.detach, Tensor.detach_, Tensor.data.__get__)  # type: ignore[attr-defined]
+
+_LEAVING = (Tensor.numpy, Tensor.tolist, Tensor.item, Tensor.__array__, Tensor.__float__)
+
+
+@contextmanager
+def _parameters_with_tangents() -> Iterator[None]:
+    intact, thread = nn.Parameter.__new__, threading.get_ident()
+
+    def new(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
+        kept = threading.get_ident() == thread and _tangent(data) is not None
+        return data.view_as(data) if kept else intact(cls, data, requires_grad)
+
+    nn.Parameter.__new__ = new  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Parameter.__new__ = intact  # type: ignore[method-assign]
 
 
 @contextmanager
@@ -86,7 +121,7 @@ def _functions_with_tangents() -> Iterator[None]:
     def apply(function: type[Function], *args: Any, **kwargs: Any) -> Any:
         bound = intact.__get__(None, function)
         dual = any(_tangent(value) is not None for value in args)
-        if threading.get_ident() != thread or not dual or function.jvp is not Function.jvp:
+        if threading.get_ident() != thread or not dual:
             return bound(*args, **kwargs)
         return _applied(function, bound, args)
 
@@ -105,7 +140,7 @@ def _applied(function: type[Function], apply: Apply, args: Sequence[Any]) -> Any
     with torch.no_grad():
         changes = _differences(apply, primals, tangents)
     if changes is None:
-        return _unrolled(function, args)
+        return _unrolled(function, apply, args)
     duals = [
         forward_ad.make_dual(output, change.to(output.dtype)) if _is_floating(output) else output
         for output, change in zip(_several(outputs), changes)
@@ -138,17 +173,19 @@ def _differences(apply: Apply, primals: Sequence[Any], tangents: Sequence[Tensor
     return one if exact else None
 
 
-def _unrolled(function: type[Function], args: Sequence[Any]) -> Any:
-    """Runs the operators of a custom function's ``forward`` on dual tensors."""
+def _unrolled(function: type[Function], apply: Apply, args: Sequence[Any]) -> Any:
+    """Runs the operators of a custom function's ``forward`` on dual tensors, or trusts its ``jvp``."""
     context = SimpleNamespace(
         save_for_backward=_ignore, save_for_forward=_ignore, mark_dirty=_ignore, mark_non_differentiable=_ignore,
         set_materialize_grads=_ignore, needs_input_grad=[False] * len(args),
     )  # fmt: skip
     separate = function.setup_context is not Function.setup_context
     outputs = function.forward(*args) if separate else function.forward(context, *args)
-    if not any(_tangent(output) is not None for output in _several(outputs)):
-        raise ForwardModeRefused(function.__name__)
-    return outputs
+    if any(_tangent(output) is not None for output in _several(outputs)):
+        return outputs
+    if function.jvp is not Function.jvp:
+        return apply(*args)
+    raise ForwardModeRefused(function.__name__)
 
 
 def _ignore(*_: Any) -> None:

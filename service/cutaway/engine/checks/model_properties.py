@@ -1,30 +1,43 @@
 """Properties of a model that make every attribution doubtful: random forward, dependent rows, wrong backward.
 
-Each is tested once, by passes on the first inputs of a kind, and cached.
+Each is tested by passes on the first inputs of a kind, and now and then on later ones (`retested`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 from torch.nn.modules import module as torch_modules
 
 from cutaway.engine.checks.adjoint import Mismatch, any_mismatch, target_mismatch
 from cutaway.engine.checks.forward_mode import ForwardModeRefused
 from cutaway.engine.checks.gradcheck import Slope, wrong_slope
 from cutaway.engine.checks.localize import custom_functions, first_difference
-from cutaway.engine.checks.row_independence import another_row
+from cutaway.engine.checks.row_independence import distant_rows, other_rows
+from cutaway.engine.methods.table import method_of
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel, Outputs
 from cutaway.engine.passes.finding import Finding
-from cutaway.engine.passes.pass_recorder import AttributionProblem
+from cutaway.engine.passes.pass_recorder import AttributionProblem, cached_per_problem
 from cutaway.engine.passes.repeated_batch import concatenated
-from cutaway.engine.runtime.numerics import DOUBLED_BATCH, REPEATED, SAME_SHAPES, Tolerances, close
-from cutaway.engine.runtime.rng import fingerprint
+from cutaway.engine.passes.retested import retested
+from cutaway.engine.runtime.numerics import (
+    DOUBLED_BATCH,
+    PART_OF_BATCH,
+    REPEATED,
+    SAME_SHAPES,
+    Tolerances,
+    close,
+    close_unmasked,
+)
+from cutaway.engine.runtime.oom import is_out_of_memory
+from cutaway.engine.runtime.rng import fingerprint, own_generators
 from cutaway.errors import InvalidArgument
-from cutaway.requests import Edit
 from cutaway.results import Cause
 
 T = TypeVar("T")
@@ -50,20 +63,45 @@ def dependent_rows(problem: AttributionProblem) -> Finding | None:
 def wrong_backward(problem: AttributionProblem) -> Finding | None:
     """Returns whether the backward pass computes something else than the derivative, and the suspected places.
 
-    What every target has in common is tested once; the problem's own target only if that finds something.
+    What every target and all inputs have in common is tested now and then; only if that finds something, each problem's
+    own target at its own inputs.
     """
-    if problem.edits_gradients or not _cached(problem, _some_backward_is_wrong):
+    if problem.edits_gradients:
         return None  # an edit of a gradient is meant to make it another one
-    if problem.target.positions is None:
-        return _uncounted(problem, _wrong_backward)
-    return _cached(problem, _wrong_backward, frozenset(map(tuple, problem.target.positions.tolist())))
+    suspicion = _cached(problem, _suspicion)
+    if not suspicion:
+        return None
+    if suspicion is _Suspicion.UNTESTABLE and problem.target.positions is not None:
+        return _cached(problem, _wrong_backward, frozenset(map(tuple, problem.target.positions.tolist())))
+    return _own_wrong_backward(problem)
+
+
+@cached_per_problem
+def _own_wrong_backward(problem: AttributionProblem) -> Finding | None:
+    return _uncounted(problem, _wrong_backward)
+
+
+class _Suspicion(Enum):
+    """What the adjoint test of all targets found."""
+
+    WRONG = "wrong"
+    UNTESTABLE = "untestable"
 
 
 def _cached(problem: AttributionProblem, test: Callable[[AttributionProblem], T], *more: Hashable) -> T | None:
-    model, kind = problem.model, problem.model.kind_of(problem.inputs)
-    asked = (problem.explained, problem.layers, problem.target.source, problem.rows > 1, kind)
-    key = (test, *more, *asked, *map(_edited, problem.edits), *_hooked(model))
-    return model.remembered(key, lambda: _uncounted(problem, test))
+    asked = (problem.explained, problem.layers, problem.target.source, _differentiates(problem))
+    found: T | None = retested(problem, _NotCounting(test), *more, *asked, *_hooked(problem.model))
+    return found
+
+
+@dataclass(frozen=True)
+class _NotCounting:
+    """A test whose passes belong to no request, and which finds nothing where the model cannot run."""
+
+    test: Callable[[AttributionProblem], Any]
+
+    def __call__(self, problem: AttributionProblem) -> Any:
+        return _uncounted(problem, self.test)
 
 
 @contextmanager
@@ -81,39 +119,58 @@ def _uncounted(problem: AttributionProblem, test: Callable[[AttributionProblem],
             return None
 
 
-def _edited(edit: Edit) -> Hashable:
-    """Returns what an edit changes, without the values that it puts there."""
-    return type(edit), edit.module, edit.op, edit.point, edit.call, edit.path, edit.rows, edit.slices
-
-
 def _hooked(model: InspectedModel) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yields the modules with backward hooks, which are never ours (we hook tensors), and those hooks' numbers."""
+    """Yields the modules with hooks that are not ours, and those hooks' numbers; ``""`` has those of all modules."""
     for name, module in (("", torch_modules), *model.tree.modules.items()):
-        for hooks in _backward_hooks(module):
-            if hooks:
-                yield name, tuple(hooks)
+        numbers = [number for hooks in _hooks(module, _TABLES) for number, hook in hooks.items() if not _is_ours(hook)]
+        if numbers:
+            yield name, tuple(numbers)
 
 
-def _backward_hooks(owner: Any) -> Iterator[Mapping[int, Any]]:
-    """Yields the backward hooks of a module, and, of PyTorch's Python module, those of all modules."""
+def _hooked_backward(model: InspectedModel) -> list[str]:
+    owners = (("", torch_modules), *model.tree.modules.items())
+    return [name for name, module in owners if any(_hooks(module, _BACKWARD_TABLES))]
+
+
+_BACKWARD_TABLES = ("_backward_hooks", "_backward_pre_hooks")
+_TABLES = (*_BACKWARD_TABLES, "_forward_hooks", "_forward_pre_hooks")
+
+
+def _hooks(owner: Any, tables: Sequence[str]) -> Iterator[Mapping[int, Any]]:
+    """Yields the hooks of a module, and, of PyTorch's Python module, those of all modules."""
     prefix = "_global" if owner is torch_modules else ""
-    for kind in ("_backward_hooks", "_backward_pre_hooks"):
-        yield getattr(owner, f"{prefix}{kind}")
+    for table in tables:
+        yield getattr(owner, f"{prefix}{table}")
+
+
+def _is_ours(hook: Any) -> bool:
+    return str(getattr(hook, "__module__", "")).startswith("cutaway.engine.")
+
+
+def _differentiates(problem: AttributionProblem) -> bool:
+    return method_of(problem.request).runs_backward
 
 
 def _run(problem: AttributionProblem, inputs: Inputs) -> Outputs:
+    """Returns what the model returns; of a neuron, which need not be on the way to that, its module's activation."""
     with torch.no_grad():
+        if problem.target.is_neuron:
+            return {problem.target.source: problem.read(inputs)}
         return problem.model.run(inputs)
 
 
 def _random_forward(problem: AttributionProblem) -> Finding | None:
     first, second = (_run(problem, problem.inputs) for _ in range(2))
     tolerances = REPEATED if problem.model.device.type == "cpu" else SAME_SHAPES
+    kept = first[problem.target.source].clone()  # a model may write into what it returned
+    generators, third = own_generators(problem.model.module), list[Tensor]()
     if not all(close(first[name], second[name], tolerances) for name in first):
         where = first_difference(problem.model, problem.inputs, problem.inputs)
         found = f"two runs of the model on the same input differ{where and f', from {where!r} on'}"
-    elif all(_draws(problem) for _ in range(_LOOKS)):
+    elif all(_draws(problem, generators, third) for _ in range(_LOOKS)):
         found = "the model draws random numbers while it runs"
+    elif not close_unmasked(kept, third[0], PART_OF_BATCH):
+        return _OTHER_WITH_GRAPH
     else:
         return None
     return Finding(
@@ -123,12 +180,22 @@ def _random_forward(problem: AttributionProblem) -> Finding | None:
     )
 
 
-def _draws(problem: AttributionProblem) -> bool:
-    """Returns whether a run moves a random number generator. One that a forward seeds itself does not move the second
-    time."""
-    before = fingerprint(problem.model.device)
-    _run(problem, problem.inputs)
-    return fingerprint(problem.model.device) != before
+_OTHER_WITH_GRAPH = Finding(
+    Cause.RANDOM_FORWARD,
+    "a run with gradients returns other values than one without: what is explained is not what the model predicts; let "
+    "its forward not depend on PyTorch's grad mode",
+)
+
+
+def _draws(problem: AttributionProblem, generators: Sequence[object], outputs: list[Tensor]) -> bool:
+    """Returns whether a run moves a random number generator, and adds what it returned to ``outputs``.
+
+    It has a graph if the method needs one. A generator that a forward seeds itself does not move the second time.
+    """
+    before = fingerprint(problem.model.device, generators)
+    with torch.set_grad_enabled(_differentiates(problem)):
+        outputs.append(problem.read(problem.inputs).detach().clone())
+    return fingerprint(problem.model.device, generators) != before
 
 
 def _dependent_rows(problem: AttributionProblem) -> Finding | None:
@@ -136,7 +203,7 @@ def _dependent_rows(problem: AttributionProblem) -> Finding | None:
         return None  # then a change proves nothing
     before = _run(problem, problem.inputs)
     if problem.rows == 1:
-        return _in_larger_batch(problem, before, another_row(problem.inputs))
+        return _in_larger_batch(problem, before, other_rows(problem.inputs))
     ends = (_changed_row(problem, before, _all_like(problem, row), row, SAME_SHAPES) for row in (problem.rows - 1, 0))
     # Each row twice: only the number of rows differs, and the company of each row is as it was.
     return next((finding for finding in ends if finding), None) or _in_larger_batch(problem, before, problem.inputs)
@@ -156,7 +223,7 @@ def _changed_row(
     after = _run(problem, inputs)
     here = slice(row, row + 1)
     by_row = [name for name, output in before.items() if output.ndim and len(output) == problem.rows]
-    if all(close(before[name][here], after[name][here], tolerances) for name in by_row):
+    if all(close_unmasked(before[name][here], after[name][here], tolerances) for name in by_row):
         return None
     where = first_difference(problem.model, problem.inputs, inputs, here)
     return Finding(
@@ -172,13 +239,31 @@ def _all_like(problem: AttributionProblem, row: int) -> Inputs:
     return {**problem.inputs, **{name: x[row : row + 1].expand_as(x).clone() for name, x in explained.items()}}
 
 
-def _some_backward_is_wrong(problem: AttributionProblem) -> bool:
+def _suspicion(problem: AttributionProblem) -> _Suspicion | None:
     if random_forward(problem):
-        return False
+        return None
+    refused = False
     try:
-        return any_mismatch(problem) is not None
+        here = any_mismatch(problem)
     except ForwardModeRefused:
-        return True
+        here, refused = None, True
+    if here or _mismatch_elsewhere(problem):
+        return _Suspicion.WRONG
+    return _Suspicion.UNTESTABLE if refused else None
+
+
+def _mismatch_elsewhere(problem: AttributionProblem) -> Mismatch | None:
+    """Looks at inputs that are like the first row and not in its place; edits are for the batch as it is."""
+    if problem.edits or problem.model.device.type != "cpu":  # elsewhere an index out of range may end the process
+        return None
+    try:
+        return any_mismatch(replace(problem, inputs=distant_rows(problem.inputs)))
+    except (ForwardModeRefused, InvalidArgument):
+        return None
+    except Exception as failure:
+        if is_out_of_memory(failure):  # the request itself may have fewer rows
+            return None
+        raise
 
 
 def _wrong_backward(problem: AttributionProblem) -> Finding | None:
@@ -207,7 +292,7 @@ def _mismatch(problem: AttributionProblem) -> Mismatch | Slope | None:
 
 
 def _suspects(problem: AttributionProblem) -> str:
-    if hooked := [name for name, _ in _hooked(problem.model)]:
+    if hooked := _hooked_backward(problem.model):
         listed = ", ".join(repr(name) if name else "all modules" for name in hooked[:3])
         return f"there are backward hooks on {listed}: remove them"
     if functions := custom_functions(problem):

@@ -168,6 +168,25 @@ def another_row(inputs: Inputs) -> Inputs:
     return {name: _variants(tensor[:1])[0] for name, tensor in inputs.items()}
 
 
+def other_rows(inputs: Inputs) -> Inputs:
+    """Returns three rows that are derived from the first one: smaller, of the other sign, and larger."""
+    rows = [_variants(tensor[:1]) for tensor in inputs.values()]
+    return {name: torch.cat(variants) for name, variants in zip(inputs, rows)}
+
+
+def distant_rows(inputs: Inputs) -> Inputs:
+    """Returns the same and, of what is floating, the first row's negative, much smaller and much larger."""
+    rows = other_rows(inputs)
+    first = {name: tensor[:1] for name, tensor in inputs.items()}
+    factors = (-1.0, 1 / 16, 16.0)
+    return {
+        name: torch.cat(
+            [row, *(first[name] * factor if row.is_floating_point() else first[name] for factor in factors)]
+        )
+        for name, row in rows.items()
+    }
+
+
 def _variants(row: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     flipped = row.reshape(-1).flip(0).reshape(row.shape)
     if row.is_floating_point():

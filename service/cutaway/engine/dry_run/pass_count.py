@@ -22,8 +22,9 @@ from cutaway.errors import CutawayError
 from cutaway.requests import Point, field_name
 from cutaway.schema.tensors import as_array
 
-_INVESTIGATION = 16
-"""Passes at the input that find properties of the model: its rectifiers, a layer's calls, where a gradient is lost."""
+_INVESTIGATION = 24
+"""Passes at the input that find properties of the model: its rectifiers, a layer's calls, where a gradient is lost, and
+whether a mismatch is one at inputs nearby too."""
 
 
 class _Layer(NamedTuple):
@@ -36,9 +37,9 @@ class _Layer(NamedTuple):
 def costs(plan: Plan) -> Iterator[tuple[str, int]]:
     """Yields for each attribution its field, and how many passes of one example it runs at most.
 
-    Checks, metrics and the search for the cause of a fault are included; what is found out once for a model is not.
-    Attributions that run each unit, or each call, of a layer take one forward pass to count. One whose pass fails costs
-    nothing here: it is refused for that.
+    Checks, metrics and the search for the cause of a fault are included; what is found out once for a model, or now and
+    then, is not. Attributions that run each unit, or each call, of a layer take one forward pass to count. One whose
+    pass fails costs nothing here: it is refused for that.
     """
     for number, attribution in zip(plan.numbers, plan.attributions):
         try:

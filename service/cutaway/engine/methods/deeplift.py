@@ -17,7 +17,8 @@ from cutaway.engine.model.inspected_model import Inputs, InspectedModel
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Changes
 from cutaway.engine.references import deeplift as references
 from cutaway.engine.references.deeplift_limits import limitation
-from cutaway.engine.references.rescale_rule import MODULE_RULES
+from cutaway.engine.references.nonlinearities import nonlinearities
+from cutaway.engine.references.rescale_rule import MODULE_RULES, rescale_softmax
 from cutaway.engine.runtime.numerics import EXACT
 from cutaway.errors import Reason, error
 
@@ -78,6 +79,11 @@ def _neuron_modules_restored(problem: AttributionProblem) -> Iterator[None]:
         yield
 
 
+def _has_exact_rules(problem: AttributionProblem) -> bool:
+    """The rule for a softmax subtracts a mean, after which multipliers need not add up."""
+    return all(each.rule is not rescale_softmax for each in nonlinearities(problem))
+
+
 _RULE = "multipliers of a pass in which raw hooks let (y - y0) / (x - x0) pass back through each nonlinearity"
 
 
@@ -91,6 +97,7 @@ def _row(captum: Callable[..., Any], *, shap: bool = False, of_layer: bool = Fal
         attribute_arguments=_arguments,
         satisfies_completeness=lambda _: True,
         completeness_tolerances=EXACT,
+        sums_prove_rules=_has_exact_rules,
         reference_passes=references.deeplift_passes,
         limitation=limitation,
         applies_to_modules=True,

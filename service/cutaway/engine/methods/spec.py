@@ -35,6 +35,7 @@ class Method:
         satisfies_completeness: whether attributions sum to the target's change from the baseline.
         completeness_tolerances: the largest error of that sum, as a fraction of the sum of the attributions'
             magnitudes.
+        sums_prove_rules: whether completeness holds exactly if the method has a rule for each operation of the model.
         satisfies_conservation: whether attributions sum to the target itself, except for what biases absorb (LRP).
         tolerances: the largest relative error between Captum's attribution and the reference.
         points_per_pass: how many points Captum runs in one pass.
@@ -67,6 +68,7 @@ class Method:
     standard_errors: Callable[[AttributionProblem], Values] = lambda _: {}
     satisfies_completeness: Callable[[Any], bool] = lambda _: False
     completeness_tolerances: Tolerances = APPROXIMATE
+    sums_prove_rules: Callable[[AttributionProblem], bool] = lambda _: False
     satisfies_conservation: bool = False
     tolerances: Tolerances = ONE_PASS
     points_per_pass: Callable[[AttributionProblem], int] = lambda _: 1

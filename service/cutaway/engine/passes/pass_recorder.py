@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import wraps
 from itertools import zip_longest
@@ -97,11 +97,11 @@ class AttributionProblem(ResolvedAttribution):
 
     Attributes:
         target: the scalar of each row.
-        cache: results of `cached_per_problem` functions.
+        cache: results of `cached_per_problem` functions, and of tests of the model.
     """
 
     target: ResolvedTarget = field(kw_only=True)
-    cache: dict[Callable[..., Any], Any] = field(init=False, default_factory=dict, repr=False, compare=False)
+    cache: dict[Hashable, Any] = field(init=False, default_factory=dict, repr=False, compare=False)
 
     @property
     def is_row_specific(self) -> bool:

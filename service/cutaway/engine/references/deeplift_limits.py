@@ -37,8 +37,7 @@ def _findings(problem: AttributionProblem) -> Iterator[Finding]:
     modules = [call for call in calls if call.nonlinearity.is_module]
     yield from _reused(modules)
     operators = [call.nonlinearity.name for call in calls if not call.nonlinearity.is_module]
-    # A ReLU before an explained layer does not matter, and where hidden ones are is not known.
-    yield from _operators(operators or ([] if problem.layer else hidden_rectifiers(problem)))
+    yield from _operators(operators or hidden_rectifiers(problem))
     yield from _undefined([call for call in passes.calls if call.nonlinearity.is_module])
     yield from _directly_behind(modules)
     yield from _bypassed(modules)
@@ -61,10 +60,11 @@ def _reused(modules: Calls) -> Iterator[Finding]:
 def _operators(addresses: Sequence[str]) -> Iterator[Finding]:
     names = list(dict.fromkeys(addresses))
     if names:
+        operators = dict.fromkeys(operator_of(name) or "a rectifier" for name in names)
         yield Finding(
             Cause.FUNCTIONAL_NONLINEARITY,
-            f"{', '.join(dict.fromkeys(map(operator_of, names)))} at {', '.join(names[:3])}: Captum has the Rescale "
-            "rule for certain modules only, and differentiates this as it is: build the model with nn.ReLU, nn.ELU, "
+            f"{', '.join(operators)} at {', '.join(names[:3])}: Captum has the Rescale rule for "
+            "certain modules only, and differentiates this as it is: build the model with nn.ReLU, nn.ELU, "
             "nn.LeakyReLU, nn.Sigmoid, nn.Tanh, nn.Softplus, nn.Softmax or nn.MaxPool modules, one for each call",
         )
 

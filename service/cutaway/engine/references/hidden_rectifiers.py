@@ -8,17 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from cutaway.engine.hooks.capture_spec import CapturedValues, CaptureSpec
+from cutaway.engine.hooks.edits import Override
+from cutaway.engine.hooks.observe import SpecsBySite, observing
 from cutaway.engine.hooks.recording import RecordedCall
-from cutaway.engine.passes.pass_recorder import AttributionProblem
+from cutaway.engine.passes.pass_recorder import AttributionProblem, Changes
 from cutaway.engine.passes.reference_inputs import host
+from cutaway.engine.passes.retested import retested
 from cutaway.engine.references.observation import observe_forward, operator_of
 from cutaway.engine.runtime.numerics import VISITED_POINTS, close
-from cutaway.requests import Point
+from cutaway.requests import LayerAttribution, NeuronAttribution, Point
+
+_Calls: TypeAlias = Mapping[str, Sequence[RecordedCall]]
 
 _FEWEST = 2
 """How many elements must be negative, and how many positive: fewer may be 0 by chance."""
@@ -37,11 +43,18 @@ class _FirstElements(CaptureSpec):
         return CapturedValues(tensor.reshape(-1)[:_ELEMENTS].clone())
 
 
+class Place(NamedTuple):
+    """Where a tensor was seen: a module or an operator's address, and a point of it."""
+
+    name: str
+    point: Point
+
+
 @dataclass(frozen=True)
 class _Seen:
     """A floating tensor of one operator or module, and where it was first seen."""
 
-    place: str
+    place: Place
     values: Tensor
 
     @property
@@ -54,37 +67,80 @@ class _Seen:
 
 
 def hidden_rectifiers(problem: AttributionProblem) -> list[str]:
-    """Returns the addresses of the operators at which a rectified tensor is first seen that no ``nn.ReLU`` returned."""
-    key = (hidden_rectifiers, problem.model.kind_of(problem.inputs))
-    return problem.model.remembered(key, lambda: _places(problem))
+    """Returns where a rectified tensor is first seen that no ``nn.ReLU`` returned: the addresses of operators.
+
+    Of a layer's attribution these are only those behind the layer, of a neuron's those between the inputs and the
+    neuron; there, the neuron's module is a place too.
+    """
+    is_neuron = isinstance(problem.request, NeuronAttribution)
+    places = retested(problem, _places, problem.module if is_neuron else "")
+    if is_neuron:
+        places = [place for place in places if _reaches_neuron(problem, place)]
+    elif isinstance(problem.request, LayerAttribution):
+        places = _behind_layer(problem, places)
+    return list(dict.fromkeys(place.name for place in places))
 
 
-def _places(problem: AttributionProblem) -> list[str]:
+def _places(problem: AttributionProblem) -> list[Place]:
     relus = [name for name, module in problem.model.tree.modules.items() if isinstance(module, nn.ReLU)]
     both = dict.fromkeys((Point.INPUT, Point.OUTPUT), _FirstElements())
-    calls = observe_forward(problem, {**dict.fromkeys(relus, both), "**:*#*": both})
-    seen = list(_tensors(calls))
-    known = [each.values for each in seen if each.place in relus or operator_of(each.place) in RELU_OPERATORS]
+    seen = list(_tensors(observe_forward(problem, {**dict.fromkeys(relus, both), "**:*#*": both})))
+    if isinstance(problem.request, NeuronAttribution) and problem.module not in relus:
+        seen += _tensors(observe_forward(problem, {problem.module: {Point.OUTPUT: _FirstElements()}}))
+    named = [each.values for each in seen if each.place.name in relus or operator_of(each.place.name) in RELU_OPERATORS]
     signed: dict[torch.Size, list[Tensor]] = {}
     for each in seen:
         if each.has_both_signs:
             signed.setdefault(each.values.shape, []).append(each.values.clamp(min=0))
-    places = []
+    places, others = [], list[Tensor]()
     for each in seen:
-        if each.is_rectified and not _is_any(each.values, known):
-            known.append(each.values)  # what takes it next is no rectifier
+        is_first = each.place.name == problem.module or not _is_any(each.values, others)
+        if each.is_rectified and is_first and not _is_any(each.values, named):
+            others.append(each.values)  # what takes it next is no rectifier
             if _is_any(each.values, signed.get(each.values.shape, [])):
                 places.append(each.place)
     return places
 
 
 def _tensors(calls: Mapping[str, Sequence[RecordedCall]]) -> Iterator[_Seen]:
-    for place, recorded in calls.items():
+    for name, recorded in calls.items():
         for call in recorded:
             for point in (Point.INPUT, Point.OUTPUT):
                 for tensor in call.at(point).values():
                     if tensor.is_floating_point() and tensor.ndim:
-                        yield _Seen(place, host(tensor))
+                        yield _Seen(Place(name, point), host(tensor))
+
+
+def _moved(tensor: Tensor) -> Tensor:
+    """Returns other values; those that are no floating numbers stay."""
+    return tensor * 0.5 + 1 if tensor.is_floating_point() else tensor
+
+
+def _reaches_neuron(problem: AttributionProblem, place: Place) -> bool:
+    """Returns whether the neuron's module returns other values when those at ``place`` are changed."""
+    edits = {place.name: [(0, Override(at=place.point, change=_moved))]}
+    plain, moved = (_run(problem, {}, changes)[1] for changes in ({}, edits))
+    return not torch.equal(plain, moved)
+
+
+def _behind_layer(problem: AttributionProblem, places: Sequence[Place]) -> list[Place]:
+    """Returns those of ``places`` whose values change with the layer's output."""
+    sites = {place.name: {place.point: _FirstElements()} for place in places}
+    edits = {problem.layer: [(0, Override(change=_moved))]}
+    plain, moved = (_run(problem, sites, changes)[0] for changes in ({}, edits)) if places else ({}, {})
+    return [place for place in places if not _same_calls(plain[place.name], moved[place.name], place.point)]
+
+
+def _same_calls(one: Sequence[RecordedCall], other: Sequence[RecordedCall], point: Point) -> bool:
+    pairs = [(a.at(point), b.at(point)) for a, b in zip(one, other)]
+    return all(a.keys() == b.keys() and all(torch.equal(a[path], b[path]) for path in a) for a, b in pairs)
+
+
+def _run(problem: AttributionProblem, sites: SpecsBySite, edits: Changes) -> tuple[_Calls, Tensor]:
+    """Runs a forward pass, and returns the calls at ``sites`` and what the target is read from."""
+    model = problem.model
+    with torch.no_grad(), model.kept_rng_state(), observing(model.tree, sites, edits) as seen, seen.forward():
+        return seen.calls, problem.read(problem.inputs)
 
 
 def _is_any(values: Tensor, others: Sequence[Tensor]) -> bool:

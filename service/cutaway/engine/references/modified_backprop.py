@@ -49,13 +49,12 @@ def rectifiers(problem: AttributionProblem) -> Rectifiers:
     sites = {name: watching() for name in modules}
     sites |= {f"**:{function}#*": watching(Point.OUTPUT) for function in RELU_OPERATORS}
     calls = {name: len(seen) for name, seen in observe_forward(problem, sites).items() if seen}
-    hidden = dict.fromkeys(hidden_rectifiers(problem), 1)
     if isinstance(problem.request, NeuronAttribution):
-        calls, hidden = (_reached_from_neuron(problem, found) for found in (calls, hidden))
+        calls = _reached_from_neuron(problem, calls)
     return Rectifiers(
         {name: calls[name] for name in modules if name in calls},
         {name: times for name, times in calls.items() if name not in modules},
-        [name for name in hidden if name not in calls],
+        [name for name in hidden_rectifiers(problem) if name not in calls],
     )
 
 

@@ -6,9 +6,9 @@ and ``w_k`` are the points and weights of the quadrature.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import cast
+from typing import TypeAlias, cast
 
 import torch
 from jaxtyping import Float, Float64
@@ -21,7 +21,6 @@ from cutaway.engine.passes.pass_recorder import (
     Changes,
     Pass,
     Values,
-    cached_per_problem,
     run_passes,
 )
 from cutaway.engine.passes.quadrature import Rule, rule
@@ -143,38 +142,36 @@ def single_layers(problem: AttributionProblem) -> list[AttributionProblem]:
 def _joint_path_passes(problem: AttributionProblem, part: AttributionProblem) -> Sequence[Pass]:
     """Runs the ends of the layer of ``part``, and the steps on which all layers of ``problem`` go together."""
     x, baseline, *_ = layer_path_points(problem)
-    ends = run_passes(part, [x, baseline], differentiate=False)
-    passes = list(ends)
+    passes = list(run_passes(part, [x, baseline], differentiate=False))
+    ends = _layer_ends(problem, baseline)
     for alpha in _rule(problem).alphas.tolist():
-        edits = layer_edits_at(problem, alpha)
-        passes += run_passes(part, [x], differentiate=True, edits=edits)
+        passes += run_passes(part, [x], differentiate=True, edits=layer_edits(ends, alpha))
     return passes
 
 
-def layer_edits_at(problem: AttributionProblem, alpha: float) -> Changes:
+LayerEnds: TypeAlias = Mapping[str, tuple[Sequence[RecordedCall], Sequence[RecordedCall]]]
+"""By layer, its calls at the input and at the baseline."""
+
+
+def _layer_ends(problem: AttributionProblem, baseline: Values) -> LayerEnds:
+    found = {}
+    for part in single_layers(problem):
+        at_x, at_baseline = run_passes(part, [*input_point(part), dict(baseline)], differentiate=False)
+        found[part.layer] = (at_x.layer, at_baseline.layer)
+    return found
+
+
+def layer_edits(ends: LayerEnds, alpha: float) -> Changes:
     """Returns edits that replace the output of each call of the layers by that at ``alpha`` between baseline and input.
 
     Raises:
         MissingObservation: a layer returns other tensors for the baseline.
     """
     found: dict[str, list[NumberedEdit]] = {}
-    for name, (at_x, at_baseline) in _layer_ends(problem).items():
-        edits = [
-            edit
-            for number, (start, end) in enumerate(zip(at_baseline, at_x))
-            for edit in _layer_edits(number, start, end, [alpha])
-        ]
+    for name, (at_x, at_baseline) in ends.items():
+        calls = enumerate(zip(at_baseline, at_x))
+        edits = [edit for number, (start, end) in calls for edit in _layer_edits(number, start, end, [alpha])]
         found[name] = list(enumerate(edits))
-    return found
-
-
-@cached_per_problem
-def _layer_ends(problem: AttributionProblem) -> dict[str, tuple[Sequence[RecordedCall], Sequence[RecordedCall]]]:
-    """Returns the calls of each layer at the input and at the baseline."""
-    found = {}
-    for part in single_layers(problem):
-        at_x, at_baseline = run_passes(part, [*input_point(part), dict(part.baselines)], differentiate=False)
-        found[part.layer] = (at_x.layer, at_baseline.layer)
     return found
 
 
@@ -200,12 +197,18 @@ def _layer_edits(
 
 
 def target_at_layer_baseline(problem: AttributionProblem) -> Float64[Tensor, "batch"]:
-    """Returns the target at the input if the layer returns what it returns at the baseline, on the host.
+    """Returns the target at the input if the layer returns what it returns at the baseline, on the host; of several
+    baselines, the mean.
 
     Raises:
         MissingObservation: the layer returns other tensors for the baseline.
     """
-    held = run_passes(problem, input_point(problem), differentiate=False, edits=layer_edits_at(problem, 0.0))
+    return torch.stack([_target_at_layers(problem, point) for point in problem.baseline_points]).mean(dim=0)
+
+
+def _target_at_layers(problem: AttributionProblem, baseline: Values) -> Float64[Tensor, "batch"]:
+    edits = layer_edits(_layer_ends(problem, baseline), 0.0)
+    held = run_passes(problem, input_point(problem), differentiate=False, edits=edits)
     return target_values(Evidence(problem, held))[0]
 
 

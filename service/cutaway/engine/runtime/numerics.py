@@ -79,6 +79,10 @@ HALF_OF_BATCH = Tolerances(*[1024 * torch.finfo(torch.float32).eps] * 4)
 # A row alone, and the row in a batch of two: 8e-4 for float32, because a false alarm here withholds a verdict.
 DOUBLED_BATCH = _power(0.45)
 
+_MASK = 1e4
+_GAP = 1e3
+"""See `unmasked`."""
+
 
 def equal(one: Tensor, other: Tensor) -> bool:
     """Returns whether two tensors have the same shape and the same values; NaN equals NaN."""
@@ -93,6 +97,29 @@ def close(one: Tensor, other: Tensor, tolerances: Tolerances) -> bool:
     Infinities and NaNs must be the same on both sides; tensors of integers must be equal.
     """
     return largest_error(one, other) <= tolerances.of(one.dtype) * largest_magnitude(one)
+
+
+def unmasked(values: Tensor) -> Tensor:
+    """Returns which elements are finite and no masks.
+
+    A masked logit is -inf, or -1e9: beside it, every other number is smaller than its rounding error. Masks are larger
+    than `_MASK`, and `_GAP` times the largest magnitude of the others.
+    """
+    finite = values.isfinite()
+    if largest_magnitude(values) < _MASK:
+        return finite
+    magnitudes = values.double().abs()
+    ordered = magnitudes[finite & (values != 0)].sort().values
+    ends = ordered[1:][(ordered[1:] >= _MASK) & (ordered[1:] > _GAP * ordered[:-1])]
+    return finite & (magnitudes < ends[0]) if len(ends) else finite
+
+
+def close_unmasked(one: Tensor, other: Tensor, tolerances: Tolerances) -> bool:
+    """`close`, for masked elements and for the others apart."""
+    if one.shape != other.shape or not one.is_floating_point():
+        return close(one, other, tolerances)
+    plain = unmasked(one)
+    return close(one[plain], other[plain], tolerances) and close(one[~plain], other[~plain], tolerances)
 
 
 def largest_error(one: Tensor, other: Tensor) -> float:

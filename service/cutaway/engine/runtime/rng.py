@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 import secrets
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from functools import partial
+from types import FunctionType, MethodType, ModuleType
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 LARGEST_SEED = 2**63 - 1
 
@@ -82,11 +85,57 @@ def _states(device: torch.device) -> _States:
     return torch.get_rng_state(), np.random.get_state(), cuda
 
 
-def fingerprint(device: torch.device) -> tuple[object, ...]:
-    """Returns what changes whenever a model draws from a generator of PyTorch, NumPy or Python."""
+def fingerprint(device: torch.device, own: Sequence[object] = ()) -> tuple[object, ...]:
+    """Returns what changes whenever a model draws from a generator of PyTorch, NumPy or Python, or from its ``own``."""
     host, (_, keys, position, *_), cuda = _states(device)
     bytes_of = [bytes(state.numpy()) for state in (host, cuda) if state is not None]
-    return *bytes_of, keys.tobytes(), position, random.getstate()
+    return *bytes_of, keys.tobytes(), position, random.getstate(), *map(_state_of, own)
+
+
+def own_generators(module: nn.Module) -> list[object]:
+    """Returns the generators that a model keeps: on its modules, in objects there, and in the variables of its
+    functions, as far as a few steps lead."""
+    found: dict[int, object] = {}
+    known: set[int] = set()
+    waiting: list[object] = [value for part in module.modules() for value in (*vars(part).values(), type(part).forward)]
+    for _ in range(_STEPS):
+        new = [value for value in waiting if id(value) not in known]
+        known |= set(map(id, new))
+        found |= {id(value): value for value in new if isinstance(value, _GENERATORS)}
+        waiting = [inner for value in new for inner in _inside(value)]
+    return list(found.values())
+
+
+_GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+
+_STEPS = 6
+
+
+def _inside(value: Any) -> Iterable[object]:
+    """Returns what an object of the model's own holds; nothing for modules, classes, tensors and generators."""
+    if isinstance(value, Mapping):
+        return list(value.values())
+    if isinstance(value, (list, tuple)):
+        return value
+    if isinstance(value, (FunctionType, MethodType)):
+        with suppress(ValueError):  # a variable without a value
+            variables = inspect.getclosurevars(value)
+            return [getattr(value, "__self__", None), *variables.nonlocals.values(), *variables.globals.values()]
+        return ()
+    if isinstance(value, partial):
+        return [value.func, *value.args, *value.keywords.values()]
+    if isinstance(value, (ModuleType, type, Tensor, nn.Module, *_GENERATORS)):
+        return ()
+    return [*getattr(value, "__dict__", {}).values(), vars(type(value)).get("__call__")]
+
+
+def _state_of(generator: Any) -> object:
+    if isinstance(generator, torch.Generator):
+        return bytes(generator.get_state().numpy())
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    bits = generator.bit_generator.state if isinstance(generator, np.random.Generator) else generator.get_state()
+    return repr(bits)
 
 
 def _restore(states: _States, device: torch.device) -> None:
