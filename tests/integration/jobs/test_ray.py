@@ -63,6 +63,7 @@ def test_a_cluster_finds_what_one_process_finds(
     alike(read(tmp_path / "ray"), read(tmp_path / "local"))
 
 
+@pytest.mark.slow
 def test_more_than_any_node_has_is_refused(store: Path, tmp_path: Path, cluster: RayCluster) -> None:
     """A job whose workers fit nowhere says so, and does not wait for ever."""
     engine = {"kind": "ray", "batch": 8, "cpus": 2}

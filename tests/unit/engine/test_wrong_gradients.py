@@ -11,7 +11,8 @@ from cutaway.results import Cause, Verdict
 from tests.support.checked_attributions import CHECKED, verdict
 from tests.support.scaled_gradients import NETWORKS, explained
 
-FACTORS = (0.5, 0.8, 0.95, 1.0, 1.01, 1.05, 1.2, 2.0, -1.0)
+OFTEN, SELDOM = (0.8, 1.0, 1.01, -1.0), (0.5, 0.95, 1.05, 1.2, 2.0)
+FACTORS = [*OFTEN, *(pytest.param(factor, marks=pytest.mark.slow) for factor in SELDOM)]
 METHODS: list[Attribution] = [ca.Saliency(), ca.InputXGradient(), ca.IntegratedGradients(n_steps=64)]
 
 
