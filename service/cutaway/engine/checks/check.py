@@ -138,12 +138,16 @@ class _Comparison:
         )
 
     def _explains_a_constant(self, references: Sequence[Reference]) -> bool:
-        """Whether attribution and references are smaller than the rounding errors of the target, whose change they
-        sum to: then both consist of those."""
+        """Whether attribution and references, which sum to the target's change, are smaller than the rounding errors of
+        the terms of the target: then both consist of those."""
         output = self.outputs.get(self.problem.target.source)
         if self.sums is None or output is None or not self.method.adds_up(self.problem):
             return False
-        largest = CONSTANT.of(self.dtype) * _row_masses({"": output.reshape(self.problem.rows, -1)}, self.problem.rows)
+        with torch.enable_grad():
+            leaf = output.detach().clone().requires_grad_()
+            (share,) = torch.autograd.grad(self.problem.target.scalars(leaf).sum(), leaf)
+        terms = {"": (share * leaf.detach()).reshape(self.problem.rows, -1)}
+        largest = CONSTANT.of(self.dtype) * _row_masses(terms, self.problem.rows)
         masses = [self.sums.mass, *(_row_masses(each.values, self.problem.rows) for each in references)]
         return all(bool((mass <= largest).all() and mass.any()) for mass in masses)
 

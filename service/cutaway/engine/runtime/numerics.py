@@ -53,8 +53,8 @@ APPROXIMATE = Tolerances(5e-2, 5e-2, 2e-1, 1e-1)
 EXACT = Tolerances(1e-6, 1e-3, 2e-1, 2e-2)
 # The rounding error of a sum, relative to the sum of its terms' magnitudes.
 SUM = _roundings(8)
-# Attributions of a target that is constant: the rounding errors of the layers between it and the layer explained.
-CONSTANT = _roundings(64, at_most=1e-4)
+# Attributions of a target that is constant: the rounding errors of its terms.
+CONSTANT = _roundings(4, at_most=1e-4)
 # A change of the target that is smaller than one rounding of it.
 NO_EFFECT = _roundings(1)
 
