@@ -101,6 +101,12 @@ def test_each_target_has_its_own_doubt() -> None:
     }  # fmt: skip
 
 
+def test_a_gradient_that_scatters_is_no_rounding() -> None:
+    """The same pass again has another gradient: that is wrong, and no cancellation."""
+    noisy = layers(lambda m, x: m.b(torch.tanh(Backwards.apply(m.a(x), lambda g: g * (1 + torch.randn_like(g) / 2)))))
+    assert outcome(Served(noisy()).ask(ca.InputXGradient())[0]) == WRONG
+
+
 def test_a_layer_behind_the_fault_is_not_doubted() -> None:
     """The gradient that arrives at a layer is right whatever happens to it on its way to the input."""
     build = layers(lambda m, x: m.b(torch.tanh(m.c(reversed_(m.a(x))))), c=lambda: nn.Linear(16, 16))

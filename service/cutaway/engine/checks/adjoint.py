@@ -164,7 +164,9 @@ def _mismatch(problem: AttributionProblem, run: _Run, scalars: Scalars) -> Misma
     errors = torch.tensor([each.error for each in nearby if math.isfinite(each.error)])
     everywhere = not all(each.agree for each in nearby)
     large = max(abs(here.error), *errors.abs().tolist(), 0.0) > _MOST_ROUNDING
-    if len(errors) < _FEWEST or (everywhere and _is_systematic(errors)) or (large and not everywhere):
+    again = _sides(problem, run, scalars, along=here.directions)
+    noisy = abs(again.gradient - here.gradient) > here.allowed  # the backward pass draws random numbers
+    if noisy or len(errors) < _FEWEST or (everywhere and _is_systematic(errors)) or (large and not everywhere):
         return Mismatch(here.forward, here.gradient)
     return Mismatch(here.forward, here.gradient, random=True) if large else None
 
