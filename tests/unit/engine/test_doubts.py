@@ -103,7 +103,8 @@ def test_each_target_has_its_own_doubt() -> None:
 
 def test_a_gradient_that_scatters_is_no_rounding() -> None:
     """The same pass again has another gradient: that is wrong, and no cancellation."""
-    noisy = layers(lambda m, x: m.b(torch.tanh(Backwards.apply(m.a(x), lambda g: g * (1 + torch.randn_like(g) / 2)))))
+    scattered = changed(lambda gradient: gradient * (1 + torch.randn_like(gradient) / 2))
+    noisy = layers(lambda m, x: m.b(torch.tanh(scattered(m.a(x)))))
     assert outcome(Served(noisy()).ask(ca.InputXGradient())[0]) == WRONG
 
 
