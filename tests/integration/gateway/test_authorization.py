@@ -63,9 +63,10 @@ class Tied(nn.Module):
         super().__init__()
         self.secretive = nn.Linear(4, 3)
         self.open1 = self.secretive
+        self.open2 = nn.Linear(4, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        returned: Tensor = self.secretive(x)
+        returned: Tensor = self.secretive(x) + self.open2(x)
         return returned
 
 
@@ -259,6 +260,10 @@ UNSEEN: dict[str, tuple[dict[str, Any], str]] = {
         {"attributions": [ca.Saliency(), ca.LayerGradCam(layer="secretive.0")]},
         "attributions[1].layer_grad_cam.layer",
     ),
+    "further layer": (
+        {"attributions": [ca.LayerIntegratedGradients(layer="open1", further_layers=("open2", "secretive.0"))]},
+        "attributions[0].layer_integrated_gradients.further_layers",
+    ),
     "neuron of a method": (
         {"attributions": [ca.NeuronGradient(neuron=ca.Neuron("secretive.0", (0,)))]},
         "attributions[0].neuron_gradient.neuron.module",
@@ -304,6 +309,31 @@ def test_layers_that_are_listed_may_be_seen_and_no_others(front: Front, stream: 
                 client.inspect("net", X, stream=stream, **question)
             assert (caught.value.reason, caught.value.field) == (Reason.LAYER_HIDDEN, field), name
             assert not any(hidden in caught.value.message for hidden in HIDDEN)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["unary", "stream"])
+def test_an_error_in_its_place_names_no_hidden_layer(front: Front, stream: bool) -> None:
+    """Its message would list names like the one asked for."""
+    asked = [ca.Saliency(), ca.LayerActivation(layer="open2_never_called")]
+    found = {}
+    for name in ("narrow", "all"):
+        with front.client(name) as client:
+            result = client.inspect("net", X, attributions=asked, attribution_errors_in_place=True, stream=stream)
+            found[name] = result.attributions[1].error
+    hidden, shown = found["narrow"], found["all"]
+    assert hidden is not None
+    assert shown is not None
+    assert "never_called" in shown.message.partition(";")[2]
+    assert not any(each in hidden.message for each in HIDDEN)
+    assert (hidden.reason, hidden.field) == (shown.reason, shown.field)
+
+
+def test_layers_explained_together_are_known_by_their_own_names(front: Front) -> None:
+    """One of them is asked for by an alias that may be seen, and is a layer that may not."""
+    asked = ca.LayerIntegratedGradients(layer="open2", further_layers=("open1",), n_steps=4)
+    with front.client("narrow") as client, pytest.raises(ca.PermissionDenied) as caught:
+        client.inspect("tied", X, attributions=[asked])
+    assert caught.value.reason == Reason.LAYER_HIDDEN
 
 
 def test_an_empty_list_shows_no_layer(front: Front) -> None:

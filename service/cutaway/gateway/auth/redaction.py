@@ -29,11 +29,18 @@ def redacted_errors(permissions: Permissions) -> Iterator[None]:
     try:
         yield
     except CutawayError as failure:
-        if not permissions.unredacted and failure.reason not in _WITHOUT_LAYERS:
-            reason = Reason.__members__.get(failure.reason)
-            meaning = reason.meaning if reason else "The reason is unknown."
-            failure.message = f"{meaning} This token may not see details."
+        if not permissions.unredacted:
+            failure.message = _redact_message(failure.reason, failure.message)
         raise
+
+
+def _redact_message(name: str, message: str) -> str:
+    """Returns ``message``, of an error whose reason has that ``name``, unless it could name layers."""
+    if name in _WITHOUT_LAYERS:
+        return message
+    reason = Reason.__members__.get(name)
+    meaning = reason.meaning if reason else "The reason is unknown."
+    return f"{meaning} This token may not see details."
 
 
 def redact_response(permissions: Permissions, data: bytes) -> bytes:
@@ -67,6 +74,8 @@ def _redact(permissions: Permissions, response: inspection_pb2.InspectResponse) 
     for tensor in response.estimate.tensors:
         tensor.name = _redact_place(permissions, tensor.name)
     for attribution in response.attributions:
+        if attribution.HasField("error"):
+            attribution.error.message = _redact_message(attribution.error.reason, attribution.error.message)
         for check in attribution.checks:
             check.reason = ""  # it may name a layer; the cause is kept
             for row in check.rows:
@@ -86,6 +95,8 @@ def _layers(response: inspection_pb2.InspectResponse) -> Iterator[str]:
     for attribution in response.attributions:
         if attribution.layer:
             yield attribution.layer
+        if attribution.method == "LayerIntegratedGradients":  # of several layers
+            yield from (value.name.partition("[")[0] for value in attribution.values)
 
 
 def _redact_place(permissions: Permissions, place: str) -> str:
