@@ -11,13 +11,14 @@ from torch import Tensor, nn
 
 import cutaway as ca
 from cutaway.engine.batch import inspect_batch
+from cutaway.engine.dry_run.pass_count import costs
 from cutaway.engine.execution.inspect import inspect
 from cutaway.engine.model.inspected_model import InspectedModel
 from cutaway.engine.planning.plan import plan_request
 from cutaway.gateway import serve
 from cutaway.requests import Argument, CheckMode, CheckRequest
 from cutaway.results import InspectResult, Verdict
-from tests.support.checked_attributions import noise
+from tests.support.checked_attributions import noise, wired
 
 X = {"x": noise(2, 3)}
 
@@ -138,3 +139,15 @@ def test_an_argument_in_the_place_of_an_input_that_is_needed() -> None:
         pytest.raises(ca.InvalidArgument, match="goes into arguments"),
     ):
         client.inspect("m", {"x": np.ones((1, 3), np.float32), "scale": 2})
+
+
+def test_the_passes_that_are_counted_beforehand_get_them() -> None:
+    """A layer's units are counted in a pass, which must not fail for want of an argument: then the limit would not
+    hold."""
+    model = wired(lambda m, x, scale: torch.tanh(m.fc(x)) * scale, fc=lambda: nn.Linear(3, 3))()
+    asked = ca.LayerFeatureAblation(layer="fc")
+    plan = plan_request(
+        subject(model), ca.InspectRequest("m", arguments={"scale": 2.0}, attributions=(asked,)), dict(X)
+    )
+    ((_, passes),) = costs(plan)
+    assert passes >= 3 * len(X["x"])

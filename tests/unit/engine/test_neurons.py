@@ -508,3 +508,63 @@ def test_the_model_and_the_generators_are_as_they_were(fails: int, mode: CheckMo
         assert not before.changes(State.of(model)), asked
         assert torch.equal(torch.get_rng_state(), dice)
         assert drawn() == numbers
+
+
+# Blocks.
+
+BLOCK = (ca.Slice(1, 0, 2), ca.Slice(2, 1, 3))
+PICTURES = {"x": noise(3, 2, 5, 5)}
+
+
+def imaged() -> nn.Module:
+    model: nn.Module = wired(
+        lambda m, x: m.fc(m.r(m.conv(x)).mean((2, 3))),
+        conv=lambda: nn.Conv2d(2, 4, 3), r=nn.ReLU, fc=lambda: nn.Linear(4, 3),
+    )()  # fmt: skip
+    return model
+
+
+@pytest.mark.parametrize("mode", [CheckMode.SAME_PASS, CheckMode.INDEPENDENT])
+def test_a_block_is_the_sum_of_its_elements(mode: CheckMode) -> None:
+    """As Captum has it, in every method that explains a neuron by itself, and in a target."""
+    model: Any = imaged()
+    neuron = Neuron("conv", slices=BLOCK)
+    asked = (ca.NeuronGradient(neuron=neuron), ca.NeuronIntegratedGradients(neuron=neuron, n_steps=8),
+             ca.NeuronFeatureAblation(neuron=neuron))  # fmt: skip
+    found = ask(model, PICTURES, *asked, check=CheckRequest(mode)).attributions
+    selector, x = (slice(0, 2), slice(1, 3), slice(None)), PICTURES["x"]
+    expected = (
+        attr.NeuronGradient(model, model.conv).attribute(x.clone().requires_grad_(), selector),
+        attr.NeuronIntegratedGradients(model, model.conv).attribute(x, selector, n_steps=8),
+        attr.NeuronFeatureAblation(model, model.conv).attribute(x, selector),
+    )
+    for got, theirs in zip(found, expected):
+        assert verdict(got) is Verdict.AGREES, got.checks
+        assert close(got.values["x"], theirs.detach(), SMALL)
+    (through,) = ask(model, PICTURES, ca.Saliency(absolute=False), target=neuron).attributions
+    assert close(through.values["x"], expected[0].detach(), SMALL)
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason", "field"),
+    [
+        (ca.NeuronGradient(neuron=Neuron("conv", slices=(ca.Slice(0, 0, 1),))), "AXIS_RANGE", "neuron_gradient.slices"),
+        (
+            ca.NeuronGradient(neuron=Neuron("conv", slices=(ca.Slice(1, 0, 9),))),
+            "SLICE_RANGE",
+            "neuron_gradient.slices[0]",
+        ),
+        (ca.NeuronGradient(neuron=Neuron("conv", (1, 1, 1), BLOCK)), "TARGET_MISMATCH", "neuron_gradient.index"),
+        (
+            ca.NeuronConductance(neuron=Neuron("conv", slices=BLOCK)),
+            "METHOD_INAPPLICABLE",
+            "neuron_conductance.neuron.slices",
+        ),
+    ],
+)
+def test_what_is_no_block_is_refused(asked: ca.Attribution, reason: str, field: str) -> None:
+    with pytest.raises(ca.InvalidArgument) as refused:
+        ask(imaged(), PICTURES, asked)
+    assert refused.value.reason == reason
+    assert refused.value.field.startswith("attributions[0].")
+    assert field.rpartition(".")[2] in refused.value.field

@@ -160,13 +160,14 @@ def _mismatch(problem: AttributionProblem, run: _Run, scalars: Scalars) -> Misma
         raise ForwardModeRefused("values leave PyTorch")
     if here.agree:
         return None
+    again = _sides(problem, run, scalars, along=here.directions)
+    if abs(again.gradient - here.gradient) > here.allowed:  # the backward pass draws random numbers
+        return Mismatch(here.forward, here.gradient)
     nearby = [_sides(problem, run, scalars, look, here.directions) for look in range(1, _LOOKS + 1)]
     errors = torch.tensor([each.error for each in nearby if math.isfinite(each.error)])
-    everywhere = not all(each.agree for each in nearby)
+    elsewhere = not all(each.agree for each in nearby)
     large = max(abs(here.error), *errors.abs().tolist(), 0.0) > _MOST_ROUNDING
-    again = _sides(problem, run, scalars, along=here.directions)
-    noisy = abs(again.gradient - here.gradient) > here.allowed  # the backward pass draws random numbers
-    if noisy or len(errors) < _FEWEST or (everywhere and _is_systematic(errors)) or (large and not everywhere):
+    if len(errors) < _FEWEST or (elsewhere and _is_systematic(errors)) or (large and not elsewhere):
         return Mismatch(here.forward, here.gradient)
     return Mismatch(here.forward, here.gradient, random=True) if large else None
 

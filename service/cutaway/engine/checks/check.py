@@ -17,7 +17,7 @@ from cutaway.engine.checks.saturation import row_list, saturated
 from cutaway.engine.checks.visited_points import pass_mismatch
 from cutaway.engine.methods.spec import Method
 from cutaway.engine.model.inspected_model import Outputs
-from cutaway.engine.passes.convergence_delta import CompletenessSums
+from cutaway.engine.passes.convergence_delta import CompletenessSums, row_sums
 from cutaway.engine.passes.finding import Finding
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Pass, Values
 from cutaway.engine.passes.reference_inputs import Evidence, MissingObservation, Reference
@@ -146,10 +146,12 @@ class _Comparison:
         with torch.enable_grad():
             leaf = output.detach().clone().requires_grad_()
             (share,) = torch.autograd.grad(self.problem.target.scalars(leaf).sum(), leaf)
-        terms = {"": (share * leaf.detach()).reshape(self.problem.rows, -1)}
-        largest = CONSTANT.of(self.dtype) * _row_masses(terms, self.problem.rows)
-        masses = [self.sums.mass, *(_row_masses(each.values, self.problem.rows) for each in references)]
+        largest = CONSTANT.of(self.dtype) * self._masses({"": (share * leaf.detach()).reshape(self.problem.rows, -1)})
+        masses = [self.sums.mass, *(self._masses(each.values) for each in references)]
         return all(bool((mass <= largest).all() and mass.any()) for mass in masses)
+
+    def _masses(self, values: Values) -> Tensor:
+        return row_sums({name: value.abs() for name, value in values.items()}, self.problem.rows)
 
     def _check_again(self, separate_points: bool = False) -> Check:
         passes = self.method.passes(self.problem, separate_points=separate_points)
@@ -268,15 +270,6 @@ _CONSTANT = Finding(
     "the target is constant up to rounding: the attributions, whose terms cancel, are smaller than its rounding errors "
     "and explain nothing",
 )
-
-
-def _row_masses(values: Values, rows: int) -> Tensor:
-    """Returns the sum of the magnitudes of each row; NaN where axis 0 is not the batch."""
-    if any(value.shape[:1] != (rows,) for value in values.values()):
-        return torch.full((rows,), math.nan)
-    return torch.stack(
-        [value.detach().cpu().double().abs().reshape(rows, -1).sum(dim=1) for value in values.values()]
-    ).sum(dim=0)
 
 
 def _cancelled(relative: float) -> Finding:

@@ -90,8 +90,13 @@ class _Suspicion(Enum):
 
 def _cached(problem: AttributionProblem, test: Callable[[AttributionProblem], T], *more: Hashable) -> T | None:
     asked = (problem.explained, problem.layers, problem.target.source, _differentiates(problem))
-    found: T | None = retested(problem, _NotCounting(test), *more, *asked, *_hooked(problem.model))
+    found: T | None = retested(problem, _NotCounting(test), *more, *asked, *_foreign_hooks(problem))
     return found
+
+
+@cached_per_problem
+def _foreign_hooks(problem: AttributionProblem) -> Sequence[Hashable]:
+    return tuple(_hooked(problem.model))
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ def sums_between(
         shares = problem.features.shares()
         values = {name: values[name].cpu().double() * share for name, share in shares.items()}
     magnitudes = {name: value.abs() for name, value in values.items()}
-    return CompletenessSums(at_input, at_baseline, _row_sums(values, problem.rows), _row_sums(magnitudes, problem.rows))
+    return CompletenessSums(at_input, at_baseline, row_sums(values, problem.rows), row_sums(magnitudes, problem.rows))
 
 
 def target_at_inputs(problem: AttributionProblem, outputs: Outputs) -> Float64[Tensor, "batch"]:
@@ -79,7 +79,8 @@ def target_at_inputs(problem: AttributionProblem, outputs: Outputs) -> Float64[T
         return problem.target.scalars(source).cpu().double()
 
 
-def _row_sums(values: Values, rows: int) -> Float64[Tensor, "{rows}"]:
+def row_sums(values: Values, rows: int) -> Float64[Tensor, "{rows}"]:
+    """Returns the sum of each row, ``[rows]``, on the host; NaN where axis 0 is not the batch."""
     if any(value.shape[:1] != (rows,) for value in values.values()):
         return torch.full((rows,), float("nan"), dtype=torch.float64)  # axis 0 of a layer need not be the batch
     sums = [value.detach().cpu().double().reshape(rows, -1).sum(dim=1) for value in values.values()]
