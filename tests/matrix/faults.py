@@ -37,7 +37,7 @@ from cutaway.results import AttributionResult, Cause, Verdict
 from tests.support.broken_captum import spoiled, stale
 from tests.support.checked_attributions import CHECKED, Build, noise, wired
 from tests.support.faults import convolutions, layers, pooled
-from tests.support.scaled_gradients import NETWORKS, Scaled
+from tests.support.scaled_gradients import NETWORKS
 from tests.support.wrong_parts import (
     COUPLED,
     CUT,
@@ -355,7 +355,7 @@ class _Passing(nn.Module):
         self.factor = factor
 
     def forward(self, x: Tensor) -> Tensor:
-        passed: Tensor = x if self.factor == 1 else Scaled.apply(x, self.factor)
+        passed: Tensor = x if self.factor == 1 else scaled(self.factor)(x)
         return passed
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,19 +13,7 @@ from cutaway.engine.model.inspected_model import InspectedModel
 from cutaway.requests import Attribution, CheckMode, CheckRequest, InspectRequest
 from cutaway.results import AttributionResult
 from tests.support.checked_attributions import noise
-
-
-class Scaled(torch.autograd.Function):
-    """Its input, and the gradient times a factor."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
-        ctx.factor = factor
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        return gradients[0] * ctx.factor, None
+from tests.support.wrong_parts import scaled
 
 
 class Faulty(nn.Module):
@@ -37,7 +24,7 @@ class Faulty(nn.Module):
         self.factor = factor
 
     def forward(self, x: Tensor) -> Tensor:
-        passed: Tensor = Scaled.apply(x, self.factor)
+        passed: Tensor = scaled(self.factor)(x)
         return passed
 
 

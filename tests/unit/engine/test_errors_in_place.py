@@ -42,12 +42,17 @@ def ask(*asked: ca.Attribution, **more: Any) -> ca.InspectResult:
         return client.inspect("m", X, attributions=asked, **more)
 
 
-@pytest.mark.parametrize("dry_run", [False, True])
-@pytest.mark.parametrize(("bad", "reason", "field"), BAD, ids=[type(bad).__name__ for bad, *_ in BAD])
+@pytest.mark.parametrize(
+    ("bad", "reason", "field", "dry_run"),
+    [
+        pytest.param(*each, dry_run, id=f"{type(each[0]).__name__}{'-dry' * dry_run}")
+        for dry_run in (False, True)
+        for each in BAD
+        if not (dry_run and isinstance(each[0], ca.LRP))  # a dry run does not run Captum
+    ],
+)
 def test_the_others_are_as_without_it(bad: ca.Attribution, reason: str, field: str, dry_run: bool) -> None:
     """Whatever stage finds the error; it names its place in the request, not in what is left."""
-    if dry_run and reason == "METHOD_INAPPLICABLE" and isinstance(bad, ca.LRP):
-        pytest.skip("only Captum's own run shows it")
     good: tuple[ca.Attribution, ...] = (ca.Saliency(), ca.IntegratedGradients(n_steps=4))
     first, failed, last = (
         ask(good[0], bad, good[1], attribution_errors_in_place=True, dry_run=dry_run).attributions

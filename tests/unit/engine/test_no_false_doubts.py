@@ -16,7 +16,7 @@ import cutaway as ca
 from cutaway.requests import Attribution, CheckMode, Neuron
 from cutaway.results import Cause, Check, Verdict
 from tests.support.checked_attributions import CHECKED, noise, wired
-from tests.support.scaled_gradients import Scaled
+from tests.support.wrong_parts import scaled
 from tests.unit.engine.test_doubts import AGREES, WRONG, Served, outcome
 
 ONES = {"x": torch.ones(1, 1)}
@@ -122,7 +122,7 @@ def difference(nearness: float, factor: float) -> Any:
 
     def wiring(m: Any, x: Tensor) -> Tensor:
         other = torch.tanh(F.linear(x, m.a.weight + nearness * m.shift, m.a.bias))
-        return m.b(Scaled.apply((other - torch.tanh(m.a(x))) / nearness, factor))
+        return m.b(scaled(factor)((other - torch.tanh(m.a(x))) / nearness))
 
     return wired(wiring, a=lambda: nn.Linear(8, 16), b=lambda: nn.Linear(16, 3),
                  shift=lambda: nn.Parameter(noise(16, 8, seed=3)))  # fmt: skip

@@ -31,4 +31,4 @@ def test_a_gradient_wrong_by_a_factor(
     else:
         assert verdict(got) is not Verdict.AGREES
         assert got.checks[0].cause is Cause.WRONG_BACKWARD, got.checks
-        assert "Scaled" in got.checks[0].reason
+        assert "Changed" in got.checks[0].reason
