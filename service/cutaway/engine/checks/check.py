@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -143,11 +144,9 @@ class _Comparison:
         output = self.outputs.get(self.problem.target.source)
         if self.sums is None or output is None or not self.method.adds_up(self.problem):
             return False
-        with torch.enable_grad():
-            leaf = output.detach().clone().requires_grad_()
-            (share,) = torch.autograd.grad(self.problem.target.scalars(leaf).sum(), leaf)
-        largest = CONSTANT.of(self.dtype) * self._masses({"": (share * leaf.detach()).reshape(self.problem.rows, -1)})
-        masses = [self.sums.mass, *(self._masses(each.values) for each in references)]
+        terms = (self.problem.target.gradient_at(output) * output).detach().reshape(self.problem.rows, -1)
+        largest = CONSTANT.of(self.dtype) * self._masses({"": terms})
+        masses = chain([self.sums.mass], (self._masses(each.values) for each in references))
         return all(bool((mass <= largest).all() and mass.any()) for mass in masses)
 
     def _masses(self, values: Values) -> Tensor:

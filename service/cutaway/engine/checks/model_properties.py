@@ -9,6 +9,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import torch
@@ -126,26 +127,27 @@ def _uncounted(problem: AttributionProblem, test: Callable[[AttributionProblem],
 
 def _hooked(model: InspectedModel) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yields the modules with hooks that are not ours, and those hooks' numbers; ``""`` has those of all modules."""
-    for name, module in (("", torch_modules), *model.tree.modules.items()):
-        numbers = [number for hooks in _hooks(module, _TABLES) for number, hook in hooks.items() if not _is_ours(hook)]
-        if numbers:
-            yield name, tuple(numbers)
+    for name, tables in _with_hooks(model):
+        if numbers := tuple(number for table in tables for number, hook in table.items() if not _is_ours(hook)):
+            yield name, numbers
 
 
 def _hooked_backward(model: InspectedModel) -> list[str]:
-    owners = (("", torch_modules), *model.tree.modules.items())
-    return [name for name, module in owners if any(_hooks(module, _BACKWARD_TABLES))]
+    return [name for name, tables in _with_hooks(model) if any(tables[: len(_BACKWARD)])]
 
 
-_BACKWARD_TABLES = ("_backward_hooks", "_backward_pre_hooks")
-_TABLES = (*_BACKWARD_TABLES, "_forward_hooks", "_forward_pre_hooks")
+_BACKWARD = ("_backward_hooks", "_backward_pre_hooks")
+_TABLES = (*_BACKWARD, "_forward_hooks", "_forward_pre_hooks")
+_tables_of_module = attrgetter(*_TABLES)
+_tables_of_all_modules = attrgetter(*(f"_global{table}" for table in _TABLES))
 
 
-def _hooks(owner: Any, tables: Sequence[str]) -> Iterator[Mapping[int, Any]]:
-    """Yields the hooks of a module, and, of PyTorch's Python module, those of all modules."""
-    prefix = "_global" if owner is torch_modules else ""
-    for table in tables:
-        yield getattr(owner, f"{prefix}{table}")
+def _with_hooks(model: InspectedModel) -> Iterator[tuple[str, tuple[Mapping[int, Any], ...]]]:
+    """Yields the modules with hooks, and their tables of hooks; ``""`` has those of all modules."""
+    yield "", _tables_of_all_modules(torch_modules)
+    for name, module in model.tree.modules.items():
+        if any(tables := _tables_of_module(module)):
+            yield name, tables
 
 
 def _is_ours(hook: Any) -> bool:

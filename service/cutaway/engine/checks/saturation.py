@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -17,13 +18,15 @@ from cutaway.results import Cause
 def saturated(problem: AttributionProblem, passes: Sequence[Pass]) -> Finding | None:
     """Finds rows where, in every pass, the gradient times the size of what it is taken at, the input or a layer's
     output, is less than a rounding of the target."""
-    matters, zero = torch.zeros(problem.rows, dtype=torch.bool), torch.ones(problem.rows, dtype=torch.bool)
     seen = [(recorded, *each) for recorded in passes for each in _differentiated(problem, recorded)]
-    for recorded, value, gradient in seen:
-        matters |= _gradient_matters(problem, recorded, value, gradient)
-        zero &= _is_zero(problem, recorded, gradient)
-    if bool(matters.all()) or not seen:
+    matters = torch.zeros(problem.rows, dtype=torch.bool)
+    for at_last_point, (recorded, value, gradient) in product((True, False), seen):
+        matters |= _gradient_matters(problem, recorded, value, gradient, at_last_point)
+        if bool(matters.all()):
+            return None
+    if not seen:
         return None
+    zero = torch.stack([_is_zero(problem, recorded, gradient) for recorded, _, gradient in seen]).all(dim=0)
     what = f"the layer {problem.layer!r}" if problem.layer else "it"
     if bool((zero | matters).all()):
         return Finding(
@@ -56,16 +59,20 @@ def _shows_rows(problem: AttributionProblem, recorded: Pass, tensor: Tensor) -> 
     return tensor.shape[:1] == (rows,) and rows % problem.rows == 0 and not elsewhere
 
 
-def _gradient_matters(problem: AttributionProblem, recorded: Pass, value: Tensor, gradient: Tensor) -> Tensor:
-    """Returns, [batch], whether a change of ``value`` by its own size changes the target by more than a rounding."""
+def _gradient_matters(
+    problem: AttributionProblem, recorded: Pass, value: Tensor, gradient: Tensor, at_last_point: bool
+) -> Tensor:
+    """Returns, [batch], whether a change of ``value`` by its own size changes the target by more than a rounding, at
+    one of the points of a pass, or, which is quickly told, at its last one."""
     if not _shows_rows(problem, recorded, value):
         return torch.ones(problem.rows, dtype=torch.bool)
-    rows = recorded.rows
-    sizes = value.double().abs().reshape(rows, -1)
+    first = -problem.rows if at_last_point else 0
+    of_rows = (each.reshape(recorded.rows, -1)[first:].double() for each in (value, gradient, recorded.output))
+    values, gradients, outputs = of_rows
+    sizes = values.abs()
     sizes = sizes.clamp(min=float(sizes.mean()) or 1.0)
-    effect = (gradient.double().abs().reshape(rows, -1) * sizes).sum(dim=1)
-    outputs = recorded.output.double()
-    output = torch.where(unmasked(outputs), outputs, 0.0).abs().reshape(rows, -1).amax(dim=1)
+    effect = (gradients.abs() * sizes).sum(dim=1)
+    output = torch.where(unmasked(outputs), outputs, 0.0).abs().amax(dim=1)
     matters = ~(effect <= NO_EFFECT.of(gradient.dtype) * output)  # NaN is not small
     return matters.reshape(-1, problem.rows).any(dim=0)
 

@@ -62,17 +62,8 @@ def _other_mismatch(problem: AttributionProblem, recorded: Pass) -> str:
 
 
 def _cotangent(problem: AttributionProblem, output: Tensor, times: int) -> Tensor:
-    """Returns the gradient of the targets' sum at ``output``: for an element of each row, 1 there and else 0."""
-    if problem.target.positions is not None:
-        positions = _repeated(problem.target.positions.cpu(), times)
-        cotangent = torch.zeros_like(output)
-        elements = (torch.arange(len(positions)), *positions.unbind(dim=1))
-        cotangent[elements] = 1
-        return cotangent
-    with torch.enable_grad():
-        again = output.to(problem.model.device).requires_grad_()
-        (gradient,) = torch.autograd.grad(problem.target.scalars(again).sum(), again)
-    return copy_to_host(gradient)
+    target = problem.target.for_rows(torch.arange(problem.rows, device=problem.model.device).repeat(times))
+    return copy_to_host(target.gradient_at(output.to(problem.model.device)))
 
 
 def _repeated(tensor: Tensor, times: int) -> Tensor:

@@ -92,7 +92,9 @@ class Method:
         passes: list[Pass] = []
         for first in range(0, len(points), repetition):
             chunk = points[first : first + repetition]
-            passes += run_passes(problem, chunk, self.runs_backward, points_per_pass=together)
+            passes += run_passes(
+                problem, chunk, self.runs_backward, to_inputs=not problem.layer, points_per_pass=together
+            )
         return passes
 
     def adds_up(self, problem: AttributionProblem) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from cutaway.engine.passes.pass_recorder import AttributionProblem
+from cutaway.engine.passes.pass_recorder import AttributionProblem, cached_per_problem
 from cutaway.requests import Edit
 
 T = TypeVar("T")
@@ -55,6 +55,7 @@ def retested(problem: AttributionProblem, test: Callable[[AttributionProblem], T
     return found
 
 
+@cached_per_problem
 def _kind_of_batch(problem: AttributionProblem) -> Hashable:
     """Returns the kind of the inputs, and how large they are, to a power of two: a fault may begin at a length, or at a
     number of rows."""

@@ -59,6 +59,18 @@ class ResolvedTarget:
         """Returns the target of each row, ``[batch]``; differentiable."""
         return self.function(output.reshape(1) if output.ndim == 0 else output)
 
+    def gradient_at(self, output: Float[Tensor, "*axes"]) -> Float[Tensor, "*axes"]:
+        """Returns the gradient of the targets' sum at ``output``: for an element of each row, 1 there and else 0."""
+        if self.positions is not None:
+            gradient = torch.zeros_like(output)
+            elements = (torch.arange(len(self.positions)), *self.positions.unbind(dim=1))
+            gradient[elements] = 1
+            return gradient
+        with torch.enable_grad():
+            leaf = output.detach().clone().requires_grad_()
+            (gradient,) = torch.autograd.grad(self.scalars(leaf).sum(), leaf)
+        return gradient
+
     def for_rows(self, rows: Int64[Tensor, "rows"]) -> ResolvedTarget:
         """Returns the target for a batch of the rows with the numbers ``rows``; it must not be row-specific."""
         return self if self.positions is None else _element(self.source, self.positions[rows])

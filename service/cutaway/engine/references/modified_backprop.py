@@ -113,7 +113,8 @@ def deconvolution_passes(problem: AttributionProblem) -> Sequence[Pass]:
 
 def guided_grad_cam_passes(problem: AttributionProblem) -> Sequence[Pass]:
     """Runs an unchanged pass, for Grad-CAM, and a guided one."""
-    return [*run_passes(problem, input_point(problem), differentiate=True), *guided_passes(problem)]
+    unchanged = run_passes(problem, input_point(problem), differentiate=True, to_inputs=False)
+    return [*unchanged, *guided_passes(problem)]
 
 
 def _overridden(problem: AttributionProblem, override: Callable[[int], Iterator[Edit]]) -> Sequence[Pass]:

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from jaxtyping import Float64
 
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Values
-from cutaway.engine.passes.reference_inputs import Evidence
 from cutaway.engine.references.observation import expand_features
 from cutaway.engine.references.surrogates import (
-    Fit,
+    FittedRow,
     Masks,
     Numbers,
     PerSample,
-    lasso,
-    least_squares,
-    rounded_targets,
-    sampled_masks,
-    surrogate_passes,
-    weights_by_nearness,
-    weights_by_size,
+    kernel_shap_fits,
+    lime_fits,
 )
 
 _SINGULAR = 1e-9
@@ -31,27 +25,17 @@ _SINGULAR = 1e-9
 
 def kernel_shap_errors(problem: AttributionProblem) -> Values:
     """Returns the standard errors of KernelSHAP's coefficients; the first two masks are not drawn."""
-    return _standard_errors(problem, weights_by_size, least_squares, drawn=2)
+    return _standard_errors(problem, kernel_shap_fits(problem), drawn=2)
 
 
 def lime_errors(problem: AttributionProblem) -> Values:
     """Returns the standard errors of LIME's coefficients, 0 for those that the penalty makes 0."""
-    return _standard_errors(problem, weights_by_nearness, lasso, drawn=0)
+    return _standard_errors(problem, lime_fits(problem), drawn=0)
 
 
-def _standard_errors(
-    problem: AttributionProblem,
-    weigh: Callable[[Evidence, Numbers, int], Numbers],
-    fit: Callable[[Numbers, Numbers, Numbers], Fit],
-    drawn: int,
-) -> Values:
-    evidence = Evidence(problem, surrogate_passes(problem))
-    targets, by_row = rounded_targets(evidence), []
-    for row, masks in enumerate(sampled_masks(problem).double().numpy()):
-        weights = weigh(evidence, masks, row)
-        coefficients = fit(masks, targets[:, row], weights).coefficients
-        by_row.append(jackknife(masks, targets[:, row], weights, coefficients, drawn))
-    return expand_features(problem, torch.from_numpy(np.stack(by_row)))
+def _standard_errors(problem: AttributionProblem, rows: Sequence[FittedRow], drawn: int) -> Values:
+    errors = [jackknife(row.masks, row.targets, row.weights, row.fit.coefficients, drawn) for row in rows]
+    return expand_features(problem, torch.from_numpy(np.stack(errors)))
 
 
 def jackknife(

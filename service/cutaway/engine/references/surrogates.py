@@ -41,10 +41,6 @@ _SOLVER_ROUNDINGS = 16
 _MOST_SOLVER_ERROR = 0.02
 """However the draws are conditioned, a larger difference is no agreement: it proves nothing."""
 
-LASSO_TOLERANCE = 1e-4
-LASSO_SWEEPS = 1000
-"""When the Lasso stops; the result depends on it."""
-
 
 class Fit(NamedTuple):
     """A linear model.
@@ -58,6 +54,15 @@ class Fit(NamedTuple):
     coefficients: Float64[Numbers, "features"]
     terms: Float64[Numbers, "features"]
     error: float = 0.0
+
+
+class FittedRow(NamedTuple):
+    """What was fitted for one example, and its fit."""
+
+    masks: Masks
+    targets: PerSample
+    weights: PerSample
+    fit: Fit
 
 
 # Masks.
@@ -159,7 +164,7 @@ def kernel_shap(evidence: Evidence) -> Reference:
     The masks are drawn from the Shapley kernel; those with all features and with none have the weight `END_WEIGHT`, the
     others 1. Lundberg and Lee 2017, arXiv:1705.07874.
     """
-    return _fitted(evidence, weights_by_size, least_squares)
+    return _reference(evidence.problem, kernel_shap_fits(evidence.problem))
 
 
 def lime(evidence: Evidence) -> Reference:
@@ -167,7 +172,19 @@ def lime(evidence: Evidence) -> Reference:
 
     ``x'`` is the masked input. Ribeiro et al. 2016, arXiv:1602.04938.
     """
-    return _fitted(evidence, weights_by_nearness, lasso)
+    return _reference(evidence.problem, lime_fits(evidence.problem))
+
+
+@cached_per_problem
+def kernel_shap_fits(problem: AttributionProblem) -> Sequence[FittedRow]:
+    """Returns KernelSHAP's fit of each example."""
+    return _fitted(problem, weights_by_size, least_squares)
+
+
+@cached_per_problem
+def lime_fits(problem: AttributionProblem) -> Sequence[FittedRow]:
+    """Returns LIME's fit of each example."""
+    return _fitted(problem, weights_by_nearness, lasso)
 
 
 def weights_by_size(_: Evidence, masks: Numbers, row: int) -> Numbers:
@@ -196,19 +213,25 @@ def rounded_targets(evidence: Evidence) -> Float64[Numbers, "samples batch"]:
 
 
 def _fitted(
-    evidence: Evidence,
+    problem: AttributionProblem,
     weigh: Callable[[Evidence, Numbers, int], Numbers],
     fit: Callable[[Numbers, Numbers, Numbers], Fit],
-) -> Reference:
-    targets = rounded_targets(evidence)
-    all_masks = sampled_masks(evidence.problem).double().numpy()
-    fits = [fit(masks, targets[:, row], weigh(evidence, masks, row)) for row, masks in enumerate(all_masks)]
+) -> Sequence[FittedRow]:
+    evidence = Evidence(problem, surrogate_passes(problem))
+    fitted, targets = [], rounded_targets(evidence)
+    for row, masks in enumerate(sampled_masks(problem).double().numpy()):
+        weights = weigh(evidence, masks, row)
+        fitted.append(FittedRow(masks, targets[:, row], weights, fit(masks, targets[:, row], weights)))
+    return fitted
+
+
+def _reference(problem: AttributionProblem, rows: Sequence[FittedRow]) -> Reference:
     coefficients, terms = (
         torch.from_numpy(np.stack(vectors))
-        for vectors in ([fit.coefficients for fit in fits], [fit.terms for fit in fits])
+        for vectors in ([row.fit.coefficients for row in rows], [row.fit.terms for row in rows])
     )
-    values, sizes = (expand_features(evidence.problem, each) for each in (coefficients, terms))
-    return Reference(values, sizes, max(fit.error for fit in fits))
+    values, sizes = (expand_features(problem, each) for each in (coefficients, terms))
+    return Reference(values, sizes, max(row.fit.error for row in rows))
 
 
 # Fits.
@@ -229,40 +252,12 @@ def least_squares(masks: Masks, targets: PerSample, weights: PerSample) -> Fit:
 
 
 def lasso(masks: Masks, targets: PerSample, weights: PerSample) -> Fit:
-    """Minimizes ``sum of s * (y - c0 - c m)^2 / (2 sum of s) + penalty * sum of |c|`` by coordinate descent.
+    """Minimizes ``sum of s * (y - c0 - c m)^2 / (2 sum of s) + penalty * sum of |c|``."""
+    from sklearn.linear_model import Lasso  # here, because it takes two seconds
 
-    Stops when a sweep changes no coefficient and the duality gap is closed, both up to `LASSO_TOLERANCE`.
-    """
     design, aims = _centered(masks, targets, weights * (len(weights) / weights.sum()))
-    penalty, residual = PENALTY * len(aims), aims.copy()
-    coefficients, squared_norms = np.zeros(design.shape[1]), (design**2).sum(axis=0)
-    for _ in range(LASSO_SWEEPS):
-        before = coefficients.copy()
-        for feature in np.flatnonzero(squared_norms):
-            column, old = design[:, feature], coefficients[feature]
-            gradient = column @ residual + squared_norms[feature] * old
-            coefficients[feature] = np.sign(gradient) * max(abs(gradient) - penalty, 0) / squared_norms[feature]
-            residual -= column * (coefficients[feature] - old)
-        change, largest = np.abs(coefficients - before).max(), np.abs(coefficients).max()
-        if change > LASSO_TOLERANCE * largest:
-            continue
-        if _duality_gap(design, aims, residual, coefficients, penalty) <= LASSO_TOLERANCE:
-            break
+    coefficients = Lasso(PENALTY, fit_intercept=False).fit(design, aims).coef_
     return Fit(coefficients, np.full_like(coefficients, np.abs(coefficients).max() + np.abs(targets).max()))
-
-
-def _duality_gap(
-    design: Masks,
-    aims: PerSample,
-    residual: PerSample,
-    coefficients: Float64[Numbers, "features"],
-    penalty: float,
-) -> float:
-    """Returns the primal minus the dual objective, over ``|y|^2``. Fercoq et al. 2015, arXiv:1505.03410."""
-    correlation = np.abs(design.T @ residual).max()
-    scale = min(1.0, penalty / correlation) if correlation else 1.0
-    gap = (1 + scale**2) / 2 * (residual @ residual) - scale * (residual @ aims) + penalty * np.abs(coefficients).sum()
-    return float(gap / max(aims @ aims, np.finfo(float).tiny))
 
 
 def _centered(masks: Masks, targets: PerSample, weights: PerSample) -> tuple[Masks, PerSample]:
@@ -292,15 +287,13 @@ def underdetermined_or_zero(problem: AttributionProblem) -> Finding | None:
     """Reports, for LIME, what `underdetermined` reports, and a penalty that makes all coefficients 0."""
     if finding := underdetermined(problem):
         return finding
-    evidence = Evidence(problem, surrogate_passes(problem))
-    spans = np.ptp(rounded_targets(evidence), axis=0)
-    sizes = [value.reshape(problem.rows, -1).abs().amax(dim=1) for value in lime(evidence).values.values()]
-    for row, largest in enumerate(torch.stack(sizes).amax(dim=0).tolist()):
-        if not largest and spans[row]:
+    for row, (_, targets, _, fit) in enumerate(lime_fits(problem)):
+        span = np.ptp(targets)
+        if span and not fit.coefficients.any():
             return Finding(
                 Cause.NOT_MOVED,
                 f"LIME's penalty makes all coefficients of example {row} 0, because the target changes only by "
-                f"{spans[row]:.2g} between its draws: explain a logit instead of a probability, or group elements into "
+                f"{span:.2g} between its draws: explain a logit instead of a probability, or group elements into "
                 "larger features by masks",
             )
     return None

@@ -116,6 +116,8 @@ def unmasked(values: Tensor) -> Tensor:
 
 def close_unmasked(one: Tensor, other: Tensor, tolerances: Tolerances) -> bool:
     """`close`, for masked elements and for the others apart."""
+    if one.dtype == other.dtype and torch.equal(one, other):
+        return True
     if one.shape != other.shape or not one.is_floating_point():
         return close(one, other, tolerances)
     plain = unmasked(one)
@@ -128,10 +130,10 @@ def largest_error(one: Tensor, other: Tensor) -> float:
     It is 0 for elements that are the same infinity, or both NaN. It is infinite where only one element is finite, where
     shapes differ, and where integers differ.
     """
+    if one.dtype == other.dtype and torch.equal(one, other):
+        return 0.0  # as almost always, and told in a tenth of the time
     if one.shape != other.shape or not one.is_floating_point():
-        return 0.0 if torch.equal(one, other) else math.inf
-    if not one.numel():
-        return 0.0
+        return math.inf
     errors = (one.double() - other.double()).abs()
     largest = float(errors.max())
     if not math.isnan(largest):
