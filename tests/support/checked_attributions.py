@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -16,6 +17,14 @@ from cutaway.requests import Attribution, CheckMode
 from cutaway.results import AttributionResult, InspectResult, Verdict
 
 CHECKED = (CheckMode.SAME_PASS, CheckMode.INDEPENDENT)
+
+BATCHES = (
+    (1, torch.float64),
+    (4, torch.float32),
+    pytest.param(1, torch.float32, marks=pytest.mark.slow),
+    pytest.param(4, torch.float64, marks=pytest.mark.slow),
+)
+"""Numbers of rows, and data types; every one of either is in the two that are quick."""
 
 
 def noise(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 1) -> Tensor:

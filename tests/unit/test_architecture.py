@@ -46,7 +46,7 @@ OPTIONAL_PACKAGES = {
 """Packages outside the base install that a function of a module imports. Without them, compression raises an error that
 says what to install, and the trace context does nothing."""
 TERMINAL_PACKAGES = {"matplotlib", "rich", "typer", "yaml"}
-ENGINE_PACKAGES = {"captum", "jaxtyping", "ml_dtypes", "numpy", "torch"}
+ENGINE_PACKAGES = {"captum", "jaxtyping", "ml_dtypes", "numpy", "sklearn", "torch"}
 ENGINE_MAY_IMPORT = {"engine", "errors", "schema", "str_enum", "requests", "results"}
 
 

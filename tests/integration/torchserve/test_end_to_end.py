@@ -88,7 +88,7 @@ def _listed(value: Any) -> tuple[Any, ...]:
     return value if isinstance(value, tuple) else (value,)
 
 
-@pytest.mark.parametrize("mode", ["same_pass", "independent"])
+@pytest.mark.parametrize("mode", ["same_pass", pytest.param("independent", marks=pytest.mark.slow)])
 def test_attributions_equal_captum_in_process_and_agree(subject: Subject, server: Server, mode: str) -> None:
     """Every attribution equals plain Captum in this process but for rounding, and every check agrees."""
     with ca.Client(server.address) as client:

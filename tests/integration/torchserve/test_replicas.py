@@ -23,6 +23,8 @@ from tests.support.waiting import PATIENCE_S, until
 
 KILLS = 2
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -39,7 +41,6 @@ def server(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
         yield running
 
 
-@pytest.mark.slow
 def test_calls_are_shared(server: Server) -> None:
     """One caller alone is answered by both in turn; callers beside each other, by both alike."""
     both = set(javas(server))
@@ -64,7 +65,6 @@ def test_the_one_that_is_free_is_asked(store: Path, server: Server) -> None:
         assert said.isdisjoint({long.result()})
 
 
-@pytest.mark.slow
 def test_no_call_is_lost_when_one_is_killed(server: Server) -> None:
     """Under load, one after the other: the gateway serves on, the killed one comes back and takes its share."""
     with load(server) as running:
@@ -82,7 +82,6 @@ def test_no_call_is_lost_when_one_is_killed(server: Server) -> None:
     assert psutil.Process(server.process.pid).is_running()
 
 
-@pytest.mark.slow
 def test_a_call_is_asked_once_more_at_another(server: Server) -> None:
     """The one that has it dies: the caller is answered by the other one, as if nothing had been."""
     both = javas(server)
@@ -101,7 +100,6 @@ def _shared_again(server: Server) -> None:
         until(lambda: {who(client), who(client)} == set(javas(server)))
 
 
-@pytest.mark.slow
 def test_one_that_hangs_is_left_out(server: Server) -> None:
     """It is stopped, as a machine may be that has run out of memory: its calls are answered by the other one, the
     gateway serves on, and it takes part again when it goes on."""
@@ -123,7 +121,6 @@ def test_one_that_hangs_is_left_out(server: Server) -> None:
     assert set(javas(server)) == set(both)
 
 
-@pytest.mark.slow
 def test_none_is_left(server: Server) -> None:
     """Both are killed: calls are told at once when to try again, health turns, both come back."""
     before = javas(server)
@@ -145,7 +142,6 @@ def test_each_has_its_log(server: Server) -> None:
     assert {path.name for path in server.log_dir.iterdir()} == {"torchserve.log", "torchserve-2.log"}
 
 
-@pytest.mark.slow
 def test_a_reload_takes_over(store: Path, tmp_path: Path) -> None:
     """A new version is put into the store, and one of the old TorchServes is killed amid its loading: no call fails,
     two new ones answer, nothing of the old ones is left, and SIGTERM ends them all."""

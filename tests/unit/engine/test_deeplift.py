@@ -19,7 +19,7 @@ import cutaway as ca
 from cutaway.engine.references.rescale_rule import MODULE_RULES
 from cutaway.requests import Attribution, CheckMode, CheckRequest, ClassIndex
 from cutaway.results import AttributionResult, Cause, Check, Verdict
-from tests.support.checked_attributions import CHECKED, Build, ask, noise, to, verdict, wired
+from tests.support.checked_attributions import BATCHES, CHECKED, Build, ask, noise, to, verdict, wired
 from tests.support.rounding import SMALL, close
 from tests.support.state_snapshot import nodes, untouched
 
@@ -111,7 +111,7 @@ def targets(rows: int) -> ClassIndex:
     return ClassIndex(tuple(row % 3 for row in range(rows)))
 
 
-@pytest.mark.parametrize(("rows", "dtype"), [(1, torch.float64), (4, torch.float32)])
+@pytest.mark.parametrize(("rows", "dtype"), BATCHES)
 @pytest.mark.parametrize("name", list(SOUND))
 def test_the_answer_is_captums_in_every_mode_and_agrees(name: str, rows: int, dtype: torch.dtype) -> None:
     """Within 1e-6 of Captum called by hand, whatever is checked; the raw hooks say AGREES, from passes of their own,

@@ -17,7 +17,7 @@ from cutaway.engine.runtime.rng import seeded
 from cutaway.requests import CheckMode, CheckRequest, ClassIndex, CrossEntropy, ExpectedGradient, Neuron
 from cutaway.results import AttributionResult, Cause, Verdict
 from tests.support.broken_captum import spoiled, stale
-from tests.support.checked_attributions import CHECKED, CNN, Build, ask, noise, verdict, wired
+from tests.support.checked_attributions import BATCHES, CHECKED, CNN, Build, ask, noise, verdict, wired
 from tests.support.expectation_models import GAINED, IN_PLACE, TWICE, numbers
 from tests.support.rounding import SMALL, close, within
 from tests.support.state_snapshot import untouched
@@ -105,7 +105,7 @@ def by_hand(model: nn.Module, given: Mapping[str, Tensor], request: Any) -> list
     return list(found) if isinstance(found, tuple) else [found]
 
 
-@pytest.mark.parametrize(("rows", "dtype"), [(1, torch.float64), (4, torch.float32), (4, torch.float64)])
+@pytest.mark.parametrize(("rows", "dtype"), BATCHES)
 @pytest.mark.parametrize("name", list(CASES))
 def test_expected_gradients_are_plain_captums_and_agree_with_raw_gradients(
     name: str, rows: int, dtype: torch.dtype

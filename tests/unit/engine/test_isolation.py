@@ -88,7 +88,7 @@ ENDS = {
         "attributions[1]",
     ),
     "exception in Captum's backward": End(
-        failing_models.Backfires, {**EXPLAINED, "edits": [TROUBLE]}, "MODEL_FAILED", "attributions[0]"
+        failing_models.Backfires, {**EXPLAINED, "edits": [TROUBLE]}, "METHOD_INAPPLICABLE", "attributions[1]"
     ),
     "exception in a hook": End(failing_models.Sound, {**EVERYTHING, "edits": hook_fails("output", module="b")}, *SHAPE),
     "exception in a hook before": End(

@@ -20,7 +20,7 @@ from cutaway.engine.model.inspected_model import InspectedModel
 from cutaway.engine.passes.features import MAX_EVALUATIONS
 from cutaway.requests import CheckMode, CheckRequest, ClassIndex, LayerAttribution
 from cutaway.results import AttributionResult, Cause, Verdict
-from tests.support.checked_attributions import CHECKED, MLP, RANDOM, Build, ask, noise, to, verdict, wired
+from tests.support.checked_attributions import BATCHES, CHECKED, MLP, RANDOM, Build, ask, noise, to, verdict, wired
 from tests.support.rounding import SMALL, close
 from tests.support.state_snapshot import State
 
@@ -108,8 +108,7 @@ def by_hand(model: nn.Module, inputs: Mapping[str, Tensor], each: Any) -> tuple[
     return found if isinstance(found, tuple) else (found,)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize(("rows", "dtype"), BATCHES)
 @pytest.mark.parametrize("name", list(SOUND))
 def test_the_answer_is_plain_captums_in_every_mode_and_agrees(name: str, rows: int, dtype: torch.dtype) -> None:
     """Within 1e-6 of Captum called by hand, whatever is checked, and the raw hooks say AGREES, where rows can be

@@ -20,7 +20,7 @@ import cutaway as ca
 from cutaway.requests import CheckMode, CheckRequest, ClassIndex, Epsilon, LrpRule, MultiIndex, Propagation
 from cutaway.results import AttributionResult, Cause, Verdict
 from tests.support.broken_captum import spoiled, stale
-from tests.support.checked_attributions import CHECKED, Build, ask, noise, to, verdict, wired
+from tests.support.checked_attributions import BATCHES, CHECKED, Build, ask, noise, to, verdict, wired
 from tests.support.lrp_models import FLAT, SEQUENCE, given, linear, net
 from tests.support.rounding import SMALL, close, within
 from tests.support.state_snapshot import untouched
@@ -147,9 +147,7 @@ def by_hand(model: nn.Module, inputs: Mapping[str, Tensor], asked: Any) -> list[
     return [each.detach() for each in (found if isinstance(found, tuple) else (found,))]
 
 
-@pytest.mark.parametrize(
-    ("rows", "dtype"), [(1, torch.float64), (4, torch.float64), (1, torch.float32), (4, torch.float32)]
-)
+@pytest.mark.parametrize(("rows", "dtype"), BATCHES)
 @pytest.mark.parametrize("name", list(SOUND))
 def test_relevance_is_captums_in_every_mode_and_agrees(name: str, rows: int, dtype: torch.dtype) -> None:
     """Within 1e-6 of Captum called by hand; the raw hooks say AGREES, from passes of their own; and everything is

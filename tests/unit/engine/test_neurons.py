@@ -19,7 +19,7 @@ from cutaway.engine.execution.inspect import inspect
 from cutaway.engine.model.inspected_model import InspectedModel
 from cutaway.requests import CheckMode, CheckRequest, ClassIndex, Neuron, NeuronAttribution, PathAttribution, Quadrature
 from cutaway.results import Cause, Verdict
-from tests.support.checked_attributions import CHECKED, Build, ask, noise, to, verdict, wired
+from tests.support.checked_attributions import BATCHES, CHECKED, Build, ask, noise, to, verdict, wired
 from tests.support.rounding import SMALL, close
 from tests.support.state_snapshot import State
 
@@ -126,8 +126,7 @@ def by_hand(model: nn.Module, inputs: Mapping[str, Tensor], asked: Any) -> list[
     return [each.detach() for each in found]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize(("rows", "dtype"), BATCHES)
 @pytest.mark.parametrize("name", list(SOUND))
 def test_the_answer_is_plain_captums_in_every_mode_and_agrees(name: str, rows: int, dtype: torch.dtype) -> None:
     """Within 1e-6 of Captum called by hand, whatever is checked, and the raw hooks say AGREES; the reply names the

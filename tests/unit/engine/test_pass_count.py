@@ -180,7 +180,9 @@ class Ran:
         return ran
 
 
-@pytest.mark.parametrize("name", ["cnn", "lstm", "bert", pytest.param("many-to-many", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["cnn", "lstm", *(pytest.param(name, marks=pytest.mark.slow) for name in ("bert", "many-to-many"))]
+)
 def test_no_method_runs_the_model_more_often_than_was_told(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of every method, mode of check and metric, on networks of each kind, the passes that are really run are no more
     than was told. What is found out of a model now and then does not count."""

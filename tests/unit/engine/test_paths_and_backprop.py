@@ -17,7 +17,7 @@ from torch.nn import functional as F
 import cutaway as ca
 from cutaway.requests import Attribution, CheckMode, CheckRequest, Quadrature
 from cutaway.results import AttributionResult, Verdict
-from tests.support.checked_attributions import CHECKED, Build, ask, to, verdict
+from tests.support.checked_attributions import BATCHES, CHECKED, Build, ask, to, verdict
 from tests.support.path_models import MODULES, TWO_INPUTS, end, given, net
 from tests.support.rounding import SMALL, close
 
@@ -84,7 +84,7 @@ SOUND: dict[str, tuple[Build, tuple[Attribution, ...]]] = {
 }
 
 
-@pytest.mark.parametrize(("rows", "dtype"), [(1, torch.float64), (4, torch.float32)])
+@pytest.mark.parametrize(("rows", "dtype"), BATCHES)
 @pytest.mark.parametrize("name", list(SOUND))
 def test_the_answer_is_captums_in_every_mode_and_agrees(name: str, rows: int, dtype: torch.dtype) -> None:
     """Within 1e-6 of Captum called by hand, whatever is checked, and the raw hooks say AGREES; where Captum overrides

@@ -18,7 +18,7 @@ from cutaway.engine.passes.features import MAX_EVALUATIONS
 from cutaway.requests import CheckMode, CheckRequest, ClassIndex, CrossEntropy, Perturbation
 from cutaway.results import AttributionResult, Cause, Verdict
 from tests.support.broken_captum import spoiled, stale
-from tests.support.checked_attributions import CHECKED, CNN, MLP, RANDOM, ask, noise, verdict, wired
+from tests.support.checked_attributions import BATCHES, CHECKED, CNN, MLP, RANDOM, ask, noise, verdict, wired
 from tests.support.perturbation_models import GAINED, ONE_NUMBER, SEED, TOKENS, by_hand, cast, ids
 from tests.support.rounding import SMALL, close
 
@@ -96,8 +96,7 @@ CASES: dict[str, Case] = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize(("rows", "dtype"), BATCHES)
 @pytest.mark.parametrize("name", list(CASES))
 def test_a_perturbation_is_plain_captums_and_agrees_with_the_raw_outputs(
     name: str, rows: int, dtype: torch.dtype

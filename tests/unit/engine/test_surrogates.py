@@ -20,7 +20,7 @@ from cutaway.engine.references.surrogates import least_squares
 from cutaway.requests import Attribution, CheckMode, CheckRequest, ClassIndex, Surrogate
 from cutaway.results import AttributionResult, Cause, Verdict
 from tests.support.broken_captum import spoiled, stale
-from tests.support.checked_attributions import CHECKED, MLP, ask, noise, verdict, wired
+from tests.support.checked_attributions import BATCHES, CHECKED, MLP, ask, noise, verdict, wired
 from tests.support.perturbation_models import GAINED, ONE_NUMBER, SEED, TOKENS, by_hand, cast, ids
 from tests.support.rounding import SMALL, close
 from tests.support.state_snapshot import untouched
@@ -79,9 +79,7 @@ CASES: dict[str, Case] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("rows", "dtype"), [(1, torch.float32), pytest.param(4, torch.float32, marks=pytest.mark.slow), (4, torch.float64)]
-)
+@pytest.mark.parametrize(("rows", "dtype"), BATCHES)
 @pytest.mark.parametrize("name", list(CASES))
 def test_a_surrogate_is_plain_captums_and_agrees_with_our_fit(name: str, rows: int, dtype: torch.dtype) -> None:
     """In every mode the reply is what Captum says when called by hand with the same seed; a fit of our own to draws of

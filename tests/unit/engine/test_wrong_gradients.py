@@ -17,7 +17,7 @@ METHODS: list[Attribution] = [ca.Saliency(), ca.InputXGradient(), ca.IntegratedG
 
 
 @pytest.mark.parametrize("mode", CHECKED)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("asked", METHODS, ids=lambda asked: type(asked).__name__)
 @pytest.mark.parametrize("factor", FACTORS)
 @pytest.mark.parametrize("network", list(NETWORKS))
