@@ -98,8 +98,7 @@ class _Comparison:
             self.request.mode, 0.0, 0.0, 0.0, tolerance, Verdict.INCONCLUSIVE,
         )  # fmt: skip
         captums = self.request.mode is CheckMode.SAME_PASS
-        comparable = captums or method.reference_passes is None
-        if comparable and (mismatch := pass_mismatch(problem, method.points(problem), passes)):
+        if captums and (mismatch := pass_mismatch(problem, method.points(problem), passes)):
             return replace(blank, verdict=Verdict.DISAGREES, reason=mismatch, cause=Cause.OTHER_PASSES)
         if captums and method.reference_passes is not None:
             return self._check_again()

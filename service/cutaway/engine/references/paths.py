@@ -21,6 +21,7 @@ from cutaway.engine.passes.pass_recorder import (
     Changes,
     Pass,
     Values,
+    cached_per_problem,
     run_passes,
 )
 from cutaway.engine.passes.quadrature import Rule, rule
@@ -74,11 +75,13 @@ def _rows_in_budget(problem: AttributionProblem) -> int:
 # Points.
 
 
+@cached_per_problem
 def path_points(problem: AttributionProblem) -> list[Values]:
     """Returns ``x0 + alpha_k * (x - x0)`` for each point of the quadrature."""
     return _points(problem, _rule(problem).alphas.tolist())
 
 
+@cached_per_problem
 def conductance_points(problem: AttributionProblem) -> list[Values]:
     """Returns the points of `LayerConductance`, one more than there are steps.
 
