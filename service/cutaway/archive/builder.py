@@ -5,19 +5,17 @@ from __future__ import annotations
 import ast
 import importlib.util
 import json
-import re
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from cutaway.archive.names import name_fault, version_fault
 from cutaway.archive.reader import MANIFEST, MODEL_CONFIG, SCHEMA, Manifest, sha256
 from cutaway.errors import CutawayError, Reason, error
 
 HANDLER = "inspection_handler.py"
-_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
-_VERSION = re.compile(r"[A-Za-z0-9_.-]+")
 _SETTINGS = """\
 minWorkers: {workers}
 maxWorkers: {workers}
@@ -29,8 +27,8 @@ responseTimeout: {response_timeout_s}
 
 def check_model_name(name: str, field: str) -> None:
     """Raises ``INVALID_VALUE``, with ``field``, if no model can be served under ``name``."""
-    if not _NAME.fullmatch(name) or ".." in name:  # TorchServe takes .. for a path out of its model store
-        raise _invalid(f"{name!r} is no model name: a letter, then letters, digits, _, . and -", field)
+    if fault := name_fault(name):
+        raise _invalid(fault, field)
 
 
 def handler_file() -> Path:
@@ -75,8 +73,8 @@ def build(
         InvalidArgument: ``INVALID_VALUE`` or ``ADAPTER_INVALID``, with the argument's name.
     """
     check_model_name(model, "model")
-    if not _VERSION.fullmatch(version):
-        raise _invalid(f"{version!r} is no version: letters, digits, _, . and -", "version")
+    if fault := version_fault(version):
+        raise _invalid(fault, "version")
     target = destination / f"{model}-{version}.mar"
     if target.exists() and not force:
         raise _invalid(f"{target} exists already; --force (force=True) replaces it", "destination")

@@ -6,12 +6,14 @@ SHA-256. Weights are safetensors, never pickles.
 
 from __future__ import annotations
 
+import encodings.cp437  # noqa: F401  # zipfile imports it for names, but not where no file can be opened
 import errno
 import hashlib
 import json
 import re
 import shutil
 import stat
+import struct
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -20,6 +22,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
+from cutaway.archive.names import name_fault, version_fault
 from cutaway.errors import Reason, error
 
 MANIFEST = "cutaway.json"
@@ -93,12 +96,18 @@ class _Damage(Exception):
     """What is wrong with an archive; `_reporting` adds its name and what to do."""
 
 
+# What zipfile and zlib raise for them.
+_WRONG_BYTES = (
+    *(_Damage, zipfile.BadZipFile, zlib.error, struct.error, EOFError),
+    *(ArithmeticError, RuntimeError, ValueError, OSError),
+)
+
+
 @contextmanager
 def _reporting(name: str) -> Iterator[None]:
     try:
         yield
-    # zipfile raises any of these for wrong bytes, besides its own error.
-    except (_Damage, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError, OSError) as failure:
+    except _WRONG_BYTES as failure:
         if isinstance(failure, OSError) and failure.errno != errno.EINVAL:  # EINVAL comes from a wrong offset
             raise
         what = f"{name}: {failure}; rebuild it with `cutaway package`"
@@ -115,11 +124,14 @@ def _open(path: Path) -> Iterator[zipfile.ZipFile]:
 
 
 def _check_names(archive: zipfile.ZipFile) -> None:
-    """Refuses members that would be unpacked outside of the directory, and symbolic links."""
+    """Refuses members that would be unpacked outside of the directory, symbolic links, and rare kinds of compression,
+    for which Python may have no decompressor."""
     for member in archive.infolist():
         path = PurePosixPath(member.filename.replace("\\", "/"))
         if path.is_absolute() or ".." in path.parts or ":" in path.parts[0] or stat.S_ISLNK(member.external_attr >> 16):
             raise _Damage(f"{member.filename!r} points outside of the archive")
+        if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise _Damage(f"{member.filename!r} is neither deflated nor stored")
 
 
 def _check_room(archive: zipfile.ZipFile, directory: Path) -> None:
@@ -170,7 +182,10 @@ def _parse_manifest(text: bytes) -> Manifest:
     known = {*values, "options"} == {item.name for item in fields(Manifest)}
     if not known or not all(isinstance(text, str) for text in texts):
         raise _Damage(f"{MANIFEST} does not have the fields of a manifest")
-    return Manifest(**values, options=options)
+    manifest = Manifest(**values, options=options)
+    if fault := name_fault(manifest.model) or version_fault(manifest.version):
+        raise _Damage(f"{MANIFEST}: {fault}")
+    return manifest
 
 
 def _json(member: str, text: bytes) -> dict[str, Any]:

@@ -237,11 +237,12 @@ def test_pages_list_every_model_once() -> None:
 
 
 def test_the_highest_version_is_the_default() -> None:
-    """1.10 is above 1.9 and 1.9.1 above 1.9; words come before numbers."""
-    versions = ["1.9", "1.10", "1.9.1", "beta"]
+    """1.10 is above 1.9, 1.9.1 above 1.9, and no number too long; words, ``1.²`` among them, come before numbers."""
+    longer = "1.1" + "0" * 5000
+    versions = ["1.9", longer, "1.10", "1.9.1", "1.²", "beta"]
     catalog = Catalog([ModelName("m", version) for version in versions])
-    assert catalog.resolve("m").version == "1.10"
-    assert [each.version for each in catalog.all()] == ["beta", "1.9", "1.9.1", "1.10"]
+    assert catalog.resolve("m").version == longer
+    assert [each.version for each in catalog.all()] == ["beta", "1.²", "1.9", "1.9.1", "1.10", longer]
     assert catalog.resolve("models/m/versions/beta").version == "beta"
 
 

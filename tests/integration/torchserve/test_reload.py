@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -70,6 +71,25 @@ def test_a_new_version_takes_over_without_a_failed_call(tmp_path: Path) -> None:
         (store / "tiny-1.1.mar").unlink()
         until(lambda: _says(server, "the previous models stay in service"))
         assert version(client) == "1.1"
+        assert server.stop() == 0
+
+
+@pytest.mark.slow
+def test_a_server_that_can_open_no_file_keeps_what_serves(tmp_path: Path) -> None:
+    """Without file descriptors the store cannot be watched nor read; calls are answered all the while, the operator is
+    told, and once there are some again, the new version takes over by itself."""
+    store = tmp_path / "store"
+    package(store, "tiny", TINY)
+    with serving(store, tmp_path / "logs") as server, ca.Client(server.address) as client:
+        assert version(client) == "1.0"
+        pid = server.process.pid
+        limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, limits[1]))
+        package(store, "tiny", TINY, version="1.1")
+        until(lambda: _says(server, "the model store could not be loaded (OSError: "))
+        assert version(client) == "1.0"
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
+        until(lambda: version(client) == "1.1")
         assert server.stop() == 0
 
 

@@ -246,6 +246,7 @@ def test_settings_start_at_one(build: Build, name: str) -> None:
         ({"tiny.safetensors": None}, "tiny-1.0.mar: tiny.safetensors is missing"),
         ({"tiny.safetensors": b"others"}, "tiny-1.0.mar: tiny.safetensors is not the packaged file"),
         ({"cutaway.json": b"{"}, "tiny-1.0.mar: cutaway.json is not JSON"),
+        ({"cutaway.json": b"[" * 100_000}, "tiny-1.0.mar: "),
         ({"cutaway.json": b"[]"}, "tiny-1.0.mar: cutaway.json is not a JSON object"),
         ({"cutaway.json": b'{"schema": 2}'}, "tiny-1.0.mar: cutaway.json has schema 2"),
         (
@@ -264,6 +265,27 @@ def test_incomplete_archives(build: Build, changes: Mapping[str, bytes | None], 
 
     assert said in failure.message
     assert failure.message.endswith("; rebuild it with `cutaway package`")
+
+
+@pytest.mark.parametrize(
+    ("model", "version", "said"),
+    [
+        ("../../evil", "1.0", "'../../evil' is no model name"),
+        ("m" * 129, "1.0", "is no model name"),
+        ("tiny", "1.²", "'1.²' is no version"),
+        ("tiny", "1" * 5000, "is no version"),
+        ("tiny", "1/../2", "'1/../2' is no version"),
+    ],
+)
+def test_a_name_that_no_build_gives(build: Build, model: str, version: str, said: str) -> None:
+    """An archive made by other means has the names that one made by us may have, or is refused."""
+    with zipfile.ZipFile(path := build()) as archive:
+        manifest = json.loads(archive.read("cutaway.json")) | {"model": model, "version": version}
+    served = {"model": {"modelName": model}}
+    changes = {"cutaway.json": manifest, "MAR-INF/MANIFEST.json": served}
+    rewritten(path, {name: json.dumps(content).encode() for name, content in changes.items()})
+
+    assert said in refused(Reason.ARCHIVE_CORRUPT, lambda: reader.read(path)).message
 
 
 def test_a_flipped_byte_in_the_weights(build: Build) -> None:
@@ -326,6 +348,18 @@ def test_nothing_is_unpacked_elsewhere(build: Build, tmp_path: Path, name: str) 
     assert "points outside of the archive" in refused(Reason.ARCHIVE_CORRUPT, lambda: reader.read(path)).message
     refused(Reason.ARCHIVE_CORRUPT, lambda: reader.unpack(path, tmp_path / "there"))
     assert not (tmp_path / "there").exists()
+
+
+@pytest.mark.parametrize("kind", [zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2])
+def test_rare_kinds_of_compression(build: Build, kind: int) -> None:
+    """Not every Python can read them, and no build of ours makes them."""
+    with zipfile.ZipFile(path := build(), "a", compression=kind) as archive:
+        archive.writestr("notes.txt", "of no use")
+
+    assert (
+        "'notes.txt' is neither deflated nor stored"
+        in refused(Reason.ARCHIVE_CORRUPT, lambda: reader.read(path)).message
+    )
 
 
 def test_no_member_is_a_link(build: Build) -> None:

@@ -110,8 +110,9 @@ class ReplicaSet:
             try:
                 await self._in_thread(partial(server.stop, 0.0))
                 await self._start(server)
-            except CutawayError as failure:
-                self._announce(f"{name} did not start: {failure.message.splitlines()[0]}")
+            except Exception as failure:  # also what nobody foresaw, such as a full disk, may be over at the next try
+                why = failure.message if isinstance(failure, CutawayError) else f"{type(failure).__name__}: {failure}"
+                self._announce(f"{name} did not start: {why.splitlines()[0]}")
                 if attempt >= len(_RESTART_DELAYS_S) and not pool.available:
                     return False
             else:

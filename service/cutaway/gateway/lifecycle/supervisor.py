@@ -7,6 +7,8 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
+import structlog
+
 from cutaway.archive import reader
 from cutaway.config.settings import Settings
 from cutaway.errors import CutawayError
@@ -17,8 +19,11 @@ from cutaway.gateway.lifecycle.replica_set import ReplicaSet
 from cutaway.gateway.models.store import ModelStore, read_store
 from cutaway.results import ModelName
 
+log = structlog.get_logger(__name__)
+
 _POLL_S = 0.1
 _SETTLE_S = 1.0
+_RETRY_PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 
 
 class Supervisor:
@@ -90,10 +95,24 @@ class Supervisor:
             reloading.result()
 
     async def _reload_on_change(self, set_serving: SetServing) -> None:
+        """Reloads the store after each change. What nobody foresaw (a full disk, no file descriptors) does not end what
+        serves: it is tried again, at longer and longer intervals."""
+        due, pauses = False, iter(_RETRY_PAUSES_S)
         while True:
             await asyncio.sleep(_POLL_S)
-            if self._watch.changed():
-                await self._reload(set_serving)
+            try:
+                due = self._watch.changed() or due
+                if due:
+                    await self._reload(set_serving)
+                due, pauses = False, iter(_RETRY_PAUSES_S)
+            except Exception as failure:
+                pause_s = next(pauses, _RETRY_PAUSES_S[-1])
+                log.exception("the model store could not be loaded")
+                self._announce(
+                    f"the model store could not be loaded ({type(failure).__name__}: {failure}); the previous models "
+                    f"stay in service, and it is tried again in {pause_s:g} s"
+                )
+                await asyncio.sleep(pause_s)
 
     async def _reload(self, set_serving: SetServing) -> None:
         """Replaces the replica set by one over the current content of the store; if that fails, keeps the old one."""
@@ -106,15 +125,18 @@ class Supervisor:
             new = self._replica_set(store)
             self._running.append(new)
             await new.start()
-        except CutawayError as failure:
-            self._announce(f"the previous models stay in service: {failure.message.splitlines()[0]}")
+            worker_counts = self._worker_counts(store)
+        except Exception as failure:
             await self._stop([replica_set for replica_set in self._running if replica_set is not old], 0.0)
+            if not isinstance(failure, CutawayError):
+                raise
+            self._announce(f"the previous models stay in service: {failure.message.splitlines()[0]}")
             return
         self._current = new
         old.stop_supervising()
         new.supervise(self.backend.replicas)
         # Running calls finish on the old processes; all others go to the new ones.
-        await self.backend.switch(new.endpoints, store.catalog, self._worker_counts(store), self._settings.grace_s)
+        await self.backend.switch(new.endpoints, store.catalog, worker_counts, self._settings.grace_s)
         await set_serving(True)  # health checks do not know the new models yet
         await self._stop([old], self._settings.grace_s)
         for name in store.archives:

@@ -74,7 +74,8 @@ def _reason(why: str) -> Reason:
     return next((reason for reason in _INCOMPATIBLE if why.startswith(reason)), Reason.MODEL_NOT_LOADED)
 
 
-def version_key(version: str) -> list[tuple[int, int | str]]:
-    """Returns a sort key for versions: 1.10 is above 1.9, and numbers are above words."""
+def version_key(version: str) -> list[tuple[int, str]]:
+    """Returns a sort key for versions: 1.10 is above 1.9, and numbers, of any length, are above words."""
     parts = re.split(r"[._-]", version)
-    return [(1, int(part)) if part.isdigit() else (0, part) for part in parts]
+    numbers = {part: part.lstrip("0") for part in parts if re.fullmatch("[0-9]+", part)}
+    return [(1 + len(numbers[part]), numbers[part]) if part in numbers else (0, part) for part in parts]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -9,6 +10,8 @@ from cutaway.archive import reader
 from cutaway.errors import CutawayError, Reason, error
 from cutaway.gateway.models.catalog import Catalog, version_key
 from cutaway.results import ModelName
+
+_NOT_OF_THE_FILE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 @dataclass
@@ -53,6 +56,7 @@ def read_store(directory: Path) -> ModelStore:
     """Reads every archive in ``directory``; a damaged archive does not affect the others.
 
     Raises:
+        OSError: this process can open no files at present, which says nothing of the archives.
         NotFound: ``MODEL_NOT_FOUND`` if there is no archive, ``MODEL_NOT_LOADED`` if none is valid.
     """
     store = ModelStore()
@@ -61,6 +65,11 @@ def read_store(directory: Path) -> ModelStore:
             manifest = reader.read(path)
         except CutawayError as failure:
             store.unreadable[path.stem] = failure.message
+            continue
+        except OSError as failure:
+            if failure.errno in _NOT_OF_THE_FILE:
+                raise
+            store.unreadable[path.stem] = f"{path.name} cannot be read ({failure.strerror})"
             continue
         name = ModelName(manifest.model, manifest.version)
         if name in store.archives:

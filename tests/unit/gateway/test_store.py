@@ -1,0 +1,66 @@
+"""Model stores with files that cannot be read, and read by a process that can open none."""
+
+from __future__ import annotations
+
+import os
+import resource
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from cutaway.gateway.models.store import read_store
+from tests.conftest import ADAPTERS
+from tests.support.serving import package
+
+NOBODY = 65534
+TINY = f"{ADAPTERS / 'tiny_adapter.py'}:Tiny"
+
+
+@contextmanager
+def no_file_can_be_opened() -> Iterator[None]:
+    """Take this process's free file descriptors while the block runs."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(0)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@contextmanager
+def not_as_root() -> Iterator[None]:
+    """Be nobody while the block runs, where root runs the tests: no file is closed to root."""
+    root = os.geteuid() == 0
+    if root:
+        os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        if root:
+            os.seteuid(0)
+
+
+def test_an_archive_that_cannot_be_read_harms_no_other() -> None:
+    """It is listed with what the system says of it, and the others are served."""
+    with tempfile.TemporaryDirectory() as name:  # pytest's own are closed to nobody
+        directory = Path(name)
+        directory.chmod(0o755)
+        package(directory, "tiny", TINY).chmod(0o644)
+        package(directory, "secret", TINY).chmod(0)
+        with not_as_root():
+            store = read_store(directory)
+    assert [each.model for each in store.archives] == ["tiny"]
+    assert store.faults == ["secret-1.0.mar cannot be read (Permission denied)"]
+
+
+def test_a_process_without_file_descriptors_calls_no_archive_broken(tmp_path: Path) -> None:
+    """Otherwise a store that is read again at such a moment would lose its models."""
+    package(tmp_path, "tiny", TINY)
+    with no_file_can_be_opened(), pytest.raises(OSError, match="Too many open files"):
+        read_store(tmp_path)
+    assert len(read_store(tmp_path).archives) == 1
