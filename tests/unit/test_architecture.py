@@ -20,7 +20,7 @@ HANDLER = ROOT / "handlers" / "inspection_handler.py"
 LAYERS = [
     *("str_enum", "errors", "version", "schema", "requests", "results", "trust"),
     *("v1", "wire", "worker_protocol", "client", "cutaway"),
-    *("request_reader", "config", "archive", "engine", "adapters", "worker", "gateway", "jobs"),
+    *("module_globs", "request_reader", "config", "archive", "engine", "adapters", "worker", "gateway", "jobs"),
     *("tables", "plots", "cli", "console"),
 ]
 """The parts of the package; each may import those before it. A new part needs a place here."""
@@ -46,8 +46,8 @@ OPTIONAL_PACKAGES = {
 """Packages outside the base install that a function of a module imports. Without them, compression raises an error that
 says what to install, and the trace context does nothing."""
 TERMINAL_PACKAGES = {"matplotlib", "rich", "typer", "yaml"}
-ENGINE_PACKAGES = {"captum", "jaxtyping", "ml_dtypes", "numpy", "sklearn", "torch"}
-ENGINE_MAY_IMPORT = {"engine", "errors", "schema", "str_enum", "requests", "results"}
+ENGINE_PACKAGES = {"captum", "jaxtyping", "ml_dtypes", "numpy", "re2", "sklearn", "torch"}
+ENGINE_MAY_IMPORT = {"engine", "errors", "module_globs", "schema", "str_enum", "requests", "results"}
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""Shared value types: tensors as bytes, their compression, globs over module names."""
+"""Shared value types: tensors as bytes, and their compression."""

@@ -12,8 +12,8 @@ from cutaway.engine.passes.repeated_batch import concatenated
 from cutaway.engine.planning.name_resolution import CaptureSites
 from cutaway.engine.planning.plan import Plan
 from cutaway.engine.runtime.pytree import Path
+from cutaway.module_globs import is_glob
 from cutaway.requests import InspectRequest, Neuron, Point, TopK
-from cutaway.schema.module_globs import is_glob
 
 
 def may_share(request: InspectRequest) -> bool:

@@ -28,8 +28,8 @@ from cutaway.engine.hooks.operator_names import operator_name
 from cutaway.engine.hooks.recording import RecordedCall, Recording, in_backward, inside_hook
 from cutaway.engine.runtime.pytree import argument_tensors, leaves, map_leaves, replace_arguments
 from cutaway.errors import Reason, error
+from cutaway.module_globs import glob_matcher, is_glob
 from cutaway.requests import Point
-from cutaway.schema.module_globs import compile_glob, is_glob
 
 SiteFactory: TypeAlias = Callable[[str, Mapping[Point, CaptureSpec], Sequence[NumberedEdit]], HookSite]
 
@@ -78,7 +78,7 @@ class Operators(TorchFunctionMode):
         super().__init__()
         self._recording = recording
         self._new_site = new_site
-        self._globs = [(compile_glob(glob), specs[glob]) for glob in specs if is_glob(glob)]
+        self._globs = [(glob_matcher(glob), specs[glob]) for glob in specs if is_glob(glob)]
         self._specs = {address: specs[address] for address in specs if not is_glob(address)}
         self._edits = edits
         self._sites = {address: self._create_site(address) for address in {**self._specs, **edits}}
@@ -140,7 +140,7 @@ class Operators(TorchFunctionMode):
 
     def _create_site(self, address: str) -> HookSite | None:
         merged: dict[Point, CaptureSpec] = {}
-        for specs in [specs for glob, specs in self._globs if glob.fullmatch(address)]:
+        for specs in [specs for matches, specs in self._globs if matches(address)]:
             merge_specs(address, merged, specs)
         merge_specs(address, merged, self._specs.get(address, {}))
         edits = self._edits.get(address, ())

@@ -8,7 +8,7 @@ from functools import cached_property
 from torch import nn
 
 from cutaway.errors import Reason, error
-from cutaway.schema.module_globs import compile_glob, is_glob
+from cutaway.module_globs import glob_matcher, is_glob
 
 
 class ModuleTree:
@@ -49,8 +49,8 @@ class ModuleTree:
         """
         if not is_glob(pattern):
             return [self.resolve(pattern)]
-        regex = compile_glob(pattern)
-        hits = {own for name, own in self._own_name.items() if regex.fullmatch(name) and (name or pattern == "**")}
+        matches = glob_matcher(pattern)
+        hits = {own for name, own in self._own_name.items() if matches(name) and (name or pattern == "**")}
         if not hits:
             raise error(Reason.MODULE_NOT_FOUND, f"the glob {pattern!r} matches no module{self._hint(pattern)}")
         return [name for name in self.modules if name in hits]

@@ -16,9 +16,9 @@ from cutaway.engine.planning.name_resolution import CaptureSites
 from cutaway.engine.planning.plan import Plan
 from cutaway.engine.runtime.numerics import equal
 from cutaway.errors import CutawayError, Reason, at, error
+from cutaway.module_globs import glob_matcher, is_glob
 from cutaway.requests import POINTS, Point
 from cutaway.results import Warning, WarningCode
-from cutaway.schema.module_globs import compile_glob, is_glob
 
 
 def resolve_operators(plan: Plan, recording: Recording) -> CaptureSites:
@@ -31,9 +31,9 @@ def resolve_operators(plan: Plan, recording: Recording) -> CaptureSites:
     for name, specs in plan.sites.items():
         addresses = [name]
         if is_address(name):
-            regex = compile_glob(name) if is_glob(name) else None
-            ran = recording.operators if regex else [name] if recording.calls[name] else []
-            addresses = [address for address in ran if regex is None or regex.fullmatch(address)]
+            matches = glob_matcher(name) if is_glob(name) else None
+            ran = recording.operators if matches else [name] if recording.calls[name] else []
+            addresses = [address for address in ran if matches is None or matches(address)]
         if not addresses:
             raise _no_operator(name, recording, f"{next(iter(specs.values())).field}.op")
         for address in addresses:

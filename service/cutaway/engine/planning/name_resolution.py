@@ -14,8 +14,8 @@ from cutaway.engine.hooks.hook_site import NumberedEdit
 from cutaway.engine.hooks.operators import is_address
 from cutaway.engine.model.module_tree import ModuleTree
 from cutaway.errors import Reason, at, error
+from cutaway.module_globs import glob_matcher, is_glob
 from cutaway.requests import Capture, Edit, InspectRequest, Point, TopElements
-from cutaway.schema.module_globs import compile_glob, is_glob
 
 CaptureSites: TypeAlias = dict[str, dict[Point, CaptureSpec]]
 """What is captured at the points of modules and operators, by module name and by operator address or glob."""
@@ -64,6 +64,8 @@ def _operator(tree: ModuleTree, address: str) -> str:
             f"{address!r} is no operator's address; one is a module's name, a colon, the operator's name, and which of "
             "that name it is: layer3.1:relu#0",
         )
+    if is_glob(address):
+        glob_matcher(address)  # refuses what is too long
     module, _, rest = address.rpartition(":")
     return address if is_glob(address) or not module else f"{tree.resolve(module)}:{rest}"
 
@@ -92,8 +94,8 @@ def parameters(module: nn.Module, request: InspectRequest) -> dict[str, CaptureS
 
 def _parameter_names(parameters: Mapping[str, nn.Parameter], pattern: str) -> list[str]:
     """Returns the floating parameters that match ``pattern``, a name or a glob."""
-    regex = compile_glob(pattern)
-    names = [name for name in parameters if (regex.fullmatch(name) if is_glob(pattern) else name == pattern)]
+    matches = glob_matcher(pattern) if is_glob(pattern) else pattern.__eq__
+    names = [name for name in parameters if matches(name)]
     if not names:
         near = difflib.get_close_matches(pattern, parameters, n=3, cutoff=0.4) or list(parameters)[:3]
         hint = f"nearest: {', '.join(near)}" if near else "there is none"

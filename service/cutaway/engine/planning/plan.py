@@ -18,9 +18,9 @@ from cutaway.engine.planning.name_resolution import CaptureSites
 from cutaway.engine.runtime.cancellation import NEVER_CANCELLED, Cancellation
 from cutaway.engine.runtime.rng import new_seed
 from cutaway.errors import Code, CutawayError, at
+from cutaway.module_globs import is_glob
 from cutaway.requests import Attribution, InspectRequest, Neuron, Point, PredictedClass, TopK
 from cutaway.results import AttributionError, AttributionResult
-from cutaway.schema.module_globs import is_glob
 
 
 @dataclass(frozen=True)

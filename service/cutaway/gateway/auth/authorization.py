@@ -13,8 +13,8 @@ from google.protobuf.message import Message
 from cutaway.client.transport import parse_model
 from cutaway.errors import CutawayError, Reason, error
 from cutaway.gateway.models.catalog import Catalog
+from cutaway.module_globs import glob_matcher, is_glob
 from cutaway.results import ModelName
-from cutaway.schema.module_globs import compile_glob, is_glob
 from cutaway.str_enum import StrEnum
 from cutaway.v1 import inspection_pb2
 
@@ -134,7 +134,7 @@ def matches(globs: Sequence[str], layer: str) -> bool:
         return True
     if is_glob(layer):
         return layer in globs
-    return layer != "" and any(compile_glob(glob).fullmatch(layer) for glob in globs)
+    return layer != "" and any(glob_matcher(glob)(layer) for glob in globs)
 
 
 def layer_of(name: str, kind: str) -> str:
