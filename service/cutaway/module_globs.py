@@ -8,11 +8,6 @@ from functools import lru_cache
 
 import re2
 
-from cutaway.errors import Reason, error
-
-MAX_LENGTH = 1000
-"""The most characters of a glob."""
-
 
 def is_glob(pattern: str) -> bool:
     """Whether ``pattern`` can match several names."""
@@ -27,12 +22,7 @@ def glob_matcher(pattern: str) -> Callable[[str], bool]:
     """Returns a function that tells whether a whole name matches ``pattern``, in time linear in the length of either.
 
     It remembers names: a model has the same ones in each request.
-
-    Raises:
-        InvalidArgument: ``INVALID_VALUE`` for a pattern longer than `MAX_LENGTH`.
     """
-    if len(pattern) > MAX_LENGTH:
-        raise error(Reason.INVALID_VALUE, f"a glob of {len(pattern)} characters; {MAX_LENGTH} are the most")
     parts = re.split(r"(\*\*|\*|\?)", pattern)
     expression = re2.compile("".join(_WILDCARDS.get(part, re2.escape(part)) for part in parts))
     return lru_cache(maxsize=2048)(lambda name: expression.fullmatch(name) is not None)

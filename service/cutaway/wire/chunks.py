@@ -20,7 +20,7 @@ from cutaway.schema.tensors import DTYPES, Array
 from cutaway.v1 import inspection_pb2, inspection_service_pb2, tensor_pb2, worker_pb2
 from cutaway.wire import results as wire_results
 from cutaway.wire.enums import COMPRESSION, DATA_TYPE_NAMES
-from cutaway.wire.message_walk import parse, refuse_unknown_fields, tensors_in
+from cutaway.wire.message_walk import check_structure, parse, tensors_in
 
 MIN_CHUNK_BYTES = 256 << 10
 MAX_CHUNK_BYTES = 1 << 20
@@ -137,7 +137,7 @@ def decode_stream_request(data: bytes) -> worker_pb2.RoutedStreamRequest:
         InvalidArgument: ``MALFORMED_REQUEST``, or ``INVALID_VALUE`` for a chunk size that is not allowed.
     """
     request = parse(worker_pb2.RoutedStreamRequest, data, "cutaway.v1.InspectStreamRequest")
-    refuse_unknown_fields(request)
+    check_structure(request)
     request.chunk_bytes = request.chunk_bytes or MAX_CHUNK_BYTES
     if not MIN_CHUNK_BYTES <= request.chunk_bytes <= MAX_CHUNK_BYTES:
         raise error(

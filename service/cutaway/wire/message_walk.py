@@ -31,11 +31,21 @@ def parse(kind: type[M], data: bytes, name: str = "") -> M:
         raise error(Reason.MALFORMED_REQUEST, what) from None
 
 
-def refuse_unknown_fields(message: Message, path: str = "") -> None:
-    """Checks ``message``, whose own path is ``path``, and every message in it.
+MAX_TEXT = 1000
+"""The most characters of a text that is no input: of a name, of a key."""
+
+MAX_ENTRIES = 100_000
+"""The most messages and texts of a list."""
+
+_FREE_TEXTS = ("cutaway.v1.Argument.text",)
+
+
+def check_structure(message: Message, path: str = "") -> None:
+    """Checks ``message``, whose own path is ``path``, and every message in it, before anything is made of it.
 
     Raises:
-        InvalidArgument: ``UNKNOWN_FIELD``, for a field that is not in this server's contract.
+        InvalidArgument: ``UNKNOWN_FIELD``, for a field that is not in this server's contract; ``INVALID_VALUE``, for a
+            name of more than `MAX_TEXT` characters, or a list of more than `MAX_ENTRIES`.
     """
     unknown = UnknownFieldSet(message)
     if len(unknown):
@@ -45,9 +55,34 @@ def refuse_unknown_fields(message: Message, path: str = "") -> None:
             "is the client newer than the server?",
             path,
         )
+    check_lengths(message, path)
     for field, value in message.ListFields():
         for where, child in _children(field, value, f"{path}.{field.name}" if path else field.name):
-            refuse_unknown_fields(child, where)
+            check_structure(child, where)
+
+
+def check_lengths(message: Message, path: str = "") -> None:
+    """Checks the fields of ``message`` itself for what `check_structure` calls too long."""
+    for field, value in message.ListFields():
+        _check_lengths(field, value, f"{path}.{field.name}" if path else field.name)
+
+
+def _check_lengths(field: FieldDescriptor, value: Any, path: str) -> None:
+    if field.is_repeated:
+        if field.type not in (FieldDescriptor.TYPE_MESSAGE, FieldDescriptor.TYPE_STRING):
+            return  # numbers take no more room than in the message
+        if len(value) > MAX_ENTRIES:
+            raise error(Reason.INVALID_VALUE, f"{len(value)} entries; {MAX_ENTRIES} are the most", path)
+        texts = value if field.type == FieldDescriptor.TYPE_STRING or _is_map(field) else ()
+    else:
+        texts = (value,) if field.type == FieldDescriptor.TYPE_STRING and field.full_name not in _FREE_TEXTS else ()
+    for text in texts:
+        if isinstance(text, str) and len(text) > MAX_TEXT:
+            raise error(Reason.INVALID_VALUE, f"a text of {len(text)} characters; {MAX_TEXT} are the most", path)
+
+
+def _is_map(field: FieldDescriptor) -> bool:
+    return field.message_type is not None and bool(field.message_type.GetOptions().map_entry)
 
 
 def refuse_large_unpacked(messages: Iterable[Message], limit: int | None) -> None:
@@ -90,7 +125,7 @@ def _children(field: FieldDescriptor, value: Any, path: str) -> Iterator[tuple[s
     """The messages in a field, each with its path."""
     if field.message_type is None:
         return
-    if field.message_type.GetOptions().map_entry:
+    if _is_map(field):
         if field.message_type.fields_by_name["value"].message_type is not None:
             yield from ((f"{path}.{key}", child) for key, child in value.items())
     elif field.is_repeated:

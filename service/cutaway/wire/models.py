@@ -5,7 +5,7 @@ from __future__ import annotations
 from cutaway import results as plain
 from cutaway.v1 import inspection_service_pb2, model_pb2
 from cutaway.wire.codec import Codec, FieldRule, record, several
-from cutaway.wire.message_walk import parse, refuse_unknown_fields
+from cutaway.wire.message_walk import check_structure, parse
 from cutaway.wire.results import PROVENANCE
 
 
@@ -21,7 +21,7 @@ def decode_model_request(data: bytes) -> inspection_service_pb2.GetModelRequest:
         InvalidArgument: ``MALFORMED_REQUEST``, or ``UNKNOWN_FIELD``.
     """
     message = parse(inspection_service_pb2.GetModelRequest, data)
-    refuse_unknown_fields(message)
+    check_structure(message)
     return message
 
 

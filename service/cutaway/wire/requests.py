@@ -15,7 +15,7 @@ from cutaway.wire.captures import CAPTURES
 from cutaway.wire.codec import TENSOR, Codec, FieldRule, by_name, only, record, several, spread
 from cutaway.wire.edits import EDITS
 from cutaway.wire.enums import COMPRESSION, FLOATING_TYPE
-from cutaway.wire.message_walk import parse, refuse_large_unpacked, refuse_unknown_fields
+from cutaway.wire.message_walk import check_lengths, check_structure, parse, refuse_large_unpacked
 from cutaway.wire.methods import METHODS
 from cutaway.wire.scalars import INT64, Scalar, bounded, given
 from cutaway.wire.targets import TARGETS
@@ -135,8 +135,9 @@ def decode(data: bytes, *, max_unpacked_bytes: int | None = None) -> InspectRequ
     tensors, raw = message.tensors, message.raw  # they stay valid when the field is cleared
     kind = message.WhichOneof("input")
     if kind is not None:
-        refuse_unknown_fields(getattr(message, kind), kind)
+        check_structure(getattr(message, kind), kind)
         message.ClearField(kind)
+    check_lengths(message)  # before it is copied
     request = _decode_rest(message)
     if kind is None:
         raise error(Reason.INPUT_MISSING, "send tensors by name, or raw bytes", "tensors")
@@ -167,7 +168,7 @@ def _decode_rest(message: inspection_pb2.InspectRequest) -> InspectRequest:
 
 def _decode_bytes(data: bytes) -> InspectRequest:
     message = parse(inspection_pb2.InspectRequest, data)
-    refuse_unknown_fields(message)
+    check_structure(message)
     request = InspectRequest(**_FIELDS.read(message))
     if request.compare and not request.edits:
         raise error(Reason.INVALID_VALUE, "comparing needs edits: without them both models are the same", "compare")

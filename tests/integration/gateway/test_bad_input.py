@@ -74,13 +74,13 @@ CASES: dict[str, tuple[Callable[[ca.Client], object], type[ca.CutawayError], str
         "matches no module"),
     "glob that is too long": (
         net(captures=["conv1", "*" * 1001]), ca.InvalidArgument, "INVALID_VALUE", "captures[1].module",
-        "a glob of 1001 characters; 1000 are the most"),
+        "a text of 1001 characters; 1000 are the most"),
     "operators' glob that is too long": (
         net(captures=[ca.Capture(op="**:relu#" + "*" * 995)]), ca.InvalidArgument, "INVALID_VALUE", "captures[0].op",
-        "a glob of 1003 characters; 1000 are the most"),
+        "a text of 1003 characters; 1000 are the most"),
     "parameters' glob that is too long": (
         net(captures=[ca.Capture(parameter="*" * 1001)]), ca.InvalidArgument, "INVALID_VALUE", "captures[0].parameter",
-        "a glob of 1001 characters; 1000 are the most"),
+        "a text of 1001 characters; 1000 are the most"),
     "glob that matches nothing": (
         net(captures=["conv1", "block*"]), ca.InvalidArgument, "MODULE_NOT_FOUND", "captures[1].module",
         "the glob 'block*' matches no module"),

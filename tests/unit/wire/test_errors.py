@@ -21,6 +21,7 @@ from cutaway.errors import Code, CutawayError, Reason, at, error, from_wire
 from cutaway.gateway import serve
 from cutaway.v1 import worker_pb2
 from cutaway.wire import grpc_status
+from cutaway.wire.message_walk import MAX_TEXT
 from cutaway.worker.failures import as_failure
 
 CLASSES = CutawayError.__subclasses__()
@@ -170,14 +171,17 @@ def test_long_words_do_not_burst_the_trailers(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", LONG)
 def test_long_name_is_answered_over_real_grpc(kind: str, door: ca.Client) -> None:
-    """Through a real server, too, a made-up name gets its own error and not one about metadata."""
-    with pytest.raises(ca.InvalidArgument) as caught:
-        door.inspect("net", {"input": np.ones((1, 2), np.float32)}, captures=[LONG[kind]])
-    assert caught.value.reason == Reason.MODULE_NOT_FOUND
-    with pytest.raises(CutawayError) as missing:
-        door.get_model(LONG[kind])
-    assert missing.value.reason == Reason.MODEL_NOT_FOUND
-    assert missing.value.field == "model"
+    """Through a real server, too, a made-up name gets its own error and not one about metadata; one that is longer than
+    any name is refused unread."""
+    longest, longer = LONG[kind][:MAX_TEXT], LONG[kind]
+    for name, reason in ((longest, Reason.MODULE_NOT_FOUND), (longer, Reason.INVALID_VALUE)):
+        with pytest.raises(ca.InvalidArgument) as caught:
+            door.inspect("net", {"input": np.ones((1, 2), np.float32)}, captures=[name])
+        assert (caught.value.reason, caught.value.field) == (reason, "captures[0].module")
+    for name, reason in ((longest, Reason.MODEL_NOT_FOUND), (longer, Reason.INVALID_VALUE)):
+        with pytest.raises(CutawayError) as missing:
+            door.get_model(name)
+        assert (missing.value.reason, missing.value.field) == (reason, "model")
 
 
 @pytest.fixture(scope="module")

@@ -64,8 +64,6 @@ def _operator(tree: ModuleTree, address: str) -> str:
             f"{address!r} is no operator's address; one is a module's name, a colon, the operator's name, and which of "
             "that name it is: layer3.1:relu#0",
         )
-    if is_glob(address):
-        glob_matcher(address)  # refuses what is too long
     module, _, rest = address.rpartition(":")
     return address if is_glob(address) or not module else f"{tree.resolve(module)}:{rest}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
@@ -25,7 +26,7 @@ from cutaway.results import ModelName
 from cutaway.v1 import inspection_pb2, inspection_service_pb2, worker_pb2
 from cutaway.wire import chunks
 from cutaway.wire import models as wire_models
-from cutaway.wire.message_walk import parse, refuse_unknown_fields
+from cutaway.wire.message_walk import MAX_TEXT, check_structure, parse
 from cutaway.wire.reply_summary import summarize, summarize_opening
 from cutaway.wire.timing_patch import stream_timing_patch, timing_patch
 from cutaway.worker_protocol.torchserve_messages import decode_stream_opening, decode_worker_reply
@@ -83,7 +84,7 @@ class Servicer:
 
     async def _list_models(self, data: bytes, context: Context, caller: Caller) -> bytes:
         request = parse(inspection_service_pb2.ListModelsRequest, data)
-        refuse_unknown_fields(request)
+        check_structure(request)
         page, token = _page(caller.visible_models(self._backend.catalog), request.page_size, request.page_token)
         return inspection_service_pb2.ListModelsResponse(
             models=[wire_models.encode_name(name) for name in page], next_page_token=token
@@ -136,12 +137,14 @@ class Servicer:
         routed = parse(worker_pb2.RoutedRequest, data, "cutaway.v1.InspectRequest")
         name, permissions = self._resolve(routed.model, caller)
         if not permissions.unrestricted:
-            permissions.check(parse(inspection_pb2.InspectRequest, data))
+            message = parse(inspection_pb2.InspectRequest, data)
+            check_structure(message)
+            permissions.check(message)
         return name, permissions
 
     def _resolve(self, model: str, caller: Caller) -> tuple[ModelName, Permissions]:
-        if not model:
-            raise error(Reason.INVALID_VALUE, "set the model's name", "model")
+        if not model or len(model) > MAX_TEXT:
+            raise error(Reason.INVALID_VALUE, f"set the model's name, of at most {MAX_TEXT} characters", "model")
         name, permissions = caller.resolve(model, self._backend.catalog)
         current_call().model = name
         return name, permissions
@@ -158,7 +161,7 @@ class Servicer:
 
 def _page(names: list[ModelName], size: int, token: str) -> tuple[list[ModelName], str]:
     """Returns one page of ``names``, and the token of the next page."""
-    if size < 0 or (token and not token.isdecimal()):
+    if size < 0 or (token and not re.fullmatch("[0-9]{1,18}", token)):
         field = "page_size" if size < 0 else "page_token"
         raise error(Reason.INVALID_VALUE, "page_size is 0 to 1000, page_token is from the previous reply", field)
     start = int(token or 0)
