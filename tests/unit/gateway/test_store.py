@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from cutaway.archive import reader
 from cutaway.gateway.models.store import read_store
 from tests.conftest import ADAPTERS
 from tests.support.serving import package
@@ -56,6 +57,26 @@ def test_an_archive_that_cannot_be_read_harms_no_other() -> None:
             store = read_store(directory)
     assert [each.model for each in store.archives] == ["tiny"]
     assert store.faults == ["secret-1.0.mar cannot be read (Permission denied)"]
+
+
+def test_bytes_are_checked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that is read again reads the archives that are new, or another file than before."""
+    paths = [package(tmp_path, "tiny", TINY, version=version) for version in ("1.0", "1.1")]
+    read: list[str] = []
+    plainly = reader.read
+
+    def noting(path: Path) -> reader.Manifest:
+        read.append(path.name)
+        return plainly(path)
+
+    monkeypatch.setattr(reader, "read", noting)
+    for _ in range(2):
+        assert len(read_store(tmp_path).archives) == 2
+    assert read == ["tiny-1.0.mar", "tiny-1.1.mar"]
+    paths[0].write_bytes(b"no archive")
+    package(tmp_path, "tiny", TINY, version="1.2")
+    assert [name.version for name in read_store(tmp_path).archives] == ["1.2", "1.1"]
+    assert read[2:] == ["tiny-1.0.mar", "tiny-1.2.mar"]
 
 
 def test_a_process_without_file_descriptors_calls_no_archive_broken(tmp_path: Path) -> None:

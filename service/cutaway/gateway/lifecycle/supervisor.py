@@ -119,7 +119,7 @@ class Supervisor:
         self._announce("the model store has changed; loading it beside the models that are served")
         old = self._current
         try:
-            store = read_store(self._directory)
+            store = await asyncio.to_thread(read_store, self._directory)
             for why in store.faults:
                 self._announce(f"not served: {why}")
             new = self._replica_set(store)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 from cutaway.archive import reader
+from cutaway.archive.reader import Manifest
 from cutaway.errors import CutawayError, Reason, error
 from cutaway.gateway.models.catalog import Catalog, version_key
 from cutaway.results import ModelName
@@ -52,6 +54,12 @@ class ModelStore:
             raise error(Reason.MODEL_NOT_LOADED, "no model can be served: " + "; ".join(self.faults))
 
 
+@lru_cache(maxsize=1024)
+def _verified(path: Path, size: int, mtime_ns: int, inode: int) -> Manifest:
+    """Reads an archive whose bytes were not checked before: gigabytes of weights take seconds."""
+    return reader.read(path)
+
+
 def read_store(directory: Path) -> ModelStore:
     """Reads every archive in ``directory``; a damaged archive does not affect the others.
 
@@ -62,7 +70,8 @@ def read_store(directory: Path) -> ModelStore:
     store = ModelStore()
     for path in sorted(directory.glob("*.mar")):
         try:
-            manifest = reader.read(path)
+            status = path.stat()
+            manifest = _verified(path, status.st_size, status.st_mtime_ns, status.st_ino)
         except CutawayError as failure:
             store.unreadable[path.stem] = failure.message
             continue
