@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+import os
+import re
 from pathlib import Path
 from typing import Literal
 
@@ -12,11 +15,19 @@ from cutaway.errors import Reason, error
 
 MEBIBYTE = 1024 * 1024
 
+_PREFIX = "CUTAWAY_"
+
+_OTHERS = {"TOKEN", "IMAGE", "MODELS", "PUBLISH"}
+"""Variables of the client and of deploy/compose.yml."""
+
+_OF_KUBERNETES = re.compile(r"_SERVICE_(HOST|PORT)|_PORT($|_\d+_)").search
+"""Finds the variables that Kubernetes sets for a service whose name begins with ``cutaway``."""
+
 
 class Settings(BaseSettings):
     """The settings of a gateway and its workers. Each field is the environment variable ``CUTAWAY_<NAME>``."""
 
-    model_config = SettingsConfigDict(env_prefix="CUTAWAY_")
+    model_config = SettingsConfigDict(env_prefix=_PREFIX)
 
     address: str = Field(default="127.0.0.1:50051", description="Address of the gateway; port 0 picks a free port.")
     max_message_bytes: int = Field(
@@ -66,8 +77,17 @@ class Settings(BaseSettings):
         """Returns the settings of the environment.
 
         Raises:
-            InvalidArgument: ``INVALID_VALUE``, with the environment variable.
+            InvalidArgument: ``INVALID_VALUE``, with the environment variable. One that is no setting is refused, because
+                a misspelt one would leave a door open that the operator meant to close.
         """
+        known = {name.upper() for name in cls.model_fields}
+        for variable in sorted(os.environ):
+            name = variable.upper().removeprefix(_PREFIX)
+            if name == variable.upper() or name in known | _OTHERS or _OF_KUBERNETES(variable):
+                continue
+            near = difflib.get_close_matches(name[:100], known, n=1)
+            hint = f"did you mean {_PREFIX}{near[0]}?" if near else f"settings: {', '.join(sorted(known))}"
+            raise error(Reason.INVALID_VALUE, f"no such setting; {hint}", variable)
         try:
             return cls()
         except ValidationError as failure:

@@ -153,6 +153,31 @@ def test_a_command_without_its_packages_says_what_is_missing(address: str, image
     assert done.stderr == "matplotlib is missing; this needs: pip install 'cutaway[cli]'\n"
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("CUTAWAY_TLS_CERT", "no such setting; did you mean CUTAWAY_TLS_CERTIFICATE?"),
+        ("CUTAWAY_TOKENS_FILE", "no such setting; did you mean CUTAWAY_TOKENS?"),
+        ("CUTAWAY_X", "no such setting; settings: ADDRESS, BEHIND, "),
+    ],
+)
+def test_a_misspelt_setting_is_refused(name: str, said: str, tmp_path: Path) -> None:
+    """Ignored, it would leave a server without the certificate or the tokens that its operator gave it."""
+    done = cutaway("serve", "--model-store", tmp_path, columns=80, **{name: "x"})
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"INVALID_VALUE [{name}]: {said}"), done.stderr
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["CUTAWAY_TOKEN", "CUTAWAY_IMAGE", "CUTAWAY_PORT", "CUTAWAY_PORT_50051_TCP_ADDR", "CUTAWAY_WEB_SERVICE_HOST"],
+)
+def test_what_others_set_is_no_setting(name: str, tmp_path: Path) -> None:
+    """Clients, Compose and Kubernetes have variables of their own."""
+    done = cutaway("serve", "--model-store", tmp_path, columns=80, **{name: "x"})
+    assert done.stderr.startswith("MODEL_NOT_FOUND"), done.stderr
+
+
 def test_serve_refuses_what_cannot_be(tmp_path: Path) -> None:
     """Workers in one process, a store that is not there and a setting that is no number are refused in words."""
     done = cutaway("serve", "--model-store", tmp_path, "--embedded", "--workers", 2)
