@@ -77,8 +77,8 @@ class Settings(BaseSettings):
         """Returns the settings of the environment.
 
         Raises:
-            InvalidArgument: ``INVALID_VALUE``, with the environment variable. One that is no setting is refused, because
-                a misspelt one would leave a door open that the operator meant to close.
+            InvalidArgument: ``INVALID_VALUE``, with the environment variable. One that is no setting is refused: a
+                misspelt one would leave a door open that the operator meant to close.
         """
         known = {name.upper() for name in cls.model_fields}
         for variable in sorted(os.environ):
