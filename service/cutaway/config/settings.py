@@ -92,4 +92,4 @@ class Settings(BaseSettings):
             return cls()
         except ValidationError as failure:
             first = failure.errors()[0]
-            raise error(Reason.INVALID_VALUE, first["msg"], f"CUTAWAY_{str(first['loc'][0]).upper()}") from None
+            raise error(Reason.INVALID_VALUE, first["msg"], f"{_PREFIX}{str(first['loc'][0]).upper()}") from None

@@ -16,7 +16,7 @@ from cutaway.gateway.backends.base import Announce, Backend, SetServing, Supervi
 from cutaway.gateway.backends.torchserve import TorchServeBackend
 from cutaway.gateway.file_watch import FileWatch
 from cutaway.gateway.lifecycle.replica_set import ReplicaSet
-from cutaway.gateway.models.store import ModelStore, read_store
+from cutaway.gateway.models.store import ModelStore, archives_in, read_store
 from cutaway.results import ModelName
 
 log = structlog.get_logger(__name__)
@@ -46,7 +46,7 @@ class Supervisor:
         self._announce = announce
         self._current = self._replica_set(store)
         self._running = [self._current]
-        self._watch = FileWatch(lambda: self._directory.glob("*.mar"), settle_s=_SETTLE_S, inodes=False)
+        self._watch = FileWatch(lambda: archives_in(self._directory), settle_s=_SETTLE_S, inodes=False)
         self.backend: TorchServeBackend
 
     def _replica_set(self, store: ModelStore) -> ReplicaSet:

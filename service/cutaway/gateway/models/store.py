@@ -60,6 +60,15 @@ def _verified(path: Path, size: int, mtime_ns: int, inode: int) -> Manifest:
     return reader.read(path)
 
 
+def archives_in(directory: Path) -> list[Path]:
+    """Returns the archives in ``directory``, sorted; none if it does not exist.
+
+    Raises:
+        OSError: the directory cannot be read; `Path.glob` of Python 3.13 would return nothing.
+    """
+    return sorted(path for path in directory.iterdir() if path.suffix == ".mar") if directory.is_dir() else []
+
+
 def read_store(directory: Path) -> ModelStore:
     """Reads every archive in ``directory``; a damaged archive does not affect the others.
 
@@ -68,7 +77,7 @@ def read_store(directory: Path) -> ModelStore:
         NotFound: ``MODEL_NOT_FOUND`` if there is no archive, ``MODEL_NOT_LOADED`` if none is valid.
     """
     store = ModelStore()
-    for path in sorted(directory.glob("*.mar")):
+    for path in archives_in(directory):
         try:
             status = path.stat()
             manifest = _verified(path, status.st_size, status.st_mtime_ns, status.st_ino)
