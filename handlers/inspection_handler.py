@@ -23,9 +23,9 @@ class InspectionHandler:
         # TorchServe's own code prints two lines for every batch.
         logging.getLogger().setLevel(logging.WARNING)
         try:
-            from cutaway.worker.worker import Worker
+            from cutaway.worker.process import start_worker
 
-            self.worker = Worker.load(Path(context.system_properties["model_dir"]), device=_device(context))
+            self.worker = start_worker(Path(context.system_properties["model_dir"]), _device(context))
         except Exception as failure:
             _report(context.manifest["model"], failure)
             raise

@@ -270,4 +270,4 @@ def test_handler_is_thin() -> None:
     assert [type(node) for node in ast.walk(handler.tree)].count(ast.ClassDef) == 1
     assert len(HANDLER.read_text("utf-8").splitlines()) < 80
     assert {name.partition(".")[0] for name in handler.imports(lazy=False)} <= sys.stdlib_module_names
-    assert handler.imports(lazy=True) & set(MODULES) <= {"cutaway.worker.worker", "cutaway.errors"}
+    assert handler.imports(lazy=True) & set(MODULES) <= {"cutaway.worker.process", "cutaway.errors"}

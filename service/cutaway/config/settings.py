@@ -17,8 +17,8 @@ MEBIBYTE = 1024 * 1024
 
 _PREFIX = "CUTAWAY_"
 
-_OTHERS = {"TOKEN", "IMAGE", "MODELS", "PUBLISH"}
-"""Variables of the client and of deploy/compose.yml."""
+_OTHERS = {"TOKEN", "IMAGE", "MODELS", "PUBLISH", "HEARTBEATS"}
+"""Variables of the client, of deploy/compose.yml, and of the gateway for its workers."""
 
 _OF_KUBERNETES = re.compile(r"_SERVICE_(HOST|PORT)|_PORT($|_\d+_)").search
 """Finds the variables that Kubernetes sets for a service whose name begins with ``cutaway``."""
@@ -39,8 +39,20 @@ class Settings(BaseSettings):
     default_deadline_s: float = Field(default=60.0, gt=0, description="Deadline of calls without one.")
     start_timeout_s: float = Field(default=180.0, gt=0, description="How long models may take to load.")
     grace_s: float = Field(default=10.0, ge=0, description="How long running calls may finish when the server stops.")
+    hang_s: float = Field(
+        default=5.0,
+        gt=0,
+        description="A worker without progress for so long after the latest deadline of its calls is killed and "
+        "started again, and so is a TorchServe that replies to nothing. More than the longest single pass.",
+    )
     max_queue_length: int = Field(
         default=256, gt=0, description="The most calls of one model without a reply; more are refused at once."
+    )
+    max_queue_bytes: int | None = Field(
+        default=None,
+        gt=0,
+        description="The most bytes of all requests without a reply; more are refused at once, and one caller may "
+        "have half of them. By default a 24th of the memory that the server may use.",
     )
     replicas: int = Field(default=1, gt=0, description="TorchServe processes that share the calls.")
     behind: str = Field(
@@ -49,6 +61,12 @@ class Settings(BaseSettings):
     behind_token: str | None = Field(default=None, description="Token for the upstream gateways.", repr=False)
     behind_ca: Path | None = Field(
         default=None, description="Authority of the upstream gateways' certificates, PEM; without it, no TLS."
+    )
+    request_memory_bytes: int | None = Field(
+        default=None,
+        gt=0,
+        description="The most memory for the requests of a worker on a CPU, beyond what it has after loading; by "
+        "default its share of the memory that the server may use.",
     )
     max_batch_size: int = Field(default=32, gt=0, description="The most calls in a batch; 1 turns batching off.")
     max_rows: int = Field(default=10_000_000, gt=0, description="The most rows of one request.")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -41,9 +42,11 @@ from cutaway.wire.message_walk import parse
 from cutaway.wire.reply_options import apply_reply_options
 from cutaway.wire.timing_patch import timing_patch
 from cutaway.worker import limits
-from cutaway.worker.failures import as_failure, raising_errors, with_failure
+from cutaway.worker.failures import raising_errors, with_failure
+from cutaway.worker.reply_encoding import encode_batch_reply, encode_reply
 from cutaway.worker_protocol import cancellation as caller_cancellation
 from cutaway.worker_protocol import trace_context
+from cutaway.worker_protocol.heartbeat import IDLE, latest_deadline
 from cutaway.worker_protocol.reply_socket import ReplySender
 from cutaway.worker_protocol.torchserve_messages import CallParts
 
@@ -70,6 +73,9 @@ class Worker:
         adapter: decodes raw inputs for it.
         name: the model and version in replies.
         settings: the largest reply, and limits of a request.
+
+    Attributes:
+        busy_until: the latest deadline of the calls that run, in Unix seconds; `IDLE` while none runs.
     """
 
     def __init__(self, model: InspectedModel, adapter: Adapter, name: ModelName, settings: Settings) -> None:
@@ -77,6 +83,7 @@ class Worker:
         self._adapter = adapter
         self._settings = settings
         self.name = name
+        self.busy_until = IDLE
         self._kinds: dict[str, Callable[[bytes, Cancellation], _Decoded | bytes]] = {
             "inspect": self._inspect,
             "describe": self._describe,
@@ -145,22 +152,32 @@ class Worker:
         single = [call for batch in expanded if isinstance(batch, list) for call in batch]
         replies = iter(self._replies(single, start))
         return [
-            _reply(batch, start)
+            encode_reply(batch, _since(start))
             if isinstance(batch, BaseException)
-            else _batch_reply([next(replies) for _ in batch], self._settings.max_message_bytes, start)
+            else encode_batch_reply([next(replies) for _ in batch], self._settings.max_message_bytes, _since(start))
             if "batch" in call
             else next(replies)
             for call, batch in zip(calls, expanded)
         ]
 
     def _replies(self, calls: Sequence[CallParts], start: float) -> list[bytes]:
-        with trace_context.attached(calls):
+        with self._busy(calls), trace_context.attached(calls):
             decoded = [_catch(self._decode, call) for call in calls]
             results = iter(inspect_batch([item.plan for item in decoded if isinstance(item, _Decoded)]))
         return [
-            _reply(_catch(self._encode, item, call, next(results)) if isinstance(item, _Decoded) else item, start)
+            encode_reply(
+                _catch(self._encode, item, call, next(results)) if isinstance(item, _Decoded) else item, _since(start)
+            )
             for call, item in zip(calls, decoded)
         ]
+
+    @contextmanager
+    def _busy(self, calls: Sequence[CallParts]) -> Iterator[None]:
+        self.busy_until = latest_deadline(calls)
+        try:
+            yield
+        finally:
+            self.busy_until = IDLE
 
     def stream(self, call: CallParts, *, held: bool = True) -> Iterator[chunks.Piece]:
         """Runs the request in the part ``stream``. Never raises: an error is the last piece.
@@ -176,7 +193,7 @@ class Worker:
         return with_failure(self._pieces({part: call[part] for part in parts if part in call}, held))
 
     def _pieces(self, call: CallParts, held: bool) -> Iterator[chunks.Piece]:
-        with trace_context.attached([call]):
+        with self._busy([call]), trace_context.attached([call]):
             decoded = self._decode(call)
             results = inspect_batch([decoded.plan]) if isinstance(decoded, _Decoded) else []
         if isinstance(decoded, _Decoded):
@@ -314,26 +331,5 @@ def _expand(call: CallParts) -> list[CallParts]:
     return [single.parts for single in parse(worker_pb2.WorkerBatch, call["batch"]).calls]
 
 
-def _batch_reply(replies: Sequence[bytes], max_bytes: int, start: float) -> bytes:
-    """Encodes the replies of a batch as one; a reply that does not fit is sent empty, but never the first one."""
-    size = 0
-    sent: list[bytes] = []
-    for reply in replies:
-        fits = not sent or size + len(reply) <= max_bytes
-        sent.append(reply if fits else b"")
-        size += len(sent[-1])
-    return _reply(worker_pb2.WorkerBatchReply(replies=sent).SerializeToString(), start)
-
-
 def _since(start: float) -> float:
     return (time.perf_counter() - start) * 1000
-
-
-def _reply(outcome: bytes | BaseException, start: float) -> bytes:
-    reply = worker_pb2.WorkerReply()
-    if isinstance(outcome, BaseException):
-        reply.failure.CopyFrom(as_failure(outcome))
-    else:
-        reply.response = outcome
-    reply.worker_ms = _since(start)
-    return reply.SerializeToString()

@@ -408,10 +408,10 @@ def test_each_model_has_a_health_of_its_own() -> None:
         gauge = (door.observers.address, "cutaway_model_serving")
         assert await states(door, *services) == [health_pb2.HealthCheckResponse.SERVING] * 4
         assert await asyncio.to_thread(read, *gauge, model="net", version="1.0") == 1
-        await door.set_serving(False)
+        await door.set_serving(())
         assert await states(door, *services) == [health_pb2.HealthCheckResponse.NOT_SERVING] * 4
         assert await asyncio.to_thread(read, *gauge, model="net", version="1.0") == 0
-        await door.set_serving(True)
+        await door.set_serving([worker.name])
         assert await states(door, *services) == [health_pb2.HealthCheckResponse.SERVING] * 4
         with pytest.raises(grpc.RpcError):
             await states(door, "nets")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
 
 import grpc
 import numpy as np
@@ -14,7 +16,7 @@ from torch import Tensor, nn
 
 import cutaway as ca
 from cutaway.client.request_builder import build_request
-from cutaway.client.transport import GatewayTransport
+from cutaway.client.transport import SERVICE, GatewayTransport
 from cutaway.config.settings import Settings
 from cutaway.errors import Reason, error
 from cutaway.gateway import serve
@@ -188,6 +190,81 @@ def test_a_connection_is_a_lane() -> None:
             each.result()
     assert model.order.index(100) == 2
     assert sorted(model.order) == [0, 1, 2, 3, 4, 5, 100]
+
+
+def test_bytes_under_way_are_limited() -> None:
+    """In all and of one caller: what is too much is refused, while others are served; and taken when there is room."""
+    model = Slow()
+    sizes = Settings(max_batch_size=1, max_queue_bytes=3 << 20, metrics_address="127.0.0.1:0")
+    with (
+        serve({"slow": model}, settings=sizes) as server,
+        ThreadPoolExecutor(3) as callers,
+        _connection(server.address) as one,
+        _connection(server.address) as other,
+        _connection(server.address) as third,
+    ):
+        held = [callers.submit(_send, one, 1 << 20)]
+        model.entered.wait(PATIENCE_S)
+        assert _refusal(one, 1 << 20) == "OVERLOADED"
+        held.append(callers.submit(_send, other, 1 << 20))
+        until(lambda: waiting_calls(server.metrics_address, "slow") == 1)
+        assert _refusal(other, 1 << 20) == "OVERLOADED"
+        assert _refusal(third, 3 << 19) == "OVERLOADED"
+        model.open.set()
+        for each in held:
+            each.result()
+        _send(third, 3 << 19)
+        _send(third, 7 << 19)
+
+
+def test_a_request_that_has_no_room_is_not_read() -> None:
+    """It is refused by its first bytes, whatever it would have been."""
+    model = Slow()
+    sizes = Settings(max_batch_size=1, max_queue_bytes=1 << 20)
+    with (
+        serve({"slow": model}, settings=sizes) as server,
+        ThreadPoolExecutor(1) as callers,
+        _connection(server.address) as one,
+        _connection(server.address) as other,
+    ):
+        held = callers.submit(_send, one, 1 << 20)
+        model.entered.wait(PATIENCE_S)
+        ask: grpc.StreamUnaryMultiCallable[bytes, bytes] = other.stream_unary(f"/{SERVICE}/Inspect")
+        with pytest.raises(grpc.RpcError) as refused:
+            ask(_endless(model.open), timeout=PATIENCE_S)
+        assert _reason(refused.value) == "OVERLOADED"
+        model.open.set()
+        held.result()
+
+
+def _endless(over: threading.Event) -> Iterator[bytes]:
+    """Yields no message before ``over``."""
+    over.wait(PATIENCE_S)
+    yield b""
+
+
+@contextmanager
+def _connection(address: str) -> Iterator[grpc.Channel]:
+    """A connection of its own: else all channels of a process share one."""
+    with grpc.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+        yield channel
+
+
+def _send(channel: grpc.Channel, size: int) -> None:
+    asked = GatewayTransport().inspect(build_request("slow", {"x": np.zeros((1, size // 4), np.float32)}))
+    send: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(asked.path)
+    send(asked.payload, timeout=PATIENCE_S)
+
+
+def _refusal(channel: grpc.Channel, size: int) -> str:
+    with pytest.raises(grpc.RpcError) as refused:
+        _send(channel, size)
+    return _reason(refused.value)
+
+
+def _reason(failure: Any) -> str:
+    code, _ = failure.code().value
+    return str(GatewayTransport().failure(code, failure.details(), failure.trailing_metadata()).reason)
 
 
 class OneByOne:

@@ -38,10 +38,12 @@ from cutaway.wire import grpc_status
 from cutaway.wire import requests as wire_requests
 from cutaway.wire.chunks import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES, StreamEncoder, as_message
 from cutaway.worker.worker import Worker
+from cutaway.worker_protocol import reply_socket
 from cutaway.worker_protocol.torchserve_messages import decode_stream_opening
 from tests.support.serving import Server, package, serving
 from tests.support.small_models import Images, Words
 from tests.support.torchserve_port import behind
+from tests.support.waiting import PATIENCE_S
 
 MEBIBYTE = 1 << 20
 
@@ -368,6 +370,30 @@ def test_a_slow_reader_keeps_nobody_waiting(client: ca.Client) -> None:
         assert slow.result().captures["wide"].output.nbytes == 60 * MEBIBYTE
 
 
+def test_a_reply_that_nobody_reads_is_ended(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not hold memory, and a place among the streamed replies, until its deadline."""
+    monkeypatch.setattr(reply_socket, "PATIENCE_S", 0.1)
+    for pause_s in (1, 5, 25):  # in which the gateway must have tried to send what has no room
+        with grpc.insecure_channel(address) as channel:
+            reply = _unread(channel)
+            next(reply)
+            time.sleep(pause_s)
+            with suppress(grpc.RpcError):
+                list(reply)
+                continue
+            assert reply.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+            assert "did not read" in reply.details()
+            break
+    else:
+        raise AssertionError("a reply that was not read for 25 s was sent to its end")
+
+
+def _unread(channel: grpc.Channel) -> Any:
+    """Returns a streamed reply that is larger than what is sent ahead of a reader."""
+    send = inspection_service_pb2_grpc.InspectionServiceStub(channel).InspectStream
+    return send(asked_for("wide", mebibytes(40), MAX_CHUNK_BYTES, captures=["wide"]), timeout=PATIENCE_S)
+
+
 def test_the_deadline_of_a_stream(client: ca.Client) -> None:
     """A reply in pieces has the call's deadline as any other has."""
     with pytest.raises(ca.DeadlineExceeded):
@@ -471,6 +497,19 @@ def test_a_slow_reader_fills_no_memory(wide: Server) -> None:
             grown = [each.memory_info().rss - rss for each, rss in zip(others, before)]
             assert slow.result().captures["wide"].output.nbytes == 300 * MEBIBYTE
     assert max(grown) < 64 * MEBIBYTE
+
+
+def test_unread_replies_hold_up_no_other_caller(wide: Server) -> None:
+    """One caller leaves twice as many replies unread as may be on their way; those of another one arrive."""
+    with grpc.insecure_channel(wide.address) as channel, ca.Client(wide.address) as other:
+        unread = [_unread(channel) for _ in range(16)]
+        for reply in unread[:4]:
+            next(reply)
+        for size in (7, 9):
+            found = other.inspect("wide", mebibytes(size), captures="wide", stream=True, timeout=PATIENCE_S)
+            assert found.captures["wide"].output.nbytes == size * MEBIBYTE
+        for reply in unread:
+            reply.cancel()
 
 
 def test_the_deadline_amid_a_reply(wide: Server) -> None:

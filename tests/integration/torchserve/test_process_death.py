@@ -17,7 +17,7 @@ from google.rpc import error_details_pb2, status_pb2
 import cutaway as ca
 from cutaway.schema.tensors import Array
 from tests.conftest import ADAPTERS
-from tests.support.adapters.fragile_adapter import DEADLY, GREEDY
+from tests.support.adapters.fragile_adapter import DEADLY
 from tests.support.health import health
 from tests.support.processes import java, worker
 from tests.support.rounding import SMALL, close
@@ -39,9 +39,11 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Both, behind a gateway before TorchServe."""
-    with serving(store, tmp_path_factory.mktemp("survival") / "logs") as running:
-        yield running
+    """Both, behind a gateway before TorchServe; requests may take half a gibibyte."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUTAWAY_REQUEST_MEMORY_BYTES", str(1 << 29))
+        with serving(store, tmp_path_factory.mktemp("survival") / "logs") as running:
+            yield running
 
 
 def rows(value: float, count: int = 1) -> dict[str, Array]:
@@ -87,15 +89,17 @@ def test_a_request_that_kills_workers_is_tried_twice(server: Server) -> None:
 
 
 def test_memory_that_runs_out_costs_its_own_request_only(server: Server) -> None:
-    """It is told so; the worker lives, and calls beside it are answered."""
+    """A small request that needs 8 GB of activations: its caller is told so, the worker lives, has taken no more
+    than it may, and calls beside it are answered."""
     before = worker(server, "fragile").pid
     with ca.Client(server.address) as client, ThreadPoolExecutor(CALLERS) as callers:
         beside = [callers.submit(client.inspect, "fragile", rows(number)) for number in range(CALLERS - 1)]
         with pytest.raises(ca.ResourceExhausted) as caught:
-            client.inspect("fragile", rows(GREEDY))
+            client.inspect("fragile", rows(1.0, 20_000))
         assert caught.value.reason == "OUT_OF_MEMORY"
         assert all(each.result().predictions for each in beside)
     assert worker(server, "fragile").pid == before
+    assert worker(server, "fragile").memory_info().rss < 2 << 30
 
 
 def test_torchserve_comes_back(server: Server) -> None:

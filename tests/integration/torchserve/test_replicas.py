@@ -100,25 +100,19 @@ def _shared_again(server: Server) -> None:
         until(lambda: {who(client), who(client)} == set(javas(server)))
 
 
-def test_one_that_hangs_is_left_out(server: Server) -> None:
+def test_one_that_hangs_is_replaced(server: Server) -> None:
     """It is stopped, as a machine may be that has run out of memory: its calls are answered by the other one, the
-    gateway serves on, and it takes part again when it goes on."""
+    gateway serves on, and another one takes its place."""
     both = javas(server)
-    victim, other = both
-    os.kill(both[victim].pid, signal.SIGSTOP)
-    try:
-        with load(server) as running:
-            until(lambda: running.slowest_s > 1.0)
-            assert health(server.address) == "SERVING"
-            told = running.answers[other]
-            until(lambda: running.answers[other] > told + 100)
+    victim = next(iter(both))
+    with load(server) as running:
+        os.kill(both[victim].pid, signal.SIGSTOP)
+        until(lambda: len(set(javas(server)) - {victim}) == 2)
         assert health(server.address) == "SERVING"
-        with ca.Client(server.address) as client:
-            assert {who(client) for _ in range(10)} == {other}
-    finally:
-        os.kill(both[victim].pid, signal.SIGCONT)
+        (new,) = set(javas(server)) - set(both)
+        until(lambda: running.answers[new] > 100)
+    assert health(server.address) == "SERVING"
     _shared_again(server)
-    assert set(javas(server)) == set(both)
 
 
 def test_none_is_left(server: Server) -> None:

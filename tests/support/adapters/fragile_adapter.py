@@ -1,4 +1,4 @@
-"""A model that ends its process, takes its time, or more memory than there is, when it is asked to."""
+"""A model that ends its process, never ends, takes its time, or much memory, when it is asked to."""
 
 import os
 import time
@@ -11,7 +11,7 @@ from cutaway.results import InputSpec
 
 DEADLY = 99.0
 SLOW = 50.0
-GREEDY = 70.0
+ENDLESS = 60.0
 
 
 class Fragile(nn.Module):
@@ -23,10 +23,10 @@ class Fragile(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if bool((x == DEADLY).any()):
             os._exit(1)
+        while bool((x == ENDLESS).any()):
+            pass
         if bool((x == SLOW).any()):
             time.sleep(1)
-        if bool((x == GREEDY).any()):
-            torch.empty(1 << 50)
         self.wide(x)
         return self.linear(x)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Mapping
 from typing import Any, Protocol, TypeAlias
 
 from cutaway.gateway.batching.batcher import Batcher
@@ -16,8 +16,8 @@ from cutaway.worker_protocol.torchserve_messages import CallParts
 Announce: TypeAlias = Callable[[str], None]
 """Prints one line about starts, reloads and failures for the operator."""
 
-SetServing: TypeAlias = Callable[[bool], Awaitable[None]]
-"""Sets whether health checks report that the gateway serves."""
+SetServing: TypeAlias = Callable[[Collection[ModelName]], Awaitable[None]]
+"""Sets which models health checks report as serving; the gateway serves if any model does."""
 
 Supervise: TypeAlias = Callable[[SetServing], Coroutine[Any, Any, None]]
 """Keeps a backend running, and reports whether it serves; returns if that is no longer possible."""

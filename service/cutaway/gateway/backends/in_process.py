@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import threading
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
@@ -14,6 +15,7 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from cutaway.archive import reader
+from cutaway.config.memory import share_of_worker
 from cutaway.config.settings import Settings
 from cutaway.errors import CutawayError, Reason, error
 from cutaway.gateway.backends.base import MAX_BATCH_BYTES, Announce, Backend, SetServing, Supervise, with_context
@@ -22,11 +24,14 @@ from cutaway.gateway.models.catalog import Catalog
 from cutaway.gateway.models.store import ModelStore
 from cutaway.results import ModelName
 from cutaway.wire.chunks import as_message
+from cutaway.worker.memory_limit import limit_request_memory
 from cutaway.worker.worker import Worker
 from cutaway.worker_protocol import cancellation
 from cutaway.worker_protocol.torchserve_messages import CallParts
 
 T = TypeVar("T")
+
+_POLL_S = 0.1
 
 
 @asynccontextmanager
@@ -49,12 +54,19 @@ async def in_process_backend(
             except CutawayError as failure:
                 announce(store.mark_broken(name, str(failure)))
         store.require_models()
-        yield InProcessBackend(workers, store.catalog, settings), _supervise
+        limit_request_memory(settings.request_memory_bytes or share_of_worker(1))
+        yield InProcessBackend(workers, store.catalog, settings), partial(_supervise, workers, settings.hang_s)
 
 
-async def _supervise(_: SetServing) -> None:
-    """Waits forever: there is no other process to restart."""
-    await asyncio.get_running_loop().create_future()
+async def _supervise(workers: Sequence[Worker], hang_s: float, set_serving: SetServing) -> None:
+    """Calls ``set_serving`` whenever a model begins to hang, or goes on: its thread cannot be ended."""
+    serving = {worker.name for worker in workers}
+    while True:
+        await asyncio.sleep(_POLL_S)
+        now = {worker.name for worker in workers if not 0 < worker.busy_until < time.time() - hang_s / 2}
+        if now != serving:
+            serving = now
+            await set_serving(serving)
 
 
 class InProcessBackend:

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import grpc.aio
 
 from cutaway.errors import CutawayError, Reason, error
-from cutaway.gateway.backends.load_balancing import CHECK_INTERVAL_S, CHECK_TIMEOUT_S, MAX_FAILED_CHECKS, OPTIONS, pick
+from cutaway.gateway.backends.load_balancing import CHECK_INTERVAL_S, MAX_FAILED_CHECKS, OPTIONS, pick
 from cutaway.gateway.torchserve.server_process import Endpoint
 from cutaway.results import ModelName
 from cutaway.trust import bearer
@@ -24,15 +24,22 @@ _OPTIONS = (*OPTIONS, ("grpc.enable_http_proxy", 0))  # a proxy would read the t
 class Replica:
     """One TorchServe process, called over its gRPC port; pinged until `close`.
 
+    Args:
+        endpoint: its address and token.
+        hang_s: how long it may leave pings without a reply, in seconds.
+
     Attributes:
         endpoint: its address and token.
         available: whether it replies; while it does not, it gets no calls.
+        hangs: whether it has left `MAX_FAILED_CHECKS` pings, and all of the last ``hang_s`` seconds, without a reply.
         under_way: its running batches by model.
     """
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: Endpoint, hang_s: float) -> None:
         self.endpoint = endpoint
         self.available = True
+        self.hangs = False
+        self._ping_timeout_s = hang_s / MAX_FAILED_CHECKS
         self.under_way: Counter[ModelName] = Counter()
         self._metadata = bearer(endpoint.token)
         self._channel = grpc.aio.insecure_channel(endpoint.address, options=_OPTIONS)
@@ -61,7 +68,9 @@ class Replica:
         except asyncio.CancelledError:
             if self.available:
                 raise  # the caller cancelled
-            raise error(Reason.BACKEND_UNAVAILABLE, "TorchServe ended during this call") from None
+            raise error(
+                Reason.BACKEND_UNAVAILABLE, "TorchServe ended, or replied to nothing, during this call"
+            ) from None
         finally:
             self._calls.discard(call)
             self.under_way[name] -= 1
@@ -84,14 +93,16 @@ class Replica:
         while True:
             await asyncio.sleep(CHECK_INTERVAL_S)
             try:
-                await self._ping(b"", timeout=CHECK_TIMEOUT_S, metadata=self._metadata)
+                await self._ping(b"", timeout=self._ping_timeout_s, metadata=self._metadata)
             except grpc.aio.AioRpcError as failure:
-                self._failed_pings += 1
-                if _broken(failure) or self._failed_pings >= MAX_FAILED_CHECKS:
+                timed_out = failure.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+                self._failed_pings += timed_out
+                self.hangs = self._failed_pings >= MAX_FAILED_CHECKS
+                if _broken(failure) or self.hangs:
                     self.mark_unavailable()
             else:
                 self._failed_pings = 0
-                self.available = True
+                self.available, self.hangs = True, False
 
 
 def _broken(failure: grpc.aio.AioRpcError) -> bool:
@@ -105,15 +116,25 @@ async def _ended(call: grpc.aio.UnaryUnaryCall[bytes, bytes]) -> None:
 
 
 class ReplicaPool:
-    """The TorchServe processes that share the calls."""
+    """The TorchServe processes that share the calls.
 
-    def __init__(self, endpoints: Iterable[Endpoint]) -> None:
-        self._all = [Replica(endpoint) for endpoint in endpoints]
+    Args:
+        endpoints: their addresses and tokens.
+        hang_s: see `Replica`.
+    """
+
+    def __init__(self, endpoints: Iterable[Endpoint], hang_s: float) -> None:
+        self._hang_s = hang_s
+        self._all = [Replica(endpoint, hang_s) for endpoint in endpoints]
 
     @property
     def available(self) -> bool:
         """Whether any process is available."""
         return any(replica.available for replica in self._all)
+
+    def find(self, endpoint: Endpoint) -> Replica | None:
+        """Returns the process at ``endpoint``; None if it was removed."""
+        return next((replica for replica in self._all if replica.endpoint == endpoint), None)
 
     async def predict(self, name: ModelName, request: bytes, timeout_s: float) -> bytes:
         """Makes one Predictions call; if its process is unavailable or ends, retries once on another one.
@@ -125,7 +146,7 @@ class ReplicaPool:
         until = loop.time() + timeout_s
         first = self._next(name)
         if first is None:
-            raise error(Reason.BACKEND_UNAVAILABLE, "TorchServe ended unexpectedly and is being restarted")
+            raise error(Reason.BACKEND_UNAVAILABLE, "TorchServe is being restarted")
         try:
             return await first.predict(name, request, timeout_s)
         except CutawayError as failure:
@@ -139,15 +160,15 @@ class ReplicaPool:
 
     def add(self, endpoint: Endpoint) -> None:
         """Adds a process that is available."""
-        self._all.append(Replica(endpoint))
+        self._all.append(Replica(endpoint, self._hang_s))
 
     async def remove(self, endpoint: Endpoint) -> None:
-        """Removes the process at ``endpoint``, which has ended."""
-        for replica in [replica for replica in self._all if replica.endpoint == endpoint]:
+        """Removes the process at ``endpoint``, which has ended or hangs."""
+        if replica := self.find(endpoint):
             self._all.remove(replica)
             await replica.close(0.0)
 
     async def replace(self, endpoints: Iterable[Endpoint], grace_s: float) -> None:
         """Replaces all processes; running calls get ``grace_s`` seconds, and are then retried on the new processes."""
-        old, self._all = self._all, [Replica(endpoint) for endpoint in endpoints]
+        old, self._all = self._all, [Replica(endpoint, self._hang_s) for endpoint in endpoints]
         await asyncio.gather(*(replica.close(grace_s) for replica in old))

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from functools import partial
 from types import MappingProxyType
 
@@ -15,6 +15,7 @@ from cutaway.errors import Reason, error
 from cutaway.gateway.backends.base import MAX_BATCH_BYTES, with_context
 from cutaway.gateway.backends.replica_pool import ReplicaPool
 from cutaway.gateway.batching.batcher import Batcher
+from cutaway.gateway.batching.fair_slots import FairSlots
 from cutaway.gateway.models.catalog import Catalog
 from cutaway.gateway.torchserve.server_process import Endpoint
 from cutaway.results import ModelName
@@ -57,9 +58,9 @@ class TorchServeBackend:
         self._settings = settings
         self._workers = workers
         self.batchers: dict[ModelName, Batcher] = {}
-        self.replicas = ReplicaPool(endpoints)
+        self.replicas = ReplicaPool(endpoints, settings.hang_s)
         self._count = len(endpoints)
-        self._streams: defaultdict[ModelName, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(_MAX_STREAMS))
+        self._streams: defaultdict[ModelName, FairSlots] = defaultdict(lambda: FairSlots(_MAX_STREAMS))
         self._cancellations = cancellation.Cancellations()
 
     async def switch(
@@ -94,25 +95,29 @@ class TorchServeBackend:
         reply = decode_reply(await self.replicas.predict(name, request, timeout_s))
         return [reply] if len(calls) == 1 else decode_batch_reply(reply)
 
+    def latest_deadline(self, name: ModelName) -> float:
+        """Returns the latest deadline of the calls that were sent to a model, in Unix seconds; a time that has passed
+        if there are none."""
+        latest = self.batchers[name].latest_deadline if name in self.batchers else 0.0
+        return time.time() + latest - asyncio.get_running_loop().time()
+
     async def stream(self, name: ModelName, payload: bytes, timeout_s: float) -> AsyncGenerator[bytes, None]:
         """Queues a request, and yields the messages of its reply from a socket that bypasses TorchServe; the model runs
-        other requests meanwhile."""
+        other requests meanwhile. A caller may have half of the unfinished replies, and waits for its turn."""
         until = time.time() + timeout_s
-        try:
-            await asyncio.wait_for(self._streams[name].acquire(), timeout_s)
-        except asyncio.TimeoutError:
-            why = "the deadline passed while other streamed replies of this model were being sent"
-            raise error(Reason.DEADLINE_EXCEEDED, why) from None
-        try:
-            with ReplyReceiver() as receiver:
-                parts = {"stream": payload, "pipe": bytes(receiver.path)}
-                decode_worker_reply(await self._queue(name, parts, until - time.time()))
-                receiver.accept()
-                async with aclosing(receiver.messages(until)) as messages:
-                    async for message in messages:
-                        yield message
-        finally:
-            self._streams[name].release()
+        async with AsyncExitStack() as stack:
+            try:
+                await stack.enter_async_context(self._streams[name].slot(timeout_s))
+            except asyncio.TimeoutError:
+                why = "the deadline passed while other streamed replies of this model were being sent"
+                raise error(Reason.DEADLINE_EXCEEDED, why) from None
+            receiver = stack.enter_context(ReplyReceiver())
+            parts = {"stream": payload, "pipe": bytes(receiver.path)}
+            decode_worker_reply(await self._queue(name, parts, until - time.time()))
+            receiver.accept()
+            messages = await stack.enter_async_context(aclosing(receiver.messages(until)))
+            async for message in messages:
+                yield message
 
     async def close(self, grace_s: float = 0.0) -> None:
         """Closes all connections; running calls get ``grace_s`` seconds to finish."""

@@ -176,11 +176,9 @@ class UpstreamBackend:
         """Why the others are not available."""
         return "; ".join(gateway.why for gateway in self._all if not gateway.available)
 
-    def update_catalog(self) -> bool:
-        """Updates the catalog; returns whether it changed."""
-        before = self.catalog.all()
+    def update_catalog(self) -> None:
+        """Updates the catalog with what the gateways have listed last."""
         self.catalog = Catalog(frozenset[ModelName]().union(*(gateway.models for gateway in self._all)))
-        return self.catalog.all() != before
 
     async def call(self, name: ModelName, kind: str, payload: bytes, timeout_s: float) -> bytes:
         """Forwards a request; retries once on another gateway if one cannot take it."""

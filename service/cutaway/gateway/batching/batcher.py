@@ -76,7 +76,7 @@ class Batcher:
         self._max_pending = max_pending
         self._pending = 0
         self._queue: FairQueue[_PendingCall] = FairQueue()
-        self._running: dict[asyncio.Task[None], int] = {}
+        self._running: dict[asyncio.Task[None], Sequence[_PendingCall]] = {}
         self.batch_sizes: Counter[int] = Counter()
 
     @property
@@ -85,6 +85,12 @@ class Batcher:
         while True:
             with suppress(RuntimeError):  # the queue changed during the iteration
                 return sum(not call.reply.done() for call in self._queue)
+
+    @property
+    def latest_deadline(self) -> float:
+        """The latest deadline of the calls that were sent and have no reply, in the event loop's time; 0 if there are
+        none."""
+        return max((call.deadline for calls in self._running.values() for call in calls), default=0.0)
 
     async def call(self, parts: CallParts, timeout_s: float) -> bytes:
         """Queues a call, and returns its reply.
@@ -113,7 +119,7 @@ class Batcher:
         while self._may_send() and (calls := self._next_batch()):
             self.batch_sizes[len(calls)] += 1
             batch = asyncio.ensure_future(self._run(calls))
-            self._running[batch] = len(calls)
+            self._running[batch] = calls
             batch.add_done_callback(self._batch_done)
 
     def _batch_done(self, batch: asyncio.Task[None]) -> None:
@@ -125,7 +131,7 @@ class Batcher:
         batches = len(self._running)
         if batches < self._workers or batches >= self._max_batches:
             return batches < self._workers
-        return len(self._queue) * batches >= sum(self._running.values())
+        return len(self._queue) * batches >= sum(map(len, self._running.values()))
 
     def _next_batch(self) -> list[_PendingCall]:
         batch: list[_PendingCall] = []

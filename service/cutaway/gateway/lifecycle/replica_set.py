@@ -1,20 +1,28 @@
-"""A replica set: TorchServe processes over one model store, each restarted when it ends unexpectedly."""
+"""A replica set: TorchServe processes over one model store, each restarted when it ends unexpectedly or hangs."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from itertools import chain, repeat
 
+from cutaway.archive import reader
+from cutaway.config.memory import share_of_worker
 from cutaway.config.settings import Settings
 from cutaway.errors import CutawayError
 from cutaway.gateway.backends.base import Announce
 from cutaway.gateway.backends.replica_pool import ReplicaPool
+from cutaway.gateway.backends.torchserve import TorchServeBackend
 from cutaway.gateway.lifecycle.readiness import unready_models
+from cutaway.gateway.lifecycle.worker_watch import WorkerWatch
 from cutaway.gateway.models.store import ModelStore
 from cutaway.gateway.torchserve.server_process import Endpoint, TorchServe
 from cutaway.results import ModelName
+from cutaway.worker_protocol.heartbeat import Hello
 
 _POLL_S = 0.1
 _RESTART_DELAYS_S = (0.0, 1.0, 2.0, 5.0, 10.0)
@@ -36,8 +44,10 @@ class ReplicaSet:
         self.store = store
         self._settings = settings
         self._announce = announce
+        self._watch = WorkerWatch()
         self._servers = {self._name(number): self._server(workers, number) for number in range(settings.replicas)}
         self._supervision: asyncio.Future[list[None]] = asyncio.get_running_loop().create_future()
+        self._ending: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._starting: set[asyncio.Future[None]] = set()
 
     def _name(self, number: int) -> str:
@@ -54,8 +64,14 @@ class ReplicaSet:
             log_dir=self._settings.log_dir,
             number=number,
             of=self._settings.replicas,
+            heartbeats=self._watch.path,
+            request_memory_bytes=self._settings.request_memory_bytes or share_of_worker(self._workers(workers)),
             start_timeout_s=self._settings.start_timeout_s,
         )
+
+    def _workers(self, each: int | None) -> int:
+        """Returns the number of workers in all processes."""
+        return self._settings.replicas * sum(each or reader.workers(path) for path in self.store.archives.values())
 
     @property
     def endpoints(self) -> list[Endpoint]:
@@ -68,6 +84,7 @@ class ReplicaSet:
         Raises:
             CutawayError: a process does not start, or no model answers.
         """
+        await self._watch.open()
         unready = await asyncio.gather(*map(self._start, self._servers.values()))
         for name, why in {name: why for models in unready for name, why in models.items()}.items():
             self._announce(self.store.mark_broken(name, why))
@@ -77,14 +94,42 @@ class ReplicaSet:
         await self._in_thread(server.start)
         return await unready_models(server, self.store, self._settings)
 
-    def supervise(self, pool: ReplicaPool) -> None:
-        """From now on, removes a process that ends from ``pool``, restarts it, and adds it again."""
-        servers = self._servers.items()
+    def supervise(self, backend: TorchServeBackend) -> None:
+        """From now on, kills workers that hang (TorchServe starts new ones); removes a process that ends or hangs from
+        the replicas of ``backend``, restarts it, and adds it again."""
+        servers, pool = self._servers.items(), backend.replicas
         self._supervision = asyncio.gather(*(self._supervise(name, server, pool) for name, server in servers))
+        self._ending = asyncio.ensure_future(self._end_hanging_workers(backend))
 
     def stop_supervising(self) -> None:
-        """From now on, restarts nothing."""
+        """From now on, kills and restarts nothing."""
         self._supervision.cancel()
+        self._ending.cancel()
+
+    def serving(self, backend: TorchServeBackend) -> set[ModelName]:
+        """Returns the models that have a worker that does not hang, in a process that replies."""
+        replicas = [(server, backend.replicas.find(server.inference)) for server in self._servers.values()]
+        replying = [server for server, replica in replicas if replica and replica.available]
+        return {
+            worker.hello.model
+            for worker in self._watch.workers
+            if worker.late_s(backend.latest_deadline) < self._settings.hang_s / 2
+            and any(server.has_worker(worker.hello.pid) for server in replying)
+        }
+
+    async def _end_hanging_workers(self, backend: TorchServeBackend) -> None:
+        while True:
+            await asyncio.sleep(_POLL_S)
+            for worker in [*self._watch.workers]:
+                if worker.late_s(backend.latest_deadline) > self._settings.hang_s:
+                    self._watch.workers.discard(worker)
+                    self._end(worker.hello)
+
+    def _end(self, worker: Hello) -> None:
+        if any(server.has_worker(worker.pid) for server in self._servers.values()):
+            self._announce(f"a worker of {worker.model.model} {worker.model.version} hangs; starting a new one")
+            with suppress(ProcessLookupError):
+                os.kill(worker.pid, signal.SIGKILL)
 
     @property
     def failed(self) -> bool:
@@ -94,9 +139,12 @@ class ReplicaSet:
     async def _supervise(self, name: str, server: TorchServe, pool: ReplicaPool) -> None:
         while True:
             await asyncio.sleep(_POLL_S)
-            if server.poll() is None:
+            replica = pool.find(server.inference)
+            hangs = replica is not None and replica.hangs
+            if server.poll() is None and not hangs:
                 continue
-            self._announce(f"{name} ended unexpectedly; its log says why; restarting it")
+            what = "replies to nothing" if hangs else "ended unexpectedly; its log says why"
+            self._announce(f"{name} {what}; restarting it")
             await pool.remove(server.inference)
             if not await self._restart(name, server, pool):
                 return
@@ -133,3 +181,4 @@ class ReplicaSet:
         if self._starting:
             await asyncio.wait(self._starting)
         await asyncio.gather(*(asyncio.to_thread(server.stop, grace_s) for server in self._servers.values()))
+        self._watch.close()

@@ -73,20 +73,21 @@ class Supervisor:
             await self._stop(list(self._running), self._settings.grace_s)
 
     async def _supervise(self, set_serving: SetServing) -> None:
-        """Restarts processes that end, and reloads the model store when it changes; returns if no process can be
-        restarted.
+        """Restarts processes and workers that end or hang, and reloads the model store when it changes; returns if no
+        process can be restarted.
 
         Args:
-            set_serving: called whenever calls fail because no process is available, and when they succeed again.
+            set_serving: called whenever the models that serve change.
         """
-        self._current.supervise(self.backend.replicas)
-        reloading = asyncio.ensure_future(self._reload_on_change(set_serving))
-        serving = True
+        self._current.supervise(self.backend)
+        reloading = asyncio.ensure_future(self._reload_on_change())
+        serving = set(self._current.store.catalog.all())
         try:
             while not (reloading.done() or self._current.failed):
                 await asyncio.sleep(_POLL_S)
-                if self.backend.replicas.available != serving:
-                    serving = not serving
+                now = self._current.serving(self.backend)
+                if now != serving:
+                    serving = now
                     await set_serving(serving)
         finally:
             reloading.cancel()
@@ -94,7 +95,7 @@ class Supervisor:
         if not reloading.cancelled():
             reloading.result()
 
-    async def _reload_on_change(self, set_serving: SetServing) -> None:
+    async def _reload_on_change(self) -> None:
         """Reloads the store after each change. What nobody foresaw (a full disk, no file descriptors) does not end what
         serves: it is tried again, at longer and longer intervals."""
         due, pauses = False, iter(_RETRY_PAUSES_S)
@@ -103,7 +104,7 @@ class Supervisor:
             try:
                 due = self._watch.changed() or due
                 if due:
-                    await self._reload(set_serving)
+                    await self._reload()
                 due, pauses = False, iter(_RETRY_PAUSES_S)
             except Exception as failure:
                 pause_s = next(pauses, _RETRY_PAUSES_S[-1])
@@ -114,7 +115,7 @@ class Supervisor:
                 )
                 await asyncio.sleep(pause_s)
 
-    async def _reload(self, set_serving: SetServing) -> None:
+    async def _reload(self) -> None:
         """Replaces the replica set by one over the current content of the store; if that fails, keeps the old one."""
         self._announce("the model store has changed; loading it beside the models that are served")
         old = self._current
@@ -134,10 +135,9 @@ class Supervisor:
             return
         self._current = new
         old.stop_supervising()
-        new.supervise(self.backend.replicas)
+        new.supervise(self.backend)
         # Running calls finish on the old processes; all others go to the new ones.
         await self.backend.switch(new.endpoints, store.catalog, worker_counts, self._settings.grace_s)
-        await set_serving(True)  # health checks do not know the new models yet
         await self._stop([old], self._settings.grace_s)
         for name in store.archives:
             self._announce(f"serving {name.model} {name.version}")

@@ -57,11 +57,12 @@ async def _wait_available(backend: UpstreamBackend, timeout_s: float) -> None:
 
 
 async def _supervise(backend: UpstreamBackend, set_serving: SetServing) -> None:
-    """Calls ``set_serving`` whenever the gateways become unavailable or available, and for new models."""
-    serving = True
+    """Calls ``set_serving`` whenever the models that the available gateways serve change."""
+    serving = backend.catalog.all()
     while True:
         await asyncio.sleep(_POLL_S)
-        changed = backend.update_catalog()
-        if changed or backend.available != serving:
-            serving = backend.available
+        backend.update_catalog()
+        now = backend.catalog.all() if backend.available else []
+        if now != serving:
+            serving = now
             await set_serving(serving)

@@ -31,12 +31,20 @@ class AuthenticatingHandler(grpc.GenericRpcHandler):
         handlers: by the methods' paths.
         authenticator: returns the caller.
         watch: reports refused calls to observers.
+        require_room: raises an error if no further request may be read.
     """
 
-    def __init__(self, handlers: Mapping[str, Handler], authenticator: Authenticator, watch: CallWatch) -> None:
+    def __init__(
+        self,
+        handlers: Mapping[str, Handler],
+        authenticator: Authenticator,
+        watch: CallWatch,
+        require_room: Callable[[], None],
+    ) -> None:
         self._handlers = handlers
         self._authenticator = authenticator
         self._watch = watch
+        self._require_room = require_room
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:
         """Returns the handler; None for an unknown method."""
@@ -46,6 +54,7 @@ class AuthenticatingHandler(grpc.GenericRpcHandler):
             return None
         try:
             current_caller.set(self._authenticator(handler_call_details.invocation_metadata or ()))
+            self._require_room()
         except CutawayError as failure:
             return _refusing(failure, partial(self._watch.wrap, path.rpartition("/")[2]))
         return handler

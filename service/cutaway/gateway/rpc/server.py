@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
@@ -15,11 +17,13 @@ from cutaway.gateway.backends.base import Backend
 from cutaway.gateway.observability.observers import Observers
 from cutaway.gateway.rpc.authentication import ReflectionGuard
 from cutaway.gateway.rpc.servicer import Servicer
+from cutaway.results import ModelName
 
 # Importing the service's module registers it for reflection.
 from cutaway.v1 import inspection_service_pb2  # noqa: F401
 
 _MAX_MESSAGE_BYTES = 2**31 - 1  # gRPC's own limit
+_STATES = (health_pb2.HealthCheckResponse.NOT_SERVING, health_pb2.HealthCheckResponse.SERVING)
 
 
 def check_files(settings: Settings) -> None:
@@ -48,6 +52,7 @@ class GatewayServer:
         self._backend = backend
         self._settings = settings
         self._health = health.aio.HealthServicer()
+        self._reported: set[ModelName] = set()
         self._credentials = server_credentials(settings)
         self._authenticator = authenticator(settings.tokens)
         self.observers = Observers(backend.batchers, settings)
@@ -84,22 +89,24 @@ class GatewayServer:
         self.address = f"{address.rpartition(':')[0]}:{port}"
         self.observers.open()
         await self._server.start()
-        await self.set_serving(True)
+        await self.set_serving(self._backend.catalog.all())
 
     async def stop(self, grace_s: float) -> None:
         """Accepts no more calls, gives running calls ``grace_s`` seconds to finish, and closes the backend."""
-        await self.set_serving(False)
+        await self.set_serving(())
         await self._server.stop(grace_s)
         await self._backend.close(grace_s)
         await self.observers.close()
 
-    async def set_serving(self, serving: bool) -> None:
-        """Sets what health checks and metrics report."""
-        status = health_pb2.HealthCheckResponse
-        state = status.SERVING if serving else status.NOT_SERVING
-        names = self._backend.catalog.all()
-        models = [service for name in names for service in (name.model, f"{name.model}/versions/{name.version}")]
-        for service in ("", SERVICE, *models):
-            await self._health.set(service, state)
-        for name in names:
-            self.observers.metrics.set_serving(name, serving)
+    async def set_serving(self, models: Collection[ModelName]) -> None:
+        """Sets which models health checks and metrics report as serving. The gateway serves if any of them does; a
+        name without a version stands for the highest version, as in calls."""
+        self._reported |= {*self._backend.catalog.all()}
+        states = dict.fromkeys(["", SERVICE], bool(models))
+        states |= {f"{name.model}/versions/{name.version}": name in models for name in self._reported}
+        states |= dict.fromkeys((name.model for name in self._reported), False)
+        states |= {name.model: name in models for name in self._backend.catalog.all()}
+        for service, serving in states.items():
+            await self._health.set(service, _STATES[serving])
+        for name in self._reported:
+            self.observers.metrics.set_serving(name, name in models)

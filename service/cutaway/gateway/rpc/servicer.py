@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from collections.abc import Awaitable, Callable
@@ -12,6 +13,7 @@ import grpc
 import grpc.aio
 
 from cutaway.client.transport import SERVICE
+from cutaway.config.memory import share_of_requests
 from cutaway.config.settings import Settings
 from cutaway.errors import Reason, error
 from cutaway.gateway.auth import redaction
@@ -19,6 +21,7 @@ from cutaway.gateway.auth.authorization import Caller, Permissions, Scope
 from cutaway.gateway.auth.token_file import Authenticator
 from cutaway.gateway.backends.base import Backend
 from cutaway.gateway.batching import fair_queue
+from cutaway.gateway.batching.byte_budget import ByteBudget
 from cutaway.gateway.observability.call_watch import CallWatch, current_call
 from cutaway.gateway.rpc.authentication import AuthenticatingHandler, current_caller
 from cutaway.gateway.rpc.status import Context, aborting
@@ -29,6 +32,7 @@ from cutaway.wire import models as wire_models
 from cutaway.wire.message_walk import MAX_TEXT, check_structure, parse
 from cutaway.wire.reply_summary import summarize, summarize_opening
 from cutaway.wire.timing_patch import stream_timing_patch, timing_patch
+from cutaway.worker_protocol import reply_socket
 from cutaway.worker_protocol.torchserve_messages import decode_stream_opening, decode_worker_reply
 
 Method: TypeAlias = Callable[[bytes, Context, Caller], Awaitable[bytes | None]]
@@ -53,6 +57,7 @@ class Servicer:
         self._settings = settings
         self._authenticator = authenticator
         self._watch = watch
+        self._budget = ByteBudget(settings.max_queue_bytes or share_of_requests(2 * settings.max_message_bytes))
 
     def handler(self) -> grpc.GenericRpcHandler:
         """Returns all methods for a gRPC server; gRPC parses neither requests nor replies."""
@@ -68,7 +73,7 @@ class Servicer:
                 grpc.unary_stream_rpc_method_handler if name == "InspectStream" else grpc.unary_unary_rpc_method_handler
             )
             handlers[f"/{SERVICE}/{name}"] = make(self._watch.wrap(name, self._with_status(method)))
-        return AuthenticatingHandler(handlers, self._authenticator, self._watch)
+        return AuthenticatingHandler(handlers, self._authenticator, self._watch, self._budget.require_room)
 
     def _with_status(self, method: Method) -> Callable[[bytes, Context], Awaitable[bytes | None]]:
         """Returns ``method`` with every error as a gRPC status."""
@@ -77,7 +82,8 @@ class Servicer:
             async with aborting(context):
                 caller = current_caller.get()
                 fair_queue.caller_id.set(caller.name or context.peer())
-                return await method(data, context, caller)
+                with self._budget.hold(len(data)):
+                    return await method(data, context, caller)
             return None
 
         return guarded
@@ -126,7 +132,7 @@ class Servicer:
                             message += stream_timing_patch(queue_ms=queue_ms)
                             current_call().summary = summarize_opening(message)
                     current_call().reply_bytes += len(message)
-                    await context.write(message)
+                    await _write(context, message)
 
     async def _call(self, kind: str, name: ModelName, data: bytes, context: Context) -> worker_pb2.WorkerReply:
         return decode_worker_reply(await self._backend.call(name, kind, data, self._timeout(context)))
@@ -157,6 +163,15 @@ class Servicer:
     def _timeout(self, context: Context) -> float:
         left: float | None = context.time_remaining()  # None without a deadline, unlike in the stubs
         return self._settings.default_deadline_s if left is None else min(left, _MAX_TIMEOUT_S)
+
+
+async def _write(context: Context, message: bytes) -> None:
+    """Sends a message of a streamed reply; returns when the connection has room for the next one."""
+    try:
+        await asyncio.wait_for(context.write(message), reply_socket.PATIENCE_S)
+    except asyncio.TimeoutError:
+        what = f"the caller did not read {len(message)} bytes of the reply within {reply_socket.PATIENCE_S:g} s"
+        raise error(Reason.DEADLINE_EXCEEDED, f"{what}; ask for smaller chunks") from None
 
 
 def _page(names: list[ModelName], size: int, token: str) -> tuple[list[ModelName], str]:

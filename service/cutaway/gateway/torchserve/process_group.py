@@ -60,6 +60,12 @@ class ProcessGroup:
             self.kill()
         return status
 
+    def has(self, pid: int) -> bool:
+        """Returns whether a process belongs to the group."""
+        with suppress(ProcessLookupError):
+            return os.getpgid(pid) == self.pid and not self._gone
+        return False
+
     def terminate(self, grace_s: float) -> None:
         """Sends SIGTERM to the command, waits up to ``grace_s`` seconds, then kills the group."""
         if self._leader.poll() is None:

@@ -26,6 +26,7 @@ from cutaway.config import openmp
 from cutaway.errors import CutawayError, Reason, error
 from cutaway.gateway.torchserve.java import find_java
 from cutaway.gateway.torchserve.process_group import ProcessGroup
+from cutaway.worker_protocol import heartbeat
 from cutaway.worker_protocol.socket_directory import scratch_directory
 
 LOG_NAME = "torchserve.log"
@@ -89,6 +90,8 @@ class TorchServe:
         log_dir: directory of ``torchserve.log``, or None to delete the log with the process.
         number: index of this process, from 0, among those on this machine; the second logs to ``torchserve-2.log``.
         of: number of these processes.
+        heartbeats: the socket for its workers' heartbeats, or None if nobody watches them.
+        request_memory_bytes: the most memory for the requests of a worker on a CPU, or None for no limit.
         heap_bytes: the largest heap of the JVM, or None for its default, a quarter of the memory.
         start_timeout_s: seconds until it must listen.
     """
@@ -102,6 +105,8 @@ class TorchServe:
     log_dir: Path | None = None
     number: int = 0
     of: int = 1
+    heartbeats: Path | None = None
+    request_memory_bytes: int | None = None
     heap_bytes: int | None = None
     start_timeout_s: float = 120.0
 
@@ -132,6 +137,10 @@ class TorchServe:
         if self._group is None:
             raise error(Reason.INTERNAL, "TorchServe was not started")
         return self._group.poll()
+
+    def has_worker(self, pid: int) -> bool:
+        """Returns whether ``pid`` is a process of this TorchServe."""
+        return self._group is not None and self._group.has(pid)
 
     def stop(self, grace_s: float = 10.0) -> None:
         """Ends the process and deletes its files; running calls get ``grace_s`` seconds to finish."""
@@ -197,6 +206,9 @@ class TorchServe:
         environment["PYTHONUNBUFFERED"] = "1"  # so that the output of a model is in the log before it crashes
         environment["CUTAWAY_MAX_MESSAGE_BYTES"] = str(self.max_message_bytes)
         environment["CUTAWAY_REPLICAS"] = str(self.of)
+        environment[heartbeat.VARIABLE] = str(self.heartbeats or "")
+        if self.request_memory_bytes is not None:
+            environment["CUTAWAY_REQUEST_MEMORY_BYTES"] = str(self.request_memory_bytes)
         openmp.wait_briefly(environment)
         # Large pages for large tensors: small pages took most of the time of a 64 MiB capture.
         environment.setdefault("THP_MEM_ALLOC_ENABLE", "1")

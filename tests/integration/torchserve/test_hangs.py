@@ -1,0 +1,71 @@
+"""What hangs is found and replaced: workers that are stopped or never return, and TorchServe's JVM."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import cutaway as ca
+from tests.conftest import ADAPTERS
+from tests.support.adapters.fragile_adapter import ENDLESS
+from tests.support.health import health
+from tests.support.processes import java, worker
+from tests.support.serving import Server, package, serving
+from tests.support.waiting import until
+
+MODELS = ("fragile", "tiny")
+X = {"x": np.ones((1, 3), np.float32)}
+SHORT_S = 2.0
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Two models in TorchServe; one of them has inputs for which it never returns."""
+    store = tmp_path_factory.mktemp("store")
+    package(store, "fragile", f"{ADAPTERS / 'fragile_adapter.py'}:FragileAdapter")
+    package(store, "tiny", f"{ADAPTERS / 'tiny_adapter.py'}:Tiny")
+    with serving(store, tmp_path_factory.mktemp("hangs") / "logs") as running:
+        yield running
+
+
+def _answers(client: ca.Client, model: str) -> bool:
+    try:
+        return bool(client.inspect(model, X, timeout=SHORT_S).predictions)
+    except (ca.Unavailable, ca.DeadlineExceeded):
+        return False
+
+
+def test_workers_that_hang_are_replaced(server: Server) -> None:
+    """One is stopped, the other is in an endless loop: calls end at their deadlines, the models' health says so, and
+    new workers answer. The gateway serves on while either model does."""
+    before = {model: worker(server, model).pid for model in MODELS}
+    with ca.Client(server.address) as client:
+        os.kill(before["tiny"], signal.SIGSTOP)
+        until(lambda: health(server.address, "tiny") == "NOT_SERVING")
+        until(lambda: health(server.address) == health(server.address, "fragile") == "SERVING")
+        with pytest.raises(ca.DeadlineExceeded):
+            client.inspect("fragile", {"x": X["x"] * ENDLESS}, timeout=SHORT_S)
+        until(lambda: health(server.address, "fragile") == "NOT_SERVING")
+        for model in MODELS:
+            until(lambda model=model: _answers(client, model))  # type: ignore[misc]
+            assert worker(server, model).pid != before[model]
+    until(lambda: {health(server.address, model) for model in MODELS} == {"SERVING"})
+
+
+def test_a_torchserve_that_hangs_is_replaced(server: Server) -> None:
+    """Its JVM is stopped: health says so, callers are told to try again, and another one answers."""
+    before = java(server).pid
+    os.kill(before, signal.SIGSTOP)
+    until(lambda: health(server.address) == "NOT_SERVING")
+    with ca.Client(server.address) as client:
+        with pytest.raises(ca.Unavailable) as caught:
+            client.inspect("tiny", X)
+        assert caught.value.retry_after_s
+        assert "unexpectedly" not in caught.value.message
+        for model in MODELS:
+            until(lambda model=model: _answers(client, model))  # type: ignore[misc]
+    assert java(server).pid != before
