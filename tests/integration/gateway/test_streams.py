@@ -27,6 +27,7 @@ from cutaway.adapters import Adapter
 from cutaway.client import reply_size
 from cutaway.client.reply_stream import ReplyStream
 from cutaway.client.request_builder import build_request
+from cutaway.client.transport import read_piece
 from cutaway.config.settings import Settings
 from cutaway.errors import Reason
 from cutaway.gateway.embedded import serve
@@ -289,7 +290,7 @@ def spoiled() -> Iterator[tuple[str, list[bytes], str]]:
         {"a": np.arange(600_000, dtype=np.float32), "none": np.empty((0, 3)), "b": np.ones(5, "?")}
     )
     cut = StreamEncoder(result)
-    sound = [as_message(piece).joined() for piece in cut.pieces(MAX_CHUNK_BYTES, worker_ms=1.0)]
+    sound = [read_piece(as_message(piece).joined()) for piece in cut.pieces(MAX_CHUNK_BYTES, worker_ms=1.0)]
     header, first, second, third, last, trailer = sound
     flipped = bytearray(second)
     flipped[-1] ^= 1
@@ -401,8 +402,12 @@ def test_a_worker_refuses_in_a_piece(row: dict[str, bytes], reason: Reason) -> N
 def test_the_front_doors_words_fit_the_contract() -> None:
     """The messages that gateway and worker read in place of the contract's have the same bytes, but for what the
     contract reserves."""
-    failure = worker_pb2.StreamOpening(failure=worker_pb2.Failure(reason="R"), worker_ms=1.0).SerializeToString()
+    failed = worker_pb2.WorkerReply(failure=worker_pb2.Failure(reason="R"), worker_ms=1.0)
+    failure = worker_pb2.WorkerPiece(reply=failed).SerializeToString()
     assert inspection_service_pb2.StreamPiece.FromString(failure).WhichOneof("kind") is None
+    trailer = inspection_service_pb2.StreamTrailer(crc32c=[1, 2])
+    piece = inspection_service_pb2.StreamPiece(trailer=trailer).SerializeToString()
+    assert worker_pb2.WorkerPiece.FromString(piece).trailer == trailer.SerializeToString()
     request = asked_for("net", IMAGE, MIN_CHUNK_BYTES)
     routed = worker_pb2.RoutedStreamRequest.FromString(request.SerializeToString())
     assert (routed.request, routed.chunk_bytes) == (request.request.SerializeToString(), MIN_CHUNK_BYTES)
