@@ -34,7 +34,7 @@ from cutaway.gateway.embedded import serve
 from cutaway.results import Timings
 from cutaway.results.tensor_map import map_tensors
 from cutaway.schema.tensors import Array
-from cutaway.v1 import inspection_service_pb2, inspection_service_pb2_grpc, worker_pb2
+from cutaway.v1 import inspection_pb2, inspection_service_pb2, inspection_service_pb2_grpc, worker_pb2
 from cutaway.wire import grpc_status
 from cutaway.wire import requests as wire_requests
 from cutaway.wire.chunks import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES, StreamEncoder, as_message
@@ -43,6 +43,7 @@ from cutaway.worker_protocol.torchserve_messages import decode_stream_opening
 from tests.support.serving import Server, package, serving
 from tests.support.small_models import Images, Words
 from tests.support.torchserve_port import behind
+from tests.support.wire_walk import ambiguities
 
 MEBIBYTE = 1 << 20
 
@@ -446,9 +447,29 @@ def test_through_torchserve(wide: Server) -> None:
         assert caught.value.reason == Reason.MODULE_NOT_FOUND
 
 
+def test_every_field_is_once_in_what_torchserve_sent(wide: Server) -> None:
+    """What the gateway adds to the bytes of a worker in another process is in place of nothing that they have."""
+    request = asked_for("wide", mebibytes(1), captures=["wide"], input_gradients=True)
+    with grpc.insecure_channel(wide.address) as channel:
+        whole: Any = channel.unary_unary("/cutaway.v1.InspectionService/Inspect")
+        pieces: Any = channel.unary_stream("/cutaway.v1.InspectionService/InspectStream")
+        response = whole(request.request.SerializeToString())
+        messages = list(pieces(request.SerializeToString()))
+    assert list(ambiguities(inspection_pb2.InspectResponse.DESCRIPTOR, response)) == []
+    kind = inspection_service_pb2.InspectStreamResponse
+    assert [each for message in messages for each in ambiguities(kind.DESCRIPTOR, message)] == []
+    header = kind.FromString(messages[0]).piece.header
+    for timings in (inspection_pb2.InspectResponse.FromString(response).timings, header.response.timings):
+        ran = {field.name for field, _ in timings.ListFields()}
+        assert ran == {"queue_ms", "decode_ms", "forward_ms", "backward_ms", "encode_ms"}
+
+
 def test_torchserves_own_port(wide: Server) -> None:
     """Without the gateway, too: but there nobody can say what was taken, and the limit of one message holds."""
     with behind(wide).client() as direct, ca.Client(wide.address) as client:
+        for in_pieces in (False, True):
+            timings = direct.inspect("wide", mebibytes(1), stream=in_pieces).timings
+            assert min(timings.decode_ms, timings.forward_ms, timings.encode_ms) > 0
         alike(
             client.inspect("wide", mebibytes(5), captures="wide"),
             direct.inspect("wide", mebibytes(5), captures="wide", stream=True),
