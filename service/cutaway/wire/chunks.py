@@ -173,9 +173,10 @@ def as_message(piece: Piece) -> Piece:
 
 def header_message(response: bytes) -> bytes:
     """Returns a serialised `cutaway.v1.InspectStreamResponse` with the header of a serialised InspectResponse."""
+    head = b""
     for number in (_RESPONSE, _HEADER, _PIECE):
-        response = prefix(number, len(response)) + response
-    return response
+        head = prefix(number, len(head) + len(response)) + head
+    return head + response
 
 
 def decode_header(message: bytes) -> bytes | None:

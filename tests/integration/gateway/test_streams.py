@@ -310,6 +310,7 @@ def spoiled() -> Iterator[tuple[str, list[bytes], str]]:
     yield "empty piece", [header, b""], "a piece of it is empty"
     yield "cut piece", [header, first[:-1]], "cannot be read"
     yield "garbage", [b"\xff\xff"], "cannot be read"
+    yield "unknown wire type", [header, b"\x0b"], "cannot be read"
     piece = inspection_service_pb2.InspectStreamResponse.FromString(first)
     piece.piece.chunk.data += bytes(2 * MEBIBYTE)
     yield "overlong chunk", [header, piece.SerializeToString()], "tensor 0 is larger than its header says"
