@@ -20,7 +20,7 @@ def install(directory: Path) -> None:
     lock, installed = directory / "package-lock.json", directory / "node_modules" / "installed-lock.json"
     if installed.exists() and installed.read_bytes() == lock.read_bytes():
         return
-    command = ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
+    command = ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--prefer-offline", "--fetch-retries=1"]
     done = subprocess.run(command, cwd=directory, capture_output=True, text=True)
     if any(f"code {code}" in done.stderr for code in _OFFLINE):
         pytest.skip("npm does not reach its registry")
