@@ -15,6 +15,7 @@ from cutaway.config.settings import Settings
 from cutaway.v1 import inspection_pb2
 from cutaway.wire import requests as wire_requests
 from cutaway.wire import results as wire_results
+from cutaway.wire.reply_timings import complete_response
 from cutaway.worker.worker import Worker
 from cutaway.worker_protocol.torchserve_messages import CallParts, decode_worker_reply
 
@@ -33,13 +34,22 @@ def row(inputs: Any, *, deadline_s: float | None = None, **asked: Any) -> CallPa
     return parts if deadline_s is None else {**parts, "deadline": f"{time.time() + deadline_s:.6f}".encode()}
 
 
+def response(reply: bytes) -> bytes:
+    """The serialised InspectResponse that a reply holds, as a caller gets it.
+
+    Raises:
+        CutawayError: the failure that it holds.
+    """
+    return complete_response(decode_worker_reply(reply))
+
+
 def read(reply: bytes) -> ca.InspectResult:
     """What a reply holds.
 
     Raises:
         CutawayError: the failure that it holds.
     """
-    return wire_results.decode(inspection_pb2.InspectResponse.FromString(decode_worker_reply(reply).response))
+    return wire_results.decode(inspection_pb2.InspectResponse.FromString(response(reply)))
 
 
 def ask(asked: Worker, inputs: Mapping[str, Tensor], **what: Any) -> ca.InspectResult:

@@ -66,7 +66,7 @@ class AsyncClient(BaseClient[Coroutine[Any, Any, InspectResult], AsyncReplyStrea
             messages = send(call.payload, timeout=timeout, metadata=self._trust.metadata)
             try:
                 async for message in messages:
-                    yield message
+                    yield call.read(message)
             finally:
                 messages.cancel()
 

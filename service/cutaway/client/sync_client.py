@@ -65,7 +65,7 @@ class Client(BaseClient[InspectResult, ReplyStream]):
             send: grpc.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(call.path)
             messages = send(call.payload, timeout=timeout, metadata=self._trust.metadata)
             try:
-                yield from messages
+                yield from map(call.read, messages)
             finally:
                 messages.cancel()
 

@@ -16,11 +16,14 @@ from cutaway.wire import grpc_status
 from cutaway.wire import models as wire_models
 from cutaway.wire import requests as wire_requests
 from cutaway.wire import results as wire_results
+from cutaway.wire.chunks import header_message
+from cutaway.wire.reply_timings import complete_response
 from cutaway.worker_protocol.torchserve_messages import (
     PREDICTIONS,
     STREAM_PREDICTIONS,
     decode_error,
     decode_reply,
+    decode_stream_opening,
     decode_worker_reply,
     decoding,
     encode_call,
@@ -43,10 +46,12 @@ class Call(Generic[T]):
 
 @dataclass(frozen=True)
 class StreamCall:
-    """One call whose reply is a stream of `cutaway.v1.InspectStreamResponse` messages."""
+    """One call whose reply is a stream: path of the method, serialised request, and the function that returns the
+    `cutaway.v1.InspectStreamResponse` in a message."""
 
     path: str
     payload: bytes
+    read: Callable[[bytes], bytes]
 
 
 class Transport(ABC):
@@ -97,7 +102,7 @@ class GatewayTransport(Transport):
         return Call(f"/{SERVICE}/{'Inspect' if part == 'inspect' else 'GetModel'}", payload, read)
 
     def _stream_call(self, model: str, payload: bytes) -> StreamCall:
-        return StreamCall(f"/{SERVICE}/InspectStream", payload)
+        return StreamCall(f"/{SERVICE}/InspectStream", payload, bytes)
 
 
 class TorchServeTransport(Transport):
@@ -121,10 +126,20 @@ class TorchServeTransport(Transport):
 
     def _call(self, part: str, model: str, payload: bytes, read: Callable[[bytes], T]) -> Call[T]:
         call = encode_call(*parse_model(model), {part: payload})
-        return Call(PREDICTIONS, call, lambda data: read(decode_worker_reply(decode_reply(data)).response))
+        return Call(PREDICTIONS, call, lambda data: read(complete_response(decode_worker_reply(decode_reply(data)))))
 
     def _stream_call(self, model: str, payload: bytes) -> StreamCall:
-        return StreamCall(STREAM_PREDICTIONS, encode_call(*parse_model(model), {"stream": payload}))
+        return StreamCall(STREAM_PREDICTIONS, encode_call(*parse_model(model), {"stream": payload}), read_piece)
+
+
+def read_piece(message: bytes) -> bytes:
+    """Returns the message that a gateway makes of a worker's; both are serialised InspectStreamResponses.
+
+    Raises:
+        CutawayError: the failure in the message; ``INTERNAL`` if it has no piece of a worker.
+    """
+    opening = decode_stream_opening(message)
+    return message if opening is None else header_message(complete_response(opening))
 
 
 def parse_model(model: str) -> tuple[str, str]:

@@ -250,7 +250,9 @@ class StreamChunk(_message.Message):
     DATA_FIELD_NUMBER: _builtins.int
     COMPRESSION_FIELD_NUMBER: _builtins.int
     tensor: _builtins.int
-    """Which tensor, counted from 0 in the order of the header."""
+    """Which tensor, counted from 0 in the order of the header: of the fields' numbers at every level, and within a repeated
+    field of its elements.
+    """
     offset: _builtins.int
     """Where in it this piece begins, in bytes."""
     data: _builtins.bytes

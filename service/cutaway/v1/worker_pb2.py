@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from cutaway.v1 import inspection_pb2 as cutaway_dot_v1_dot_inspection__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x63utaway/v1/worker.proto\x12\ncutaway.v1\x1a\x1b\x63utaway/v1/inspection.proto\"g\n\x0bWorkerReply\x12\x12\n\x08response\x18\x01 \x01(\x0cH\x00\x12&\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32\x13.cutaway.v1.FailureH\x00\x12\x11\n\tworker_ms\x18\x03 \x01(\x01\x42\t\n\x07outcome\"4\n\x0bWorkerBatch\x12%\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x16.cutaway.v1.WorkerCall\"l\n\nWorkerCall\x12\x30\n\x05parts\x18\x01 \x03(\x0b\x32!.cutaway.v1.WorkerCall.PartsEntry\x1a,\n\nPartsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"#\n\x10WorkerBatchReply\x12\x0f\n\x07replies\x18\x01 \x03(\x0c\"G\n\x07\x46\x61ilure\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\r\n\x05\x66ield\x18\x04 \x01(\t\"\x1e\n\rRoutedRequest\x12\r\n\x05model\x18\x01 \x01(\t\";\n\x13RoutedStreamRequest\x12\x0f\n\x07request\x18\x01 \x01(\x0c\x12\x13\n\x0b\x63hunk_bytes\x18\x02 \x01(\r\"g\n\rStreamOpening\x12\x10\n\x06header\x18\x01 \x01(\x0cH\x00\x12&\n\x07\x66\x61ilure\x18\x0f \x01(\x0b\x32\x13.cutaway.v1.FailureH\x00\x12\x11\n\tworker_ms\x18\x0e \x01(\x01\x42\t\n\x07outcome\"\xbc\x01\n\x10StreamSupplement\x12\x31\n\x05piece\x18\x01 \x01(\x0b\x32\".cutaway.v1.StreamSupplement.Piece\x1a<\n\x05Piece\x12\x33\n\x06header\x18\x01 \x01(\x0b\x32#.cutaway.v1.StreamSupplement.Header\x1a\x37\n\x06Header\x12-\n\x08response\x18\x01 \x01(\x0b\x32\x1b.cutaway.v1.ReplySupplement\"7\n\x0fReplySupplement\x12$\n\x07timings\x18\t \x01(\x0b\x32\x13.cutaway.v1.Timings\"\xbb\x01\n\x1cTorchServePredictionsRequest\x12\x12\n\nmodel_name\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x42\n\x05input\x18\x03 \x03(\x0b\x32\x33.cutaway.v1.TorchServePredictionsRequest.InputEntry\x1a,\n\nInputEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"2\n\x1cTorchServePredictionResponse\x12\x12\n\nprediction\x18\x01 \x01(\x0c\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x63utaway/v1/worker.proto\x12\ncutaway.v1\x1a\x1b\x63utaway/v1/inspection.proto\"\x8d\x01\n\x0bWorkerReply\x12\x12\n\x08response\x18\x01 \x01(\x0cH\x00\x12&\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32\x13.cutaway.v1.FailureH\x00\x12\x11\n\tworker_ms\x18\x03 \x01(\x01\x12$\n\x07timings\x18\x04 \x01(\x0b\x32\x13.cutaway.v1.TimingsB\t\n\x07outcome\"4\n\x0bWorkerBatch\x12%\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x16.cutaway.v1.WorkerCall\"l\n\nWorkerCall\x12\x30\n\x05parts\x18\x01 \x03(\x0b\x32!.cutaway.v1.WorkerCall.PartsEntry\x1a,\n\nPartsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"#\n\x10WorkerBatchReply\x12\x0f\n\x07replies\x18\x01 \x03(\x0c\"G\n\x07\x46\x61ilure\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\r\n\x05\x66ield\x18\x04 \x01(\t\"\x1e\n\rRoutedRequest\x12\r\n\x05model\x18\x01 \x01(\t\";\n\x13RoutedStreamRequest\x12\x0f\n\x07request\x18\x01 \x01(\x0c\x12\x13\n\x0b\x63hunk_bytes\x18\x02 \x01(\r\"R\n\x0bWorkerPiece\x12\x11\n\x07trailer\x18\x03 \x01(\x0cH\x00\x12(\n\x05reply\x18\r \x01(\x0b\x32\x17.cutaway.v1.WorkerReplyH\x00\x42\x06\n\x04kind\"\xbb\x01\n\x1cTorchServePredictionsRequest\x12\x12\n\nmodel_name\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x42\n\x05input\x18\x03 \x03(\x0b\x32\x33.cutaway.v1.TorchServePredictionsRequest.InputEntry\x1a,\n\nInputEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"2\n\x1cTorchServePredictionResponse\x12\x12\n\nprediction\x18\x01 \x01(\x0c\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,36 +36,28 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WORKERCALL_PARTSENTRY']._serialized_options = b'8\001'
   _globals['_TORCHSERVEPREDICTIONSREQUEST_INPUTENTRY']._loaded_options = None
   _globals['_TORCHSERVEPREDICTIONSREQUEST_INPUTENTRY']._serialized_options = b'8\001'
-  _globals['_WORKERREPLY']._serialized_start=68
-  _globals['_WORKERREPLY']._serialized_end=171
-  _globals['_WORKERBATCH']._serialized_start=173
-  _globals['_WORKERBATCH']._serialized_end=225
-  _globals['_WORKERCALL']._serialized_start=227
-  _globals['_WORKERCALL']._serialized_end=335
-  _globals['_WORKERCALL_PARTSENTRY']._serialized_start=291
-  _globals['_WORKERCALL_PARTSENTRY']._serialized_end=335
-  _globals['_WORKERBATCHREPLY']._serialized_start=337
-  _globals['_WORKERBATCHREPLY']._serialized_end=372
-  _globals['_FAILURE']._serialized_start=374
-  _globals['_FAILURE']._serialized_end=445
-  _globals['_ROUTEDREQUEST']._serialized_start=447
-  _globals['_ROUTEDREQUEST']._serialized_end=477
-  _globals['_ROUTEDSTREAMREQUEST']._serialized_start=479
-  _globals['_ROUTEDSTREAMREQUEST']._serialized_end=538
-  _globals['_STREAMOPENING']._serialized_start=540
-  _globals['_STREAMOPENING']._serialized_end=643
-  _globals['_STREAMSUPPLEMENT']._serialized_start=646
-  _globals['_STREAMSUPPLEMENT']._serialized_end=834
-  _globals['_STREAMSUPPLEMENT_PIECE']._serialized_start=717
-  _globals['_STREAMSUPPLEMENT_PIECE']._serialized_end=777
-  _globals['_STREAMSUPPLEMENT_HEADER']._serialized_start=779
-  _globals['_STREAMSUPPLEMENT_HEADER']._serialized_end=834
-  _globals['_REPLYSUPPLEMENT']._serialized_start=836
-  _globals['_REPLYSUPPLEMENT']._serialized_end=891
-  _globals['_TORCHSERVEPREDICTIONSREQUEST']._serialized_start=894
-  _globals['_TORCHSERVEPREDICTIONSREQUEST']._serialized_end=1081
-  _globals['_TORCHSERVEPREDICTIONSREQUEST_INPUTENTRY']._serialized_start=1037
-  _globals['_TORCHSERVEPREDICTIONSREQUEST_INPUTENTRY']._serialized_end=1081
-  _globals['_TORCHSERVEPREDICTIONRESPONSE']._serialized_start=1083
-  _globals['_TORCHSERVEPREDICTIONRESPONSE']._serialized_end=1133
+  _globals['_WORKERREPLY']._serialized_start=69
+  _globals['_WORKERREPLY']._serialized_end=210
+  _globals['_WORKERBATCH']._serialized_start=212
+  _globals['_WORKERBATCH']._serialized_end=264
+  _globals['_WORKERCALL']._serialized_start=266
+  _globals['_WORKERCALL']._serialized_end=374
+  _globals['_WORKERCALL_PARTSENTRY']._serialized_start=330
+  _globals['_WORKERCALL_PARTSENTRY']._serialized_end=374
+  _globals['_WORKERBATCHREPLY']._serialized_start=376
+  _globals['_WORKERBATCHREPLY']._serialized_end=411
+  _globals['_FAILURE']._serialized_start=413
+  _globals['_FAILURE']._serialized_end=484
+  _globals['_ROUTEDREQUEST']._serialized_start=486
+  _globals['_ROUTEDREQUEST']._serialized_end=516
+  _globals['_ROUTEDSTREAMREQUEST']._serialized_start=518
+  _globals['_ROUTEDSTREAMREQUEST']._serialized_end=577
+  _globals['_WORKERPIECE']._serialized_start=579
+  _globals['_WORKERPIECE']._serialized_end=661
+  _globals['_TORCHSERVEPREDICTIONSREQUEST']._serialized_start=664
+  _globals['_TORCHSERVEPREDICTIONSREQUEST']._serialized_end=851
+  _globals['_TORCHSERVEPREDICTIONSREQUEST_INPUTENTRY']._serialized_start=807
+  _globals['_TORCHSERVEPREDICTIONSREQUEST_INPUTENTRY']._serialized_end=851
+  _globals['_TORCHSERVEPREDICTIONRESPONSE']._serialized_start=853
+  _globals['_TORCHSERVEPREDICTIONRESPONSE']._serialized_end=903
 # @@protoc_insertion_point(module_scope)

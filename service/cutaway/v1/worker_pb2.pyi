@@ -24,7 +24,7 @@ class WorkerReply(_message.Message):
     """Between the front door and a worker. TorchServe carries bytes to and fro and drops statuses and metadata, so
     both travel inside.
 
-    What a worker replies to one row that is answered in one message.
+    What a worker replies to one row.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -32,13 +32,22 @@ class WorkerReply(_message.Message):
     RESPONSE_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
     WORKER_MS_FIELD_NUMBER: _builtins.int
+    TIMINGS_FIELD_NUMBER: _builtins.int
     response: _builtins.bytes
-    """A serialised InspectResponse or GetModelResponse. Bytes, so that the front door passes it on unread."""
+    """A serialised InspectResponse without timings, or a serialised GetModelResponse. Bytes, so that the gateway passes
+    it on unread.
+    """
     worker_ms: _builtins.float
     """How long the worker held the row, in milliseconds."""
     @_builtins.property
     def failure(self) -> Global___Failure:
         """Why there is none."""
+
+    @_builtins.property
+    def timings(self) -> _inspection_pb2.Timings:
+        """The timings that the InspectResponse lacks. The gateway adds its own, and all of them to the response: a field that
+        occurs twice is not the same for every decoder.
+        """
 
     def __init__(
         self,
@@ -46,10 +55,11 @@ class WorkerReply(_message.Message):
         response: _builtins.bytes = ...,
         failure: Global___Failure | None = ...,
         worker_ms: _builtins.float = ...,
+        timings: _inspection_pb2.Timings | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "outcome", b"outcome", "response", b"response"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "outcome", b"outcome", "response", b"response", "timings", b"timings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "outcome", b"outcome", "response", b"response", "worker_ms", b"worker_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "outcome", b"outcome", "response", b"response", "timings", b"timings", "worker_ms", b"worker_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["response", "failure"]  # noqa: Y015
     _WhichOneofArgType_outcome: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
@@ -236,132 +246,36 @@ class RoutedStreamRequest(_message.Message):
 Global___RoutedStreamRequest: _TypeAlias = RoutedStreamRequest  # noqa: Y015
 
 @_typing.final
-class StreamOpening(_message.Message):
-    """What the front door reads of a StreamPiece that a worker sent. Wire-compatible with it."""
+class WorkerPiece(_message.Message):
+    """A StreamPiece, as a worker sends it and the gateway reads it, if it is no chunk."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    HEADER_FIELD_NUMBER: _builtins.int
-    FAILURE_FIELD_NUMBER: _builtins.int
-    WORKER_MS_FIELD_NUMBER: _builtins.int
-    header: _builtins.bytes
-    """A serialised StreamHeader. Bytes, because the front door passes it on unread."""
-    worker_ms: _builtins.float
-    """How long the worker held the call until the header, in milliseconds."""
+    TRAILER_FIELD_NUMBER: _builtins.int
+    REPLY_FIELD_NUMBER: _builtins.int
+    trailer: _builtins.bytes
+    """A serialised StreamTrailer, as in StreamPiece. Bytes, so that the gateway passes it on unread."""
     @_builtins.property
-    def failure(self) -> Global___Failure:
-        """Why there is none, or why no more comes."""
+    def reply(self) -> Global___WorkerReply:
+        """In place of the header, its response without timings; or in place of any piece, why no more comes. The number is
+        reserved in StreamPiece.
+        """
 
     def __init__(
         self,
         *,
-        header: _builtins.bytes = ...,
-        failure: Global___Failure | None = ...,
-        worker_ms: _builtins.float = ...,
+        trailer: _builtins.bytes = ...,
+        reply: Global___WorkerReply | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "header", b"header", "outcome", b"outcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "reply", b"reply", "trailer", b"trailer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "header", b"header", "outcome", b"outcome", "worker_ms", b"worker_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "reply", b"reply", "trailer", b"trailer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["header", "failure"]  # noqa: Y015
-    _WhichOneofArgType_outcome: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType_outcome) -> _WhichOneofReturnType_outcome | None: ...
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["trailer", "reply"]  # noqa: Y015
+    _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
-Global___StreamOpening: _TypeAlias = StreamOpening  # noqa: Y015
-
-@_typing.final
-class StreamSupplement(_message.Message):
-    """What the front door adds to a reply in pieces: appended to the InspectStreamResponse with the header, protobuf
-    merges it in.
-    """
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    @_typing.final
-    class Piece(_message.Message):
-        """In InspectStreamResponse."""
-
-        DESCRIPTOR: _descriptor.Descriptor
-
-        HEADER_FIELD_NUMBER: _builtins.int
-        @_builtins.property
-        def header(self) -> Global___StreamSupplement.Header:
-            """In StreamPiece."""
-
-        def __init__(
-            self,
-            *,
-            header: Global___StreamSupplement.Header | None = ...,
-        ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
-        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
-        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-        def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-    @_typing.final
-    class Header(_message.Message):
-        """In StreamPiece."""
-
-        DESCRIPTOR: _descriptor.Descriptor
-
-        RESPONSE_FIELD_NUMBER: _builtins.int
-        @_builtins.property
-        def response(self) -> Global___ReplySupplement:
-            """In StreamHeader."""
-
-        def __init__(
-            self,
-            *,
-            response: Global___ReplySupplement | None = ...,
-        ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _typing.Literal["response", b"response"]  # noqa: Y015
-        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["response", b"response"]  # noqa: Y015
-        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-        def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-    PIECE_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def piece(self) -> Global___StreamSupplement.Piece:
-        """As in InspectStreamResponse."""
-
-    def __init__(
-        self,
-        *,
-        piece: Global___StreamSupplement.Piece | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["piece", b"piece"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["piece", b"piece"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___StreamSupplement: _TypeAlias = StreamSupplement  # noqa: Y015
-
-@_typing.final
-class ReplySupplement(_message.Message):
-    """What the front door adds to a reply: appended to a serialised InspectResponse, protobuf merges it in."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    TIMINGS_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def timings(self) -> _inspection_pb2.Timings:
-        """Only fields that the worker leaves unset."""
-
-    def __init__(
-        self,
-        *,
-        timings: _inspection_pb2.Timings | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["timings", b"timings"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["timings", b"timings"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ReplySupplement: _TypeAlias = ReplySupplement  # noqa: Y015
+Global___WorkerPiece: _TypeAlias = WorkerPiece  # noqa: Y015
 
 @_typing.final
 class TorchServePredictionsRequest(_message.Message):

@@ -7,6 +7,7 @@ times, which would be most of the work.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import google_crc32c
@@ -20,14 +21,17 @@ from cutaway.schema.tensors import DTYPES, Array
 from cutaway.v1 import inspection_pb2, inspection_service_pb2, tensor_pb2, worker_pb2
 from cutaway.wire import results as wire_results
 from cutaway.wire.enums import COMPRESSION, DATA_TYPE_NAMES
+from cutaway.wire.framing import prefix, read_fields
 from cutaway.wire.message_walk import check_structure, parse, tensors_in
+from cutaway.wire.reply_timings import as_worker_reply
 
 MIN_CHUNK_BYTES = 256 << 10
 MAX_CHUNK_BYTES = 1 << 20
 
-_PIECE, _CHUNK = 1, 2  # field numbers of InspectStreamResponse.piece and StreamPiece.chunk
+_PIECE = inspection_service_pb2.InspectStreamResponse.PIECE_FIELD_NUMBER
+_HEADER, _CHUNK = 1, 2  # field numbers of StreamPiece
+_RESPONSE = inspection_service_pb2.StreamHeader.RESPONSE_FIELD_NUMBER
 _TENSOR, _OFFSET, _DATA, _COMPRESSION = 1, 2, 3, 4  # of StreamChunk
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types
 
 
 class Piece(NamedTuple):
@@ -74,14 +78,15 @@ class StreamEncoder:
             setattr(self._response.timings, stage, milliseconds)
 
     def pieces(self, chunk_bytes: int, worker_ms: float) -> Iterator[Piece]:
-        """Yields the header, the chunks, and the trailer.
+        """Yields the header, as a worker sends it, the chunks, and the trailer.
 
         Args:
             chunk_bytes: the largest size of a chunk, from `MIN_CHUNK_BYTES` to `MAX_CHUNK_BYTES`.
             worker_ms: the time since the worker received the call.
         """
-        header = inspection_service_pb2.StreamHeader(response=self._response).SerializeToString()
-        yield Piece(worker_pb2.StreamOpening(header=header, worker_ms=worker_ms).SerializeToString())
+        reply = as_worker_reply(self._response)
+        reply.worker_ms = worker_ms
+        yield worker_piece(reply)
         checksums = []
         for index, (tensor, array) in enumerate(zip(self._tensors, self._arrays)):
             dtype, _ = dtype_and_size(tensor)
@@ -148,22 +153,38 @@ def decode_stream_request(data: bytes) -> worker_pb2.RoutedStreamRequest:
     return request
 
 
-def failure_piece(failure: worker_pb2.Failure) -> Piece:
-    """Returns the piece that a worker sends, after an error, in place of the next one."""
-    return Piece(worker_pb2.StreamOpening(failure=failure).SerializeToString())
+def worker_piece(reply: worker_pb2.WorkerReply) -> Piece:
+    """Returns the piece that a worker sends in place of the header, or, after an error, of the next piece."""
+    return Piece(worker_pb2.WorkerPiece(reply=reply).SerializeToString())
 
 
 def chunk_piece(tensor: int, offset: int, data: memoryview, compression: str = "") -> Piece:
     """Returns a chunk whose ``data`` is compressed with ``compression``."""
     number = COMPRESSION.encode(compression)
     head = inspection_service_pb2.StreamChunk(tensor=tensor, offset=offset, compression=number).SerializeToString()
-    head += _prefix(_DATA, len(data))
-    return Piece(_prefix(_CHUNK, len(head) + len(data)) + head, data)
+    head += prefix(_DATA, len(data))
+    return Piece(prefix(_CHUNK, len(head) + len(data)) + head, data)
 
 
 def as_message(piece: Piece) -> Piece:
     """Returns a serialised `cutaway.v1.InspectStreamResponse` with ``piece``."""
-    return Piece(_prefix(_PIECE, piece.size) + piece.head, piece.data)
+    return Piece(prefix(_PIECE, piece.size) + piece.head, piece.data)
+
+
+def header_message(response: bytes) -> bytes:
+    """Returns a serialised `cutaway.v1.InspectStreamResponse` with the header of a serialised InspectResponse."""
+    head = b""
+    for number in (_RESPONSE, _HEADER, _PIECE):
+        head = prefix(number, len(head) + len(response)) + head
+    return head + response
+
+
+def decode_header(message: bytes) -> bytes | None:
+    """Returns the serialised InspectResponse in the header of a message, inverse of `header_message`; None for any
+    other piece. Raises as `decode_chunk`."""
+    with _reading():
+        header = _piece(message).get(_HEADER)
+        return None if header is None else memoryview.tobytes(dict(read_fields(header))[_RESPONSE])
 
 
 class Chunk(NamedTuple):
@@ -181,9 +202,8 @@ def decode_chunk(message: bytes) -> Chunk | None:
     Raises:
         Internal: the bytes are no such message, or have a chunk that this version does not know.
     """
-    try:
-        piece = dict(read_fields(memoryview(message))).get(_PIECE, memoryview(b""))
-        chunk = dict(read_fields(piece)).get(_CHUNK)
+    with _reading():
+        chunk = _piece(message).get(_CHUNK)
         if chunk is None:
             return None
         values = dict(read_fields(chunk))
@@ -191,46 +211,19 @@ def decode_chunk(message: bytes) -> Chunk | None:
             raise error(Reason.INTERNAL, "a piece of the reply has an unknown field; is the server newer?")
         compression = COMPRESSION.decode(values.get(_COMPRESSION, 0))
         return Chunk(values.get(_TENSOR, 0), values.get(_OFFSET, 0), values.get(_DATA, memoryview(b"")), compression)
+
+
+def _piece(message: bytes) -> dict[int, Any]:
+    """Returns the fields of the piece in a serialised `cutaway.v1.InspectStreamResponse`."""
+    return dict(read_fields(dict(read_fields(memoryview(message))).get(_PIECE, memoryview(b""))))
+
+
+@contextmanager
+def _reading() -> Iterator[None]:
+    """Turns every error of reading a piece in the block into ``INTERNAL``."""
+    try:
+        yield
     except InvalidArgument:
         raise error(Reason.INTERNAL, "a piece of the reply has an unknown compression; is the server newer?") from None
-    except (IndexError, TypeError, ValueError):
+    except (LookupError, TypeError, ValueError):
         raise error(Reason.INTERNAL, "a piece of the reply cannot be read") from None
-
-
-def read_fields(view: Any) -> Iterator[tuple[int, Any]]:
-    """Yields the number and value of each field of a serialised message; bytes are a view, without a copy.
-
-    Raises:
-        IndexError, KeyError: the bytes are no message.
-    """
-    position = 0
-    while position < len(view):
-        tag, position = _varint(view, position)
-        number, kind = tag >> 3, tag & 7
-        if kind == _VARINT:
-            value, position = _varint(view, position)
-            yield number, value
-            continue
-        size, position = _varint(view, position) if kind == _BYTES else ({_FIXED32: 4, _FIXED64: 8}[kind], position)
-        if position + size > len(view):
-            raise IndexError
-        yield number, view[position : position + size]
-        position += size
-
-
-def _varint(view: memoryview, position: int) -> tuple[int, int]:
-    """Returns the number that begins at ``position``, and the position after it."""
-    value = shift = 0
-    while view[position] & 0x80:
-        value |= (view[position] & 0x7F) << shift
-        position, shift = position + 1, shift + 7
-    return value | view[position] << shift, position + 1
-
-
-def _prefix(field: int, size: int) -> bytes:
-    """Returns the tag and length that precede ``size`` bytes in a field."""
-    prefix = [field << 3 | _BYTES]
-    while size > 0x7F:
-        prefix.append(size & 0x7F | 0x80)
-        size >>= 7
-    return bytes([*prefix, size])

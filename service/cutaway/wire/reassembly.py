@@ -10,8 +10,7 @@ from cutaway.results import InspectResult
 from cutaway.results.tensor_map import map_tensors
 from cutaway.schema.compression import decompress, stated_size
 from cutaway.schema.tensors import Array
-from cutaway.v1 import inspection_service_pb2, worker_pb2
-from cutaway.wire import grpc_status
+from cutaway.v1 import inspection_service_pb2
 from cutaway.wire import results as wire_results
 from cutaway.wire.chunks import Chunk, checksum, decode_chunk, dtype_and_size, reply_tensors
 
@@ -41,7 +40,7 @@ class ReplyAssembler:
             only at the end.
 
         Raises:
-            CutawayError: the error that the worker sent, or ``INTERNAL``, if the reply is damaged.
+            CutawayError: ``INTERNAL``, if the reply is damaged.
         """
         self.reply_bytes += len(message)
         if self._is_complete:
@@ -56,7 +55,7 @@ class ReplyAssembler:
         if piece.HasField("header"):
             return self._add_header(piece.header)
         if not piece.HasField("trailer"):
-            raise _error_in(piece)
+            raise _damaged("a piece of it is empty")
         self._compare_checksums(piece.trailer)
         return []
 
@@ -137,11 +136,3 @@ class ReplyAssembler:
 
 def _damaged(problem: str) -> CutawayError:
     return error(Reason.INTERNAL, f"the reply did not arrive as it was sent: {problem}")
-
-
-def _error_in(piece: inspection_service_pb2.StreamPiece) -> CutawayError:
-    """Returns the error that a worker sent in place of a header or a chunk."""
-    opening = worker_pb2.StreamOpening.FromString(piece.SerializeToString())
-    if opening.HasField("failure"):
-        return grpc_status.from_failure(opening.failure)
-    return _damaged("a piece of it is empty")

@@ -27,7 +27,7 @@ def with_failure(pieces: Iterator[chunks.Piece]) -> Iterator[chunks.Piece]:
     except GeneratorExit:
         raise
     except BaseException as failure:
-        yield chunks.failure_piece(as_failure(failure))
+        yield chunks.worker_piece(worker_pb2.WorkerReply(failure=as_failure(failure)))
 
 
 @contextmanager

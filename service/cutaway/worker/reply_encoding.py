@@ -8,13 +8,10 @@ from cutaway.v1 import worker_pb2
 from cutaway.worker.failures import as_failure
 
 
-def encode_reply(outcome: bytes | BaseException, worker_ms: float) -> bytes:
-    """Returns a serialised `cutaway.v1.WorkerReply` with a serialised response, or with an error."""
-    reply = worker_pb2.WorkerReply(worker_ms=worker_ms)
-    if isinstance(outcome, BaseException):
-        reply.failure.CopyFrom(as_failure(outcome))
-    else:
-        reply.response = outcome
+def encode_reply(outcome: worker_pb2.WorkerReply | BaseException, worker_ms: float) -> bytes:
+    """Serialises a reply with the time that the worker had the call; an exception becomes a failure."""
+    reply = worker_pb2.WorkerReply(failure=as_failure(outcome)) if isinstance(outcome, BaseException) else outcome
+    reply.worker_ms = worker_ms
     return reply.SerializeToString()
 
 
@@ -26,4 +23,5 @@ def encode_batch_reply(replies: Sequence[bytes], max_bytes: int, worker_ms: floa
         fits = not sent or size + len(reply) <= max_bytes
         sent.append(reply if fits else b"")
         size += len(sent[-1])
-    return encode_reply(worker_pb2.WorkerBatchReply(replies=sent).SerializeToString(), worker_ms)
+    together = worker_pb2.WorkerBatchReply(replies=sent).SerializeToString()
+    return encode_reply(worker_pb2.WorkerReply(response=together), worker_ms)

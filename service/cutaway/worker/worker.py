@@ -40,7 +40,7 @@ from cutaway.wire import requests as wire_requests
 from cutaway.wire import results as wire_results
 from cutaway.wire.message_walk import parse
 from cutaway.wire.reply_options import apply_reply_options
-from cutaway.wire.timing_patch import timing_patch
+from cutaway.wire.reply_timings import as_worker_reply
 from cutaway.worker import limits
 from cutaway.worker.failures import raising_errors, with_failure
 from cutaway.worker.reply_encoding import encode_batch_reply, encode_reply
@@ -84,7 +84,7 @@ class Worker:
         self._settings = settings
         self.name = name
         self.busy_until = IDLE
-        self._kinds: dict[str, Callable[[bytes, Cancellation], _Decoded | bytes]] = {
+        self._kinds: dict[str, Callable[[bytes, Cancellation], _Decoded | worker_pb2.WorkerReply]] = {
             "inspect": self._inspect,
             "describe": self._describe,
             "stream": self._stream,
@@ -201,8 +201,8 @@ class Worker:
                 limits.check_deadline(decoded.plan.cancellation.deadline, "before the whole reply was sent")
                 yield piece
 
-    def _decode(self, call: CallParts) -> _Decoded | bytes:
-        """Returns the decoded request; or the response, if it needs no pass of the model."""
+    def _decode(self, call: CallParts) -> _Decoded | worker_pb2.WorkerReply:
+        """Returns the decoded request; or the reply, if it needs no pass of the model."""
         kinds = [kind for kind in self._kinds if kind in call]
         if len(kinds) != 1:
             expected, got = ", ".join(self._kinds), ", ".join(sorted(call)) or "none"
@@ -228,19 +228,22 @@ class Worker:
         routed = chunks.decode_stream_request(data)
         return self._inspect(routed.request, cancellation)._replace(chunk_bytes=routed.chunk_bytes)
 
-    def _encode(self, decoded: _Decoded, call: CallParts, result: InspectResult | BaseException) -> bytes:
-        """Returns the serialised response; empty if its pieces go to the socket in the part ``pipe``."""
+    def _encode(
+        self, decoded: _Decoded, call: CallParts, result: InspectResult | BaseException
+    ) -> worker_pb2.WorkerReply:
+        """Returns the reply; its response is empty if its pieces go to the socket in the part ``pipe``."""
         request = decoded.plan.request
         if decoded.chunk_bytes:
             pieces = with_failure(self._cut(decoded, result, held=False))
             ReplySender(call.get("pipe", b""), decoded.plan.cancellation.deadline).send(map(chunks.as_message, pieces))
-            return b""
+            return worker_pb2.WorkerReply(response=b"")
         timings = Timings()
         with timed(timings, "encode_ms"):
             message = wire_results.encode(self._complete(result, request), request.compression)
             limits.check_reply_size(message.ByteSize(), request.max_reply_bytes, self._settings.max_message_bytes)
-            response = message.SerializeToString()
-        return response + timing_patch(decode_ms=decoded.decode_ms, encode_ms=timings.encode_ms)
+            reply = as_worker_reply(message)
+        reply.timings.decode_ms, reply.timings.encode_ms = decoded.decode_ms, timings.encode_ms
+        return reply
 
     def _cut(self, decoded: _Decoded, result: InspectResult | BaseException, held: bool) -> Iterator[chunks.Piece]:
         """Returns the response in pieces."""
@@ -293,9 +296,10 @@ class Worker:
                 examples.append(self._adapter.decode(raw.data, raw.media_type))
         return self._adapter.collate(examples)
 
-    def _describe(self, data: bytes, _: Cancellation) -> bytes:
+    def _describe(self, data: bytes, _: Cancellation) -> worker_pb2.WorkerReply:
         detail = self.describe(operators=wire_models.decode_model_request(data).operators)
-        return inspection_service_pb2.GetModelResponse(model=wire_models.encode(detail)).SerializeToString()
+        response = inspection_service_pb2.GetModelResponse(model=wire_models.encode(detail))
+        return worker_pb2.WorkerReply(response=response.SerializeToString())
 
     def describe(self, *, operators: bool = False) -> ModelDetail:
         """Returns the model's inputs, outputs and modules, and on request the operators of its forward pass."""

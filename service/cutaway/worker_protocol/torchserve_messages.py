@@ -59,6 +59,10 @@ def decode_worker_reply(data: bytes) -> worker_pb2.WorkerReply:
     """
     with decoding():
         reply = worker_pb2.WorkerReply.FromString(data)
+    return _with_response(reply)
+
+
+def _with_response(reply: worker_pb2.WorkerReply) -> worker_pb2.WorkerReply:
     if reply.HasField("failure"):
         raise grpc_status.from_failure(reply.failure)
     if not reply.HasField("response"):
@@ -77,20 +81,22 @@ def decode_batch_reply(data: bytes) -> Sequence[bytes]:
         return worker_pb2.WorkerBatchReply.FromString(response).replies
 
 
-def decode_stream_opening(message: bytes) -> worker_pb2.StreamOpening | None:
-    """Parses a serialised `cutaway.v1.InspectStreamResponse` without its tensors; None for a chunk.
+def decode_stream_opening(message: bytes) -> worker_pb2.WorkerReply | None:
+    """Returns what a worker sent in place of the header; None for chunks and the trailer, which callers get as they
+    are.
+
+    Args:
+        message: a serialised `cutaway.v1.InspectStreamResponse` with a piece of a worker.
 
     Raises:
-        CutawayError: the failure in the message; ``INTERNAL`` if it cannot be parsed.
+        CutawayError: the failure in the message; ``INTERNAL`` if it has no piece of a worker.
     """
     if decode_chunk(message) is not None:
         return None
     with decoding():
         # The piece has the same field number in TorchServe's response and in ours.
-        opening = worker_pb2.StreamOpening.FromString(decode_reply(message))
-    if opening.HasField("failure"):
-        raise grpc_status.from_failure(opening.failure)
-    return opening
+        piece = worker_pb2.WorkerPiece.FromString(decode_reply(message))
+    return None if piece.HasField("trailer") else _with_response(piece.reply)
 
 
 def decode_error(code: int, details: str) -> CutawayError:

@@ -27,13 +27,14 @@ from cutaway.adapters import Adapter
 from cutaway.client import reply_size
 from cutaway.client.reply_stream import ReplyStream
 from cutaway.client.request_builder import build_request
+from cutaway.client.transport import read_piece
 from cutaway.config.settings import Settings
 from cutaway.errors import Reason
 from cutaway.gateway.embedded import serve
 from cutaway.results import Timings
 from cutaway.results.tensor_map import map_tensors
 from cutaway.schema.tensors import Array
-from cutaway.v1 import inspection_service_pb2, inspection_service_pb2_grpc, worker_pb2
+from cutaway.v1 import inspection_pb2, inspection_service_pb2, inspection_service_pb2_grpc, worker_pb2
 from cutaway.wire import grpc_status
 from cutaway.wire import requests as wire_requests
 from cutaway.wire.chunks import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES, StreamEncoder, as_message
@@ -44,6 +45,7 @@ from tests.support.serving import Server, package, serving
 from tests.support.small_models import Images, Words
 from tests.support.torchserve_port import behind
 from tests.support.waiting import PATIENCE_S
+from tests.support.wire_walk import ambiguities
 
 MEBIBYTE = 1 << 20
 
@@ -291,7 +293,7 @@ def spoiled() -> Iterator[tuple[str, list[bytes], str]]:
         {"a": np.arange(600_000, dtype=np.float32), "none": np.empty((0, 3)), "b": np.ones(5, "?")}
     )
     cut = StreamEncoder(result)
-    sound = [as_message(piece).joined() for piece in cut.pieces(MAX_CHUNK_BYTES, worker_ms=1.0)]
+    sound = [read_piece(as_message(piece).joined()) for piece in cut.pieces(MAX_CHUNK_BYTES, worker_ms=1.0)]
     header, first, second, third, last, trailer = sound
     flipped = bytearray(second)
     flipped[-1] ^= 1
@@ -310,6 +312,7 @@ def spoiled() -> Iterator[tuple[str, list[bytes], str]]:
     yield "empty piece", [header, b""], "a piece of it is empty"
     yield "cut piece", [header, first[:-1]], "cannot be read"
     yield "garbage", [b"\xff\xff"], "cannot be read"
+    yield "unknown wire type", [header, b"\x0b"], "cannot be read"
     piece = inspection_service_pb2.InspectStreamResponse.FromString(first)
     piece.piece.chunk.data += bytes(2 * MEBIBYTE)
     yield "overlong chunk", [header, piece.SerializeToString()], "tensor 0 is larger than its header says"
@@ -427,8 +430,12 @@ def test_a_worker_refuses_in_a_piece(row: dict[str, bytes], reason: Reason) -> N
 def test_the_front_doors_words_fit_the_contract() -> None:
     """The messages that gateway and worker read in place of the contract's have the same bytes, but for what the
     contract reserves."""
-    failure = worker_pb2.StreamOpening(failure=worker_pb2.Failure(reason="R"), worker_ms=1.0).SerializeToString()
+    failed = worker_pb2.WorkerReply(failure=worker_pb2.Failure(reason="R"), worker_ms=1.0)
+    failure = worker_pb2.WorkerPiece(reply=failed).SerializeToString()
     assert inspection_service_pb2.StreamPiece.FromString(failure).WhichOneof("kind") is None
+    trailer = inspection_service_pb2.StreamTrailer(crc32c=[1, 2])
+    piece = inspection_service_pb2.StreamPiece(trailer=trailer).SerializeToString()
+    assert worker_pb2.WorkerPiece.FromString(piece).trailer == trailer.SerializeToString()
     request = asked_for("net", IMAGE, MIN_CHUNK_BYTES)
     routed = worker_pb2.RoutedStreamRequest.FromString(request.SerializeToString())
     assert (routed.request, routed.chunk_bytes) == (request.request.SerializeToString(), MIN_CHUNK_BYTES)
@@ -467,9 +474,29 @@ def test_through_torchserve(wide: Server) -> None:
         assert caught.value.reason == Reason.MODULE_NOT_FOUND
 
 
+def test_every_field_is_once_in_what_torchserve_sent(wide: Server) -> None:
+    """What the gateway adds to the bytes of a worker in another process is in place of nothing that they have."""
+    request = asked_for("wide", mebibytes(1), captures=["wide"], input_gradients=True)
+    with grpc.insecure_channel(wide.address) as channel:
+        whole: Any = channel.unary_unary("/cutaway.v1.InspectionService/Inspect")
+        pieces: Any = channel.unary_stream("/cutaway.v1.InspectionService/InspectStream")
+        response = whole(request.request.SerializeToString())
+        messages = list(pieces(request.SerializeToString()))
+    assert list(ambiguities(inspection_pb2.InspectResponse.DESCRIPTOR, response)) == []
+    kind = inspection_service_pb2.InspectStreamResponse
+    assert [each for message in messages for each in ambiguities(kind.DESCRIPTOR, message)] == []
+    header = kind.FromString(messages[0]).piece.header
+    for timings in (inspection_pb2.InspectResponse.FromString(response).timings, header.response.timings):
+        ran = {field.name for field, _ in timings.ListFields()}
+        assert ran == {"queue_ms", "decode_ms", "forward_ms", "backward_ms", "encode_ms"}
+
+
 def test_torchserves_own_port(wide: Server) -> None:
     """Without the gateway, too: but there nobody can say what was taken, and the limit of one message holds."""
     with behind(wide).client() as direct, ca.Client(wide.address) as client:
+        for in_pieces in (False, True):
+            timings = direct.inspect("wide", mebibytes(1), stream=in_pieces).timings
+            assert min(timings.decode_ms, timings.forward_ms, timings.encode_ms) > 0
         alike(
             client.inspect("wide", mebibytes(5), captures="wide"),
             direct.inspect("wide", mebibytes(5), captures="wide", stream=True),

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import cutaway as ca
 from cutaway.client.reply_stream import ReplyStream
+from cutaway.client.transport import read_piece
 from cutaway.errors import Reason
 from cutaway.gateway import serve
 from cutaway.results import InspectResult
@@ -96,6 +97,6 @@ def test_packed_damage_is_seen(name: str) -> None:
     header, _, second, trailer = pieces()
     spoilt = [header, chunk_piece(0, 0, memoryview(PACKED[name]), "zstd"), second, trailer]
     with pytest.raises(ca.CutawayError) as caught:
-        ReplyStream(lambda _: (as_message(each).joined() for each in spoilt), 60).result()
+        ReplyStream(lambda _: (read_piece(as_message(each).joined()) for each in spoilt), 60).result()
     assert caught.value.reason == Reason.INTERNAL
     assert "did not arrive as it was sent" in caught.value.message

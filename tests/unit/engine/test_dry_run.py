@@ -16,11 +16,10 @@ from cutaway.requests import CheckMode, PointName
 from cutaway.results import Estimate, Outline, WarningCode
 from cutaway.results.tensor_map import map_tensors
 from cutaway.schema.tensors import Array, dtype_name
-from cutaway.worker_protocol.torchserve_messages import decode_worker_reply
 from tests.matrix.asking import every
 from tests.support.cli import Pets, said, squeezed
 from tests.support.function_module import Through
-from tests.support.worker_calls import outcome, read, row, worker
+from tests.support.worker_calls import outcome, read, response, row, worker
 from tests.support.zoo.table import ZOO
 
 ROWS = 3
@@ -135,7 +134,7 @@ def compared(model: Any, inputs: Mapping[str, Tensor], **asked: Any) -> tuple[Es
     (reply,) = net.answer([row(inputs, **asked)])
     estimate = read(dry).estimate
     assert estimate is not None
-    return estimate, read(reply), len(decode_worker_reply(reply).response)
+    return estimate, read(reply), len(response(reply))
 
 
 @pytest.mark.parametrize("asked", QUESTIONS.values(), ids=QUESTIONS)
@@ -179,7 +178,7 @@ def test_every_explanation_is_estimated(name: str) -> None:
         assert estimate is not None
         assert dict(estimate.tensors) == outlines(result), each
         # Without checks the size of every part is known.
-        assert abs(estimate.reply_bytes - len(decode_worker_reply(reply).response)) < 100, each
+        assert abs(estimate.reply_bytes - len(response(reply))) < 100, each
 
 
 BAD: dict[str, dict[str, Any]] = {

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import cutaway as ca
 from cutaway.client.request_builder import build_request
+from cutaway.client.transport import read_piece
 from cutaway.config.settings import Settings
 from cutaway.errors import Reason
 from cutaway.v1 import inspection_service_pb2
@@ -67,7 +68,7 @@ async def taken(receiver: ReplyReceiver, until: float | None = None) -> list[byt
 def result(messages: list[bytes]) -> ca.InspectResult:
     assembler = ReplyAssembler()
     for message in messages:
-        assembler.add(message)
+        assembler.add(read_piece(message))
     return assembler.result()
 
 

@@ -23,10 +23,9 @@ from cutaway.schema.tensors import DTYPES, Array, to_bytes
 from cutaway.v1 import inspection_pb2, tensor_pb2
 from cutaway.wire import arrays
 from cutaway.wire import requests as wire_requests
-from cutaway.worker_protocol.torchserve_messages import decode_worker_reply
 from tests.support.contract_fields import asked, refusal
 from tests.support.wire_strategies import canonical, tensor_message, tensors
-from tests.support.worker_calls import REPLY_BYTES, outcome, row, worker
+from tests.support.worker_calls import REPLY_BYTES, outcome, response, row, worker
 
 SMOOTH = np.linspace(0, 1, 4096, dtype=np.float32).reshape(4, 1024)
 ZSTD = tensor_pb2.COMPRESSION_ZSTD
@@ -195,7 +194,7 @@ def test_packed_reply_is_the_plain_one_in_fewer_bytes() -> None:
         )
     assert by_place(small) == by_place(plain)
     sizes = [
-        len(decode_worker_reply(reply).response)
+        len(response(reply))
         for reply in worker(net).answer([row({"input": SMOOTH}, compression=each, **what) for each in ("", "zstd")])
     ]
     assert sizes[1] < 0.8 * sizes[0]

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from cutaway.errors import CutawayError, Reason, error
 from cutaway.gateway.auth.authorization import Permissions, layer_of
-from cutaway.v1 import inspection_pb2, inspection_service_pb2, model_pb2
+from cutaway.v1 import inspection_pb2, inspection_service_pb2, model_pb2, worker_pb2
 
 _WITHOUT_LAYERS = frozenset(
     {
@@ -43,28 +43,17 @@ def _redact_message(name: str, message: str) -> str:
     return f"{meaning} This token may not see details."
 
 
-def redact_response(permissions: Permissions, data: bytes) -> bytes:
-    """Redacts a serialised `cutaway.v1.InspectResponse`.
+def redact_reply(permissions: Permissions, reply: worker_pb2.WorkerReply) -> None:
+    """Redacts a worker's reply with a `cutaway.v1.InspectResponse`.
 
     Raises:
         PermissionDenied: ``LAYER_HIDDEN``, if it has values of a hidden layer, requested by one of its aliases.
     """
     if permissions.unredacted:
-        return data
-    response = inspection_pb2.InspectResponse.FromString(data)
+        return
+    response = inspection_pb2.InspectResponse.FromString(reply.response)
     _redact(permissions, response)
-    return response.SerializeToString()
-
-
-def redact_stream_message(permissions: Permissions, data: bytes) -> bytes:
-    """Redacts a serialised `cutaway.v1.InspectStreamResponse` that is not a chunk; raises as `redact_response`."""
-    if permissions.unredacted:
-        return data
-    message = inspection_service_pb2.InspectStreamResponse.FromString(data)
-    if not message.piece.HasField("header"):
-        return data
-    _redact(permissions, message.piece.header.response)
-    return message.SerializeToString()
+    reply.response = response.SerializeToString()
 
 
 def _redact(permissions: Permissions, response: inspection_pb2.InspectResponse) -> None:

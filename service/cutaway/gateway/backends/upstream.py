@@ -29,7 +29,8 @@ from cutaway.trust import Trust
 from cutaway.v1 import inspection_service_pb2, worker_pb2
 from cutaway.wire import chunks, grpc_status
 from cutaway.wire import models as wire_models
-from cutaway.wire.reply_summary import summarize
+from cutaway.wire.reply_timings import split_response
+from cutaway.worker_protocol.torchserve_messages import decoding
 
 log = structlog.get_logger(__name__)
 
@@ -191,13 +192,13 @@ class UpstreamBackend:
         except CutawayError as failure:
             gateway = self._retry_on(name, gateway, failure)
             response = await gateway.call(_METHODS[kind], request, max(until - time.monotonic(), 0.0), name)
-        waited_ms = summarize(response).stages.get("queue", 0.0) if kind == "inspect" else 0.0
-        worker_ms = (time.perf_counter() - since) * 1000 - waited_ms
-        return worker_pb2.WorkerReply(response=response, worker_ms=worker_ms).SerializeToString()
+        reply = _worker_reply(response, since) if kind == "inspect" else worker_pb2.WorkerReply(response=response)
+        return reply.SerializeToString()
 
     async def stream(self, name: ModelName, payload: bytes, timeout_s: float) -> AsyncGenerator[bytes, None]:
         """Forwards a request with a streamed reply; retries once on another gateway before the first message."""
         until = time.monotonic() + timeout_s
+        since = time.perf_counter()
         question = chunks.decode_stream_request(payload)
         question.request += _with_version(name)
         request = question.SerializeToString()
@@ -206,7 +207,7 @@ class UpstreamBackend:
             async with aclosing(gateway.stream(request, timeout_s, name)) as messages:
                 async for message in messages:
                     begun = True
-                    yield message
+                    yield _worker_message(message, since)
             return
         except CutawayError as failure:
             if begun:
@@ -214,7 +215,7 @@ class UpstreamBackend:
             gateway = self._retry_on(name, gateway, failure)
         async with aclosing(gateway.stream(request, max(until - time.monotonic(), 0.0), name)) as messages:
             async for message in messages:
-                yield message
+                yield _worker_message(message, since)
 
     async def close(self, grace_s: float) -> None:
         """Closes the connections."""
@@ -232,6 +233,22 @@ class UpstreamBackend:
         if failure.reason not in _RETRYABLE or other is None:
             raise failure
         return other
+
+
+def _worker_reply(response: bytes, since: float) -> worker_pb2.WorkerReply:
+    """Returns an InspectResponse of another gateway as a worker would send it; what it waited there is no work."""
+    with decoding():
+        reply = split_response(response)
+    reply.worker_ms = (time.perf_counter() - since) * 1000 - reply.timings.queue_ms
+    return reply
+
+
+def _worker_message(message: bytes, since: float) -> bytes:
+    """Returns an InspectStreamResponse of another gateway as a worker would send it."""
+    response = chunks.decode_header(message)
+    if response is None:
+        return message
+    return chunks.as_message(chunks.worker_piece(_worker_reply(response, since))).joined()
 
 
 def _with_version(name: ModelName) -> bytes:

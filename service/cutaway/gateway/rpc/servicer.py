@@ -30,8 +30,8 @@ from cutaway.v1 import inspection_pb2, inspection_service_pb2, worker_pb2
 from cutaway.wire import chunks
 from cutaway.wire import models as wire_models
 from cutaway.wire.message_walk import MAX_TEXT, check_structure, parse
-from cutaway.wire.reply_summary import summarize, summarize_opening
-from cutaway.wire.timing_patch import stream_timing_patch, timing_patch
+from cutaway.wire.reply_summary import summarize
+from cutaway.wire.reply_timings import complete_response
 from cutaway.worker_protocol import reply_socket
 from cutaway.worker_protocol.torchserve_messages import decode_stream_opening, decode_worker_reply
 
@@ -110,11 +110,7 @@ class Servicer:
         self._check_size(data)
         name, permissions = self._authorize(data, caller)
         with redaction.redacted_errors(permissions):
-            reply = await self._call("inspect", name, data, context)
-            response = redaction.redact_response(permissions, reply.response)
-        response += timing_patch(queue_ms=(time.perf_counter() - start) * 1000 - reply.worker_ms)
-        current_call().summary = summarize(response)
-        return response
+            return _response(permissions, await self._call("inspect", name, data, context), start)
 
     async def _inspect_stream(self, data: bytes, context: Context, caller: Caller) -> None:
         """Forwards the messages of a reply; reads the next one after gRPC has accepted the one before."""
@@ -126,11 +122,7 @@ class Servicer:
                 async for message in messages:
                     opening = decode_stream_opening(message)
                     if opening is not None:
-                        message = redaction.redact_stream_message(permissions, message)
-                        if opening.worker_ms:
-                            queue_ms = (time.perf_counter() - start) * 1000 - opening.worker_ms
-                            message += stream_timing_patch(queue_ms=queue_ms)
-                            current_call().summary = summarize_opening(message)
+                        message = chunks.header_message(_response(permissions, opening, start))
                     current_call().reply_bytes += len(message)
                     await _write(context, message)
 
@@ -172,6 +164,15 @@ async def _write(context: Context, message: bytes) -> None:
     except asyncio.TimeoutError:
         what = f"the caller did not read {len(message)} bytes of the reply within {reply_socket.PATIENCE_S:g} s"
         raise error(Reason.DEADLINE_EXCEEDED, f"{what}; ask for smaller chunks") from None
+
+
+def _response(permissions: Permissions, reply: worker_pb2.WorkerReply, start: float) -> bytes:
+    """Returns the serialised InspectResponse that a worker replied, redacted, with the time that the call waited."""
+    redaction.redact_reply(permissions, reply)
+    reply.timings.queue_ms = (time.perf_counter() - start) * 1000 - reply.worker_ms
+    response = complete_response(reply)
+    current_call().summary = summarize(response)
+    return response
 
 
 def _page(names: list[ModelName], size: int, token: str) -> tuple[list[ModelName], str]:

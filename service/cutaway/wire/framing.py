@@ -1,0 +1,53 @@
+"""The wire format of protobuf, read and written by hand: bytes in a message are neither parsed nor copied."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types
+
+
+def read_fields(view: Any) -> Iterator[tuple[int, Any]]:
+    """Yields the number and value of each field of a serialised message; bytes are a view, without a copy.
+
+    Raises:
+        IndexError, KeyError: the bytes are no message.
+    """
+    return ((number, value) for number, value, _ in read_fields_with_ends(view))
+
+
+def read_fields_with_ends(view: Any) -> Iterator[tuple[int, Any, int]]:
+    """Does what `read_fields` does, and yields the position after each field too."""
+    position = 0
+    while position < len(view):
+        tag, position = _varint(view, position)
+        number, kind = tag >> 3, tag & 7
+        if kind == _VARINT:
+            value, position = _varint(view, position)
+            yield number, value, position
+            continue
+        size, position = _varint(view, position) if kind == _BYTES else ({_FIXED32: 4, _FIXED64: 8}[kind], position)
+        if position + size > len(view):
+            raise IndexError
+        value = view[position : position + size]
+        position += size
+        yield number, value, position
+
+
+def _varint(view: memoryview, position: int) -> tuple[int, int]:
+    """Returns the number that begins at ``position``, and the position after it."""
+    value = shift = 0
+    while view[position] & 0x80:
+        value |= (view[position] & 0x7F) << shift
+        position, shift = position + 1, shift + 7
+    return value | view[position] << shift, position + 1
+
+
+def prefix(field: int, size: int) -> bytes:
+    """Returns the tag and length that precede ``size`` bytes in a field."""
+    written = [field << 3 | _BYTES]
+    while size > 0x7F:
+        written.append(size & 0x7F | 0x80)
+        size >>= 7
+    return bytes([*written, size])

@@ -1,0 +1,129 @@
+"""The bytes of replies: every decoder must read the same in them, also one that does not merge repeated fields."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from google.protobuf.descriptor import Descriptor
+from google.protobuf.message import Message
+from google.rpc import error_details_pb2, status_pb2
+
+import cutaway as ca
+from cutaway.client.request_builder import build_request
+from cutaway.client.transport import SERVICE
+from cutaway.config.settings import Settings
+from cutaway.gateway import serve
+from cutaway.v1 import inspection_pb2, inspection_service_pb2
+from cutaway.wire import requests as wire_requests
+from cutaway.wire.grpc_status import DETAILS_KEY
+from tests.support.serving import serving
+from tests.support.small_models import Images
+from tests.support.token_files import EVERY, entry, write
+from tests.support.wire_walk import ambiguities
+
+IMAGE = np.random.default_rng(0).random((3, 1, 8, 8), np.float32)
+EVERYTHING: dict[str, Any] = {
+    "captures": [ca.Capture("conv*", at=tuple(ca.Point)), ca.Capture("unused"), ca.Capture(parameter="fc.weight")],
+    "input_gradients": True,
+    "attributions": [ca.IntegratedGradients(n_steps=8), ca.LayerGradCam(layer="conv2")],
+    "explain_if": ca.ExplainIf(probability_at_most=1.0),
+    "edits": [ca.Scale("conv1", factor=0.5)],
+    "compare": True,
+    "seed": 1,
+}
+REQUEST = wire_requests.encode(build_request("net", {"image": IMAGE}, **EVERYTHING))
+SERVERS = ("gateway", "gateway, with redaction", "gateway before another")
+
+
+@pytest.fixture(scope="module")
+def channels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[grpc.Channel, Any]]]:
+    """A channel to each server, and the metadata of calls."""
+    directory = tmp_path_factory.mktemp("wire")
+    layers = {"layers": '["conv*", "fc", "unused"]'}
+    tokens = Settings(tokens=write(directory / "tokens.toml", entry("some-layers", {"net": EVERY}, **layers)))
+    metadata = (("authorization", "Bearer some-layers"),)
+    with (
+        serve({"net": Images()}) as plain,
+        serve({"net": Images()}, settings=tokens) as redacting,
+        serving(None, directory / "logs", "--behind", plain.address) as before,
+        grpc.insecure_channel(plain.address) as first,
+        grpc.insecure_channel(redacting.address) as second,
+        grpc.insecure_channel(before.address) as third,
+    ):
+        yield dict(zip(SERVERS, ((first, ()), (second, metadata), (third, ()))))
+
+
+@pytest.fixture(params=SERVERS)
+def target(request: pytest.FixtureRequest, channels: dict[str, tuple[grpc.Channel, Any]]) -> tuple[grpc.Channel, Any]:
+    return channels[request.param]
+
+
+def assert_all_timed(response: inspection_pb2.InspectResponse) -> None:
+    for field in inspection_pb2.Timings.DESCRIPTOR.fields:
+        assert getattr(response.timings, field.name) > 0, field.name
+
+
+def test_a_reply_in_one_message(target: tuple[grpc.Channel, Any]) -> None:
+    """No singular field occurs twice in it, at any depth, and none that the contract does not have; and every stage has
+    its time."""
+    channel, metadata = target
+    inspect: Any = channel.unary_unary(f"/{SERVICE}/Inspect")
+    data = inspect(REQUEST.SerializeToString(), metadata=metadata)
+    response = inspection_pb2.InspectResponse
+    assert list(ambiguities(response.DESCRIPTOR, data)) == []
+    assert_all_timed(response.FromString(data))
+
+
+def test_a_reply_in_pieces(target: tuple[grpc.Channel, Any]) -> None:
+    """As above, in every piece."""
+    channel, metadata = target
+    inspect: Any = channel.unary_stream(f"/{SERVICE}/InspectStream")
+    request = inspection_service_pb2.InspectStreamRequest(request=REQUEST).SerializeToString()
+    messages = list(inspect(request, metadata=metadata))
+    response = inspection_service_pb2.InspectStreamResponse
+    assert [each for data in messages for each in ambiguities(response.DESCRIPTOR, data)] == []
+    pieces = [response.FromString(data).piece for data in messages]
+    kinds = [piece.WhichOneof("kind") for piece in pieces]
+    assert kinds == ["header", *["chunk"] * (len(pieces) - 2), "trailer"]
+    assert_all_timed(pieces[0].header.response)
+
+
+DESCRIPTIONS: dict[str, tuple[Message, Any]] = {
+    "ListModels": (inspection_service_pb2.ListModelsRequest(), inspection_service_pb2.ListModelsResponse),
+    "GetModel": (
+        inspection_service_pb2.GetModelRequest(model="net", operators=True),
+        inspection_service_pb2.GetModelResponse,
+    ),
+}
+
+
+@pytest.mark.parametrize("method", DESCRIPTIONS)
+def test_a_description(target: tuple[grpc.Channel, Any], method: str) -> None:
+    """As above, of models."""
+    channel, metadata = target
+    request, response = DESCRIPTIONS[method]
+    call: Any = channel.unary_unary(f"/{SERVICE}/{method}")
+    data = call(request.SerializeToString(), metadata=metadata)
+    assert data
+    assert list(ambiguities(response.DESCRIPTOR, data)) == []
+
+
+def test_an_error(target: tuple[grpc.Channel, Any]) -> None:
+    """As above, in the details of a status, and in what these are packed as."""
+    channel, metadata = target
+    request = inspection_pb2.InspectRequest.FromString(REQUEST.SerializeToString())
+    request.captures[0].module = "conv9"
+    inspect: Any = channel.unary_unary(f"/{SERVICE}/Inspect")
+    with pytest.raises(grpc.RpcError) as caught:
+        inspect(request.SerializeToString(), metadata=metadata)
+    failure: Any = caught.value
+    data = dict(failure.trailing_metadata())[DETAILS_KEY]
+    assert list(ambiguities(status_pb2.Status.DESCRIPTOR, data)) == []
+    kinds: dict[str, Descriptor] = error_details_pb2.DESCRIPTOR.message_types_by_name
+    for packed in status_pb2.Status.FromString(data).details:
+        kind = kinds[packed.type_url.removeprefix("type.googleapis.com/google.rpc.")]
+        assert list(ambiguities(kind, packed.value)) == []
