@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+
+import psutil
 
 from cutaway.results import ModelName
 from cutaway.worker_protocol.heartbeat import IDLE, INTERVAL_S, Hello
 from cutaway.worker_protocol.socket_directory import scratch_directory
 
-_SILENT_S = 4 * INTERVAL_S
+_SILENT_S = 2 * INTERVAL_S
 """Without a heartbeat for so long, the worker is stopped, or its model's code does not let other threads run."""
 
 
@@ -61,6 +64,8 @@ class WatchedWorker(asyncio.Protocol):
         silent_s = _now() - self._heard
         if silent_s < _SILENT_S:
             return self._late_s
+        if _is_stopped(self.hello.pid):
+            return silent_s
         if self._owed is None:  # later calls must not put it off
             self._owed = max(self._until, latest_deadline(self.hello.model))
         return min(silent_s, _since(self._owed))
@@ -68,6 +73,12 @@ class WatchedWorker(asyncio.Protocol):
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
+
+
+def _is_stopped(pid: int) -> bool:
+    with suppress(psutil.Error):
+        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
+    return False
 
 
 def _since(deadline: float) -> float:

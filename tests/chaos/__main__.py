@@ -1,0 +1,146 @@
+"""A bad day: honest callers ask while everything goes wrong that can, in random order; fails where a promise breaks.
+
+python -m tests.chaos              15 minutes
+python -m tests.chaos 120          so many seconds
+python -m tests.chaos 60 --only "worker kill"
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+
+import cutaway as ca
+from examples.digits.package import package as package_digits
+from tests.chaos.callers import CALLERS, DEADLINE_S, TOKEN, Callers
+from tests.chaos.faults import FAULTS, Scene
+from tests.chaos.observer import MODELS, Observer, untrue
+from tests.conftest import ADAPTERS
+from tests.support import token_files
+from tests.support.serving import package, serving
+
+MINUTES = 15
+PAUSE_S = 5.0
+BOUND_S = 10.0 + DEADLINE_S
+"""Within it the server has recovered: ten seconds after the longest deadline under way."""
+
+BOUND_BYTES = 6 << 30
+"""Two workers with a gibibyte for requests and what loading takes, twice during a reload, and two JVMs."""
+
+FILES = 1024
+SCRATCH_MIB = 192
+SETTINGS = {"CUTAWAY_REQUEST_MEMORY_BYTES": str(1 << 30), "CUTAWAY_METRICS_ADDRESS": "127.0.0.1:0"}
+
+
+def main() -> None:
+    """Runs it, and says what was found in figures."""
+    parser = argparse.ArgumentParser(prog="chaos", description="Everything goes wrong, and nobody notices.")
+    parser.add_argument("seconds", nargs="?", type=float, default=60.0 * MINUTES)
+    parser.add_argument("--only", action="append", choices=list(FAULTS), help="this fault; may be repeated")
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name, _scene(Path(name)) as scene:
+        faults = _run(scene, arguments.seconds, arguments.only or list(FAULTS), random.Random(arguments.seed))
+    if faults:
+        sys.exit("\n".join(["broken promises:", *faults[:20]]))
+
+
+def _run(scene: Scene, seconds: float, names: Sequence[str], order: random.Random) -> list[str]:
+    callers, observer = Callers(scene.server.address), Observer(scene.server)
+    callers.start()
+    observer.start()
+    recovered: defaultdict[str, list[float]] = defaultdict(list)
+    broken: list[str] = []
+    end = time.monotonic() + seconds
+    try:
+        while time.monotonic() < end:
+            for name in order.sample(names, len(names)):
+                try:
+                    FAULTS[name](scene)
+                except Exception as failure:
+                    broken.append(f"{name}: {type(failure).__name__}: {failure}")
+                recovered[name].append(_recovery(scene))
+                print(f"    {name}: recovered in {recovered[name][-1]:.1f} s", flush=True)
+                time.sleep(PAUSE_S)
+                if time.monotonic() > end:
+                    break
+    finally:
+        observer.stop()
+        record = callers.stop()
+    lies = untrue(observer.samples, record.answered)
+    times = {name: (len(each), max(each)) for name, each in recovered.items()}
+    counts = ", ".join(f"{count} {what}" for what, count in sorted(record.outcomes.items()))
+    wrong, lost = record.outcomes["wrong"], record.outcomes["lost"]
+    print(f"calls of {CALLERS} callers in {seconds:.0f} s: {counts}; {wrong} wrong, {lost} lost")
+    print(
+        "; ".join(f"{name} {count} times, recovered within {slowest:.1f} s" for name, (count, slowest) in times.items())
+    )
+    print(f"health: {len(observer.samples)} samples, {len(lies)} of them untrue")
+    print(f"memory of all processes: {observer.most_bytes >> 20} MiB at most; the bound is {BOUND_BYTES >> 20}")
+    broken += record.faults + [f"untrue: {lie}" for lie in lies]
+    broken += [f"{name} took {slowest:.1f} s" for name, (_, slowest) in times.items() if slowest > BOUND_S]
+    return broken + (["memory"] if observer.most_bytes > BOUND_BYTES else [])
+
+
+def _recovery(scene: Scene) -> float:
+    """Returns the seconds until each model has answered a new call; the server must live."""
+    start = time.monotonic()
+    for model in MODELS:
+        while not _answers(scene, model):
+            assert scene.server.process.poll() is None, "the server has ended"
+            time.sleep(0.1)
+    return time.monotonic() - start
+
+
+def _answers(scene: Scene, model: str) -> bool:
+    with ca.Client(scene.server.address, token=TOKEN) as client, suppress(ca.CutawayError):
+        return bool(client.get_model(model, timeout=2.0).modules)
+    return False
+
+
+@contextmanager
+def _scene(directory: Path) -> Iterator[Scene]:
+    """A server with few file descriptors, a small disk for temporary files, and tokens."""
+    store = directory / "store"
+    store.mkdir()
+    package_digits(store)
+    package(store, "fragile", f"{ADAPTERS / 'fragile_adapter.py'}:FragileAdapter")
+    scopes = dict.fromkeys((*MODELS, "added"), token_files.EVERY)
+    os.environ |= SETTINGS
+    os.environ["CUTAWAY_TOKENS"] = str(token_files.write(directory / "tokens.toml", token_files.entry(TOKEN, scopes)))
+    with _small_disk(directory / "scratch") as scratch:
+        os.environ["TMPDIR"] = str(directory / "scratch")
+        with serving(store, directory / "logs") as server:
+            psutil.Process(server.process.pid).rlimit(resource.RLIMIT_NOFILE, (FILES, FILES))
+            yield Scene(server, store, scratch)
+
+
+@contextmanager
+def _small_disk(path: Path) -> Iterator[Path | None]:
+    """Mounts a small file system for temporary files, where that is allowed."""
+    path.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={SCRATCH_MIB}m", "tmpfs", str(path)]
+    if subprocess.run(mount, stderr=subprocess.DEVNULL).returncode:
+        print("    no file system can be mounted here: the fault 'full scratch disk' is left out", flush=True)
+        yield None
+        return
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "--lazy", str(path)], check=True)
+
+
+if __name__ == "__main__":
+    main()

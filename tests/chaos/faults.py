@@ -1,0 +1,195 @@
+"""What happens on a bad day: each fault ends when its function returns, and the server is to recover from it."""
+
+from __future__ import annotations
+
+import errno
+import signal
+import socket
+import time
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import numpy as np
+import psutil
+
+import cutaway as ca
+from tests.chaos.callers import TOKEN
+from tests.conftest import ADAPTERS
+from tests.support.adapters.fragile_adapter import ENDLESS
+from tests.support.processes import java, worker
+from tests.support.serving import Server, package
+
+CONNECTIONS = 1_100
+"""More than the server has file descriptors."""
+
+ATTACK_S = 5.0
+"""How long silent connections and unread replies last, and a full disk."""
+
+SHORT_S = 3.0
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Where faults happen.
+
+    Attributes:
+        server: the server.
+        store: its model store.
+        scratch: its small disk for temporary files; None if none could be mounted.
+    """
+
+    server: Server
+    store: Path
+    scratch: Path | None
+
+
+def stop_worker(scene: Scene) -> None:
+    """A worker is stopped, as by a debugger."""
+    worker(scene.server, "digits").send_signal(signal.SIGSTOP)
+
+
+def kill_worker(scene: Scene) -> None:
+    """A worker dies."""
+    worker(scene.server, "digits").kill()
+
+
+def stop_java(scene: Scene) -> None:
+    """TorchServe's JVM is stopped."""
+    java(scene.server).send_signal(signal.SIGSTOP)
+
+
+def kill_java(scene: Scene) -> None:
+    """TorchServe's JVM dies."""
+    java(scene.server).kill()
+
+
+def endless_loop(scene: Scene) -> None:
+    """A request never ends."""
+    _refused(scene, "DEADLINE_EXCEEDED", x=np.full((1, 3), ENDLESS, np.float32))
+
+
+def memory(scene: Scene) -> None:
+    """A request needs more memory than a worker may have."""
+    _refused(scene, "OUT_OF_MEMORY", x=np.ones((20_000, 3), np.float32))
+
+
+def glob_bomb(scene: Scene) -> None:
+    """A pattern that a backtracking matcher would need hours for."""
+    _refused(scene, "MODULE_NOT_FOUND", x=np.ones((1, 3), np.float32), capture="**" * 24 + "!")
+
+
+def wrong_tokens(scene: Scene) -> None:
+    """Somebody tries tokens."""
+    for number in range(200):
+        with ca.Client(scene.server.address, token=f"guess-{number}") as client, suppress(ca.Unavailable):
+            try:
+                client.list_models()
+            except ca.Unauthenticated:
+                continue
+            raise AssertionError("a wrong token was accepted")
+
+
+def silent_connections(scene: Scene) -> None:
+    """So many connections that say nothing that no file descriptor is left."""
+    host, _, port = scene.server.address.rpartition(":")
+    with ExitStack() as stack:
+        for _ in range(CONNECTIONS):
+            connection = stack.enter_context(socket.socket())
+            connection.settimeout(0.1)
+            with suppress(OSError):
+                connection.connect((host, int(port)))
+        time.sleep(ATTACK_S)
+
+
+def unread_replies(scene: Scene) -> None:
+    """Replies in pieces, of which nobody reads any."""
+    asked = {"x": np.ones((40, 3), np.float32)}
+    with ca.Client(scene.server.address, token=TOKEN) as client, ExitStack() as stack:
+        for _ in range(16):
+            stream = client.inspect_stream("fragile", asked, captures=["wide"], timeout=2 * ATTACK_S)
+            stack.enter_context(stream)
+        time.sleep(ATTACK_S)
+
+
+def odd_archives(scene: Scene) -> None:
+    """Files that are no archives, or odd ones, come into the store, and go again."""
+    odd = [scene.store / "noise-1.0.mar", scene.store / "odd-1.0.mar", scene.store / "empty-1.0.mar"]
+    odd[0].write_bytes(bytes(range(256)) * 64)
+    with zipfile.ZipFile(odd[1], "w") as archive:
+        archive.writestr("MAR-INF/MANIFEST.json", '{"model": {"modelName": "../../odd", "modelVersion": "1.\u00b2"}}')
+    odd[2].touch()
+    time.sleep(ATTACK_S)
+    for path in odd:
+        path.unlink()
+
+
+def full_disk(scene: Scene) -> None:
+    """The disk for temporary files is full while a model comes into the store."""
+    if scene.scratch is None:
+        return
+    with _filled(scene.scratch):
+        added = package(scene.store, "added", f"{ADAPTERS / 'tiny_adapter.py'}:Tiny")
+        time.sleep(ATTACK_S)
+    added.unlink()
+
+
+FAULTS: Mapping[str, Callable[[Scene], None]] = {
+    "worker SIGSTOP": stop_worker,
+    "worker kill": kill_worker,
+    "JVM SIGSTOP": stop_java,
+    "JVM kill": kill_java,
+    "endless loop": endless_loop,
+    "memory request": memory,
+    "glob bomb": glob_bomb,
+    "wrong tokens": wrong_tokens,
+    "silent connections": silent_connections,
+    "unread streams": unread_replies,
+    "odd archives": odd_archives,
+    "full scratch disk": full_disk,
+}
+
+
+def _refused(scene: Scene, reason: str, x: np.ndarray, capture: str = "linear") -> None:
+    with ca.Client(scene.server.address, token=TOKEN) as client:
+        try:
+            client.inspect("fragile", {"x": x}, captures=[capture], timeout=SHORT_S)
+        except ca.CutawayError as failure:
+            if failure.reason in (reason, "DEADLINE_EXCEEDED") or failure.retry_after_s is not None:
+                return
+            raise
+    raise AssertionError(f"{reason} was expected")
+
+
+@contextmanager
+def _filled(directory: Path) -> Iterator[None]:
+    path = directory / "filler"
+    try:
+        with path.open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(1 << 20))
+    except OSError as failure:
+        if failure.errno != errno.ENOSPC:
+            raise
+    try:
+        yield
+    finally:
+        path.unlink()
+
+
+def resident_bytes(server: Server) -> int:
+    """Returns the memory of the gateway and all processes behind it."""
+    door = psutil.Process(server.process.pid)
+    total = 0
+    for each in [door, *door.children(recursive=True)]:
+        with suppress(psutil.Error):
+            total += each.memory_info().rss
+    return total
+
+
+def reachable(address: str) -> grpc.Channel:
+    """Returns a channel of its own connection."""
+    return grpc.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)])
