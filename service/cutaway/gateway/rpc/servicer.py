@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from collections.abc import Awaitable, Callable
@@ -126,7 +127,7 @@ class Servicer:
                             message += stream_timing_patch(queue_ms=queue_ms)
                             current_call().summary = summarize_opening(message)
                     current_call().reply_bytes += len(message)
-                    await context.write(message)
+                    await _write(context, message)
 
     async def _call(self, kind: str, name: ModelName, data: bytes, context: Context) -> worker_pb2.WorkerReply:
         return decode_worker_reply(await self._backend.call(name, kind, data, self._timeout(context)))
@@ -157,6 +158,14 @@ class Servicer:
     def _timeout(self, context: Context) -> float:
         left: float | None = context.time_remaining()  # None without a deadline, unlike in the stubs
         return self._settings.default_deadline_s if left is None else min(left, _MAX_TIMEOUT_S)
+
+
+async def _write(context: Context, message: bytes) -> None:
+    """Sends one message of a reply; cancels the call if its caller no longer receives."""
+    try:
+        await context.write(message)
+    except grpc.aio.InternalError:  # comes before gRPC's own cancellation, if a message was on its way
+        raise asyncio.CancelledError from None
 
 
 def _page(names: list[ModelName], size: int, token: str) -> tuple[list[ModelName], str]:
