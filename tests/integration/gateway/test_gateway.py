@@ -306,7 +306,7 @@ def test_a_model_that_exits_ends_its_request_alone(stream: bool) -> None:
     end."""
     bright, dark = ({"x": np.full((1, 2), value, np.float32)} for value in (1, 0))
     with serve({"exiting": Exiting()}) as server, ca.Client(server.address) as client:
-        with pytest.raises(ca.InvalidArgument, match="forward raised SystemExit on .*: too bright") as forward:
+        with pytest.raises(ca.InvalidArgument, match=r"forward raised SystemExit on .*: too bright") as forward:
             client.inspect("exiting", bright, stream=stream)
         with pytest.raises(ca.InvalidArgument, match="backward raised SystemExit: no gradient here") as backward:
             client.inspect("exiting", dark, input_gradients=True, stream=stream)
