@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Coroutine
 from functools import partial
 from typing import Any, TypeVar
@@ -56,19 +57,22 @@ class AsyncClient(BaseClient[Coroutine[Any, Any, InspectResult], AsyncReplyStrea
             return result
 
     async def _send(self, call: Call[Any], timeout: float | None) -> bytes:
-        with self._translating_errors():
-            send: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(call.path)
+        send: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(call.path)
+        try:
             return await send(call.payload, timeout=self._seconds(timeout), metadata=self._trust.metadata)
+        except grpc.RpcError as failure:
+            raise await asyncio.to_thread(self._error_of, failure) from None
 
     async def _messages(self, call: StreamCall, timeout: float) -> AsyncGenerator[bytes, None]:
-        with self._translating_errors():
-            send: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(call.path)
-            messages = send(call.payload, timeout=timeout, metadata=self._trust.metadata)
-            try:
-                async for message in messages:
-                    yield message
-            finally:
-                messages.cancel()
+        send: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(call.path)
+        messages = send(call.payload, timeout=timeout, metadata=self._trust.metadata)
+        try:
+            async for message in messages:
+                yield message
+        except grpc.RpcError as failure:
+            raise await asyncio.to_thread(self._error_of, failure) from None
+        finally:
+            messages.cancel()
 
     async def __aenter__(self) -> AsyncClient:
         return self

@@ -56,18 +56,21 @@ class Client(BaseClient[InspectResult, ReplyStream]):
             return result
 
     def _send(self, call: Call[Any], timeout: float | None) -> bytes:
-        with self._translating_errors():
-            send: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(call.path)
+        send: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(call.path)
+        try:
             return send(call.payload, timeout=self._seconds(timeout), metadata=self._trust.metadata)
+        except grpc.RpcError as failure:
+            raise self._error_of(failure) from None
 
     def _messages(self, call: StreamCall, timeout: float) -> Generator[bytes, None, None]:
-        with self._translating_errors():
-            send: grpc.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(call.path)
-            messages = send(call.payload, timeout=timeout, metadata=self._trust.metadata)
-            try:
-                yield from messages
-            finally:
-                messages.cancel()
+        send: grpc.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(call.path)
+        messages = send(call.payload, timeout=timeout, metadata=self._trust.metadata)
+        try:
+            yield from messages
+        except grpc.RpcError as failure:
+            raise self._error_of(failure) from None
+        finally:
+            messages.cancel()
 
     def __enter__(self) -> Client:
         return self

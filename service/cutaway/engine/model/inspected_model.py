@@ -273,7 +273,7 @@ def graph_nodes(root: Node | None, known: set[Node] | None = None) -> Iterator[N
             waiting += [following for following, _ in node.next_functions]
 
 
-def _failed(direction: str, failure: Exception, on: str = "") -> CutawayError:
+def _failed(direction: str, failure: BaseException, on: str = "") -> CutawayError:
     text = (str(failure).strip().splitlines() or [""])[0][:400]
     kind = type(failure).__name__
     return error(Reason.MODEL_FAILED, f"the model's {direction} raised {kind}{on}{': ' if text else ''}{text}")
