@@ -28,7 +28,7 @@ class AsyncClient(BaseClient[Coroutine[Any, Any, InspectResult], AsyncReplyStrea
     def ask_stream(self, request: InspectRequest, *, timeout: float | None = None) -> AsyncReplyStream:
         """Does what `inspect_stream` does, for a complete request."""
         call = self._transport.inspect_stream(request)
-        return AsyncReplyStream(partial(self._messages, call), self._seconds(timeout))
+        return AsyncReplyStream(partial(self._messages, call), self._seconds(timeout), request.max_reply_bytes)
 
     async def get_model(self, model: str, *, operators: bool = False, timeout: float | None = None) -> ModelDetail:
         """Does what `Client.get_model` does."""

@@ -24,7 +24,8 @@ from cutaway.requests import Argument, Attribution, Capture, CheckMode, Edit, Ex
 from cutaway.results import InspectResult, ModelName
 from cutaway.trust import Tls, make_trust
 
-_OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
+_OPTIONS = (("grpc.max_receive_message_length", 2**31 - 1), ("grpc.max_send_message_length", -1))
+"""Protobuf reads no larger messages."""
 
 T = TypeVar("T")
 Inspected = TypeVar("Inspected")
@@ -100,7 +101,8 @@ class BaseClient(ABC, Generic[Inspected, Streamed]):
             check: ``off``, ``same_pass`` or ``independent``, or a `CheckRequest` with a tolerance.
             predictions: False leaves the predictions out; if only values inside the model are requested, and each
                 capture names its ``call``, forward stops after the last of them.
-            max_reply_bytes: the largest reply to accept; 0 is the server's limit.
+            max_reply_bytes: the largest reply to accept; 0 is the server's limit. Whatever a server sends, the client
+                allocates at most 4 GiB for the tensors of a reply, or this if it is more.
             seed: of the methods that draw random numbers, 0 to 2**63 - 1; None draws a seed, which the provenance
                 contains.
             reply_data_type: ``float16``, ``bfloat16``, ``float32`` or ``float64``: the type in which floating tensors

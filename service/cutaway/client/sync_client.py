@@ -32,7 +32,8 @@ class Client(BaseClient[InspectResult, ReplyStream]):
 
     def ask_stream(self, request: InspectRequest, *, timeout: float | None = None) -> ReplyStream:
         """Does what `inspect_stream` does, for a complete request."""
-        return ReplyStream(partial(self._messages, self._transport.inspect_stream(request)), self._seconds(timeout))
+        call = self._transport.inspect_stream(request)
+        return ReplyStream(partial(self._messages, call), self._seconds(timeout), request.max_reply_bytes)
 
     def get_model(self, model: str, *, operators: bool = False, timeout: float | None = None) -> ModelDetail:
         """Returns the inputs, outputs and module tree of a model, and with ``operators`` the operators in it."""

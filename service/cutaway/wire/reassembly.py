@@ -13,18 +13,23 @@ from cutaway.schema.tensors import Array
 from cutaway.v1 import inspection_service_pb2, worker_pb2
 from cutaway.wire import grpc_status
 from cutaway.wire import results as wire_results
-from cutaway.wire.chunks import Chunk, checksum, decode_chunk, dtype_and_size, reply_tensors
+from cutaway.wire.chunks import MAX_CHUNK_BYTES, Chunk, checksum, decode_chunk, dtype_and_size, reply_tensors
+from cutaway.wire.reply_memory import check_reply_memory
 
 
 class ReplyAssembler:
     """Assembles one reply from its pieces, in their order.
 
+    Args:
+        allowed_bytes: of the reply's tensors, if the caller allows more than the client's own limit.
+
     Attributes:
         reply_bytes: how many bytes have arrived.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, allowed_bytes: int = 0) -> None:
         self.reply_bytes = 0
+        self._allowed_bytes = allowed_bytes
         self._header: InspectResult | None = None  # the result, with empty arrays
         self._places: list[str] = []
         self._arrays: list[Array] = []
@@ -41,7 +46,8 @@ class ReplyAssembler:
             only at the end.
 
         Raises:
-            CutawayError: the error that the worker sent, or ``INTERNAL``, if the reply is damaged.
+            CutawayError: the error that the worker sent; ``REPLY_TOO_LARGE``, before memory is allocated for it; or
+                ``INTERNAL``, if the reply is damaged.
         """
         self.reply_bytes += len(message)
         if self._is_complete:
@@ -77,6 +83,7 @@ class ReplyAssembler:
         if self._header is not None:
             raise _damaged("it has two headers")
         try:
+            check_reply_memory(header.response, self._allowed_bytes)
             for tensor in reply_tensors(header.response):
                 self._arrays.append(np.empty(tuple(tensor.shape), dtype_and_size(tensor)[0]))
                 tensor.shape[:] = [0]
@@ -109,7 +116,7 @@ class ReplyAssembler:
         if not chunk.compression:
             return chunk.data
         try:
-            size = min(stated_size(chunk.data), array.nbytes - self._filled)
+            size = min(stated_size(chunk.data), array.nbytes - self._filled, MAX_CHUNK_BYTES)
             return np.frombuffer(decompress(chunk.data, array.itemsize, size, chunk.compression), np.uint8).data
         except InvalidArgument as failure:
             raise _damaged(f"a chunk of tensor {chunk.tensor}: {failure.message}") from None
