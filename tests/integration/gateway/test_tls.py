@@ -441,7 +441,7 @@ def test_a_served_store_is_guarded(backend: str, pki: Pki, tmp_path: Path, monke
     x = {"x": np.ones((1, 3), np.float32)}
     monkeypatch.setenv("CUTAWAY_TOKENS", str(tokens))
     with serving(tmp_path / "store", tmp_path / "logs", backend, "--address", "0.0.0.0:0") as server:
-        assert [line for line in server.said if "listening beyond" in line] == [
+        assert [line for line in server.logged if "listening beyond" in line] == [
             exposure_warning(Settings(), server.address)
         ]
         address = f"127.0.0.1:{server.address.rpartition(':')[2]}"

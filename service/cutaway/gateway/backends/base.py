@@ -13,9 +13,6 @@ from cutaway.results import ModelName
 from cutaway.worker_protocol import cancellation
 from cutaway.worker_protocol.torchserve_messages import CallParts
 
-Announce: TypeAlias = Callable[[str], None]
-"""Prints one line about starts, reloads and failures for the operator."""
-
 SetServing: TypeAlias = Callable[[bool], Awaitable[None]]
 """Sets whether health checks report that the gateway serves."""
 

@@ -13,10 +13,12 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
+import structlog
+
 from cutaway.archive import reader
 from cutaway.config.settings import Settings
 from cutaway.errors import CutawayError, Reason, error
-from cutaway.gateway.backends.base import MAX_BATCH_BYTES, Announce, Backend, SetServing, Supervise, with_context
+from cutaway.gateway.backends.base import MAX_BATCH_BYTES, Backend, SetServing, Supervise, with_context
 from cutaway.gateway.batching.batcher import Batcher
 from cutaway.gateway.models.catalog import Catalog
 from cutaway.gateway.models.store import ModelStore
@@ -26,14 +28,14 @@ from cutaway.worker.worker import Worker
 from cutaway.worker_protocol import cancellation
 from cutaway.worker_protocol.torchserve_messages import CallParts
 
+log = structlog.get_logger(__name__)
+
 T = TypeVar("T")
 
 
 @asynccontextmanager
-async def in_process_backend(
-    store: ModelStore, settings: Settings, announce: Announce
-) -> AsyncIterator[tuple[Backend, Supervise]]:
-    """Loads the models of ``store`` into this process, one after the other; announces each that does not load.
+async def in_process_backend(store: ModelStore, settings: Settings) -> AsyncIterator[tuple[Backend, Supervise]]:
+    """Loads the models of ``store`` into this process, one after the other; logs each that does not load.
 
     Raises:
         NotFound: ``MODEL_NOT_LOADED``, if no model loads.
@@ -47,7 +49,7 @@ async def in_process_backend(
             try:
                 workers.append(await asyncio.to_thread(Worker.load, directory, device="cpu"))
             except CutawayError as failure:
-                announce(store.mark_broken(name, str(failure)))
+                log.warning(store.mark_broken(name, str(failure)))
         store.require_models()
         yield InProcessBackend(workers, store.catalog, settings), _supervise
 
