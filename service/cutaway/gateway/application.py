@@ -96,8 +96,8 @@ def _backend(model_store: Path | None, settings: Settings, embedded: bool, worke
     if model_store is None:
         return upstream_backend(settings)
     store = read_store(model_store)
-    for why in store.faults:
-        log.warning(f"not served: {why}")
+    for warning in [*(f"not served: {why}" for why in store.faults), *store.warnings]:
+        log.warning(warning)
     if not embedded:
         return Supervisor(store, settings, workers).running()
     # Imported here because it imports torch; without torch, a gateway takes a third of the memory.

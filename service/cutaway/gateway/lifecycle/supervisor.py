@@ -117,8 +117,8 @@ class Supervisor:
         old = self._current
         try:
             store = await asyncio.to_thread(read_store, self._directory)
-            for why in store.faults:
-                log.warning(f"not served: {why}")
+            for warning in [*(f"not served: {why}" for why in store.faults), *store.warnings]:
+                log.warning(warning)
             new = self._replica_set(store)
             self._running.append(new)
             await new.start()
