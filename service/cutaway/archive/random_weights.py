@@ -11,9 +11,14 @@ _OWN_WEIGHTS = ("load", "pretrained", "weight", "seed", "directory")
 def may_be_random(source: bytes) -> bool:
     """Whether an adapter with this ``source``, packaged without weights, has parameters that nobody chose.
 
-    The code is not run: a name in it that could be of its own weights counts as such.
+    The code is not run: a name in it that could be of its own weights counts as such. False for what is no Python: it
+    does not load.
     """
-    names = (name.lower() for node in ast.walk(ast.parse(source)) for name in _names(node))
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    names = (name.lower() for node in ast.walk(tree) for name in _names(node))
     return not any(part in name for name in names for part in _OWN_WEIGHTS)
 
 

@@ -119,6 +119,13 @@ def test_a_model_whose_parameters_nobody_chose(method: str, tmp_path: Path, buil
     assert not reader.may_be_random(build(adapter=adapter, version="2.0"))
 
 
+def test_an_adapter_that_is_no_python_is_not_random(build: Build) -> None:
+    """An archive made by other means ends nothing that serves."""
+    path = build(weights=None, extra_files=[])
+    for source in (b"class Tiny(", b"\0", b"-" * 200_000 + b"1"):
+        assert not reader.may_be_random(rewritten(path, {"tiny_adapter.py": source}))
+
+
 def test_torchserve_gets_what_it_needs(build: Build) -> None:
     """The archive holds our handler, every file, and TorchServe's settings in TorchServe's words."""
     with zipfile.ZipFile(build()) as made:
