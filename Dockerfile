@@ -54,6 +54,7 @@ COPY --chmod=0755 deploy/health.py /opt/cutaway/bin/cutaway-health
 ENV PATH=/opt/cutaway/bin:${PATH} \
     HOME=/tmp \
     PYTHONUNBUFFERED=1 \
+    GRPC_VERBOSITY=NONE \
     CUTAWAY_ADDRESS=0.0.0.0:50051 \
     CUTAWAY_LOG_DIR=/var/log/cutaway
 USER 10001:10001

@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test portability newest fuzz soak bench matrix verdicts captum-config container check format protos docs lock clean
+.PHONY: help setup demo test portability newest fuzz soak bench matrix verdicts captum-config container check format protos docs lock sbom audit clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -54,6 +54,12 @@ docs: ## write the tables of docs/ from the code
 
 lock: ## write constraints.txt with the newest versions
 	@scripts/lock
+
+sbom: ## list the installed packages, with licences: build/sbom.json, CycloneDX (ARGS=PYTHON: of another environment)
+	@scripts/sbom $(ARGS)
+
+audit: ## compare constraints.txt with the known vulnerabilities (ARGS="--ignore-vuln ID" accepts one)
+	@scripts/audit $(ARGS)
 
 clean: ## remove caches and build output (scripts/clean --all: .venv too)
 	@scripts/clean

@@ -71,9 +71,9 @@ def documents(directory: str) -> Iterator[dict[str, Any]]:
             yield from yaml.safe_load_all(path.read_text())
 
 
-def secured() -> Iterator[dict[str, Any]]:
-    """What ``deploy/kubernetes-tls`` patches, patched."""
-    patches = {(each["kind"], each["metadata"]["name"]): each for each in documents("kubernetes-tls")}
+def opened() -> Iterator[dict[str, Any]]:
+    """What ``deploy/kubernetes-open`` patches, patched."""
+    patches = {(each["kind"], each["metadata"]["name"]): each for each in documents("kubernetes-open")}
     for each in documents("kubernetes"):
         patch = patches.pop((each["kind"], each["metadata"]["name"]), None)
         if patch:
@@ -82,7 +82,8 @@ def secured() -> Iterator[dict[str, Any]]:
 
 
 def merged(whole: Any, patch: Any) -> Any:
-    """A strategic merge patch, as far as ours need it: null removes, and items of lists are told apart by a key."""
+    """A strategic merge patch, as far as ours need it: null removes, and items of lists are told apart by a key, and
+    removed by ``$patch: delete``."""
     if isinstance(patch, dict) and isinstance(whole, dict):
         both = whole | {key: merged(whole.get(key), value) for key, value in patch.items()}
         return {key: value for key, value in both.items() if value is not None}
@@ -90,7 +91,10 @@ def merged(whole: Any, patch: Any) -> Any:
         key = next(key for key in ("mountPath", "name", "port") if key in patch[0])
         items = {each[key]: each for each in whole}
         for each in patch:
-            items[each[key]] = merged(items.get(each[key]), each)
+            if each.get("$patch") == "delete":
+                del items[each[key]]
+            else:
+                items[each[key]] = merged(items.get(each[key]), each)
         return list(items.values())
     if isinstance(patch, dict):
         return {key: value for key, value in patch.items() if value is not None}

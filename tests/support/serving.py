@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -48,6 +49,12 @@ class Server:
         self.address = address
         self.said = said
         self.log_dir = log_dir
+
+    @property
+    def logged(self) -> list[str]:
+        """The events of its log so far; each line of its standard error must be one JSON object."""
+        lines = (self.log_dir.parent / f"{self.log_dir.name}.stderr").read_text("utf-8").splitlines(keepends=True)
+        return [str(json.loads(line)["event"]) for line in lines if line.endswith("\n")]
 
     def stop(self) -> int:
         """Ask for the end as an operator does; the exit status."""

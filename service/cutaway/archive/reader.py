@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
+from cutaway.archive import random_weights
 from cutaway.archive.names import name_fault, version_fault
 from cutaway.errors import Reason, error
 
@@ -59,6 +60,14 @@ def read(path: Path) -> Manifest:
     """Checks every byte of the archive at ``path``; returns its manifest."""
     with _open(path) as archive:
         return _verify(archive)
+
+
+def may_be_random(path: Path) -> bool:
+    """Whether the archive at ``path`` has no weights, and nothing in its adapter's file that could be its own."""
+    with _open(path) as archive:
+        manifest = _parse_manifest(archive.read(MANIFEST))
+        file = manifest.adapter.rpartition(":")[0]
+        return not manifest.weights and file.endswith(".py") and random_weights.may_be_random(archive.read(file))
 
 
 def unpack(path: Path, directory: Path, *, workers: int | None = None, batch: int | None = None) -> None:

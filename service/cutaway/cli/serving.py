@@ -49,7 +49,7 @@ def package(
 ) -> None:
     """Build an archive from a model and its adapter."""
     with console_output.requires_extra("server"):
-        from cutaway.archive import builder
+        from cutaway.archive import builder, reader
     archive = builder.build(
         model=model,
         version=version,
@@ -65,6 +65,9 @@ def package(
         force=force,
     )
     console_output.print_line(f"built {archive} ({filesize.decimal(archive.stat().st_size)})")
+    if reader.may_be_random(archive):
+        what = "the model may have random parameters: give --weights, or load or seed them in the adapter"
+        console_output.print_line(f"warning: {what}", "yellow")
     console_output.print_line(f"next: cutaway serve --model-store {output}")
 
 

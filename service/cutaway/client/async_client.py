@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Coroutine
 from functools import partial
 from typing import Any, TypeVar
@@ -27,7 +28,7 @@ class AsyncClient(BaseClient[Coroutine[Any, Any, InspectResult], AsyncReplyStrea
     def ask_stream(self, request: InspectRequest, *, timeout: float | None = None) -> AsyncReplyStream:
         """Does what `inspect_stream` does, for a complete request."""
         call = self._transport.inspect_stream(request)
-        return AsyncReplyStream(partial(self._messages, call), self._seconds(timeout))
+        return AsyncReplyStream(partial(self._messages, call), self._seconds(timeout), request.max_reply_bytes)
 
     async def get_model(self, model: str, *, operators: bool = False, timeout: float | None = None) -> ModelDetail:
         """Does what `Client.get_model` does."""
@@ -56,19 +57,22 @@ class AsyncClient(BaseClient[Coroutine[Any, Any, InspectResult], AsyncReplyStrea
             return result
 
     async def _send(self, call: Call[Any], timeout: float | None) -> bytes:
-        with self._translating_errors():
-            send: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(call.path)
+        send: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(call.path)
+        try:
             return await send(call.payload, timeout=self._seconds(timeout), metadata=self._trust.metadata)
+        except grpc.RpcError as failure:
+            raise await asyncio.to_thread(self._error_of, failure) from None
 
     async def _messages(self, call: StreamCall, timeout: float) -> AsyncGenerator[bytes, None]:
-        with self._translating_errors():
-            send: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(call.path)
-            messages = send(call.payload, timeout=timeout, metadata=self._trust.metadata)
-            try:
-                async for message in messages:
-                    yield call.read(message)
-            finally:
-                messages.cancel()
+        send: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(call.path)
+        messages = send(call.payload, timeout=timeout, metadata=self._trust.metadata)
+        try:
+            async for message in messages:
+                yield call.read(message)
+        except grpc.RpcError as failure:
+            raise await asyncio.to_thread(self._error_of, failure) from None
+        finally:
+            messages.cancel()
 
     async def __aenter__(self) -> AsyncClient:
         return self

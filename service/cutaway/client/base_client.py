@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -18,13 +17,15 @@ import grpc
 
 from cutaway.client.reply_size import ReplySizes, exceeds_one_message
 from cutaway.client.request_builder import CheckLike, Inputs, TargetLike, build_request
+from cutaway.client.tls_probe import speaks_tls
 from cutaway.client.transport import TORCHSERVE_SCHEME, Call, GatewayTransport, TorchServeTransport, Transport
 from cutaway.errors import CutawayError, Reason, error
 from cutaway.requests import Argument, Attribution, Capture, CheckMode, Edit, ExplainIf, InspectRequest
 from cutaway.results import InspectResult, ModelName
 from cutaway.trust import Tls, make_trust
 
-_OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
+_OPTIONS = (("grpc.max_receive_message_length", 2**31 - 1), ("grpc.max_send_message_length", -1))
+"""Protobuf reads no larger messages."""
 
 T = TypeVar("T")
 Inspected = TypeVar("Inspected")
@@ -52,9 +53,9 @@ class BaseClient(ABC, Generic[Inspected, Streamed]):
     def __init__(
         self, address: str, *, timeout: float = 60.0, token: str | None = None, tls: bool | Tls = False
     ) -> None:
-        self._transport, target = _transport_for(address)
-        self._trust = make_trust(target, token, tls)
-        self._channel = self._trust.channel(self._grpc, target, _OPTIONS)
+        self._transport, self._target = _transport_for(address)
+        self._trust = make_trust(self._target, token, tls)
+        self._channel = self._trust.channel(self._grpc, self._target, _OPTIONS)
         self._timeout = timeout
         self._sizes = ReplySizes()
 
@@ -100,7 +101,8 @@ class BaseClient(ABC, Generic[Inspected, Streamed]):
             check: ``off``, ``same_pass`` or ``independent``, or a `CheckRequest` with a tolerance.
             predictions: False leaves the predictions out; if only values inside the model are requested, and each
                 capture names its ``call``, forward stops after the last of them.
-            max_reply_bytes: the largest reply to accept; 0 is the server's limit.
+            max_reply_bytes: the largest reply to accept; 0 is the server's limit. Whatever a server sends, the client
+                allocates at most 4 GiB for the tensors of a reply, or this if it is more.
             seed: of the methods that draw random numbers, 0 to 2**63 - 1; None draws a seed, which the provenance
                 contains.
             reply_data_type: ``float16``, ``bfloat16``, ``float32`` or ``float64``: the type in which floating tensors
@@ -244,15 +246,19 @@ class BaseClient(ABC, Generic[Inspected, Streamed]):
             models += page
         return models
 
-    @contextmanager
-    def _translating_errors(self) -> Iterator[None]:
-        """Turns the error of a failed call in the block into a `CutawayError`."""
-        try:
-            yield
-        except grpc.RpcError as failure:
-            code, _ = failure.code().value
-            trailers: Any = failure.trailing_metadata() or ()
-            raise self._transport.failure(code, failure.details() or "", trailers) from None
+    def _error_of(self, failure: grpc.RpcError) -> CutawayError:
+        """Returns the exception for a failed call; may connect to the server once more to find out what is wrong."""
+        code, _ = failure.code().value
+        details = failure.details() or ""
+        if self._trust.credentials is None and _closed_at_once(details) and speaks_tls(self._target):
+            return error(Reason.SERVER_UNREACHABLE, "the server speaks TLS, and this client does not: set tls")
+        trailers: Any = failure.trailing_metadata() or ()
+        return self._transport.failure(code, details, trailers)
+
+
+def _closed_at_once(details: str) -> bool:
+    """Whether gRPC says that the server accepted the connection and closed it before it sent anything."""
+    return details.startswith("failed to connect") and "refused" not in details
 
 
 def _transport_for(address: str) -> tuple[Transport, str]:

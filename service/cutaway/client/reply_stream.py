@@ -24,12 +24,14 @@ class _BaseReplyStream(Generic[Messages]):
     Args:
         send: sends the request with a timeout in seconds, and returns the messages of the reply.
         timeout: seconds that the whole reply may take, from the first read.
+        allowed_bytes: of the reply's tensors, if the caller allows more than the client's own limit.
     """
 
-    def __init__(self, send: Callable[[float], Messages], timeout: float) -> None:
+    def __init__(self, send: Callable[[float], Messages], timeout: float, allowed_bytes: int = 0) -> None:
         self._send = send
         self._messages = send(timeout)
-        self._assembler = ReplyAssembler()
+        self._allowed_bytes = allowed_bytes
+        self._assembler = ReplyAssembler(allowed_bytes)
         self._timeout = timeout
         self._deadline = 0.0  # set at the first read
         self._may_retry = True
@@ -51,7 +53,7 @@ class _BaseReplyStream(Generic[Messages]):
         return pause
 
     def _retry(self) -> None:
-        self._messages, self._assembler = self._send(self._seconds_left()), ReplyAssembler()
+        self._messages, self._assembler = self._send(self._seconds_left()), ReplyAssembler(self._allowed_bytes)
 
     def _seconds_left(self) -> float:
         return max(self._deadline - time.monotonic(), 0.0)

@@ -32,7 +32,8 @@ class Client(BaseClient[InspectResult, ReplyStream]):
 
     def ask_stream(self, request: InspectRequest, *, timeout: float | None = None) -> ReplyStream:
         """Does what `inspect_stream` does, for a complete request."""
-        return ReplyStream(partial(self._messages, self._transport.inspect_stream(request)), self._seconds(timeout))
+        call = self._transport.inspect_stream(request)
+        return ReplyStream(partial(self._messages, call), self._seconds(timeout), request.max_reply_bytes)
 
     def get_model(self, model: str, *, operators: bool = False, timeout: float | None = None) -> ModelDetail:
         """Returns the inputs, outputs and module tree of a model, and with ``operators`` the operators in it."""
@@ -56,18 +57,21 @@ class Client(BaseClient[InspectResult, ReplyStream]):
             return result
 
     def _send(self, call: Call[Any], timeout: float | None) -> bytes:
-        with self._translating_errors():
-            send: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(call.path)
+        send: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(call.path)
+        try:
             return send(call.payload, timeout=self._seconds(timeout), metadata=self._trust.metadata)
+        except grpc.RpcError as failure:
+            raise self._error_of(failure) from None
 
     def _messages(self, call: StreamCall, timeout: float) -> Generator[bytes, None, None]:
-        with self._translating_errors():
-            send: grpc.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(call.path)
-            messages = send(call.payload, timeout=timeout, metadata=self._trust.metadata)
-            try:
-                yield from map(call.read, messages)
-            finally:
-                messages.cancel()
+        send: grpc.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(call.path)
+        messages = send(call.payload, timeout=timeout, metadata=self._trust.metadata)
+        try:
+            yield from map(call.read, messages)
+        except grpc.RpcError as failure:
+            raise self._error_of(failure) from None
+        finally:
+            messages.cancel()
 
     def __enter__(self) -> Client:
         return self

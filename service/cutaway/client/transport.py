@@ -6,6 +6,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, TypeVar
 
 from cutaway.errors import CutawayError, Reason, error
@@ -17,6 +18,7 @@ from cutaway.wire import models as wire_models
 from cutaway.wire import requests as wire_requests
 from cutaway.wire import results as wire_results
 from cutaway.wire.chunks import header_message
+from cutaway.wire.reply_memory import check_reply_memory
 from cutaway.wire.reply_timings import complete_response
 from cutaway.worker_protocol.torchserve_messages import (
     PREDICTIONS,
@@ -60,7 +62,7 @@ class Transport(ABC):
     def inspect(self, request: InspectRequest) -> Call[InspectResult]:
         """Returns the call for a request."""
         payload = wire_requests.encode(request).SerializeToString()
-        return self._call("inspect", request.model, payload, _decode_result)
+        return self._call("inspect", request.model, payload, partial(_decode_result, request.max_reply_bytes))
 
     def get_model(self, model: str, operators: bool) -> Call[ModelDetail]:
         """Returns the call that describes a model; ``operators`` includes the operators inside its modules."""
@@ -154,9 +156,14 @@ def parse_model(model: str) -> tuple[str, str]:
     return parsed[1], parsed[2] or ""
 
 
-def _decode_result(data: bytes) -> InspectResult:
-    with decoding():
-        return wire_results.decode(inspection_pb2.InspectResponse.FromString(data))
+def _decode_result(allowed_bytes: int, data: bytes) -> InspectResult:
+    try:
+        with decoding():
+            response = inspection_pb2.InspectResponse.FromString(data)
+            check_reply_memory(response, allowed_bytes)
+            return wire_results.decode(response)
+    except MemoryError:
+        raise error(Reason.OUT_OF_MEMORY, "the reply is larger than the memory that the client has") from None
 
 
 def _decode_detail(data: bytes) -> ModelDetail:

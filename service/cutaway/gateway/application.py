@@ -12,21 +12,30 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
+import structlog
+
 from cutaway.config.settings import Settings
 from cutaway.gateway.auth.tls import exposure_warning
-from cutaway.gateway.backends.base import Announce, Backend, Supervise
+from cutaway.gateway.backends.base import Backend, Supervise
 from cutaway.gateway.lifecycle.supervisor import Supervisor
 from cutaway.gateway.lifecycle.upstream import upstream_backend
 from cutaway.gateway.models.store import read_store
 from cutaway.gateway.observability import logging
 from cutaway.gateway.rpc.server import GatewayServer, check_files
 
+log = structlog.get_logger(__name__)
+
 T = TypeVar("T")
 _RunningBackend: TypeAlias = AbstractAsyncContextManager[tuple[Backend, Supervise]]
 
 
 def run(
-    model_store: Path | None, settings: Settings, *, embedded: bool, workers: int | None, announce: Announce
+    model_store: Path | None,
+    settings: Settings,
+    *,
+    embedded: bool,
+    workers: int | None,
+    announce: Callable[[str], None],
 ) -> int:
     """Serves until SIGTERM or SIGINT.
 
@@ -35,7 +44,8 @@ def run(
         settings: address and limits.
         embedded: True runs the models in this process, without TorchServe and Java.
         workers: number of workers of each model; None for the archives' own.
-        announce: prints what happens; ``ready: HOST:PORT`` once a real call has succeeded.
+        announce: prints what scripts wait for: the models, the address of the metrics, ``ready: HOST:PORT`` once a real
+            call has succeeded, and the end. All else that happens is logged.
 
     Returns:
         0 after a signal; 1 if TorchServe ended and could not be restarted.
@@ -44,15 +54,14 @@ def run(
         CutawayError: no model can be served, or a file in the settings cannot be used.
     """
     check_files(settings)
-    # The log is for the operator; standard output has what is announced.
     log_format = settings.log_format or logging.default_format(sys.stderr)
     logging.configure(log_format)
     settings = settings.model_copy(update={"log_format": log_format})
-    start = partial(_backend, model_store, settings, embedded, workers, announce)
+    start = partial(_backend, model_store, settings, embedded, workers)
     return asyncio.run(_run(start, settings, announce))
 
 
-async def _run(start: Callable[[], _RunningBackend], settings: Settings, announce: Announce) -> int:
+async def _run(start: Callable[[], _RunningBackend], settings: Settings, announce: Callable[[str], None]) -> int:
     stopped = _stop_signal()
     async with AsyncExitStack() as stack:
         entered = await _unless(stopped, stack.enter_async_context(start()))
@@ -69,32 +78,32 @@ async def _run(start: Callable[[], _RunningBackend], settings: Settings, announc
         if server.observers.address:
             announce(f"metrics: http://{server.observers.address}/metrics")
         if warning := exposure_warning(settings, server.address):
-            announce(warning)
+            log.warning(warning)
         gc.collect()
         gc.freeze()  # these objects stay; every full collection would scan them and delay all calls
         announce(f"ready: {server.address}")
         await asyncio.wait([stopped, failed], return_when=asyncio.FIRST_COMPLETED)
         if not stopped.done():
             await failed
-    announce("stopped" if stopped.done() else "stopped, because TorchServe cannot be restarted; its log says why")
+    if not stopped.done():
+        log.error("TorchServe cannot be restarted; its log says why")
+    announce("stopped")
     return 0 if stopped.done() else 1
 
 
-def _backend(
-    model_store: Path | None, settings: Settings, embedded: bool, workers: int | None, announce: Announce
-) -> _RunningBackend:
+def _backend(model_store: Path | None, settings: Settings, embedded: bool, workers: int | None) -> _RunningBackend:
     """Returns a context that runs the backend."""
     if model_store is None:
         return upstream_backend(settings)
     store = read_store(model_store)
-    for why in store.faults:
-        announce(f"not served: {why}")
+    for warning in [*(f"not served: {why}" for why in store.faults), *store.warnings]:
+        log.warning(warning)
     if not embedded:
-        return Supervisor(store, settings, workers, announce).running()
+        return Supervisor(store, settings, workers).running()
     # Imported here because it imports torch; without torch, a gateway takes a third of the memory.
     from cutaway.gateway.backends.in_process import in_process_backend
 
-    return in_process_backend(store, settings, announce)
+    return in_process_backend(store, settings)
 
 
 async def _cancel(task: asyncio.Future[Any]) -> None:

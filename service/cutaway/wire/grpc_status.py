@@ -52,7 +52,7 @@ def decode(code: int, details: str, trailers: Iterable[tuple[str, str | bytes]])
         except DecodeError:
             pass  # bytes that a proxy made: only the plain status can be used
     if code in (Code.UNAVAILABLE, _CANCELLED):
-        return error(Reason.SERVER_UNREACHABLE, f"no server answers ({details.rpartition(': ')[2].rstrip(']')})")
+        return error(Reason.SERVER_UNREACHABLE, _why_unreachable(details))
     if code == Code.DEADLINE_EXCEEDED:
         return error(Reason.DEADLINE_EXCEEDED, "the deadline passed before a reply arrived")
     return from_wire(code, _PLAIN_REASONS.get(code, Reason.INTERNAL), details)
@@ -74,6 +74,21 @@ _PLAIN_REASONS = {
     int(Code.PERMISSION_DENIED): Reason.SCOPE_MISSING,
 }
 """The reasons for statuses without details, which come from gRPC itself or from a proxy."""
+
+
+_TLS_FAILURES = {
+    "CERTIFICATE_VERIFY_FAILED": "the server's certificate is not trusted",
+    "Hostname Verification Check failed": "the server's certificate is for another name",
+    "WRONG_VERSION_NUMBER": "the server does not speak TLS",
+}
+"""What gRPC says of a failed handshake, and what that means."""
+
+
+def _why_unreachable(details: str) -> str:
+    for words, meaning in _TLS_FAILURES.items():
+        if words in details:
+            return meaning
+    return f"no server answers ({details.rpartition(': ')[2].rstrip(']')})"
 
 
 def _decode_details(status: status_pb2.Status) -> CutawayError | None:

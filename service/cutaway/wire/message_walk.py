@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from cutaway.errors import Reason, error
-from cutaway.schema.tensors import DTYPES
+from cutaway.schema.tensors import DTYPES, MAX_RANK
 from cutaway.v1 import tensor_pb2
 from cutaway.wire.enums import DATA_TYPE_NAMES
 
@@ -108,7 +108,7 @@ def refuse_large_unpacked(messages: Iterable[Message], limit: int | None) -> Non
 def _unpacked_bytes(tensor: tensor_pb2.Tensor) -> int:
     """Never negative: decoding refuses an invalid shape later, and it must not offset the size of another tensor."""
     dtype = DTYPES.get(DATA_TYPE_NAMES.get(tensor.data_type, ""))
-    return 0 if dtype is None else max(0, math.prod(tensor.shape)) * dtype.itemsize
+    return 0 if dtype is None or len(tensor.shape) > MAX_RANK else max(0, math.prod(tensor.shape)) * dtype.itemsize
 
 
 def tensors_in(message: Message) -> Iterator[tensor_pb2.Tensor]:

@@ -12,18 +12,23 @@ from cutaway.schema.compression import decompress, stated_size
 from cutaway.schema.tensors import Array
 from cutaway.v1 import inspection_service_pb2
 from cutaway.wire import results as wire_results
-from cutaway.wire.chunks import Chunk, checksum, decode_chunk, dtype_and_size, reply_tensors
+from cutaway.wire.chunks import MAX_CHUNK_BYTES, Chunk, checksum, decode_chunk, dtype_and_size, reply_tensors
+from cutaway.wire.reply_memory import check_reply_memory
 
 
 class ReplyAssembler:
     """Assembles one reply from its pieces, in their order.
 
+    Args:
+        allowed_bytes: of the reply's tensors, if the caller allows more than the client's own limit.
+
     Attributes:
         reply_bytes: how many bytes have arrived.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, allowed_bytes: int = 0) -> None:
         self.reply_bytes = 0
+        self._allowed_bytes = allowed_bytes
         self._header: InspectResult | None = None  # the result, with empty arrays
         self._places: list[str] = []
         self._arrays: list[Array] = []
@@ -40,7 +45,7 @@ class ReplyAssembler:
             only at the end.
 
         Raises:
-            CutawayError: ``INTERNAL``, if the reply is damaged.
+            CutawayError: ``REPLY_TOO_LARGE``, before memory is allocated for it; ``INTERNAL``, if the reply is damaged.
         """
         self.reply_bytes += len(message)
         if self._is_complete:
@@ -76,6 +81,7 @@ class ReplyAssembler:
         if self._header is not None:
             raise _damaged("it has two headers")
         try:
+            check_reply_memory(header.response, self._allowed_bytes)
             for tensor in reply_tensors(header.response):
                 self._arrays.append(np.empty(tuple(tensor.shape), dtype_and_size(tensor)[0]))
                 tensor.shape[:] = [0]
@@ -108,7 +114,7 @@ class ReplyAssembler:
         if not chunk.compression:
             return chunk.data
         try:
-            size = min(stated_size(chunk.data), array.nbytes - self._filled)
+            size = min(stated_size(chunk.data), array.nbytes - self._filled, MAX_CHUNK_BYTES)
             return np.frombuffer(decompress(chunk.data, array.itemsize, size, chunk.compression), np.uint8).data
         except InvalidArgument as failure:
             raise _damaged(f"a chunk of tensor {chunk.tensor}: {failure.message}") from None

@@ -18,7 +18,7 @@ from tests.support import manifests
 from tests.support.manifests import DEPLOY, ROOT
 
 OBJECTS = list(manifests.documents("kubernetes"))
-SECURED = list(manifests.secured())
+OPENED = list(manifests.opened())
 CONTAINERS = [
     pytest.param(manifests.only(manifests.pod()["containers"]), id="kubernetes"),
     pytest.param(manifests.only(manifests.runtime()["containers"]), id="kserve"),
@@ -34,7 +34,7 @@ def named(each: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("version", ["1.30", "1.37"])
-@pytest.mark.parametrize("each", [*OBJECTS, *SECURED], ids=named)
+@pytest.mark.parametrize("each", [*OBJECTS, *OPENED], ids=named)
 def test_kubernetes_accepts_each_object(each: dict[str, Any], version: str) -> None:
     """Held against Kubernetes' own schemas, of an old and a new version; a field that does not exist is an error."""
     kubernetes_validate.validate(each, version, strict=True)
@@ -42,7 +42,7 @@ def test_kubernetes_accepts_each_object(each: dict[str, Any], version: str) -> N
 
 def test_kustomize_applies_every_file() -> None:
     """None is forgotten."""
-    for directory, word in (("kubernetes", "resources"), ("kubernetes-tls", "patches")):
+    for directory, word in (("kubernetes", "resources"), ("kubernetes-open", "patches")):
         listed = yaml.safe_load((DEPLOY / directory / "kustomization.yaml").read_text())[word]
         files = {path.name for path in (DEPLOY / directory).glob("*.yaml") if path.stem != "kustomization"}
         assert {each if isinstance(each, str) else each["path"] for each in listed} == files
@@ -178,21 +178,45 @@ def test_the_network_is_closed_but_for_calls_metrics_and_names() -> None:
     assert {port["port"] for rule in policy["egress"] for port in rule["ports"]} == {53}
 
 
-def test_tls_and_tokens_are_mounted_where_they_are_named() -> None:
+SECRETS = {"CUTAWAY_TLS_CERTIFICATE", "CUTAWAY_TLS_KEY", "CUTAWAY_TOKENS"}
+PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
+
+
+def test_who_changes_nothing_gets_tls_and_tokens() -> None:
     """The files of the settings lie in what is mounted of secrets, and nobody probes what speaks TLS without it."""
-    [pod] = [each["spec"]["template"]["spec"] for each in SECURED if each["kind"] == "Deployment"]
-    container = manifests.only(pod["containers"])
-    mounts = {mount["mountPath"] for mount in container["volumeMounts"] if mount.get("readOnly")}
-    paths = [value for name, value in settings_in(container).items() if value.startswith("/")]
-    assert len(paths) == 3
-    assert {str(Path(path).parent) for path in paths} < mounts
-    assert set(settings_in(container)) > set(settings_in(manifests.only(manifests.pod()["containers"])))
-    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+    container = manifests.only(manifests.pod()["containers"])
+    settings = settings_in(container)
+    assert settings.keys() >= SECRETS
+    secrets = {volume["name"] for volume in manifests.pod()["volumes"] if "secret" in volume}
+    mounts = {mount["mountPath"] for mount in container["volumeMounts"] if mount["name"] in secrets}
+    assert {str(Path(settings[name]).parent) for name in SECRETS} == mounts
+    for probe in PROBES:
         assert container[probe]["exec"] == {"command": ["cutaway-health"]}
         assert "grpc" not in container[probe]
-    assert {
-        port["appProtocol"] for each in SECURED if each["kind"] == "Service" for port in each["spec"]["ports"][:1]
-    } == {"https"}
+    assert application_protocols(OBJECTS) == {"https"}
+
+
+def test_only_the_open_variant_is_open() -> None:
+    """It differs by what it has not: no TLS, no tokens, no secrets; Kubernetes itself then probes."""
+    container = opened_container()
+    secured = manifests.only(manifests.pod()["containers"])
+    assert settings_in(container) == {k: v for k, v in settings_in(secured).items() if k not in SECRETS}
+    [pod] = [each["spec"]["template"]["spec"] for each in OPENED if each["kind"] == "Deployment"]
+    assert not [volume for volume in pod["volumes"] if "secret" in volume]
+    assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+    for probe in PROBES:
+        assert "exec" not in container[probe]
+    assert application_protocols(OPENED) == {"kubernetes.io/h2c"}
+
+
+def opened_container() -> dict[str, Any]:
+    [pod] = [each["spec"]["template"]["spec"] for each in OPENED if each["kind"] == "Deployment"]
+    return dict(manifests.only(pod["containers"]))
+
+
+def application_protocols(objects: list[dict[str, Any]]) -> set[str]:
+    services = (each for each in objects if each["kind"] == "Service")
+    return {each["spec"]["ports"][0]["appProtocol"] for each in services}
 
 
 # Of one mind
@@ -235,7 +259,7 @@ def ports() -> Iterator[int]:
     for container in (manifests.only(manifests.pod()["containers"]), manifests.only(manifests.runtime()["containers"])):
         yield from (port["containerPort"] for port in container["ports"] if port["name"] != "metrics")
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-        yield manifests.only(manifests.pod()["containers"])[probe]["grpc"]["port"]
+        yield opened_container()[probe]["grpc"]["port"]
     for name in ("cutaway", "cutaway-pods"):
         yield manifests.the("Service", name=name)["spec"]["ports"][0]["port"]
     yield int(manifests.compose()["ports"][0].rpartition(":")[2])
@@ -273,7 +297,7 @@ def test_nobody_is_killed_within_the_grace() -> None:
     assert int(manifests.compose()["stop_grace_period"].removesuffix("s")) > 3 * Settings().grace_s
 
 
-@pytest.mark.parametrize("objects", [OBJECTS, SECURED], ids=["plain", "tls"])
+@pytest.mark.parametrize("objects", [OBJECTS, OPENED], ids=["tls", "open"])
 def test_probes_wait_as_long_as_models_may_load(objects: list[dict[str, Any]]) -> None:
     """At the start, and when TorchServe is brought back: until then the pod is not ready, and is not restarted."""
     [pod] = [each["spec"]["template"]["spec"] for each in objects if each["kind"] == "Deployment"]

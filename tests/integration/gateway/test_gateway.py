@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import io
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import numpy as np
@@ -278,19 +279,39 @@ def test_a_model_that_never_returns_does_not_keep_its_server() -> None:
     gate.open.set()
 
 
-def test_a_model_that_exits_ends_its_request_alone() -> None:
-    """`sys.exit` in a forward is its caller's error, not the server's end."""
+class Exit(torch.autograd.Function):
+    """The identity, with a backward pass that exits."""
 
-    class Exiting(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            if float(x.sum()) > 0:
-                raise SystemExit(1)
-            return x
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
 
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        sys.exit("no gradient here")
+
+
+class Exiting(nn.Module):
+    """Exits in its forward for positive sums, and in every backward."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if float(x.sum()) > 0:
+            sys.exit("too bright")
+        return cast(Tensor, Exit.apply(x))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_model_that_exits_ends_its_request_alone(stream: bool) -> None:
+    """`sys.exit` in a forward or backward is the model's failure, with its text: no error of the server, nor its
+    end."""
+    bright, dark = ({"x": np.full((1, 2), value, np.float32)} for value in (1, 0))
     with serve({"exiting": Exiting()}) as server, ca.Client(server.address) as client:
-        with pytest.raises(ca.CutawayError, match="SystemExit"):
-            client.inspect("exiting", {"x": np.ones((1, 2), np.float32)})
-        assert client.inspect("exiting", {"x": np.zeros((1, 2), np.float32)}).predictions["output"].sum() == 0
+        with pytest.raises(ca.InvalidArgument, match=r"forward raised SystemExit on .*: too bright") as forward:
+            client.inspect("exiting", bright, stream=stream)
+        with pytest.raises(ca.InvalidArgument, match="backward raised SystemExit: no gradient here") as backward:
+            client.inspect("exiting", dark, input_gradients=True, stream=stream)
+        assert forward.value.reason == backward.value.reason == "MODEL_FAILED"
+        assert client.inspect("exiting", dark, stream=stream).predictions["output"].sum() == 0
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "9", "a..b"])

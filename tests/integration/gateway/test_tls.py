@@ -9,7 +9,7 @@ import ssl
 import subprocess
 import sys
 import threading
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -92,10 +92,20 @@ def asked(address: str, tls: bool | ca.Tls = False, token: str | None = None) ->
     asyncio.run(awaited())
 
 
-def refused(address: str, tls: bool | ca.Tls = False) -> None:
-    with ca.Client(address, tls=tls, timeout=20) as client, pytest.raises(ca.Unavailable) as caught:
-        client.list_models()
-    assert caught.value.reason == Reason.SERVER_UNREACHABLE
+def refused(address: str, tls: bool | ca.Tls = False, why: str = "") -> None:
+    """Ask with both clients, in one message and in pieces; ``why`` is what each is told."""
+
+    async def awaited(stream: bool) -> None:
+        async with ca.AsyncClient(address, tls=tls, timeout=20) as client:
+            await client.inspect("net", X, stream=stream)
+
+    with ca.Client(address, tls=tls, timeout=20) as client:
+        for stream in (False, True):
+            for ask in (lambda s: client.inspect("net", X, stream=s), lambda s: asyncio.run(awaited(s))):
+                with pytest.raises(ca.Unavailable) as caught:
+                    ask(stream)
+                assert caught.value.reason == Reason.SERVER_UNREACHABLE
+                assert why in caught.value.message
 
 
 def net() -> dict[str, nn.Module]:
@@ -108,28 +118,46 @@ def test_tls_lets_in_those_who_trust_it_and_nobody_in_the_open(pki: Pki) -> None
         asked(server.address, ca.Tls(ca=pki["ours"]))
         asked(server.address, ca.Tls(ca=pki["ours"].read_bytes()))
         asked(server.address, ca.Tls(ca=str(pki["ours"])))
-        for tls in (False, True, ca.Tls(), ca.Tls(ca=pki["stranger"])):
-            refused(server.address, tls)
+        refused(server.address, why="the server speaks TLS, and this client does not: set tls")
+        for tls in (True, ca.Tls(), ca.Tls(ca=pki["stranger"])):
+            refused(server.address, tls, why="the server's certificate is not trusted")
 
 
-@pytest.mark.parametrize("name", ["expired", "elsewhere"])
-def test_a_server_that_is_not_who_it_should_be_is_not_asked(pki: Pki, name: str) -> None:
+@pytest.mark.parametrize(("name", "why"), [("expired", "is not trusted"), ("elsewhere", "is for another name")])
+def test_a_server_that_is_not_who_it_should_be_is_not_asked(pki: Pki, name: str, why: str) -> None:
     """An expired certificate, or one for another name, is none."""
     with serve(net(), settings=pki.served(name)) as server:
-        refused(server.address, ca.Tls(ca=pki["ours"]))
+        refused(server.address, ca.Tls(ca=pki["ours"]), why=f"the server's certificate {why}")
 
 
 def test_tls_to_a_plaintext_port_is_refused(pki: Pki) -> None:
     """A client that asks for TLS never falls back."""
     with serve(net()) as server:
-        refused(server.address, ca.Tls(ca=pki["ours"]))
+        refused(server.address, ca.Tls(ca=pki["ours"]), why="the server does not speak TLS")
+
+
+def test_a_server_that_only_closes_connections_is_not_said_to_speak_tls() -> None:
+    """A plaintext client whose connections are closed is told about TLS only where a handshake succeeds."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def close_each() -> None:
+            with suppress(OSError):
+                while True:
+                    listening.accept()[0].close()
+
+        closing_thread = threading.Thread(target=close_each, daemon=True)
+        closing_thread.start()
+        refused(f"127.0.0.1:{listening.getsockname()[1]}", why="no server answers")
+        listening.shutdown(socket.SHUT_RDWR)
+        closing_thread.join()
 
 
 def test_mutual_tls_lets_in_those_it_knows(pki: Pki) -> None:
     """Without a certificate, with an expired one, or with a stranger's, no call is answered, health included."""
     with serve(net(), settings=pki.served(callers="ours")) as server:
         asked(server.address, pki.shown("caller"))
-        for tls in (False, ca.Tls(ca=pki["ours"]), pki.shown("old-caller"), pki.shown("strange-caller")):
+        refused(server.address, why="the server speaks TLS")
+        for tls in (ca.Tls(ca=pki["ours"]), pki.shown("old-caller"), pki.shown("strange-caller")):
             refused(server.address, tls)
         trusted = grpc.ssl_channel_credentials(pki["ours"].read_bytes())
         with grpc.secure_channel(server.address, trusted) as channel:
@@ -413,7 +441,7 @@ def test_a_served_store_is_guarded(backend: str, pki: Pki, tmp_path: Path, monke
     x = {"x": np.ones((1, 3), np.float32)}
     monkeypatch.setenv("CUTAWAY_TOKENS", str(tokens))
     with serving(tmp_path / "store", tmp_path / "logs", backend, "--address", "0.0.0.0:0") as server:
-        assert [line for line in server.said if "listening beyond" in line] == [
+        assert [line for line in server.logged if "listening beyond" in line] == [
             exposure_warning(Settings(), server.address)
         ]
         address = f"127.0.0.1:{server.address.rpartition(':')[2]}"

@@ -421,7 +421,7 @@ def test_a_model_that_exits_costs_its_row(store: Path, tmp_path: Path) -> None:
     }
     run(digits_job(store, tmp_path / "out", **more))
     results = read(tmp_path / "out")
-    assert list(results["error"]) == [None, None, None, "INTERNAL", None, None]
+    assert list(results["error"]) == [None, None, None, "MODEL_FAILED", None, None]
     assert "SystemExit" in results["error_message"][3]
     wrong = {"request": {"explain_if": {"probability_at_most": 2.0}}}
     with pytest.raises(CutawayError) as caught:

@@ -15,11 +15,13 @@ import grpc
 import numpy as np
 import psutil
 import pytest
+import trustme
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 import cutaway as ca
 from cutaway.worker_protocol.torchserve_messages import PREDICTIONS, decode_reply, decode_worker_reply, encode_call
+from tests.support import manifests
 from tests.support.serving import Server, package, serving
 from tests.support.torchserve_port import behind
 from tests.support.waiting import PATIENCE_S
@@ -69,7 +71,7 @@ def test_lists_every_sound_model(server: Server) -> None:
 
 def test_a_damaged_archive_is_named_and_harms_no_other(server: Server) -> None:
     """The operator is told at the start, the caller at the call; the sound models serve."""
-    assert any(line.startswith("not served: damaged.mar") for line in server.said)
+    assert any(line.startswith("not served: damaged.mar") for line in server.logged)
     with ca.Client(server.address) as client, pytest.raises(ca.NotFound, match=r"damaged\.mar") as caught:
         client.inspect("damaged", {"image": IMAGE})
     assert caught.value.reason == "MODEL_NOT_LOADED"
@@ -197,7 +199,7 @@ def test_an_adapter_that_does_not_load_costs_the_others_nothing(small_store: Pat
     """The operator and the caller read why a model did not load; the highest version is the default. Any signal ends
     the server and leaves nothing."""
     with serving(small_store, tmp_path / "logs") as small:
-        told = [line for line in small.said if line.startswith("not served: broken")]
+        told = [line for line in small.logged if line.startswith("not served: broken")]
         assert told
         assert "weights went missing" in told[0]
         with ca.Client(small.address) as client:
@@ -242,7 +244,7 @@ def test_a_model_that_crashes_while_it_loads_costs_the_others_nothing(
     seconds = 10 + round(5 * (time.monotonic() - since))  # more than the sound model needs, on a busy machine too
     monkeypatch.setenv("CUTAWAY_START_TIMEOUT_S", str(seconds))
     with serving(tmp_path, tmp_path / "logs") as running, ca.Client(running.address) as client:
-        assert f"not served: crashing 1.0: it did not answer within {seconds} s" in "\n".join(running.said)
+        assert f"not served: crashing 1.0: it did not answer within {seconds} s" in "\n".join(running.logged)
         assert client.inspect("tiny", {"x": np.ones((1, 3), np.float32)}).predictions["output"].shape == (1, 2)
 
 
@@ -263,11 +265,59 @@ def test_embedded_needs_no_java(small_store: Path, tmp_path: Path, monkeypatch: 
     """`--embedded` serves the same archives with no Java process and no Java to be found."""
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with serving(small_store, tmp_path / "logs", "--embedded") as running:
-        assert any(line.startswith("not served: broken 1.0: ADAPTER_INVALID") for line in running.said)
+        assert any(line.startswith("not served: broken 1.0: ADAPTER_INVALID") for line in running.logged)
         with ca.Client(running.address) as client:
             assert client.inspect("tiny", {"x": np.ones((1, 3), np.float32)}).predictions["output"].shape == (1, 2)
         assert psutil.Process(running.process.pid).children() == []
         assert running.stop() == 0
+
+
+_TALKING = """
+import logging, warnings
+import torch
+from cutaway.adapters import Adapter
+
+class Talking(Adapter):
+    def build(self):
+        warnings.warn("a warning of the model")
+        logging.getLogger("model").warning("a log line of the model")
+        try:
+            raise ValueError("a caught error")
+        except ValueError:
+            logging.getLogger("model").exception("with a traceback")
+        return torch.nn.Linear(3, 2)
+"""
+
+
+def test_every_line_of_the_log_is_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On standard error: what is not served, what libraries and models log or warn of, what gRPC says of a caller
+    without TLS. Standard output has what scripts wait for, and nothing else."""
+    authority = trustme.CA()
+    leaf = authority.issue_cert("127.0.0.1")
+    leaf.private_key_pem.write_to_path(tmp_path / "key.pem")
+    leaf.cert_chain_pems[0].write_to_path(tmp_path / "certificate.pem")
+    monkeypatch.setenv("CUTAWAY_TLS_KEY", str(tmp_path / "key.pem"))
+    monkeypatch.setenv("CUTAWAY_TLS_CERTIFICATE", str(tmp_path / "certificate.pem"))
+    monkeypatch.setenv("CUTAWAY_LOG_FORMAT", "json")
+    monkeypatch.setenv("GRPC_VERBOSITY", manifests.image().variables["GRPC_VERBOSITY"])
+    (tmp_path / "talking.py").write_text(_TALKING)
+    package(tmp_path / "store", "talking", f"{tmp_path / 'talking.py'}:Talking")
+    (tmp_path / "store" / "damaged-1.0.mar").write_bytes(b"no archive")
+    with serving(tmp_path / "store", tmp_path / "logs", "--embedded") as server:
+        with ca.Client(server.address) as client, pytest.raises(ca.Unavailable):
+            client.list_models()
+        assert server.said == ["serving talking 1.0", f"ready: {server.address}"]
+        assert server.stop() == 0
+    written = "\n".join(server.logged)
+    random = "talking 1.0 may have random parameters: talking-1.0.mar has no weights"
+    for words in (
+        "not served: damaged-1.0.mar",
+        "a warning of the model",
+        "a log line of the model",
+        "a traceback",
+        random,
+    ):
+        assert words in written
 
 
 _SETTLING = """

@@ -168,6 +168,15 @@ def test_few_bytes_do_not_become_a_request_past_the_limit() -> None:
         assert f"{REPLY_BYTES + 256} bytes once unpacked, {REPLY_BYTES} are allowed" in failure.message
 
 
+def test_a_shape_of_many_axes_is_not_multiplied() -> None:
+    """The product of a million sizes takes minutes: such a shape is refused by the number of its axes."""
+    message = packed_request(np.zeros(64, np.float32))
+    message.tensors.by_name["input"].shape[:] = [2] * 64
+    (failure,) = (outcome(reply) for reply in worker(Head()).answer([{"inspect": message.SerializeToString()}]))
+    assert isinstance(failure, CutawayError)
+    assert (failure.reason, failure.message) == (Reason.INPUT_SHAPE, "64 axes; at most 32 are allowed")
+
+
 class Head(nn.Module):
     """A few numbers of many."""
 

@@ -100,6 +100,32 @@ def test_an_installed_adapter_and_no_weights(build: Build) -> None:
     assert manifest == reader.Manifest("tiny", "1.0", "cutaway.adapters:Adapter", options={"depth": "2"})
 
 
+CHOSEN = {
+    "loads": "def load(self, weights): return torch.load('x')",
+    "builds with pretrained weights": "def build(self): return resnet18(weights='DEFAULT')",
+    "has a file beside it": "def build(self): return read(self.directory)",
+    "has a seed": "def build(self): torch.manual_seed(0); return nn.Linear(1, 1)",
+}
+
+
+@pytest.mark.parametrize("method", ["def build(self): return nn.Linear(1, 1)", *CHOSEN.values()], ids=["-", *CHOSEN])
+def test_a_model_whose_parameters_nobody_chose(method: str, tmp_path: Path, build: Build) -> None:
+    """Without weights, and with nothing in its adapter's file that could be its own, a model may be random; with
+    weights it is not."""
+    code = tmp_path / "unchosen.py"
+    code.write_text(f"class Unchosen(Adapter):\n    {method}\n")
+    adapter = f"{code}:Unchosen"
+    assert reader.may_be_random(build(adapter=adapter, weights=None, extra_files=[])) == (method not in CHOSEN.values())
+    assert not reader.may_be_random(build(adapter=adapter, version="2.0"))
+
+
+def test_an_adapter_that_is_no_python_is_not_random(build: Build) -> None:
+    """An archive made by other means ends nothing that serves."""
+    path = build(weights=None, extra_files=[])
+    for source in (b"class Tiny(", b"\0", b"-" * 200_000 + b"1"):
+        assert not reader.may_be_random(rewritten(path, {"tiny_adapter.py": source}))
+
+
 def test_torchserve_gets_what_it_needs(build: Build) -> None:
     """The archive holds our handler, every file, and TorchServe's settings in TorchServe's words."""
     with zipfile.ZipFile(build()) as made:

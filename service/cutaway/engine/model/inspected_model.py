@@ -128,7 +128,7 @@ class InspectedModel:
                 returned = self.call({**{name: tensor.clone() for name, tensor in inputs.items()}, **self._arguments})
         except CutawayError:
             raise
-        except Exception as failure:
+        except _MODEL_FAILURES as failure:
             if is_out_of_memory(failure):
                 raise
             shapes = [f"{name} {dtype_text(t)}{list(t.shape)}" for name, t in inputs.items()]
@@ -201,6 +201,10 @@ _MOST_RESULTS = 4096
 """How many results of tests are kept for one model."""
 
 
+_MODEL_FAILURES = (Exception, SystemExit)
+"""What a model's own code raises when it fails; ``sys.exit`` in a model does not end the server."""
+
+
 def arguments_kind(arguments: Mapping[str, Argument]) -> Hashable:
     """Returns what makes two requests run the same model: in Python 1 equals True."""
     return frozenset((name, type(value), value) for name, value in arguments.items())
@@ -250,7 +254,7 @@ def gradients(
         )
     except CutawayError:
         raise
-    except Exception as failure:
+    except _MODEL_FAILURES as failure:
         if is_out_of_memory(failure):
             raise
         raise _failed("backward", failure) from failure
@@ -269,7 +273,7 @@ def graph_nodes(root: Node | None, known: set[Node] | None = None) -> Iterator[N
             waiting += [following for following, _ in node.next_functions]
 
 
-def _failed(direction: str, failure: Exception, on: str = "") -> CutawayError:
+def _failed(direction: str, failure: BaseException, on: str = "") -> CutawayError:
     text = (str(failure).strip().splitlines() or [""])[0][:400]
     kind = type(failure).__name__
     return error(Reason.MODEL_FAILED, f"the model's {direction} raised {kind}{on}{': ' if text else ''}{text}")

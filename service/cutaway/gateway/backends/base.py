@@ -13,9 +13,6 @@ from cutaway.results import ModelName
 from cutaway.worker_protocol import cancellation
 from cutaway.worker_protocol.torchserve_messages import CallParts
 
-Announce: TypeAlias = Callable[[str], None]
-"""Prints one line about starts, reloads and failures for the operator."""
-
 SetServing: TypeAlias = Callable[[Collection[ModelName]], Awaitable[None]]
 """Sets which models health checks report as serving; the gateway serves if any model does."""
 

@@ -14,11 +14,13 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
+import structlog
+
 from cutaway.archive import reader
 from cutaway.config.memory import share_of_worker
 from cutaway.config.settings import Settings
 from cutaway.errors import CutawayError, Reason, error
-from cutaway.gateway.backends.base import MAX_BATCH_BYTES, Announce, Backend, SetServing, Supervise, with_context
+from cutaway.gateway.backends.base import MAX_BATCH_BYTES, Backend, SetServing, Supervise, with_context
 from cutaway.gateway.batching.batcher import Batcher
 from cutaway.gateway.models.catalog import Catalog
 from cutaway.gateway.models.store import ModelStore
@@ -29,16 +31,16 @@ from cutaway.worker.worker import Worker
 from cutaway.worker_protocol import cancellation
 from cutaway.worker_protocol.torchserve_messages import CallParts
 
+log = structlog.get_logger(__name__)
+
 T = TypeVar("T")
 
 _POLL_S = 0.1
 
 
 @asynccontextmanager
-async def in_process_backend(
-    store: ModelStore, settings: Settings, announce: Announce
-) -> AsyncIterator[tuple[Backend, Supervise]]:
-    """Loads the models of ``store`` into this process, one after the other; announces each that does not load.
+async def in_process_backend(store: ModelStore, settings: Settings) -> AsyncIterator[tuple[Backend, Supervise]]:
+    """Loads the models of ``store`` into this process, one after the other; logs each that does not load.
 
     Raises:
         NotFound: ``MODEL_NOT_LOADED``, if no model loads.
@@ -52,7 +54,7 @@ async def in_process_backend(
             try:
                 workers.append(await asyncio.to_thread(Worker.load, directory, device="cpu"))
             except CutawayError as failure:
-                announce(store.mark_broken(name, str(failure)))
+                log.warning(store.mark_broken(name, str(failure)))
         store.require_models()
         limit_request_memory(settings.request_memory_bytes or share_of_worker(1))
         yield InProcessBackend(workers, store.catalog, settings), partial(_supervise, workers, settings.hang_s)

@@ -10,11 +10,12 @@ from contextlib import suppress
 from functools import partial
 from itertools import chain, repeat
 
+import structlog
+
 from cutaway.archive import reader
 from cutaway.config.memory import share_of_worker
 from cutaway.config.settings import Settings
 from cutaway.errors import CutawayError
-from cutaway.gateway.backends.base import Announce
 from cutaway.gateway.backends.replica_pool import ReplicaPool
 from cutaway.gateway.backends.torchserve import TorchServeBackend
 from cutaway.gateway.lifecycle.readiness import unready_models
@@ -23,6 +24,8 @@ from cutaway.gateway.models.store import ModelStore
 from cutaway.gateway.torchserve.server_process import Endpoint, TorchServe
 from cutaway.results import ModelName
 from cutaway.worker_protocol.heartbeat import Hello
+
+log = structlog.get_logger(__name__)
 
 _POLL_S = 0.1
 _RESTART_DELAYS_S = (0.0, 1.0, 2.0, 5.0, 10.0)
@@ -37,13 +40,11 @@ class ReplicaSet:
         store: the models.
         settings: number of processes, limits and timeouts.
         workers: number of workers of each model in each process; None for the archives' own.
-        announce: prints what happens.
     """
 
-    def __init__(self, store: ModelStore, settings: Settings, workers: int | None, announce: Announce) -> None:
+    def __init__(self, store: ModelStore, settings: Settings, workers: int | None) -> None:
         self.store = store
         self._settings = settings
-        self._announce = announce
         self._watch = WorkerWatch()
         self._servers = {self._name(number): self._server(workers, number) for number in range(settings.replicas)}
         self._supervision: asyncio.Future[list[None]] = asyncio.get_running_loop().create_future()
@@ -87,7 +88,7 @@ class ReplicaSet:
         await self._watch.open()
         unready = await asyncio.gather(*map(self._start, self._servers.values()))
         for name, why in {name: why for models in unready for name, why in models.items()}.items():
-            self._announce(self.store.mark_broken(name, why))
+            log.warning(self.store.mark_broken(name, why))
         self.store.require_models()
 
     async def _start(self, server: TorchServe) -> dict[ModelName, str]:
@@ -127,7 +128,7 @@ class ReplicaSet:
 
     def _end(self, worker: Hello) -> None:
         if any(server.has_worker(worker.pid) for server in self._servers.values()):
-            self._announce(f"a worker of {worker.model.model} {worker.model.version} hangs; starting a new one")
+            log.warning(f"a worker of {worker.model.model} {worker.model.version} hangs; starting a new one")
             with suppress(ProcessLookupError):
                 os.kill(worker.pid, signal.SIGKILL)
 
@@ -144,12 +145,12 @@ class ReplicaSet:
             if server.poll() is None and not hangs:
                 continue
             what = "replies to nothing" if hangs else "ended unexpectedly; its log says why"
-            self._announce(f"{name} {what}; restarting it")
+            log.warning(f"{name} {what}; restarting it")
             await pool.remove(server.inference)
             if not await self._restart(name, server, pool):
                 return
             pool.add(server.inference)
-            self._announce(f"{name} is available again")
+            log.info(f"{name} is available again")
 
     async def _restart(self, name: str, server: TorchServe, pool: ReplicaPool) -> bool:
         """Returns whether a restart succeeded."""
@@ -160,7 +161,7 @@ class ReplicaSet:
                 await self._start(server)
             except Exception as failure:  # also what nobody foresaw, such as a full disk, may be over at the next try
                 why = failure.message if isinstance(failure, CutawayError) else f"{type(failure).__name__}: {failure}"
-                self._announce(f"{name} did not start: {why.splitlines()[0]}")
+                log.warning(f"{name} did not start: {why.splitlines()[0]}")
                 if attempt >= len(_RESTART_DELAYS_S) and not pool.available:
                     return False
             else:

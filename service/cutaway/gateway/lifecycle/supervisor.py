@@ -12,7 +12,7 @@ import structlog
 from cutaway.archive import reader
 from cutaway.config.settings import Settings
 from cutaway.errors import CutawayError
-from cutaway.gateway.backends.base import Announce, Backend, SetServing, Supervise
+from cutaway.gateway.backends.base import Backend, SetServing, Supervise
 from cutaway.gateway.backends.torchserve import TorchServeBackend
 from cutaway.gateway.file_watch import FileWatch
 from cutaway.gateway.lifecycle.replica_set import ReplicaSet
@@ -33,24 +33,22 @@ class Supervisor:
         store: the models.
         settings: number of processes, limits and timeouts.
         workers: number of workers of each model in each process; None for the archives' own.
-        announce: prints what happens.
 
     Attributes:
         backend: calls the current processes; the same object after a reload.
     """
 
-    def __init__(self, store: ModelStore, settings: Settings, workers: int | None, announce: Announce) -> None:
+    def __init__(self, store: ModelStore, settings: Settings, workers: int | None) -> None:
         self._directory = next(iter(store.archives.values())).parent
         self._settings = settings
         self._workers = workers
-        self._announce = announce
         self._current = self._replica_set(store)
         self._running = [self._current]
         self._watch = FileWatch(lambda: archives_in(self._directory), settle_s=_SETTLE_S, inodes=False)
         self.backend: TorchServeBackend
 
     def _replica_set(self, store: ModelStore) -> ReplicaSet:
-        return ReplicaSet(store, self._settings, self._workers, self._announce)
+        return ReplicaSet(store, self._settings, self._workers)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[tuple[Backend, Supervise]]:
@@ -61,7 +59,7 @@ class Supervisor:
         """
         replicas = self._settings.replicas
         what = "TorchServe" if replicas == 1 else f"{replicas} TorchServe processes"
-        self._announce(f"starting {what}; the log is in {self._settings.log_dir}")
+        log.info(f"starting {what}; the log is in {self._settings.log_dir}")
         try:
             await self._current.start()
             store = self._current.store
@@ -108,8 +106,7 @@ class Supervisor:
                 due, pauses = False, iter(_RETRY_PAUSES_S)
             except Exception as failure:
                 pause_s = next(pauses, _RETRY_PAUSES_S[-1])
-                log.exception("the model store could not be loaded")
-                self._announce(
+                log.exception(
                     f"the model store could not be loaded ({type(failure).__name__}: {failure}); the previous models "
                     f"stay in service, and it is tried again in {pause_s:g} s"
                 )
@@ -117,12 +114,12 @@ class Supervisor:
 
     async def _reload(self) -> None:
         """Replaces the replica set by one over the current content of the store; if that fails, keeps the old one."""
-        self._announce("the model store has changed; loading it beside the models that are served")
+        log.info("the model store has changed; loading it beside the models that are served")
         old = self._current
         try:
             store = await asyncio.to_thread(read_store, self._directory)
-            for why in store.faults:
-                self._announce(f"not served: {why}")
+            for warning in [*(f"not served: {why}" for why in store.faults), *store.warnings]:
+                log.warning(warning)
             new = self._replica_set(store)
             self._running.append(new)
             await new.start()
@@ -131,7 +128,7 @@ class Supervisor:
             await self._stop([replica_set for replica_set in self._running if replica_set is not old], 0.0)
             if not isinstance(failure, CutawayError):
                 raise
-            self._announce(f"the previous models stay in service: {failure.message.splitlines()[0]}")
+            log.warning(f"the previous models stay in service: {failure.message.splitlines()[0]}")
             return
         self._current = new
         old.stop_supervising()
@@ -140,7 +137,7 @@ class Supervisor:
         await self.backend.switch(new.endpoints, store.catalog, worker_counts, self._settings.grace_s)
         await self._stop([old], self._settings.grace_s)
         for name in store.archives:
-            self._announce(f"serving {name.model} {name.version}")
+            log.info(f"serving {name.model} {name.version}")
 
     async def _stop(self, replica_sets: Sequence[ReplicaSet], grace_s: float) -> None:
         for replica_set in replica_sets:

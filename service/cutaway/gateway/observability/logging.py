@@ -1,10 +1,11 @@
-"""The log: one line for each call, and unexpected exceptions.
+"""The log: one line for each call, for each start, restart and reload, and for unexpected exceptions.
 
 A line has sizes, durations and the outcome; never a tensor, a token or any text from the caller.
 """
 
 from __future__ import annotations
 
+import logging
 import sys
 from typing import Literal, TextIO, TypeAlias
 
@@ -24,7 +25,17 @@ def default_format(output: TextIO) -> Format:
 
 def configure(log_format: Format) -> None:
     """Makes the whole process log to standard error; for the command line, which owns its process."""
-    structlog.configure(processors=_processors(log_format), logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    processors = _processors(log_format)
+    structlog.configure(processors=processors, logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    # What libraries, models and Python itself log or warn of, in the same form.
+    *shared, renderer = processors
+    handler = logging.StreamHandler(sys.stderr)
+    remove_meta = structlog.stdlib.ProcessorFormatter.remove_processors_meta
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(foreign_pre_chain=shared, processors=[remove_meta, renderer])
+    )
+    logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
+    logging.captureWarnings(True)
 
 
 class CallLog:

@@ -158,12 +158,15 @@ class Servicer:
 
 
 async def _write(context: Context, message: bytes) -> None:
-    """Sends a message of a streamed reply; returns when the connection has room for the next one."""
+    """Sends a message of a streamed reply; returns when the connection has room for the next one. Cancels the call if
+    its caller no longer receives."""
     try:
         await asyncio.wait_for(context.write(message), reply_socket.PATIENCE_S)
     except asyncio.TimeoutError:
         what = f"the caller did not read {len(message)} bytes of the reply within {reply_socket.PATIENCE_S:g} s"
         raise error(Reason.DEADLINE_EXCEEDED, f"{what}; ask for smaller chunks") from None
+    except grpc.aio.InternalError:  # comes before gRPC's own cancellation, if a message was on its way
+        raise asyncio.CancelledError from None
 
 
 def _response(permissions: Permissions, reply: worker_pb2.WorkerReply, start: float) -> bytes:
