@@ -44,7 +44,7 @@ from cutaway.worker_protocol.torchserve_messages import decode_stream_opening
 from tests.support.serving import Server, package, serving
 from tests.support.small_models import Images, Words
 from tests.support.torchserve_port import behind
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, until
 from tests.support.wire_walk import ambiguities
 
 MEBIBYTE = 1 << 20
@@ -528,10 +528,14 @@ def test_a_slow_reader_fills_no_memory(wide: Server) -> None:
 
 def test_unread_replies_hold_up_no_other_caller(wide: Server) -> None:
     """One caller leaves twice as many replies unread as may be on their way; those of another one arrive."""
-    with grpc.insecure_channel(wide.address) as channel, ca.Client(wide.address) as other:
+    with (
+        ThreadPoolExecutor(16) as readers,
+        grpc.insecure_channel(wide.address) as channel,
+        ca.Client(wide.address) as other,
+    ):
         unread = [_unread(channel) for _ in range(16)]
-        for reply in unread[:4]:
-            next(reply)
+        begun = [readers.submit(next, reply, None) for reply in unread]
+        until(lambda: sum(each.done() for each in begun) >= 4)
         for size in (7, 9):
             found = other.inspect("wide", mebibytes(size), captures="wide", stream=True, timeout=PATIENCE_S)
             assert found.captures["wide"].output.nbytes == size * MEBIBYTE
