@@ -18,7 +18,7 @@ from cutaway.gateway.batching.batcher import Batcher
 from cutaway.gateway.models.catalog import Catalog
 from cutaway.gateway.torchserve.server_process import Endpoint
 from cutaway.results import ModelName
-from cutaway.worker_protocol import cancellation
+from cutaway.worker_protocol import cancellation, visible_layers
 from cutaway.worker_protocol.reply_socket import ReplyReceiver
 from cutaway.worker_protocol.torchserve_messages import (
     CallParts,
@@ -28,6 +28,7 @@ from cutaway.worker_protocol.torchserve_messages import (
     encode_batch,
     encode_call,
 )
+from cutaway.worker_protocol.visible_layers import LayerLists
 
 _MAX_STREAMS = 8
 """How many streamed replies of one model may be unfinished: its workers hold them in memory."""
@@ -70,9 +71,9 @@ class TorchServeBackend:
         self.catalog, self._workers = catalog, workers
         await self.replicas.replace(endpoints, grace_s)
 
-    async def call(self, name: ModelName, kind: str, payload: bytes, timeout_s: float) -> bytes:
+    async def call(self, name: ModelName, kind: str, payload: bytes, layers: LayerLists, timeout_s: float) -> bytes:
         """Queues a request, and returns the worker's reply."""
-        return await self._queue(name, {kind: payload}, timeout_s)
+        return await self._queue(name, {kind: payload, **visible_layers.part(layers)}, timeout_s)
 
     async def _queue(self, name: ModelName, parts: CallParts, timeout_s: float) -> bytes:
         if name not in self.batchers:
@@ -94,7 +95,9 @@ class TorchServeBackend:
         reply = decode_reply(await self.replicas.predict(name, request, timeout_s))
         return [reply] if len(calls) == 1 else decode_batch_reply(reply)
 
-    async def stream(self, name: ModelName, payload: bytes, timeout_s: float) -> AsyncGenerator[bytes, None]:
+    async def stream(
+        self, name: ModelName, payload: bytes, layers: LayerLists, timeout_s: float
+    ) -> AsyncGenerator[bytes, None]:
         """Queues a request, and yields the messages of its reply from a socket that bypasses TorchServe; the model runs
         other requests meanwhile."""
         until = time.time() + timeout_s
@@ -105,7 +108,7 @@ class TorchServeBackend:
             raise error(Reason.DEADLINE_EXCEEDED, why) from None
         try:
             with ReplyReceiver() as receiver:
-                parts = {"stream": payload, "pipe": bytes(receiver.path)}
+                parts = {"stream": payload, "pipe": bytes(receiver.path), **visible_layers.part(layers)}
                 decode_worker_reply(await self._queue(name, parts, until - time.time()))
                 receiver.accept()
                 async with aclosing(receiver.messages(until)) as messages:

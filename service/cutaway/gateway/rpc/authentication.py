@@ -3,7 +3,7 @@ memory of the server."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextvars import ContextVar
 from functools import partial
 from typing import Any, TypeAlias
@@ -17,6 +17,7 @@ from cutaway.gateway.auth.authorization import Caller, Scope
 from cutaway.gateway.auth.token_file import Authenticator
 from cutaway.gateway.observability.call_watch import CallWatch, Method
 from cutaway.gateway.rpc.status import Context, abort
+from cutaway.worker_protocol import visible_layers
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
@@ -45,7 +46,8 @@ class AuthenticatingHandler(grpc.GenericRpcHandler):
         if handler is None:
             return None
         try:
-            current_caller.set(self._authenticator(handler_call_details.invocation_metadata or ()))
+            metadata = handler_call_details.invocation_metadata or ()
+            current_caller.set(_narrowed(self._authenticator(metadata), metadata))
         except CutawayError as failure:
             return _refusing(failure, partial(self._watch.wrap, path.rpartition("/")[2]))
         return handler
@@ -71,6 +73,19 @@ class ReflectionGuard(grpc.aio.ServerInterceptor):
             except CutawayError as failure:
                 return _refusing(failure)
         return await continuation(handler_call_details)
+
+
+def _narrowed(caller: Caller, metadata: Iterable[tuple[str, str | bytes]]) -> Caller:
+    """Returns ``caller`` with only those layers that the call's metadata lists as well, if it lists any: another
+    gateway sends them, for its own caller.
+
+    Raises:
+        InvalidArgument: ``MALFORMED_REQUEST``.
+    """
+    for key, value in metadata:
+        if key == visible_layers.METADATA and isinstance(value, bytes):
+            caller = caller.narrowed(visible_layers.decode(value))
+    return caller
 
 
 def _refusing(failure: CutawayError, wrap: Callable[[Method], Method] = lambda method: method) -> Handler:

@@ -96,7 +96,7 @@ class Servicer:
         with redaction.redacted_errors(permissions):
             if request.operators:
                 permissions.require(Scope.INSPECT, "operators")
-            reply = await self._call("describe", name, data, context)
+            reply = await self._call("describe", name, data, permissions, context)
             return redaction.redact_model(permissions, reply.response)
 
     async def _inspect(self, data: bytes, context: Context, caller: Caller) -> bytes:
@@ -104,7 +104,7 @@ class Servicer:
         self._check_size(data)
         name, permissions = self._authorize(data, caller)
         with redaction.redacted_errors(permissions):
-            reply = await self._call("inspect", name, data, context)
+            reply = await self._call("inspect", name, data, permissions, context)
             response = redaction.redact_response(permissions, reply.response)
         response += timing_patch(queue_ms=(time.perf_counter() - start) * 1000 - reply.worker_ms)
         current_call().summary = summarize(response)
@@ -116,7 +116,8 @@ class Servicer:
         self._check_size(data)
         name, permissions = self._authorize(chunks.decode_stream_request(data).request, caller)
         with redaction.redacted_errors(permissions):
-            async with aclosing(self._backend.stream(name, data, self._timeout(context))) as messages:
+            stream = self._backend.stream(name, data, permissions.layers, self._timeout(context))
+            async with aclosing(stream) as messages:
                 async for message in messages:
                     opening = decode_stream_opening(message)
                     if opening is not None:
@@ -128,8 +129,11 @@ class Servicer:
                     current_call().reply_bytes += len(message)
                     await context.write(message)
 
-    async def _call(self, kind: str, name: ModelName, data: bytes, context: Context) -> worker_pb2.WorkerReply:
-        return decode_worker_reply(await self._backend.call(name, kind, data, self._timeout(context)))
+    async def _call(
+        self, kind: str, name: ModelName, data: bytes, permissions: Permissions, context: Context
+    ) -> worker_pb2.WorkerReply:
+        timeout_s = self._timeout(context)
+        return decode_worker_reply(await self._backend.call(name, kind, data, permissions.layers, timeout_s))
 
     def _authorize(self, data: bytes, caller: Caller) -> tuple[ModelName, Permissions]:
         """Returns the model of a serialised InspectRequest, and the caller's permissions for it. The whole request is
