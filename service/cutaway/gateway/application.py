@@ -20,6 +20,7 @@ from cutaway.gateway.lifecycle.upstream import upstream_backend
 from cutaway.gateway.models.store import read_store
 from cutaway.gateway.observability import logging
 from cutaway.gateway.rpc.server import GatewayServer, check_files
+from cutaway.worker_protocol.socket_directory import delete_abandoned
 
 T = TypeVar("T")
 _RunningBackend: TypeAlias = AbstractAsyncContextManager[tuple[Backend, Supervise]]
@@ -44,6 +45,7 @@ def run(
         CutawayError: no model can be served, or a file in the settings cannot be used.
     """
     check_files(settings)
+    delete_abandoned()
     # The log is for the operator; standard output has what is announced.
     log_format = settings.log_format or logging.default_format(sys.stderr)
     logging.configure(log_format)

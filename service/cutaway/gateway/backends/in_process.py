@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
@@ -24,6 +23,7 @@ from cutaway.results import ModelName
 from cutaway.wire.chunks import as_message
 from cutaway.worker.worker import Worker
 from cutaway.worker_protocol import cancellation, visible_layers
+from cutaway.worker_protocol.socket_directory import ScratchDirectory
 from cutaway.worker_protocol.torchserve_messages import CallParts
 from cutaway.worker_protocol.visible_layers import LayerLists
 
@@ -39,7 +39,7 @@ async def in_process_backend(
     Raises:
         NotFound: ``MODEL_NOT_LOADED``, if no model loads.
     """
-    with tempfile.TemporaryDirectory(prefix="cutaway-") as scratch:
+    with ScratchDirectory() as scratch:
         archives = {name: (path, Path(scratch) / path.stem) for name, path in store.archives.items()}
         for path, directory in archives.values():
             reader.unpack(path, directory)

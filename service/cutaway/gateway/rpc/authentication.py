@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextvars import ContextVar
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -16,10 +16,9 @@ from cutaway.errors import CutawayError, Reason, error
 from cutaway.gateway.auth.authorization import Caller, Scope
 from cutaway.gateway.auth.token_file import Authenticator
 from cutaway.gateway.observability.call_watch import CallWatch, Method
-from cutaway.gateway.rpc.status import Context, abort
+from cutaway.gateway.rpc.receiving import Handler, refusing
+from cutaway.gateway.rpc.status import Context
 from cutaway.worker_protocol import visible_layers
-
-Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 current_caller: ContextVar[Caller] = ContextVar("cutaway_caller")
 """The caller of the current task's call."""
@@ -90,11 +89,7 @@ def _narrowed(caller: Caller, metadata: Iterable[tuple[str, str | bytes]]) -> Ca
 
 def _refusing(failure: CutawayError, wrap: Callable[[Method], Method] = lambda method: method) -> Handler:
     """Returns a handler that refuses calls with ``failure``. Its requests are a stream, of which it reads nothing."""
-
-    async def refuse(_: bytes, context: Context) -> None:
-        await abort(context, failure)
-
-    wrapped = wrap(refuse)
+    wrapped = wrap(refusing(failure))
 
     async def without_request(_: object, context: Context) -> None:
         await wrapped(b"", context)

@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
+from functools import partial
 from typing import TypeAlias
 
 import grpc
@@ -21,6 +22,7 @@ from cutaway.gateway.backends.base import Backend
 from cutaway.gateway.batching import fair_queue
 from cutaway.gateway.observability.call_watch import CallWatch, current_call
 from cutaway.gateway.rpc.authentication import AuthenticatingHandler, current_caller
+from cutaway.gateway.rpc.receiving import receiving
 from cutaway.gateway.rpc.status import Context, aborting
 from cutaway.results import ModelName
 from cutaway.v1 import inspection_pb2, inspection_service_pb2, worker_pb2
@@ -64,10 +66,10 @@ class Servicer:
         }
         handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {}
         for name, method in methods.items():
-            make = (
-                grpc.unary_stream_rpc_method_handler if name == "InspectStream" else grpc.unary_unary_rpc_method_handler
+            watch, timeout_s = partial(self._watch.wrap, name), self._settings.receive_timeout_s
+            handlers[f"/{SERVICE}/{name}"] = receiving(
+                self._with_status(method), watch, timeout_s, streams=name == "InspectStream"
             )
-            handlers[f"/{SERVICE}/{name}"] = make(self._watch.wrap(name, self._with_status(method)))
         return AuthenticatingHandler(handlers, self._authenticator, self._watch)
 
     def _with_status(self, method: Method) -> Callable[[bytes, Context], Awaitable[bytes | None]]:
