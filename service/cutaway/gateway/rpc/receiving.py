@@ -60,9 +60,9 @@ async def _receive(context: Context, timeout_s: float) -> bytes:
         CutawayError: ``DEADLINE_EXCEEDED``, or ``MALFORMED_REQUEST`` if the caller sends none.
     """
     try:
-        data: Any = await asyncio.wait_for(context.read(), timeout_s)
+        data: object = await asyncio.wait_for(context.read(), timeout_s)
     except asyncio.TimeoutError:
         raise error(Reason.DEADLINE_EXCEEDED, f"the request did not arrive within {timeout_s:g} s") from None
-    if data is grpc.aio.EOF:
+    if not isinstance(data, bytes):  # grpc.aio.EOF
         raise error(Reason.MALFORMED_REQUEST, "the call ended before its request was sent")
-    return bytes(data)
+    return data
