@@ -59,10 +59,14 @@ async def _receive(context: Context, timeout_s: float) -> bytes:
     Raises:
         CutawayError: ``DEADLINE_EXCEEDED``, or ``MALFORMED_REQUEST`` if the caller sends none.
     """
+    reading = asyncio.ensure_future(context.read())
     try:
-        data: object = await asyncio.wait_for(context.read(), timeout_s)
-    except asyncio.TimeoutError:
-        raise error(Reason.DEADLINE_EXCEEDED, f"the request did not arrive within {timeout_s:g} s") from None
+        await asyncio.wait([reading], timeout=timeout_s)  # wait_for would swallow a cancellation, before Python 3.12
+        if not reading.done():
+            raise error(Reason.DEADLINE_EXCEEDED, f"the request did not arrive within {timeout_s:g} s")
+        data: object = reading.result()
+    finally:
+        reading.cancel()
     if not isinstance(data, bytes):  # grpc.aio.EOF
         raise error(Reason.MALFORMED_REQUEST, "the call ended before its request was sent")
     return data
