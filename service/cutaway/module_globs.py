@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 
 import re2
@@ -12,6 +12,11 @@ import re2
 def is_glob(pattern: str) -> bool:
     """Whether ``pattern`` can match several names."""
     return "*" in pattern or "?" in pattern
+
+
+def in_every_list(lists: Iterable[Sequence[str]], name: str) -> bool:
+    """Returns whether a glob of each list matches a module's name; only ``**`` matches that of the model (``""``)."""
+    return all("**" in globs or (name != "" and any(glob_matcher(glob)(name) for glob in globs)) for globs in lists)
 
 
 _WILDCARDS = {"**": ".*", "*": r"[^.]*", "?": r"[^.]"}

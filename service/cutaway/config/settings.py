@@ -37,6 +37,12 @@ class Settings(BaseSettings):
         description="The largest request, and reply in one message.",
     )
     default_deadline_s: float = Field(default=60.0, gt=0, description="Deadline of calls without one.")
+    receive_timeout_s: float = Field(
+        default=60.0, gt=0, le=86400, description="How long a request may take to arrive, and TLS to be agreed on."
+    )
+    idle_timeout_s: float = Field(
+        default=300.0, gt=0, le=86400, description="How long a connection may have no call; clients open a new one."
+    )
     start_timeout_s: float = Field(default=180.0, gt=0, description="How long models may take to load.")
     grace_s: float = Field(default=10.0, ge=0, description="How long running calls may finish when the server stops.")
     hang_s: float = Field(

@@ -22,6 +22,7 @@ from cutaway.gateway.lifecycle.upstream import upstream_backend
 from cutaway.gateway.models.store import read_store
 from cutaway.gateway.observability import logging
 from cutaway.gateway.rpc.server import GatewayServer, check_files
+from cutaway.worker_protocol.socket_directory import delete_abandoned
 
 log = structlog.get_logger(__name__)
 
@@ -54,6 +55,7 @@ def run(
         CutawayError: no model can be served, or a file in the settings cannot be used.
     """
     check_files(settings)
+    delete_abandoned()
     log_format = settings.log_format or logging.default_format(sys.stderr)
     logging.configure(log_format)
     settings = settings.model_copy(update={"log_format": log_format})

@@ -120,7 +120,9 @@ class WorkerCall(_message.Message):
     PARTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def parts(self) -> _containers.ScalarMap[_builtins.str, _builtins.bytes]:
-        """The question under its kind (`inspect`, `describe`), and `deadline`, as Unix seconds in ASCII."""
+        """The question under its kind (`inspect`, `describe`), `deadline`, as Unix seconds in ASCII, and `layers`, which the
+        question may name: as lists of globs, in JSON; each list must match. Default: all layers.
+        """
 
     def __init__(
         self,

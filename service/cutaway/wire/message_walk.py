@@ -57,7 +57,7 @@ def check_structure(message: Message, path: str = "") -> None:
         )
     check_lengths(message, path)
     for field, value in message.ListFields():
-        for where, child in _children(field, value, f"{path}.{field.name}" if path else field.name):
+        for where, child in children(field, value, f"{path}.{field.name}" if path else field.name):
             check_structure(child, where)
 
 
@@ -117,12 +117,12 @@ def tensors_in(message: Message) -> Iterator[tensor_pb2.Tensor]:
         yield message
         return
     for field, value in message.ListFields():
-        for _, child in _children(field, value, ""):
+        for _, child in children(field, value, ""):
             yield from tensors_in(child)
 
 
-def _children(field: FieldDescriptor, value: Any, path: str) -> Iterator[tuple[str, Message]]:
-    """The messages in a field, each with its path."""
+def children(field: FieldDescriptor, value: Any, path: str) -> Iterator[tuple[str, Message]]:
+    """Yields the messages in a field, each with its path."""
     if field.message_type is None:
         return
     if _is_map(field):

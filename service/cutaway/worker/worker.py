@@ -25,6 +25,7 @@ from cutaway.engine.execution.collect import provenance
 from cutaway.engine.execution.describe import describe
 from cutaway.engine.model.input_validation import validate_arguments, validate_inputs
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel
+from cutaway.engine.model.module_tree import ModuleTree
 from cutaway.engine.planning.plan import Plan, plan_request
 from cutaway.engine.runtime.cancellation import NEVER_CANCELLED, Cancellation
 from cutaway.engine.runtime.numpy_bridge import from_numpy
@@ -44,11 +45,13 @@ from cutaway.wire.reply_timings import as_worker_reply
 from cutaway.worker import limits
 from cutaway.worker.failures import raising_errors, with_failure
 from cutaway.worker.reply_encoding import encode_batch_reply, encode_reply
+from cutaway.worker.visible_layers import visible_tree
 from cutaway.worker_protocol import cancellation as caller_cancellation
-from cutaway.worker_protocol import trace_context
+from cutaway.worker_protocol import trace_context, visible_layers
 from cutaway.worker_protocol.heartbeat import IDLE, latest_deadline
 from cutaway.worker_protocol.reply_socket import ReplySender
 from cutaway.worker_protocol.torchserve_messages import CallParts
+from cutaway.worker_protocol.visible_layers import LayerLists
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +87,7 @@ class Worker:
         self._settings = settings
         self.name = name
         self.busy_until = IDLE
-        self._kinds: dict[str, Callable[[bytes, Cancellation], _Decoded | worker_pb2.WorkerReply]] = {
+        self._kinds: dict[str, Callable[[bytes, Cancellation, LayerLists], _Decoded | worker_pb2.WorkerReply]] = {
             "inspect": self._inspect,
             "describe": self._describe,
             "stream": self._stream,
@@ -137,7 +140,7 @@ class Worker:
             CutawayError: the request cannot be run.
         """
         with raising_errors():
-            plan = self._plan(wire_requests.validated(request))
+            plan = self._plan(wire_requests.validated(request), self._model.tree)
             (result,) = inspect_batch([plan])
             return self._complete(result, plan.request)
 
@@ -189,7 +192,7 @@ class Worker:
         Yields:
             The pieces of the reply, `cutaway.v1.StreamPiece`. The model has run before the first one.
         """
-        parts = ("stream", "deadline", caller_cancellation.PART, trace_context.PART)
+        parts = ("stream", "deadline", caller_cancellation.PART, trace_context.PART, visible_layers.PART)
         return with_failure(self._pieces({part: call[part] for part in parts if part in call}, held))
 
     def _pieces(self, call: CallParts, held: bool) -> Iterator[chunks.Piece]:
@@ -211,22 +214,24 @@ class Worker:
         cancellation = Cancellation(limits.parse_deadline(call.get("deadline", b"")), cancelled)
         limits.check_deadline(cancellation.deadline, "while the call was queued")
         cancellation.raise_if_cancelled()
-        return self._kinds[kinds[0]](call[kinds[0]], cancellation)
+        layers = visible_layers.decode(call.get(visible_layers.PART, b""))
+        return self._kinds[kinds[0]](call[kinds[0]], cancellation, layers)
 
-    def _inspect(self, data: bytes, cancellation: Cancellation) -> _Decoded:
+    def _inspect(self, data: bytes, cancellation: Cancellation, layers: LayerLists) -> _Decoded:
         start = time.perf_counter()
+        tree = visible_tree(self._model, layers, data)
         request = wire_requests.decode(data, max_unpacked_bytes=self._settings.max_message_bytes)
-        return _Decoded(self._plan(request, cancellation), start, _since(start))
+        return _Decoded(self._plan(request, tree, cancellation), start, _since(start))
 
-    def _plan(self, request: InspectRequest, cancellation: Cancellation = NEVER_CANCELLED) -> Plan:
+    def _plan(self, request: InspectRequest, tree: ModuleTree, cancellation: Cancellation = NEVER_CANCELLED) -> Plan:
         limits.check_counts(request, self._settings)
-        plan = plan_request(self._model, request, self._inputs(request), cancellation)
+        plan = plan_request(self._model, request, self._inputs(request), cancellation, tree)
         limits.check_passes(costs(plan), self._settings.max_passes)
         return plan
 
-    def _stream(self, data: bytes, cancellation: Cancellation) -> _Decoded:
+    def _stream(self, data: bytes, cancellation: Cancellation, layers: LayerLists) -> _Decoded:
         routed = chunks.decode_stream_request(data)
-        return self._inspect(routed.request, cancellation)._replace(chunk_bytes=routed.chunk_bytes)
+        return self._inspect(routed.request, cancellation, layers)._replace(chunk_bytes=routed.chunk_bytes)
 
     def _encode(
         self, decoded: _Decoded, call: CallParts, result: InspectResult | BaseException
@@ -296,7 +301,7 @@ class Worker:
                 examples.append(self._adapter.decode(raw.data, raw.media_type))
         return self._adapter.collate(examples)
 
-    def _describe(self, data: bytes, _: Cancellation) -> worker_pb2.WorkerReply:
+    def _describe(self, data: bytes, _: Cancellation, __: LayerLists) -> worker_pb2.WorkerReply:
         detail = self.describe(operators=wire_models.decode_model_request(data).operators)
         response = inspection_service_pb2.GetModelResponse(model=wire_models.encode(detail))
         return worker_pb2.WorkerReply(response=response.SerializeToString())

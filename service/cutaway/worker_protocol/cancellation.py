@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cutaway.errors import Reason, error
-from cutaway.worker_protocol.socket_directory import PREFIX, scratch_directory
+from cutaway.worker_protocol.socket_directory import PREFIX, ScratchDirectory
 
 PART = "hangup"
 """The name of the part with the path."""
@@ -26,7 +26,7 @@ class Cancellations:
     """The gateway's side, for all calls of one backend."""
 
     def __init__(self) -> None:
-        self._directory = scratch_directory()
+        self._directory = ScratchDirectory()
         self._numbers = itertools.count()
 
     @contextmanager

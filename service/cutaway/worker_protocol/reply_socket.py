@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from cutaway.errors import CutawayError, Reason, error
-from cutaway.worker_protocol.socket_directory import PREFIX, scratch_directory
+from cutaway.worker_protocol.socket_directory import PREFIX, ScratchDirectory
 
 PATIENCE_S = 10.0
 """Seconds that a worker waits for a reader that reads nothing."""
@@ -42,7 +42,7 @@ class ReplyReceiver:
     """
 
     def __enter__(self) -> ReplyReceiver:
-        self._directory = scratch_directory()
+        self._directory = ScratchDirectory()
         self.path = Path(self._directory.name) / _NAME
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(self.path))

@@ -1,20 +1,75 @@
-"""Temporary directories whose paths are short enough for Unix sockets."""
+"""Temporary directories whose paths are short enough for Unix sockets.
+
+The process that owns one holds a lock on a file in it. The kernel releases the lock when the process ends, also after
+SIGKILL: so a later start finds the directories that nobody owns any more, and deletes them.
+"""
 
 from __future__ import annotations
 
+import fcntl
+import os
+import shutil
 import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
 
 PREFIX = "cutaway-"
 
+_LOCK = ".cutaway-owner"
 _LONGEST_PATH = 103  # of a socket, in bytes: 107 on Linux, 103 elsewhere
 _LONGEST_NAME = len("/.ts.sock.12345")  # TorchServe's socket, the longest name in these directories
 _OWN = len(f"/{PREFIX}12345678")
 _LONGEST_PARENT = _LONGEST_PATH - _OWN - _LONGEST_NAME
 
 
-def scratch_directory() -> tempfile.TemporaryDirectory[str]:
-    """Creates a directory that only this user may enter, and that is deleted at the end of its context: in the default
+class ScratchDirectory(tempfile.TemporaryDirectory[str]):
+    """A directory that only this user may enter, and that is deleted at the end of its context: in the default
     directory for temporary files, or in ``/tmp`` if that path is too long for sockets."""
+
+    def __init__(self) -> None:
+        super().__init__(prefix=PREFIX, dir=_parent(), ignore_cleanup_errors=True)
+        self._lock = _take_lock(Path(self.name))
+
+    def cleanup(self) -> None:
+        """Deletes the directory."""
+        super().cleanup()
+        self._lock.close()
+
+
+def delete_abandoned() -> None:
+    """Deletes the directories of this user whose owner has ended without deleting them."""
+    for directory in Path(_parent()).glob(f"{PREFIX}*"):
+        # One without a lock, of a running owner or of another user stays.
+        with suppress(OSError), _open_lock(directory) as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def _parent() -> str:
     parent = tempfile.gettempdir()
-    fits = len(parent.encode()) <= _LONGEST_PARENT
-    return tempfile.TemporaryDirectory(prefix=PREFIX, dir=parent if fits else "/tmp", ignore_cleanup_errors=True)
+    return parent if len(parent.encode()) <= _LONGEST_PARENT else "/tmp"
+
+
+def _take_lock(directory: Path) -> IO[bytes]:
+    """Creates the lock file, locked from the moment at which it has its name: no other process sees it unlocked."""
+    nameless = directory / f"{_LOCK}-new"
+    lock = nameless.open("xb")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    nameless.rename(directory / _LOCK)
+    return lock
+
+
+def _open_lock(directory: Path) -> IO[bytes]:
+    """Opens the lock file in ``directory``, which is one of ours.
+
+    Raises:
+        OSError: there is none; or the directory is a link, or another user's.
+    """
+    entered = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        if os.fstat(entered).st_uid != os.geteuid():
+            raise PermissionError(directory)
+        return os.fdopen(os.open(_LOCK, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=entered), "rb")
+    finally:
+        os.close(entered)

@@ -27,7 +27,7 @@ CallParts: TypeAlias = Mapping[str, bytes]
 
 - ``inspect``, ``describe`` or ``stream``: the serialised request.
 - ``deadline``: Unix seconds in ASCII.
-- the parts of the modules `cancellation` and `trace_context`.
+- the parts of the modules `cancellation`, `trace_context` and `visible_layers`.
 - ``pipe``: path of the `reply_socket` that the reply to ``stream`` goes to.
 - ``batch``, in place of all others: several calls, as a serialised `cutaway.v1.WorkerBatch`.
 """

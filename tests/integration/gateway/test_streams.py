@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import time
 from collections.abc import Iterator
@@ -541,6 +542,22 @@ def test_unread_replies_hold_up_no_other_caller(wide: Server) -> None:
             assert found.captures["wide"].output.nbytes == size * MEBIBYTE
         for reply in unread:
             reply.cancel()
+
+
+def test_no_file_descriptor_is_left(wide: Server) -> None:
+    """A streamed reply needs some: until there are any, its caller is told to try again."""
+    gateway = psutil.Process(wide.process.pid)
+    _, hard = before = gateway.rlimit(resource.RLIMIT_NOFILE)
+    with ca.Client(wide.address) as client:
+        client.inspect("wide", mebibytes(1), captures="wide")
+        gateway.rlimit(resource.RLIMIT_NOFILE, (gateway.num_fds(), hard))
+        try:
+            with pytest.raises(ca.ResourceExhausted) as caught:
+                client.inspect("wide", mebibytes(7), captures="wide", stream=True)
+        finally:
+            gateway.rlimit(resource.RLIMIT_NOFILE, before)
+        assert caught.value.reason == Reason.OVERLOADED
+        assert client.inspect("wide", mebibytes(7), captures="wide", stream=True).predictions
 
 
 def test_the_deadline_amid_a_reply(wide: Server) -> None:

@@ -162,7 +162,7 @@ def test_the_front_doors_deadline_reaches_the_worker(server: TorchServe) -> None
     async def relayed() -> bytes:
         relay = TorchServeBackend([server.inference], Catalog([]), Settings())
         try:
-            return await relay.call(ModelName("echo", "1.0"), "inspect", b"hello", PATIENCE_S)
+            return await relay.call(ModelName("echo", "1.0"), "inspect", b"hello", (), PATIENCE_S)
         finally:
             await relay.close()
 

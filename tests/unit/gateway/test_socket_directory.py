@@ -1,14 +1,17 @@
-"""Sockets fit into the directories made for them, wherever temporary files go."""
+"""Scratch directories: sockets fit into them, and those of processes that were killed are deleted later."""
 
 from __future__ import annotations
 
+import shutil
 import socket
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 
-from cutaway.worker_protocol.socket_directory import scratch_directory
+from cutaway.worker_protocol.socket_directory import ScratchDirectory, delete_abandoned
 
 TORCHSERVE = ".ts.sock.65535"
 
@@ -20,8 +23,57 @@ def test_a_socket_fits_wherever_temporary_files_go(length: int, monkeypatch: pyt
         parent = f"{short}/".ljust(length, "x")
         Path(parent).mkdir()
         monkeypatch.setattr(tempfile, "tempdir", parent)
-        with scratch_directory() as directory, socket.socket(socket.AF_UNIX) as listener:
+        with ScratchDirectory() as directory, socket.socket(socket.AF_UNIX) as listener:
             listener.bind(f"{directory}/{TORCHSERVE}")
             assert Path(directory).stat().st_mode & 0o777 == 0o700
             assert (Path(directory).parent == Path(parent)) == (length <= 71)
         assert not Path(directory).exists()
+
+
+OWNER = """
+import time
+from pathlib import Path
+from cutaway.worker_protocol.socket_directory import ScratchDirectory
+
+with ScratchDirectory() as directory:
+    (Path(directory) / "content").mkdir()
+    print(directory, flush=True)
+    time.sleep(600)
+"""
+
+
+def test_only_directories_of_ended_owners_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not that of a running owner, nor one without a lock, nor a link to an abandoned one, nor what is not ours."""
+    parent = Path(tempfile.mkdtemp(dir="/tmp"))
+    monkeypatch.setattr(tempfile, "tempdir", str(parent))
+    monkeypatch.setenv("TMPDIR", str(parent))
+    stays = parent / "cutaway-unlocked"
+    (stays / "content").mkdir(parents=True)
+    (parent / "cutaway-file").touch()
+    owners = [subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    try:
+        killed, running = (Path(owner.stdout.readline().strip()) for owner in owners if owner.stdout)
+        owners[0].kill()
+        owners[0].wait()
+        killed.rename(tmp_path / "elsewhere")
+        killed.symlink_to(tmp_path / "elsewhere")
+        delete_abandoned()
+        assert killed.is_symlink()
+        assert (tmp_path / "elsewhere" / "content").exists()
+
+        killed.unlink()
+        (tmp_path / "elsewhere").rename(killed)
+        with ScratchDirectory() as ours:
+            delete_abandoned()
+            assert {path.name for path in parent.iterdir()} == {
+                *("cutaway-unlocked", "cutaway-file", running.name, Path(ours).name)
+            }
+        assert (running / "content").exists()
+        assert (stays / "content").exists()
+    finally:
+        for owner in owners:
+            owner.kill()
+            owner.communicate()
+    delete_abandoned()
+    assert not running.exists()
+    shutil.rmtree(parent)

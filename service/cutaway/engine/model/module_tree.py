@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Callable
 from functools import cached_property
 
 from torch import nn
@@ -16,15 +17,24 @@ class ModuleTree:
 
     A module with several names (weight tying) is one module: its first name is its own, the others are aliases, and
     hooks that are requested by several of its names are registered once.
+
+    Args:
+        root: the model.
+        visible: whether a name exists in this tree; a module exists if its own name does.
     """
 
-    def __init__(self, root: nn.Module) -> None:
+    def __init__(self, root: nn.Module, visible: Callable[[str], bool] = lambda _: True) -> None:
         self.root = root
-        self.modules: dict[str, nn.Module] = dict(root.named_modules())
-        own = {module: name for name, module in self.modules.items()}
+        own = {module: name for name, module in root.named_modules()}
         self._own_name: dict[str, str] = {
-            name: own[module] for name, module in root.named_modules(remove_duplicate=False)
+            name: own[module]
+            for name, module in root.named_modules(remove_duplicate=False)
+            if visible(name) and visible(own[module])
         }
+        self.modules: dict[str, nn.Module] = {name: module for module, name in own.items() if name in self._own_name}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._own_name
 
     def __getitem__(self, name: str) -> nn.Module:
         return self.modules[self.resolve(name)]
@@ -55,6 +65,16 @@ class ModuleTree:
             raise error(Reason.MODULE_NOT_FOUND, f"the glob {pattern!r} matches no module{self._hint(pattern)}")
         return [name for name in self.modules if name in hits]
 
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """Returns the parameters of these modules by each of their names; a parameter with several names belongs to the
+        module of the first one."""
+        first = {parameter: name for name, parameter in self.root.named_parameters()}
+        return {
+            name: parameter
+            for name, parameter in self.root.named_parameters(remove_duplicate=False)
+            if _module_of(name) in self and _module_of(first[parameter]) in self
+        }
+
     @cached_property
     def aliases(self) -> dict[str, tuple[str, ...]]:
         """The further names of each module that has any, by own name."""
@@ -70,3 +90,7 @@ class ModuleTree:
         if near:
             return "; nearest: " + ", ".join(near)
         return "; the model has " + ", ".join(known[:6]) + (", ..." if len(known) > 6 else "")
+
+
+def _module_of(parameter: str) -> str:
+    return parameter.rpartition(".")[0]

@@ -11,6 +11,7 @@ from cutaway.engine.hooks.capture_spec import CaptureSpec
 from cutaway.engine.hooks.hook_site import NumberedEdit
 from cutaway.engine.methods.table import method_of
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel
+from cutaway.engine.model.module_tree import ModuleTree
 from cutaway.engine.passes.pass_recorder import ResolvedAttribution
 from cutaway.engine.planning import name_resolution
 from cutaway.engine.planning.attribution_setup import differentiable, resolve_attribution
@@ -107,7 +108,11 @@ class Plan:
 
 @torch.inference_mode(False)
 def plan_request(
-    model: InspectedModel, request: InspectRequest, inputs: Inputs, cancellation: Cancellation = NEVER_CANCELLED
+    model: InspectedModel,
+    request: InspectRequest,
+    inputs: Inputs,
+    cancellation: Cancellation = NEVER_CANCELLED,
+    visible: ModuleTree | None = None,
 ) -> Plan:
     """Resolves and validates ``request`` without running the model.
 
@@ -116,15 +121,17 @@ def plan_request(
         request: the request.
         inputs: its tensors, ``[batch, ...]`` each, on the model's device.
         cancellation: when the caller stops waiting.
+        visible: the modules that globs may match; None for all.
 
     Raises:
         InvalidArgument: with the field at fault.
     """
+    tree = model.tree if visible is None else visible
     # Tensors that were made in inference mode cannot be differentiated.
     inputs = {name: tensor.clone() if tensor.is_inference() else tensor for name, tensor in inputs.items()}
-    sites = name_resolution.sites(model.tree, request)
-    parameters = name_resolution.parameters(model.module, request)
-    edits = name_resolution.edits(model.tree, request, next(iter(inputs.values())).shape[0])
+    sites = name_resolution.sites(tree, request)
+    parameters = name_resolution.parameters(tree, request)
+    edits = name_resolution.edits(tree, request, next(iter(inputs.values())).shape[0])
     with at("input_gradients"):
         gradients_of = () if request.input_gradients is None else differentiable(model, inputs, request.input_gradients)
     draws = any(method_of(attribution).uses_randomness or attribution.metrics for attribution in request.attributions)

@@ -1,22 +1,23 @@
 """What a caller may do with each model, and what a request needs.
 
-A request is refused before a worker gets it, so that the refusal reveals nothing about the model.
+A request that needs more scopes is refused before a worker gets it. The layers that a caller may name are sent with the
+request: only the worker knows which layers a name, a glob or an alias stands for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-
-from google.protobuf.message import Message
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from cutaway.client.transport import parse_model
 from cutaway.errors import CutawayError, Reason, error
 from cutaway.gateway.models.catalog import Catalog
-from cutaway.module_globs import glob_matcher, is_glob
+from cutaway.module_globs import in_every_list
 from cutaway.results import ModelName
 from cutaway.str_enum import StrEnum
 from cutaway.v1 import inspection_pb2
+from cutaway.wire.layer_references import layer_references
+from cutaway.worker_protocol.visible_layers import LayerLists
 
 
 class Scope(StrEnum):
@@ -36,16 +37,16 @@ class Permissions:
 
     Attributes:
         scopes: the allowed kinds of requests.
-        layers: globs of the layers that the caller may see and edit; None for all layers.
+        layers: the layers that the caller may see and edit.
     """
 
     scopes: frozenset[Scope]
-    layers: tuple[str, ...] | None = None
+    layers: LayerLists = ()
 
     @property
     def unredacted(self) -> bool:
         """Whether replies need no redaction."""
-        return Scope.INSPECT in self.scopes and self.layers is None
+        return Scope.INSPECT in self.scopes and not self.layers
 
     @property
     def unrestricted(self) -> bool:
@@ -53,12 +54,8 @@ class Permissions:
         return self.unredacted and self.scopes == frozenset(Scope)
 
     def can_see(self, layer: str) -> bool:
-        """Returns whether a layer, or every layer that a glob may match, may be shown to the caller."""
-        return Scope.INSPECT in self.scopes and self.includes(layer)
-
-    def includes(self, layer: str) -> bool:
-        """Returns whether the layer is one of those that the token lists."""
-        return self.layers is None or matches(self.layers, layer)
+        """Returns whether the layer with the own name ``layer`` may be shown to the caller."""
+        return Scope.INSPECT in self.scopes and in_every_list(self.layers, layer)
 
     def require(self, scope: Scope, field: str) -> None:
         """Raises ``SCOPE_MISSING`` for ``field`` unless ``scope`` is allowed."""
@@ -66,24 +63,17 @@ class Permissions:
             raise error(Reason.SCOPE_MISSING, f"this token may not {scope} this model", field)
 
     def check(self, request: inspection_pb2.InspectRequest) -> None:
-        """Refuses a request that needs more scopes, or names other layers, than are allowed.
+        """Refuses a request that needs more scopes than are allowed. Whether it may name the layers that it names, the
+        worker decides, which knows them.
 
         Raises:
-            PermissionDenied: ``SCOPE_MISSING`` or ``LAYER_HIDDEN``, with the field.
+            PermissionDenied: ``SCOPE_MISSING``, with the field.
         """
-        for field, value in request.ListFields():
+        for field, _ in request.ListFields():
             self.require(REQUIRED_SCOPES[field.name], field.name)
-            if field.name in _FIELDS_WITH_LAYERS:
-                for index, message in enumerate(value) if field.is_repeated else [(None, value)]:
-                    path = field.name if index is None else f"{field.name}[{index}]"
-                    self._check_layers(message, path, edits=field.name == "edits")
-
-    def _check_layers(self, message: Message, path: str, *, edits: bool) -> None:
-        for field, layer in layer_references(message, path):
-            if not edits:
-                self.require(Scope.INSPECT, field)
-            if not self.includes(layer):
-                raise error(Reason.LAYER_HIDDEN, "this token may not see or edit this layer", field)
+        for reference in layer_references(request):
+            if not reference.field.startswith("edits["):
+                self.require(Scope.INSPECT, reference.field)
 
 
 REQUIRED_SCOPES: Mapping[str, Scope] = {
@@ -105,50 +95,6 @@ REQUIRED_SCOPES: Mapping[str, Scope] = {
 """The scope that each field of `cutaway.v1.InspectRequest` needs. A layer that is named outside of edits needs
 `Scope.INSPECT` as well."""
 
-_FIELDS_WITH_LAYERS = ("target", "captures", "attributions", "edits")
-
-LAYER_FIELDS = ("module", "layer", "further_layers", "op", "parameter")
-"""The fields of a request that name a layer, or an operator or parameter of a layer."""
-
-
-def layer_references(message: Message, path: str) -> Iterator[tuple[str, str]]:
-    """Yields every layer that ``message``, the field at ``path``, names: the path of the naming field, and the name or
-    glob. Operators and parameters count as their layer."""
-    for field, value in message.ListFields():
-        here = f"{path}.{field.name}"
-        if field.name in LAYER_FIELDS:
-            yield from ((here, layer_of(name, field.name)) for name in (value if field.is_repeated else [value]))
-        elif field.name == "rules":  # of LRP, by layer
-            yield from ((here, layer) for layer in value)
-        elif field.message_type is not None and not field.message_type.GetOptions().map_entry:
-            for child in value if field.is_repeated else [value]:
-                yield from layer_references(child, here)
-
-
-def matches(globs: Sequence[str], layer: str) -> bool:
-    """Returns whether ``globs`` allow ``layer``: a name that matches one of them, or a glob that is one of them.
-
-    Any other glob is not allowed: whether another glob covers all its matches depends on the model.
-    """
-    if "**" in globs:
-        return True
-    if is_glob(layer):
-        return layer in globs
-    return layer != "" and any(glob_matcher(glob)(layer) for glob in globs)
-
-
-def layer_of(name: str, kind: str) -> str:
-    """Returns the layer that an operator (``conv1:relu#0``), a parameter (``conv1.weight``) or a module belongs to;
-    ``""`` is the model itself.
-
-    Args:
-        name: address of the operator, or name of the parameter or module.
-        kind: ``op``, ``parameter``, or any other word for a module.
-    """
-    if kind == "op":
-        return name.rpartition(":")[0]
-    return name.rpartition(".")[0] if kind == "parameter" else name
-
 
 @dataclass(frozen=True)
 class Caller:
@@ -166,6 +112,13 @@ class Caller:
         """Returns the permissions for ``model``; None if there are none."""
         permissions = self.permissions.get(model, self.permissions.get("*"))
         return permissions if permissions and permissions.scopes else None
+
+    def narrowed(self, layers: LayerLists) -> Caller:
+        """Returns the caller with only those of its layers that are in ``layers`` as well."""
+        permissions = {
+            model: replace(allowed, layers=allowed.layers + layers) for model, allowed in self.permissions.items()
+        }
+        return replace(self, permissions=permissions)
 
     def visible_models(self, catalog: Catalog) -> list[ModelName]:
         """Returns the models of ``catalog`` for which the caller has any permission."""

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from cutaway.errors import CutawayError, Reason, error
-from cutaway.gateway.auth.authorization import Permissions, layer_of
+from cutaway.errors import CutawayError, Reason
+from cutaway.gateway.auth.authorization import Permissions
 from cutaway.v1 import inspection_pb2, inspection_service_pb2, model_pb2, worker_pb2
 
 _WITHOUT_LAYERS = frozenset(
@@ -44,11 +44,8 @@ def _redact_message(name: str, message: str) -> str:
 
 
 def redact_reply(permissions: Permissions, reply: worker_pb2.WorkerReply) -> None:
-    """Redacts a worker's reply with a `cutaway.v1.InspectResponse`.
-
-    Raises:
-        PermissionDenied: ``LAYER_HIDDEN``, if it has values of a hidden layer, requested by one of its aliases.
-    """
+    """Redacts the texts of a worker's reply with a `cutaway.v1.InspectResponse`: the worker has refused names of hidden
+    layers."""
     if permissions.unredacted:
         return
     response = inspection_pb2.InspectResponse.FromString(reply.response)
@@ -57,11 +54,6 @@ def redact_reply(permissions: Permissions, reply: worker_pb2.WorkerReply) -> Non
 
 
 def _redact(permissions: Permissions, response: inspection_pb2.InspectResponse) -> None:
-    for layer in _layers(response):
-        if not permissions.can_see(layer):
-            raise error(Reason.LAYER_HIDDEN, "this layer is an alias of a layer that this token may not see")
-    for tensor in response.estimate.tensors:
-        tensor.name = _redact_place(permissions, tensor.name)
     for attribution in response.attributions:
         if attribution.HasField("error"):
             attribution.error.message = _redact_message(attribution.error.reason, attribution.error.message)
@@ -73,29 +65,6 @@ def _redact(permissions: Permissions, response: inspection_pb2.InspectResponse) 
         warning.message = _WARNINGS.get(warning.code, "")
         if not (re.match(r"(edits|explain_if)\b", warning.subject) or permissions.can_see(warning.subject)):
             warning.subject = ""
-
-
-def _layers(response: inspection_pb2.InspectResponse) -> Iterator[str]:
-    """Yields the layers that the response has values of."""
-    for capture in response.captures:
-        yield layer_of(capture.module, "op" if "#" in capture.module else "module")
-    for gradient in response.parameter_gradients:
-        yield layer_of(gradient.name, "parameter")
-    for attribution in response.attributions:
-        if attribution.layer:
-            yield attribution.layer
-        if attribution.method == "LayerIntegratedGradients":  # of several layers
-            yield from (value.name.partition("[")[0] for value in attribution.values)
-
-
-def _redact_place(permissions: Permissions, place: str) -> str:
-    """Cuts the place of a tensor, such as ``captures.conv1.output``, before a layer that the caller may not see."""
-    match = re.match(r"(captures|parameter_gradients|attributions\[\d+\]\.\w+)\.(.+)", place)
-    if match is None:
-        return place
-    parts = re.split(r"[:\[]", match[2])[0].split(".")
-    visible = any(permissions.can_see(".".join(parts[:end])) for end in range(1, len(parts) + 1))
-    return place if visible else match[1]
 
 
 _WARNINGS = {
@@ -117,7 +86,7 @@ def redact_model(permissions: Permissions, data: bytes) -> bytes:
     model = response.model
     visible = model_pb2.ModelDetail(
         modules=[module for module in model.modules if permissions.can_see(module.name)],
-        operators=[op for op in model.operators if permissions.can_see(layer_of(op.address, "op"))],
+        operators=[op for op in model.operators if permissions.can_see(op.address.rpartition(":")[0])],
     )
     for module in visible.modules:
         module.aliases[:] = [alias for alias in module.aliases if permissions.can_see(alias)]

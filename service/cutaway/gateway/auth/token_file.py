@@ -41,7 +41,10 @@ class TokenEntry(BaseModel):
     @cached_property
     def permissions(self) -> Mapping[str, Permissions]:
         """The permissions by model."""
-        return {model: Permissions(scopes, self.layers) for model, scopes in self.models.items()}
+        return {
+            model: Permissions(scopes, () if self.layers is None else (self.layers,))
+            for model, scopes in self.models.items()
+        }
 
     @property
     def expired(self) -> bool:

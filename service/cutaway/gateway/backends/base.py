@@ -12,6 +12,7 @@ from cutaway.gateway.observability.call_watch import trace_part
 from cutaway.results import ModelName
 from cutaway.worker_protocol import cancellation
 from cutaway.worker_protocol.torchserve_messages import CallParts
+from cutaway.worker_protocol.visible_layers import LayerLists
 
 SetServing: TypeAlias = Callable[[Collection[ModelName]], Awaitable[None]]
 """Sets which models health checks report as serving; the gateway serves if any model does."""
@@ -32,21 +33,24 @@ class Backend(Protocol):
     def batchers(self) -> Mapping[ModelName, Batcher]:
         """The request queues of the models that have been called."""
 
-    async def call(self, name: ModelName, kind: str, payload: bytes, timeout_s: float) -> bytes:
+    async def call(self, name: ModelName, kind: str, payload: bytes, layers: LayerLists, timeout_s: float) -> bytes:
         """Sends a request to model ``name``, and returns a serialised `cutaway.v1.WorkerReply`.
 
         Args:
             name: the model.
             kind: ``inspect`` or ``describe``.
             payload: the serialised request.
+            layers: the layers that it may name.
             timeout_s: how long the caller waits, in seconds.
 
         Raises:
             CutawayError: there is no reply.
         """
 
-    def stream(self, name: ModelName, payload: bytes, timeout_s: float) -> AsyncGenerator[bytes, None]:
-        """Sends a serialised `cutaway.v1.InspectStreamRequest` to model ``name``.
+    def stream(
+        self, name: ModelName, payload: bytes, layers: LayerLists, timeout_s: float
+    ) -> AsyncGenerator[bytes, None]:
+        """Sends a serialised `cutaway.v1.InspectStreamRequest` to model ``name``; arguments as of `call`.
 
         Yields:
             Serialised `cutaway.v1.InspectStreamResponse` messages; one of them may hold a failure.

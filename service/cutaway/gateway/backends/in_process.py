@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
 import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
@@ -28,8 +27,10 @@ from cutaway.results import ModelName
 from cutaway.wire.chunks import as_message
 from cutaway.worker.memory_limit import limit_request_memory
 from cutaway.worker.worker import Worker
-from cutaway.worker_protocol import cancellation
+from cutaway.worker_protocol import cancellation, visible_layers
+from cutaway.worker_protocol.socket_directory import ScratchDirectory
 from cutaway.worker_protocol.torchserve_messages import CallParts
+from cutaway.worker_protocol.visible_layers import LayerLists
 
 log = structlog.get_logger(__name__)
 
@@ -45,7 +46,7 @@ async def in_process_backend(store: ModelStore, settings: Settings) -> AsyncIter
     Raises:
         NotFound: ``MODEL_NOT_LOADED``, if no model loads.
     """
-    with tempfile.TemporaryDirectory(prefix="cutaway-") as scratch:
+    with ScratchDirectory() as scratch:
         archives = {name: (path, Path(scratch) / path.stem) for name, path in store.archives.items()}
         for path, directory in archives.values():
             reader.unpack(path, directory)
@@ -91,18 +92,21 @@ class InProcessBackend:
         self._streams = {name: threading.BoundedSemaphore(settings.max_queue_length) for name in self._threads}
         self._cancellations = cancellation.Cancellations()
 
-    async def call(self, name: ModelName, kind: str, payload: bytes, timeout_s: float) -> bytes:
+    async def call(self, name: ModelName, kind: str, payload: bytes, layers: LayerLists, timeout_s: float) -> bytes:
         """Queues a request, and returns the worker's reply."""
         with self._cancellations.path(timeout_s) as cancel_path:
-            return await self.batchers[name].call(with_context({kind: payload}, timeout_s, cancel_path), timeout_s)
+            parts = with_context({kind: payload, **visible_layers.part(layers)}, timeout_s, cancel_path)
+            return await self.batchers[name].call(parts, timeout_s)
 
-    async def stream(self, name: ModelName, payload: bytes, timeout_s: float) -> AsyncGenerator[bytes, None]:
+    async def stream(
+        self, name: ModelName, payload: bytes, layers: LayerLists, timeout_s: float
+    ) -> AsyncGenerator[bytes, None]:
         """Queues a request, and yields the messages of its reply; the model runs other requests meanwhile."""
         thread = self._threads[name]
         if not self._streams[name].acquire(blocking=False):
             raise error(Reason.OVERLOADED, "too many streamed replies of this model are not read yet; try again")
         with self._cancellations.path(timeout_s) as cancel_path:
-            parts = with_context({"stream": payload}, timeout_s, cancel_path)
+            parts = with_context({"stream": payload, **visible_layers.part(layers)}, timeout_s, cancel_path)
             pieces = thread.worker.stream(parts, held=False)
             first = thread.submit(partial(next, pieces))  # all other pieces need no model
             try:

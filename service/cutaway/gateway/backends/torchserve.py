@@ -19,7 +19,7 @@ from cutaway.gateway.batching.fair_slots import FairSlots
 from cutaway.gateway.models.catalog import Catalog
 from cutaway.gateway.torchserve.server_process import Endpoint
 from cutaway.results import ModelName
-from cutaway.worker_protocol import cancellation
+from cutaway.worker_protocol import cancellation, visible_layers
 from cutaway.worker_protocol.reply_socket import ReplyReceiver
 from cutaway.worker_protocol.torchserve_messages import (
     CallParts,
@@ -29,6 +29,7 @@ from cutaway.worker_protocol.torchserve_messages import (
     encode_batch,
     encode_call,
 )
+from cutaway.worker_protocol.visible_layers import LayerLists
 
 _MAX_STREAMS = 8
 """How many streamed replies of one model may be unfinished: its workers hold them in memory."""
@@ -71,9 +72,9 @@ class TorchServeBackend:
         self.catalog, self._workers = catalog, workers
         await self.replicas.replace(endpoints, grace_s)
 
-    async def call(self, name: ModelName, kind: str, payload: bytes, timeout_s: float) -> bytes:
+    async def call(self, name: ModelName, kind: str, payload: bytes, layers: LayerLists, timeout_s: float) -> bytes:
         """Queues a request, and returns the worker's reply."""
-        return await self._queue(name, {kind: payload}, timeout_s)
+        return await self._queue(name, {kind: payload, **visible_layers.part(layers)}, timeout_s)
 
     async def _queue(self, name: ModelName, parts: CallParts, timeout_s: float) -> bytes:
         if name not in self.batchers:
@@ -101,7 +102,9 @@ class TorchServeBackend:
         latest = self.batchers[name].latest_deadline if name in self.batchers else 0.0
         return time.time() + latest - asyncio.get_running_loop().time()
 
-    async def stream(self, name: ModelName, payload: bytes, timeout_s: float) -> AsyncGenerator[bytes, None]:
+    async def stream(
+        self, name: ModelName, payload: bytes, layers: LayerLists, timeout_s: float
+    ) -> AsyncGenerator[bytes, None]:
         """Queues a request, and yields the messages of its reply from a socket that bypasses TorchServe; the model runs
         other requests meanwhile. A caller may have half of the unfinished replies, and waits for its turn."""
         until = time.time() + timeout_s
@@ -112,7 +115,7 @@ class TorchServeBackend:
                 why = "the deadline passed while other streamed replies of this model were being sent"
                 raise error(Reason.DEADLINE_EXCEEDED, why) from None
             receiver = stack.enter_context(ReplyReceiver())
-            parts = {"stream": payload, "pipe": bytes(receiver.path)}
+            parts = {"stream": payload, "pipe": bytes(receiver.path), **visible_layers.part(layers)}
             decode_worker_reply(await self._queue(name, parts, until - time.time()))
             receiver.accept()
             messages = await stack.enter_async_context(aclosing(receiver.messages(until)))

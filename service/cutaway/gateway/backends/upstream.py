@@ -30,7 +30,9 @@ from cutaway.v1 import inspection_service_pb2, worker_pb2
 from cutaway.wire import chunks, grpc_status
 from cutaway.wire import models as wire_models
 from cutaway.wire.reply_timings import split_response
+from cutaway.worker_protocol import visible_layers
 from cutaway.worker_protocol.torchserve_messages import decoding
+from cutaway.worker_protocol.visible_layers import LayerLists
 
 log = structlog.get_logger(__name__)
 
@@ -65,7 +67,7 @@ class UpstreamGateway:
         self._failed_checks = 0
         self._checks = asyncio.ensure_future(self._check_forever())
 
-    async def call(self, method: str, payload: bytes, timeout_s: float, name: ModelName) -> bytes:
+    async def call(self, method: str, payload: bytes, layers: LayerLists, timeout_s: float, name: ModelName) -> bytes:
         """Makes one call of `cutaway.v1.InspectionService`.
 
         Raises:
@@ -73,20 +75,22 @@ class UpstreamGateway:
         """
         self.under_way[name] += 1
         try:
-            return await self._call(f"/{SERVICE}/{method}", payload, timeout_s)
+            return await self._call(f"/{SERVICE}/{method}", payload, timeout_s, layers)
         finally:
             self.under_way[name] -= 1
 
-    async def _call(self, path: str, payload: bytes, timeout_s: float) -> bytes:
+    async def _call(self, path: str, payload: bytes, timeout_s: float, layers: LayerLists = ()) -> bytes:
         call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(path)
         with self._translated():
-            return await call(payload, timeout=timeout_s, metadata=(*self._metadata, *_trace_metadata()))
+            return await call(payload, timeout=timeout_s, metadata=(*self._metadata, *_call_metadata(layers)))
 
-    async def stream(self, payload: bytes, timeout_s: float, name: ModelName) -> AsyncGenerator[bytes, None]:
+    async def stream(
+        self, payload: bytes, layers: LayerLists, timeout_s: float, name: ModelName
+    ) -> AsyncGenerator[bytes, None]:
         """Yields the messages of a streamed reply, as fast as they are read; raises as `call`."""
         method: grpc.aio.UnaryStreamMultiCallable[bytes, bytes]
         method = self._channel.unary_stream(f"/{SERVICE}/InspectStream")
-        call = method(payload, timeout=timeout_s, metadata=(*self._metadata, *_trace_metadata()))
+        call = method(payload, timeout=timeout_s, metadata=(*self._metadata, *_call_metadata(layers)))
         self.under_way[name] += 1
         try:
             with self._translated():
@@ -181,21 +185,24 @@ class UpstreamBackend:
         """Updates the catalog with what the gateways have listed last."""
         self.catalog = Catalog(frozenset[ModelName]().union(*(gateway.models for gateway in self._all)))
 
-    async def call(self, name: ModelName, kind: str, payload: bytes, timeout_s: float) -> bytes:
+    async def call(self, name: ModelName, kind: str, payload: bytes, layers: LayerLists, timeout_s: float) -> bytes:
         """Forwards a request; retries once on another gateway if one cannot take it."""
         until = time.monotonic() + timeout_s
         since = time.perf_counter()
         request = payload + _with_version(name)
         gateway = self._next(name)
         try:
-            response = await gateway.call(_METHODS[kind], request, timeout_s, name)
+            response = await gateway.call(_METHODS[kind], request, layers, timeout_s, name)
         except CutawayError as failure:
             gateway = self._retry_on(name, gateway, failure)
-            response = await gateway.call(_METHODS[kind], request, max(until - time.monotonic(), 0.0), name)
+            left_s = max(until - time.monotonic(), 0.0)
+            response = await gateway.call(_METHODS[kind], request, layers, left_s, name)
         reply = _worker_reply(response, since) if kind == "inspect" else worker_pb2.WorkerReply(response=response)
         return reply.SerializeToString()
 
-    async def stream(self, name: ModelName, payload: bytes, timeout_s: float) -> AsyncGenerator[bytes, None]:
+    async def stream(
+        self, name: ModelName, payload: bytes, layers: LayerLists, timeout_s: float
+    ) -> AsyncGenerator[bytes, None]:
         """Forwards a request with a streamed reply; retries once on another gateway before the first message."""
         until = time.monotonic() + timeout_s
         since = time.perf_counter()
@@ -204,7 +211,7 @@ class UpstreamBackend:
         request = question.SerializeToString()
         gateway, begun = self._next(name), False
         try:
-            async with aclosing(gateway.stream(request, timeout_s, name)) as messages:
+            async with aclosing(gateway.stream(request, layers, timeout_s, name)) as messages:
                 async for message in messages:
                     begun = True
                     yield _worker_message(message, since)
@@ -213,7 +220,8 @@ class UpstreamBackend:
             if begun:
                 raise
             gateway = self._retry_on(name, gateway, failure)
-        async with aclosing(gateway.stream(request, max(until - time.monotonic(), 0.0), name)) as messages:
+        left_s = max(until - time.monotonic(), 0.0)
+        async with aclosing(gateway.stream(request, layers, left_s, name)) as messages:
             async for message in messages:
                 yield _worker_message(message, since)
 
@@ -257,6 +265,8 @@ def _with_version(name: ModelName) -> bytes:
     return worker_pb2.RoutedRequest(model=f"{name.model}/versions/{name.version}").SerializeToString()
 
 
-def _trace_metadata() -> Iterator[tuple[str, str]]:
-    """Returns the current call's span as metadata, as any caller may send it."""
-    return ((name, value.decode()) for name, value in trace_part().items())
+def _call_metadata(layers: LayerLists) -> Iterator[tuple[str, str | bytes]]:
+    """Yields the current call's span, and the layers that it may name, as any caller may send them."""
+    yield from ((name, value.decode()) for name, value in trace_part().items())
+    if layers:
+        yield visible_layers.METADATA, visible_layers.encode(layers)

@@ -62,7 +62,7 @@ async def _describe(probe: TorchServeBackend, name: ModelName) -> str:
     """
     while True:
         try:
-            reply = worker_pb2.WorkerReply.FromString(await probe.call(name, "describe", b"", _CALL_TIMEOUT_S))
+            reply = worker_pb2.WorkerReply.FromString(await probe.call(name, "describe", b"", (), _CALL_TIMEOUT_S))
             return str(grpc_status.from_failure(reply.failure)) if reply.HasField("failure") else ""
         except CutawayError:
             await asyncio.sleep(_POLL_S)  # no worker yet

@@ -12,7 +12,7 @@ import psutil
 
 from cutaway.results import ModelName
 from cutaway.worker_protocol.heartbeat import IDLE, INTERVAL_S, Hello
-from cutaway.worker_protocol.socket_directory import scratch_directory
+from cutaway.worker_protocol.socket_directory import ScratchDirectory
 
 _SILENT_S = 2 * INTERVAL_S
 """Without a heartbeat for so long, the worker is stopped, or its model's code does not let other threads run."""
@@ -94,7 +94,7 @@ class WorkerWatch:
     """
 
     def __init__(self) -> None:
-        self._directory = scratch_directory()
+        self._directory = ScratchDirectory()
         self.path = Path(self._directory.name) / "heartbeats"
         self.workers: set[WatchedWorker] = set()
         self._server: asyncio.Server | None = None

@@ -3,10 +3,10 @@ memory of the server."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextvars import ContextVar
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -16,9 +16,9 @@ from cutaway.errors import CutawayError, Reason, error
 from cutaway.gateway.auth.authorization import Caller, Scope
 from cutaway.gateway.auth.token_file import Authenticator
 from cutaway.gateway.observability.call_watch import CallWatch, Method
-from cutaway.gateway.rpc.status import Context, abort
-
-Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+from cutaway.gateway.rpc.receiving import Handler, refusing
+from cutaway.gateway.rpc.status import Context
+from cutaway.worker_protocol import visible_layers
 
 current_caller: ContextVar[Caller] = ContextVar("cutaway_caller")
 """The caller of the current task's call."""
@@ -53,7 +53,8 @@ class AuthenticatingHandler(grpc.GenericRpcHandler):
         if handler is None:
             return None
         try:
-            current_caller.set(self._authenticator(handler_call_details.invocation_metadata or ()))
+            metadata = handler_call_details.invocation_metadata or ()
+            current_caller.set(_narrowed(self._authenticator(metadata), metadata))
             self._require_room()
         except CutawayError as failure:
             return _refusing(failure, partial(self._watch.wrap, path.rpartition("/")[2]))
@@ -82,13 +83,22 @@ class ReflectionGuard(grpc.aio.ServerInterceptor):
         return await continuation(handler_call_details)
 
 
+def _narrowed(caller: Caller, metadata: Iterable[tuple[str, str | bytes]]) -> Caller:
+    """Returns ``caller`` with only those layers that the call's metadata lists as well, if it lists any: another
+    gateway sends them, for its own caller.
+
+    Raises:
+        InvalidArgument: ``MALFORMED_REQUEST``.
+    """
+    for key, value in metadata:
+        if key == visible_layers.METADATA and isinstance(value, bytes):
+            caller = caller.narrowed(visible_layers.decode(value))
+    return caller
+
+
 def _refusing(failure: CutawayError, wrap: Callable[[Method], Method] = lambda method: method) -> Handler:
     """Returns a handler that refuses calls with ``failure``. Its requests are a stream, of which it reads nothing."""
-
-    async def refuse(_: bytes, context: Context) -> None:
-        await abort(context, failure)
-
-    wrapped = wrap(refuse)
+    wrapped = wrap(refusing(failure))
 
     async def without_request(_: object, context: Context) -> None:
         await wrapped(b"", context)

@@ -24,6 +24,9 @@ from cutaway.v1 import inspection_service_pb2  # noqa: F401
 
 _MAX_MESSAGE_BYTES = 2**31 - 1  # gRPC's own limit
 _STATES = (health_pb2.HealthCheckResponse.NOT_SERVING, health_pb2.HealthCheckResponse.SERVING)
+_MIN_STREAMS = 1024
+_KEEPALIVE_MS = 60_000
+_MIN_PING_INTERVAL_MS = 10_000
 
 
 def check_files(settings: Settings) -> None:
@@ -34,6 +37,23 @@ def check_files(settings: Settings) -> None:
     """
     server_credentials(settings)
     authenticator(settings.tokens)
+
+
+def _options(settings: Settings) -> list[tuple[str, int]]:
+    """Returns gRPC's options. A connection has no greatest age: its calls may take a day, and then end in order."""
+    return [
+        # Accepts requests slightly above the limit, so that the error can name the limit.
+        ("grpc.max_receive_message_length", min(2 * settings.max_message_bytes, _MAX_MESSAGE_BYTES)),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.so_reuseport", 0),  # else a second server on the port gets half of the calls
+        # More calls of one connection than are refused as too many; the client holds others back.
+        ("grpc.max_concurrent_streams", max(_MIN_STREAMS, 4 * settings.max_queue_length)),
+        ("grpc.server_handshake_timeout_ms", round(settings.receive_timeout_s * 1000)),
+        ("grpc.max_connection_idle_ms", round(settings.idle_timeout_s * 1000)),
+        # A caller who vanished answers no ping. An honest one may ping during a long call.
+        ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
+        ("grpc.http2.min_ping_interval_without_data_ms", _MIN_PING_INTERVAL_MS),
+    ]
 
 
 class GatewayServer:
@@ -56,15 +76,9 @@ class GatewayServer:
         self._credentials = server_credentials(settings)
         self._authenticator = authenticator(settings.tokens)
         self.observers = Observers(backend.batchers, settings)
-        # Accepts requests slightly above the limit, so that the error can name the limit.
-        limit = min(2 * settings.max_message_bytes, _MAX_MESSAGE_BYTES)
         self._server = grpc.aio.server(
             interceptors=(ReflectionGuard(self._authenticator),) if settings.tokens else (),  # one slows every call
-            options=[
-                ("grpc.max_receive_message_length", limit),
-                ("grpc.max_send_message_length", -1),
-                ("grpc.so_reuseport", 0),  # else a second server on the port gets half of the calls
-            ],
+            options=_options(settings),
         )
         self.address = ""
 

@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
+from functools import partial
 from typing import TypeAlias
 
 import grpc
@@ -24,6 +25,7 @@ from cutaway.gateway.batching import fair_queue
 from cutaway.gateway.batching.byte_budget import ByteBudget
 from cutaway.gateway.observability.call_watch import CallWatch, current_call
 from cutaway.gateway.rpc.authentication import AuthenticatingHandler, current_caller
+from cutaway.gateway.rpc.receiving import receiving
 from cutaway.gateway.rpc.status import Context, aborting
 from cutaway.results import ModelName
 from cutaway.v1 import inspection_pb2, inspection_service_pb2, worker_pb2
@@ -69,10 +71,10 @@ class Servicer:
         }
         handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {}
         for name, method in methods.items():
-            make = (
-                grpc.unary_stream_rpc_method_handler if name == "InspectStream" else grpc.unary_unary_rpc_method_handler
+            watch, timeout_s = partial(self._watch.wrap, name), self._settings.receive_timeout_s
+            handlers[f"/{SERVICE}/{name}"] = receiving(
+                self._with_status(method), watch, timeout_s, streams=name == "InspectStream"
             )
-            handlers[f"/{SERVICE}/{name}"] = make(self._watch.wrap(name, self._with_status(method)))
         return AuthenticatingHandler(handlers, self._authenticator, self._watch, self._budget.require_room)
 
     def _with_status(self, method: Method) -> Callable[[bytes, Context], Awaitable[bytes | None]]:
@@ -102,7 +104,7 @@ class Servicer:
         with redaction.redacted_errors(permissions):
             if request.operators:
                 permissions.require(Scope.INSPECT, "operators")
-            reply = await self._call("describe", name, data, context)
+            reply = await self._call("describe", name, data, permissions, context)
             return redaction.redact_model(permissions, reply.response)
 
     async def _inspect(self, data: bytes, context: Context, caller: Caller) -> bytes:
@@ -110,7 +112,8 @@ class Servicer:
         self._check_size(data)
         name, permissions = self._authorize(data, caller)
         with redaction.redacted_errors(permissions):
-            return _response(permissions, await self._call("inspect", name, data, context), start)
+            reply = await self._call("inspect", name, data, permissions, context)
+            return _response(permissions, reply, start)
 
     async def _inspect_stream(self, data: bytes, context: Context, caller: Caller) -> None:
         """Forwards the messages of a reply; reads the next one after gRPC has accepted the one before."""
@@ -118,7 +121,8 @@ class Servicer:
         self._check_size(data)
         name, permissions = self._authorize(chunks.decode_stream_request(data).request, caller)
         with redaction.redacted_errors(permissions):
-            async with aclosing(self._backend.stream(name, data, self._timeout(context))) as messages:
+            stream = self._backend.stream(name, data, permissions.layers, self._timeout(context))
+            async with aclosing(stream) as messages:
                 async for message in messages:
                     opening = decode_stream_opening(message)
                     if opening is not None:
@@ -126,8 +130,11 @@ class Servicer:
                     current_call().reply_bytes += len(message)
                     await _write(context, message)
 
-    async def _call(self, kind: str, name: ModelName, data: bytes, context: Context) -> worker_pb2.WorkerReply:
-        return decode_worker_reply(await self._backend.call(name, kind, data, self._timeout(context)))
+    async def _call(
+        self, kind: str, name: ModelName, data: bytes, permissions: Permissions, context: Context
+    ) -> worker_pb2.WorkerReply:
+        timeout_s = self._timeout(context)
+        return decode_worker_reply(await self._backend.call(name, kind, data, permissions.layers, timeout_s))
 
     def _authorize(self, data: bytes, caller: Caller) -> tuple[ModelName, Permissions]:
         """Returns the model of a serialised InspectRequest, and the caller's permissions for it. The whole request is

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TypeAlias
@@ -17,6 +18,12 @@ log = structlog.get_logger(__name__)
 
 Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
 
+_EXHAUSTED = {
+    errno.EMFILE: "the server has no file descriptor left",
+    errno.ENFILE: "the server's machine has no file descriptor left",
+    errno.ENOSPC: "the server's disk for temporary files is full",
+}
+
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
@@ -28,6 +35,8 @@ async def aborting(context: Context) -> AsyncIterator[None]:
     except CutawayError as failure:
         await abort(context, failure)
     except Exception as failure:
+        if isinstance(failure, OSError) and failure.errno in _EXHAUSTED:
+            await abort(context, error(Reason.OVERLOADED, f"{_EXHAUSTED[failure.errno]}; try again"))
         log.exception("unexpected exception in a call")
         await abort(context, error(Reason.INTERNAL, type(failure).__name__))
 

@@ -27,7 +27,7 @@ from cutaway.errors import CutawayError, Reason, error
 from cutaway.gateway.torchserve.java import find_java
 from cutaway.gateway.torchserve.process_group import ProcessGroup
 from cutaway.worker_protocol import heartbeat
-from cutaway.worker_protocol.socket_directory import scratch_directory
+from cutaway.worker_protocol.socket_directory import ScratchDirectory
 
 LOG_NAME = "torchserve.log"
 _LOG_CONFIG = Path(__file__).with_name("log4j2.xml")
@@ -154,7 +154,7 @@ class TorchServe:
 
     def _start(self, java: Path) -> None:
         with ExitStack() as undo:
-            directory = Path(undo.enter_context(scratch_directory()))
+            directory = Path(undo.enter_context(ScratchDirectory()))
             self._ports = _Ports(*_free_ports(len(_Ports._fields)))
             log_name = LOG_NAME if self.number == 0 else f"torchserve-{self.number + 1}.log"
             self._log = _Log((self.log_dir or directory) / log_name)

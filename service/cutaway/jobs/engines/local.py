@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from cutaway.requests import InspectRequest
 from cutaway.results import InspectResult, ModelDetail
 from cutaway.worker.failures import raising_errors
 from cutaway.worker.worker import Worker
+from cutaway.worker_protocol.socket_directory import ScratchDirectory
 
 
 @contextmanager
@@ -32,7 +32,7 @@ def opened(job: Job) -> Iterator[Model]:
     Raises:
         CutawayError: the model does not exist or cannot be loaded.
     """
-    with tempfile.TemporaryDirectory(prefix="cutaway-") as scratch:  # adapters may read their files at any time
+    with ScratchDirectory() as scratch:  # adapters may read their files at any time
         with at("model"):
             _refuse_device(job.model.device)
             model = LocalModel(_worker(job, Path(scratch)))
