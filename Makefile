@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test portability newest fuzz soak bench matrix verdicts captum-config container check format protos docs lock sbom audit clean
+.PHONY: help setup demo test portability newest fuzz soak chaos bench matrix verdicts captum-config container check format protos docs lock sbom audit clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,6 +24,9 @@ fuzz: ## random models and questions against a slow reference (ARGS="1000" is ho
 
 soak: ## slow proofs that the server holds up (ARGS="kills" is one of them)
 	@scripts/soak $(ARGS)
+
+chaos: ## everything goes wrong for 15 minutes, and honest callers notice nothing (ARGS="120": seconds)
+	@scripts/chaos $(ARGS)
 
 bench: ## what things cost, as ratios of one run (ARGS="3" is how many rounds)
 	@scripts/bench $(ARGS)

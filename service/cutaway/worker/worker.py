@@ -225,7 +225,7 @@ class Worker:
 
     def _plan(self, request: InspectRequest, tree: ModuleTree, cancellation: Cancellation = NEVER_CANCELLED) -> Plan:
         limits.check_counts(request, self._settings)
-        plan = plan_request(self._model, request, self._inputs(request), cancellation, tree)
+        plan = plan_request(self._model, request, self._inputs(request, cancellation), cancellation, tree)
         limits.check_passes(costs(plan), self._settings.max_passes)
         return plan
 
@@ -283,9 +283,9 @@ class Worker:
         rows = [tuple(self._adapter.token_texts(row)) for row in tokens.ids.tolist()]
         return replace(tokens, texts=tuple(rows) if any(rows) else ())
 
-    def _inputs(self, request: InspectRequest) -> Inputs:
+    def _inputs(self, request: InspectRequest, cancellation: Cancellation) -> Inputs:
         with at("raw" if request.raw else "tensors.by_name"):
-            tensors = self._decode_raw(request) if request.raw else {
+            tensors = self._decode_raw(request, cancellation) if request.raw else {
                 name: from_numpy(array) for name, array in request.tensors.items()
             }  # fmt: skip
         with at("arguments"):
@@ -294,9 +294,10 @@ class Worker:
             inputs = validate_inputs(specs, tensors)
         return {name: tensor.to(self._model.device) for name, tensor in inputs.items()}
 
-    def _decode_raw(self, request: InspectRequest) -> Inputs:
+    def _decode_raw(self, request: InspectRequest, cancellation: Cancellation) -> Inputs:
         examples = []
         for index, raw in enumerate(request.raw):
+            cancellation.raise_if_cancelled()
             with at(f"examples[{index}]"):
                 examples.append(self._adapter.decode(raw.data, raw.media_type))
         return self._adapter.collate(examples)

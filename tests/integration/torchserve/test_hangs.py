@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,11 +24,17 @@ SHORT_S = 2.0
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Two models in TorchServe; one of them has inputs for which it never returns."""
-    store = tmp_path_factory.mktemp("store")
-    package(store, "fragile", f"{ADAPTERS / 'fragile_adapter.py'}:FragileAdapter")
-    package(store, "tiny", f"{ADAPTERS / 'tiny_adapter.py'}:Tiny")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two models; one of them has inputs for which it never returns."""
+    directory = tmp_path_factory.mktemp("store")
+    package(directory, "fragile", f"{ADAPTERS / 'fragile_adapter.py'}:FragileAdapter")
+    package(directory, "tiny", f"{ADAPTERS / 'tiny_adapter.py'}:Tiny")
+    return directory
+
+
+@pytest.fixture(scope="module")
+def server(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Both in TorchServe."""
     with serving(store, tmp_path_factory.mktemp("hangs") / "logs") as running:
         yield running
 
@@ -69,3 +76,17 @@ def test_a_torchserve_that_hangs_is_replaced(server: Server) -> None:
         for model in MODELS:
             until(lambda model=model: _answers(client, model))  # type: ignore[misc]
     assert java(server).pid != before
+
+
+def test_a_hang_in_the_gateways_process_is_reported(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing can end it: the model's health says so, and the other model serves on."""
+    monkeypatch.setenv("CUTAWAY_GRACE_S", "0")
+    with serving(store, tmp_path / "logs", "--embedded") as running, ca.Client(running.address) as client:
+        assert health(running.address, "fragile") == "SERVING"
+        with pytest.raises(ca.DeadlineExceeded):
+            client.inspect("fragile", {"x": X["x"] * ENDLESS}, timeout=SHORT_S)
+        until(lambda: health(running.address, "fragile") == "NOT_SERVING")
+        assert health(running.address, "tiny") == "SERVING"
+        assert client.inspect("tiny", X).predictions

@@ -235,6 +235,18 @@ def test_the_data_type_of_operators_counts(dtype: torch.dtype) -> None:
         assert outcome(Served(layers(mixed, r=nn.ReLU)()).ask(asked)[0]) == AGREES
 
 
+def test_a_path_that_is_flat_at_its_end_is_not_saturated() -> None:
+    """The target stops to change before the input is reached: what it changed by on the way is explained."""
+    model = layers(lambda m, x: torch.tanh(20 * m.b(torch.tanh(m.a(x)))))()
+    path = ca.IntegratedGradients(n_steps=256, quadrature=ca.Quadrature.RIEMANN_RIGHT)
+    inputs = {"x": 4 * X["x"]}
+    at_input = inputs["x"].clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(model(at_input)[:, 0].sum(), at_input)
+    assert not bool(gradient[0].any())
+    (result,) = Served(model).ask(path, inputs=inputs, mode=CheckMode.INDEPENDENT)
+    assert outcome(result) == AGREES
+
+
 def test_a_row_without_gradient_is_told_from_a_saturated_one() -> None:
     """Where ReLUs let nothing through there is no softmax to look before."""
     build = wired(lambda m, x: torch.relu(x).sum(1, keepdim=True), a=nn.Identity)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import threading
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,14 @@ import torch
 from torch import Tensor, nn
 
 import cutaway as ca
-from cutaway.adapters import TensorAdapter
+from cutaway.adapters import ImageAdapter, TensorAdapter
 from cutaway.engine.passes.quadrature import gauss_legendre
 from cutaway.engine.runtime import cancellation
 from cutaway.engine.runtime.cancellation import Cancellation, latest
 from cutaway.gateway import serve
 from cutaway.results import InputSpec
 from cutaway.worker_protocol.torchserve_messages import decode_worker_reply
+from examples.digits.data import as_png
 from tests.support import failing_models
 from tests.support.mixed.answers import differences, flat
 from tests.support.state_snapshot import untouched
@@ -88,6 +90,38 @@ def test_nobody_works_past_a_deadline(clock: Clock, tired: int, asked: dict[str,
     assert model.begun == tired
     assert decode_worker_reply(served.answer([{"describe": b""}])[0]).response
     assert differences(flat(ask(served, X)), first) == []
+
+
+class Decoding(ImageAdapter):
+    """Whose second image takes until the deadline."""
+
+    size = (8, 8)
+    mode = "L"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.decoded = 0
+        self.pass_deadline: Callable[[], None] = lambda: None
+
+    def build(self) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+
+    def decode(self, data: bytes, media_type: str) -> Mapping[str, Tensor]:
+        self.decoded += 1
+        if self.decoded == 2:
+            self.pass_deadline()
+        return super().decode(data, media_type)
+
+
+def test_nobody_decodes_past_a_deadline(clock: Clock) -> None:
+    """Small files may be large images: no further one is decoded."""
+    adapter = Decoding()
+    served = worker(adapter)
+    adapter.pass_deadline = clock.pass_deadline
+    image = ca.Raw(as_png(np.zeros((8, 8), np.uint8)), "image/png")
+    (found,) = map(outcome, served.answer([row([image] * 40, deadline_s=PATIENCE_S)]))
+    assert isinstance(found, ca.DeadlineExceeded)
+    assert adapter.decoded == 2
 
 
 def test_a_long_path_is_no_way_around_the_deadline() -> None:
