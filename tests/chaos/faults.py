@@ -137,6 +137,15 @@ def full_disk(scene: Scene) -> None:
     added.unlink()
 
 
+def restart_on_full_disk(scene: Scene) -> None:
+    """TorchServe's JVM dies while the disk for temporary files is full, so that none can be started."""
+    if scene.scratch is None:
+        return
+    with _filled(scene.scratch):
+        java(scene.server).kill()
+        time.sleep(ATTACK_S)
+
+
 FAULTS: Mapping[str, Callable[[Scene], None]] = {
     "worker SIGSTOP": stop_worker,
     "worker kill": kill_worker,
@@ -150,6 +159,7 @@ FAULTS: Mapping[str, Callable[[Scene], None]] = {
     "unread streams": unread_replies,
     "odd archives": odd_archives,
     "full scratch disk": full_disk,
+    "JVM kill, full disk": restart_on_full_disk,
 }
 
 

@@ -19,7 +19,7 @@ from cutaway.engine.model.inspected_model import InspectedModel
 from cutaway.requests import Attribution, CheckMode, CheckRequest
 from cutaway.results import AttributionResult, Cause, Verdict
 from tests.support.checked_attributions import CHECKED, noise, wired
-from tests.support.faults import layers
+from tests.support.faults import IMAGE, convolutions, layers, pooled
 from tests.support.wrong_parts import (
     COUPLED,
     CUT,
@@ -233,6 +233,21 @@ def test_the_data_type_of_operators_counts(dtype: torch.dtype) -> None:
 
     for asked in (ca.DeepLift(), ca.Saliency(), ca.InputXGradient()):
         assert outcome(Served(layers(mixed, r=nn.ReLU)()).ask(asked)[0]) == AGREES
+
+
+@pytest.mark.parametrize("asked", [ca.GuidedBackprop(), ca.Deconvolution(), ca.GuidedGradCam(layer="a")])
+def test_the_relus_of_earlier_inputs_are_not_taken_for_those_of_these(asked: Attribution) -> None:
+    """A model that chooses its ReLU by the input is asked in turn: what Captum does not override is found each time."""
+
+    def choosing(m: Any, x: Tensor) -> Tensor:
+        h = m.a(x)
+        return pooled(m, F.relu(h) if bool(x.sum() > 0) else m.r(h))
+
+    served = Served(convolutions(choosing, r=nn.ReLU)())
+    functional = {"x": IMAGE["x"].abs()}
+    for inputs, found in [(functional, Cause.FUNCTIONAL_NONLINEARITY), ({"x": -functional["x"]}, None)] * 2:
+        verdict, cause = outcome(served.ask(asked, inputs=inputs)[0])
+        assert (verdict is Verdict.AGREES, cause) == (found is None, found)
 
 
 def test_a_path_that_is_flat_at_its_end_is_not_saturated() -> None:

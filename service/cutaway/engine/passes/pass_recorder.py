@@ -15,7 +15,7 @@ from torch.autograd.graph import get_gradient_edge
 from cutaway.engine.hooks.capture_spec import watching
 from cutaway.engine.hooks.hook_site import NumberedEdit
 from cutaway.engine.hooks.host_copy import copy_to_host
-from cutaway.engine.hooks.observe import observing
+from cutaway.engine.hooks.observe import SpecsBySite, observing
 from cutaway.engine.hooks.recording import RecordedCall, Recording
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel, gradients
 from cutaway.engine.passes.features import Features
@@ -235,12 +235,21 @@ class PassRecorder:
         problem: the problem, with inputs and layer.
         edits: what is changed in each pass besides, for methods that are made of such passes.
         at_layer: False records the inputs only.
+        sites: what is observed besides; see `calls`.
     """
 
-    def __init__(self, problem: AttributionProblem, edits: Changes | None = None, *, at_layer: bool = True) -> None:
+    def __init__(
+        self,
+        problem: AttributionProblem,
+        edits: Changes | None = None,
+        *,
+        at_layer: bool = True,
+        sites: SpecsBySite | None = None,
+    ) -> None:
         self._problem = problem
         self._layer = problem.layer if at_layer else ""
-        self._sites = {self._layer: watching(Point.OUTPUT, Point.GRAD_OUTPUT)} if self._layer else {}
+        own = {self._layer: watching(Point.OUTPUT, Point.GRAD_OUTPUT)} if self._layer else {}
+        self._sites = {**(sites or {}), **own}
         self._edits = edits or {}
         self._recording = Recording()
         self._copies: list[Tensor] = []
@@ -278,6 +287,11 @@ class PassRecorder:
             edges = [*map(get_gradient_edge, leaves if to_inputs else ()), *self._recording.gradient_roots]
             if differentiate and edges and output.requires_grad:
                 gradients(self._problem.target.scalars(output), edges)
+
+    @property
+    def calls(self) -> Mapping[str, Sequence[RecordedCall]]:
+        """What was observed at all sites, by module name and operator address."""
+        return self._recording.calls
 
     def release(self) -> None:
         """Releases the graphs; `passes` stay."""

@@ -7,7 +7,7 @@ model that calls them shows what the method should return.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from jaxtyping import Float64
 from torch import Tensor, nn
@@ -16,14 +16,22 @@ from torch.nn import functional
 
 from cutaway.engine.hooks.capture_spec import watching
 from cutaway.engine.hooks.edits import Override
-from cutaway.engine.hooks.observe import observing
+from cutaway.engine.hooks.observe import SpecsBySite, observing
+from cutaway.engine.hooks.recording import RecordedCall
 from cutaway.engine.model.inspected_model import gradients
 from cutaway.engine.passes.finding import Finding
-from cutaway.engine.passes.pass_recorder import AttributionProblem, Changes, Pass, cached_per_problem, run_passes
+from cutaway.engine.passes.pass_recorder import (
+    AttributionProblem,
+    Changes,
+    Pass,
+    PassRecorder,
+    cached_per_problem,
+    run_passes,
+)
 from cutaway.engine.passes.reference_inputs import Evidence, MissingObservation, Reference, exact, input_point
 from cutaway.engine.references.gradients import layer_grad_cam
 from cutaway.engine.references.hidden_rectifiers import RELU_OPERATORS, hidden_rectifiers
-from cutaway.engine.references.observation import observe_forward, reused_neuron_module
+from cutaway.engine.references.observation import observe_forward, outermost, reused_neuron_module
 from cutaway.requests import Edit, NeuronAttribution, Point
 from cutaway.results import Cause
 
@@ -45,17 +53,37 @@ class Rectifiers(NamedTuple):
 @cached_per_problem
 def rectifiers(problem: AttributionProblem) -> Rectifiers:
     """Returns the ReLUs that run; for a neuron those between the input and the neuron, which its gradient passes."""
-    modules = [name for name, module in problem.model.tree.modules.items() if isinstance(module, nn.ReLU)]
-    sites = {name: watching() for name in modules}
-    sites |= {f"**:{function}#*": watching(Point.OUTPUT) for function in RELU_OPERATORS}
-    calls = {name: len(seen) for name, seen in observe_forward(problem, sites).items() if seen}
+    calls, modules = _calls(problem), problem.model.tree.modules
     if isinstance(problem.request, NeuronAttribution):
         calls = _reached_from_neuron(problem, calls)
     return Rectifiers(
-        {name: calls[name] for name in modules if name in calls},
+        {name: times for name, times in calls.items() if name in modules},
         {name: times for name, times in calls.items() if name not in modules},
         [name for name in hidden_rectifiers(problem) if name not in calls],
     )
+
+
+_Calls: TypeAlias = dict[str, int]
+"""The number of calls of each ReLU that runs, by module name or operator address."""
+
+
+def _calls(problem: AttributionProblem) -> _Calls:
+    """Returns the calls that the passes of the problem have seen, or else those of a forward pass."""
+    if _calls not in problem.cache:
+        sites = _sites(problem)
+        problem.cache[_calls] = _counts(observe_forward(problem, sites))
+    calls: _Calls = problem.cache[_calls]
+    return calls
+
+
+def _counts(calls: Mapping[str, Sequence[RecordedCall]]) -> _Calls:
+    return {name: len(seen) for name, seen in calls.items() if seen}
+
+
+def _sites(problem: AttributionProblem) -> SpecsBySite:
+    modules = [name for name, module in problem.model.tree.modules.items() if isinstance(module, nn.ReLU)]
+    functions = {f"**:{function}#*": watching(Point.OUTPUT) for function in RELU_OPERATORS}
+    return {**{name: watching() for name in modules}, **functions}
 
 
 def _reached_from_neuron(problem: AttributionProblem, calls: Mapping[str, int]) -> dict[str, int]:
@@ -118,12 +146,36 @@ def guided_grad_cam_passes(problem: AttributionProblem) -> Sequence[Pass]:
 
 
 def _overridden(problem: AttributionProblem, override: Callable[[int], Iterator[Edit]]) -> Sequence[Pass]:
-    modules, functions, _ = rectifiers(problem)
+    """Overrides the ReLUs that ran for earlier inputs of this kind; if others run for these, runs the pass again."""
+    if isinstance(problem.request, NeuronAttribution):
+        modules, functions, _ = rectifiers(problem)
+        return _override_calls(problem, {**modules, **functions}, override)[0]
+    earlier = problem.model.remembered((_overridden, problem.model.kind_of(problem.inputs)), dict[str, int])
+    passes, calls = _override_calls(problem, earlier, override)
+    if calls != earlier:
+        earlier.clear()
+        earlier.update(calls)
+        passes, _ = _override_calls(problem, calls, override)
+    problem.cache[_calls] = calls
+    return passes
+
+
+def _override_calls(
+    problem: AttributionProblem, calls: _Calls, override: Callable[[int], Iterator[Edit]]
+) -> tuple[Sequence[Pass], _Calls]:
+    """Runs a pass with ``calls`` overridden; returns the calls that ran, too."""
     edits: Changes = {
-        name: [(call, edit) for call in range(calls) for edit in override(call)]
-        for name, calls in {**modules, **functions}.items()
+        name: [(call, edit) for call in range(times) for edit in override(call)] for name, times in calls.items()
     }
-    return run_passes(problem, input_point(problem), differentiate=True, edits=edits)
+    sites = _sites(problem)
+    recorder = PassRecorder(problem, edits, sites=sites)
+    try:
+        (point,) = input_point(problem)
+        recorder.visit(point, differentiate=True)
+        seen = {name: each for name, each in recorder.calls.items() if name in sites or name != problem.layer}
+        return recorder.passes, _counts(outermost(seen, sites))
+    finally:
+        recorder.release()
 
 
 def _guided(call: int) -> Iterator[Edit]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from jaxtyping import Float, Float64
@@ -24,7 +24,7 @@ def operator_of(address: str) -> str:
     return address.rpartition(":")[2].partition("#")[0] if is_address(address) else ""
 
 
-def observe_forward(attribution: ResolvedAttribution, sites: SpecsBySite) -> dict[str, list[RecordedCall]]:
+def observe_forward(attribution: ResolvedAttribution, sites: SpecsBySite) -> dict[str, Sequence[RecordedCall]]:
     """Runs one forward pass at the input and returns the calls at ``sites``: module names, operator globs.
 
     Operators inside of the modules of ``sites`` are left out. No graph is built, and random number generators are
@@ -33,8 +33,12 @@ def observe_forward(attribution: ResolvedAttribution, sites: SpecsBySite) -> dic
     model = attribution.model
     with torch.no_grad(), model.kept_rng_state(), observing(model.tree, sites) as recording, recording.forward():
         model.run(attribution.inputs)
-    calls = recording.calls.items()
-    return {name: seen for name, seen in calls if name in sites or name.rpartition(":")[0] not in sites}
+    return outermost(recording.calls, sites)
+
+
+def outermost(calls: Mapping[str, Sequence[RecordedCall]], sites: SpecsBySite) -> dict[str, Sequence[RecordedCall]]:
+    """Returns ``calls`` without those of operators inside of the modules of ``sites``."""
+    return {name: seen for name, seen in calls.items() if name in sites or name.rpartition(":")[0] not in sites}
 
 
 @cached_per_problem
