@@ -78,7 +78,7 @@ ENDS = {
     "exception in forward": End(failing_models.RaisesLate, {**EVERYTHING, "edits": [TROUBLE]}, "MODEL_FAILED"),
     "exception in a generator": End(failing_models.Pieces, {**EVERYTHING, "edits": [TROUBLE]}, "MODEL_FAILED"),
     "exception after meddling": End(failing_models.Meddles, {**EVERYTHING, "edits": [TROUBLE]}, "MODEL_FAILED"),
-    "exit in forward": End(failing_models.Exits, {**EVERYTHING, "edits": [TROUBLE]}, "INTERNAL"),
+    "exit in forward": End(failing_models.Exits, {**EVERYTHING, "edits": [TROUBLE]}, "MODEL_FAILED"),
     "no memory in forward": End(failing_models.RunsOut, {**EVERYTHING, "edits": [TROUBLE]}, "OUT_OF_MEMORY"),
     "exception in backward": End(failing_models.Backfires, {**EVERYTHING, "edits": [TROUBLE]}, "MODEL_FAILED"),
     "exception in Captum's forward": End(

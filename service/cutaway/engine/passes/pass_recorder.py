@@ -235,7 +235,7 @@ class PassRecorder:
         problem: the problem, with inputs and layer.
         edits: what is changed in each pass besides, for methods that are made of such passes.
         at_layer: False records the inputs only.
-        sites: what is observed besides; see `calls`.
+        sites: what is observed besides, in ``recording``.
     """
 
     def __init__(
@@ -248,10 +248,11 @@ class PassRecorder:
     ) -> None:
         self._problem = problem
         self._layer = problem.layer if at_layer else ""
-        own = {self._layer: watching(Point.OUTPUT, Point.GRAD_OUTPUT)} if self._layer else {}
-        self._sites = {**(sites or {}), **own}
+        self._sites = dict(sites or {})
+        if self._layer:
+            self._sites[self._layer] = watching(Point.OUTPUT, Point.GRAD_OUTPUT)
         self._edits = edits or {}
-        self._recording = Recording()
+        self.recording = Recording()
         self._copies: list[Tensor] = []
         self.passes: list[Pass] = []
 
@@ -264,16 +265,16 @@ class PassRecorder:
         for name, tensor in zip(problem.explained, tensors):
             if tensor.requires_grad and torch.is_grad_enabled():
                 _record_gradient(tensor, recorded, name, in_order)
-        before = len(self._recording.calls.get(self._layer, ()))
-        observed = observing(problem.model.tree, self._sites, self._edits, copies=False, recording=self._recording)
-        with observed, self._recording.forward():
+        before = len(self.recording.calls.get(self._layer, ()))
+        observed = observing(problem.model.tree, self._sites, self._edits, copies=False, recording=self.recording)
+        with observed, self.recording.forward():
             output = problem.forward(*tensors)
         if problem.edits_gradients:
             output = output.clone()  # the pass begins with the gradient before an edit of the gradient here
         if output.requires_grad and not output.is_leaf:
             output.register_hook(lambda gradient: recorded.note_backward(in_order(gradient)))
         recorded.output = copy_to_host(in_order(output))
-        recorded.layer = self._recording.calls[self._layer][before:] if self._layer else ()
+        recorded.layer = self.recording.calls[self._layer][before:] if self._layer else ()
         self.passes.append(recorded)
         return output
 
@@ -284,18 +285,13 @@ class PassRecorder:
             arguments = [points[name].detach().clone() for name in self._problem.explained]
             leaves = [tensor.requires_grad_() for tensor in arguments if differentiate and tensor.is_floating_point()]
             output = self.forward(*arguments, *self._problem.additional_inputs)
-            edges = [*map(get_gradient_edge, leaves if to_inputs else ()), *self._recording.gradient_roots]
+            edges = [*map(get_gradient_edge, leaves if to_inputs else ()), *self.recording.gradient_roots]
             if differentiate and edges and output.requires_grad:
                 gradients(self._problem.target.scalars(output), edges)
 
-    @property
-    def calls(self) -> Mapping[str, Sequence[RecordedCall]]:
-        """What was observed at all sites, by module name and operator address."""
-        return self._recording.calls
-
     def release(self) -> None:
         """Releases the graphs; `passes` stay."""
-        self._recording.release()
+        self.recording.release()
 
 
 def _copied(tensor: Tensor, last: Tensor | None) -> Tensor:

@@ -172,7 +172,7 @@ def _override_calls(
     try:
         (point,) = input_point(problem)
         recorder.visit(point, differentiate=True)
-        seen = {name: each for name, each in recorder.calls.items() if name in sites or name != problem.layer}
+        seen = {name: each for name, each in recorder.recording.calls.items() if name in sites or name != problem.layer}
         return recorder.passes, _counts(outermost(seen, sites))
     finally:
         recorder.release()
