@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 import cutaway as ca
 from tests.conftest import ADAPTERS
-from tests.support.adapters.fragile_adapter import ENDLESS
+from tests.support.adapters.fragile_adapter import ENDLESS, FROZEN
 from tests.support.health import health
 from tests.support.processes import java, worker
 from tests.support.serving import Server, package, serving
@@ -46,6 +47,18 @@ def _answers(client: ca.Client, model: str) -> bool:
         return False
 
 
+def _memory_is_limited(pid: int) -> bool:
+    if not psutil.LINUX:
+        return True
+    limit, _ = psutil.Process(pid).rlimit(psutil.RLIMIT_DATA)
+    return 0 < limit < psutil.virtual_memory().total
+
+
+def test_every_worker_has_a_limit_of_memory(server: Server) -> None:
+    """Without a setting: its share of what the server may use."""
+    assert all(_memory_is_limited(worker(server, model).pid) for model in MODELS)
+
+
 def test_workers_that_hang_are_replaced(server: Server) -> None:
     """One is stopped, the other is in an endless loop: calls end at their deadlines, the models' health says so, and
     new workers answer. The gateway serves on while either model does."""
@@ -61,6 +74,16 @@ def test_workers_that_hang_are_replaced(server: Server) -> None:
             until(lambda model=model: _answers(client, model))  # type: ignore[misc]
             assert worker(server, model).pid != before[model]
     until(lambda: {health(server.address, model) for model in MODELS} == {"SERVING"})
+
+
+def test_a_worker_that_lets_no_thread_run_is_replaced(server: Server) -> None:
+    """It is silent, and not stopped: a pattern holds Python's lock. Calls that come later do not put its end off."""
+    before = worker(server, "fragile").pid
+    with ca.Client(server.address) as client:
+        with pytest.raises(ca.DeadlineExceeded):
+            client.inspect("fragile", {"x": X["x"] * FROZEN}, timeout=SHORT_S)
+        until(lambda: _answers(client, "fragile"))
+    assert worker(server, "fragile").pid != before
 
 
 def test_a_torchserve_that_hangs_is_replaced(server: Server) -> None:
@@ -90,3 +113,4 @@ def test_a_hang_in_the_gateways_process_is_reported(
         until(lambda: health(running.address, "fragile") == "NOT_SERVING")
         assert health(running.address, "tiny") == "SERVING"
         assert client.inspect("tiny", X).predictions
+        assert _memory_is_limited(running.process.pid)

@@ -1,6 +1,7 @@
 """A model that ends its process, never ends, takes its time, or much memory, when it is asked to."""
 
 import os
+import re
 import time
 
 import torch
@@ -12,6 +13,7 @@ from cutaway.results import InputSpec
 DEADLY = 99.0
 SLOW = 50.0
 ENDLESS = 60.0
+FROZEN = 61.0
 
 
 class Fragile(nn.Module):
@@ -25,6 +27,8 @@ class Fragile(nn.Module):
             os._exit(1)
         while bool((x == ENDLESS).any()):
             pass
+        if bool((x == FROZEN).any()):
+            re.match("(a+)+b", "a" * 64)  # for years, and no other thread of Python's runs meanwhile
         if bool((x == SLOW).any()):
             time.sleep(1)
         self.wide(x)

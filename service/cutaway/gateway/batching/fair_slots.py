@@ -31,22 +31,24 @@ class FairSlots:
             TimeoutError: there was none within ``timeout_s`` seconds.
         """
         caller = caller_id.get()
-        await asyncio.wait_for(self._acquire(caller), timeout_s)
+        turn = self._queue(caller)
         try:
+            # wait_for would swallow a cancellation that comes with the turn, before Python 3.12.
+            done, _ = await asyncio.wait([turn], timeout=timeout_s)
+            if not done:
+                raise asyncio.TimeoutError
             yield
         finally:
-            self._release(caller)
+            if turn.done():
+                self._release(caller)
+            turn.cancel()
 
-    async def _acquire(self, caller: str) -> None:
-        turn = asyncio.get_running_loop().create_future()
+    def _queue(self, caller: str) -> asyncio.Future[None]:
+        """Returns a future that is done when ``caller`` holds a slot."""
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(caller, deque()).append(turn)
         self._hand_out()
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if not turn.cancelled():  # it was handed out at the same moment
-                self._release(caller)
-            raise
+        return turn
 
     def _release(self, caller: str) -> None:
         self._free += 1
