@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,10 +13,10 @@ import numpy as np
 import pytest
 
 import cutaway as ca
-from cutaway.client.transport import SERVICE
 from cutaway.errors import Reason
 from cutaway.v1 import inspection_pb2, inspection_service_pb2, tensor_pb2
 from cutaway.wire import reply_memory
+from tests.support.grpc_server import serving_methods
 
 X = {"x": np.ones((1, 2), np.float32)}
 FLOAT = tensor_pb2.DATA_TYPE_FLOAT32
@@ -32,13 +31,8 @@ def answering(response: inspection_pb2.InspectResponse) -> Iterator[str]:
         "Inspect": grpc.unary_unary_rpc_method_handler(lambda data, context: response.SerializeToString()),
         "InspectStream": grpc.unary_stream_rpc_method_handler(lambda data, context: iter([piece.SerializeToString()])),
     }
-    server = grpc.server(ThreadPoolExecutor(2), [grpc.method_handlers_generic_handler(SERVICE, methods)])
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    try:
-        yield f"127.0.0.1:{port}"
-    finally:
-        server.stop(0).wait()
+    with serving_methods(methods) as address:
+        yield address
 
 
 def reply(*tensors: tensor_pb2.Tensor) -> inspection_pb2.InspectResponse:

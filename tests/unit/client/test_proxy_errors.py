@@ -6,7 +6,6 @@ import asyncio
 import socket
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -15,8 +14,8 @@ import numpy as np
 import pytest
 
 import cutaway as ca
-from cutaway.client.transport import SERVICE
 from cutaway.errors import Reason
+from tests.support.grpc_server import serving_methods
 
 X = {"x": np.ones((1, 2), np.float32)}
 
@@ -35,13 +34,8 @@ def speaking_grpc(code: grpc.StatusCode) -> Iterator[str]:
         name: grpc.unary_unary_rpc_method_handler(refuse) for name in ("Inspect", "ListModels", "GetModel")
     }
     methods["InspectStream"] = grpc.unary_stream_rpc_method_handler(refuse_stream)
-    server = grpc.server(ThreadPoolExecutor(2), [grpc.method_handlers_generic_handler(SERVICE, methods)])
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    try:
-        yield f"127.0.0.1:{port}"
-    finally:
-        server.stop(0).wait()
+    with serving_methods(methods) as address:
+        yield address
 
 
 @contextmanager
