@@ -19,7 +19,7 @@ import psutil
 import cutaway as ca
 from tests.chaos.callers import TOKEN
 from tests.conftest import ADAPTERS
-from tests.support.adapters.fragile_adapter import ENDLESS
+from tests.support.adapters.fragile_adapter import ENDLESS, HUNGRY
 from tests.support.processes import java, worker
 from tests.support.serving import Server, package
 
@@ -75,6 +75,7 @@ def endless_loop(scene: Scene) -> None:
 def memory(scene: Scene) -> None:
     """A request needs more memory than a worker may have."""
     _refused(scene, "OUT_OF_MEMORY", x=np.ones((20_000, 3), np.float32))
+    _refused(scene, "OUT_OF_MEMORY", x=np.full((1, 3), HUNGRY, np.float32))
 
 
 def glob_bomb(scene: Scene) -> None:

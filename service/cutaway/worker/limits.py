@@ -1,4 +1,4 @@
-"""Limits of a request: deadline, size of the reply, and the counts that the operator sets."""
+"""Limits of a request: deadline, memory, size of the reply, and the counts that the operator sets."""
 
 from __future__ import annotations
 
@@ -43,6 +43,13 @@ def check_reply_size(size: int, requested: int, possible: int) -> None:
             f"the reply would have {size} bytes, {limit} are allowed; capture fewer modules or send fewer rows",
             "options.max_reply_bytes" if requested and requested <= possible else "",
         )
+
+
+def check_memory(request: InspectRequest, least: int, allowed: int | None) -> None:
+    """Raises ``OUT_OF_MEMORY`` if the activations of a request take at least ``least`` bytes, and fewer are allowed."""
+    if allowed is not None and least > allowed:
+        what = f"the activations of its rows take at least {least} bytes, {allowed} are allowed: send fewer rows"
+        raise error(Reason.OUT_OF_MEMORY, what, "raw" if request.raw else "tensors.by_name")
 
 
 def check_counts(request: InspectRequest, settings: Settings) -> None:

@@ -20,6 +20,7 @@ from cutaway.archive import reader
 from cutaway.config.settings import Settings
 from cutaway.engine.batch import inspect_batch
 from cutaway.engine.checks.row_independence import rows_independent
+from cutaway.engine.dry_run.memory import least_bytes
 from cutaway.engine.dry_run.pass_count import costs
 from cutaway.engine.execution.collect import provenance
 from cutaway.engine.execution.describe import describe
@@ -79,6 +80,7 @@ class Worker:
 
     Attributes:
         busy_until: the latest deadline of the calls that run, in Unix seconds; `IDLE` while none runs.
+        request_memory_bytes: the most memory that a request may take on a CPU; None for no limit.
     """
 
     def __init__(self, model: InspectedModel, adapter: Adapter, name: ModelName, settings: Settings) -> None:
@@ -87,6 +89,7 @@ class Worker:
         self._settings = settings
         self.name = name
         self.busy_until = IDLE
+        self.request_memory_bytes = settings.request_memory_bytes
         self._kinds: dict[str, Callable[[bytes, Cancellation, LayerLists], _Decoded | worker_pb2.WorkerReply]] = {
             "inspect": self._inspect,
             "describe": self._describe,
@@ -226,6 +229,8 @@ class Worker:
     def _plan(self, request: InspectRequest, tree: ModuleTree, cancellation: Cancellation = NEVER_CANCELLED) -> Plan:
         limits.check_counts(request, self._settings)
         plan = plan_request(self._model, request, self._inputs(request, cancellation), cancellation, tree)
+        if self._model.device.type == "cpu":
+            limits.check_memory(request, least_bytes(plan), self.request_memory_bytes)
         limits.check_passes(costs(plan), self._settings.max_passes)
         return plan
 

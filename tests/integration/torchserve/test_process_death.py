@@ -17,7 +17,7 @@ from google.rpc import error_details_pb2, status_pb2
 import cutaway as ca
 from cutaway.schema.tensors import Array
 from tests.conftest import ADAPTERS
-from tests.support.adapters.fragile_adapter import DEADLY
+from tests.support.adapters.fragile_adapter import DEADLY, HUNGRY
 from tests.support.health import health
 from tests.support.processes import java, worker
 from tests.support.rounding import SMALL, close
@@ -88,14 +88,19 @@ def test_a_request_that_kills_workers_is_tried_twice(server: Server) -> None:
         assert client.inspect("fragile", rows(1.0)).predictions
 
 
-def test_memory_that_runs_out_costs_its_own_request_only(server: Server) -> None:
-    """A small request that needs 8 GB of activations: its caller is told so, the worker lives, has taken no more
-    than it may, and calls beside it are answered."""
+@pytest.mark.parametrize(
+    ("value", "count", "why"),
+    [(1.0, 20_000, "take at least 8000240000 bytes, 536870912 are allowed"), (HUNGRY, 1, "more memory than is free")],
+    ids=["activations of rows", "seen by the kernel only"],
+)
+def test_memory_that_runs_out_costs_its_own_request_only(server: Server, value: float, count: int, why: str) -> None:
+    """A small request that needs gigabytes: its caller is told so, the worker lives, has taken no more than it may,
+    and calls beside it are answered."""
     before = worker(server, "fragile").pid
     with ca.Client(server.address) as client, ThreadPoolExecutor(CALLERS) as callers:
         beside = [callers.submit(client.inspect, "fragile", rows(number)) for number in range(CALLERS - 1)]
-        with pytest.raises(ca.ResourceExhausted) as caught:
-            client.inspect("fragile", rows(1.0, 20_000))
+        with pytest.raises(ca.ResourceExhausted, match=why) as caught:
+            client.inspect("fragile", rows(value, count))
         assert caught.value.reason == "OUT_OF_MEMORY"
         assert all(each.result().predictions for each in beside)
     assert worker(server, "fragile").pid == before

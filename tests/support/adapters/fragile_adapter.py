@@ -14,6 +14,7 @@ DEADLY = 99.0
 SLOW = 50.0
 ENDLESS = 60.0
 FROZEN = 61.0
+HUNGRY = 70.0
 
 
 class Fragile(nn.Module):
@@ -31,6 +32,8 @@ class Fragile(nn.Module):
             re.match("(a+)+b", "a" * 64)  # for years, and no other thread of Python's runs meanwhile
         if bool((x == SLOW).any()):
             time.sleep(1)
+        if bool((x == HUNGRY).any()):
+            torch.ones(1 << 30)  # 4 GiB
         self.wide(x)
         return self.linear(x)
 

@@ -57,7 +57,10 @@ async def in_process_backend(store: ModelStore, settings: Settings) -> AsyncIter
             except CutawayError as failure:
                 log.warning(store.mark_broken(name, str(failure)))
         store.require_models()
-        limit_request_memory(settings.request_memory_bytes or share_of_worker(1))
+        allowed = settings.request_memory_bytes or share_of_worker(1)
+        limit_request_memory(allowed)
+        for worker in workers:
+            worker.request_memory_bytes = allowed
         yield InProcessBackend(workers, store.catalog, settings), partial(_supervise, workers, settings.hang_s)
 
 

@@ -1,0 +1,94 @@
+"""What the activations of a request take, before it runs: counted by hand, and never more than they do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import cutaway as ca
+from cutaway.engine.dry_run.memory import FEW_ROWS, least_bytes
+from cutaway.engine.model.inspected_model import InspectedModel
+from cutaway.engine.planning.plan import plan_request
+from cutaway.requests import InspectRequest
+
+SIDE = 8
+PIXEL = 4 * SIDE * SIDE
+"""Bytes of one channel."""
+
+INPUT, HIDDEN = 3 * PIXEL, 16 * PIXEL
+
+
+class Net(nn.Module):
+    """Two convolutions, of which the second one's result is overwritten; counts its rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.rectifier = nn.Conv2d(3, 16, 3, padding=1), nn.ReLU()
+        self.second, self.in_place = nn.Conv2d(16, 16, 3, padding=1), nn.ReLU(inplace=True)
+        self.rows = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.rows += len(x)
+        hidden: Tensor = self.in_place(self.second(self.rectifier(self.first(x))))
+        return hidden.amax((2, 3))
+
+
+def estimated(net: nn.Module, rows: int = 64, **asked: Any) -> int:
+    model = InspectedModel(net, lambda arguments: net(**arguments))
+    return least_bytes(plan_request(model, InspectRequest("m", **asked), {"x": torch.ones(rows, 3, SIDE, SIDE)}))
+
+
+@pytest.mark.parametrize(
+    ("asked", "row"),
+    [
+        ({}, INPUT + 2 * HIDDEN),
+        ({"input_gradients": ()}, INPUT + 2 * HIDDEN),
+        ({"attributions": (ca.IntegratedGradients(),)}, INPUT + 2 * HIDDEN),
+        ({"captures": (ca.Capture("first"),)}, INPUT + 3 * HIDDEN),
+        ({"captures": (ca.Capture("first", slices=(ca.Slice(1, 0, 1),)),)}, INPUT + 2 * HIDDEN),
+    ],
+    ids=["predictions", "input gradients", "explanation", "capture", "a part of a capture"],
+)
+def test_rows_take_what_is_alive_at_one_time(asked: dict[str, Any], row: int) -> None:
+    """A copy of the input, and the largest two results; more only where the reply keeps it."""
+    assert row * 64 <= estimated(Net(), **asked) <= (row + 64) * 64
+
+
+def test_a_graph_keeps_what_a_plain_pass_lets_go() -> None:
+    deep = nn.Sequential(*[nn.Sequential(nn.Conv2d(3, 3, 1), nn.Tanh()) for _ in range(8)])
+    model = InspectedModel(deep, lambda arguments: deep(arguments["x"]))
+    inputs = {"x": torch.ones(64, 3, SIDE, SIDE)}
+    plain = least_bytes(plan_request(model, InspectRequest("m"), inputs))
+    graph = least_bytes(plan_request(model, InspectRequest("m", input_gradients=()), inputs))
+    assert plain == 64 * 4 * INPUT  # the copy, what the outer Sequential holds, and two results
+    assert graph == 64 * 10 * INPUT
+
+
+def test_what_is_the_same_for_all_rows_is_not_multiplied() -> None:
+    class Masked(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            mask = torch.ones(1000, 1000)
+            return super().forward(x) * mask[0, 0]
+
+    assert estimated(Masked()) == estimated(Net())
+
+
+def test_two_rows_are_run_once_for_each_kind_of_rows() -> None:
+    net = Net()
+    model = InspectedModel(net, lambda arguments: net(**arguments))
+    for rows in (FEW_ROWS, 1000):
+        least_bytes(plan_request(model, InspectRequest("m"), {"x": torch.ones(rows, 3, SIDE, SIDE)}))
+        assert net.rows == 3
+    assert not estimated(Net(), rows=FEW_ROWS - 1)
+
+
+def test_a_pass_that_stops_early_or_fails_is_not_estimated() -> None:
+    class Broken(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            raise ValueError
+
+    assert not estimated(Broken())
+    assert not estimated(Net(), captures=(ca.Capture("first", call=0),), omit_predictions=True)
