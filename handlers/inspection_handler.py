@@ -1,4 +1,4 @@
-"""The TorchServe handler: passes the bytes of each call to `cutaway.worker.worker`, and returns its replies.
+"""The TorchServe handler: makes the process a worker, which the gateway calls, and answers calls of TorchServe's ports.
 
 TorchServe accepts exactly one class in this file, and reports an ImportError as a missing handler: so only Python's
 standard library is imported at the top.
@@ -23,9 +23,9 @@ class InspectionHandler:
         # TorchServe's own code prints two lines for every batch.
         logging.getLogger().setLevel(logging.WARNING)
         try:
-            from cutaway.worker.process import start_worker
+            from cutaway.worker.process import WorkerProcess
 
-            self.worker = start_worker(Path(context.system_properties["model_dir"]), _device(context))
+            self.worker = WorkerProcess(Path(context.system_properties["model_dir"]), _device(context))
         except Exception as failure:
             _report(context.manifest["model"], failure)
             raise
@@ -40,7 +40,7 @@ class InspectionHandler:
         calls = [
             {name: bytes(part) for name, part in call.items() if isinstance(part, (bytes, bytearray))} for call in data
         ]
-        streamed = ["stream" in call and "pipe" not in call for call in calls]  # with a pipe, the worker streams itself
+        streamed = ["stream" in call for call in calls]
         replies = iter(self.worker.answer([call for call, streams in zip(calls, streamed) if not streams]))
         return [self._stream(n, call, context) if streamed[n] else next(replies) for n, call in enumerate(calls)]
 

@@ -12,12 +12,14 @@ import cutaway as ca
 from cutaway.adapters import Adapter
 from cutaway.client.request_builder import build_request
 from cutaway.config.settings import Settings
+from cutaway.engine.runtime.cancellation import Cancellation
 from cutaway.v1 import inspection_pb2
 from cutaway.wire import requests as wire_requests
 from cutaway.wire import results as wire_results
 from cutaway.wire.reply_timings import complete_response
+from cutaway.worker.call import Call
 from cutaway.worker.worker import Worker
-from cutaway.worker_protocol.torchserve_messages import CallParts, decode_worker_reply
+from cutaway.worker_protocol.torchserve_messages import decode_worker_reply
 
 REPLY_BYTES = 1 << 26
 
@@ -27,11 +29,11 @@ def worker(model: nn.Module | Adapter) -> Worker:
     return Worker.of(model, "model", Settings(max_message_bytes=REPLY_BYTES))
 
 
-def row(inputs: Any, *, deadline_s: float | None = None, **asked: Any) -> CallParts:
-    """One call as TorchServe hands it over; ``deadline_s`` is how long the caller waits from now on."""
+def row(inputs: Any, *, deadline_s: float | None = None, **asked: Any) -> Call:
+    """One call; ``deadline_s`` is how long the caller waits from now on."""
     request = wire_requests.encode(build_request("model", inputs, **asked))
-    parts = {"inspect": request.SerializeToString()}
-    return parts if deadline_s is None else {**parts, "deadline": f"{time.time() + deadline_s:.6f}".encode()}
+    deadline = None if deadline_s is None else time.time() + deadline_s
+    return Call("inspect", request.SerializeToString(), Cancellation(deadline))
 
 
 def response(reply: bytes) -> bytes:

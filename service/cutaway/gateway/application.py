@@ -16,9 +16,8 @@ import structlog
 
 from cutaway.config.settings import Settings
 from cutaway.gateway.auth.tls import exposure_warning
-from cutaway.gateway.backends.base import Backend, Supervise
+from cutaway.gateway.backends.backend import Backend, Supervise
 from cutaway.gateway.lifecycle.supervisor import Supervisor
-from cutaway.gateway.lifecycle.upstream import upstream_backend
 from cutaway.gateway.models.store import read_store
 from cutaway.gateway.observability import logging
 from cutaway.gateway.rpc.server import GatewayServer, check_files
@@ -31,7 +30,7 @@ _RunningBackend: TypeAlias = AbstractAsyncContextManager[tuple[Backend, Supervis
 
 
 def run(
-    model_store: Path | None,
+    model_store: Path,
     settings: Settings,
     *,
     embedded: bool,
@@ -41,7 +40,7 @@ def run(
     """Serves until SIGTERM or SIGINT.
 
     Args:
-        model_store: a directory with archives made by ``cutaway package``; None if the settings name upstream gateways.
+        model_store: a directory with archives made by ``cutaway package``.
         settings: address and limits.
         embedded: True runs the models in this process, without TorchServe and Java.
         workers: number of workers of each model; None for the archives' own.
@@ -93,17 +92,15 @@ async def _run(start: Callable[[], _RunningBackend], settings: Settings, announc
     return 0 if stopped.done() else 1
 
 
-def _backend(model_store: Path | None, settings: Settings, embedded: bool, workers: int | None) -> _RunningBackend:
+def _backend(model_store: Path, settings: Settings, embedded: bool, workers: int | None) -> _RunningBackend:
     """Returns a context that runs the backend."""
-    if model_store is None:
-        return upstream_backend(settings)
     store = read_store(model_store)
     for warning in [*(f"not served: {why}" for why in store.faults), *store.warnings]:
         log.warning(warning)
     if not embedded:
         return Supervisor(store, settings, workers).running()
     # Imported here because it imports torch; without torch, a gateway takes a third of the memory.
-    from cutaway.gateway.backends.in_process import in_process_backend
+    from cutaway.gateway.lifecycle.in_process import in_process_backend
 
     return in_process_backend(store, settings)
 

@@ -20,56 +20,41 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
-class WorkerReply(_message.Message):
-    """Between the front door and a worker. TorchServe carries bytes to and fro and drops statuses and metadata, so
-    both travel inside.
+class WorkerHello(_message.Message):
+    """Between the gateway and a worker. Each worker listens on a Unix socket; docs/architecture.md has the frames.
 
-    What a worker replies to one row.
+    The first message of a connection, from the worker.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    RESPONSE_FIELD_NUMBER: _builtins.int
-    FAILURE_FIELD_NUMBER: _builtins.int
-    WORKER_MS_FIELD_NUMBER: _builtins.int
-    TIMINGS_FIELD_NUMBER: _builtins.int
-    response: _builtins.bytes
-    """A serialised InspectResponse without timings, or a serialised GetModelResponse. Bytes, so that the gateway passes
-    it on unread.
-    """
-    worker_ms: _builtins.float
-    """How long the worker held the row, in milliseconds."""
-    @_builtins.property
-    def failure(self) -> Global___Failure:
-        """Why there is none."""
-
-    @_builtins.property
-    def timings(self) -> _inspection_pb2.Timings:
-        """The timings that the InspectResponse lacks. The gateway adds its own, and all of them to the response: a field that
-        occurs twice is not the same for every decoder.
-        """
-
+    PID_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    pid: _builtins.int
+    """Its process."""
+    model: _builtins.str
+    """Its model."""
+    version: _builtins.str
+    """The model's version."""
     def __init__(
         self,
         *,
-        response: _builtins.bytes = ...,
-        failure: Global___Failure | None = ...,
-        worker_ms: _builtins.float = ...,
-        timings: _inspection_pb2.Timings | None = ...,
+        pid: _builtins.int = ...,
+        model: _builtins.str = ...,
+        version: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "outcome", b"outcome", "response", b"response", "timings", b"timings"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "outcome", b"outcome", "response", b"response", "timings", b"timings", "worker_ms", b"worker_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "pid", b"pid", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["response", "failure"]  # noqa: Y015
-    _WhichOneofArgType_outcome: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType_outcome) -> _WhichOneofReturnType_outcome | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___WorkerReply: _TypeAlias = WorkerReply  # noqa: Y015
+Global___WorkerHello: _TypeAlias = WorkerHello  # noqa: Y015
 
 @_typing.final
-class WorkerBatch(_message.Message):
-    """Several calls of a worker in one message: the part `batch` of a call."""
+class WorkerTurn(_message.Message):
+    """Calls that the worker runs together. It runs one turn after the other."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -89,7 +74,7 @@ class WorkerBatch(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___WorkerBatch: _TypeAlias = WorkerBatch  # noqa: Y015
+Global___WorkerTurn: _TypeAlias = WorkerTurn  # noqa: Y015
 
 @_typing.final
 class WorkerCall(_message.Message):
@@ -97,71 +82,121 @@ class WorkerCall(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    @_typing.final
-    class PartsEntry(_message.Message):
-        DESCRIPTOR: _descriptor.Descriptor
-
-        KEY_FIELD_NUMBER: _builtins.int
-        VALUE_FIELD_NUMBER: _builtins.int
-        key: _builtins.str
-        value: _builtins.bytes
-        def __init__(
-            self,
-            *,
-            key: _builtins.str = ...,
-            value: _builtins.bytes = ...,
-        ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
-        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-        def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-    PARTS_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    INSPECT_FIELD_NUMBER: _builtins.int
+    DESCRIBE_FIELD_NUMBER: _builtins.int
+    STREAM_FIELD_NUMBER: _builtins.int
+    DEADLINE_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
+    LAYERS_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """Its number, with which the reply comes, and a cancellation. No other call of the connection has it."""
+    inspect: _builtins.bytes
+    """A serialised InspectRequest."""
+    describe: _builtins.bytes
+    """A serialised GetModelRequest."""
+    stream: _builtins.bytes
+    """A serialised InspectStreamRequest."""
+    deadline: _builtins.float
+    """When the caller stops waiting, in Unix seconds; 0 for never. Gateway and worker share a machine, and so a clock."""
+    traceparent: _builtins.str
+    """The span of the call, in W3C Trace Context format; empty for none."""
     @_builtins.property
-    def parts(self) -> _containers.ScalarMap[_builtins.str, _builtins.bytes]:
-        """The question under its kind (`inspect`, `describe`), `deadline`, as Unix seconds in ASCII, and `layers`, which the
-        question may name: as lists of globs, in JSON; each list must match. Default: all layers.
-        """
+    def layers(self) -> _containers.RepeatedCompositeFieldContainer[Global___GlobList]:
+        """The layers that the call may name: each list must match. Without lists: all."""
 
     def __init__(
         self,
         *,
-        parts: _abc.Mapping[_builtins.str, _builtins.bytes] | None = ...,
+        number: _builtins.int = ...,
+        inspect: _builtins.bytes = ...,
+        describe: _builtins.bytes = ...,
+        stream: _builtins.bytes = ...,
+        deadline: _builtins.float = ...,
+        traceparent: _builtins.str = ...,
+        layers: _abc.Iterable[Global___GlobList] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["describe", b"describe", "inspect", b"inspect", "request", b"request", "stream", b"stream"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["parts", b"parts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline", b"deadline", "describe", b"describe", "inspect", b"inspect", "layers", b"layers", "number", b"number", "request", b"request", "stream", b"stream", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["inspect", "describe", "stream"]  # noqa: Y015
+    _WhichOneofArgType_request: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_request) -> _WhichOneofReturnType_request | None: ...
 
 Global___WorkerCall: _TypeAlias = WorkerCall  # noqa: Y015
 
 @_typing.final
-class WorkerBatchReply(_message.Message):
-    """The response to a batch."""
+class GlobList(_message.Message):
+    """Globs, one of which must match."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    REPLIES_FIELD_NUMBER: _builtins.int
+    GLOBS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def replies(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
-        """A serialised WorkerReply for each call, in order. Empty where this one would be more than a message carries
-        together with those before it: ask again, alone.
+    def globs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """As in captures."""
+
+    def __init__(
+        self,
+        *,
+        globs: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["globs", b"globs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GlobList: _TypeAlias = GlobList  # noqa: Y015
+
+@_typing.final
+class WorkerReply(_message.Message):
+    """What a worker replies to one call."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESPONSE_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
+    PIECES_FIELD_NUMBER: _builtins.int
+    WORKER_MS_FIELD_NUMBER: _builtins.int
+    TIMINGS_FIELD_NUMBER: _builtins.int
+    response: _builtins.bytes
+    """A serialised InspectResponse without timings, or a serialised GetModelResponse. Bytes, so that the gateway passes
+    it on unread.
+    """
+    pieces: _builtins.int
+    """The number under which the pieces of a streamed reply wait for a connection that fetches them."""
+    worker_ms: _builtins.float
+    """How long the worker had the call, in milliseconds."""
+    @_builtins.property
+    def failure(self) -> Global___Failure:
+        """Why there is none."""
+
+    @_builtins.property
+    def timings(self) -> _inspection_pb2.Timings:
+        """The timings that the InspectResponse lacks. The gateway adds its own, and all of them to the response: a field that
+        occurs twice is not the same for every decoder.
         """
 
     def __init__(
         self,
         *,
-        replies: _abc.Iterable[_builtins.bytes] | None = ...,
+        response: _builtins.bytes = ...,
+        failure: Global___Failure | None = ...,
+        pieces: _builtins.int = ...,
+        worker_ms: _builtins.float = ...,
+        timings: _inspection_pb2.Timings | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "outcome", b"outcome", "pieces", b"pieces", "response", b"response", "timings", b"timings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["replies", b"replies"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "outcome", b"outcome", "pieces", b"pieces", "response", b"response", "timings", b"timings", "worker_ms", b"worker_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["response", "failure", "pieces"]  # noqa: Y015
+    _WhichOneofArgType_outcome: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_outcome) -> _WhichOneofReturnType_outcome | None: ...
 
-Global___WorkerBatchReply: _TypeAlias = WorkerBatchReply  # noqa: Y015
+Global___WorkerReply: _TypeAlias = WorkerReply  # noqa: Y015
 
 @_typing.final
 class Failure(_message.Message):

@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
+from typing import TypeVar
 
 from cutaway.config.settings import Settings
 from cutaway.errors import Reason, error
 from cutaway.requests import InspectRequest, field_name
 
-
-def parse_deadline(text: bytes) -> float | None:
-    """Returns the deadline of a call, as Unix seconds; None for no deadline.
-
-    Raises:
-        InvalidArgument: ``MALFORMED_REQUEST``.
-    """
-    try:
-        return float(text) if text else None
-    except ValueError:
-        raise error(Reason.MALFORMED_REQUEST, "the deadline is Unix seconds in ASCII digits") from None
+T = TypeVar("T")
 
 
 def check_deadline(deadline: float | None, when: str) -> None:
     """Raises ``DEADLINE_EXCEEDED``, with the phrase ``when``, if ``deadline`` has passed."""
     if deadline is not None and deadline < time.time():
         raise error(Reason.DEADLINE_EXCEEDED, f"the deadline passed {when}")
+
+
+def until_deadline(pieces: Iterator[T], deadline: float | None) -> Iterator[T]:
+    """Yields ``pieces``; raises ``DEADLINE_EXCEEDED`` before the first one past ``deadline``."""
+    for piece in pieces:
+        check_deadline(deadline, "before the whole reply was sent")
+        yield piece
 
 
 def check_reply_size(size: int, requested: int, possible: int) -> None:

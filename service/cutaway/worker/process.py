@@ -1,23 +1,47 @@
-"""A worker in a process of its own, which TorchServe starts: limited in memory, watched by the gateway."""
+"""A worker in a process of its own: limited in memory, and called by the gateway over its socket."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from cutaway.config.settings import Settings
+from cutaway.wire.chunks import Piece
+from cutaway.worker.call import Call
 from cutaway.worker.memory_limit import limit_request_memory
+from cutaway.worker.model_thread import ModelThread
+from cutaway.worker.server import WorkerServer
 from cutaway.worker.worker import Worker
-from cutaway.worker_protocol.heartbeat import send_heartbeats
+from cutaway.worker_protocol.socket_directory import WORKERS
 
 
-def start_worker(model_dir: Path, device: str) -> Worker:
+class WorkerProcess:
     """Loads the model of an unpacked archive, and makes this process its worker.
+
+    Args:
+        model_dir: the archive.
+        device: where the model runs: ``cpu`` or ``cuda:NUMBER``.
 
     Raises:
         InvalidArgument: as `Worker.load`.
     """
-    worker = Worker.load(model_dir, device=device)
-    if device == "cpu":
-        limit_request_memory(Settings.load().request_memory_bytes)
-    send_heartbeats(worker.name, lambda: worker.busy_until)
-    return worker
+
+    def __init__(self, model_dir: Path, device: str) -> None:
+        self._worker = Worker.load(model_dir, device=device)
+        self._thread = ModelThread(self._worker.name.model)
+        if device == "cpu":
+            limit_request_memory(Settings.load().request_memory_bytes)
+        if directory := os.environ.get(WORKERS):
+            self._server = WorkerServer(self._worker, self._thread, Path(directory) / str(os.getpid()))
+
+    def answer(self, calls: Sequence[Mapping[str, bytes]]) -> list[bytes]:
+        """Runs calls that came as TorchServe's parts; returns a serialised `cutaway.v1.WorkerReply` for each."""
+        parsed = [Call.of_parts(parts) for parts in calls]
+        return self._thread.submit(lambda: list(self._worker.answer(parsed))).result() if parsed else []
+
+    def stream(self, parts: Mapping[str, bytes]) -> Iterator[Piece]:
+        """Runs a streamed call that came as TorchServe's parts; yields the pieces of its reply, one at least."""
+        pieces = self._worker.stream(Call.of_parts(parts))
+        yield self._thread.submit(lambda: next(pieces)).result()  # the others need no model
+        yield from pieces

@@ -11,14 +11,13 @@ from cutaway.engine.model.inspected_model import InspectedModel
 from cutaway.engine.model.module_tree import ModuleTree
 from cutaway.engine.planning.name_resolution import has_place
 from cutaway.errors import Reason, error
-from cutaway.module_globs import in_every_list
+from cutaway.module_globs import GlobLists, in_every_list
 from cutaway.v1 import inspection_pb2
 from cutaway.wire.layer_references import layer_references
 from cutaway.wire.message_walk import parse
-from cutaway.worker_protocol.visible_layers import LayerLists
 
 
-def visible_tree(model: InspectedModel, layers: LayerLists, request: bytes) -> ModuleTree:
+def visible_tree(model: InspectedModel, layers: GlobLists, request: bytes) -> ModuleTree:
     """Returns the modules that exist for the caller of a serialised `cutaway.v1.InspectRequest`, which names no others.
 
     Raises:

@@ -6,6 +6,7 @@ A worker holds one copy of one model. Hooks are state of that copy, so one batch
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -31,7 +32,7 @@ from cutaway.engine.planning.plan import Plan, plan_request
 from cutaway.engine.runtime.cancellation import NEVER_CANCELLED, Cancellation
 from cutaway.engine.runtime.numpy_bridge import from_numpy
 from cutaway.engine.runtime.timing import timed
-from cutaway.errors import Reason, at, error
+from cutaway.errors import at
 from cutaway.requests import InspectRequest
 from cutaway.results import InspectResult, ModelDetail, ModelName, Provenance, Timings, TokenAttribution
 from cutaway.v1 import inspection_service_pb2, worker_pb2
@@ -40,21 +41,18 @@ from cutaway.wire import chunks
 from cutaway.wire import models as wire_models
 from cutaway.wire import requests as wire_requests
 from cutaway.wire import results as wire_results
-from cutaway.wire.message_walk import parse
 from cutaway.wire.reply_options import apply_reply_options
 from cutaway.wire.reply_timings import as_worker_reply
-from cutaway.worker import limits
-from cutaway.worker.failures import raising_errors, with_failure
-from cutaway.worker.reply_encoding import encode_batch_reply, encode_reply
+from cutaway.worker import limits, trace_context
+from cutaway.worker.call import Call
+from cutaway.worker.failures import as_failure, raising_errors, with_failure
 from cutaway.worker.visible_layers import visible_tree
-from cutaway.worker_protocol import cancellation as caller_cancellation
-from cutaway.worker_protocol import trace_context, visible_layers
-from cutaway.worker_protocol.heartbeat import IDLE, latest_deadline
-from cutaway.worker_protocol.reply_socket import ReplySender
-from cutaway.worker_protocol.torchserve_messages import CallParts
-from cutaway.worker_protocol.visible_layers import LayerLists
+from cutaway.worker.waiting_pieces import WaitingPieces
 
 log = logging.getLogger(__name__)
+
+IDLE = 0.0
+"""`Worker.busy_until` while no call runs."""
 
 T = TypeVar("T")
 
@@ -81,6 +79,7 @@ class Worker:
     Attributes:
         busy_until: the latest deadline of the calls that run, in Unix seconds; `IDLE` while none runs.
         request_memory_bytes: the most memory that a request may take on a CPU; None for no limit.
+        pieces: streamed replies that nobody has fetched yet.
     """
 
     def __init__(self, model: InspectedModel, adapter: Adapter, name: ModelName, settings: Settings) -> None:
@@ -90,7 +89,8 @@ class Worker:
         self.name = name
         self.busy_until = IDLE
         self.request_memory_bytes = settings.request_memory_bytes
-        self._kinds: dict[str, Callable[[bytes, Cancellation, LayerLists], _Decoded | worker_pb2.WorkerReply]] = {
+        self.pieces = WaitingPieces()
+        self._kinds: dict[str, Callable[[Call], _Decoded | worker_pb2.WorkerReply]] = {
             "inspect": self._inspect,
             "describe": self._describe,
             "stream": self._stream,
@@ -147,84 +147,63 @@ class Worker:
             (result,) = inspect_batch([plan])
             return self._complete(result, plan.request)
 
-    def answer(self, calls: Sequence[CallParts]) -> list[bytes]:
-        """Runs a batch of calls. Never raises: an error is a reply.
+    def answer(self, calls: Sequence[Call]) -> Iterator[bytes]:
+        """Runs a turn of calls. Never raises: an error is a reply.
 
-        Returns:
-            A serialised `cutaway.v1.WorkerReply` for each call, in order.
+        Yields:
+            A serialised `cutaway.v1.WorkerReply` for each call, in order. The model has run before the first one.
         """
         start = time.perf_counter()
-        expanded = [_catch(_expand, call) for call in calls]
-        single = [call for batch in expanded if isinstance(batch, list) for call in batch]
-        replies = iter(self._replies(single, start))
-        return [
-            encode_reply(batch, _since(start))
-            if isinstance(batch, BaseException)
-            else encode_batch_reply([next(replies) for _ in batch], self._settings.max_message_bytes, _since(start))
-            if "batch" in call
-            else next(replies)
-            for call, batch in zip(calls, expanded)
-        ]
-
-    def _replies(self, calls: Sequence[CallParts], start: float) -> list[bytes]:
-        with self._busy(calls), trace_context.attached(calls):
+        with self._busy(calls), trace_context.attached(call.traceparent for call in calls):
             decoded = [_catch(self._decode, call) for call in calls]
             results = iter(inspect_batch([item.plan for item in decoded if isinstance(item, _Decoded)]))
-        return [
-            encode_reply(
-                _catch(self._encode, item, call, next(results)) if isinstance(item, _Decoded) else item, _since(start)
-            )
-            for call, item in zip(calls, decoded)
-        ]
+        for item in decoded:
+            outcome = _catch(self._encode, item, next(results)) if isinstance(item, _Decoded) else item
+            yield _serialised(outcome, _since(start))
 
     @contextmanager
-    def _busy(self, calls: Sequence[CallParts]) -> Iterator[None]:
-        self.busy_until = latest_deadline(calls)
+    def _busy(self, calls: Sequence[Call]) -> Iterator[None]:
+        self.busy_until = max((call.cancellation.deadline or math.inf for call in calls), default=IDLE)
         try:
             yield
         finally:
             self.busy_until = IDLE
 
-    def stream(self, call: CallParts, *, held: bool = True) -> Iterator[chunks.Piece]:
-        """Runs the request in the part ``stream``. Never raises: an error is the last piece.
-
-        Args:
-            call: the call.
-            held: whether the transport may buffer the whole reply, which is then limited to the size of one message.
+    def stream(self, call: Call) -> Iterator[chunks.Piece]:
+        """Runs a call of the kind ``stream`` for a transport that may buffer the whole reply, which is then limited to
+        the size of one message. Never raises: an error is the last piece.
 
         Yields:
             The pieces of the reply, `cutaway.v1.StreamPiece`. The model has run before the first one.
         """
-        parts = ("stream", "deadline", caller_cancellation.PART, trace_context.PART, visible_layers.PART)
-        return with_failure(self._pieces({part: call[part] for part in parts if part in call}, held))
+        return with_failure(self._pieces(call))
 
-    def _pieces(self, call: CallParts, held: bool) -> Iterator[chunks.Piece]:
-        with self._busy([call]), trace_context.attached([call]):
+    def _pieces(self, call: Call) -> Iterator[chunks.Piece]:
+        with self._busy([call]), trace_context.attached([call.traceparent]):
             decoded = self._decode(call)
             results = inspect_batch([decoded.plan]) if isinstance(decoded, _Decoded) else []
         if isinstance(decoded, _Decoded):
-            for piece in self._cut(decoded, results[0], held):
-                limits.check_deadline(decoded.plan.cancellation.deadline, "before the whole reply was sent")
-                yield piece
+            yield from self._cut(decoded, results[0], held=True)
 
-    def _decode(self, call: CallParts) -> _Decoded | worker_pb2.WorkerReply:
+    def _decode(self, call: Call) -> _Decoded | worker_pb2.WorkerReply:
         """Returns the decoded request; or the reply, if it needs no pass of the model."""
-        kinds = [kind for kind in self._kinds if kind in call]
-        if len(kinds) != 1:
-            expected, got = ", ".join(self._kinds), ", ".join(sorted(call)) or "none"
-            raise error(Reason.MALFORMED_REQUEST, f"a call has exactly one of the parts {expected}, got {got}")
-        cancelled = caller_cancellation.gone(call.get(caller_cancellation.PART, b""))
-        cancellation = Cancellation(limits.parse_deadline(call.get("deadline", b"")), cancelled)
-        limits.check_deadline(cancellation.deadline, "while the call was queued")
-        cancellation.raise_if_cancelled()
-        layers = visible_layers.decode(call.get(visible_layers.PART, b""))
-        return self._kinds[kinds[0]](call[kinds[0]], cancellation, layers)
+        call.check()
+        limits.check_deadline(call.cancellation.deadline, "while the call was queued")
+        call.cancellation.raise_if_cancelled()
+        return self._kinds[call.kind](call)
 
-    def _inspect(self, data: bytes, cancellation: Cancellation, layers: LayerLists) -> _Decoded:
+    def _inspect(self, call: Call) -> _Decoded:
+        return self._decoded(call, call.payload)
+
+    def _stream(self, call: Call) -> _Decoded:
+        routed = chunks.decode_stream_request(call.payload)
+        return self._decoded(call, routed.request)._replace(chunk_bytes=routed.chunk_bytes)
+
+    def _decoded(self, call: Call, data: bytes) -> _Decoded:
         start = time.perf_counter()
-        tree = visible_tree(self._model, layers, data)
+        tree = visible_tree(self._model, call.layers, data)
         request = wire_requests.decode(data, max_unpacked_bytes=self._settings.max_message_bytes)
-        return _Decoded(self._plan(request, tree, cancellation), start, _since(start))
+        return _Decoded(self._plan(request, tree, call.cancellation), start, _since(start))
 
     def _plan(self, request: InspectRequest, tree: ModuleTree, cancellation: Cancellation = NEVER_CANCELLED) -> Plan:
         limits.check_counts(request, self._settings)
@@ -234,19 +213,12 @@ class Worker:
         limits.check_passes(costs(plan), self._settings.max_passes)
         return plan
 
-    def _stream(self, data: bytes, cancellation: Cancellation, layers: LayerLists) -> _Decoded:
-        routed = chunks.decode_stream_request(data)
-        return self._inspect(routed.request, cancellation, layers)._replace(chunk_bytes=routed.chunk_bytes)
-
-    def _encode(
-        self, decoded: _Decoded, call: CallParts, result: InspectResult | BaseException
-    ) -> worker_pb2.WorkerReply:
-        """Returns the reply; its response is empty if its pieces go to the socket in the part ``pipe``."""
+    def _encode(self, decoded: _Decoded, result: InspectResult | BaseException) -> worker_pb2.WorkerReply:
+        """Returns the reply; for a streamed one, the number under which its pieces wait."""
         request = decoded.plan.request
         if decoded.chunk_bytes:
-            pieces = with_failure(self._cut(decoded, result, held=False))
-            ReplySender(call.get("pipe", b""), decoded.plan.cancellation.deadline).send(map(chunks.as_message, pieces))
-            return worker_pb2.WorkerReply(response=b"")
+            pieces = self._cut(decoded, result, held=False)
+            return worker_pb2.WorkerReply(pieces=self.pieces.put(with_failure(pieces)))
         timings = Timings()
         with timed(timings, "encode_ms"):
             message = wire_results.encode(self._complete(result, request), request.compression)
@@ -265,7 +237,8 @@ class Worker:
         limits.check_reply_size(cut.reply_bytes, request.max_reply_bytes, possible)
         limits.check_reply_size(cut.header_bytes, 0, limit)
         cut.set_timings(decode_ms=decoded.decode_ms, encode_ms=timings.encode_ms)
-        return cut.pieces(decoded.chunk_bytes, worker_ms=_since(decoded.start))
+        pieces = cut.pieces(decoded.chunk_bytes, worker_ms=_since(decoded.start))
+        return limits.until_deadline(pieces, decoded.plan.cancellation.deadline)
 
     def _complete(self, result: InspectResult | BaseException, request: InspectRequest) -> InspectResult:
         """Adds what only the adapter and the worker know (texts of tokens, names, versions), and casts to the requested
@@ -307,8 +280,8 @@ class Worker:
                 examples.append(self._adapter.decode(raw.data, raw.media_type))
         return self._adapter.collate(examples)
 
-    def _describe(self, data: bytes, _: Cancellation, __: LayerLists) -> worker_pb2.WorkerReply:
-        detail = self.describe(operators=wire_models.decode_model_request(data).operators)
+    def _describe(self, call: Call) -> worker_pb2.WorkerReply:
+        detail = self.describe(operators=wire_models.decode_model_request(call.payload).operators)
         response = inspection_service_pb2.GetModelResponse(model=wire_models.encode(detail))
         return worker_pb2.WorkerReply(response=response.SerializeToString())
 
@@ -339,11 +312,11 @@ def _catch(function: Callable[..., T], *arguments: Any) -> T | BaseException:
         return failure
 
 
-def _expand(call: CallParts) -> list[CallParts]:
-    """Returns the calls in the part ``batch``, or the call itself."""
-    if "batch" not in call:
-        return [call]
-    return [single.parts for single in parse(worker_pb2.WorkerBatch, call["batch"]).calls]
+def _serialised(outcome: worker_pb2.WorkerReply | BaseException, worker_ms: float) -> bytes:
+    """Serialises a reply with the time that the worker had the call; an exception becomes a failure."""
+    reply = worker_pb2.WorkerReply(failure=as_failure(outcome)) if isinstance(outcome, BaseException) else outcome
+    reply.worker_ms = worker_ms
+    return reply.SerializeToString()
 
 
 def _since(start: float) -> float:

@@ -14,12 +14,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-PREFIX = "cutaway-"
+WORKERS = "CUTAWAY_WORKERS"
+"""The environment variable with the directory in which workers listen; each socket is named after its process."""
+
+_PREFIX = "cutaway-"
 
 _LOCK = ".cutaway-owner"
 _LONGEST_PATH = 103  # of a socket, in bytes: 107 on Linux, 103 elsewhere
 _LONGEST_NAME = len("/.ts.sock.12345")  # TorchServe's socket, the longest name in these directories
-_OWN = len(f"/{PREFIX}12345678")
+_OWN = len(f"/{_PREFIX}12345678")
 _LONGEST_PARENT = _LONGEST_PATH - _OWN - _LONGEST_NAME
 
 
@@ -28,7 +31,7 @@ class ScratchDirectory(tempfile.TemporaryDirectory[str]):
     directory for temporary files, or in ``/tmp`` if that path is too long for sockets."""
 
     def __init__(self) -> None:
-        super().__init__(prefix=PREFIX, dir=_parent(), ignore_cleanup_errors=True)
+        super().__init__(prefix=_PREFIX, dir=_parent(), ignore_cleanup_errors=True)
         self._lock = _take_lock(Path(self.name))
 
     def cleanup(self) -> None:
@@ -39,7 +42,7 @@ class ScratchDirectory(tempfile.TemporaryDirectory[str]):
 
 def delete_abandoned() -> None:
     """Deletes the directories of this user whose owner has ended without deleting them."""
-    for directory in Path(_parent()).glob(f"{PREFIX}*"):
+    for directory in Path(_parent()).glob(f"{_PREFIX}*"):
         # One without a lock, of a running owner or of another user stays.
         with suppress(OSError), _open_lock(directory) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,14 +1,13 @@
 """Messages of TorchServe's gRPC port, and the worker's messages inside them.
 
-TorchServe carries a call as named byte strings (parts) and a reply as one byte string. The client, for
-``torchserve://`` addresses, and the gateway both use this module.
+TorchServe carries a call as named byte strings (parts) and a reply as one byte string. The client uses
+this module for ``torchserve://`` addresses, and the gateway reads workers' replies with it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TypeAlias
 
 from google.protobuf.message import DecodeError
 
@@ -22,27 +21,12 @@ PREDICTIONS = f"{_SERVICE}/Predictions"
 STREAM_PREDICTIONS = f"{_SERVICE}/StreamPredictions"
 PING = f"{_SERVICE}/Ping"
 
-CallParts: TypeAlias = Mapping[str, bytes]
-"""One call of a worker, as named parts:
 
-- ``inspect``, ``describe`` or ``stream``: the serialised request.
-- ``deadline``: Unix seconds in ASCII.
-- the parts of the modules `cancellation`, `trace_context` and `visible_layers`.
-- ``pipe``: path of the `reply_socket` that the reply to ``stream`` goes to.
-- ``batch``, in place of all others: several calls, as a serialised `cutaway.v1.WorkerBatch`.
-"""
-
-
-def encode_call(model: str, version: str, parts: CallParts) -> bytes:
+def encode_call(model: str, version: str, parts: Mapping[str, bytes]) -> bytes:
     """Serialises a request of `PREDICTIONS` or `STREAM_PREDICTIONS`; an empty ``version`` is the default version."""
     return worker_pb2.TorchServePredictionsRequest(
         model_name=model, model_version=version, input=parts
     ).SerializeToString()
-
-
-def encode_batch(calls: Sequence[CallParts]) -> bytes:
-    """Serialises several calls as the part ``batch`` of one call."""
-    return worker_pb2.WorkerBatch(calls=[worker_pb2.WorkerCall(parts=parts) for parts in calls]).SerializeToString()
 
 
 def decode_reply(data: bytes) -> bytes:
@@ -52,10 +36,10 @@ def decode_reply(data: bytes) -> bytes:
 
 
 def decode_worker_reply(data: bytes) -> worker_pb2.WorkerReply:
-    """Parses a `cutaway.v1.WorkerReply` with a response.
+    """Parses a `cutaway.v1.WorkerReply` with a response, or the number of a streamed one.
 
     Raises:
-        CutawayError: the failure that the worker sent instead of a response; ``INTERNAL`` if it sent neither.
+        CutawayError: the failure that the worker sent instead of it; ``INTERNAL`` if it sent nothing.
     """
     with decoding():
         reply = worker_pb2.WorkerReply.FromString(data)
@@ -65,20 +49,9 @@ def decode_worker_reply(data: bytes) -> worker_pb2.WorkerReply:
 def _with_response(reply: worker_pb2.WorkerReply) -> worker_pb2.WorkerReply:
     if reply.HasField("failure"):
         raise grpc_status.from_failure(reply.failure)
-    if not reply.HasField("response"):
+    if reply.WhichOneof("outcome") is None:
         raise error(Reason.INTERNAL, "the reply is not a cutaway.v1.WorkerReply")
     return reply
-
-
-def decode_batch_reply(data: bytes) -> Sequence[bytes]:
-    """Returns the worker's reply to each call of a batch; empty for those that did not fit into one message.
-
-    Raises:
-        CutawayError: as `decode_worker_reply`.
-    """
-    response = decode_worker_reply(data).response
-    with decoding():
-        return worker_pb2.WorkerBatchReply.FromString(response).replies
 
 
 def decode_stream_opening(message: bytes) -> worker_pb2.WorkerReply | None:

@@ -15,16 +15,10 @@ import torch
 from torch import Tensor, nn
 
 import cutaway as ca
-from cutaway.client.request_builder import build_request
 from cutaway.config.settings import Settings
 from cutaway.errors import CutawayError
 from cutaway.gateway import serve
 from cutaway.schema.tensors import Array
-from cutaway.v1 import inspection_pb2
-from cutaway.wire import requests as wire_requests
-from cutaway.wire import results as wire_results
-from cutaway.worker.worker import Worker
-from cutaway.worker_protocol.torchserve_messages import decode_batch_reply, decode_worker_reply, encode_batch
 from tests.conftest import ADAPTERS
 from tests.support.adapters.fragile_adapter import DEADLY, SLOW
 from tests.support.prometheus import waiting_calls as read_waiting
@@ -136,7 +130,7 @@ def test_a_call_that_kills_its_worker_fails_alone(fragile: str) -> None:
 
 
 @pytest.mark.slow
-def test_replies_that_do_not_fit_one_message_are_asked_for_again(fragile: str) -> None:
+def test_replies_of_a_turn_may_be_more_than_a_message_carries(fragile: str) -> None:
     """Six replies of 400 kB, where a message carries one megabyte: each arrives whole."""
     values = [float(number) for number in range(6)]
     with ca.Client(fragile) as client:
@@ -153,44 +147,3 @@ def test_requests_that_do_not_fit_one_message_take_turns(fragile: str) -> None:
     with ca.Client(fragile) as client, ThreadPoolExecutor(8) as callers:
         asked = [callers.submit(client.inspect, "tiny", {"x": x * number}) for number in range(8)]
         assert [each.result().predictions["output"].shape for each in asked] == [(50_000, 2)] * 8
-
-
-def rows_of(questions: Sequence[ca.InspectRequest]) -> list[dict[str, bytes]]:
-    return [{"inspect": wire_requests.encode(each).SerializeToString()} for each in questions]
-
-
-def output(reply: bytes) -> Array:
-    response = inspection_pb2.InspectResponse.FromString(decode_worker_reply(reply).response)
-    return wire_results.decode(response).predictions["output"]
-
-
-def test_a_worker_answers_batches_within_a_batch() -> None:
-    """TorchServe may hand over several turns at once: every call of each is answered, in order, broken ones too."""
-    worker = Worker.of(nn.Linear(2, 2).double(), "linear", Settings(max_message_bytes=1 << 20))
-    x = [np.full((1, 2), number, np.float64) for number in range(5)]
-    asked = rows_of([build_request("linear", {"input": each}) for each in x])
-    broken = {"inspect": b"\xff"}
-    answered = worker.answer(
-        [{"batch": encode_batch([asked[0], broken, asked[1]])}, asked[2], {"batch": b"\xff"}, asked[3]]
-    )
-    first, third, malformed, fourth = answered
-    assert [output(each) is None for each in (third, fourth)] == [False, False]
-    zeroth, wrong, second = decode_batch_reply(first)
-    expected = [output(each) for each in worker.answer(asked)]
-    for number, reply in enumerate((zeroth, second, third, fourth)):
-        assert np.allclose(output(reply), expected[number], rtol=1e-12)
-    for reply in (wrong, malformed):
-        with pytest.raises(ca.InvalidArgument) as failure:
-            decode_worker_reply(reply)
-        assert failure.value.reason == "MALFORMED_REQUEST"
-
-
-def test_a_batch_never_has_more_bytes_than_a_message_carries() -> None:
-    """What is past that comes back empty, and the first in any case."""
-    worker = Worker.of(nn.Identity(), "same", Settings(max_message_bytes=20_000))
-    asked = rows_of([build_request("same", {"input": np.ones((1, 2000), np.float32)}) for _ in range(4)])
-    (reply,) = worker.answer([{"batch": encode_batch(asked)}])
-    sizes = list(map(len, decode_batch_reply(reply)))
-    assert [size > 8000 for size in sizes] == [True, True, False, False]
-    assert sizes[2:] == [0, 0]
-    assert len(reply) <= 20_000

@@ -7,17 +7,16 @@ request: only the worker knows which layers a name, a glob or an alias stands fo
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from cutaway.client.transport import parse_model
 from cutaway.errors import CutawayError, Reason, error
 from cutaway.gateway.models.catalog import Catalog
-from cutaway.module_globs import in_every_list
+from cutaway.module_globs import GlobLists, in_every_list
 from cutaway.results import ModelName
 from cutaway.str_enum import StrEnum
 from cutaway.v1 import inspection_pb2
 from cutaway.wire.layer_references import layer_references
-from cutaway.worker_protocol.visible_layers import LayerLists
 
 
 class Scope(StrEnum):
@@ -41,7 +40,7 @@ class Permissions:
     """
 
     scopes: frozenset[Scope]
-    layers: LayerLists = ()
+    layers: GlobLists = ()
 
     @property
     def unredacted(self) -> bool:
@@ -112,13 +111,6 @@ class Caller:
         """Returns the permissions for ``model``; None if there are none."""
         permissions = self.permissions.get(model, self.permissions.get("*"))
         return permissions if permissions and permissions.scopes else None
-
-    def narrowed(self, layers: LayerLists) -> Caller:
-        """Returns the caller with only those of its layers that are in ``layers`` as well."""
-        permissions = {
-            model: replace(allowed, layers=allowed.layers + layers) for model, allowed in self.permissions.items()
-        }
-        return replace(self, permissions=permissions)
 
     def visible_models(self, catalog: Catalog) -> list[ModelName]:
         """Returns the models of ``catalog`` for which the caller has any permission."""

@@ -9,15 +9,12 @@ from contextlib import asynccontextmanager
 
 import structlog
 
-from cutaway.archive import reader
 from cutaway.config.settings import Settings
 from cutaway.errors import CutawayError
-from cutaway.gateway.backends.base import Backend, SetServing, Supervise
-from cutaway.gateway.backends.torchserve import TorchServeBackend
+from cutaway.gateway.backends.backend import Backend, SetServing, Supervise
 from cutaway.gateway.file_watch import FileWatch
 from cutaway.gateway.lifecycle.replica_set import ReplicaSet
 from cutaway.gateway.models.store import ModelStore, archives_in, read_store
-from cutaway.results import ModelName
 
 log = structlog.get_logger(__name__)
 
@@ -45,7 +42,7 @@ class Supervisor:
         self._current = self._replica_set(store)
         self._running = [self._current]
         self._watch = FileWatch(lambda: archives_in(self._directory), settle_s=_SETTLE_S, inodes=False)
-        self.backend: TorchServeBackend
+        self.backend: Backend
 
     def _replica_set(self, store: ModelStore) -> ReplicaSet:
         return ReplicaSet(store, self._settings, self._workers)
@@ -62,10 +59,7 @@ class Supervisor:
         log.info(f"starting {what}; the log is in {self._settings.log_dir}")
         try:
             await self._current.start()
-            store = self._current.store
-            self.backend = TorchServeBackend(
-                self._current.endpoints, store.catalog, self._settings, self._worker_counts(store)
-            )
+            self.backend = Backend(self._current.pool, self._current.store.catalog, self._settings)
             yield self.backend, self._supervise
         finally:
             await self._stop(list(self._running), self._settings.grace_s)
@@ -77,13 +71,13 @@ class Supervisor:
         Args:
             set_serving: called whenever the models that serve change.
         """
-        self._current.supervise(self.backend)
+        self._current.supervise()
         reloading = asyncio.ensure_future(self._reload_on_change())
         serving = set(self._current.store.catalog.all())
         try:
             while not (reloading.done() or self._current.failed):
                 await asyncio.sleep(_POLL_S)
-                now = self._current.serving(self.backend)
+                now = self._current.serving
                 if now != serving:
                     serving = now
                     await set_serving(serving)
@@ -123,7 +117,6 @@ class Supervisor:
             new = self._replica_set(store)
             self._running.append(new)
             await new.start()
-            worker_counts = self._worker_counts(store)
         except Exception as failure:
             await self._stop([replica_set for replica_set in self._running if replica_set is not old], 0.0)
             if not isinstance(failure, CutawayError):
@@ -132,9 +125,9 @@ class Supervisor:
             return
         self._current = new
         old.stop_supervising()
-        new.supervise(self.backend)
+        new.supervise()
         # Running calls finish on the old processes; all others go to the new ones.
-        await self.backend.switch(new.endpoints, store.catalog, worker_counts, self._settings.grace_s)
+        self.backend.switch(new.pool, store.catalog)
         await self._stop([old], self._settings.grace_s)
         for name in store.archives:
             log.info(f"serving {name.model} {name.version}")
@@ -143,6 +136,3 @@ class Supervisor:
         for replica_set in replica_sets:
             await replica_set.stop(grace_s)
             self._running.remove(replica_set)
-
-    def _worker_counts(self, store: ModelStore) -> dict[ModelName, int]:
-        return {name: self._workers or reader.workers(path) for name, path in store.archives.items()}

@@ -22,7 +22,6 @@ from cutaway.errors import Reason
 from cutaway.results import ModelName
 from cutaway.wire import grpc_status
 from cutaway.wire.reply_summary import ReplySummary
-from cutaway.worker_protocol import trace_context
 
 REQUEST_ID = "x-request-id"
 """The metadata key of a call's id, in requests and in trailers."""
@@ -87,12 +86,6 @@ _current: ContextVar[CallRecord] = ContextVar("cutaway_call")
 def current_call() -> CallRecord:
     """Returns the call that the current task handles; outside of calls, a record that no observer gets."""
     return _current.get(None) or CallRecord("", "", "")
-
-
-def trace_part() -> dict[str, bytes]:
-    """Returns the part that carries the current call's span to a worker; empty without a span."""
-    call = _current.get(None)
-    return {trace_context.PART: call.traceparent.encode()} if call and call.traceparent else {}
 
 
 class CallWatch:

@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import Mapping
 from contextlib import ExitStack
+from typing import Any
 
 import structlog
 
@@ -35,7 +36,7 @@ class Observers:
         address: the metrics' ``HOST:PORT``; empty while they are not served.
     """
 
-    def __init__(self, batchers: Mapping[ModelName, Batcher], settings: Settings) -> None:
+    def __init__(self, batchers: Mapping[ModelName, Batcher[Any]], settings: Settings) -> None:
         self.metrics = Metrics(batchers)
         self.address = ""
         self._metrics_address = settings.metrics_address

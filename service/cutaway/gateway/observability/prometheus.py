@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from functools import partial
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily
@@ -29,7 +30,7 @@ class Metrics:
         batchers: the request queues of the models, read when Prometheus scrapes.
     """
 
-    def __init__(self, batchers: Mapping[ModelName, Batcher]) -> None:
+    def __init__(self, batchers: Mapping[ModelName, Batcher[Any]]) -> None:
         self.registry = registry = CollectorRegistry()
         counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
         seconds = partial(Histogram, buckets=_SECONDS, registry=registry)
@@ -72,7 +73,7 @@ class Metrics:
 class _Queues(Collector):
     """Reads the request queues when Prometheus scrapes."""
 
-    def __init__(self, batchers: Mapping[ModelName, Batcher]) -> None:
+    def __init__(self, batchers: Mapping[ModelName, Batcher[Any]]) -> None:
         self._batchers = batchers
 
     def collect(self) -> Iterator[GaugeMetricFamily | HistogramMetricFamily]:

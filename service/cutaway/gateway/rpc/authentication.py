@@ -3,7 +3,7 @@ memory of the server."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
@@ -18,7 +18,6 @@ from cutaway.gateway.auth.token_file import Authenticator
 from cutaway.gateway.observability.call_watch import CallWatch, Method
 from cutaway.gateway.rpc.receiving import Handler, refusing
 from cutaway.gateway.rpc.status import Context
-from cutaway.worker_protocol import visible_layers
 
 current_caller: ContextVar[Caller] = ContextVar("cutaway_caller")
 """The caller of the current task's call."""
@@ -54,7 +53,7 @@ class AuthenticatingHandler(grpc.GenericRpcHandler):
             return None
         try:
             metadata = handler_call_details.invocation_metadata or ()
-            current_caller.set(_narrowed(self._authenticator(metadata), metadata))
+            current_caller.set(self._authenticator(metadata))
             self._require_room()
         except CutawayError as failure:
             return _refusing(failure, partial(self._watch.wrap, path.rpartition("/")[2]))
@@ -81,19 +80,6 @@ class ReflectionGuard(grpc.aio.ServerInterceptor):
             except CutawayError as failure:
                 return _refusing(failure)
         return await continuation(handler_call_details)
-
-
-def _narrowed(caller: Caller, metadata: Iterable[tuple[str, str | bytes]]) -> Caller:
-    """Returns ``caller`` with only those layers that the call's metadata lists as well, if it lists any: another
-    gateway sends them, for its own caller.
-
-    Raises:
-        InvalidArgument: ``MALFORMED_REQUEST``.
-    """
-    for key, value in metadata:
-        if key == visible_layers.METADATA and isinstance(value, bytes):
-            caller = caller.narrowed(visible_layers.decode(value))
-    return caller
 
 
 def _refusing(failure: CutawayError, wrap: Callable[[Method], Method] = lambda method: method) -> Handler:

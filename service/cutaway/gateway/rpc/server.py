@@ -13,7 +13,7 @@ from cutaway.config.settings import Settings
 from cutaway.errors import Reason, error
 from cutaway.gateway.auth.tls import server_credentials
 from cutaway.gateway.auth.token_file import authenticator
-from cutaway.gateway.backends.base import Backend
+from cutaway.gateway.backends.backend import Backend
 from cutaway.gateway.observability.observers import Observers
 from cutaway.gateway.rpc.authentication import ReflectionGuard
 from cutaway.gateway.rpc.servicer import Servicer
@@ -60,7 +60,7 @@ class GatewayServer:
     """A gRPC server over one backend.
 
     Args:
-        backend: runs the models; closed with the server.
+        backend: runs the models.
         settings: addresses and limits.
 
     Attributes:
@@ -106,10 +106,9 @@ class GatewayServer:
         await self.set_serving(self._backend.catalog.all())
 
     async def stop(self, grace_s: float) -> None:
-        """Accepts no more calls, gives running calls ``grace_s`` seconds to finish, and closes the backend."""
+        """Accepts no more calls, gives running calls ``grace_s`` seconds to finish, and then ends."""
         await self.set_serving(())
         await self._server.stop(grace_s)
-        await self._backend.close(grace_s)
         await self.observers.close()
 
     async def set_serving(self, models: Collection[ModelName]) -> None:

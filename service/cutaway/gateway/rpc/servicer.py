@@ -20,7 +20,7 @@ from cutaway.errors import Reason, error
 from cutaway.gateway.auth import redaction
 from cutaway.gateway.auth.authorization import Caller, Permissions, Scope
 from cutaway.gateway.auth.token_file import Authenticator
-from cutaway.gateway.backends.base import Backend
+from cutaway.gateway.backends.backend import Backend
 from cutaway.gateway.batching import fair_queue
 from cutaway.gateway.batching.byte_budget import ByteBudget
 from cutaway.gateway.observability.call_watch import CallWatch, current_call
@@ -34,7 +34,6 @@ from cutaway.wire import models as wire_models
 from cutaway.wire.message_walk import MAX_TEXT, check_structure, parse
 from cutaway.wire.reply_summary import summarize
 from cutaway.wire.reply_timings import complete_response
-from cutaway.worker_protocol import reply_socket
 from cutaway.worker_protocol.torchserve_messages import decode_stream_opening, decode_worker_reply
 
 Method: TypeAlias = Callable[[bytes, Context, Caller], Awaitable[bytes | None]]
@@ -42,6 +41,8 @@ Method: TypeAlias = Callable[[bytes, Context, Caller], Awaitable[bytes | None]]
 _PAGE_SIZE = 100
 _MAX_PAGE_SIZE = 1000
 _MAX_TIMEOUT_S = 24 * 3600.0
+_PATIENCE_S = 10.0
+"""Seconds that a message of a streamed reply may take to leave."""
 
 
 class Servicer:
@@ -168,9 +169,9 @@ async def _write(context: Context, message: bytes) -> None:
     """Sends a message of a streamed reply; returns when the connection has room for the next one. Cancels the call if
     its caller no longer receives."""
     try:
-        await asyncio.wait_for(context.write(message), reply_socket.PATIENCE_S)
+        await asyncio.wait_for(context.write(message), _PATIENCE_S)
     except asyncio.TimeoutError:
-        what = f"the caller did not read {len(message)} bytes of the reply within {reply_socket.PATIENCE_S:g} s"
+        what = f"the caller did not read {len(message)} bytes of the reply within {_PATIENCE_S:g} s"
         raise error(Reason.DEADLINE_EXCEEDED, f"{what}; ask for smaller chunks") from None
     except grpc.aio.InternalError:  # comes before gRPC's own cancellation, if a message was on its way
         raise asyncio.CancelledError from None

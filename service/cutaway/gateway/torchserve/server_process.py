@@ -26,8 +26,7 @@ from cutaway.config import openmp
 from cutaway.errors import CutawayError, Reason, error
 from cutaway.gateway.torchserve.java import find_java
 from cutaway.gateway.torchserve.process_group import ProcessGroup
-from cutaway.worker_protocol import heartbeat
-from cutaway.worker_protocol.socket_directory import ScratchDirectory
+from cutaway.worker_protocol.socket_directory import WORKERS, ScratchDirectory
 
 LOG_NAME = "torchserve.log"
 _LOG_CONFIG = Path(__file__).with_name("log4j2.xml")
@@ -90,7 +89,7 @@ class TorchServe:
         log_dir: directory of ``torchserve.log``, or None to delete the log with the process.
         number: index of this process, from 0, among those on this machine; the second logs to ``torchserve-2.log``.
         of: number of these processes.
-        heartbeats: the socket for its workers' heartbeats, or None if nobody watches them.
+        workers_in: the directory in which its workers listen, or None if nobody calls them directly.
         request_memory_bytes: the most memory for the requests of a worker on a CPU, or None for no limit.
         heap_bytes: the largest heap of the JVM, or None for its default, a quarter of the memory.
         start_timeout_s: seconds until it must listen.
@@ -105,7 +104,7 @@ class TorchServe:
     log_dir: Path | None = None
     number: int = 0
     of: int = 1
-    heartbeats: Path | None = None
+    workers_in: Path | None = None
     request_memory_bytes: int | None = None
     heap_bytes: int | None = None
     start_timeout_s: float = 120.0
@@ -118,7 +117,12 @@ class TorchServe:
         self._cleanup = ExitStack()
 
     @property
-    def inference(self) -> Endpoint:
+    def name(self) -> str:
+        """For people: its number is in it if there are several."""
+        return "TorchServe" if self.of == 1 else f"TorchServe {self.number + 1}"
+
+    @property
+    def endpoint(self) -> Endpoint:
         """The gRPC port of ``InferenceAPIsService``, and its token."""
         return Endpoint(f"127.0.0.1:{self._ports.inference}", self._token)
 
@@ -206,7 +210,7 @@ class TorchServe:
         environment["PYTHONUNBUFFERED"] = "1"  # so that the output of a model is in the log before it crashes
         environment["CUTAWAY_MAX_MESSAGE_BYTES"] = str(self.max_message_bytes)
         environment["CUTAWAY_REPLICAS"] = str(self.of)
-        environment[heartbeat.VARIABLE] = str(self.heartbeats or "")
+        environment[WORKERS] = str(self.workers_in or "")
         if self.request_memory_bytes is not None:
             environment["CUTAWAY_REQUEST_MEMORY_BYTES"] = str(self.request_memory_bytes)
         openmp.wait_briefly(environment)

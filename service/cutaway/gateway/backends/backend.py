@@ -1,0 +1,175 @@
+"""Runs models in workers: a request's bytes go in, a worker's reply comes out."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Sequence
+from contextlib import AsyncExitStack, aclosing
+from functools import partial
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+from cutaway.config.settings import Settings
+from cutaway.errors import Reason, error
+from cutaway.gateway.backends.worker_link import WorkerLink
+from cutaway.gateway.batching.batcher import Batcher, Replied
+from cutaway.gateway.batching.fair_slots import FairSlots
+from cutaway.gateway.models.catalog import Catalog
+from cutaway.gateway.observability.call_watch import current_call
+from cutaway.module_globs import GlobLists
+from cutaway.results import ModelName
+from cutaway.v1 import worker_pb2
+from cutaway.worker_protocol.torchserve_messages import decode_worker_reply
+
+SetServing: TypeAlias = Callable[[Collection[ModelName]], Awaitable[None]]
+"""Sets which models health checks report as serving; the gateway serves if any model does."""
+
+Supervise: TypeAlias = Callable[[SetServing], Coroutine[Any, Any, None]]
+"""Keeps a backend running, and reports whether it serves; returns if that is no longer possible."""
+
+MAX_BATCH_BYTES = 4 << 20
+"""The largest size of a batch with more than one call: large calls gain nothing from a batch."""
+
+_MAX_STREAMS = 8
+"""How many streamed replies of one model may be unfinished: its workers hold them in memory."""
+
+
+class Workers(Protocol):
+    """Workers that come and go.
+
+    Attributes:
+        available: whether calls may wait for a worker to come.
+        sends_ahead: whether a worker gets its next batch while it runs another.
+        changed: called when workers, or `available`, have changed.
+    """
+
+    available: bool
+    sends_ahead: bool
+    changed: Callable[[], None]
+
+    def of(self, name: ModelName) -> Sequence[WorkerLink]:
+        """Returns the workers of a model."""
+
+
+class _Answer(NamedTuple):
+    """A serialised `cutaway.v1.WorkerReply`, and whose it is."""
+
+    reply: bytes
+    worker: WorkerLink
+
+
+class Backend:
+    """Sends calls to workers, in batches.
+
+    Args:
+        workers: the workers.
+        catalog: their models.
+        settings: sizes of queues and batches.
+
+    Attributes:
+        catalog: the models.
+        batchers: the request queues of the models that have been called.
+    """
+
+    def __init__(self, workers: Workers, catalog: Catalog, settings: Settings) -> None:
+        self.catalog = catalog
+        self.batchers: dict[ModelName, Batcher[_Answer]] = {}
+        self._settings = settings
+        self._numbers = itertools.count(1)
+        self._streams: defaultdict[ModelName, FairSlots] = defaultdict(lambda: FairSlots(_MAX_STREAMS))
+        self._workers = workers
+        workers.changed = self._workers_changed
+
+    def switch(self, workers: Workers, catalog: Catalog) -> None:
+        """Switches to other workers and their catalog. Running calls finish where they are."""
+        self._workers.changed = lambda: None
+        self._workers, self.catalog = workers, catalog
+        workers.changed = self._workers_changed
+        self._workers_changed()
+
+    async def call(self, name: ModelName, kind: str, payload: bytes, layers: GlobLists, timeout_s: float) -> bytes:
+        """Sends a request to model ``name``, and returns a serialised `cutaway.v1.WorkerReply`.
+
+        Args:
+            name: the model.
+            kind: ``inspect`` or ``describe``.
+            payload: the serialised request.
+            layers: the layers that it may name.
+            timeout_s: how long the caller waits, in seconds.
+
+        Raises:
+            CutawayError: there is no reply.
+        """
+        return (await self._call(name, kind, payload, layers, timeout_s)).reply
+
+    async def stream(
+        self, name: ModelName, payload: bytes, layers: GlobLists, timeout_s: float
+    ) -> AsyncGenerator[bytes, None]:
+        """Sends a serialised `cutaway.v1.InspectStreamRequest` to model ``name``; the model runs other requests while
+        its reply is read. A caller may have half of the unfinished replies, and waits for its turn.
+
+        Yields:
+            Serialised `cutaway.v1.InspectStreamResponse` messages; one of them may hold a failure.
+
+        Raises:
+            CutawayError: there is no reply.
+        """
+        until = time.time() + timeout_s
+        async with AsyncExitStack() as stack:
+            try:
+                await stack.enter_async_context(self._streams[name].slot(timeout_s))
+            except asyncio.TimeoutError:
+                why = "the deadline passed while other streamed replies of this model were being sent"
+                raise error(Reason.DEADLINE_EXCEEDED, why) from None
+            answer = await self._call(name, "stream", payload, layers, until - time.time())
+            number = decode_worker_reply(answer.reply).pieces
+            messages = await stack.enter_async_context(aclosing(answer.worker.pieces(number, until)))
+            async for message in messages:
+                yield message
+
+    async def _call(self, name: ModelName, kind: str, payload: bytes, layers: GlobLists, timeout_s: float) -> _Answer:
+        if not (self._workers.available or self._workers.of(name)):
+            raise error(Reason.BACKEND_UNAVAILABLE, "the processes that run the models are being restarted")
+        message = worker_pb2.WorkerCall(
+            number=next(self._numbers),
+            deadline=time.time() + timeout_s,
+            traceparent=current_call().traceparent,
+            layers=[worker_pb2.GlobList(globs=globs) for globs in layers],
+            **{kind: payload},
+        )
+        try:
+            return await self._batcher(name).call(message, len(payload), timeout_s)
+        except asyncio.CancelledError:
+            for worker in self._workers.of(name):
+                worker.cancel(message.number)
+            raise
+
+    def _batcher(self, name: ModelName) -> Batcher[_Answer]:
+        if name not in self.batchers:
+            self.batchers[name] = Batcher(
+                partial(self._send, name),
+                workers=lambda: len(self._workers.of(name)),
+                sends_ahead=self._workers.sends_ahead,
+                max_calls=self._settings.max_batch_size,
+                max_bytes=min(self._settings.max_message_bytes, MAX_BATCH_BYTES),
+                max_pending=self._settings.max_queue_length,
+            )
+        return self.batchers[name]
+
+    async def _send(self, name: ModelName, calls: Sequence[worker_pb2.WorkerCall], replied: Replied[_Answer]) -> None:
+        """Sends a batch to the worker that has the fewest."""
+        worker = min(self._workers.of(name), key=lambda each: (each.late_s > 0, len(each.turns)))
+        await worker.run(calls, lambda position, reply: replied(position, _Answer(reply, worker)))
+
+    def _workers_changed(self) -> None:
+        for name, batcher in self.batchers.items():
+            if self._workers.of(name):
+                batcher.send_batches()
+            elif name not in self.catalog.all():
+                batcher.fail_waiting(error(Reason.MODEL_NOT_FOUND, f"{name.model} is no longer served", "model"))
+            elif not self._workers.available:
+                batcher.fail_waiting(
+                    error(Reason.BACKEND_UNAVAILABLE, "the processes that run the models are being restarted")
+                )

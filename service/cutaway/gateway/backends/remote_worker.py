@@ -1,0 +1,159 @@
+"""A worker in another process, called over its Unix socket. See `worker_protocol.frames`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import cast
+
+import psutil
+
+from cutaway.errors import Reason, error
+from cutaway.gateway.backends.worker_link import Turns, worker_died
+from cutaway.gateway.batching.batcher import Replied
+from cutaway.results import ModelName
+from cutaway.v1 import worker_pb2
+from cutaway.worker_protocol.frames import DEADLINE, HEAD, HEARTBEAT_INTERVAL_S, FrameReader, Kind, frame
+
+_SILENT_S = 2 * HEARTBEAT_INTERVAL_S
+"""Without a heartbeat for so long, the worker is stopped, or its model's code does not let other threads run."""
+
+_SLACK_S = 0.05  # difference between clocks and timers
+_READ_AHEAD_BYTES = 2 << 20
+
+
+class RemoteWorker(asyncio.Protocol):
+    """The gateway's side of a connection for calls.
+
+    Args:
+        path: the worker's socket.
+        changed: called when the worker has said which model it has, and when it has ended.
+
+    Attributes:
+        pid: its process.
+        turns: the turns that it has not answered.
+        is_open: whether calls can be sent to it.
+    """
+
+    def __init__(self, path: Path, changed: Callable[[], None]) -> None:
+        self.pid = 0
+        self.turns = Turns()
+        self.is_open = False
+        self._path = path
+        self._changed = changed
+        self._name = ModelName("", "")
+        self._transport: asyncio.WriteTransport
+        self._reader = FrameReader()
+        self._heard = _now()
+        self._until = 0.0
+        self._late_s = 0.0
+        self._owed: float | None = None
+        self._fetching = 0
+
+    @property
+    def name(self) -> ModelName:
+        """Its model."""
+        return self._name
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether it has calls, or a streamed reply that is being read."""
+        return bool(self.turns or self._fetching)
+
+    @property
+    def late_s(self) -> float:
+        """For how many seconds it has shown no progress although all its calls should be done."""
+        silent_s = _now() - self._heard
+        if silent_s < _SILENT_S:
+            return self._late_s
+        if _is_stopped(self.pid):
+            return silent_s
+        if self._owed is None:  # later calls must not put it off
+            self._owed = max(self._until, self.turns.latest_deadline)
+        return min(silent_s, _since(self._owed))
+
+    async def run(self, calls: Sequence[worker_pb2.WorkerCall], replied: Replied[bytes]) -> None:
+        """Sends a turn, and returns when it is answered; raises as `WorkerLink.run`."""
+        if not self.is_open:
+            raise worker_died()
+        self._transport.write(frame(Kind.TURN, worker_pb2.WorkerTurn(calls=calls).SerializeToString()))
+        await self.turns.add(calls, replied)
+
+    def cancel(self, number: int) -> None:
+        """Cancels a call, if this worker has it."""
+        if self.is_open:
+            self._transport.write(frame(Kind.CANCEL, number=number))
+
+    async def pieces(self, number: int, until: float) -> AsyncGenerator[bytes, None]:
+        """Yields the messages of a streamed reply; the worker waits when they are not read."""
+        try:
+            reader, writer = await asyncio.open_unix_connection(self._path, limit=_READ_AHEAD_BYTES)
+        except OSError:
+            raise worker_died() from None
+        timer = asyncio.get_running_loop().call_later(until - time.time(), writer.transport.abort)
+        self._fetching += 1
+        try:
+            writer.write(frame(Kind.FETCH, number=number))
+            while True:
+                kind, _, size = HEAD.unpack(await reader.readexactly(HEAD.size))
+                if kind == Kind.END:
+                    return
+                yield await reader.readexactly(size)
+        except (asyncio.IncompleteReadError, OSError):
+            if time.time() > until - _SLACK_S:
+                why = "the deadline passed before the whole reply was sent"
+                raise error(Reason.DEADLINE_EXCEEDED, why) from None
+            raise worker_died() from None
+        finally:
+            self._fetching -= 1
+            timer.cancel()
+            writer.close()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Asks the worker for its model."""
+        self._transport = cast(asyncio.WriteTransport, transport)
+        self._transport.write(frame(Kind.OPEN))
+
+    def data_received(self, data: bytes) -> None:
+        """Reads the frames that have arrived."""
+        self._heard, self._owed = _now(), None
+        for kind, number, content in self._reader.feed(data):
+            if kind == Kind.REPLY:
+                self.turns.arrived(number, content)
+            elif kind == Kind.HEARTBEAT:
+                (self._until,) = DEADLINE.unpack(content)
+                self._late_s = _since(self._until) if self._until else 0.0
+            elif kind == Kind.HELLO:
+                self._greeted(worker_pb2.WorkerHello.FromString(content))
+
+    def connection_lost(self, failure: Exception | None) -> None:
+        """Fails its calls: the process has ended."""
+        self.is_open = False
+        self.turns.lost()
+        self._changed()
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self._transport.close()
+
+    def _greeted(self, hello: worker_pb2.WorkerHello) -> None:
+        self.pid, self._name = hello.pid, ModelName(hello.model, hello.version)
+        self.is_open = True
+        self._changed()
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _is_stopped(pid: int) -> bool:
+    with suppress(psutil.Error):
+        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
+    return False
+
+
+def _since(deadline: float) -> float:
+    return max(0.0, time.time() - deadline)

@@ -1,0 +1,50 @@
+"""The calls of one gateway: runs its turns in the model's thread, and knows which calls it has cancelled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from cutaway.v1 import worker_pb2
+from cutaway.worker.call import Call
+from cutaway.worker.model_thread import ModelThread
+from cutaway.worker.worker import Worker
+
+
+class Calls:
+    """The calls of one gateway to one worker.
+
+    Args:
+        worker: runs them.
+        thread: the thread of its model.
+        reply: sends a serialised `cutaway.v1.WorkerReply`, with the number of its call.
+    """
+
+    def __init__(self, worker: Worker, thread: ModelThread, reply: Callable[[int, bytes], None]) -> None:
+        self._worker = worker
+        self._thread = thread
+        self._reply = reply
+        self._under_way: set[int] = set()
+        self._cancelled: set[int] = set()
+
+    def run(self, turn: Sequence[worker_pb2.WorkerCall]) -> None:
+        """Queues the calls of a turn."""
+        self._under_way.update(message.number for message in turn)
+        self._thread.put(partial(self._run, turn))
+
+    def cancel(self, number: int) -> None:
+        """No further pass begins for the call ``number``."""
+        if number in self._under_way:
+            self._cancelled.add(number)
+
+    def cancel_all(self) -> None:
+        """The gateway is gone."""
+        self._cancelled |= self._under_way
+
+    def _run(self, turn: Sequence[worker_pb2.WorkerCall]) -> None:
+        numbers = [message.number for message in turn]
+        calls = [Call.of_message(each, partial(self._cancelled.__contains__, each.number)) for each in turn]
+        for number, reply in zip(numbers, self._worker.answer(calls)):
+            self._reply(number, reply)
+        self._under_way.difference_update(numbers)
+        self._cancelled.difference_update(numbers)

@@ -1,0 +1,116 @@
+"""A worker's Unix socket: takes turns from gateways, and sends replies and heartbeats. See `worker_protocol.frames`."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from cutaway.v1 import worker_pb2
+from cutaway.wire.chunks import as_message
+from cutaway.worker.calls import Calls
+from cutaway.worker.frame_sender import FrameSender
+from cutaway.worker.model_thread import ModelThread
+from cutaway.worker.waiting_pieces import PATIENCE_S
+from cutaway.worker.worker import Worker
+from cutaway.worker_protocol.frames import DEADLINE, HEAD, HEARTBEAT_INTERVAL_S, Frame, FrameReader, Kind, frame
+
+_READ_BYTES = 1 << 20
+_BUFFER_BYTES = 2 << 20
+
+
+class WorkerServer:
+    """Serves a worker to processes of the same user, until this process ends.
+
+    Args:
+        worker: the worker.
+        thread: the thread of its model.
+        path: of the socket; it appears when the server listens.
+    """
+
+    def __init__(self, worker: Worker, thread: ModelThread, path: Path) -> None:
+        self._worker = worker
+        self._thread = thread
+        self._senders: set[FrameSender] = set()
+        self._listener = socket.socket(socket.AF_UNIX)
+        not_yet = path.with_name(f"{path.name}.new")
+        self._listener.bind(str(not_yet))
+        self._listener.listen()
+        not_yet.rename(path)
+        for each in (self._accept, self._beat):
+            threading.Thread(target=each, name=f"cutaway{each.__name__}", daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            connection, _ = self._listener.accept()
+            if _is_own(connection):
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
+                threading.Thread(target=self._serve, args=(connection,), name="cutaway-connection", daemon=True).start()
+            else:
+                connection.close()
+
+    def _beat(self) -> None:
+        while True:
+            time.sleep(HEARTBEAT_INTERVAL_S)
+            self._worker.pieces.drop_late()
+            for sender in [*self._senders]:
+                sender.send(frame(Kind.HEARTBEAT, DEADLINE.pack(self._worker.busy_until)))
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection, suppress(OSError):
+            frames = _frames(connection)
+            first = next(frames, None)
+            if first is not None and first.kind == Kind.FETCH:
+                self._send_pieces(connection, first.number)
+            elif first is not None:
+                self._serve_calls(FrameSender(connection), frames)
+
+    def _serve_calls(self, sender: FrameSender, frames: Iterator[Frame]) -> None:
+        calls = Calls(self._worker, self._thread, lambda number, reply: sender.send(frame(Kind.REPLY, reply, number)))
+        name = self._worker.name
+        hello = worker_pb2.WorkerHello(pid=os.getpid(), model=name.model, version=name.version)
+        sender.send(frame(Kind.HELLO, hello.SerializeToString()))
+        self._senders.add(sender)
+        try:
+            for kind, number, data in frames:
+                if kind == Kind.TURN:
+                    calls.run(worker_pb2.WorkerTurn.FromString(data).calls)
+                elif kind == Kind.CANCEL:
+                    calls.cancel(number)
+        finally:
+            self._senders.discard(sender)
+            calls.cancel_all()
+
+    def _send_pieces(self, connection: socket.socket, number: int) -> None:
+        """Sends a streamed reply, and stops if the reader reads nothing for `PATIENCE_S`."""
+        pieces = self._worker.pieces.take(number)
+        if pieces is None:  # dropped, because nobody fetched them in time
+            return
+        connection.settimeout(PATIENCE_S)
+        for piece in pieces:
+            message = as_message(piece)
+            connection.sendall(HEAD.pack(Kind.PIECE, 0, message.size) + message.head)
+            connection.sendall(message.data)
+        connection.sendall(frame(Kind.END))
+
+
+def _frames(connection: socket.socket) -> Iterator[Frame]:
+    """Yields the frames that arrive, until the connection ends."""
+    reader = FrameReader()
+    while data := connection.recv(_READ_BYTES):
+        yield from reader.feed(data)
+
+
+def _is_own(connection: socket.socket) -> bool:
+    """Returns whether a process of this user has connected. Elsewhere than on Linux, the socket's directory decides,
+    which only this user may enter."""
+    if sys.platform != "linux":
+        return True
+    _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return user in (os.geteuid(), 0)
