@@ -25,7 +25,7 @@ class InspectionHandler:
         try:
             from cutaway.worker.process import WorkerProcess
 
-            self.worker = WorkerProcess(Path(context.system_properties["model_dir"]), _device(context))
+            self.worker = WorkerProcess.load(Path(context.system_properties["model_dir"]), _device(context))
         except Exception as failure:
             _report(context.manifest["model"], failure)
             raise

@@ -17,23 +17,29 @@ from cutaway.worker_protocol.socket_directory import WORKERS
 
 
 class WorkerProcess:
-    """Loads the model of an unpacked archive, and makes this process its worker.
+    """This process as a worker, which TorchServe or the gateway has started.
 
     Args:
-        model_dir: the archive.
-        device: where the model runs: ``cpu`` or ``cuda:NUMBER``.
-
-    Raises:
-        InvalidArgument: as `Worker.load`.
+        worker: the worker.
     """
 
-    def __init__(self, model_dir: Path, device: str) -> None:
-        self._worker = Worker.load(model_dir, device=device)
-        self._thread = ModelThread(self._worker.name.model)
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._thread = ModelThread(worker.name.model)
+        if directory := os.environ.get(WORKERS):
+            self._server = WorkerServer(worker, self._thread, Path(directory) / str(os.getpid()))
+
+    @classmethod
+    def load(cls, model_dir: Path, device: str) -> WorkerProcess:
+        """Loads the model of an unpacked archive onto ``device``: ``cpu`` or ``cuda:NUMBER``.
+
+        Raises:
+            InvalidArgument: as `Worker.load`.
+        """
+        worker = Worker.load(model_dir, device=device)
         if device == "cpu":
             limit_request_memory(Settings.load().request_memory_bytes)
-        if directory := os.environ.get(WORKERS):
-            self._server = WorkerServer(self._worker, self._thread, Path(directory) / str(os.getpid()))
+        return cls(worker)
 
     def answer(self, calls: Sequence[Mapping[str, bytes]]) -> list[bytes]:
         """Runs calls that came as TorchServe's parts; returns a serialised `cutaway.v1.WorkerReply` for each."""

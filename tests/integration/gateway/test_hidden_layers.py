@@ -25,9 +25,9 @@ from cutaway.v1 import inspection_pb2, inspection_service_pb2
 from cutaway.wire import grpc_status
 from cutaway.wire import requests as wire_requests
 from cutaway.wire.layer_references import LAYER_FIELDS
+from cutaway.worker.call import Call
 from cutaway.worker.worker import Worker
-from cutaway.worker_protocol import visible_layers
-from cutaway.worker_protocol.torchserve_messages import decode_batch_reply, decode_worker_reply, encode_batch
+from cutaway.worker_protocol.torchserve_messages import decode_worker_reply
 from tests.support.serving import package, serving
 from tests.support.token_files import EVERY, entry, write
 
@@ -235,36 +235,14 @@ def test_calls_of_one_batch_keep_their_own_layers(net: nn.Module) -> None:
     """One caller's layers neither limit nor widen what another's call sees, in one batch and in one pass."""
     worker = Worker.of(net, "net", Settings())
     inspect = wire_requests.encode(build_request("net", X, captures=["**"])).SerializeToString()
-    calls = [{"inspect": inspect, **visible_layers.part(layers)} for layers in (((LISTED),), (), (("open2",),))]
-    (joined,) = worker.answer([{"batch": encode_batch(calls)}])
-    for replies in (worker.answer(calls), decode_batch_reply(joined)):
-        seen = [
-            {capture.module for capture in inspection_pb2.InspectResponse.FromString(reply.response).captures}
-            for reply in map(decode_worker_reply, replies)
-        ]
-        assert seen[0] == VISIBLE
-        assert seen[1] > {"secretive", "open1.secret"}
-        assert seen[2] == {"open2"}
-
-
-@pytest.mark.parametrize("token", ["all", "narrow"])
-def test_a_caller_may_ask_for_fewer_layers_and_never_for_more(address: str, token: str) -> None:
-    """Which is how one gateway tells another about its callers."""
-    request = naming(PLACES["captures.module"], "**", dry_run=False)
-    with grpc.insecure_channel(address) as channel:
-        call: Any = channel.unary_unary("/cutaway.v1.InspectionService/Inspect")
-
-        def seen(value: bytes) -> set[str]:
-            metadata = (("authorization", f"Bearer {token}"), (visible_layers.METADATA, value))
-            reply = inspection_pb2.InspectResponse.FromString(call(request, metadata=metadata))
-            return {capture.module for capture in reply.captures}
-
-        assert seen(visible_layers.encode((("secretive", "open1"), ("**",)))) <= {"secretive", "open1"}
-        assert seen(visible_layers.encode((("**",),))) >= VISIBLE
-        assert ("secretive" in seen(visible_layers.encode((("**",),)))) == (token == "all")
-        for value in (b"open1", b"[1]", b'["open1"]', b'{"a": "b"}', b"[" * 100_000, b"\xff"):
-            with pytest.raises(grpc.RpcError):
-                seen(value)
+    replies = worker.answer([Call("inspect", inspect, layers=layers) for layers in ((LISTED,), (), (("open2",),))])
+    seen = [
+        {capture.module for capture in inspection_pb2.InspectResponse.FromString(reply.response).captures}
+        for reply in map(decode_worker_reply, replies)
+    ]
+    assert seen[0] == VISIBLE
+    assert seen[1] > {"secretive", "open1.secret"}
+    assert seen[2] == {"open2"}
 
 
 def test_a_gateway_passes_its_callers_layers_on(

@@ -30,16 +30,16 @@ import cutaway as ca
 from cutaway.client.transport import SERVICE
 from cutaway.config.settings import Settings
 from cutaway.gateway import serve
-from cutaway.gateway.backends.in_process import InProcessBackend
-from cutaway.gateway.batching.batcher import Batcher
+from cutaway.gateway.backends.backend import Backend
+from cutaway.gateway.batching.batcher import Batcher, Replied
+from cutaway.gateway.lifecycle.in_process import LocalWorkers
 from cutaway.gateway.models.catalog import Catalog
 from cutaway.gateway.rpc.server import GatewayServer
 from cutaway.requests import InspectRequest
-from cutaway.v1 import check_pb2, inspection_pb2, inspection_service_pb2
+from cutaway.v1 import check_pb2, inspection_pb2, inspection_service_pb2, worker_pb2
 from cutaway.wire import requests as wire_requests
 from cutaway.wire.reply_summary import summarize
 from cutaway.worker.worker import Worker
-from cutaway.worker_protocol.torchserve_messages import CallParts
 from tests.support.broken_captum import spoiled
 from tests.support.prometheus import named, read, scraped, waiting_calls
 from tests.support.serving import package, serving
@@ -190,12 +190,13 @@ def test_a_queue_is_seen_while_it_stands_and_turns_when_they_have_been() -> None
 def test_a_queue_is_counted_while_it_changes() -> None:
     """Whoever reads metrics does so from a thread of its own, and gets a number whatever calls do meanwhile."""
 
-    async def answer(rows: Sequence[CallParts], timeout_s: float) -> list[bytes]:
+    async def answer(calls: Sequence[worker_pb2.WorkerCall], replied: Replied[bytes]) -> None:
         await asyncio.sleep(0)
-        return [b"x"] * len(rows)
+        for position in range(len(calls)):
+            replied(position, b"x")
 
     async def ask(counted: list[int]) -> None:
-        turns = Batcher(answer, workers=1, ahead=1, max_calls=3, max_bytes=100, max_pending=100)
+        turns = Batcher(answer, workers=lambda: 1, sends_ahead=True, max_calls=3, max_bytes=100, max_pending=100)
         ended = threading.Event()
 
         def count() -> None:
@@ -204,7 +205,7 @@ def test_a_queue_is_counted_while_it_changes() -> None:
 
         counting = asyncio.ensure_future(asyncio.to_thread(count))
         for _ in range(50):
-            await asyncio.gather(*(turns.call({}, 30) for _ in range(100)))
+            await asyncio.gather(*(turns.call(worker_pb2.WorkerCall(), 1, 30) for _ in range(100)))
         ended.set()
         await counting
         assert turns.queue_length == 0
@@ -430,7 +431,7 @@ def test_each_model_has_a_health_of_its_own() -> None:
 
     async def ask() -> None:
         worker = Worker.of(Images(), "net")
-        backend = InProcessBackend([worker], Catalog([worker.name]), Settings())
+        backend = Backend(LocalWorkers([worker]), Catalog([worker.name]), Settings())
         door = GatewayServer(backend, Settings(address="127.0.0.1:0", metrics_address="127.0.0.1:0"))
         await door.start()
         gauge = (door.observers.address, "cutaway_model_serving")

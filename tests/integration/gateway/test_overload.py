@@ -20,9 +20,9 @@ from cutaway.client.transport import SERVICE, GatewayTransport
 from cutaway.config.settings import Settings
 from cutaway.errors import Reason, error
 from cutaway.gateway import serve
-from cutaway.gateway.batching.batcher import Batcher
+from cutaway.gateway.batching.batcher import Batcher, NotBegun, Replied
 from cutaway.gateway.batching.fair_queue import FairQueue, caller_id
-from cutaway.worker_protocol.torchserve_messages import CallParts
+from cutaway.v1.worker_pb2 import WorkerCall
 from tests.support.prometheus import waiting_calls
 from tests.support.waiting import PATIENCE_S, until
 
@@ -34,22 +34,25 @@ class Model:
         self.free = asyncio.Event()
         self.turns: list[list[bytes]] = []
 
-    async def send(self, rows: Sequence[CallParts], timeout_s: float) -> Sequence[bytes]:
-        self.turns.append([row["inspect"] for row in rows])
+    async def send(self, calls: Sequence[WorkerCall], replied: Replied[bytes]) -> None:
+        self.turns.append([call.inspect for call in calls])
         await self.free.wait()
-        return [row["inspect"] for row in rows]
+        for position, call in enumerate(calls):
+            replied(position, call.inspect)
 
 
-def turns(model: Model, *, calls: int = 1, waiting: int = 8, size: int = 1 << 20) -> Batcher:
-    return Batcher(model.send, workers=1, ahead=0, max_calls=calls, max_bytes=size, max_pending=waiting)
+def turns(model: Model, *, calls: int = 1, waiting: int = 8, size: int = 1 << 20) -> Batcher[bytes]:
+    return Batcher(
+        model.send, workers=lambda: 1, sends_ahead=False, max_calls=calls, max_bytes=size, max_pending=waiting
+    )
 
 
-def asked(queue: Batcher, name: str, *questions: bytes) -> list[asyncio.Future[bytes]]:
+def asked(queue: Batcher[bytes], name: str, *questions: bytes) -> list[asyncio.Future[bytes]]:
     """Calls of one caller, none of them answered yet."""
 
     async def ask(question: bytes) -> bytes:
         caller_id.set(name)
-        return await queue.call({"inspect": question}, 60.0)
+        return await queue.call(WorkerCall(inspect=question), len(question), 60.0)
 
     return [asyncio.ensure_future(ask(each)) for each in questions]
 
@@ -99,7 +102,7 @@ def test_past_the_queue_a_call_is_refused_at_once() -> None:
         first, second = asked(queue, "one", b"0", b"1")
         await asyncio.sleep(0.01)
         with pytest.raises(ca.ResourceExhausted, match="2 calls are waiting") as refusal:
-            await queue.call({"inspect": b"2"}, 60.0)
+            await queue.call(WorkerCall(inspect=b"2"), 1, 60.0)
         assert refusal.value.reason == "OVERLOADED"
         assert refusal.value.retry_after_s
         second.cancel()
@@ -128,11 +131,11 @@ def test_calls_of_a_dead_worker_are_asked_before_those_that_came_later() -> None
     """They have waited already; each is asked by itself, in order."""
 
     class Dying(Model):
-        async def send(self, rows: Sequence[CallParts], timeout_s: float) -> Sequence[bytes]:
-            answer = await super().send(rows, timeout_s)
-            if len(rows) > 1:
+        async def send(self, calls: Sequence[WorkerCall], replied: Replied[bytes]) -> None:
+            if len(calls) > 1:
+                self.turns.append([call.inspect for call in calls])
                 raise error(Reason.WORKER_DIED, "killed")
-            return answer
+            await super().send(calls, replied)
 
     async def run() -> list[list[bytes]]:
         model = Dying()
@@ -146,6 +149,25 @@ def test_calls_of_a_dead_worker_are_asked_before_those_that_came_later() -> None
         return model.turns
 
     assert asyncio.run(run()) == [[b"first"], [b"0", b"1"], [b"0"], [b"1"], [b"later"]]
+
+
+def test_a_turn_that_its_worker_never_began_is_sent_again_as_it_was() -> None:
+    """No call of it is blamed for the death of the worker, or goes alone."""
+
+    class Gone(Model):
+        async def send(self, calls: Sequence[WorkerCall], replied: Replied[bytes]) -> None:
+            await super().send(calls, replied if len(self.turns) > 3 else lambda *_: None)
+            if len(self.turns) < 4:
+                raise NotBegun
+
+    async def run() -> list[list[bytes]]:
+        model = Gone()
+        model.free.set()
+        queue = turns(model, calls=2)
+        await asyncio.gather(*asked(queue, "one", b"0", b"1"))
+        return model.turns
+
+    assert asyncio.run(run()) == [[b"0"], [b"0", b"1"], [b"0", b"1"], [b"0", b"1"]]
 
 
 class Slow(nn.Module):
@@ -274,11 +296,12 @@ class OneByOne:
         self.turns: list[int] = []
         self._ends: list[asyncio.Event] = []
 
-    async def send(self, rows: Sequence[CallParts], timeout_s: float) -> Sequence[bytes]:
-        self.turns.append(len(rows))
+    async def send(self, calls: Sequence[WorkerCall], replied: Replied[bytes]) -> None:
+        self.turns.append(len(calls))
         self._ends.append(asyncio.Event())
         await self._ends[-1].wait()
-        return [row["inspect"] for row in rows]
+        for position, call in enumerate(calls):
+            replied(position, call.inspect)
 
     async def end(self, turn: int) -> None:
         self._ends[turn].set()
@@ -289,14 +312,14 @@ def test_a_turn_behind_a_busy_worker_is_no_smaller_than_the_one_before_it() -> N
     """Callers come back one after the other: the first of them does not go alone while the worker has much to do, and
     nobody waits for more to come once it has nothing."""
 
-    async def come(queue: Batcher, calls: int) -> None:
+    async def come(queue: Batcher[bytes], calls: int) -> None:
         for _ in range(calls):
             asked(queue, "x", b"x")
             await asyncio.sleep(0.01)
 
     async def run() -> None:
         model = OneByOne()
-        queue = Batcher(model.send, workers=1, ahead=1, max_calls=8, max_bytes=1 << 20, max_pending=32)
+        queue = Batcher(model.send, workers=lambda: 1, sends_ahead=True, max_calls=8, max_bytes=1 << 20, max_pending=32)
         await come(queue, 7)
         assert model.turns == [1, 1]
         await model.end(0)

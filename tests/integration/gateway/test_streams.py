@@ -30,8 +30,10 @@ from cutaway.client.reply_stream import ReplyStream
 from cutaway.client.request_builder import build_request
 from cutaway.client.transport import read_piece
 from cutaway.config.settings import Settings
+from cutaway.engine.runtime.cancellation import Cancellation
 from cutaway.errors import Reason
 from cutaway.gateway.embedded import serve
+from cutaway.gateway.rpc import servicer
 from cutaway.results import Timings
 from cutaway.results.tensor_map import map_tensors
 from cutaway.schema.tensors import Array
@@ -39,8 +41,8 @@ from cutaway.v1 import inspection_pb2, inspection_service_pb2, inspection_servic
 from cutaway.wire import grpc_status
 from cutaway.wire import requests as wire_requests
 from cutaway.wire.chunks import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES, StreamEncoder, as_message
+from cutaway.worker.call import Call
 from cutaway.worker.worker import Worker
-from cutaway.worker_protocol import reply_socket
 from cutaway.worker_protocol.torchserve_messages import decode_stream_opening
 from tests.support.serving import Server, package, serving
 from tests.support.small_models import Images, Words
@@ -376,7 +378,7 @@ def test_a_slow_reader_keeps_nobody_waiting(client: ca.Client) -> None:
 
 def test_a_reply_that_nobody_reads_is_ended(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It does not hold memory, and a place among the streamed replies, until its deadline."""
-    monkeypatch.setattr(reply_socket, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(servicer, "_PATIENCE_S", 0.1)
     for pause_s in (1, 5, 25):  # in which the gateway must have tried to send what has no room
         with grpc.insecure_channel(address) as channel:
             reply = _unread(channel)
@@ -405,22 +407,22 @@ def test_the_deadline_of_a_stream(client: ca.Client) -> None:
     client.inspect("wide", mebibytes(1))  # and when its turn has come, the model is done with the other
 
 
-def wide_row(count: int, **parts: bytes) -> dict[str, bytes]:
-    return {"stream": asked_for("wide", mebibytes(count), captures=["wide"]).SerializeToString(), **parts}
+def wide_row(count: int, deadline: float | None = None) -> Call:
+    asked = asked_for("wide", mebibytes(count), captures=["wide"]).SerializeToString()
+    return Call("stream", asked, Cancellation(deadline))
 
 
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
         (wide_row(2), Reason.REPLY_TOO_LARGE),
-        (wide_row(1, deadline=b"1.0"), Reason.DEADLINE_EXCEEDED),
-        (wide_row(1, deadline=b"never"), Reason.MALFORMED_REQUEST),
-        ({"stream": b""}, Reason.INVALID_VALUE),
-        ({}, Reason.MALFORMED_REQUEST),
+        (wide_row(1, deadline=1.0), Reason.DEADLINE_EXCEEDED),
+        (Call("stream", b""), Reason.INVALID_VALUE),
+        (Call.of_parts({}), Reason.MALFORMED_REQUEST),
     ],
-    ids=["more than may be held", "too late", "no deadline", "no question", "nothing"],
+    ids=["more than may be held", "too late", "no question", "nothing"],
 )
-def test_a_worker_refuses_in_a_piece(row: dict[str, bytes], reason: Reason) -> None:
+def test_a_worker_refuses_in_a_piece(row: Call, reason: Reason) -> None:
     """What a worker cannot send in pieces it refuses in a piece: no row of a batch may raise."""
     (piece,) = Worker.of(Wide(), "wide", Settings(max_message_bytes=MEBIBYTE)).stream(row)
     with pytest.raises(ca.CutawayError) as caught:

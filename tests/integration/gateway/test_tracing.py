@@ -22,7 +22,6 @@ from cutaway.gateway import serve
 from cutaway.requests import InspectRequest
 from cutaway.v1 import inspection_service_pb2
 from cutaway.wire import requests as wire_requests
-from cutaway.worker_protocol import trace_context
 from tests.conftest import ADAPTERS
 from tests.support.serving import package, serving
 from tests.support.trace_collector import collecting
@@ -81,8 +80,8 @@ def test_what_is_no_span_is_nobodys() -> None:
         for word in (f"00-{TRACE}-{SPAN}", f"01-{TRACE}-{SPAN}-01", "00-" + "0" * 32 + f"-{SPAN}-01", "x" * 4000):
             ask(channel, word)
     direct = worker(model)
-    for part in (b"", b"\xff" * 60, b"00-", b"\0" * (1 << 20)):
-        assert read(direct.answer([{**row({"x": X}), trace_context.PART: part}])[0]).predictions
+    for word in ("", "\xff" * 60, "00-", "\0" * (1 << 20)):
+        assert read(*direct.answer([row({"x": X})._replace(traceparent=word)])).predictions
     assert set(model.below) == {f"{0:032x}-{0:016x}"}
 
 

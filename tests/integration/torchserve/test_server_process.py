@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
@@ -10,7 +9,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -24,13 +22,9 @@ from model_archiver.model_archiver_config import ModelArchiverConfig
 from model_archiver.model_packaging_utils import ModelExportUtils
 
 from cutaway.config import openmp
-from cutaway.config.settings import Settings
 from cutaway.errors import CutawayError, Reason
-from cutaway.gateway.backends.torchserve import TorchServeBackend
-from cutaway.gateway.models.catalog import Catalog
 from cutaway.gateway.torchserve import server_process
 from cutaway.gateway.torchserve.server_process import TorchServe
-from cutaway.results import ModelName
 from cutaway.trust import bearer
 from cutaway.worker_protocol.torchserve_messages import PREDICTIONS, decode_reply, encode_call
 from tests.support import torchserve_port
@@ -98,7 +92,7 @@ def serving(store: Path, *archives: str, **arguments: Any) -> Iterator[TorchServ
 
 def ask(server: TorchServe, payload: bytes = b"hello") -> Any:
     """What the echo says to a real gRPC call, which waits until a worker is awake."""
-    address, token = server.inference
+    address, token = server.endpoint
     with grpc.insecure_channel(address) as channel:
         call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(PREDICTIONS)
         asked = encode_call("echo", "", {"inspect": payload})
@@ -154,22 +148,6 @@ def test_threads_of_a_worker_hardly_spin(server: TorchServe) -> None:
     assert workers
     for worker in workers:
         assert openmp.WAITING.items() <= worker.environ().items()
-
-
-def test_the_front_doors_deadline_reaches_the_worker(server: TorchServe) -> None:
-    """TorchServe passes no metadata on, so the deadline travels inside: the worker gets it, as Unix seconds."""
-
-    async def relayed() -> bytes:
-        relay = TorchServeBackend([server.inference], Catalog([]), Settings())
-        try:
-            return await relay.call(ModelName("echo", "1.0"), "inspect", b"hello", (), PATIENCE_S)
-        finally:
-            await relay.close()
-
-    before = time.time()
-    row = json.loads(asyncio.run(relayed()))["row"]
-    assert row["inspect"] == "hello"
-    assert before + PATIENCE_S <= float(row["deadline"]) + 1e-3 <= time.time() + PATIENCE_S + 1e-3
 
 
 def test_messages_may_be_as_large_as_was_said(server: TorchServe) -> None:
@@ -262,7 +240,7 @@ def test_a_port_that_somebody_took(store: Path, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(server_process, "_free_ports", choose_badly_once)
         with serving(store) as server:
             assert len(chosen) == 2
-            assert server.inference.address == f"127.0.0.1:{chosen[1][1]}"
+            assert server.endpoint.address == f"127.0.0.1:{chosen[1][1]}"
             assert ask(server)["row"] == {"inspect": "hello"}
 
 
@@ -307,7 +285,7 @@ from cutaway.gateway.torchserve.server_process import TorchServe
 
 server = TorchServe(Path(sys.argv[1]), ["echo.mar"], max_message_bytes=1 << 20)
 server.start()
-print(server.inference.address, flush=True)
+print(server.endpoint.address, flush=True)
 time.sleep(600)
 """
 

@@ -16,6 +16,7 @@ import cutaway as ca
 from cutaway.engine.hooks.capture_spec import watching
 from cutaway.engine.hooks.observe import observing
 from cutaway.engine.model.module_tree import ModuleTree
+from cutaway.worker.call import Call
 from tests.support import failing_models
 from tests.support.adapters.mirror_adapter import MirrorAdapter
 from tests.support.mixed import failing, mirror
@@ -203,14 +204,13 @@ def test_whatever_a_model_raises_ends_its_own_request(model: type[failing_models
 # One batch.
 
 
-def late_and_foreign() -> list[tuple[dict[str, bytes], str]]:
+def late_and_foreign() -> list[tuple[Call, str]]:
     """Rows of a batch that are no question, or came too late, and what becomes of them."""
-    late = dict(row(mirror.inputs(), captures="**", deadline_s=-1.0))
     return [
-        (late, "DEADLINE_EXCEEDED"),
-        ({**late, "deadline": b"soon"}, "MALFORMED_REQUEST"),
-        ({"inspect": b"\xff\xff"}, "MALFORMED_REQUEST"),
-        ({}, "MALFORMED_REQUEST"),
+        (row(mirror.inputs(), captures="**", deadline_s=-1.0), "DEADLINE_EXCEEDED"),
+        (Call("inspect", b"\xff\xff"), "MALFORMED_REQUEST"),
+        (Call.of_parts({}), "MALFORMED_REQUEST"),
+        (Call.of_parts({"inspect": b"", "describe": b""}), "MALFORMED_REQUEST"),
     ]
 
 
@@ -221,7 +221,7 @@ def test_rows_of_a_batch_never_touch_each_other(seed: int) -> None:
     twin = mirror.Twin().eval()
     good, bad = requests(Model("model", twin, mirror.inputs(), twin, "output", mirror.KINDS, failing.MIRROR, share=1))
     rows: list[tuple[Any, Any]] = [(row(each.inputs, **each.asked), each.wrong) for each in (good + bad) * 2]
-    rows += [(dict(each), lambda found, reason=reason: _unless(found, reason)) for each, reason in late_and_foreign()]
+    rows += [(each, lambda found, reason=reason: _unless(found, reason)) for each, reason in late_and_foreign()]
     random.Random(seed).shuffle(rows)
     network = MirrorAdapter().build().eval()
     with untouched(network):

@@ -23,6 +23,7 @@ from cutaway.schema.tensors import DTYPES, Array, to_bytes
 from cutaway.v1 import inspection_pb2, tensor_pb2
 from cutaway.wire import arrays
 from cutaway.wire import requests as wire_requests
+from cutaway.worker.call import Call
 from tests.support.contract_fields import asked, refusal
 from tests.support.wire_strategies import canonical, tensor_message, tensors
 from tests.support.worker_calls import REPLY_BYTES, outcome, response, row, worker
@@ -141,7 +142,7 @@ def test_request_may_be_packed() -> None:
     message = packed_request(SMOOTH)
     assert len(message.SerializeToString()) < SMOOTH.nbytes * 0.7
     from_packed, from_plain = (
-        outcome(reply) for reply in net.answer([{"inspect": message.SerializeToString()}, row({"input": SMOOTH})])
+        outcome(reply) for reply in net.answer([Call("inspect", message.SerializeToString()), row({"input": SMOOTH})])
     )
     assert isinstance(from_packed, ca.InspectResult)
     assert isinstance(from_plain, ca.InspectResult)
@@ -153,13 +154,13 @@ def test_few_bytes_do_not_become_a_request_past_the_limit() -> None:
     shape that is none makes up for no other."""
     rows = REPLY_BYTES // 16
     message = packed_request(np.zeros((rows, 4), np.float32))
-    at_limit = {"inspect": message.SerializeToString()}
+    at_limit = Call("inspect", message.SerializeToString())
     message.tensors.by_name["other"].CopyFrom(tensor_message(np.zeros(64, np.float32), "zstd"))
-    past = {"inspect": message.SerializeToString()}
+    past = Call("inspect", message.SerializeToString())
     message.tensors.by_name["other"].shape[:] = [-(2**40)]
     message.tensors.by_name["third"].CopyFrom(tensor_message(np.zeros(64, np.float32), "zstd"))
-    beside = {"inspect": message.SerializeToString()}
-    assert len(past["inspect"]) < REPLY_BYTES / 1000
+    beside = Call("inspect", message.SerializeToString())
+    assert len(past.payload) < REPLY_BYTES / 1000
     passed, *refused = (outcome(reply) for reply in worker(Head()).answer([at_limit, past, beside]))
     assert isinstance(passed, ca.InspectResult)
     for failure in refused:
@@ -172,7 +173,7 @@ def test_a_shape_of_many_axes_is_not_multiplied() -> None:
     """The product of a million sizes takes minutes: such a shape is refused by the number of its axes."""
     message = packed_request(np.zeros(64, np.float32))
     message.tensors.by_name["input"].shape[:] = [2] * 64
-    (failure,) = (outcome(reply) for reply in worker(Head()).answer([{"inspect": message.SerializeToString()}]))
+    (failure,) = (outcome(reply) for reply in worker(Head()).answer([Call("inspect", message.SerializeToString())]))
     assert isinstance(failure, CutawayError)
     assert (failure.reason, failure.message) == (Reason.INPUT_SHAPE, "64 axes; at most 32 are allowed")
 

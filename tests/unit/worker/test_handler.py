@@ -15,6 +15,7 @@ from ts.utils.util import list_classes_from_module
 from cutaway.archive import reader
 from cutaway.config.settings import Settings
 from cutaway.errors import InvalidArgument
+from cutaway.worker.process import WorkerProcess
 from cutaway.worker.worker import Worker
 from cutaway.worker_protocol.torchserve_messages import decode_worker_reply
 from handlers import inspection_handler
@@ -47,7 +48,7 @@ def test_no_collection_looks_through_what_a_worker_loaded(tmp_path: Path) -> Non
 def test_rows_from_rest_calls() -> None:
     """Text and JSON, which only REST calls can send, are answered like calls that sent nothing; every row is."""
     handler: Any = inspection_handler.InspectionHandler()
-    handler.worker = Worker.of(nn.Identity(), "identity", Settings(max_message_bytes=1 << 20))
+    handler.worker = WorkerProcess(Worker.of(nn.Identity(), "identity", Settings(max_message_bytes=1 << 20)))
     rows = [{"describe": bytearray()}, {"body": {"a": 1}}, {"body": "text"}, {"data": [1]}, {}]
 
     first, *others = handler.handle(rows, None)

@@ -1,0 +1,372 @@
+"""The way of calls from the gateway to a worker and back, over a real socket: all of a reply, or a word why not; and
+nobody waits for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch import Tensor, nn
+
+import cutaway as ca
+from cutaway.client.request_builder import build_request
+from cutaway.client.transport import read_piece
+from cutaway.config.settings import Settings
+from cutaway.errors import Reason
+from cutaway.gateway.backends.remote_worker import RemoteWorker
+from cutaway.gateway.backends.worker_pool import WorkerPool
+from cutaway.gateway.batching.batcher import NotBegun
+from cutaway.results import ModelName
+from cutaway.v1 import inspection_service_pb2, worker_pb2
+from cutaway.wire import requests as wire_requests
+from cutaway.wire.chunks import Piece, as_message
+from cutaway.wire.reassembly import ReplyAssembler
+from cutaway.worker import server as worker_server
+from cutaway.worker import waiting_pieces
+from cutaway.worker.model_thread import ModelThread
+from cutaway.worker.server import WorkerServer
+from cutaway.worker.worker import Worker
+from cutaway.worker_protocol.frames import Kind, frame
+from cutaway.worker_protocol.socket_directory import ScratchDirectory
+from cutaway.worker_protocol.torchserve_messages import decode_worker_reply
+from tests.support.waiting import PATIENCE_S
+
+MEBIBYTE = 1 << 20
+NAME = ModelName("wide", "1.0")
+NUMBERS = count(1)
+
+
+class Wide(nn.Module):
+    """As many MiB inside as ``x[0, 0]`` says; below zero, it waits until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = nn.Identity()
+        self.entered, self.let_go = threading.Event(), threading.Event()
+        self.let_go.set()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x[0, 0] < 0:
+            self.entered.set()
+            self.let_go.wait(PATIENCE_S)
+        return self.wide(x[:1, :1].new_full((1, abs(int(x[0, 0])) << 18), 7.0))[:, :1] + x
+
+
+@pytest.fixture(scope="module")
+def wide() -> Wide:
+    return Wide()
+
+
+@pytest.fixture(scope="module")
+def served(wide: Wide) -> Iterator[Path]:
+    """The socket of a worker; no reply of more than 64 MiB in one message."""
+    with ScratchDirectory() as directory:
+        path = Path(directory) / "1"
+        WorkerServer(Worker.of(wide, "wide", Settings(max_message_bytes=64 * MEBIBYTE)), ModelThread("wide"), path)
+        yield path
+
+
+def call(mebibytes: int, kind: str = "inspect", deadline_s: float = PATIENCE_S) -> worker_pb2.WorkerCall:
+    asked = wire_requests.encode(build_request("wide", {"x": np.full((1, 1), mebibytes, np.float32)}, captures="wide"))
+    found = worker_pb2.WorkerCall(number=next(NUMBERS), deadline=time.time() + deadline_s)
+    if kind == "stream":
+        found.stream = inspection_service_pb2.InspectStreamRequest(request=asked).SerializeToString()
+    else:
+        found.inspect = asked.SerializeToString()
+    return found
+
+
+async def connected(path: Path) -> RemoteWorker:
+    """The worker at ``path``, once it has said which model it has."""
+    greeted = asyncio.Event()
+    worker = RemoteWorker(path, greeted.set)
+    await asyncio.get_running_loop().create_unix_connection(lambda: worker, str(path))
+    await greeted.wait()
+    return worker
+
+
+async def replies(worker: RemoteWorker, *calls: worker_pb2.WorkerCall) -> list[bytes]:
+    found = [b""] * len(calls)
+    await worker.run(calls, found.__setitem__)
+    return found
+
+
+async def fetched(worker: RemoteWorker, number: int, seconds: float = PATIENCE_S) -> ca.InspectResult:
+    assembler = ReplyAssembler()
+    async for message in worker.pieces(number, time.time() + seconds):
+        assembler.add(read_piece(message))
+    return assembler.result()
+
+
+def run(ask: Callable[[RemoteWorker], Awaitable[Any]], path: Path) -> Any:
+    async def inside() -> Any:
+        worker = await connected(path)
+        try:
+            return await ask(worker)
+        finally:
+            worker.close()
+
+    return asyncio.run(inside())
+
+
+def test_a_worker_says_who_it_is(served: Path) -> None:
+    async def ask(worker: RemoteWorker) -> None:
+        assert (worker.pid, worker.name, worker.late_s) == (os.getpid(), NAME, 0.0)
+
+    run(ask, served)
+
+
+def test_large_replies_of_one_turn_arrive_whole(served: Path) -> None:
+    """More than the socket holds, and more than one message carries."""
+
+    async def ask(worker: RemoteWorker) -> None:
+        for reply in await replies(worker, *(call(20) for _ in range(4))):
+            assert len(decode_worker_reply(reply).response) > 20 * MEBIBYTE
+
+    run(ask, served)
+
+
+def test_the_model_waits_for_no_reader(served: Path) -> None:
+    """Streamed replies that nobody takes yet keep nobody waiting; each reaches its own."""
+
+    async def ask(worker: RemoteWorker) -> list[int]:
+        waiting = await replies(worker, call(20, "stream"), call(30, "stream"))
+        waiting += await replies(worker, call(10, "stream"))
+        numbers = [decode_worker_reply(reply).pieces for reply in reversed(waiting)]
+        found = [await fetched(worker, number) for number in numbers]
+        return [each.captures["wide"].output.nbytes // MEBIBYTE for each in found]
+
+    assert run(ask, served) == [10, 30, 20]
+
+
+def test_the_model_waits_for_no_gateway(served: Path) -> None:
+    """One that reads nothing of its replies does not hold up the calls of another."""
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.connect(str(served))
+        turn = worker_pb2.WorkerTurn(calls=[call(30), call(30)])
+        silent.sendall(frame(Kind.OPEN) + frame(Kind.TURN, turn.SerializeToString()))
+        assert silent.recv(MEBIBYTE, socket.MSG_WAITALL)  # the model has run for it
+        assert run(lambda worker: replies(worker, call(1)), served)
+
+
+def test_pieces_are_fetched_once(served: Path) -> None:
+    """There is no second reader, and none of a number that nobody has."""
+
+    async def ask(worker: RemoteWorker) -> None:
+        (reply,) = await replies(worker, call(1, "stream"))
+        number = decode_worker_reply(reply).pieces
+        assert (await fetched(worker, number)).captures
+        for wrong in (number, 10**9):
+            with pytest.raises(ca.CutawayError):
+                await fetched(worker, wrong)
+
+    run(ask, served)
+
+
+def test_a_streamed_reply_that_nobody_fetches_is_dropped(served: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting_pieces, "PATIENCE_S", -1.0)
+
+    async def ask(worker: RemoteWorker) -> None:
+        (reply,) = await replies(worker, call(1, "stream"))
+        await replies(worker, call(1, "stream"))  # when one is added, the others are looked at
+        with pytest.raises(ca.CutawayError) as caught:
+            await fetched(worker, decode_worker_reply(reply).pieces)
+        assert caught.value.reason == Reason.WORKER_DIED
+
+    run(ask, served)
+
+
+def test_a_reader_that_takes_nothing_is_given_up(served: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker holds a reply only so long for a reader that takes nothing."""
+    monkeypatch.setattr(worker_server, "PATIENCE_S", 0.05)
+
+    async def ask(worker: RemoteWorker) -> None:
+        (reply,) = await replies(worker, call(60, "stream"))
+        async for _ in worker.pieces(decode_worker_reply(reply).pieces, time.time() + PATIENCE_S):
+            await asyncio.sleep(0.5)
+
+    with pytest.raises(ca.CutawayError) as caught:
+        run(ask, served)
+    assert caught.value.reason == Reason.WORKER_DIED
+
+
+def test_a_cancelled_call_is_not_begun(served: Path, wide: Wide) -> None:
+    """While another one runs; a cancellation of what nobody has is nothing."""
+    wide.entered.clear()
+    wide.let_go.clear()
+
+    async def ask(worker: RemoteWorker) -> list[bytes]:
+        running, waiting = call(-1), call(1)
+        first = asyncio.ensure_future(replies(worker, running))
+        second = asyncio.ensure_future(replies(worker, waiting))
+        await asyncio.to_thread(wide.entered.wait, PATIENCE_S)
+        worker.cancel(10**9)
+        worker.cancel(waiting.number)
+        await asyncio.sleep(0.2)  # until the worker has read it; the model waits meanwhile
+        wide.let_go.set()
+        return [*await first, *await second]
+
+    answered, cancelled = run(ask, served)
+    assert decode_worker_reply(answered).response
+    with pytest.raises(ca.DeadlineExceeded, match="hung up"):
+        decode_worker_reply(cancelled)
+
+
+def test_calls_of_a_gateway_that_ends_are_cancelled(served: Path, wide: Wide) -> None:
+    wide.entered.clear()
+    wide.let_go.clear()
+
+    async def leave(worker: RemoteWorker) -> None:
+        turns = [asyncio.ensure_future(replies(worker, asked)) for asked in (call(-1), call(60))]
+        await asyncio.to_thread(wide.entered.wait, PATIENCE_S)
+        for turn in turns:
+            turn.cancel()
+
+    run(leave, served)
+    wide.let_go.set()
+    assert run(lambda worker: replies(worker, call(1)), served)
+
+
+def test_a_refusal_is_a_reply(served: Path) -> None:
+    """What cannot be answered is said where every answer is."""
+
+    async def ask(worker: RemoteWorker) -> None:
+        late, nothing, fine = await replies(
+            worker, call(1, deadline_s=-1.0), worker_pb2.WorkerCall(number=next(NUMBERS)), call(1)
+        )
+        with pytest.raises(ca.DeadlineExceeded):
+            decode_worker_reply(late)
+        with pytest.raises(ca.InvalidArgument, match="exactly one of the parts"):
+            decode_worker_reply(nothing)
+        assert decode_worker_reply(fine).response
+
+    run(ask, served)
+
+
+def test_a_failure_amid_a_reply(served: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What goes wrong after the header is said in a piece, for there is no other place left."""
+    from cutaway.wire import chunks
+
+    def spoiled(*_: Any) -> Callable[..., Any]:
+        raise MemoryError
+
+    monkeypatch.setattr(chunks, "chunk_piece", spoiled)
+
+    async def ask(worker: RemoteWorker) -> None:
+        (reply,) = await replies(worker, call(1, "stream"))
+        await fetched(worker, decode_worker_reply(reply).pieces)
+
+    with pytest.raises(ca.ResourceExhausted) as caught:
+        run(ask, served)
+    assert caught.value.reason == Reason.OUT_OF_MEMORY
+
+
+PIECE = as_message(Piece(b"", memoryview(b"x"))).joined()
+
+
+@pytest.mark.parametrize(
+    ("sent", "seconds", "reason"),
+    [
+        (b"", PATIENCE_S, Reason.WORKER_DIED),
+        (frame(Kind.PIECE, PIECE)[:5], PATIENCE_S, Reason.WORKER_DIED),
+        (frame(Kind.PIECE, PIECE)[:-1], PATIENCE_S, Reason.WORKER_DIED),
+        (frame(Kind.PIECE, PIECE), PATIENCE_S, Reason.WORKER_DIED),
+        (frame(Kind.PIECE, PIECE), 0.1, Reason.DEADLINE_EXCEEDED),
+    ],
+    ids=["nothing", "half a head", "half a piece", "no end", "a worker that stands still"],
+)
+def test_a_worker_that_breaks_off(tmp_path: Path, sent: bytes, seconds: float, reason: Reason) -> None:
+    """A worker that dies amid a reply, or stands still, is no end of the reply; nobody waits for it for ever."""
+
+    async def ask() -> None:
+        async def die(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(sent)
+            if seconds < 1:
+                await asyncio.sleep(PATIENCE_S)
+            writer.close()
+
+        with ScratchDirectory() as directory:
+            server = await asyncio.start_unix_server(die, f"{directory}/1")
+            async with server:
+                worker = RemoteWorker(Path(directory) / "1", lambda: None)
+                async for _ in worker.pieces(1, time.time() + seconds):
+                    pass
+
+    with pytest.raises(ca.CutawayError) as caught:
+        asyncio.run(ask())
+    assert caught.value.reason == reason
+
+
+def test_only_the_first_turn_is_blamed_for_a_death() -> None:
+    """The worker answers one call of its turn and dies: the turn is lost, and the one behind it was never begun."""
+    first, second, third = call(1), call(1), call(1)
+    hello = frame(Kind.HELLO, worker_pb2.WorkerHello(pid=1, model="wide", version="1.0").SerializeToString())
+
+    async def die(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(hello)
+        await asyncio.sleep(0.2)
+        writer.write(frame(Kind.REPLY, b"reply", first.number))
+        writer.close()
+
+    async def ask() -> tuple[list[bytes], Sequence[BaseException | None]]:
+        with ScratchDirectory() as directory:
+            async with await asyncio.start_unix_server(die, f"{directory}/1"):
+                worker = await connected(Path(directory) / "1")
+                found = [b"", b""]
+                turns = worker.run([first, second], found.__setitem__), worker.run([third], lambda *_: None)
+                return found, await asyncio.gather(*turns, return_exceptions=True)
+
+    found, (lost, behind) = asyncio.run(ask())
+    assert found == [b"reply", b""]
+    assert isinstance(lost, ca.CutawayError)
+    assert lost.reason == Reason.WORKER_DIED
+    assert isinstance(behind, NotBegun)
+
+
+def test_a_pool_finds_workers_and_forgets_dead_ones(wide: Wide) -> None:
+    """Those that listen when it begins to look, and later ones; of a dead worker, not even the socket is left."""
+
+    async def ask() -> None:
+        pool = WorkerPool()
+        changed = asyncio.Event()
+        pool.changed = changed.set
+        (pool.path / "7").touch()  # what a worker that was killed leaves behind
+        pool.open()
+        WorkerServer(Worker.of(wide, "wide"), ModelThread("wide"), pool.path / str(os.getpid()))
+        await changed.wait()
+        (worker,) = pool.of(NAME)
+        assert not pool.of(ModelName("wide", "2.0"))
+        assert not (pool.path / "7").exists()
+        changed.clear()
+        worker.close()
+        await changed.wait()
+        assert worker not in pool.workers
+        await pool.close()
+
+    asyncio.run(ask())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_another_user_is_turned_away(wide: Wide) -> None:
+    """Also where the directory lets it in: the kernel says who has connected."""
+    with ScratchDirectory() as directory, socket.socket(socket.AF_UNIX) as nobody:
+        path = Path(directory) / "1"
+        WorkerServer(Worker.of(wide, "wide"), ModelThread("wide"), path)
+        os.chmod(directory, 0o777)
+        os.chmod(path, 0o777)
+        os.seteuid(65534)
+        try:
+            nobody.connect(str(path))
+        finally:
+            os.seteuid(0)
+        nobody.sendall(frame(Kind.OPEN))
+        assert not nobody.recv(1)
