@@ -92,10 +92,14 @@ def _package(model: str, store: Path, options: Mapping[str, str]) -> None:
     )
 
 
+ENGINES = {"torchserve": (), "embedded": ("--embedded",)}
+"""Options of ``cutaway serve`` by engine: where the models run."""
+
+
 @contextmanager
-def cutaway(store: Path, **variables: str) -> Iterator[Server]:
-    """Runs ``cutaway serve`` over ``store``: gateway and TorchServe."""
-    command = [sys.executable, "-m", "cutaway.console", "serve", "--model-store", str(store)]
+def cutaway(store: Path, engine: str = "torchserve", **variables: str) -> Iterator[Server]:
+    """Runs ``cutaway serve`` over ``store`` with an engine of `ENGINES`, and with the environment ``variables``."""
+    command = [sys.executable, "-m", "cutaway.console", "serve", "--model-store", str(store), *ENGINES[engine]]
     command += ["--address", "127.0.0.1:0", "--log-dir", str(store / "logs")]
     with (
         (store / "serve.log").open("w+") as errors,
@@ -149,6 +153,13 @@ def litserve(directory: Path, batch: int) -> Iterator[str]:
     with Pipe(
         "bench.peers.litserve_digits", *arguments, python=environments.python("litserve"), variables=WAITING
     ) as peer:
+        yield peer.hear()
+
+
+@contextmanager
+def by_hand(directory: Path) -> Iterator[str]:
+    """Runs the service by hand with the digits network of ``directory``; yields its address."""
+    with Pipe("bench.peers.by_hand_service", str(directory), variables=WAITING) as peer:
         yield peer.hear()
 
 

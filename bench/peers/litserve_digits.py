@@ -3,7 +3,6 @@
 import logging
 import socket
 import sys
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -14,6 +13,7 @@ from captum.attr import IntegratedGradients
 from fastapi import Request  # type: ignore[import-not-found]
 from torch import Tensor
 
+from bench.nets import digits
 from bench.pipe import announce
 
 STEPS = 64
@@ -28,11 +28,7 @@ class Explains(litserve.LitAPI):  # type: ignore[misc]
 
     def setup(self, device: str) -> None:
         """Loads the network."""
-        found: Any = spec_from_file_location("digits_net", self.directory / "digits_net.py")
-        module = module_from_spec(found)
-        found.loader.exec_module(module)
-        self.network = module.DigitsCNN().eval()
-        self.network.load_state_dict(torch.load(self.directory / "digits.pt"))
+        self.network = digits(self.directory)
         self.method = IntegratedGradients(self.network)
 
     def decode_request(self, request: Request) -> Tensor:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from bench.row import Row
-from bench.rows import inside, jobs, large, loads
+from bench.rows import by_hand, inside, jobs, large, loads
+from bench.rows.by_hand import EXPLAINED, INSIDE
 
 TABLE = (
     Row("overhead", "ResNet-50, 3 captures and the input's gradient: p50 through gateway and TorchServe / "
@@ -23,6 +26,17 @@ TABLE = (
         "handler and REST /explanations", True, 3, loads.explain_rest),
     Row("explain_litserve", "the same calls/s / LitServe with the same network and Captum, in JSON", True, 3,
         loads.explain_litserve),
+    Row("by_hand_lone", "digits, 3 captures and the input's gradient: p50 of a lone caller / a service by hand", False,
+        2, partial(by_hand.lone, engine="torchserve")),
+    Row("by_hand_lone_embedded", "the same, ours without TorchServe (--embedded)", False, 1.6,
+        partial(by_hand.lone, engine="embedded")),
+    Row("by_hand_8", "the same request, 8 callers: calls/s / a service by hand", True, 1.1,
+        partial(by_hand.rate, question=INSIDE, callers=8)),
+    Row("by_hand_32", "the same, 32 callers", True, 1.5, partial(by_hand.rate, question=INSIDE, callers=32)),
+    Row("by_hand_explain_8", "integrated gradients, 64 steps, digits, 8 callers: calls/s / a service by hand", True,
+        1.6, partial(by_hand.rate, question=EXPLAINED, callers=8)),
+    Row("by_hand_explain_32", "the same, 32 callers", True, 3,
+        partial(by_hand.rate, question=EXPLAINED, callers=32)),
     Row("check", "integrated gradients, 64 steps: time with the default check / without", False, 1.25, inside.check),
     Row("mixed", "16 callers, each another method and layer: calls/s / the same calls one after another", True, 1.5,
         loads.mixed),

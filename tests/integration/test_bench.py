@@ -7,6 +7,7 @@ import itertools
 import json
 import mmap
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -22,13 +23,14 @@ import pytest
 import torch
 
 import cutaway as ca
-from bench import growth, report
+from bench import growth, report, servers
 from bench.__main__ import PAGE, chosen
 from bench.interleaved import in_turn, ratios
-from bench.parts.by_hand import by_hand
+from bench.peers.hooks import by_hand
 from bench.pipe import ROOT, CannotRun, Pipe
 from bench.requests import MIXED, REQUESTS, STAGES, mixed, payload
 from bench.row import Bench, Found, Outcome, Row
+from bench.rows.by_hand import EXPLAINED, INSIDE, Question, compare
 from bench.rows.inside import added, stop
 from bench.rows.large import watched
 from bench.rows.loads import Door, Load, over
@@ -37,6 +39,8 @@ from bench.served import ResNet50
 from bench.servers import Store
 from cutaway.adapters import TensorAdapter, load_model
 from cutaway.engine.execution.inspect import inspect
+from tests.support.digits import WEIGHTS
+from tests.support.serving import START
 
 CUDA = torch.cuda.is_available()
 
@@ -184,7 +188,7 @@ def test_hooks_by_hand_and_ours_bring_the_same() -> None:
     """What is compared in the row ``overhead`` is the same work."""
     network = ResNet50(divisor=8).eval()
     pixels = np.random.default_rng(0).standard_normal((1, 3, 64, 64)).astype(np.float32)
-    theirs = by_hand(network, pixels, "cpu")
+    theirs = by_hand(network, torch.from_numpy(pixels), STAGES, lambda logits: logits[:, 0])
     request = ca.InspectRequest(
         "m", captures=tuple(map(ca.Capture, STAGES)), input_gradients=(), target=ca.ClassIndex((0,))
     )
@@ -194,6 +198,26 @@ def test_hooks_by_hand_and_ours_bring_the_same() -> None:
     np.testing.assert_allclose(ours.predictions["output"], theirs["output"], rtol=1e-4, atol=1e-4)
     largest = np.abs(theirs["gradient"]).max()
     np.testing.assert_allclose(ours.input_gradients["pixel_values"], theirs["gradient"], atol=1e-3 * largest)
+
+
+@pytest.mark.slow
+def test_the_service_by_hand_and_ours_answer_alike(tmp_path: Path) -> None:
+    """Rows against it compare the same work; where an answer differs, the row cannot run."""
+    shutil.copy(WEIGHTS, tmp_path)
+    store = Store(tmp_path)
+    with (
+        servers.cutaway(store.of("digits"), "embedded", **START) as ours,
+        servers.by_hand(store.digits_files(tmp_path / "peer")) as theirs,
+    ):
+        assert not psutil.Process(ours.pid).children()  # no TorchServe
+        for question in (INSIDE, EXPLAINED):
+            compare(question, ours.address, theirs)
+            with pytest.raises(CannotRun, match="tensor 0 of our answer differs"):
+                compare(_doubled(question), ours.address, theirs)
+
+
+def _doubled(question: Question) -> Question:
+    return question._replace(tensors=lambda result: [2 * tensor for tensor in question.tensors(result)])
 
 
 def test_the_sixteen_mixed_questions_differ() -> None:
