@@ -49,9 +49,9 @@ class Trust:
 
     credentials: grpc.ChannelCredentials | None
     metadata: Metadata
-    options: tuple[tuple[str, int], ...]
+    options: tuple[tuple[str, Any], ...]
 
-    def channel(self, library: Any, target: str, options: Iterable[tuple[str, int]]) -> Any:
+    def channel(self, library: Any, target: str, options: Iterable[tuple[str, Any]]) -> Any:
         """Returns a channel to ``target``; ``library`` is `grpc`, or `grpc.aio` for asyncio."""
         options = (*options, *self.options)
         if self.credentials is None:
@@ -88,10 +88,12 @@ def bearer(token: str) -> Metadata:
 
 
 def is_loopback(target: str) -> bool:
-    """Whether ``target``, a ``host:port`` or ``unix:`` path, is on this machine; ``localhost`` is the only host name
-    that counts as such."""
+    """Whether ``target``, a ``host:port``, a ``unix:`` path, or a list of addresses after ``ipv4:`` or ``ipv6:``, is on
+    this machine; ``localhost`` is the only host name that counts as such."""
     if target.startswith("unix:"):
         return True
+    if target.startswith(("ipv4:", "ipv6:")):
+        return all(re.match(r"[\[\d]", each) and is_loopback(each) for each in target[5:].split(","))
     host = target.rpartition(":")[0].removeprefix("[").removesuffix("]")
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback

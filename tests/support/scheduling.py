@@ -30,7 +30,6 @@ LONGEST = (
     "test_reload",
     "test_install",
     "test_replicas",
-    "test_upstream_gateways",
     "test_graph_memory",
     "test_plots",
     "test_report",

@@ -136,7 +136,7 @@ def test_the_parser_sees_imports() -> None:
     assert "cutaway.archive.reader" in MODULES["cutaway.worker.worker"].imports(lazy=False)
     assert "cutaway.gateway.application" in MODULES["cutaway.cli.serving"].imports(lazy=True)
     assert "cutaway.gateway.application" not in MODULES["cutaway.cli.serving"].imports(lazy=False)
-    assert {"torch", "captum", "pydantic"} <= third_party(reached_from("cutaway.gateway.backends.in_process"))
+    assert {"torch", "captum", "pydantic"} <= third_party(reached_from("cutaway.gateway.lifecycle.in_process"))
     assert {module.part for module in OWN} <= set(LAYERS), "a new part of the package: give it a place in LAYERS"
 
 

@@ -73,13 +73,8 @@ def package(
 
 def serve(
     model_store: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", exists=True, file_okay=False, help="The directory with the archives (.mar)."),
-    ] = None,
-    behind: Annotated[
-        str | None,
-        typer.Option(metavar="HOST:PORT,...", help="Gateways to balance calls across, in place of a model store."),
-    ] = None,
+        Path, typer.Option(metavar="DIR", exists=True, file_okay=False, help="The directory with the archives (.mar).")
+    ],
     address: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="The address to listen on; port 0 is any free port.")
     ] = None,
@@ -109,16 +104,13 @@ def serve(
         raise typer.BadParameter(
             "with --embedded there are no workers and no TorchServe; leave out --workers and --replicas"
         )
-    with console_output.requires_extra("server" if model_store else "door"):
+    with console_output.requires_extra("server"):
         from cutaway.config.settings import Settings
         from cutaway.gateway.application import run
 
-        if model_store is not None:
-            console_output.find_packages("torch", "captum", *(() if embedded else ("ts",)))
-    options = {"address": address, "behind": behind, "replicas": replicas, "log_dir": log_dir}
+        console_output.find_packages("torch", "captum", *(() if embedded else ("ts",)))
+    options = {"address": address, "replicas": replicas, "log_dir": log_dir}
     overrides = {name: value for name, value in options.items() if value is not None}
     settings = Settings.load().model_copy(update=overrides)
-    if (model_store is None) == (not settings.behind):
-        raise typer.BadParameter("give either a model store (--model-store) or the gateways behind this one (--behind)")
     status = run(model_store, settings, embedded=embedded, workers=workers, announce=console_output.print_line)
     raise typer.Exit(status)

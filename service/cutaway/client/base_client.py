@@ -6,6 +6,7 @@ client awaits, and receives the value; `_run` of each client drives it.
 
 from __future__ import annotations
 
+import json
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping, Sequence
@@ -18,13 +19,19 @@ import grpc
 from cutaway.client.reply_size import ReplySizes, exceeds_one_message
 from cutaway.client.request_builder import CheckLike, Inputs, TargetLike, build_request
 from cutaway.client.tls_probe import speaks_tls
-from cutaway.client.transport import TORCHSERVE_SCHEME, Call, GatewayTransport, TorchServeTransport, Transport
+from cutaway.client.transport import SERVICE, TORCHSERVE_SCHEME, Call, GatewayTransport, TorchServeTransport, Transport
 from cutaway.errors import CutawayError, Reason, error
 from cutaway.requests import Argument, Attribution, Capture, CheckMode, Edit, ExplainIf, InspectRequest
 from cutaway.results import InspectResult, ModelName
 from cutaway.trust import Tls, make_trust
 
 _OPTIONS = (("grpc.max_receive_message_length", 2**31 - 1), ("grpc.max_send_message_length", -1))
+
+_SPREADING = {
+    "loadBalancingConfig": [{"round_robin": {}}],
+    "healthCheckConfig": {"serviceName": SERVICE},
+}
+"""gRPC's service config for an address that stands for several servers: each call goes to the next one that serves."""
 """Protobuf reads no larger messages."""
 
 T = TypeVar("T")
@@ -39,7 +46,8 @@ class BaseClient(ABC, Generic[Inspected, Streamed]):
     """A connection to a server.
 
     Args:
-        address: ``host:port`` of a gateway, or ``torchserve://host:port`` of TorchServe's own gRPC port.
+        address: ``host:port`` of a gateway; ``dns:///name:port`` or ``ipv4:host:port,host:port`` of several, of which
+            each call goes to the next one that serves; or ``torchserve://host:port`` of TorchServe's own gRPC port.
         timeout: seconds that a call may take, unless the call says otherwise.
         token: the caller's token, for servers that need one; it is sent to another machine only inside TLS. The token
             of a TorchServe that ``cutaway serve`` started is known to that command only.
@@ -55,7 +63,7 @@ class BaseClient(ABC, Generic[Inspected, Streamed]):
     ) -> None:
         self._transport, self._target = _transport_for(address)
         self._trust = make_trust(self._target, token, tls)
-        self._channel = self._trust.channel(self._grpc, self._target, _OPTIONS)
+        self._channel = self._trust.channel(self._grpc, self._target, _options(self._target))
         self._timeout = timeout
         self._sizes = ReplySizes()
 
@@ -259,6 +267,12 @@ class BaseClient(ABC, Generic[Inspected, Streamed]):
 def _closed_at_once(details: str) -> bool:
     """Whether gRPC says that the server accepted the connection and closed it before it sent anything."""
     return details.startswith("failed to connect") and "refused" not in details
+
+
+def _options(target: str) -> list[tuple[str, Any]]:
+    """Returns the options of a channel to ``target``."""
+    several = target.startswith(("dns:", "ipv4:", "ipv6:"))
+    return [*_OPTIONS, *([("grpc.service_config", json.dumps(_SPREADING))] if several else [])]
 
 
 def _transport_for(address: str) -> tuple[Transport, str]:

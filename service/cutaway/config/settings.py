@@ -61,13 +61,6 @@ class Settings(BaseSettings):
         "have half of them. By default a 24th of the memory that the server may use.",
     )
     replicas: int = Field(default=1, gt=0, description="TorchServe processes that share the calls.")
-    behind: str = Field(
-        default="", description="Upstream gateways that share the calls, HOST:PORT,...; this one then runs no models."
-    )
-    behind_token: str | None = Field(default=None, description="Token for the upstream gateways.", repr=False)
-    behind_ca: Path | None = Field(
-        default=None, description="Authority of the upstream gateways' certificates, PEM; without it, no TLS."
-    )
     request_memory_bytes: int | None = Field(
         default=None,
         gt=0,

@@ -14,25 +14,20 @@ def read_fields(view: Any) -> Iterator[tuple[int, Any]]:
     Raises:
         IndexError, KeyError: the bytes are no message.
     """
-    return ((number, value) for number, value, _ in read_fields_with_ends(view))
-
-
-def read_fields_with_ends(view: Any) -> Iterator[tuple[int, Any, int]]:
-    """Does what `read_fields` does, and yields the position after each field too."""
     position = 0
     while position < len(view):
         tag, position = _varint(view, position)
         number, kind = tag >> 3, tag & 7
         if kind == _VARINT:
             value, position = _varint(view, position)
-            yield number, value, position
+            yield number, value
             continue
         size, position = _varint(view, position) if kind == _BYTES else ({_FIXED32: 4, _FIXED64: 8}[kind], position)
         if position + size > len(view):
             raise IndexError
         value = view[position : position + size]
         position += size
-        yield number, value, position
+        yield number, value
 
 
 def _varint(view: memoryview, position: int) -> tuple[int, int]:

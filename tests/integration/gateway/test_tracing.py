@@ -109,17 +109,6 @@ def test_one_trace_from_the_caller_into_the_worker(tmp_path: Path, monkeypatch: 
     assert len(ours) == len(calls) + sum(span.parent_span_id in {call.span_id for call in calls} for span in ours)
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_trace_goes_on_from_front_door_to_front_door(stream: bool, tmp_path: Path) -> None:
-    """A model behind a gateway that hands calls on to another one runs inside its caller's span all the same."""
-    model = Noting()
-    with serve({"net": model}) as inner, serving(None, tmp_path / "logs", "--behind", inner.address) as outer:
-        model.below.clear()
-        with grpc.insecure_channel(outer.address) as channel:
-            ask(channel, f"00-{TRACE}-{SPAN}-01", stream=stream)
-    assert set(model.below) == {f"{TRACE}-{SPAN}"}
-
-
 def test_calls_that_share_a_pass_share_its_spans(monkeypatch: pytest.MonkeyPatch) -> None:
     """The passes of a shared turn lie below one call that is sampled, and not below one that is not."""
     sampled, unsampled = f"{TRACE}-{SPAN}", f"{TRACE}-{'1' * 16}"

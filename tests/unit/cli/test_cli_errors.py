@@ -158,7 +158,7 @@ def test_a_command_without_its_packages_says_what_is_missing(address: str, image
     [
         ("CUTAWAY_TLS_CERT", "no such setting; did you mean CUTAWAY_TLS_CERTIFICATE?"),
         ("CUTAWAY_TOKENS_FILE", "no such setting; did you mean CUTAWAY_TOKENS?"),
-        ("CUTAWAY_X", "no such setting; settings: ADDRESS, BEHIND, "),
+        ("CUTAWAY_X", "no such setting; settings: ADDRESS, DEFAULT_DEADLINE_S, "),
     ],
 )
 def test_a_misspelt_setting_is_refused(name: str, said: str, tmp_path: Path) -> None:
