@@ -1,27 +1,31 @@
-# Cutaway's gateway with TorchServe, on the CPU. docs/deployment.md says how to build and run it.
+# Cutaway's gateway with TorchServe. docs/deployment.md says how to build and run it.
 #
-# BASE is any glibc system with Python 3.10 or newer and its venv module. EXTRAS are Cutaway's own (pyproject.toml).
+# BASE is any glibc system with Python 3.10 or newer and its venv module. EXTRAS are those of Cutaway's (pyproject.toml)
+# that have a file in deploy/requirements.
 ARG BASE=python:3.11-slim-bookworm
 
 # All that is not ours, Java in a wheel included. A change of our code leaves this stage, and torch in it, as it is.
 FROM ${BASE} AS dependencies
 ARG EXTRAS=server
+# The SHA-256 of another build of torch, which comes instead of PyPI's and its CUDA packages.
+ARG TORCH_SHA256
 # Where pip looks. Only RUN sees these, and the image does not keep them.
 ARG PIP_INDEX_URL
-ARG PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
+ARG PIP_EXTRA_INDEX_URL
 ARG PIP_FIND_LINKS
 ARG PIP_CERT
 ARG PIP_DEFAULT_TIMEOUT
+RUN python3 -m venv /opt/cutaway
 WORKDIR /build
-COPY pyproject.toml constraints.txt ./
-# pip installs what a package needs only together with the package: an empty one comes, and goes. dumb-init is the first
-# process: the kernel keeps from that one signals it has not asked for, which Python takes seconds to, and leaves it what
-# TorchServe's workers are when TorchServe was killed.
-RUN mkdir -p service/cutaway handlers \
-    && touch README.md LICENSE service/cutaway/__init__.py handlers/inspection_handler.py \
-    && python3 -m venv /opt/cutaway \
-    && /opt/cutaway/bin/pip install --no-cache-dir --constraint constraints.txt ".[${EXTRAS}]" dumb-init==1.2.5.post1 \
-    && /opt/cutaway/bin/pip uninstall --yes cutaway
+COPY deploy/requirements ./
+# Wheels only: to build from source, pip fetches tools without comparing hashes, and runs them. dumb-init, in
+# server.txt, is the first process: the kernel keeps from that one signals it has not asked for, which Python takes seconds to, and
+# leaves it what TorchServe's workers are when TorchServe was killed.
+RUN if [ "${TORCH_SHA256}" ]; then \
+        torch=$(grep -o '^torch==[^ ]*' torch.txt) && echo "${torch} --hash=sha256:${TORCH_SHA256}" >torch.txt; \
+    fi \
+    && /opt/cutaway/bin/pip install --no-cache-dir --require-hashes --only-binary :all: \
+        $(echo "${EXTRAS}" | sed 's/[^,]*/--requirement &.txt/g; s/,/ /g')
 
 FROM ${BASE} AS wheel
 ARG PIP_INDEX_URL
@@ -29,12 +33,14 @@ ARG PIP_EXTRA_INDEX_URL
 ARG PIP_FIND_LINKS
 ARG PIP_CERT
 ARG PIP_DEFAULT_TIMEOUT
-WORKDIR /build
 RUN python3 -m venv /build/tools
+WORKDIR /build
+COPY deploy/requirements requirements
+RUN tools/bin/pip install --no-cache-dir --require-hashes --only-binary :all: --requirement requirements/build.txt
 COPY pyproject.toml README.md LICENSE ./
 COPY handlers handlers
 COPY service service
-RUN tools/bin/pip wheel --no-cache-dir --no-deps --wheel-dir /dist .
+RUN tools/bin/pip wheel --no-cache-dir --no-index --no-deps --no-build-isolation --wheel-dir /dist .
 
 FROM ${BASE}
 LABEL org.opencontainers.image.title="Cutaway" \

@@ -55,7 +55,7 @@ protos: ## write service/cutaway/v1 from protos/
 docs: ## write the tables of docs/ from the code
 	@scripts/docs
 
-lock: ## write constraints.txt with the newest versions
+lock: ## write constraints.txt and deploy/requirements with the newest versions
 	@scripts/lock
 
 sbom: ## list the installed packages, with licences: build/sbom.json, CycloneDX (ARGS=PYTHON: of another environment)

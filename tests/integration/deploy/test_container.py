@@ -55,7 +55,7 @@ def test_the_image_sets_what_exists() -> None:
 def test_a_change_of_our_code_does_not_fetch_torch_again() -> None:
     """The stage that installs what we need reads nothing of ours but versions, and comes into the image before ours."""
     dependencies, _, last = stages()
-    assert [each.text for each in dependencies.all("COPY")] == ["pyproject.toml constraints.txt ./"]
+    assert [each.text for each in dependencies.all("COPY")] == ["deploy/requirements ./"]
     assert [each.text.split()[0] for each in last.all("COPY")][:2] == ["--from=dependencies", "--from=wheel"]
 
 
