@@ -31,7 +31,7 @@ from cutaway.results import ModelName
 from cutaway.v1 import inspection_pb2, inspection_service_pb2, worker_pb2
 from cutaway.wire import chunks
 from cutaway.wire import models as wire_models
-from cutaway.wire.message_walk import MAX_TEXT, check_structure, parse
+from cutaway.wire.message_walk import MAX_TEXT, check_entries, check_structure, parse
 from cutaway.wire.reply_summary import summarize
 from cutaway.wire.reply_timings import complete_response
 from cutaway.worker_protocol import reply_socket
@@ -139,7 +139,9 @@ class Servicer:
     def _authorize(self, data: bytes, caller: Caller) -> tuple[ModelName, Permissions]:
         """Returns the model of a serialised InspectRequest, and the caller's permissions for it. The whole request is
         parsed only if something in it may be refused."""
-        routed = parse(worker_pb2.RoutedRequest, data, "cutaway.v1.InspectRequest")
+        name_of_type = inspection_pb2.InspectRequest.DESCRIPTOR.full_name
+        check_entries(inspection_pb2.InspectRequest, data, name_of_type)  # RoutedRequest has one of its fields
+        routed = parse(worker_pb2.RoutedRequest, data, name_of_type)
         name, permissions = self._resolve(routed.model, caller)
         if not permissions.unrestricted:
             message = parse(inspection_pb2.InspectRequest, data)
