@@ -23,6 +23,7 @@ from cutaway.gateway.backends.base import MAX_BATCH_BYTES, Backend, SetServing, 
 from cutaway.gateway.batching.batcher import Batcher
 from cutaway.gateway.models.catalog import Catalog
 from cutaway.gateway.models.store import ModelStore
+from cutaway.gateway.time_limit import within
 from cutaway.results import ModelName
 from cutaway.wire.chunks import as_message
 from cutaway.worker.memory_limit import limit_request_memory
@@ -113,7 +114,7 @@ class InProcessBackend:
             pieces = thread.worker.stream(parts, held=False)
             first = thread.submit(partial(next, pieces))  # all other pieces need no model
             try:
-                piece = await asyncio.wait_for(asyncio.wrap_future(first), timeout_s)
+                piece = await within(timeout_s, asyncio.wrap_future(first))
                 while piece:
                     yield as_message(piece).joined()
                     piece = await asyncio.to_thread(next, pieces, None)

@@ -17,6 +17,7 @@ from typing import TypeAlias
 
 from cutaway.errors import CutawayError, Reason, error
 from cutaway.gateway.batching.fair_queue import FairQueue
+from cutaway.gateway.time_limit import within
 from cutaway.worker_protocol.torchserve_messages import CallParts
 
 _MAX_WORKER_DEATHS = 2
@@ -108,7 +109,7 @@ class Batcher:
         self._send_batches()
         try:
             # A deadline or cancellation cancels the future, and a queued call is then dropped.
-            return await asyncio.wait_for(call.reply, timeout_s)
+            return await within(timeout_s, call.reply)
         except asyncio.TimeoutError:
             raise error(Reason.DEADLINE_EXCEEDED, "the deadline passed before the model replied") from None
 

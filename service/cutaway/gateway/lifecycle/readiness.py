@@ -8,6 +8,7 @@ from cutaway.config.settings import Settings
 from cutaway.errors import CutawayError, Reason, error
 from cutaway.gateway.backends.torchserve import TorchServeBackend
 from cutaway.gateway.models.store import ModelStore
+from cutaway.gateway.time_limit import within
 from cutaway.gateway.torchserve.server_process import TorchServe
 from cutaway.results import ModelName
 from cutaway.v1 import worker_pb2
@@ -28,7 +29,7 @@ async def unready_models(server: TorchServe, store: ModelStore, settings: Settin
 
     async def fault(name: ModelName) -> str:
         try:
-            return await asyncio.wait_for(_fault(server, probe, name), settings.start_timeout_s)
+            return await within(settings.start_timeout_s, _fault(server, probe, name))
         except asyncio.TimeoutError:
             return f"it did not answer within {settings.start_timeout_s:g} s; TorchServe's log may say why"
 

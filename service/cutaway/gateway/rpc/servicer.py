@@ -27,6 +27,7 @@ from cutaway.gateway.observability.call_watch import CallWatch, current_call
 from cutaway.gateway.rpc.authentication import AuthenticatingHandler, current_caller
 from cutaway.gateway.rpc.receiving import receiving
 from cutaway.gateway.rpc.status import Context, aborting
+from cutaway.gateway.time_limit import within
 from cutaway.results import ModelName
 from cutaway.v1 import inspection_pb2, inspection_service_pb2, worker_pb2
 from cutaway.wire import chunks
@@ -170,7 +171,7 @@ async def _write(context: Context, message: bytes) -> None:
     """Sends a message of a streamed reply; returns when the connection has room for the next one. Cancels the call if
     its caller no longer receives."""
     try:
-        await asyncio.wait_for(context.write(message), reply_socket.PATIENCE_S)
+        await within(reply_socket.PATIENCE_S, context.write(message))
     except asyncio.TimeoutError:
         what = f"the caller did not read {len(message)} bytes of the reply within {reply_socket.PATIENCE_S:g} s"
         raise error(Reason.DEADLINE_EXCEEDED, f"{what}; ask for smaller chunks") from None
