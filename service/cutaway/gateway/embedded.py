@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 from torch import nn
@@ -21,7 +21,7 @@ from cutaway.adapters import Adapter
 from cutaway.archive import builder
 from cutaway.config.settings import Settings
 from cutaway.errors import Reason, error
-from cutaway.gateway.backends.in_process import InProcessBackend
+from cutaway.gateway.backends.in_process import InProcessBackend, supervise
 from cutaway.gateway.models.catalog import Catalog
 from cutaway.gateway.rpc.server import GatewayServer
 from cutaway.worker.worker import Worker
@@ -61,28 +61,31 @@ def serve(
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="cutaway-gateway", daemon=True)
     thread.start()
+    running = _running(workers, settings)
     try:
-        server = asyncio.run_coroutine_threadsafe(_start(workers, settings), loop).result()
+        server = asyncio.run_coroutine_threadsafe(running.__aenter__(), loop).result()
         try:
             yield Served(server.address, server.observers.address)
         finally:
-            asyncio.run_coroutine_threadsafe(server.stop(settings.grace_s), loop).result()
+            asyncio.run_coroutine_threadsafe(running.__aexit__(None, None, None), loop).result()
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
 
 
-async def _start(workers: list[Worker], settings: Settings) -> GatewayServer:
+@asynccontextmanager
+async def _running(workers: list[Worker], settings: Settings) -> AsyncIterator[GatewayServer]:
     # In the loop: gRPC's server belongs to the loop that it is created in.
     backend = InProcessBackend(workers, Catalog([worker.name for worker in workers]), settings)
     server = GatewayServer(backend, settings)
+    watching = asyncio.ensure_future(supervise(workers, settings.hang_s, server.set_serving))
     try:
         await server.start()
-    except BaseException:
-        await server.stop(0)
-        raise
-    return server
+        yield server
+    finally:
+        watching.cancel()
+        await server.stop(settings.grace_s)
 
 
 def _check(workers: list[Worker]) -> None:

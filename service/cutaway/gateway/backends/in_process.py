@@ -62,10 +62,10 @@ async def in_process_backend(store: ModelStore, settings: Settings) -> AsyncIter
         limit_request_memory(allowed)
         for worker in workers:
             worker.request_memory_bytes = allowed
-        yield InProcessBackend(workers, store.catalog, settings), partial(_supervise, workers, settings.hang_s)
+        yield InProcessBackend(workers, store.catalog, settings), partial(supervise, workers, settings.hang_s)
 
 
-async def _supervise(workers: Sequence[Worker], hang_s: float, set_serving: SetServing) -> None:
+async def supervise(workers: Sequence[Worker], hang_s: float, set_serving: SetServing) -> None:
     """Calls ``set_serving`` whenever a model begins to hang, or goes on: its thread cannot be ended."""
     serving = {worker.name for worker in workers}
     while True:
