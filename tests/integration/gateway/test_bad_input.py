@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import io
+import tracemalloc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,10 +22,12 @@ from cutaway.wire.framing import prefix
 from cutaway.wire.message_walk import MAX_ENTRIES
 from examples.digits.digits_adapter import Digits
 from tests.support.small_models import Images, Words
+from tests.support.waiting import until
 
 IMAGE = np.random.default_rng(0).random((2, 1, 8, 8), np.float32)
 IDS = np.array([[1, 2, 3], [4, 5, 6]])
 WEIGHT = np.ones((2, 3), np.float32)
+MEBIBYTE = 1 << 20
 
 
 @pytest.fixture(scope="module")
@@ -265,6 +269,24 @@ def test_too_many_fields_are_not_read(client: ca.Client, address: str, method: s
     failure = refused(address, method, fields + b"\xff")
     assert (failure.reason, failure.field) == ("INVALID_VALUE", field)
     assert failure.message == "the request has more than 100000 entries"
+
+
+@pytest.mark.parametrize("method", ["Inspect", "InspectStream"])
+def test_a_refused_request_is_not_kept(address: str, method: str) -> None:
+    """Its memory is free when its call has ended, without a collection of garbage, which comes rarely."""
+    payload = hostile([MEBIBYTE], bytes(4 * MEBIBYTE)).replace(b"net", b"who", 1)
+    if method == "InspectStream":
+        payload = prefix(1, len(payload)) + payload
+    tracemalloc.start()
+    gc.disable()
+    try:
+        for _ in range(4):
+            with grpc.insecure_channel(address) as channel, pytest.raises(grpc.RpcError, match="NOT_FOUND"):
+                list(channel.unary_stream(f"/{SERVICE}/{method}")(payload))
+        until(lambda: tracemalloc.get_traced_memory()[0] < len(payload))
+    finally:
+        gc.enable()
+        tracemalloc.stop()
 
 
 def test_a_request_over_the_limit_says_what_the_limit_is() -> None:

@@ -40,7 +40,13 @@ def receiving(method: Method, watch: Callable[[Method], Method], timeout_s: floa
             data = await _receive(context, timeout_s)
         except CutawayError as failure:
             return await watch(refusing(failure))(b"", context)
-        return await observed(data, context)
+        try:
+            return await observed(data, context)
+        except grpc.aio.AbortError as ended:
+            # gRPC keeps it, and so the frames of its traceback in a cycle: with the request, until the next collection.
+            ended.__context__ = None
+            del data
+            raise ended.with_traceback(None)
 
     make: Any = grpc.stream_stream_rpc_method_handler if streams else grpc.stream_unary_rpc_method_handler
     handler: Handler = make(handle)
