@@ -31,8 +31,8 @@ INNER_LAYERS = {
         *("execution", "dry_run", "batch"),
     ],
     "gateway": [
-        *("file_watch", "torchserve", "models", "auth", "batching", "observability", "backends", "rpc", "lifecycle"),
-        *("application", "embedded", "gateway"),
+        *("file_watch", "time_limit", "torchserve", "models", "auth", "batching", "observability", "backends", "rpc"),
+        *("lifecycle", "application", "embedded", "gateway"),
     ],
 }
 """The same inside the two largest parts, package by package."""
@@ -255,6 +255,13 @@ def test_nothing_is_unpickled() -> None:
         calls = {ast.unparse(node.func) for node in ast.walk(module.tree) if isinstance(node, ast.Call)}
         assert not calls & {"torch.load", "torch.save", "torch.jit.load", "eval", "exec"}, module.name
         assert "allow_pickle=True" not in module.path.read_text("utf-8").replace(" ", ""), module.name
+
+
+def test_no_cancellation_is_swallowed() -> None:
+    """As asyncio's own does it before Python 3.12."""
+    for module in OWN:
+        calls = {ast.unparse(node.func) for node in ast.walk(module.tree) if isinstance(node, ast.Call)}
+        assert "asyncio.wait_for" not in calls, f"{module.name}: gateway.time_limit.within does it"
 
 
 def test_rooms_are_small() -> None:

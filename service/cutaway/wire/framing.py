@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types
+_MAX_SHIFT = 63  # of a number's tenth byte, the last one
 
 
 def read_fields(view: Any) -> Iterator[tuple[int, Any]]:
@@ -34,6 +35,8 @@ def _varint(view: memoryview, position: int) -> tuple[int, int]:
     """Returns the number that begins at ``position``, and the position after it."""
     value = shift = 0
     while view[position] & 0x80:
+        if shift == _MAX_SHIFT:
+            raise IndexError
         value |= (view[position] & 0x7F) << shift
         position, shift = position + 1, shift + 7
     return value | view[position] << shift, position + 1

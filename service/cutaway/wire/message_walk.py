@@ -1,19 +1,22 @@
-"""Parses a message, walks through all messages in it: unknown fields, tensors, and the size of compressed tensors."""
+"""Parses a message, walks through all messages in it: how many fields, unknown fields, tensors, and the size of
+compressed tensors."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from functools import cache
 from typing import Any, TypeVar
 
-from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from cutaway.errors import Reason, error
+from cutaway.errors import CutawayError, Reason, at, error
 from cutaway.schema.tensors import DTYPES, MAX_RANK
 from cutaway.v1 import tensor_pb2
 from cutaway.wire.enums import DATA_TYPE_NAMES
+from cutaway.wire.framing import read_fields_with_ends
 
 M = TypeVar("M", bound=Message)
 
@@ -22,22 +25,67 @@ def parse(kind: type[M], data: bytes, name: str = "") -> M:
     """Returns the message of type ``kind`` in ``data``; ``name`` is that of its type for the caller, if it differs.
 
     Raises:
-        InvalidArgument: ``MALFORMED_REQUEST``.
+        InvalidArgument: ``MALFORMED_REQUEST``; ``INVALID_VALUE``, for more than `MAX_ENTRIES`.
     """
+    name = name or kind.DESCRIPTOR.full_name
+    check_entries(kind, data, name)
     try:
         return kind.FromString(data)
     except DecodeError:
-        what = f"the {len(data)} bytes are not a {name or kind.DESCRIPTOR.full_name}"
-        raise error(Reason.MALFORMED_REQUEST, what) from None
+        raise _malformed(data, name) from None
+
+
+def _malformed(data: bytes, name: str) -> CutawayError:
+    return error(Reason.MALFORMED_REQUEST, f"the {len(data)} bytes are not a {name}")
 
 
 MAX_TEXT = 1000
 """The most characters of a text that is no input: of a name, of a key."""
 
 MAX_ENTRIES = 100_000
-"""The most messages and texts of a list."""
+"""The most fields of a message and of all messages in it; each element of a list is one, but packed numbers are one
+together."""
 
 _FREE_TEXTS = ("cutaway.v1.Argument.text",)
+
+
+def check_entries(kind: type[Message], data: bytes, name: str) -> None:
+    """Counts the fields of a message before it is parsed, where two bytes may become an object of a hundred; arguments
+    and errors as of `parse`. Data of tensors are stepped over."""
+    if len(data) <= MAX_ENTRIES * _MIN_FIELD_BYTES:
+        return
+    fields: Any = kind.DESCRIPTOR  # of several types in the stubs
+    try:
+        _count_entries(fields, memoryview(data), 0)
+    except LookupError:
+        raise _malformed(data, name) from None
+
+
+_MIN_FIELD_BYTES = 2  # a tag, and a value or a length
+
+
+def _count_entries(kind: Descriptor, message: memoryview, before: int) -> int:
+    """Returns how many fields there are in ``message`` and ``before``; reads none after the first that is too many."""
+    count = before
+    nested = _message_fields(kind)
+    for number, value, _ in read_fields_with_ends(message):
+        count += 1
+        if count > MAX_ENTRIES:
+            field = kind.fields_by_number.get(number)
+            what = f"the request has more than {MAX_ENTRIES} entries"
+            raise error(Reason.INVALID_VALUE, what, "" if field is None else field.name)
+        if number in nested and isinstance(value, memoryview):
+            name, inner = nested[number]
+            with at(name):
+                count = _count_entries(inner, value, count)
+    return count
+
+
+@cache
+def _message_fields(kind: Descriptor) -> dict[int, tuple[str, Descriptor]]:
+    """Returns name and type of the fields that hold messages, by number: looking them up would be most of the work."""
+    fields = ((field.number, field.name, field.message_type) for field in kind.fields)
+    return {number: (name, inner) for number, name, inner in fields if inner is not None}
 
 
 def check_structure(message: Message, path: str = "") -> None:
@@ -45,7 +93,7 @@ def check_structure(message: Message, path: str = "") -> None:
 
     Raises:
         InvalidArgument: ``UNKNOWN_FIELD``, for a field that is not in this server's contract; ``INVALID_VALUE``, for a
-            name of more than `MAX_TEXT` characters, or a list of more than `MAX_ENTRIES`.
+            name of more than `MAX_TEXT` characters.
     """
     unknown = UnknownFieldSet(message)
     if len(unknown):
@@ -69,10 +117,6 @@ def check_lengths(message: Message, path: str = "") -> None:
 
 def _check_lengths(field: FieldDescriptor, value: Any, path: str) -> None:
     if field.is_repeated:
-        if field.type not in (FieldDescriptor.TYPE_MESSAGE, FieldDescriptor.TYPE_STRING):
-            return  # numbers take no more room than in the message
-        if len(value) > MAX_ENTRIES:
-            raise error(Reason.INVALID_VALUE, f"{len(value)} entries; {MAX_ENTRIES} are the most", path)
         texts = value if field.type == FieldDescriptor.TYPE_STRING or _is_map(field) else ()
     else:
         texts = (value,) if field.type == FieldDescriptor.TYPE_STRING and field.full_name not in _FREE_TEXTS else ()

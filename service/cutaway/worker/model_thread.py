@@ -36,8 +36,15 @@ class ModelThread:
         self._thread.join(grace_s)
 
     def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
+        while self._run_next():
+            pass
+
+    def _run_next(self) -> bool:
+        """Runs a job, and keeps nothing of it; returns whether there may be another."""
+        job = self._jobs.get()
+        if job is not None:
             job()
+        return job is not None
 
 
 def _complete(future: Future[T], job: Callable[[], T]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,7 +20,7 @@ from torch import nn
 from cutaway.adapters import Adapter, TensorAdapter, create_adapter, find_adapter, load_model
 from cutaway.archive import reader
 from cutaway.config.settings import Settings
-from cutaway.engine.batch import inspect_batch
+from cutaway.engine.batch import Outcome, inspect_batch
 from cutaway.engine.checks.row_independence import rows_independent
 from cutaway.engine.dry_run.memory import least_bytes
 from cutaway.engine.dry_run.pass_count import costs
@@ -155,11 +156,16 @@ class Worker:
         """
         start = time.perf_counter()
         with self._busy(calls), trace_context.attached(call.traceparent for call in calls):
-            decoded = [_catch(self._decode, call) for call in calls]
-            results = iter(inspect_batch([item.plan for item in decoded if isinstance(item, _Decoded)]))
-        for item in decoded:
-            outcome = _catch(self._encode, item, next(results)) if isinstance(item, _Decoded) else item
-            yield _serialised(outcome, _since(start))
+            decoded = deque(_catch(self._decode, call) for call in calls)
+            results = deque(inspect_batch([item.plan for item in decoded if isinstance(item, _Decoded)]))
+        while decoded:  # when a reply is out, nothing of its call is left
+            yield self._reply(decoded.popleft(), results, start)
+
+    def _reply(
+        self, item: _Decoded | worker_pb2.WorkerReply | BaseException, results: deque[Outcome], start: float
+    ) -> bytes:
+        outcome = _catch(self._encode, item, results.popleft()) if isinstance(item, _Decoded) else item
+        return _serialised(outcome, _since(start))
 
     @contextmanager
     def _busy(self, calls: Sequence[Call]) -> Iterator[None]:

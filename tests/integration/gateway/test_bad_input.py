@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import io
+import tracemalloc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,12 +18,16 @@ from cutaway.client.transport import SERVICE
 from cutaway.gateway import serve
 from cutaway.v1 import inspection_pb2, tensor_pb2
 from cutaway.wire import grpc_status
+from cutaway.wire.framing import prefix
+from cutaway.wire.message_walk import MAX_ENTRIES
 from examples.digits.digits_adapter import Digits
 from tests.support.small_models import Images, Words
+from tests.support.waiting import until
 
 IMAGE = np.random.default_rng(0).random((2, 1, 8, 8), np.float32)
 IDS = np.array([[1, 2, 3], [4, 5, 6]])
 WEIGHT = np.ones((2, 3), np.float32)
+MEBIBYTE = 1 << 20
 
 
 @pytest.fixture(scope="module")
@@ -223,19 +229,64 @@ HOSTILE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", list(HOSTILE))
-def test_hostile_bytes_are_refused_with_a_reason(client: ca.Client, address: str, case: str) -> None:
-    """Bytes that no proper client sends get INVALID_ARGUMENT with ErrorInfo, over plain gRPC."""
-    payload, reason, field, text = HOSTILE[case]
+def refused(address: str, method: str, payload: bytes) -> ca.CutawayError:
+    """The error that ``payload`` gets over plain gRPC: INVALID_ARGUMENT with ErrorInfo."""
     with grpc.insecure_channel(address) as channel:
-        inspect: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"/{SERVICE}/Inspect")
+        call: grpc.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(f"/{SERVICE}/{method}")
         with pytest.raises(grpc.RpcError) as caught:
-            inspect(payload)
+            list(call(payload))
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     trailers: Any = caught.value.trailing_metadata()
-    failure = grpc_status.decode(3, caught.value.details() or "", trailers)
+    return grpc_status.decode(3, caught.value.details() or "", trailers)
+
+
+@pytest.mark.parametrize("case", list(HOSTILE))
+def test_hostile_bytes_are_refused_with_a_reason(client: ca.Client, address: str, case: str) -> None:
+    """Bytes that no proper client sends get an error that says what is wrong."""
+    payload, reason, field, text = HOSTILE[case]
+    failure = refused(address, "Inspect", payload)
     assert (failure.reason, failure.field) == (reason, field)
     assert text in failure.message
+
+
+CAPTURES = b"\x2a\x00" * (MAX_ENTRIES + 1)
+NEW_FIELDS = b"\xf8\x06\x00" * (MAX_ENTRIES + 1)
+
+
+@pytest.mark.parametrize(
+    ("method", "fields", "field"),
+    [
+        ("Inspect", CAPTURES, "captures"),
+        ("Inspect", NEW_FIELDS, ""),
+        ("InspectStream", prefix(1, len(CAPTURES) + 1) + CAPTURES, "captures"),
+        ("InspectStream", NEW_FIELDS, ""),
+        ("GetModel", NEW_FIELDS, ""),
+        ("ListModels", NEW_FIELDS, ""),
+    ],
+)
+def test_too_many_fields_are_not_read(client: ca.Client, address: str, method: str, fields: bytes, field: str) -> None:
+    """The request is refused at the first that is too many: that it ends in the middle of a field is not seen."""
+    failure = refused(address, method, fields + b"\xff")
+    assert (failure.reason, failure.field) == ("INVALID_VALUE", field)
+    assert failure.message == "the request has more than 100000 entries"
+
+
+@pytest.mark.parametrize("method", ["Inspect", "InspectStream"])
+def test_a_refused_request_is_not_kept(address: str, method: str) -> None:
+    """Its memory is free when its call has ended, without a collection of garbage, which comes rarely."""
+    payload = hostile([MEBIBYTE], bytes(4 * MEBIBYTE)).replace(b"net", b"who", 1)
+    if method == "InspectStream":
+        payload = prefix(1, len(payload)) + payload
+    tracemalloc.start()
+    gc.disable()
+    try:
+        for _ in range(4):
+            with grpc.insecure_channel(address) as channel, pytest.raises(grpc.RpcError, match="NOT_FOUND"):
+                list(channel.unary_stream(f"/{SERVICE}/{method}")(payload))
+        until(lambda: tracemalloc.get_traced_memory()[0] < len(payload))
+    finally:
+        gc.enable()
+        tracemalloc.stop()
 
 
 def test_a_request_over_the_limit_says_what_the_limit_is() -> None:

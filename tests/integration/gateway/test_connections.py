@@ -10,6 +10,8 @@ from contextlib import ExitStack
 
 import numpy as np
 import pytest
+from grpc_health.v1 import health
+from grpc_reflection.v1alpha import reflection
 from torch import Tensor, nn
 
 import cutaway as ca
@@ -123,8 +125,14 @@ class Peer:
         ((opened(1),), True),
         ((opened(1), frame(DATA, 0, 1, HALF)), True),
         ((opened(1, f"/{SERVICE}/InspectStream"), frame(DATA, 0, 1, HALF)), True),
+        ((opened(1, f"/{health.SERVICE_NAME}/Check"), frame(DATA, 0, 1, HALF)), True),
+        ((opened(1, f"/{health.SERVICE_NAME}/Watch"), frame(DATA, 0, 1, HALF)), True),
+        ((opened(1, f"/{reflection.SERVICE_NAME}/ServerReflectionInfo"), frame(DATA, 0, 1, HALF)), True),
     ],
-    ids=["silent", "half a header", "no call", "no request", "half a request", "half a request for a stream"],
+    ids=[
+        *("silent", "half a header", "no call", "no request", "half a request", "half a request for a stream"),
+        *("half a request for health", "half a request for changes of health", "half a request for reflection"),
+    ],
 )
 def test_a_connection_that_does_nothing_is_ended(address: str, sent: tuple[bytes, ...], answers: bool) -> None:
     """However far it went, and although it answers pings, where it can; others are served meanwhile."""

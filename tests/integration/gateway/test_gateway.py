@@ -26,8 +26,9 @@ from cutaway.gateway.models.catalog import Catalog
 from cutaway.results import ModelName
 from cutaway.v1 import inspection_pb2, inspection_service_pb2, inspection_service_pb2_grpc, tensor_pb2
 from cutaway.worker_protocol.torchserve_messages import decode_worker_reply
+from tests.support.health import health
 from tests.support.small_models import Images, Net
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, until
 
 IMAGE = np.random.default_rng(0).random((2, 1, 8, 8), np.float32)
 
@@ -266,6 +267,31 @@ def test_a_caller_that_hangs_up_is_not_worked_for(address: str) -> None:
         gate.open.set()
         client.inspect("gate", {"x": x})
     assert gate.calls < 5
+
+
+class Blocking(nn.Module):
+    """Returns when it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_return = threading.Event()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.may_return.wait()
+        return x
+
+
+def test_the_health_of_a_model_that_hangs() -> None:
+    """Nothing can end it, but health says so until it goes on; the other model is healthy all the while."""
+    model = Blocking()
+    settings = Settings(hang_s=0.2, grace_s=0)
+    with serve({"blocking": model, "net": Images()}, settings=settings) as server, ca.Client(server.address) as client:
+        with pytest.raises(ca.DeadlineExceeded):
+            client.inspect("blocking", {"x": np.ones((1, 2), np.float32)}, timeout=0.2)
+        until(lambda: health(server.address, "blocking") == "NOT_SERVING")
+        assert health(server.address, "net") == "SERVING"
+        model.may_return.set()
+        until(lambda: health(server.address, "blocking") == "SERVING")
 
 
 def test_a_model_that_never_returns_does_not_keep_its_server() -> None:

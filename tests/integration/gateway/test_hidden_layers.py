@@ -245,31 +245,6 @@ def test_calls_of_one_batch_keep_their_own_layers(net: nn.Module) -> None:
     assert seen[2] == {"open2"}
 
 
-def test_a_gateway_passes_its_callers_layers_on(
-    net: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The gateway behind it has no token file, and still refuses what the first one's token does not list."""
-    tokens = write(tmp_path / "tokens.toml", entry("narrow", {"*": EVERY}, layers=json.dumps(LISTED)))
-    monkeypatch.setenv("CUTAWAY_TOKENS", str(tokens))
-    with (
-        serve({"net": net}, settings=Settings(tokens=None)) as inner,
-        serving(None, tmp_path / "logs", "--behind", inner.address) as outer,
-        ca.Client(outer.address, token="narrow") as client,
-    ):
-        for stream in (False, True):
-            assert client.inspect("net", X, captures=["**"], stream=stream).captures.keys() == VISIBLE
-            with pytest.raises(ca.PermissionDenied):
-                client.inspect("net", X, captures=["secretive"], stream=stream)
-
-
-NET = """
-import torch
-from torch import nn
-
-from cutaway.adapters import Adapter
-from cutaway.results import InputSpec
-
-
 class Net(Adapter):
     inputs = (InputSpec("input", "float32", (-1, 4)),)
 

@@ -393,6 +393,32 @@ except RuntimeError:
     assert "tell-nobody" not in done.stderr
 
 
+@pytest.mark.parametrize("form", ["", "json", "text"])
+def test_a_traceback_in_a_program_shows_no_values(form: str) -> None:
+    """The same where a program serves its models, and configures no log."""
+    script = f"""
+import cutaway
+from cutaway.config.settings import Settings
+from cutaway.gateway import serve
+from cutaway.gateway.rpc import servicer
+from torch import nn, ones
+def fail(reply):
+    token = "".join(["tell", "-", "nobody"])
+    raise RuntimeError("unforeseen")
+servicer.summarize = fail
+with serve({{"net": nn.Linear(2, 2)}}, settings=Settings(log_format={form!r})) as server:
+    try:
+        cutaway.Client(server.address).inspect("net", {{"input": ones(1, 2)}})
+    except cutaway.Internal:
+        print("failed")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "failed\n"
+    assert "RuntimeError: unforeseen" in done.stderr
+    assert "in fail" in done.stderr
+    assert "tell-nobody" not in done.stderr
+
+
 def test_tensors_are_stepped_over() -> None:
     """Looking at a reply of 64 MiB neither copies nor even reads its tensors, and finds what lies behind them."""
     reply = inspection_pb2.InspectResponse()

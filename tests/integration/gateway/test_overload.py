@@ -156,9 +156,10 @@ def test_a_turn_that_its_worker_never_began_is_sent_again_as_it_was() -> None:
 
     class Gone(Model):
         async def send(self, calls: Sequence[WorkerCall], replied: Replied[bytes]) -> None:
-            await super().send(calls, replied if len(self.turns) > 3 else lambda *_: None)
-            if len(self.turns) < 4:
+            if len(self.turns) < 3:
+                self.turns.append([call.inspect for call in calls])
                 raise NotBegun
+            await super().send(calls, replied)
 
     async def run() -> list[list[bytes]]:
         model = Gone()

@@ -117,8 +117,6 @@ def test_reflection_shows_the_service(server: Server) -> None:
         ({"body": b"garbage"}, "MALFORMED_REQUEST", "exactly one of the parts inspect, describe, stream, got body"),
         ({}, "MALFORMED_REQUEST", "got none"),
         ({"inspect": b"", "describe": b""}, "MALFORMED_REQUEST", "exactly one of the parts"),
-        ({"inspect": b"", "deadline": b"soon"}, "MALFORMED_REQUEST", "deadline"),
-        ({"describe": b"", "deadline": b"1"}, "DEADLINE_EXCEEDED", "the deadline passed while"),
     ],
 )
 def test_garbage_straight_to_torchserve_is_answered(

@@ -1,4 +1,4 @@
-"""What no request has: names of thousands of characters, lists of hundreds of thousands."""
+"""What no request has: names of thousands of characters, and hundreds of thousands of fields."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from cutaway.errors import InvalidArgument
 from cutaway.requests import InspectRequest
 from cutaway.v1 import attribution_pb2, inspection_pb2
 from cutaway.wire import requests
+from cutaway.wire.framing import read_fields
 from cutaway.wire.message_walk import MAX_ENTRIES, MAX_TEXT
 
 LONG = "n" * (MAX_TEXT + 1)
@@ -51,11 +52,23 @@ def test_an_arguments_text_may_be_long() -> None:
     assert decoded.arguments == {"prompt": LONG}
 
 
-def test_a_list_that_no_limit_allows() -> None:
-    """At the top and inside; a list of numbers takes no more room than in the message."""
+TOO_MANY = "the request has more than 100000 entries"
+
+
+def test_a_request_with_more_entries_than_allowed() -> None:
+    """At the top, inside, and of several lists together; packed numbers take no more room than in the message."""
     captures = [inspection_pb2.InspectRequest().captures.add()] * MAX_ENTRIES
-    assert refused(message(captures=captures)) == ("captures", "100001 entries; 100000 are the most")
+    assert refused(message(captures=captures)) == ("captures", TOO_MANY)
     asked = attribution_pb2.AttributionRequest(inputs=["x"] * (MAX_ENTRIES + 1))
-    assert refused(message(attributions=[asked])) == ("attributions[0].inputs", "100001 entries; 100000 are the most")
-    numbers = message(target={"class_index": {"indices": [0] * (MAX_ENTRIES + 1)}})
+    assert refused(message(attributions=[asked])) == ("attributions.inputs", TOO_MANY)
+    half = attribution_pb2.AttributionRequest(inputs=["x"] * (MAX_ENTRIES // 2))
+    assert refused(message(attributions=[half, half])) == ("attributions.inputs", TOO_MANY)
+    numbers = message(target={"class_index": {"indices": [300] * (MAX_ENTRIES + 1)}})
     assert requests.decode(numbers.SerializeToString()).target is not None
+
+
+def test_a_number_without_an_end() -> None:
+    """A number has ten bytes at most: reading a longer one would take a time that grows with its square."""
+    with pytest.raises(IndexError):
+        list(read_fields(b"\x08" + b"\xff" * 10 + b"\x01"))
+    assert list(read_fields(b"\x08" + b"\xff" * 9 + b"\x01")) == [(1, 2**64 - 1)]

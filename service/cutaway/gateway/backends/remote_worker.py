@@ -91,7 +91,7 @@ class RemoteWorker(asyncio.Protocol):
         """Yields the messages of a streamed reply; the worker waits when they are not read."""
         try:
             reader, writer = await asyncio.open_unix_connection(self._path, limit=_READ_AHEAD_BYTES)
-        except OSError:
+        except (ConnectionError, FileNotFoundError):
             raise worker_died() from None
         timer = asyncio.get_running_loop().call_later(until - time.time(), writer.transport.abort)
         self._fetching += 1
@@ -102,7 +102,7 @@ class RemoteWorker(asyncio.Protocol):
                 if kind == Kind.END:
                     return
                 yield await reader.readexactly(size)
-        except (asyncio.IncompleteReadError, OSError):
+        except (asyncio.IncompleteReadError, ConnectionError):
             if time.time() > until - _SLACK_S:
                 why = "the deadline passed before the whole reply was sent"
                 raise error(Reason.DEADLINE_EXCEEDED, why) from None

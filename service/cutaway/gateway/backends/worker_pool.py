@@ -84,7 +84,9 @@ class WorkerPool:
         worker = RemoteWorker(path, changed)
         try:
             await asyncio.get_running_loop().create_unix_connection(lambda: worker, str(path))
-        except OSError:  # its process has ended
+        except ConnectionError:  # its process has ended
             os.unlink(path)
+        except OSError:  # no file descriptor is left: tried again
+            return
         else:
             self._found[path] = worker

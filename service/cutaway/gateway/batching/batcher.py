@@ -17,6 +17,7 @@ from typing import Generic, TypeAlias, TypeVar
 
 from cutaway.errors import CutawayError, Reason, error
 from cutaway.gateway.batching.fair_queue import FairQueue
+from cutaway.gateway.time_limit import within
 from cutaway.v1 import worker_pb2
 
 T = TypeVar("T")
@@ -112,7 +113,7 @@ class Batcher(Generic[T]):
         self.send_batches()
         try:
             # A deadline or cancellation cancels the future, and a queued call is then dropped.
-            return await asyncio.wait_for(call.reply, timeout_s)
+            return await within(timeout_s, call.reply)
         except asyncio.TimeoutError:
             raise error(Reason.DEADLINE_EXCEEDED, "the deadline passed before the model replied") from None
 

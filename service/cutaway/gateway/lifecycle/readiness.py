@@ -10,6 +10,7 @@ from cutaway.gateway.backends.remote_worker import RemoteWorker
 from cutaway.gateway.backends.worker_pool import WorkerPool
 from cutaway.gateway.lifecycle.engine import Engine
 from cutaway.gateway.models.store import ModelStore
+from cutaway.gateway.time_limit import within
 from cutaway.results import ModelName
 from cutaway.v1 import worker_pb2
 from cutaway.wire import grpc_status
@@ -29,7 +30,7 @@ async def unready_models(
 
     async def fault(name: ModelName) -> str:
         try:
-            return await asyncio.wait_for(_fault(engine, pool, name), settings.start_timeout_s)
+            return await within(settings.start_timeout_s, _fault(engine, pool, name))
         except asyncio.TimeoutError:
             return f"it did not answer within {settings.start_timeout_s:g} s; the log may say why"
 

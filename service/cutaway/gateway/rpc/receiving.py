@@ -8,7 +8,7 @@ unary call is the same. Without an interceptor, which would slow every call down
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any, TypeAlias
 
 import grpc
@@ -17,8 +17,11 @@ import grpc.aio
 from cutaway.errors import CutawayError, Reason, error
 from cutaway.gateway.observability.call_watch import Method
 from cutaway.gateway.rpc.status import Context, abort
+from cutaway.gateway.time_limit import within
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+
+_END: object = grpc.aio.EOF  # type: ignore[attr-defined]  # missing in the stubs
 
 
 def receiving(method: Method, watch: Callable[[Method], Method], timeout_s: float, *, streams: bool) -> Handler:
@@ -37,7 +40,13 @@ def receiving(method: Method, watch: Callable[[Method], Method], timeout_s: floa
             data = await _receive(context, timeout_s)
         except CutawayError as failure:
             return await watch(refusing(failure))(b"", context)
-        return await observed(data, context)
+        try:
+            return await observed(data, context)
+        except grpc.aio.AbortError as ended:
+            # gRPC keeps it, and so the frames of its traceback in a cycle: with the request, until the next collection.
+            ended.__context__ = None
+            del data
+            raise ended.with_traceback(None)
 
     make: Any = grpc.stream_stream_rpc_method_handler if streams else grpc.stream_unary_rpc_method_handler
     handler: Handler = make(handle)
@@ -53,20 +62,74 @@ def refusing(failure: CutawayError) -> Method:
     return refuse
 
 
-async def _receive(context: Context, timeout_s: float) -> bytes:
-    """Returns the request of a call.
+class TimeLimitedServer:
+    """Stands for a server in the functions that add gRPC's own services to it, and limits their requests.
+
+    Args:
+        server: gets the services.
+        timeout_s: how long each request may take to arrive; also the next one of a stream.
+    """
+
+    def __init__(self, server: grpc.aio.Server, timeout_s: float) -> None:
+        self._server = server
+        self._timeout_s = timeout_s
+
+    def add_generic_rpc_handlers(self, handlers: Iterable[grpc.GenericRpcHandler]) -> None:
+        """Adds the methods of a service."""
+        self._server.add_generic_rpc_handlers([_TimeLimitedHandler(handler, self._timeout_s) for handler in handlers])
+
+    def add_registered_method_handlers(self, service_name: str, method_handlers: object) -> None:
+        """Does nothing, as in grpc.aio: the methods are the same."""
+
+
+class _TimeLimitedHandler(grpc.GenericRpcHandler):
+    def __init__(self, handler: grpc.GenericRpcHandler, timeout_s: float) -> None:
+        self._handler = handler
+        self._timeout_s = timeout_s
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:
+        handler = self._handler.service(handler_call_details)
+        return None if handler is None else _time_limited(handler, self._timeout_s)
+
+
+def _time_limited(handler: Any, timeout_s: float) -> Handler:
+    """Returns a handler that reads the requests of ``handler`` itself, as `receiving` does."""
+
+    async def handle_one(_: object, context: Context) -> Any:
+        return await (handler.unary_unary or handler.unary_stream)(await receive(context), context)
+
+    async def handle_stream(_: object, context: Context) -> AsyncIterator[Any]:
+        async for reply in handler.stream_stream(receive_all(context), context):
+            yield reply
+
+    async def receive_all(context: Context) -> AsyncIterator[Any]:
+        while (request := await receive(context, or_end=True)) is not _END:
+            yield request
+
+    async def receive(context: Context, *, or_end: bool = False) -> Any:
+        try:
+            return await _receive(context, timeout_s, or_end=or_end)
+        except CutawayError as failure:
+            return await abort(context, failure)
+
+    coding = handler.request_deserializer, handler.response_serializer
+    if handler.request_streaming:
+        return grpc.stream_stream_rpc_method_handler(handle_stream, *coding)
+    if handler.response_streaming:
+        return grpc.stream_stream_rpc_method_handler(handle_one, *coding)
+    return grpc.stream_unary_rpc_method_handler(handle_one, *coding)
+
+
+async def _receive(context: Context, timeout_s: float, *, or_end: bool = False) -> Any:
+    """Returns the next request of a call; with ``or_end``, `_END` after the last one.
 
     Raises:
         CutawayError: ``DEADLINE_EXCEEDED``, or ``MALFORMED_REQUEST`` if the caller sends none.
     """
-    reading = asyncio.ensure_future(context.read())
     try:
-        await asyncio.wait([reading], timeout=timeout_s)  # wait_for would swallow a cancellation, before Python 3.12
-        if not reading.done():
-            raise error(Reason.DEADLINE_EXCEEDED, f"the request did not arrive within {timeout_s:g} s")
-        data: object = reading.result()
-    finally:
-        reading.cancel()
-    if not isinstance(data, bytes):  # grpc.aio.EOF
+        request: object = await within(timeout_s, context.read())
+    except asyncio.TimeoutError:
+        raise error(Reason.DEADLINE_EXCEEDED, f"the request did not arrive within {timeout_s:g} s") from None
+    if request is _END and not or_end:
         raise error(Reason.MALFORMED_REQUEST, "the call ended before its request was sent")
-    return data
+    return request

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from cutaway.client.transport import SERVICE
 from cutaway.config.settings import Settings
@@ -16,6 +17,7 @@ from cutaway.gateway.auth.token_file import authenticator
 from cutaway.gateway.backends.backend import Backend
 from cutaway.gateway.observability.observers import Observers
 from cutaway.gateway.rpc.authentication import ReflectionGuard
+from cutaway.gateway.rpc.receiving import TimeLimitedServer
 from cutaway.gateway.rpc.servicer import Servicer
 from cutaway.results import ModelName
 
@@ -90,8 +92,11 @@ class GatewayServer:
         """
         servicer = Servicer(self._backend, self._settings, self._authenticator, self.observers.watch)
         self._server.add_generic_rpc_handlers((servicer.handler(),))
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
+        limited: Any = TimeLimitedServer(self._server, self._settings.receive_timeout_s)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, limited)
+        services = reflection.aio.ReflectionServicer((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME))
+        add_reflection: Any = reflection_pb2_grpc.add_ServerReflectionServicer_to_server  # without types
+        add_reflection(services, limited)
         address = self._settings.address
         try:
             if self._credentials is None:

@@ -27,11 +27,12 @@ from cutaway.gateway.observability.call_watch import CallWatch, current_call
 from cutaway.gateway.rpc.authentication import AuthenticatingHandler, current_caller
 from cutaway.gateway.rpc.receiving import receiving
 from cutaway.gateway.rpc.status import Context, aborting
+from cutaway.gateway.time_limit import within
 from cutaway.results import ModelName
 from cutaway.v1 import inspection_pb2, inspection_service_pb2, worker_pb2
 from cutaway.wire import chunks
 from cutaway.wire import models as wire_models
-from cutaway.wire.message_walk import MAX_TEXT, check_structure, parse
+from cutaway.wire.message_walk import MAX_TEXT, check_entries, check_structure, parse
 from cutaway.wire.reply_summary import summarize
 from cutaway.wire.reply_timings import complete_response
 from cutaway.worker_protocol.torchserve_messages import decode_stream_opening, decode_worker_reply
@@ -140,7 +141,9 @@ class Servicer:
     def _authorize(self, data: bytes, caller: Caller) -> tuple[ModelName, Permissions]:
         """Returns the model of a serialised InspectRequest, and the caller's permissions for it. The whole request is
         parsed only if something in it may be refused."""
-        routed = parse(worker_pb2.RoutedRequest, data, "cutaway.v1.InspectRequest")
+        name_of_type = inspection_pb2.InspectRequest.DESCRIPTOR.full_name
+        check_entries(inspection_pb2.InspectRequest, data, name_of_type)  # RoutedRequest has one of its fields
+        routed = parse(worker_pb2.RoutedRequest, data, name_of_type)
         name, permissions = self._resolve(routed.model, caller)
         if not permissions.unrestricted:
             message = parse(inspection_pb2.InspectRequest, data)
@@ -169,7 +172,7 @@ async def _write(context: Context, message: bytes) -> None:
     """Sends a message of a streamed reply; returns when the connection has room for the next one. Cancels the call if
     its caller no longer receives."""
     try:
-        await asyncio.wait_for(context.write(message), _PATIENCE_S)
+        await within(_PATIENCE_S, context.write(message))
     except asyncio.TimeoutError:
         what = f"the caller did not read {len(message)} bytes of the reply within {_PATIENCE_S:g} s"
         raise error(Reason.DEADLINE_EXCEEDED, f"{what}; ask for smaller chunks") from None

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import errno
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TypeAlias
 
 import grpc
 import grpc.aio
-import structlog
 
 from cutaway.errors import CutawayError, Reason, error
 from cutaway.wire import grpc_status
 
-log = structlog.get_logger(__name__)
+log = logging.getLogger(__name__)  # structlog's tracebacks show the values of variables, unless it is configured
 
 Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
 

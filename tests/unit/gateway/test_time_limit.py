@@ -1,0 +1,54 @@
+"""What is awaited for a limited time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from cutaway.gateway.time_limit import within
+
+SOON_S = 0.05
+LATE_S = 600.0
+
+
+def test_a_cancellation_is_not_swallowed() -> None:
+    """Also if it comes at the moment at which the result is there."""
+
+    async def run() -> None:
+        result: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        waiting = asyncio.ensure_future(within(LATE_S, result))
+        await asyncio.sleep(SOON_S)
+        result.set_result(1)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    asyncio.run(run())
+
+
+def test_an_error_that_comes_with_a_cancellation_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """As when a caller hangs up while a message is on its way."""
+
+    async def run() -> None:
+        result: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        waiting = asyncio.ensure_future(within(LATE_S, result))
+        await asyncio.sleep(SOON_S)
+        result.set_exception(ValueError("the call has ended"))
+        waiting.cancel()
+        await asyncio.wait([waiting])
+
+    with caplog.at_level(logging.DEBUG, "asyncio"):
+        asyncio.run(run())
+    assert not [record for record in caplog.records if "never retrieved" in record.getMessage()]
+
+
+def test_what_takes_too_long_is_cancelled() -> None:
+    async def run() -> None:
+        result: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        with pytest.raises(asyncio.TimeoutError):
+            await within(SOON_S, result)
+        assert result.cancelled()
+
+    asyncio.run(run())
