@@ -245,6 +245,14 @@ def test_calls_of_one_batch_keep_their_own_layers(net: nn.Module) -> None:
     assert seen[2] == {"open2"}
 
 
+NET = """
+import torch
+from torch import nn
+
+from cutaway.adapters import Adapter
+from cutaway.results import InputSpec
+
+
 class Net(Adapter):
     inputs = (InputSpec("input", "float32", (-1, 4)),)
 

@@ -46,7 +46,7 @@ def receiving(method: Method, watch: Callable[[Method], Method], timeout_s: floa
             # gRPC keeps it, and so the frames of its traceback in a cycle: with the request, until the next collection.
             ended.__context__ = None
             del data
-            raise ended.with_traceback(None)
+            raise ended.with_traceback(None) from None
 
     make: Any = grpc.stream_stream_rpc_method_handler if streams else grpc.stream_unary_rpc_method_handler
     handler: Handler = make(handle)
