@@ -16,7 +16,7 @@ from cutaway.errors import CutawayError, Reason, at, error
 from cutaway.schema.tensors import DTYPES, MAX_RANK
 from cutaway.v1 import tensor_pb2
 from cutaway.wire.enums import DATA_TYPE_NAMES
-from cutaway.wire.framing import read_fields_with_ends
+from cutaway.wire.framing import read_fields
 
 M = TypeVar("M", bound=Message)
 
@@ -68,7 +68,7 @@ def _count_entries(kind: Descriptor, message: memoryview, before: int) -> int:
     """Returns how many fields there are in ``message`` and ``before``; reads none after the first that is too many."""
     count = before
     nested = _message_fields(kind)
-    for number, value, _ in read_fields_with_ends(message):
+    for number, value in read_fields(message):
         count += 1
         if count > MAX_ENTRIES:
             field = kind.fields_by_number.get(number)

@@ -281,8 +281,10 @@ def test_a_refused_request_is_not_kept(address: str, method: str) -> None:
     gc.disable()
     try:
         for _ in range(4):
-            with grpc.insecure_channel(address) as channel, pytest.raises(grpc.RpcError, match="NOT_FOUND"):
-                list(channel.unary_stream(f"/{SERVICE}/{method}")(payload))
+            with grpc.insecure_channel(address) as channel:
+                call: Any = channel.unary_stream(f"/{SERVICE}/{method}")
+                with pytest.raises(grpc.RpcError, match="NOT_FOUND"):
+                    list(call(payload))
         until(lambda: tracemalloc.get_traced_memory()[0] < len(payload))
     finally:
         gc.enable()

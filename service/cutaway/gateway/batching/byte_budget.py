@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import ctypes
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from cutaway.errors import CutawayError, Reason, error
 from cutaway.gateway.batching.fair_queue import caller_id
+
+_BURST_BYTES = 256 << 20
+"""After so many bytes of requests, free memory goes back to the system as soon as no request is under way: glibc would
+keep most of it."""
 
 
 class ByteBudget:
@@ -20,6 +26,7 @@ class ByteBudget:
     def __init__(self, most: int) -> None:
         self._most = most
         self._held: Counter[str] = Counter()
+        self._passed = 0
 
     def require_room(self) -> None:
         """Raises ``OVERLOADED`` if nothing is left: another request need not even be read."""
@@ -39,6 +46,16 @@ class ByteBudget:
         finally:
             self._held[caller] -= size
             self._held += Counter()  # removes callers that hold none
+            self._passed += size
+            if self._passed > _BURST_BYTES and not self._held:
+                self._passed = 0
+                asyncio.get_running_loop().run_in_executor(None, _return_memory)
+
+
+def _return_memory() -> None:
+    """Returns free memory to the system; does nothing where the C library is not glibc."""
+    with suppress(AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _overloaded(held: int, most: int) -> CutawayError:
