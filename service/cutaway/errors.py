@@ -82,6 +82,11 @@ class Reason(StrEnum):
     MODEL_NOT_LOADED = "MODEL_NOT_LOADED", Code.NOT_FOUND, "The archive of the model exists but could not be loaded."
     ARCHIVE_CORRUPT = "ARCHIVE_CORRUPT", _BAD, "A .mar file is damaged, or was not made by `cutaway package`."
     ADAPTER_INVALID = "ADAPTER_INVALID", _BAD, "An adapter cannot be imported, or does not return what it must."
+    WEIGHTS_MISSING = (
+        "WEIGHTS_MISSING",
+        Code.FAILED_PRECONDITION,
+        "The archive has no weights, and its parameters are random.",
+    )
     MODEL_COMPILED = (
         "MODEL_COMPILED",
         Code.FAILED_PRECONDITION,

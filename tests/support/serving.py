@@ -74,7 +74,9 @@ def _text(file: IO[str]) -> str:
     return file.read()
 
 
-def package(store: Path, model: str, adapter: str, *, version: str = "1.0", batch_size: int = 8) -> Path:
+def package(
+    store: Path, model: str, adapter: str, *, version: str = "1.0", batch_size: int = 8, random_weights: bool = False
+) -> Path:
     """An archive with one worker and no weights file."""
     return builder.build(
         model=model,
@@ -88,4 +90,5 @@ def package(store: Path, model: str, adapter: str, *, version: str = "1.0", batc
         response_timeout_s=120,
         destination=store,
         force=True,
+        random_weights=random_weights,
     )

@@ -7,7 +7,7 @@ import importlib.util
 import json
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -52,6 +52,8 @@ def build(
     response_timeout_s: int,
     destination: Path,
     force: bool = False,
+    random_weights: bool = False,
+    check: Callable[[Path], None] | None = None,
 ) -> Path:
     """Builds ``<destination>/<model>-<version>.mar``, and returns its path.
 
@@ -68,6 +70,8 @@ def build(
         response_timeout_s: a worker that takes longer for a batch is killed.
         destination: directory of the archive; created if it does not exist.
         force: whether an existing archive is replaced.
+        random_weights: whether a model without weights may have random parameters.
+        check: called with the new archive before it is put into ``destination``, where no archive is put if it raises.
 
     Raises:
         InvalidArgument: ``INVALID_VALUE`` or ``ADAPTER_INVALID``, with the argument's name.
@@ -78,8 +82,10 @@ def build(
     target = destination / f"{model}-{version}.mar"
     if target.exists() and not force:
         raise _invalid(f"{target} exists already; --force (force=True) replaces it", "destination")
+    if weights and random_weights:
+        raise _invalid("a model with weights has no random ones", "random_weights")
     name, files = _adapter(adapter)
-    manifest = Manifest(model, version, name, *_weights_identity(weights), dict(options))
+    manifest = Manifest(model, version, name, *_weights_identity(weights), dict(options), random_weights)
     files += [handler_file(), *([weights] if weights else []), *extra_files]
     _check_files(files)
     settings = {
@@ -94,7 +100,10 @@ def build(
     destination.mkdir(parents=True, exist_ok=True)
     # In the same directory, so that the last step is a rename: the archive is never visible in part.
     with tempfile.TemporaryDirectory(prefix=".cutaway-", dir=destination) as scratch:
-        _archive(manifest, files, _SETTINGS.format(**settings), Path(scratch)).replace(target)
+        archive = _archive(manifest, files, _SETTINGS.format(**settings), Path(scratch))
+        if check is not None:
+            check(archive)
+        archive.replace(target)
     return target
 
 
@@ -122,7 +131,7 @@ def _module_file(module: str) -> Path:
 
 
 def _check_class(file: Path, name: str) -> None:
-    """Refuses a file that is not Python or has no such class. The file is parsed, not run: its code is not trusted."""
+    """Refuses a file that is not Python or has no such class. The file is parsed, not run."""
     try:
         tree = ast.parse(file.read_bytes(), filename=str(file))
     except OSError as failure:

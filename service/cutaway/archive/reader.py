@@ -22,7 +22,6 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
-from cutaway.archive import random_weights
 from cutaway.archive.names import name_fault, version_fault
 from cutaway.errors import Reason, error
 
@@ -46,6 +45,7 @@ class Manifest:
         weights: the name of the safetensors file in the archive, ``""`` for none.
         weights_sha256: its SHA-256 in hexadecimal.
         options: keyword arguments of the adapter.
+        random_weights: whether a model without weights may have random parameters.
     """
 
     model: str
@@ -54,20 +54,13 @@ class Manifest:
     weights: str = ""
     weights_sha256: str = ""
     options: dict[str, str] = field(default_factory=dict)
+    random_weights: bool = False
 
 
 def read(path: Path) -> Manifest:
     """Checks every byte of the archive at ``path``; returns its manifest."""
     with _open(path) as archive:
         return _verify(archive)
-
-
-def may_be_random(path: Path) -> bool:
-    """Whether the archive at ``path`` has no weights, and nothing in its adapter's file that could be its own."""
-    with _open(path) as archive:
-        manifest = _parse_manifest(archive.read(MANIFEST))
-        file = manifest.adapter.rpartition(":")[0]
-        return not manifest.weights and file.endswith(".py") and random_weights.may_be_random(archive.read(file))
 
 
 def unpack(path: Path, directory: Path, *, workers: int | None = None, batch: int | None = None) -> None:
@@ -185,13 +178,14 @@ def _check_weights(archive: zipfile.ZipFile, manifest: Manifest) -> None:
 def _parse_manifest(text: bytes) -> Manifest:
     values = _json(MANIFEST, text)
     schema, options = values.pop("schema", None), values.pop("options", None)
+    random_weights = values.pop("random_weights", False)  # archives of earlier versions do not have it
     if schema != SCHEMA:
         raise _Damage(f"{MANIFEST} has schema {schema!r}, and this Cutaway reads {SCHEMA}")
     texts = [*values.values(), *options.values()] if isinstance(options, dict) else [None]
-    known = {*values, "options"} == {item.name for item in fields(Manifest)}
-    if not known or not all(isinstance(text, str) for text in texts):
+    known = {*values, "options", "random_weights"} == {item.name for item in fields(Manifest)}
+    if not known or not isinstance(random_weights, bool) or not all(isinstance(text, str) for text in texts):
         raise _Damage(f"{MANIFEST} does not have the fields of a manifest")
-    manifest = Manifest(**values, options=options)
+    manifest = Manifest(**values, options=options, random_weights=random_weights)
     if fault := name_fault(manifest.model) or version_fault(manifest.version):
         raise _Damage(f"{MANIFEST}: {fault}")
     return manifest

@@ -46,10 +46,14 @@ def package(
         "."
     ),
     force: Annotated[bool, typer.Option("--force", help="Replace an existing archive.")] = False,
+    random_weights: Annotated[
+        bool, typer.Option("--random-weights", help="Allow parameters that the adapter neither loads nor seeds.")
+    ] = False,
 ) -> None:
-    """Build an archive from a model and its adapter."""
+    """Build an archive from a model and its adapter, and try whether it loads."""
     with console_output.requires_extra("server"):
-        from cutaway.archive import builder, reader
+        from cutaway.archive import builder
+        from cutaway.worker.trial import load_once
     archive = builder.build(
         model=model,
         version=version,
@@ -63,11 +67,10 @@ def package(
         response_timeout_s=response_timeout,
         destination=output,
         force=force,
+        random_weights=random_weights,
+        check=load_once,
     )
     console_output.print_line(f"built {archive} ({filesize.decimal(archive.stat().st_size)})")
-    if reader.may_be_random(archive):
-        what = "the model may have random parameters: give --weights, or load or seed them in the adapter"
-        console_output.print_line(f"warning: {what}", "yellow")
     console_output.print_line(f"next: cutaway serve --model-store {output}")
 
 

@@ -95,8 +95,8 @@ async def _run(start: Callable[[], _RunningBackend], settings: Settings, announc
 def _backend(model_store: Path, settings: Settings, embedded: bool, workers: int | None) -> _RunningBackend:
     """Returns a context that runs the backend."""
     store = read_store(model_store)
-    for warning in [*(f"not served: {why}" for why in store.faults), *store.warnings]:
-        log.warning(warning)
+    for why in store.faults:
+        log.warning(f"not served: {why}")
     if not embedded:
         return Supervisor(store, settings, workers).running()
     # Imported here because it imports torch; without torch, a gateway takes a third of the memory.

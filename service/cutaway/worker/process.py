@@ -34,7 +34,7 @@ class WorkerProcess:
         """Loads the model of an unpacked archive onto ``device``: ``cpu`` or ``cuda:NUMBER``.
 
         Raises:
-            InvalidArgument: as `Worker.load`.
+            CutawayError: as `Worker.load`.
         """
         worker = Worker.load(model_dir, device=device)
         if device == "cpu":

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from torch import nn
 
-from cutaway.adapters import Adapter, TensorAdapter, create_adapter, find_adapter, load_model
+from cutaway.adapters import Adapter, TensorAdapter, load_model
 from cutaway.archive import reader
 from cutaway.config.settings import Settings
 from cutaway.engine.batch import Outcome, inspect_batch
@@ -45,6 +45,7 @@ from cutaway.wire import results as wire_results
 from cutaway.wire.reply_options import apply_reply_options
 from cutaway.wire.reply_timings import as_worker_reply
 from cutaway.worker import limits, trace_context
+from cutaway.worker.archived_model import load_archived
 from cutaway.worker.call import Call
 from cutaway.worker.failures import as_failure, raising_errors, with_failure
 from cutaway.worker.visible_layers import visible_tree
@@ -103,12 +104,11 @@ class Worker:
 
         Raises:
             InvalidArgument: ``ARCHIVE_CORRUPT`` or ``ADAPTER_INVALID``.
+            FailedPrecondition: ``WEIGHTS_MISSING``; ``MODEL_COMPILED`` and others, if hooks do not reach the model.
         """
         manifest = reader.unpacked(model_dir)
-        weights = model_dir / manifest.weights if manifest.weights else None
-        adapter = create_adapter(find_adapter(manifest.adapter, model_dir), manifest.options, model_dir, weights)
-        name = ModelName(manifest.model, manifest.version)
-        worker = cls(load_model(adapter, device), adapter, name, Settings.load())
+        adapter, model = load_archived(manifest, model_dir, device)
+        worker = cls(model, adapter, ModelName(manifest.model, manifest.version), Settings.load())
         if batches_calls:
             worker._check_row_independence()
         return worker

@@ -257,6 +257,7 @@ class Net(Adapter):
     inputs = (InputSpec("input", "float32", (-1, 4)),)
 
     def build(self):
+        torch.manual_seed(0)
         return nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 3)))
 """
 

@@ -20,8 +20,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 import cutaway as ca
+from cutaway.errors import Reason
 from cutaway.worker_protocol.torchserve_messages import PREDICTIONS, decode_reply, decode_worker_reply, encode_call
 from tests.support import manifests
+from tests.support.health import health
 from tests.support.serving import Server, package, serving
 from tests.support.torchserve_port import behind
 from tests.support.waiting import PATIENCE_S
@@ -227,6 +229,38 @@ def test_a_model_out_of_reach_of_hooks_says_so_to_its_callers(tmp_path: Path) ->
         assert_ends_and_leaves_nothing(running, signal.SIGTERM)
 
 
+_UNSEEDED = """
+import torch
+from cutaway.adapters import Adapter
+
+class Unseeded(Adapter):
+    def build(self):
+        return torch.nn.Linear(3, 2)
+"""
+
+
+@pytest.mark.parametrize(
+    "mode", [["--embedded"], pytest.param([], marks=pytest.mark.slow)], ids=["embedded", "torchserve"]
+)
+def test_random_parameters_are_not_served_unless_allowed(tmp_path: Path, mode: list[str]) -> None:
+    """The operator, the callers and the health check learn of it; the archive that allows them is served."""
+    (tmp_path / "unseeded.py").write_text(_UNSEEDED)
+    adapter = f"{tmp_path / 'unseeded.py'}:Unseeded"
+    package(tmp_path / "store", "refused", adapter)
+    package(tmp_path / "store", "allowed", adapter, random_weights=True)
+    with serving(tmp_path / "store", tmp_path / "logs", *mode) as running, ca.Client(running.address) as client:
+        assert running.said[:-1] == ["serving allowed 1.0"]
+        assert any(line.startswith("not served: refused 1.0: WEIGHTS_MISSING") for line in running.logged)
+        x = {"input": np.ones((1, 3), np.float32)}
+        assert client.inspect("allowed", x).predictions["output"].shape == (1, 2)
+        with pytest.raises(ca.FailedPrecondition, match="package it with --weights FILE") as caught:
+            client.inspect("refused", x)
+        assert (caught.value.reason, caught.value.field) == (Reason.WEIGHTS_MISSING, "model")
+        assert health(running.address, "allowed") == "SERVING"
+        with pytest.raises(grpc.RpcError, match="NOT_FOUND"):
+            health(running.address, "refused")
+
+
 @pytest.mark.slow
 def test_a_model_that_crashes_while_it_loads_costs_the_others_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -283,6 +317,7 @@ class Talking(Adapter):
             raise ValueError("a caught error")
         except ValueError:
             logging.getLogger("model").exception("with a traceback")
+        torch.manual_seed(0)
         return torch.nn.Linear(3, 2)
 """
 
@@ -307,14 +342,7 @@ def test_every_line_of_the_log_is_json(tmp_path: Path, monkeypatch: pytest.Monke
         assert server.said == ["serving talking 1.0", f"ready: {server.address}"]
         assert server.stop() == 0
     written = "\n".join(server.logged)
-    random = "talking 1.0 may have random parameters: talking-1.0.mar has no weights"
-    for words in (
-        "not served: damaged-1.0.mar",
-        "a warning of the model",
-        "a log line of the model",
-        "a traceback",
-        random,
-    ):
+    for words in ("not served: damaged-1.0.mar", "a warning of the model", "a log line of the model", "a traceback"):
         assert words in written
 
 

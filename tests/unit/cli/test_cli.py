@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,16 +21,35 @@ from tests.support.cli import Pair, Pets, cutaway, said, squeezed, without
 from tests.support.serving import serving
 
 ADAPTER = """
+import torch
 from torch import nn
 
 from cutaway.adapters import ImageAdapter
 
 
-class Tiny(ImageAdapter):
+class Unseeded(ImageAdapter):
     size, mode, argument = (8, 8), "L", "input"
 
     def build(self) -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 2))
+
+
+class Tiny(Unseeded):
+    def build(self) -> nn.Module:
+        torch.manual_seed(0)
+        return super().build()
+
+
+class Broken(Unseeded):
+    def build(self) -> nn.Module:
+        raise FileNotFoundError("the weights went missing")
+
+
+class Separate(Unseeded):
+    def build(self) -> nn.Module:
+        from tiny_layers import network
+
+        return network()
 """
 
 
@@ -150,12 +170,49 @@ def test_packages_then_serves_then_answers(tmp_path: Path, image: Path) -> None:
     (tmp_path / "tiny_pets.py").write_text(ADAPTER)
     made = said("package", "tiny", "--adapter", f"{tmp_path / 'tiny_pets.py'}:Tiny", "--output", tmp_path)
     assert f"built {tmp_path / 'tiny-1.0.mar'} (" in made
-    assert "\nwarning: the model may have random parameters: give --weights, or load or seed them" in made
     assert f"next: cutaway serve --model-store {tmp_path}\n" in made
     with serving(tmp_path, tmp_path / "logs", "--embedded") as server:
         assert server.said == ["serving tiny 1.0", f"ready: {server.address}"]
         assert "tiny 1.0" in said("inspect", "tiny", image, "--address", server.address)
         assert server.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("adapter", "message"),
+    [
+        ("Broken", "ADAPTER_INVALID: Broken.load raised FileNotFoundError: the weights went missing"),
+        ("Separate", "ADAPTER_INVALID: Separate.load raised ModuleNotFoundError: No module named 'tiny_layers'"),
+        ("Unseeded", "WEIGHTS_MISSING: the parameters are random: the archive has no weights, and two builds differ"),
+    ],
+)
+def test_a_model_that_does_not_load_is_not_packaged(tmp_path: Path, adapter: str, message: str) -> None:
+    """The command loads the model before it says that the archive is built; an error leaves no file behind."""
+    (tmp_path / "tiny_pets.py").write_text(ADAPTER)
+    before = sorted(tmp_path.rglob("*"))
+    refused = cutaway("package", "tiny", "--adapter", f"{tmp_path / 'tiny_pets.py'}:{adapter}", "--output", tmp_path)
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert refused.stderr.startswith(message)
+    assert len(refused.stderr.splitlines()) == 1
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_random_parameters_are_packaged_on_demand(tmp_path: Path) -> None:
+    """--random-weights allows them, here and where the archive is served."""
+    (tmp_path / "tiny_pets.py").write_text(ADAPTER)
+    adapter = f"{tmp_path / 'tiny_pets.py'}:Unseeded"
+    said("package", "tiny", "--adapter", adapter, "--output", tmp_path, "--random-weights")
+    assert reader.read(tmp_path / "tiny-1.0.mar").random_weights
+
+
+def test_package_lets_an_adapter_import_its_extra_files(tmp_path: Path) -> None:
+    """As a worker of TorchServe does; the path of imports is left as it was."""
+    (tmp_path / "tiny_pets.py").write_text(ADAPTER)
+    layers = tmp_path / "tiny_layers.py"
+    layers.write_text("from torch import nn\n\n\ndef network():\n    return nn.Flatten()\n")
+    path = list(sys.path)
+    adapter = f"{tmp_path / 'tiny_pets.py'}:Separate"
+    assert "built " in said("package", "tiny", "--adapter", adapter, "--extra", layers, "--output", tmp_path)
+    assert sys.path == path
 
 
 def test_layers_that_a_token_hides_are_left_out() -> None:

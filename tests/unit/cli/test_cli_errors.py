@@ -140,11 +140,13 @@ def test_the_base_install_says_what_is_missing() -> None:
 
 @pytest.mark.slow
 def test_a_command_without_its_packages_says_what_is_missing(address: str, image: Path, tmp_path: Path) -> None:
-    """Without torch `serve` names the extra to install, without matplotlib `--plot` does; status 2."""
+    """Without torch `serve` and `package` name the extra to install, without matplotlib `--plot` does; status 2."""
     for package in ("torch", "captum", "ts"):  # the gateway loads none of them: its workers would
         done = without((package,), ["serve", "--model-store", str(tmp_path)])
         assert done.returncode == 2
         assert done.stderr == f"{package} is missing; this needs: pip install 'cutaway[server]'\n"
+    done = without(("torch",), ["package", "tiny", "--adapter", "tiny.py:Tiny"])
+    assert (done.returncode, done.stderr) == (2, "torch is missing; this needs: pip install 'cutaway[server]'\n")
     done = without(("ts",), ["serve", "--embedded", "--model-store", str(tmp_path)])
     assert "no .mar archive" in done.stderr  # without TorchServe, models of this process are served
     plot = ["--plot", str(tmp_path / "x.png")]

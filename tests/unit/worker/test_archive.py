@@ -10,6 +10,7 @@ import stat
 import tempfile
 import zipfile
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +20,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from cutaway.archive import builder, reader
-from cutaway.errors import CutawayError, Reason
+from cutaway.errors import CutawayError, Reason, error
 
 ADAPTER = "class Tiny:\n    '''An adapter; nothing here runs it.'''\n"
 
@@ -100,30 +101,30 @@ def test_an_installed_adapter_and_no_weights(build: Build) -> None:
     assert manifest == reader.Manifest("tiny", "1.0", "cutaway.adapters:Adapter", options={"depth": "2"})
 
 
-CHOSEN = {
-    "loads": "def load(self, weights): return torch.load('x')",
-    "builds with pretrained weights": "def build(self): return resnet18(weights='DEFAULT')",
-    "has a file beside it": "def build(self): return read(self.directory)",
-    "has a seed": "def build(self): torch.manual_seed(0); return nn.Linear(1, 1)",
-}
+def test_random_weights(build: Build) -> None:
+    """The manifest says whether they are allowed; one of an earlier version, which does not say so, allows none."""
+    path = build(weights=None, random_weights=True)
+    assert reader.read(path).random_weights
+    with zipfile.ZipFile(path) as archive:
+        manifest = json.loads(archive.read("cutaway.json"))
+    assert manifest.pop("random_weights")
+    assert not reader.read(rewritten(path, {"cutaway.json": json.dumps(manifest).encode()})).random_weights
+    assert refused(Reason.INVALID_VALUE, lambda: build(version="2.0", random_weights=True)).field == "random_weights"
 
 
-@pytest.mark.parametrize("method", ["def build(self): return nn.Linear(1, 1)", *CHOSEN.values()], ids=["-", *CHOSEN])
-def test_a_model_whose_parameters_nobody_chose(method: str, tmp_path: Path, build: Build) -> None:
-    """Without weights, and with nothing in its adapter's file that could be its own, a model may be random; with
-    weights it is not."""
-    code = tmp_path / "unchosen.py"
-    code.write_text(f"class Unchosen(Adapter):\n    {method}\n")
-    adapter = f"{code}:Unchosen"
-    assert reader.may_be_random(build(adapter=adapter, weights=None, extra_files=[])) == (method not in CHOSEN.values())
-    assert not reader.may_be_random(build(adapter=adapter, version="2.0"))
+def test_an_archive_that_fails_its_check(build: Build, tmp_path: Path) -> None:
+    """The check sees the whole archive. An error of it leaves no file, and an earlier archive as it was."""
+    before = build().read_bytes()
+    left = sorted(tmp_path.rglob("*"))
 
+    def check(archive: Path) -> None:
+        assert reader.read(archive).model == "tiny"
+        raise error(Reason.ADAPTER_INVALID, "it does not load")
 
-def test_an_adapter_that_is_no_python_is_not_random(build: Build) -> None:
-    """An archive made by other means ends nothing that serves."""
-    path = build(weights=None, extra_files=[])
-    for source in (b"class Tiny(", b"\0", b"-" * 200_000 + b"1"):
-        assert not reader.may_be_random(rewritten(path, {"tiny_adapter.py": source}))
+    refused(Reason.ADAPTER_INVALID, lambda: build(force=True, check=check))
+    refused(Reason.ADAPTER_INVALID, lambda: build(version="2.0", check=check))
+    assert sorted(tmp_path.rglob("*")) == left
+    assert (tmp_path / "tiny-1.0.mar").read_bytes() == before
 
 
 def test_torchserve_gets_what_it_needs(build: Build) -> None:
@@ -277,6 +278,14 @@ def test_settings_start_at_one(build: Build, name: str) -> None:
         ({"cutaway.json": b'{"schema": 2}'}, "tiny-1.0.mar: cutaway.json has schema 2"),
         (
             {"cutaway.json": b'{"schema": 1, "options": {}}'},
+            "tiny-1.0.mar: cutaway.json does not have the fields of a manifest",
+        ),
+        (
+            {
+                "cutaway.json": json.dumps(
+                    {"schema": 1, **asdict(reader.Manifest("tiny", "1.0", "tiny_adapter.py:Tiny")), "random_weights": 1}
+                ).encode()
+            },
             "tiny-1.0.mar: cutaway.json does not have the fields of a manifest",
         ),
         ({"MAR-INF/MANIFEST.json": b'{"model": {"modelName": "other"}}'}, "do not name the same model"),

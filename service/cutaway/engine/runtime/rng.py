@@ -76,6 +76,21 @@ def kept_rng_state(device: torch.device) -> AbstractContextManager[None]:
     return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
 
 
+@contextmanager
+def reseeded(device: torch.device) -> Iterator[None]:
+    """Gives the generators of PyTorch, NumPy and Python a new random seed while the block runs; they continue as before
+    it afterwards."""
+    states, python = _states(device), random.getstate()
+    seed = new_seed()
+    _seed(seed, device)
+    random.seed(seed)
+    try:
+        yield
+    finally:
+        _restore(states, device)
+        random.setstate(python)
+
+
 _States: TypeAlias = tuple[Tensor, Any, "Tensor | None"]
 """The states of all generators from which a model on one device can draw."""
 

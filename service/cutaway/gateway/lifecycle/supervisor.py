@@ -112,8 +112,8 @@ class Supervisor:
         old = self._current
         try:
             store = await asyncio.to_thread(read_store, self._directory)
-            for warning in [*(f"not served: {why}" for why in store.faults), *store.warnings]:
-                log.warning(warning)
+            for why in store.faults:
+                log.warning(f"not served: {why}")
             new = self._replica_set(store)
             self._running.append(new)
             await new.start()

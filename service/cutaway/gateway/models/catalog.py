@@ -43,7 +43,7 @@ class Catalog:
 
         Raises:
             NotFound: ``MODEL_NOT_FOUND``, ``VERSION_NOT_FOUND`` or ``MODEL_NOT_LOADED``.
-            FailedPrecondition: ``MODEL_COMPILED``, ``MODEL_SCRIPTED`` or ``MODEL_QUANTISED``.
+            FailedPrecondition: ``MODEL_COMPILED``, ``MODEL_SCRIPTED``, ``MODEL_QUANTISED`` or ``WEIGHTS_MISSING``.
             InvalidArgument: ``INVALID_VALUE``, if ``requested`` is not a model name.
         """
         model, version = parse_model(requested)
@@ -66,12 +66,12 @@ class Catalog:
         return error(Reason.MODEL_NOT_FOUND, f"no model {model!r}; {hint}", "model")
 
 
-_INCOMPATIBLE = (Reason.MODEL_COMPILED, Reason.MODEL_SCRIPTED, Reason.MODEL_QUANTISED)
+_TOLD_TO_CALLERS = (Reason.MODEL_COMPILED, Reason.MODEL_SCRIPTED, Reason.MODEL_QUANTISED, Reason.WEIGHTS_MISSING)
 
 
 def _reason(why: str) -> Reason:
     """Returns the reason that a worker's log line begins with, if callers are told it; else ``MODEL_NOT_LOADED``."""
-    return next((reason for reason in _INCOMPATIBLE if why.startswith(reason)), Reason.MODEL_NOT_LOADED)
+    return next((reason for reason in _TOLD_TO_CALLERS if why.startswith(reason)), Reason.MODEL_NOT_LOADED)
 
 
 def version_key(version: str) -> list[tuple[int, str]]:

@@ -42,15 +42,6 @@ class ModelStore:
         loading = [f"{name.model} {name.version}: {why}" for name, why in self.broken.items()]
         return [*self.unreadable.values(), *loading]
 
-    @property
-    def warnings(self) -> list[str]:
-        """One message for each archive whose model may have random parameters."""
-        return [
-            f"{name.model} {name.version} may have random parameters: {path.name} has no weights"
-            for name, path in self.archives.items()
-            if reader.may_be_random(path)
-        ]
-
     def mark_broken(self, name: ModelName, why: str) -> str:
         """Lists a model that does not load, because of ``why``, in `broken`; returns the message for the operator."""
         del self.archives[name]
