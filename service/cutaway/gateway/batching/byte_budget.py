@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import ctypes
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -49,7 +49,7 @@ class ByteBudget:
             self._passed += size
             if self._passed > _BURST_BYTES and not self._held:
                 self._passed = 0
-                asyncio.get_running_loop().run_in_executor(None, _return_memory)
+                threading.Thread(target=_return_memory, name="cutaway-trim", daemon=True).start()
 
 
 def _return_memory() -> None:
