@@ -21,6 +21,7 @@ from cutaway.worker.waiting_pieces import PATIENCE_S
 from cutaway.worker.worker import Worker
 from cutaway.worker_protocol.frames import DEADLINE, HEAD, HEARTBEAT_INTERVAL_S, Frame, FrameReader, Kind, frame
 
+_PAUSE_S = 0.1
 _READ_BYTES = 1 << 20
 _BUFFER_BYTES = 2 << 20
 
@@ -38,6 +39,7 @@ class WorkerServer:
         self._worker = worker
         self._thread = thread
         self._senders: set[FrameSender] = set()
+        self._user = os.geteuid()
         self._listener = socket.socket(socket.AF_UNIX)
         not_yet = path.with_name(f"{path.name}.new")
         self._listener.bind(str(not_yet))
@@ -48,8 +50,12 @@ class WorkerServer:
 
     def _accept(self) -> None:
         while True:
-            connection, _ = self._listener.accept()
-            if _is_own(connection):
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:  # no file descriptor is left: tried again
+                time.sleep(_PAUSE_S)
+                continue
+            if _user_of(connection) in (None, self._user, 0):
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
                 threading.Thread(target=self._serve, args=(connection,), name="cutaway-connection", daemon=True).start()
             else:
@@ -107,10 +113,10 @@ def _frames(connection: socket.socket) -> Iterator[Frame]:
         yield from reader.feed(data)
 
 
-def _is_own(connection: socket.socket) -> bool:
-    """Returns whether a process of this user has connected. Elsewhere than on Linux, the socket's directory decides,
+def _user_of(connection: socket.socket) -> int | None:
+    """Returns the user whose process has connected. None elsewhere than on Linux: there the socket's directory decides,
     which only this user may enter."""
     if sys.platform != "linux":
-        return True
+        return None
     _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    return user in (os.geteuid(), 0)
+    return int(user)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -552,7 +553,8 @@ def test_no_file_descriptor_is_left(wide: Server) -> None:
     _, hard = before = gateway.rlimit(resource.RLIMIT_NOFILE)
     with ca.Client(wide.address) as client:
         client.inspect("wide", mebibytes(1), captures="wide")
-        gateway.rlimit(resource.RLIMIT_NOFILE, (gateway.num_fds(), hard))
+        used = {int(path.name) for path in Path(f"/proc/{gateway.pid}/fd").iterdir()}
+        gateway.rlimit(resource.RLIMIT_NOFILE, (next(number for number in count() if number not in used), hard))
         try:
             with pytest.raises(ca.ResourceExhausted) as caught:
                 client.inspect("wide", mebibytes(7), captures="wide", stream=True)

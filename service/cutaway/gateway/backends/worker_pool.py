@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from cutaway.gateway.backends.remote_worker import RemoteWorker
@@ -69,9 +70,10 @@ class WorkerPool:
 
     async def _find(self) -> None:
         while True:
-            for path in self.path.iterdir():
-                if path.name.isdigit() and path not in self._found:
-                    await self._connect(path)
+            with suppress(OSError):  # no file descriptor is left: tried again
+                for path in self.path.iterdir():
+                    if path.name.isdigit() and path not in self._found:
+                        await self._connect(path)
             await asyncio.sleep(_POLL_S)
 
     async def _connect(self, path: Path) -> None:
@@ -86,7 +88,5 @@ class WorkerPool:
             await asyncio.get_running_loop().create_unix_connection(lambda: worker, str(path))
         except ConnectionError:  # its process has ended
             os.unlink(path)
-        except OSError:  # no file descriptor is left: tried again
-            return
         else:
             self._found[path] = worker
