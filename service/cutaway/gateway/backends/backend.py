@@ -159,8 +159,8 @@ class Backend:
         return self.batchers[name]
 
     async def _send(self, name: ModelName, calls: Sequence[worker_pb2.WorkerCall], replied: Replied[_Answer]) -> None:
-        """Sends a batch to the worker that has the fewest."""
-        worker = min(self._workers.of(name), key=lambda each: (each.late_s > 0, len(each.turns)))
+        """Sends a batch to the worker that has the fewest; of several, to the one that has waited longest."""
+        worker = min(self._workers.of(name), key=_preference)
         await worker.run(calls, lambda position, reply: replied(position, _Answer(reply, worker)))
 
     def _workers_changed(self) -> None:
@@ -173,3 +173,7 @@ class Backend:
                 batcher.fail_waiting(
                     error(Reason.BACKEND_UNAVAILABLE, "the processes that run the models are being restarted")
                 )
+
+
+def _preference(worker: WorkerLink) -> tuple[bool, int, float]:
+    return worker.late_s > 0, len(worker.turns), worker.turns.last_added

@@ -60,9 +60,14 @@ class _Turn:
 
 
 class Turns:
-    """The turns that one worker has and has not answered in full, in order."""
+    """The turns that one worker has and has not answered in full, in order.
+
+    Attributes:
+        last_added: when the last one was added, in the event loop's time.
+    """
 
     def __init__(self) -> None:
+        self.last_added = 0.0
         self._turns: list[_Turn] = []
 
     def __len__(self) -> int:
@@ -78,6 +83,7 @@ class Turns:
         numbers = {call.number: position for position, call in enumerate(calls)}
         turn = _Turn(numbers, max(call.deadline for call in calls), replied)
         self._turns.append(turn)
+        self.last_added = asyncio.get_running_loop().time()
         await turn.done
 
     def arrived(self, number: int, reply: bytes) -> None:
