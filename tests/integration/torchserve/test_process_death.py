@@ -118,7 +118,7 @@ def test_torchserve_comes_back(server: Server) -> None:
             client.inspect("tiny", rows(1.0))
         assert caught.value.reason == "BACKEND_UNAVAILABLE"
         assert caught.value.retry_after_s
-        until(lambda: health(server.address) == "SERVING")
+        until(lambda: health(server.address, "tiny") == health(server.address, "fragile") == "SERVING")
         assert client.inspect("tiny", rows(1.0)).predictions
         assert client.inspect("fragile", rows(1.0)).predictions
     assert psutil.wait_procs(family, timeout=PATIENCE_S)[1] == []

@@ -104,13 +104,8 @@ class ReplicaSet:
 
     @property
     def serving(self) -> set[ModelName]:
-        """The models that have a worker that does not hang, in an engine that is not being restarted."""
-        engines = [engine for engine in self._engines if engine not in self._down]
-        return {
-            worker.name
-            for worker in self.pool.workers
-            if worker.late_s < self._settings.hang_s / 2 and any(engine.has_worker(worker.pid) for engine in engines)
-        }
+        """The models that have a worker that does not hang."""
+        return {worker.name for worker in self.pool.workers if worker.late_s < self._settings.hang_s / 2}
 
     async def _end_hanging_workers(self) -> None:
         while True:
