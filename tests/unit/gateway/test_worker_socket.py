@@ -6,9 +6,11 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -23,9 +25,11 @@ from cutaway.client.request_builder import build_request
 from cutaway.client.transport import read_piece
 from cutaway.config.settings import Settings
 from cutaway.errors import Reason
+from cutaway.gateway.backends.backend import Backend
 from cutaway.gateway.backends.remote_worker import RemoteWorker
 from cutaway.gateway.backends.worker_pool import WorkerPool
 from cutaway.gateway.batching.batcher import NotBegun
+from cutaway.gateway.models.catalog import Catalog
 from cutaway.results import ModelName
 from cutaway.v1 import inspection_service_pb2, worker_pb2
 from cutaway.wire import requests as wire_requests
@@ -35,6 +39,7 @@ from cutaway.worker import server as worker_server
 from cutaway.worker import waiting_pieces
 from cutaway.worker.model_thread import ModelThread
 from cutaway.worker.server import WorkerServer
+from cutaway.worker.waiting_pieces import WaitingPieces
 from cutaway.worker.worker import Worker
 from cutaway.worker_protocol.frames import Kind, frame
 from cutaway.worker_protocol.socket_directory import ScratchDirectory
@@ -339,7 +344,13 @@ def test_a_pool_finds_workers_and_forgets_dead_ones(wide: Wide) -> None:
     async def ask() -> None:
         pool = WorkerPool()
         changed = asyncio.Event()
-        pool.changed = changed.set
+        seen: list[int] = []
+
+        def note() -> None:
+            seen.append(len(pool.of(NAME)))
+            changed.set()
+
+        pool.changed = note
         (pool.path / "7").touch()  # what a worker that was killed leaves behind
         pool.open()
         WorkerServer(Worker.of(wide, "wide"), ModelThread("wide"), pool.path / str(os.getpid()))
@@ -350,10 +361,62 @@ def test_a_pool_finds_workers_and_forgets_dead_ones(wide: Wide) -> None:
         changed.clear()
         worker.close()
         await changed.wait()
-        assert worker not in pool.workers
-        await pool.close()
+        assert seen == [1, 0]
+        pool.close()
 
     asyncio.run(ask())
+
+
+def test_a_call_waits_for_the_next_worker(wide: Wide) -> None:
+    """Its worker ends between the moment at which it is chosen and that at which the call is sent; and a call fails at
+    once where no worker can come."""
+
+    async def ask() -> None:
+        pool = WorkerPool()
+        backend = Backend(pool, Catalog([NAME]), Settings())
+        pool.open()
+        thread = ModelThread("wide")
+        WorkerServer(Worker.of(wide, "wide"), thread, pool.path / "1")
+        await pool.news.wait()
+        (worker,) = pool.of(NAME)
+        asked = asyncio.ensure_future(backend.call(NAME, "inspect", call(1).inspect, (), PATIENCE_S))
+        worker.close()  # the call begins before the connection is lost, and its turn is sent afterwards
+        await asyncio.wait([asked], timeout=0.2)
+        assert not asked.done()
+        WorkerServer(Worker.of(wide, "wide"), thread, pool.path / "2")
+        assert decode_worker_reply(await asked).response
+        pool.of(NAME)[0].close()
+        waiting = asyncio.ensure_future(backend.call(NAME, "inspect", call(1).inspect, (), PATIENCE_S))
+        await asyncio.wait([waiting], timeout=0.2)
+        pool.set_available(False)
+        for each in (waiting, backend.call(NAME, "inspect", call(1).inspect, (), PATIENCE_S)):
+            with pytest.raises(ca.Unavailable) as caught:
+                await each
+            assert caught.value.reason == Reason.BACKEND_UNAVAILABLE
+        pool.close()
+
+    asyncio.run(ask())
+
+
+def test_pieces_are_dropped_while_others_come() -> None:
+    """The heartbeats' thread looks through what the model's thread adds to."""
+    waiting, over = WaitingPieces(), threading.Event()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(1) as other:
+
+            def look() -> None:
+                while not over.is_set():
+                    waiting.drop_late()
+
+            looking = other.submit(look)
+            for _ in range(3000):
+                waiting.take(waiting.put(iter(())) - 500)
+            over.set()
+            looking.result()
+    finally:
+        sys.setswitchinterval(interval)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
@@ -369,6 +432,6 @@ def test_another_user_is_turned_away(wide: Wide) -> None:
             nobody.connect(str(path))
         finally:
             os.seteuid(0)
-        with suppress(BrokenPipeError):
+        with suppress(BrokenPipeError, ConnectionResetError):
             nobody.sendall(frame(Kind.OPEN))
-        assert not nobody.recv(1)
+            assert not nobody.recv(1)

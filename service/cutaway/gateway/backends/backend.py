@@ -12,9 +12,9 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from cutaway.config.settings import Settings
-from cutaway.errors import Reason, error
+from cutaway.errors import CutawayError, Reason, error
 from cutaway.gateway.backends.worker_link import WorkerLink
-from cutaway.gateway.batching.batcher import Batcher, Replied
+from cutaway.gateway.batching.batcher import Batcher, NotBegun, Replied
 from cutaway.gateway.batching.fair_slots import FairSlots
 from cutaway.gateway.models.catalog import Catalog
 from cutaway.gateway.observability.call_watch import current_call
@@ -130,8 +130,6 @@ class Backend:
                 yield message
 
     async def _call(self, name: ModelName, kind: str, payload: bytes, layers: GlobLists, timeout_s: float) -> _Answer:
-        if not (self._workers.available or self._workers.of(name)):
-            raise error(Reason.BACKEND_UNAVAILABLE, "the processes that run the models are being restarted")
         message = worker_pb2.WorkerCall(
             number=next(self._numbers),
             deadline=time.time() + timeout_s,
@@ -151,6 +149,7 @@ class Backend:
             self.batchers[name] = Batcher(
                 partial(self._send, name),
                 workers=lambda: len(self._workers.of(name)),
+                unavailable=partial(self._unavailable, name),
                 sends_ahead=self._workers.sends_ahead,
                 max_calls=self._settings.max_batch_size,
                 max_bytes=min(self._settings.max_message_bytes, MAX_BATCH_BYTES),
@@ -160,19 +159,24 @@ class Backend:
 
     async def _send(self, name: ModelName, calls: Sequence[worker_pb2.WorkerCall], replied: Replied[_Answer]) -> None:
         """Sends a batch to the worker that has the fewest; of several, to the one that has waited longest."""
-        worker = min(self._workers.of(name), key=_preference)
+        worker = min(self._workers.of(name), key=_preference, default=None)
+        if worker is None:  # it ended at this moment
+            raise NotBegun
         await worker.run(calls, lambda position, reply: replied(position, _Answer(reply, worker)))
 
+    def _unavailable(self, name: ModelName) -> CutawayError | None:
+        """Returns why calls of a model cannot wait for a worker; None if they can, or if there is one."""
+        if self._workers.of(name):
+            return None
+        if name not in self.catalog.all():
+            return error(Reason.MODEL_NOT_FOUND, f"{name.model} is no longer served", "model")
+        if not self._workers.available:
+            return error(Reason.BACKEND_UNAVAILABLE, "the processes that run the models are being restarted")
+        return None
+
     def _workers_changed(self) -> None:
-        for name, batcher in self.batchers.items():
-            if self._workers.of(name):
-                batcher.send_batches()
-            elif name not in self.catalog.all():
-                batcher.fail_waiting(error(Reason.MODEL_NOT_FOUND, f"{name.model} is no longer served", "model"))
-            elif not self._workers.available:
-                batcher.fail_waiting(
-                    error(Reason.BACKEND_UNAVAILABLE, "the processes that run the models are being restarted")
-                )
+        for batcher in self.batchers.values():
+            batcher.send_batches()
 
 
 def _preference(worker: WorkerLink) -> tuple[bool, int, float]:

@@ -23,6 +23,7 @@ class WorkerPool:
         available: whether processes run that start workers; if not, calls do not wait for one.
         sends_ahead: always; the way to a worker takes time.
         changed: called when workers, or `available`, have changed.
+        news: set at the same moment.
     """
 
     def __init__(self) -> None:
@@ -31,6 +32,7 @@ class WorkerPool:
         self.available = True
         self.sends_ahead = True
         self.changed: Callable[[], None] = lambda: None
+        self.news = asyncio.Event()
         self._found: dict[Path, RemoteWorker] = {}
         self._search: asyncio.Future[None] | None = None
 
@@ -47,7 +49,7 @@ class WorkerPool:
         """Sets whether processes run that start workers."""
         if available != self.available:
             self.available = available
-            self.changed()
+            self._tell()
 
     def open(self) -> None:
         """Begins to look for workers."""
@@ -60,11 +62,11 @@ class WorkerPool:
                 break
             await asyncio.sleep(_POLL_S)
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Closes all connections, and deletes the directory."""
         if self._search is not None:
             self._search.cancel()
-        for worker in self._found.values():
+        for worker in self.workers:
             worker.close()
         self._directory.cleanup()
 
@@ -81,12 +83,16 @@ class WorkerPool:
             if not worker.is_open:
                 self._found.pop(path, None)
                 path.unlink(missing_ok=True)
-            self.changed()
+            self._tell()
 
-        worker = RemoteWorker(path, changed)
+        worker = self._found[path] = RemoteWorker(path, changed)  # it may answer before the connection is returned
         try:
             await asyncio.get_running_loop().create_unix_connection(lambda: worker, str(path))
-        except ConnectionError:  # its process has ended
-            os.unlink(path)
-        else:
-            self._found[path] = worker
+        except OSError as failure:
+            del self._found[path]
+            if isinstance(failure, ConnectionError):  # its process has ended
+                os.unlink(path)
+
+    def _tell(self) -> None:
+        self.news.set()
+        self.changed()

@@ -61,6 +61,7 @@ class Batcher(Generic[T]):
     Args:
         send: sends a batch.
         workers: returns how many batches may run at once.
+        unavailable: returns why calls cannot wait for a worker; None if they can, or need not.
         sends_ahead: whether each worker may get a batch while it runs another.
         max_calls: the largest number of calls in a batch.
         max_bytes: the largest size of a batch, unless one call alone is larger.
@@ -75,6 +76,7 @@ class Batcher(Generic[T]):
         send: Send[T],
         *,
         workers: Callable[[], int],
+        unavailable: Callable[[], CutawayError | None] = lambda: None,
         sends_ahead: bool,
         max_calls: int,
         max_bytes: int,
@@ -82,6 +84,7 @@ class Batcher(Generic[T]):
     ) -> None:
         self._send = send
         self._workers = workers
+        self._unavailable = unavailable
         self._sends_ahead = sends_ahead
         self._max_calls = max_calls
         self._max_bytes = max_bytes
@@ -121,15 +124,16 @@ class Batcher(Generic[T]):
         self._pending -= 1
 
     def send_batches(self) -> None:
-        """Sends what may be sent now; called again when there are more workers than before."""
+        """Sends what may be sent now, or fails what cannot wait; called again when workers have changed."""
+        if self._queue and (failure := self._unavailable()):
+            self._fail_waiting(failure)
         while self._may_send() and (calls := self._next_batch()):
             self.batch_sizes[len(calls)] += 1
             batch = asyncio.ensure_future(self._run(calls))
             self._running[batch] = len(calls)
             batch.add_done_callback(self._batch_done)
 
-    def fail_waiting(self, failure: CutawayError) -> None:
-        """Fails the calls that no worker has."""
+    def _fail_waiting(self, failure: CutawayError) -> None:
         while self._queue:
             _fail(self._queue.pop(), failure)
 

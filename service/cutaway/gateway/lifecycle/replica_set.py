@@ -184,4 +184,4 @@ class ReplicaSet:
             await asyncio.wait(self._starting)
         await self.pool.drain(grace_s)
         await asyncio.gather(*(asyncio.to_thread(engine.stop, grace_s) for engine in self._engines))
-        await self.pool.close()
+        self.pool.close()

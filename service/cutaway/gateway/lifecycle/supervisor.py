@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import structlog
 
@@ -15,6 +15,7 @@ from cutaway.gateway.backends.backend import Backend, SetServing, Supervise
 from cutaway.gateway.file_watch import FileWatch
 from cutaway.gateway.lifecycle.replica_set import ReplicaSet
 from cutaway.gateway.models.store import ModelStore, archives_in, read_store
+from cutaway.gateway.time_limit import within
 
 log = structlog.get_logger(__name__)
 
@@ -76,7 +77,9 @@ class Supervisor:
         serving = set(self._current.store.catalog.all())
         try:
             while not (reloading.done() or self._current.failed):
-                await asyncio.sleep(_POLL_S)
+                with suppress(asyncio.TimeoutError):  # a worker that hangs is no news
+                    await within(_POLL_S, self._current.pool.news.wait())
+                self._current.pool.news.clear()
                 now = self._current.serving
                 if now != serving:
                     serving = now

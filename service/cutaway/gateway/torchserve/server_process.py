@@ -34,7 +34,7 @@ _START_ATTEMPTS = 5  # another process may take a port first
 _TAIL_BYTES = 16 << 10
 _MAX_LOG_IN_ERROR = 2000  # characters
 _TOKEN_MINUTES = 100 * 365 * 24 * 60  # every start makes new tokens
-_FRAMING_BYTES = 64 << 10  # for the model's name, the deadline and other parts of a call
+_FRAMING_BYTES = 64 << 10  # for the model's name and the part's
 
 _CONFIG = """\
 inference_address=http://127.0.0.1:{ports.rest}
@@ -46,7 +46,7 @@ grpc_management_port={ports.management}
 initial_worker_port={ports.first_worker}
 max_request_size={largest}
 max_response_size={largest}
-# The gateway limits the number of queued calls; TorchServe reports a full queue like a model without workers.
+# Of its own callers; TorchServe reports a full queue like a model without workers.
 job_queue_size=1000
 # Other users of this machine can reach these ports: a call needs a token, from a file that they cannot read.
 disable_token_authorization=false
