@@ -79,7 +79,9 @@ class RemoteWorker(asyncio.Protocol):
         """Sends a turn, and returns when it is answered; raises as `WorkerLink.run`."""
         if not self.is_open:
             raise worker_died()
-        self._transport.write(frame(Kind.TURN, worker_pb2.WorkerTurn(calls=calls).SerializeToString()))
+        turn = worker_pb2.WorkerTurn(calls=calls).SerializeToString()
+        self._transport.write(HEAD.pack(Kind.TURN, 0, len(turn)))
+        self._transport.write(turn)  # by itself: a frame would be one more copy
         await self.turns.add(calls, replied)
 
     def cancel(self, number: int) -> None:
