@@ -115,5 +115,4 @@ def serve(
     options = {"address": address, "replicas": replicas, "log_dir": log_dir}
     overrides = {name: value for name, value in options.items() if value is not None}
     settings = Settings.load().model_copy(update=overrides)
-    status = run(model_store, settings, embedded=embedded, workers=workers, announce=console_output.print_line)
-    raise typer.Exit(status)
+    run(model_store, settings, embedded=embedded, workers=workers, announce=console_output.print_line)

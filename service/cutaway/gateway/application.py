@@ -36,7 +36,7 @@ def run(
     embedded: bool,
     workers: int | None,
     announce: Callable[[str], None],
-) -> int:
+) -> None:
     """Serves until SIGTERM or SIGINT.
 
     Args:
@@ -47,9 +47,6 @@ def run(
         announce: prints what scripts wait for: the models, the address of the metrics, ``ready: HOST:PORT`` once a real
             call has succeeded, and the end. All else that happens is logged.
 
-    Returns:
-        0 after a signal; 1 if TorchServe ended and could not be restarted.
-
     Raises:
         CutawayError: no model can be served, or a file in the settings cannot be used.
     """
@@ -59,21 +56,21 @@ def run(
     logging.configure(log_format)
     settings = settings.model_copy(update={"log_format": log_format})
     start = partial(_backend, model_store, settings, embedded, workers)
-    return asyncio.run(_run(start, settings, announce))
+    asyncio.run(_run(start, settings, announce))
 
 
-async def _run(start: Callable[[], _RunningBackend], settings: Settings, announce: Callable[[str], None]) -> int:
+async def _run(start: Callable[[], _RunningBackend], settings: Settings, announce: Callable[[str], None]) -> None:
     stopped = _stop_signal()
     async with AsyncExitStack() as stack:
         entered = await _unless(stopped, stack.enter_async_context(start()))
         if entered is None:
-            return 0
+            return
         backend, supervise = entered
         server = GatewayServer(backend, settings)
         stack.push_async_callback(server.stop, settings.grace_s)
         await server.start()
-        failed = asyncio.ensure_future(supervise(server.set_serving))
-        stack.push_async_callback(_cancel, failed)
+        supervising = asyncio.ensure_future(supervise(server.set_serving))
+        stack.push_async_callback(_cancel, supervising)
         for name in backend.catalog.all():
             announce(f"serving {name.model} {name.version}")
         if server.observers.address:
@@ -83,13 +80,10 @@ async def _run(start: Callable[[], _RunningBackend], settings: Settings, announc
         gc.collect()
         gc.freeze()  # these objects stay; every full collection would scan them and delay all calls
         announce(f"ready: {server.address}")
-        await asyncio.wait([stopped, failed], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([stopped, supervising], return_when=asyncio.FIRST_COMPLETED)
         if not stopped.done():
-            await failed
-    if not stopped.done():
-        log.error("TorchServe cannot be restarted; its log says why")
+            await supervising  # raises what nobody foresaw
     announce("stopped")
-    return 0 if stopped.done() else 1
 
 
 def _backend(model_store: Path, settings: Settings, embedded: bool, workers: int | None) -> _RunningBackend:

@@ -43,9 +43,9 @@ def check_reply_size(size: int, requested: int, possible: int) -> None:
         )
 
 
-def check_memory(request: InspectRequest, least: int, allowed: int | None) -> None:
+def check_memory(request: InspectRequest, least: int, allowed: int) -> None:
     """Raises ``OUT_OF_MEMORY`` if the activations of a request take at least ``least`` bytes, and fewer are allowed."""
-    if allowed is not None and least > allowed:
+    if least > allowed:
         what = f"the activations of its rows take at least {least} bytes, {allowed} are allowed: send fewer rows"
         raise error(Reason.OUT_OF_MEMORY, what, "raw" if request.raw else "tensors.by_name")
 

@@ -214,8 +214,9 @@ class Worker:
     def _plan(self, request: InspectRequest, tree: ModuleTree, cancellation: Cancellation = NEVER_CANCELLED) -> Plan:
         limits.check_counts(request, self._settings)
         plan = plan_request(self._model, request, self._inputs(request, cancellation), cancellation, tree)
-        if self._model.device.type == "cpu":
-            limits.check_memory(request, least_bytes(plan), self.request_memory_bytes)
+        allowed = self.request_memory_bytes
+        if self._model.device.type == "cpu" and allowed is not None:
+            limits.check_memory(request, least_bytes(plan, allowed), allowed)
         limits.check_passes(costs(plan), self._settings.max_passes)
         return plan
 

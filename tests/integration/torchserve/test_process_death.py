@@ -26,6 +26,7 @@ from tests.support.waiting import PATIENCE_S, until
 
 CALLERS = 8
 KILLS = 2
+RESTARTS = 6
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +76,26 @@ def test_no_call_is_lost_when_a_worker_is_killed(server: Server) -> None:
                 over.set()
             for each in calling:
                 each.result()
+
+
+@pytest.mark.slow
+def test_torchserve_is_started_as_often_as_it_takes(server: Server) -> None:
+    """Its JVM dies again and again before a model answers: the server lives, and serves when it is let be."""
+    dead: set[int] = set()
+
+    def kill() -> bool:
+        assert server.process.poll() is None
+        with contextlib.suppress(psutil.Error, StopIteration, ValueError, AssertionError):
+            jvm = java(server)
+            if jvm.pid not in dead:
+                jvm.kill()
+                dead.add(jvm.pid)
+        return len(dead) > RESTARTS
+
+    until(kill)
+    with ca.Client(server.address) as client:
+        until(lambda: health(server.address, "tiny") == "SERVING")
+        assert client.inspect("tiny", rows(1.0)).predictions
 
 
 @pytest.mark.slow

@@ -36,9 +36,13 @@ class Net(nn.Module):
         return hidden.amax((2, 3))
 
 
-def estimated(net: nn.Module, rows: int = 64, **asked: Any) -> int:
+PLENTY = 1 << 40
+
+
+def estimated(net: nn.Module, rows: int = 64, allowed: int = PLENTY, **asked: Any) -> int:
     model = InspectedModel(net, lambda arguments: net(**arguments))
-    return least_bytes(plan_request(model, InspectRequest("m", **asked), {"x": torch.ones(rows, 3, SIDE, SIDE)}))
+    plan = plan_request(model, InspectRequest("m", **asked), {"x": torch.ones(rows, 3, SIDE, SIDE)})
+    return least_bytes(plan, allowed)
 
 
 @pytest.mark.parametrize(
@@ -61,8 +65,8 @@ def test_a_graph_keeps_what_a_plain_pass_lets_go() -> None:
     deep = nn.Sequential(*[nn.Sequential(nn.Conv2d(3, 3, 1), nn.Tanh()) for _ in range(8)])
     model = InspectedModel(deep, lambda arguments: deep(arguments["x"]))
     inputs = {"x": torch.ones(64, 3, SIDE, SIDE)}
-    plain = least_bytes(plan_request(model, InspectRequest("m"), inputs))
-    graph = least_bytes(plan_request(model, InspectRequest("m", input_gradients=()), inputs))
+    plain = least_bytes(plan_request(model, InspectRequest("m"), inputs), PLENTY)
+    graph = least_bytes(plan_request(model, InspectRequest("m", input_gradients=()), inputs), PLENTY)
     assert plain == 64 * 4 * INPUT  # the copy, what the outer Sequential holds, and two results
     assert graph == 64 * 10 * INPUT
 
@@ -76,11 +80,24 @@ def test_what_is_the_same_for_all_rows_is_not_multiplied() -> None:
     assert estimated(Masked()) == estimated(Net())
 
 
+@pytest.mark.parametrize("divides", [False, True])
+def test_a_model_that_divides_its_batch_is_not_refused(divides: bool) -> None:
+    """It never has more than four rows at work, and only their small results stay; another one is refused."""
+
+    class InParts(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            parts = x.split(4) if divides else [x]
+            return torch.cat([super(InParts, self).forward(part) for part in parts])
+
+    allowed = 200 * (INPUT + 2 * HIDDEN)
+    assert (estimated(InParts(), rows=1000, allowed=allowed) > allowed) is not divides
+
+
 def test_two_rows_are_run_once_for_each_kind_of_rows() -> None:
     net = Net()
     model = InspectedModel(net, lambda arguments: net(**arguments))
     for rows in (FEW_ROWS, 1000):
-        least_bytes(plan_request(model, InspectRequest("m"), {"x": torch.ones(rows, 3, SIDE, SIDE)}))
+        least_bytes(plan_request(model, InspectRequest("m"), {"x": torch.ones(rows, 3, SIDE, SIDE)}), PLENTY)
         assert net.rows == 3
     assert not estimated(Net(), rows=FEW_ROWS - 1)
 

@@ -24,19 +24,34 @@ FEW_ROWS = 32
 """Smaller requests are not estimated: three rows more would cost them too much."""
 
 
-def least_bytes(plan: Plan) -> int:
+_PART = 4
+"""The part of the allowed bytes that the rows may take that show whether a refusal is right."""
+
+
+def least_bytes(plan: Plan, allowed: int) -> int:
     """Returns the least bytes that one pass of the request's batch takes; 0 where that is not known.
 
     The model runs on the first row once and twice, once for each kind of rows: what the second one adds, every row
     takes. Counted are tensors that are alive at the same time, and captures of whole outputs of modules; what a kernel
     needs for itself is not seen. Several passes need no more, because they run one after the other.
+
+    Where that is more than ``allowed``, the model runs on many rows too: one that divides its batch takes less.
     """
     if plan.rows < FEW_ROWS or plan.missing is not None:  # a pass that stops early takes less
         return 0
     try:
-        return plan.rows * plan.model.remembered(_kind(plan), lambda: _bytes_of_a_row(plan))
+        one, two = _bytes_of(plan, 1), _bytes_of(plan, 2)
+        row = max(1, two - one)
+        if plan.rows * row > allowed:
+            many = max(2, min(plan.rows, allowed // _PART // row))
+            row = min(row, (_bytes_of(plan, many) - one) // (many - 1))
+        return plan.rows * row
     except CutawayError:  # the request itself gets this error, in its place
         return 0
+
+
+def _bytes_of(plan: Plan, copies: int) -> int:
+    return plan.model.remembered((_kind(plan), copies), lambda: _measured_bytes(plan, copies))
 
 
 def _kind(plan: Plan) -> Hashable:
@@ -55,11 +70,10 @@ def _captured(plan: Plan) -> Iterator[str]:
             yield name
 
 
-def _bytes_of_a_row(plan: Plan) -> int:
+def _measured_bytes(plan: Plan, copies: int) -> int:
     model = plan.model
     with model.session(plan.cancellation, plan.request.arguments), model.passes.uncounted(), model.kept_rng_state():
-        one, two = (_most_bytes(plan, copies) for copies in (1, 2))
-    return max(0, two - one)
+        return _most_bytes(plan, copies)
 
 
 def _most_bytes(plan: Plan, copies: int) -> int:

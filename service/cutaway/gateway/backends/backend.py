@@ -27,7 +27,7 @@ SetServing: TypeAlias = Callable[[Collection[ModelName]], Awaitable[None]]
 """Sets which models health checks report as serving; the gateway serves if any model does."""
 
 Supervise: TypeAlias = Callable[[SetServing], Coroutine[Any, Any, None]]
-"""Keeps a backend running, and reports whether it serves; returns if that is no longer possible."""
+"""Keeps a backend running, and reports what serves; never returns."""
 
 MAX_BATCH_BYTES = 4 << 20
 """The largest size of a batch with more than one call: large calls gain nothing from a batch."""

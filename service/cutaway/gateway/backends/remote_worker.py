@@ -152,7 +152,7 @@ def _now() -> float:
 
 
 def _is_stopped(pid: int) -> bool:
-    with suppress(psutil.Error):
+    with suppress(psutil.Error, OSError):  # OSError: no file descriptor is left to look with
         return psutil.Process(pid).status() == psutil.STATUS_STOPPED
     return False
 

@@ -15,8 +15,8 @@ class Engine(Protocol):
         """For people: ``TorchServe``."""
 
     @property
-    def endpoint(self) -> Endpoint | None:
-        """What is pinged to see whether it replies; None if there is nothing to ping."""
+    def endpoint(self) -> Endpoint:
+        """What is pinged to see whether it replies."""
 
     def start(self) -> None:
         """Starts the processes; their workers load their models after that."""

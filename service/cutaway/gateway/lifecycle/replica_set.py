@@ -29,8 +29,7 @@ log = structlog.get_logger(__name__)
 
 _POLL_S = 0.1
 _RESTART_DELAYS_S = (0.0, 1.0, 2.0, 5.0, 10.0)
-"""Delays before the attempts of a restart. After the last one fails, and if no other replica is available, there are no
-further attempts: the process manager of the gateway should decide."""
+"""Delays before the attempts of a restart; the last one before all further ones too."""
 
 
 class ReplicaSet:
@@ -121,41 +120,35 @@ class ReplicaSet:
                 os.kill(worker.pid, signal.SIGKILL)
         worker.close()
 
-    @property
-    def failed(self) -> bool:
-        """Whether no engine runs, or can be restarted."""
-        return self._supervision.done()
-
     async def _supervise(self, engine: Engine) -> None:
         while True:
             what = await self._fault(engine)
             log.warning(f"{engine.name} {what}; restarting it")
             self._set_down(engine, True)
-            if not await self._restart(engine):
-                return
+            await self._restart(engine)
             self._set_down(engine, False)
             log.info(f"{engine.name} is available again")
 
     async def _fault(self, engine: Engine) -> str:
         """Waits until an engine ends or hangs, and returns what is wrong with it."""
-        liveness = Liveness(engine.endpoint, self._settings.hang_s) if engine.endpoint else None
+        liveness = Liveness(engine.endpoint, self._settings.hang_s)
         try:
-            while engine.poll() is None:
-                if liveness is not None and liveness.hangs:
-                    return "replies to nothing"
+            while not liveness.hangs:
+                with suppress(OSError):  # no file descriptor is left to look with
+                    if engine.poll() is not None:
+                        return "ended unexpectedly; its log says why"
                 await asyncio.sleep(_POLL_S)
-            return "ended unexpectedly; its log says why"
+            return "replies to nothing"
         finally:
-            if liveness is not None:
-                await liveness.close()
+            await liveness.close()
 
     def _set_down(self, engine: Engine, down: bool) -> None:
         (self._down.add if down else self._down.discard)(engine)
         self.pool.set_available(len(self._down) < len(self._engines))
 
-    async def _restart(self, engine: Engine) -> bool:
-        """Returns whether a restart succeeded."""
-        for attempt, delay_s in enumerate(chain(_RESTART_DELAYS_S, repeat(_RESTART_DELAYS_S[-1])), 1):
+    async def _restart(self, engine: Engine) -> None:
+        """Starts an engine again, as often as it takes: what serves, and health checks, go on meanwhile."""
+        for delay_s in chain(_RESTART_DELAYS_S, repeat(_RESTART_DELAYS_S[-1])):
             await asyncio.sleep(delay_s)
             try:
                 await self._in_thread(partial(engine.stop, 0.0))
@@ -163,11 +156,8 @@ class ReplicaSet:
             except Exception as failure:  # also what nobody foresaw, such as a full disk, may be over at the next try
                 why = failure.message if isinstance(failure, CutawayError) else f"{type(failure).__name__}: {failure}"
                 log.warning(f"{engine.name} did not start: {why.splitlines()[0]}")
-                if attempt >= len(_RESTART_DELAYS_S) and not self.pool.available:
-                    return False
             else:
                 break
-        return True
 
     async def _in_thread(self, work: Callable[[], None]) -> None:
         """Runs ``work`` in a thread; `stop` waits for it even if the caller is cancelled."""

@@ -66,8 +66,7 @@ class Supervisor:
             await self._stop(list(self._running), self._settings.grace_s)
 
     async def _supervise(self, set_serving: SetServing) -> None:
-        """Restarts processes and workers that end or hang, and reloads the model store when it changes; returns if no
-        process can be restarted.
+        """Restarts processes and workers that end or hang, and reloads the model store when it changes; never returns.
 
         Args:
             set_serving: called whenever the models that serve change.
@@ -76,7 +75,7 @@ class Supervisor:
         reloading = asyncio.ensure_future(self._reload_on_change())
         serving = set(self._current.store.catalog.all())
         try:
-            while not (reloading.done() or self._current.failed):
+            while not reloading.done():
                 with suppress(asyncio.TimeoutError):  # a worker that hangs is no news
                     await within(_POLL_S, self._current.pool.news.wait())
                 self._current.pool.news.clear()
