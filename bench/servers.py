@@ -92,7 +92,7 @@ def _package(model: str, store: Path, options: Mapping[str, str]) -> None:
     )
 
 
-ENGINES = {"torchserve": (), "embedded": ("--embedded",)}
+ENGINES = {engine: (f"--engine={engine}",) for engine in ("torchserve", "processes", "embedded")}
 """Options of ``cutaway serve`` by engine: where the models run."""
 
 

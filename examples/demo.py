@@ -83,7 +83,7 @@ def demo(digit: Examples) -> int:
     show(result, digit)
     plots.save(result, PICTURE, {"image": digit.images})
     console.print(f"\n[bold]The whole picture:[/] {PICTURE}")
-    again = ask_server(digit, "--embedded", name="one process, without TorchServe and Java")
+    again = ask_server(digit, "--engine=embedded", name="one process, without TorchServe and Java")
     return conclude(result, again)
 
 

@@ -28,7 +28,7 @@ TABLE = (
         loads.explain_litserve),
     Row("by_hand_lone", "digits, 3 captures and the input's gradient: p50 of a lone caller / a service by hand", False,
         2, partial(by_hand.lone, engine="torchserve")),
-    Row("by_hand_lone_embedded", "the same, ours without TorchServe (--embedded)", False, 1.6,
+    Row("by_hand_lone_embedded", "the same, ours without TorchServe (--engine embedded)", False, 1.6,
         partial(by_hand.lone, engine="embedded")),
     Row("by_hand_8", "the same request, 8 callers: calls/s / a service by hand", True, 1.1,
         partial(by_hand.rate, question=INSIDE, callers=8)),

@@ -20,7 +20,7 @@ import cutaway as ca
 from tests.chaos.callers import TOKEN
 from tests.conftest import ADAPTERS
 from tests.support.adapters.fragile_adapter import ENDLESS, HUNGRY
-from tests.support.processes import java, worker
+from tests.support.processes import leader, worker
 from tests.support.serving import Server, package
 
 CONNECTIONS = 1_100
@@ -59,12 +59,12 @@ def kill_worker(scene: Scene) -> None:
 
 def stop_java(scene: Scene) -> None:
     """TorchServe's JVM is stopped."""
-    java(scene.server).send_signal(signal.SIGSTOP)
+    leader(scene.server).send_signal(signal.SIGSTOP)
 
 
 def kill_java(scene: Scene) -> None:
     """TorchServe's JVM dies."""
-    java(scene.server).kill()
+    leader(scene.server).kill()
 
 
 def endless_loop(scene: Scene) -> None:
@@ -143,7 +143,7 @@ def restart_on_full_disk(scene: Scene) -> None:
     if scene.scratch is None:
         return
     with _filled(scene.scratch):
-        java(scene.server).kill()
+        leader(scene.server).kill()
         time.sleep(ATTACK_S)
 
 

@@ -213,7 +213,7 @@ def test_the_demo_draws_digits() -> None:
 def test_the_demo_stops_its_server(tmp_path: Path) -> None:
     """A server answers for as long as it is needed and is gone afterwards, whatever happened meanwhile."""
     package_digits(tmp_path)
-    command = ["serve", "--model-store", str(tmp_path), "--address", "127.0.0.1:0", "--embedded"]
+    command = ["serve", "--model-store", str(tmp_path), "--address", "127.0.0.1:0", "--engine=embedded"]
     with pytest.raises(ca.NotFound), demo.served(command, tmp_path / "log") as address, ca.Client(address) as client:
         client.inspect("letters", {"image": held_out().images})
     with ca.Client(address) as client, pytest.raises(ca.Unavailable):

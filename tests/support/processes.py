@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 
@@ -18,9 +19,14 @@ def family(server: Server) -> Iterator[tuple[psutil.Process, list[str]]]:
             yield each, each.cmdline()
 
 
-def java(server: Server) -> psutil.Process:
-    """TorchServe's JVM."""
-    return next(each for each, words in family(server) if any("org.pytorch.serve" in word for word in words))
+def leader(server: Server) -> psutil.Process:
+    """The process that starts the workers: TorchServe's JVM, or the keeper."""
+    door = psutil.Process(server.process.pid)
+    return next(
+        each
+        for each, words in family(server)
+        if each.ppid() == door.pid and any("org.pytorch.serve" in word or word == _KEEPER for word in words)
+    )
 
 
 def worker(server: Server, model: str) -> psutil.Process:
@@ -29,7 +35,12 @@ def worker(server: Server, model: str) -> psutil.Process:
         with contextlib.suppress(psutil.Error):
             if any("model_service_worker" in word for word in words) and _serves(each, words, model):
                 return each
+            if _KEEPER in words and Path(each.cwd()).name.startswith(model):
+                return each
     raise LookupError(f"no worker of {model}")
+
+
+_KEEPER = "cutaway.worker.keeper"
 
 
 def _serves(process: psutil.Process, words: list[str], model: str) -> bool:

@@ -17,7 +17,7 @@ import cutaway as ca
 from cutaway.client.transport import TORCHSERVE_SCHEME
 from cutaway.trust import Metadata, bearer
 from cutaway.worker_protocol.torchserve_messages import decode_reply
-from tests.support.processes import java
+from tests.support.processes import leader
 from tests.support.serving import Server
 from tests.support.waiting import PATIENCE_S
 
@@ -46,7 +46,7 @@ class Behind:
 
 def behind(server: Server) -> Behind:
     """What ``server`` started, by the files that it was started with."""
-    directory = home(java(server))
+    directory = home(leader(server))
     return Behind(f"127.0.0.1:{port(directory, 'grpc_inference_port')}", key(directory, "inference"))
 
 

@@ -31,7 +31,18 @@ INNER_LAYERS = {
         *("execution", "dry_run", "batch"),
     ],
     "gateway": [
-        *("file_watch", "time_limit", "torchserve", "models", "auth", "batching", "observability", "backends", "rpc"),
+        *(
+            "file_watch",
+            "time_limit",
+            "processes",
+            "torchserve",
+            "models",
+            "auth",
+            "batching",
+            "observability",
+            "backends",
+            "rpc",
+        ),
         *("lifecycle", "application", "embedded", "gateway"),
     ],
 }
@@ -277,4 +288,4 @@ def test_handler_is_thin() -> None:
     assert [type(node) for node in ast.walk(handler.tree)].count(ast.ClassDef) == 1
     assert len(HANDLER.read_text("utf-8").splitlines()) < 80
     assert {name.partition(".")[0] for name in handler.imports(lazy=False)} <= sys.stdlib_module_names
-    assert handler.imports(lazy=True) & set(MODULES) <= {"cutaway.worker.process", "cutaway.errors"}
+    assert handler.imports(lazy=True) & set(MODULES) <= {"cutaway.worker.process", "cutaway.results"}

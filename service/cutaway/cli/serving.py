@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich import filesize
@@ -81,9 +81,13 @@ def serve(
     address: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="The address to listen on; port 0 is any free port.")
     ] = None,
-    embedded: Annotated[
-        bool, typer.Option("--embedded", help="Run the models in this process, without TorchServe and Java.")
-    ] = False,
+    engine: Annotated[
+        Literal["torchserve", "processes", "embedded"] | None,
+        typer.Option(
+            help="Who starts the workers: TorchServe (the default); cutaway itself, without Java (processes); or "
+            "nobody: the models run in this process (embedded)."
+        ),
+    ] = None,
     workers: Annotated[
         int | None,
         typer.Option(metavar="N", min=1, help="Copies of each model, in place of the number in its archive."),
@@ -96,23 +100,25 @@ def serve(
             help="The number of TorchServe processes to balance calls across, each with its workers.",
         ),
     ] = None,
-    log_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="The directory for TorchServe's log.")] = None,
+    log_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="The directory for the log of TorchServe, or of the workers.")
+    ] = None,
 ) -> None:
     """Serve every model in a directory until stopped (Ctrl-C).
 
     Prints "ready: HOST:PORT" after a first call has succeeded. All other settings are environment variables,
     CUTAWAY_...; options take precedence over them.
     """
-    if embedded and (workers or replicas):
-        raise typer.BadParameter(
-            "with --embedded there are no workers and no TorchServe; leave out --workers and --replicas"
-        )
     with console_output.requires_extra("server"):
         from cutaway.config.settings import Settings
         from cutaway.gateway.application import run
-
-        console_output.find_packages("torch", "captum", *(() if embedded else ("ts",)))
-    options = {"address": address, "replicas": replicas, "log_dir": log_dir}
+    options = {"address": address, "engine": engine, "replicas": replicas, "log_dir": log_dir}
     overrides = {name: value for name, value in options.items() if value is not None}
     settings = Settings.load().model_copy(update=overrides)
-    run(model_store, settings, embedded=embedded, workers=workers, announce=console_output.print_line)
+    if settings.engine == "embedded" and workers:
+        raise typer.BadParameter("the engine 'embedded' has no workers; leave out --workers")
+    if settings.engine != "torchserve" and settings.replicas > 1:
+        raise typer.BadParameter("only the engine 'torchserve' has replicas; leave out --replicas")
+    with console_output.requires_extra("server"):
+        console_output.find_packages("torch", "captum", *(["ts"] if settings.engine == "torchserve" else []))
+    run(model_store, settings, workers=workers, announce=console_output.print_line)

@@ -60,6 +60,11 @@ class Settings(BaseSettings):
         description="The most bytes of all requests without a reply; more are refused at once, and one caller may "
         "have half of them. By default a 24th of the memory that the server may use.",
     )
+    engine: Literal["torchserve", "processes", "embedded"] = Field(
+        default="torchserve",
+        description="Who starts the workers: TorchServe; cutaway itself, without Java; or nobody: the models run in "
+        "the gateway's process.",
+    )
     replicas: int = Field(default=1, gt=0, description="TorchServe processes that share the calls.")
     request_memory_bytes: int | None = Field(
         default=None,
@@ -81,7 +86,7 @@ class Settings(BaseSettings):
         default=None, description="Authority of client certificates, PEM; without it, clients need none."
     )
     tokens: Path | None = Field(default=None, description="The token file, TOML; without it, all callers may do all.")
-    log_dir: Path = Field(default=Path("logs"), description="Directory of TorchServe's log.")
+    log_dir: Path = Field(default=Path("logs"), description="Directory of the log of TorchServe, or of the workers.")
     log_format: Literal["", "json", "text"] = Field(
         default="", description="Format of the log; `cutaway serve` defaults to text on a terminal, else to json."
     )

@@ -33,7 +33,6 @@ def run(
     model_store: Path,
     settings: Settings,
     *,
-    embedded: bool,
     workers: int | None,
     announce: Callable[[str], None],
 ) -> None:
@@ -41,8 +40,7 @@ def run(
 
     Args:
         model_store: a directory with archives made by ``cutaway package``.
-        settings: address and limits.
-        embedded: True runs the models in this process, without TorchServe and Java.
+        settings: address, limits, and who starts the workers.
         workers: number of workers of each model; None for the archives' own.
         announce: prints what scripts wait for: the models, the address of the metrics, ``ready: HOST:PORT`` once a real
             call has succeeded, and the end. All else that happens is logged.
@@ -55,7 +53,7 @@ def run(
     log_format = settings.log_format or logging.default_format(sys.stderr)
     logging.configure(log_format)
     settings = settings.model_copy(update={"log_format": log_format})
-    start = partial(_backend, model_store, settings, embedded, workers)
+    start = partial(_backend, model_store, settings, workers)
     asyncio.run(_run(start, settings, announce))
 
 
@@ -86,12 +84,12 @@ async def _run(start: Callable[[], _RunningBackend], settings: Settings, announc
     announce("stopped")
 
 
-def _backend(model_store: Path, settings: Settings, embedded: bool, workers: int | None) -> _RunningBackend:
+def _backend(model_store: Path, settings: Settings, workers: int | None) -> _RunningBackend:
     """Returns a context that runs the backend."""
     store = read_store(model_store)
     for why in store.faults:
         log.warning(f"not served: {why}")
-    if not embedded:
+    if settings.engine != "embedded":
         return Supervisor(store, settings, workers).running()
     # Imported here because it imports torch; without torch, a gateway takes a third of the memory.
     from cutaway.gateway.lifecycle.in_process import in_process_backend

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+import torch
+
 from cutaway.config.settings import Settings
+from cutaway.errors import CutawayError
+from cutaway.results import ModelName
 from cutaway.wire.chunks import Piece
 from cutaway.worker.call import Call
 from cutaway.worker.memory_limit import limit_request_memory
@@ -30,15 +36,33 @@ class WorkerProcess:
             self._server = WorkerServer(worker, self._thread, Path(directory) / str(os.getpid()))
 
     @classmethod
-    def load(cls, model_dir: Path, device: str) -> WorkerProcess:
-        """Loads the model of an unpacked archive onto ``device``: ``cpu`` or ``cuda:NUMBER``.
+    def start(cls, directory: Path, name: ModelName, *, workers: int, gpu: int | None) -> WorkerProcess:
+        """Loads the model of an unpacked archive; logs in one line why it cannot be loaded.
+
+        Args:
+            directory: the archive.
+            name: its model.
+            workers: number of workers of this model, which share the cores.
+            gpu: the number of the GPU to load it onto; None for the CPU.
 
         Raises:
-            CutawayError: as `Worker.load`.
+            SystemExit: the model cannot be loaded, for a reason that the line says in full.
         """
-        worker = Worker.load(model_dir, device=device)
+        _share_cores(workers)
+        device = "cpu" if gpu is None or not torch.cuda.is_available() else f"cuda:{gpu}"
+        try:
+            worker = Worker.load(directory, device=device)
+        except Exception as failure:
+            known = isinstance(failure, CutawayError)
+            text = ("" if known else f"{type(failure).__name__}: ") + " ".join(str(failure).split())
+            print(f"cutaway cannot load {name.model} {name.version}: {text}", file=sys.stderr)
+            if known:
+                raise SystemExit(1) from None
+            raise
         if device == "cpu":
             limit_request_memory(Settings.load().request_memory_bytes)
+        gc.collect()
+        gc.freeze()  # these objects stay; every full collection would scan them for a tenth of a second
         return cls(worker)
 
     def answer(self, calls: Sequence[Mapping[str, bytes]]) -> list[bytes]:
@@ -51,3 +75,10 @@ class WorkerProcess:
         pieces = self._worker.stream(Call.of_parts(parts))
         yield self._thread.submit(lambda: next(pieces)).result()  # the others need no model
         yield from pieces
+
+
+def _share_cores(workers: int) -> None:
+    """Limits torch to a share of the cores, since workers that use all slow each other."""
+    if "OMP_NUM_THREADS" not in os.environ:  # a setting of the operator wins
+        sharing = workers * int(os.environ.get("CUTAWAY_REPLICAS", "1"))
+        torch.set_num_threads(max(1, torch.get_num_threads() // sharing))

@@ -34,7 +34,7 @@ def kill(server: Server) -> None:
 
 
 @pytest.mark.parametrize(
-    "mode", [["--embedded"], pytest.param([], marks=pytest.mark.slow)], ids=["embedded", "torchserve"]
+    "mode", [["--engine=embedded"], pytest.param([], marks=pytest.mark.slow)], ids=["embedded", "torchserve"]
 )
 def test_the_next_start_deletes_what_a_killed_one_left(tmp_path: Path, scratch: Path, mode: list[str]) -> None:
     """Unpacked archives and all; and its own when it ends in order."""

@@ -68,7 +68,10 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextlib.contextmanager
 def two(store: Path, logs: Path) -> Iterator[tuple[Server, Server]]:
-    with serving(store, logs / "one", "--embedded") as one, serving(store, logs / "two", "--embedded") as other:
+    with (
+        serving(store, logs / "one", "--engine=embedded") as one,
+        serving(store, logs / "two", "--engine=embedded") as other,
+    ):
         yield one, other
 
 
@@ -85,7 +88,7 @@ def test_a_server_that_is_killed_takes_no_further_call_with_it(store: Path, tmp_
             except ca.Unavailable:
                 failed += 1
         assert failed <= 2
-        with serving(store, tmp_path / "again", "--embedded", "--address", other.address) as back:
+        with serving(store, tmp_path / "again", "--engine=embedded", "--address", other.address) as back:
             one.process.kill()
             until(lambda: _answers(client))
             assert back.process.poll() is None

@@ -431,7 +431,7 @@ def test_a_file_that_cannot_be_used_ends_it_before_torchserve_starts(
     assert not (tmp_path / "logs").exists()
 
 
-@pytest.mark.parametrize("backend", ["--embedded", pytest.param("--workers=1", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("backend", ["--engine=embedded", pytest.param("--workers=1", marks=pytest.mark.slow)])
 def test_a_served_store_is_guarded(backend: str, pki: Pki, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`cutaway serve` takes all of it from the environment, over TorchServe as well as in its own process, and says
     what is open where others can reach it."""

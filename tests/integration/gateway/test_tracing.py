@@ -145,7 +145,7 @@ def test_a_dead_collector_does_not_hold_up_the_end(
     with silent() as address:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", address if collector == "silent" else "http://127.0.0.1:9")
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "3600")
-        with serving(tmp_path / "store", tmp_path / "logs", "--embedded") as server:
+        with serving(tmp_path / "store", tmp_path / "logs", "--engine=embedded") as server:
             with ca.Client(server.address) as client:
                 client.list_models()
             assert server.stop() == 0

@@ -61,7 +61,7 @@ def test_what_strangers_send_takes_no_memory(tmp_path: Path, monkeypatch: pytest
     tokens = write(tmp_path / "tokens.toml", entry("mine", {"*": EVERY}))
     monkeypatch.setenv("CUTAWAY_TOKENS", str(tokens))
     monkeypatch.setenv("CUTAWAY_METRICS_ADDRESS", "127.0.0.1:0")
-    with serving(tmp_path / "store", tmp_path / "logs", "--embedded") as server:
+    with serving(tmp_path / "store", tmp_path / "logs", "--engine=embedded") as server:
         said = next(line for line in server.said if line.startswith("metrics: "))
         with ca.Client(server.address, token="mine") as client:
             x = {"x": np.ones((1, 3), np.float32)}

@@ -81,7 +81,7 @@ def test_a_service_says_the_same(store: Path, server: Server, tmp_path: Path) ->
 @pytest.mark.slow
 def test_a_service_that_is_away_is_asked_again(quick: Path, tmp_path: Path) -> None:
     """Where the service comes back in time, nobody notices: every row is there, and none is bad."""
-    with serving(quick, tmp_path / "logs", "--embedded") as first:
+    with serving(quick, tmp_path / "logs", "--engine=embedded") as first:
         job = asking(quick, tmp_path / "out", first.address, data=digits(320))
         stopped = AtFirstShard(lambda: first.process.kill())
         ends: list[Summary | BaseException] = []
@@ -95,7 +95,7 @@ def test_a_service_that_is_away_is_asked_again(quick: Path, tmp_path: Path) -> N
         working = threading.Thread(target=work)
         working.start()
         first.process.wait()
-        with serving(quick, tmp_path / "again", "--embedded", "--address", first.address):
+        with serving(quick, tmp_path / "again", "--engine=embedded", "--address", first.address):
             working.join()
     (summary,) = ends
     assert isinstance(summary, Summary), summary
@@ -107,14 +107,14 @@ def test_a_service_that_is_away_is_asked_again(quick: Path, tmp_path: Path) -> N
 def test_a_service_that_stays_away_ends_the_job(quick: Path, tmp_path: Path) -> None:
     """After the patience that the job names it is interrupted, and goes on at whatever address the model is next."""
     engine = {"kind": "service", "batch": 8, "in_flight": 3, "patience_s": 0.5}
-    with serving(quick, tmp_path / "logs", "--embedded") as first:
+    with serving(quick, tmp_path / "logs", "--engine=embedded") as first:
         job = asking(quick, tmp_path / "out", first.address, data=digits(320), engine=engine)
         with pytest.raises(CutawayError, match="run again to continue") as caught:
             run(job, AtFirstShard(lambda: first.process.kill()))
     assert caught.value.reason == Reason.JOB_INTERRUPTED
     there = read(tmp_path / "out").rows
     assert 0 < there < 320
-    with serving(quick, tmp_path / "again", "--embedded") as second:
+    with serving(quick, tmp_path / "again", "--engine=embedded") as second:
         summary = run(asking(quick, tmp_path / "out", second.address, data=digits(320), engine=engine))
     assert (summary.rows, summary.bad) == (320, 0)
     assert summary.kept * 16 == there

@@ -1,4 +1,4 @@
-"""What hangs is found and replaced: workers that are stopped or never return, and TorchServe's JVM."""
+"""What hangs is found and replaced: workers that are stopped or never return, and what starts them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import cutaway as ca
 from tests.conftest import ADAPTERS
 from tests.support.adapters.fragile_adapter import ENDLESS, FROZEN
 from tests.support.health import health
-from tests.support.processes import java, worker
+from tests.support.processes import leader, worker
 from tests.support.serving import Server, package, serving
 from tests.support.waiting import until
 
@@ -33,10 +33,10 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.fixture(scope="module")
-def server(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Both in TorchServe."""
-    with serving(store, tmp_path_factory.mktemp("hangs") / "logs") as running:
+@pytest.fixture(scope="module", params=["torchserve", pytest.param("processes", marks=pytest.mark.slow)])
+def server(request: pytest.FixtureRequest, store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Both, in the workers of each engine."""
+    with serving(store, tmp_path_factory.mktemp("hangs") / "logs", f"--engine={request.param}") as running:
         yield running
 
 
@@ -86,9 +86,9 @@ def test_a_worker_that_lets_no_thread_run_is_replaced(server: Server) -> None:
     assert worker(server, "fragile").pid != before
 
 
-def test_a_torchserve_that_hangs_is_replaced(server: Server) -> None:
-    """Its JVM is stopped: health says so, callers are told to try again, and another one answers."""
-    before = java(server).pid
+def test_an_engine_that_hangs_is_replaced(server: Server) -> None:
+    """What starts the workers is stopped: health says so, callers are told to try again, and another one answers."""
+    before = leader(server).pid
     os.kill(before, signal.SIGSTOP)
     until(lambda: health(server.address) == "NOT_SERVING")
     with ca.Client(server.address) as client:
@@ -98,7 +98,7 @@ def test_a_torchserve_that_hangs_is_replaced(server: Server) -> None:
         assert "unexpectedly" not in caught.value.message
         for model in MODELS:
             until(lambda model=model: _answers(client, model))  # type: ignore[misc]
-    assert java(server).pid != before
+    assert leader(server).pid != before
 
 
 def test_a_hang_in_the_gateways_process_is_reported(
@@ -106,7 +106,7 @@ def test_a_hang_in_the_gateways_process_is_reported(
 ) -> None:
     """Nothing can end it: the model's health says so, and the other model serves on."""
     monkeypatch.setenv("CUTAWAY_GRACE_S", "0")
-    with serving(store, tmp_path / "logs", "--embedded") as running, ca.Client(running.address) as client:
+    with serving(store, tmp_path / "logs", "--engine=embedded") as running, ca.Client(running.address) as client:
         assert health(running.address, "fragile") == "SERVING"
         with pytest.raises(ca.DeadlineExceeded):
             client.inspect("fragile", {"x": X["x"] * ENDLESS}, timeout=SHORT_S)

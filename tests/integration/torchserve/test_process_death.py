@@ -1,4 +1,5 @@
-"""What dies, comes back: workers, TorchServe's JVM and the gateway are killed, and what callers see of it."""
+"""What dies, comes back: workers, what starts them (TorchServe's JVM, the keeper) and the gateway, and what callers see
+of it."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from cutaway.schema.tensors import Array
 from tests.conftest import ADAPTERS
 from tests.support.adapters.fragile_adapter import DEADLY, HUNGRY
 from tests.support.health import health
-from tests.support.processes import java, worker
+from tests.support.processes import leader, worker
 from tests.support.rounding import SMALL, close
 from tests.support.serving import Server, package, serving
 from tests.support.waiting import PATIENCE_S, until
@@ -27,6 +28,7 @@ from tests.support.waiting import PATIENCE_S, until
 CALLERS = 8
 KILLS = 2
 RESTARTS = 6
+ENGINES = ("torchserve", "processes")
 
 
 @pytest.fixture(scope="module")
@@ -38,12 +40,12 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.fixture(scope="module")
-def server(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Both, behind a gateway before TorchServe; requests may take half a gibibyte."""
+@pytest.fixture(scope="module", params=ENGINES)
+def server(request: pytest.FixtureRequest, store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Both, in the workers of each engine; requests may take half a gibibyte."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CUTAWAY_REQUEST_MEMORY_BYTES", str(1 << 29))
-        with serving(store, tmp_path_factory.mktemp("survival") / "logs") as running:
+        with serving(store, tmp_path_factory.mktemp("survival") / "logs", f"--engine={request.param}") as running:
             yield running
 
 
@@ -79,17 +81,17 @@ def test_no_call_is_lost_when_a_worker_is_killed(server: Server) -> None:
 
 
 @pytest.mark.slow
-def test_torchserve_is_started_as_often_as_it_takes(server: Server) -> None:
-    """Its JVM dies again and again before a model answers: the server lives, and serves when it is let be."""
+def test_an_engine_is_started_as_often_as_it_takes(server: Server) -> None:
+    """It is killed again and again before a model answers: the server lives, and serves when it is let be."""
     dead: set[int] = set()
 
     def kill() -> bool:
         assert server.process.poll() is None
         with contextlib.suppress(psutil.Error, StopIteration, ValueError, AssertionError):
-            jvm = java(server)
-            if jvm.pid not in dead:
-                jvm.kill()
-                dead.add(jvm.pid)
+            process = leader(server)
+            if process.pid not in dead:
+                process.kill()
+                dead.add(process.pid)
         return len(dead) > RESTARTS
 
     until(kill)
@@ -128,12 +130,13 @@ def test_memory_that_runs_out_costs_its_own_request_only(server: Server, value: 
     assert worker(server, "fragile").memory_info().rss < 2 << 30
 
 
-def test_torchserve_comes_back(server: Server) -> None:
-    """Its JVM is killed: calls are told at once when to try again, health turns, it is started again, calls pass."""
-    jvm = java(server)
-    family = [jvm, *jvm.children(recursive=True)]
+def test_an_engine_comes_back(server: Server) -> None:
+    """What starts the workers is killed: calls are told at once when to try again, health turns, it is started again,
+    calls pass."""
+    process = leader(server)
+    family = [process, *process.children(recursive=True)]
     with ca.Client(server.address) as client:
-        jvm.kill()
+        process.kill()
         until(lambda: health(server.address) == "NOT_SERVING")
         with pytest.raises(ca.Unavailable) as caught:
             client.inspect("tiny", rows(1.0))
@@ -146,10 +149,11 @@ def test_torchserve_comes_back(server: Server) -> None:
 
 
 @pytest.mark.slow
-def test_a_server_that_is_starting_torchserve_again_ends_when_told(store: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_server_that_is_starting_an_engine_again_ends_when_told(store: Path, tmp_path: Path, engine: str) -> None:
     """SIGTERM amid that leaves no process and no error."""
-    with serving(store, tmp_path / "logs") as running:
-        java(running).kill()
+    with serving(store, tmp_path / "logs", f"--engine={engine}") as running:
+        leader(running).kill()
         until(lambda: health(running.address) == "NOT_SERVING")
         assert running.stop() == 0
     assert [each for each in psutil.process_iter() if _mentions(each, str(tmp_path))] == []
@@ -168,14 +172,14 @@ def test_clients_find_a_front_door_that_comes_back(store: Path, tmp_path: Path) 
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
     with ca.Client(address) as client:
-        with serving(store, tmp_path / "logs", "--embedded", "--address", address) as first:
+        with serving(store, tmp_path / "logs", "--engine=embedded", "--address", address) as first:
             assert client.inspect("tiny", rows(1.0)).predictions
             first.process.kill()
             first.process.wait()
         with pytest.raises(ca.Unavailable) as caught:
             client.inspect("tiny", rows(1.0))
         assert caught.value.reason == "SERVER_UNREACHABLE"
-        with serving(store, tmp_path / "logs", "--embedded", "--address", address):
+        with serving(store, tmp_path / "logs", "--engine=embedded", "--address", address):
             until(lambda: _answers(client))
 
 

@@ -27,21 +27,22 @@ def version(client: ca.Client, model: str = "tiny") -> str:
     return client.inspect(model, X, timeout=300).provenance.version
 
 
-def jvms(server: Server) -> int:
-    """How many TorchServes run."""
-    return sum(any("org.pytorch.serve" in word for word in words) for _, words in family(server))
+def engines(server: Server) -> int:
+    """How many TorchServes, or keepers of workers, run."""
+    return sum("watchdog" not in str(words) for each, words in family(server) if each.ppid() == server.process.pid)
 
 
 @pytest.mark.slow
-def test_a_new_version_takes_over_without_a_failed_call(tmp_path: Path) -> None:
+@pytest.mark.parametrize("engine", ["torchserve", "processes"])
+def test_a_new_version_takes_over_without_a_failed_call(tmp_path: Path, engine: str) -> None:
     """Callers go on calling while an archive is put into the store: not one call fails, those that name no version get
-    the new one once it answers, those that name the old one keep it, and of the TorchServe before nothing is left. An
+    the new one once it answers, those that name the old one keep it, and of the processes before nothing is left. An
     archive that cannot be loaded changes nothing. Archives that go, go."""
     store = tmp_path / "store"
     package(store, "tiny", TINY)
     package(tmp_path / "later", "tiny", TINY, version="1.1")
     over = threading.Event()
-    with serving(store, tmp_path / "logs") as server, ca.Client(server.address) as client:
+    with serving(store, tmp_path / "logs", f"--engine={engine}") as server, ca.Client(server.address) as client:
         seen: list[set[str]] = [set() for _ in range(CALLERS)]
 
         def call(number: int) -> None:
@@ -53,7 +54,7 @@ def test_a_new_version_takes_over_without_a_failed_call(tmp_path: Path) -> None:
             try:
                 shutil.copy(tmp_path / "later" / "tiny-1.1.mar", store)
                 until(lambda: "1.1" in seen[0])
-                until(lambda: jvms(server) == 1)
+                until(lambda: engines(server) == 1)
             finally:
                 over.set()
             for each in calling:

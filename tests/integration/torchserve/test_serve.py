@@ -240,7 +240,7 @@ class Unseeded(Adapter):
 
 
 @pytest.mark.parametrize(
-    "mode", [["--embedded"], pytest.param([], marks=pytest.mark.slow)], ids=["embedded", "torchserve"]
+    "mode", [["--engine=embedded"], pytest.param([], marks=pytest.mark.slow)], ids=["embedded", "torchserve"]
 )
 def test_random_parameters_are_not_served_unless_allowed(tmp_path: Path, mode: list[str]) -> None:
     """The operator, the callers and the health check learn of it; the archive that allows them is served."""
@@ -294,9 +294,9 @@ def assert_ends_and_leaves_nothing(small: Server, number: int) -> None:
 
 
 def test_embedded_needs_no_java(small_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`--embedded` serves the same archives with no Java process and no Java to be found."""
+    """`--engine embedded` serves the same archives with no Java process and no Java to be found."""
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with serving(small_store, tmp_path / "logs", "--embedded") as running:
+    with serving(small_store, tmp_path / "logs", "--engine=embedded") as running:
         assert any(line.startswith("not served: broken 1.0: ADAPTER_INVALID") for line in running.logged)
         with ca.Client(running.address) as client:
             assert client.inspect("tiny", {"x": np.ones((1, 3), np.float32)}).predictions["output"].shape == (1, 2)
@@ -336,7 +336,7 @@ def test_every_line_of_the_log_is_json(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "talking.py").write_text(_TALKING)
     package(tmp_path / "store", "talking", f"{tmp_path / 'talking.py'}:Talking")
     (tmp_path / "store" / "damaged-1.0.mar").write_bytes(b"no archive")
-    with serving(tmp_path / "store", tmp_path / "logs", "--embedded") as server:
+    with serving(tmp_path / "store", tmp_path / "logs", "--engine=embedded") as server:
         with ca.Client(server.address) as client, pytest.raises(ca.Unavailable):
             client.list_models()
         assert server.said == ["serving talking 1.0", f"ready: {server.address}"]
@@ -357,7 +357,7 @@ def announce(line):
         print(gc.get_freeze_count(), len(gc.get_objects()))
         os.kill(os.getpid(), signal.SIGTERM)
 
-run(Path(sys.argv[1]), Settings(address="127.0.0.1:0"), embedded=True, workers=None, announce=announce)
+run(Path(sys.argv[1]), Settings(address="127.0.0.1:0", engine="embedded"), workers=None, announce=announce)
 """
 
 

@@ -23,6 +23,7 @@ from model_archiver.model_packaging_utils import ModelExportUtils
 
 from cutaway.config import openmp
 from cutaway.errors import CutawayError, Reason
+from cutaway.gateway.processes.environment import WorkerEnvironment
 from cutaway.gateway.torchserve import server_process
 from cutaway.gateway.torchserve.server_process import TorchServe
 from cutaway.trust import bearer
@@ -82,7 +83,7 @@ def server(store: Path, log_dir: Path) -> Iterator[TorchServe]:
 @contextmanager
 def serving(store: Path, *archives: str, **arguments: Any) -> Iterator[TorchServe]:
     """A server of the echo, or of ``archives``, that stops when the block ends."""
-    server = TorchServe(store, archives or ["echo.mar"], max_message_bytes=MESSAGE_BYTES, **arguments)
+    server = TorchServe(store, archives or ["echo.mar"], environment=WorkerEnvironment(MESSAGE_BYTES), **arguments)
     server.start()
     try:
         yield server
@@ -281,9 +282,10 @@ def test_a_server_that_was_killed(store: Path) -> None:
 OWNER = """
 import sys, time
 from pathlib import Path
+from cutaway.gateway.processes.environment import WorkerEnvironment
 from cutaway.gateway.torchserve.server_process import TorchServe
 
-server = TorchServe(Path(sys.argv[1]), ["echo.mar"], max_message_bytes=1 << 20)
+server = TorchServe(Path(sys.argv[1]), ["echo.mar"], environment=WorkerEnvironment(1 << 20))
 server.start()
 print(server.endpoint.address, flush=True)
 time.sleep(600)
@@ -332,7 +334,7 @@ def test_a_start_that_fails(
     """A server that cannot start says why, in its log's words if it came to that, and leaves nothing."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     (store / "torn.mar").write_bytes((store / "echo.mar").read_bytes()[:-100])
-    server = TorchServe(store, [name], max_message_bytes=MESSAGE_BYTES, **arguments)
+    server = TorchServe(store, [name], environment=WorkerEnvironment(MESSAGE_BYTES), **arguments)
 
     with pytest.raises(CutawayError) as caught:
         server.start()

@@ -18,7 +18,7 @@ import cutaway as ca
 from cutaway.trust import Metadata, bearer
 from cutaway.worker_protocol.torchserve_messages import PING, PREDICTIONS, STREAM_PREDICTIONS, encode_call
 from tests.conftest import ADAPTERS
-from tests.support.processes import java, worker
+from tests.support.processes import leader, worker
 from tests.support.serving import Server, package, serving
 from tests.support.torchserve_port import MODEL, Behind, behind, home, key, managed, port
 from tests.support.waiting import PATIENCE_S
@@ -53,7 +53,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @pytest.fixture
 def directory(server: Server) -> Path:
     """What TorchServe runs in."""
-    return home(java(server))
+    return home(leader(server))
 
 
 def carried(directory: Path, which: str) -> Metadata:
@@ -110,7 +110,7 @@ def test_nobody_else_can_read_the_tokens(server: Server, directory: Path) -> Non
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
     assert stat.S_IMODE((directory / "key_file.json").stat().st_mode) == 0o600
     token = key(directory, "inference")
-    assert token not in " ".join(java(server).cmdline())
+    assert token not in " ".join(leader(server).cmdline())
     assert all(token not in log.read_text() for log in server.log_dir.iterdir())
 
 
@@ -138,7 +138,7 @@ def test_a_torchserve_that_comes_back_has_another(server: Server) -> None:
     """Calls pass again, and the token of before opens nothing."""
     before = behind(server)
     with ca.Client(server.address) as client:
-        jvm = java(server)
+        jvm = leader(server)
         jvm.kill()
         jvm.wait(PATIENCE_S)
         _until_answered(client)

@@ -171,7 +171,7 @@ def test_packages_then_serves_then_answers(tmp_path: Path, image: Path) -> None:
     made = said("package", "tiny", "--adapter", f"{tmp_path / 'tiny_pets.py'}:Tiny", "--output", tmp_path)
     assert f"built {tmp_path / 'tiny-1.0.mar'} (" in made
     assert f"next: cutaway serve --model-store {tmp_path}\n" in made
-    with serving(tmp_path, tmp_path / "logs", "--embedded") as server:
+    with serving(tmp_path, tmp_path / "logs", "--engine=embedded") as server:
         assert server.said == ["serving tiny 1.0", f"ready: {server.address}"]
         assert "tiny 1.0" in said("inspect", "tiny", image, "--address", server.address)
         assert server.stop() == 0

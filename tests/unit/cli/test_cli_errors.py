@@ -147,7 +147,7 @@ def test_a_command_without_its_packages_says_what_is_missing(address: str, image
         assert done.stderr == f"{package} is missing; this needs: pip install 'cutaway[server]'\n"
     done = without(("torch",), ["package", "tiny", "--adapter", "tiny.py:Tiny"])
     assert (done.returncode, done.stderr) == (2, "torch is missing; this needs: pip install 'cutaway[server]'\n")
-    done = without(("ts",), ["serve", "--embedded", "--model-store", str(tmp_path)])
+    done = without(("ts",), ["serve", "--engine=embedded", "--model-store", str(tmp_path)])
     assert "no .mar archive" in done.stderr  # without TorchServe, models of this process are served
     plot = ["--plot", str(tmp_path / "x.png")]
     done = without(("matplotlib",), ["inspect", "pets", str(image), *plot, "--address", address])
@@ -182,8 +182,10 @@ def test_what_others_set_is_no_setting(name: str, tmp_path: Path) -> None:
 
 def test_serve_refuses_what_cannot_be(tmp_path: Path) -> None:
     """Workers in one process, a store that is not there and a setting that is no number are refused in words."""
-    done = cutaway("serve", "--model-store", tmp_path, "--embedded", "--workers", 2)
-    assert (done.returncode, "there are no workers" in done.stderr) == (2, True)
+    done = cutaway("serve", "--model-store", tmp_path, "--engine=embedded", "--workers", 2)
+    assert (done.returncode, "has no workers" in done.stderr) == (2, True)
+    done = cutaway("serve", "--model-store", tmp_path, "--engine=processes", "--replicas", 2)
+    assert (done.returncode, "has replicas" in done.stderr) == (2, True)
     done = cutaway("serve", "--model-store", tmp_path / "nowhere")
     assert (done.returncode, "does not exist" in done.stderr) == (2, True)
     done = cutaway("serve", "--model-store", tmp_path, CUTAWAY_GRACE_S="soon")

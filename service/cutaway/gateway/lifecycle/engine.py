@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from cutaway.gateway.torchserve.server_process import Endpoint
+
+class Liveness(Protocol):
+    """Watches over an engine until `close`."""
+
+    @property
+    def hangs(self) -> bool:
+        """Whether it does nothing any more, although it runs."""
+
+    async def close(self) -> None:
+        """Ends the watch."""
 
 
 class Engine(Protocol):
@@ -14,10 +23,6 @@ class Engine(Protocol):
     def name(self) -> str:
         """For people: ``TorchServe``."""
 
-    @property
-    def endpoint(self) -> Endpoint:
-        """What is pinged to see whether it replies."""
-
     def start(self) -> None:
         """Starts the processes; their workers load their models after that."""
 
@@ -26,6 +31,9 @@ class Engine(Protocol):
 
     def has_worker(self, pid: int) -> bool:
         """Returns whether ``pid`` is one of its processes."""
+
+    def liveness(self, hang_s: float) -> Liveness:
+        """Begins to watch it; it hangs if it does nothing for ``hang_s`` seconds. Called in an event loop."""
 
     def log_tail(self) -> str:
         """Returns the end of its log since the last start; also after it has ended."""

@@ -21,7 +21,8 @@ from cutaway.gateway.backends.worker_pool import WorkerPool
 from cutaway.gateway.lifecycle.engine import Engine
 from cutaway.gateway.lifecycle.readiness import unready_models
 from cutaway.gateway.models.store import ModelStore
-from cutaway.gateway.torchserve.liveness import Liveness
+from cutaway.gateway.processes.environment import WorkerEnvironment
+from cutaway.gateway.processes.worker_processes import WorkerProcesses
 from cutaway.gateway.torchserve.server_process import TorchServe
 from cutaway.results import ModelName
 
@@ -55,18 +56,23 @@ class ReplicaSet:
         self._starting: set[asyncio.Future[None]] = set()
 
     def _engine(self, workers: int | None, number: int) -> Engine:
+        environment = WorkerEnvironment(
+            self._settings.max_message_bytes,
+            self.pool.path,
+            self._settings.request_memory_bytes or share_of_worker(self._workers(workers)),
+            self._settings.replicas,
+        )
+        if self._settings.engine == "processes":
+            return WorkerProcesses(self.store.archives, environment, workers=workers, log_dir=self._settings.log_dir)
         archives = list(self.store.archives.values())
         return TorchServe(
             archives[0].parent,
             [path.name for path in archives],
+            environment=environment,
             workers=workers,
             batch=1,
-            max_message_bytes=self._settings.max_message_bytes,
             log_dir=self._settings.log_dir,
             number=number,
-            of=self._settings.replicas,
-            workers_in=self.pool.path,
-            request_memory_bytes=self._settings.request_memory_bytes or share_of_worker(self._workers(workers)),
             start_timeout_s=self._settings.start_timeout_s,
         )
 
@@ -131,14 +137,14 @@ class ReplicaSet:
 
     async def _fault(self, engine: Engine) -> str:
         """Waits until an engine ends or hangs, and returns what is wrong with it."""
-        liveness = Liveness(engine.endpoint, self._settings.hang_s)
+        liveness = engine.liveness(self._settings.hang_s)
         try:
             while not liveness.hangs:
                 with suppress(OSError):  # no file descriptor is left to look with
                     if engine.poll() is not None:
                         return "ended unexpectedly; its log says why"
                 await asyncio.sleep(_POLL_S)
-            return "replies to nothing"
+            return "does nothing any more"
         finally:
             await liveness.close()
 

@@ -55,9 +55,7 @@ class Supervisor:
         Raises:
             CutawayError: TorchServe does not start, or no model answers.
         """
-        replicas = self._settings.replicas
-        what = "TorchServe" if replicas == 1 else f"{replicas} TorchServe processes"
-        log.info(f"starting {what}; the log is in {self._settings.log_dir}")
+        log.info(f"starting {_described(self._settings)}; the log is in {self._settings.log_dir}")
         try:
             await self._current.start()
             self.backend = Backend(self._current.pool, self._current.store.catalog, self._settings)
@@ -138,3 +136,9 @@ class Supervisor:
         for replica_set in replica_sets:
             await replica_set.stop(grace_s)
             self._running.remove(replica_set)
+
+
+def _described(settings: Settings) -> str:
+    if settings.engine == "processes":
+        return "the workers"
+    return "TorchServe" if settings.replicas == 1 else f"{settings.replicas} TorchServe processes"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from typing import NamedTuple
 
 import grpc.aio
 
-from cutaway.gateway.torchserve.server_process import Endpoint
 from cutaway.trust import bearer
 from cutaway.worker_protocol.torchserve_messages import PING
 
@@ -20,7 +20,14 @@ _OPTIONS = (
 )
 
 
-class Liveness:
+class Endpoint(NamedTuple):
+    """The address of a TorchServe process, and the token for its calls."""
+
+    address: str
+    token: str
+
+
+class Pings:
     """Pings one process until `close`.
 
     Args:

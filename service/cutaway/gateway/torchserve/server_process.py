@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import socket
 import sys
 import time
@@ -22,16 +21,17 @@ from typing import NamedTuple
 import psutil
 
 from cutaway.archive import reader
-from cutaway.config import openmp
 from cutaway.errors import CutawayError, Reason, error
+from cutaway.gateway.processes.environment import WorkerEnvironment
+from cutaway.gateway.processes.process_group import ProcessGroup
+from cutaway.gateway.processes.run_log import RunLog
 from cutaway.gateway.torchserve.java import find_java
-from cutaway.gateway.torchserve.process_group import ProcessGroup
-from cutaway.worker_protocol.socket_directory import WORKERS, ScratchDirectory
+from cutaway.gateway.torchserve.liveness import Endpoint, Pings
+from cutaway.worker_protocol.socket_directory import ScratchDirectory
 
 LOG_NAME = "torchserve.log"
 _LOG_CONFIG = Path(__file__).with_name("log4j2.xml")
 _START_ATTEMPTS = 5  # another process may take a port first
-_TAIL_BYTES = 16 << 10
 _MAX_LOG_IN_ERROR = 2000  # characters
 _TOKEN_MINUTES = 100 * 365 * 24 * 60  # every start makes new tokens
 _FRAMING_BYTES = 64 << 10  # for the model's name and the part's
@@ -69,13 +69,6 @@ class _Ports(NamedTuple):
     first_worker: int = 0  # a port only where Unix sockets cannot be used, else part of their names
 
 
-class Endpoint(NamedTuple):
-    """The address of a TorchServe process, and the token for its calls."""
-
-    address: str
-    token: str
-
-
 @dataclass(eq=False)
 class TorchServe:
     """One TorchServe process.
@@ -83,14 +76,11 @@ class TorchServe:
     Args:
         model_store: the directory with the archives.
         models: the archives' file names; of several versions of a model, the first is the default.
-        max_message_bytes: the largest request and the largest reply; a larger reply kills the worker.
+        environment: of its workers; a reply larger than it allows kills the worker.
         workers: number of workers of each model, or None for the archives' own.
         batch: number of calls that TorchServe collects for a worker, or None for the archives' own.
         log_dir: directory of ``torchserve.log``, or None to delete the log with the process.
         number: index of this process, from 0, among those on this machine; the second logs to ``torchserve-2.log``.
-        of: number of these processes.
-        workers_in: the directory in which its workers listen, or None if nobody calls them directly.
-        request_memory_bytes: the most memory for the requests of a worker on a CPU, or None for no limit.
         heap_bytes: the largest heap of the JVM, or None for its default, a quarter of the memory.
         start_timeout_s: seconds until it must listen.
     """
@@ -98,28 +88,25 @@ class TorchServe:
     model_store: Path
     models: Sequence[str]
     _: KW_ONLY
-    max_message_bytes: int
+    environment: WorkerEnvironment
     workers: int | None = None
     batch: int | None = None
     log_dir: Path | None = None
     number: int = 0
-    of: int = 1
-    workers_in: Path | None = None
-    request_memory_bytes: int | None = None
     heap_bytes: int | None = None
     start_timeout_s: float = 120.0
 
     def __post_init__(self) -> None:
         self._ports = _Ports()
         self._token = ""
-        self._log = _Log()
+        self._log = RunLog()
         self._group: ProcessGroup | None = None
         self._cleanup = ExitStack()
 
     @property
     def name(self) -> str:
         """For people: its number is in it if there are several."""
-        return "TorchServe" if self.of == 1 else f"TorchServe {self.number + 1}"
+        return "TorchServe" if self.environment.replicas == 1 else f"TorchServe {self.number + 1}"
 
     @property
     def endpoint(self) -> Endpoint:
@@ -152,6 +139,10 @@ class TorchServe:
             if self._group is not None:
                 self._group.terminate(grace_s)
 
+    def liveness(self, hang_s: float) -> Pings:
+        """Begins to ping it; it hangs if it leaves pings without a reply for ``hang_s`` seconds."""
+        return Pings(self.endpoint, hang_s)
+
     def log_tail(self) -> str:
         """Returns the end of the log since the last start; also after the process has ended."""
         return self._log.tail()
@@ -161,7 +152,7 @@ class TorchServe:
             directory = Path(undo.enter_context(ScratchDirectory()))
             self._ports = _Ports(*_free_ports(len(_Ports._fields)))
             log_name = LOG_NAME if self.number == 0 else f"torchserve-{self.number + 1}.log"
-            self._log = _Log((self.log_dir or directory) / log_name)
+            self._log = RunLog((self.log_dir or directory) / log_name)
             undo.callback(self._log.close)
             self._write_files(directory)
             with self._log.path.open("ab") as output:
@@ -173,7 +164,7 @@ class TorchServe:
 
     def _write_files(self, directory: Path) -> None:
         config = _CONFIG.format(
-            ports=self._ports, token_minutes=_TOKEN_MINUTES, largest=self.max_message_bytes + _FRAMING_BYTES
+            ports=self._ports, token_minutes=_TOKEN_MINUTES, largest=self.environment.max_message_bytes + _FRAMING_BYTES
         )
         (directory / "config.properties").write_text(config)
         # gRPC's Java code does not log through log4j: it prints twenty lines for every message that is too large.
@@ -206,19 +197,7 @@ class TorchServe:
 
     def _environment(self) -> dict[str, str]:
         """Returns the environment, which the workers inherit, without variables that override the configuration."""
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("TS_")}
-        environment["PYTHONUNBUFFERED"] = "1"  # so that the output of a model is in the log before it crashes
-        environment["CUTAWAY_MAX_MESSAGE_BYTES"] = str(self.max_message_bytes)
-        environment["CUTAWAY_REPLICAS"] = str(self.of)
-        environment[WORKERS] = str(self.workers_in or "")
-        if self.request_memory_bytes is not None:
-            environment["CUTAWAY_REQUEST_MEMORY_BYTES"] = str(self.request_memory_bytes)
-        openmp.wait_briefly(environment)
-        # Large pages for large tensors: small pages took most of the time of a 64 MiB capture.
-        environment.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-        if path := environment.get("PYTHONPATH"):  # the workers run in another directory
-            environment["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, path.split(os.pathsep)))
-        return environment
+        return {name: value for name, value in self.environment.variables().items() if not name.startswith("TS_")}
 
     def _wait_listening(self, group: ProcessGroup) -> None:
         """Waits until both gRPC ports accept connections; raises if the process ends or takes too long."""
@@ -233,30 +212,6 @@ class TorchServe:
 
     def _failed(self, what: str) -> CutawayError:
         return error(Reason.BACKEND_UNAVAILABLE, f"{what}; its log ends:\n{self._log.tail()[-_MAX_LOG_IN_ERROR:]}")
-
-
-class _Log:
-    """The part of a log file that one run of the server has written."""
-
-    def __init__(self, path: Path = Path(os.devnull)) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.path = path.resolve()
-        with path.open("ab") as log:
-            self._begin = log.tell()
-        self._closed_tail: str | None = None
-
-    def tail(self) -> str:
-        if self._closed_tail is not None:
-            return self._closed_tail
-        with self.path.open("rb") as log:
-            size = log.seek(0, os.SEEK_END)
-            begin = self._begin if self._begin <= size else 0  # else it was rotated
-            log.seek(max(begin, size - _TAIL_BYTES))
-            return log.read().decode(errors="replace")
-
-    def close(self) -> None:
-        """Keeps the tail: the file may be deleted."""
-        self._closed_tail = self.tail()
 
 
 def _open_ports(pid: int) -> set[int]:
