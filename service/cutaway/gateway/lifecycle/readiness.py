@@ -8,6 +8,7 @@ from cutaway.config.settings import Settings
 from cutaway.errors import CutawayError, Reason, error
 from cutaway.gateway.backends.remote_worker import RemoteWorker
 from cutaway.gateway.backends.worker_pool import WorkerPool
+from cutaway.gateway.batching.batcher import NotBegun
 from cutaway.gateway.lifecycle.engine import Engine
 from cutaway.gateway.models.store import ModelStore
 from cutaway.gateway.time_limit import within
@@ -50,7 +51,7 @@ async def _fault(engine: Engine, pool: WorkerPool, name: ModelName) -> str:
             if engine.has_worker(worker.pid):
                 try:
                     return await _describe(worker)
-                except CutawayError:
+                except (CutawayError, NotBegun):
                     pass  # it has died; the next one may live
         await asyncio.sleep(_POLL_S)
 
