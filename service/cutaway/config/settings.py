@@ -90,6 +90,9 @@ class Settings(BaseSettings):
     log_format: Literal["", "json", "text"] = Field(
         default="", description="Format of the log; `cutaway serve` defaults to text on a terminal, else to json."
     )
+    log_calls_per_s: int = Field(
+        default=100, ge=0, description="The most answered calls in the log in a second; those that fail are all there."
+    )
     metrics_address: str = Field(
         default="", description="HOST:PORT of the Prometheus metrics; by default they are not served."
     )

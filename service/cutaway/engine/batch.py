@@ -6,7 +6,7 @@ attributions that several of them want alike. A request that cannot share, or fa
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TypeAlias
@@ -14,14 +14,15 @@ from typing import TypeAlias
 from cutaway.engine.checks.row_independence import rows_independent
 from cutaway.engine.dry_run.estimate import estimate
 from cutaway.engine.execution.inspect import finish, run_plan
-from cutaway.engine.execution.main_pass import run_main_pass
+from cutaway.engine.execution.main_pass import MainPass, run_main_pass
+from cutaway.engine.execution.same_question import bundles, joined, split
 from cutaway.engine.execution.shared_attribution import share_attributions
 from cutaway.engine.execution.shared_pass import may_share
 from cutaway.engine.model.inspected_model import arguments_kind
 from cutaway.engine.planning.plan import Plan
 from cutaway.engine.runtime.cancellation import latest
 from cutaway.requests import Point
-from cutaway.results import InspectResult
+from cutaway.results import AttributionResult, InspectResult
 
 MAX_ELEMENTS = 1 << 20
 """The most elements of all inputs of one pass: graphs grow with them, and larger passes save nothing."""
@@ -68,8 +69,18 @@ def _groups(plans: Sequence[Plan]) -> Iterator[Group]:
 def _independent(group: Group) -> Group:
     """Returns those requests of ``group`` whose rows the model keeps independent."""
     first, *_ = group.values()
+    known: dict[Hashable, bool] = {}
     with first.model.session(arguments=first.request.arguments):
-        return {number: plan for number, plan in group.items() if _rows_independent(plan)}
+        for plan in group.values():
+            if _hooked(plan) not in known:
+                known[_hooked(plan)] = _rows_independent(plan)
+    return {number: plan for number, plan in group.items() if known[_hooked(plan)]}
+
+
+def _hooked(plan: Plan) -> Hashable:
+    """Returns what decides where rows must be independent; requests that capture the same have one object for it."""
+    layers = tuple(name for attribution in plan.attributions for name in attribution.layers)
+    return id(plan.sites), layers, plan.request.target.output
 
 
 def _rows_independent(plan: Plan) -> bool:
@@ -110,17 +121,26 @@ def _parts(group: Group) -> Iterator[Group]:
 
 def _run_together(group: Group) -> dict[int, Outcome]:
     """Returns the outcomes of those requests of ``group`` that could share; the others run alone."""
-    plans, outcomes = list(group.values()), dict[int, Outcome]()
+    outcomes: dict[int, Outcome] = {}
+    parts = bundles(group)
+    plans = [joined([*part.values()]) for part in parts]
     model = plans[0].model
     model.passes.reset()
     # Of a request that cannot share, an exception may end all: alone each gets its result, or its own error.
     cancellation, arguments = latest([plan.cancellation for plan in plans]), plans[0].request.arguments
     with suppress(BaseException), model.session(cancellation, arguments):
         mains = run_main_pass(plans)
-        for number, main, shared in zip(group, mains, share_attributions(mains)):
-            try:
-                with model.cancelled_by(main.plan.cancellation), model.passes.uncounted():
-                    outcomes[number] = finish(main._replace(timings=replace(main.timings)), shared=shared)
-            except BaseException as failure:
-                outcomes[number] = failure
+        for part, main, shared in zip(parts, mains, share_attributions(mains)):
+            outcomes |= _finished(part, main, shared)
     return outcomes
+
+
+def _finished(part: Group, main: MainPass, shared: Mapping[int, AttributionResult]) -> dict[int, Outcome]:
+    """Returns the outcomes of one request, or of several that were joined; nothing for those that cannot be split."""
+    model = main.plan.model
+    try:
+        with model.cancelled_by(main.plan.cancellation), model.passes.uncounted():
+            result = finish(main._replace(timings=replace(main.timings)), shared=shared)
+            return dict(zip(part, split(result, [plan.rows for plan in part.values()])))
+    except BaseException as failure:
+        return dict.fromkeys(part, failure) if len(part) == 1 else {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TypeAlias
 
 from cutaway.requests.attributions import Attribution
@@ -18,6 +19,8 @@ __all__ = ["Argument", "CheckMode", "CheckRequest", "InspectRequest", "Raw"]
 
 Argument: TypeAlias = bool | int | float | str | None
 """What an argument of forward gets that takes no tensor."""
+
+_NO_TENSORS: Mapping[str, Array] = MappingProxyType({})
 
 
 class CheckMode(StrEnum):
@@ -107,3 +110,9 @@ class InspectRequest:
     reply_data_type: str = ""
     compression: str = ""
     dry_run: bool = False
+
+    def with_input(self, tensors: Mapping[str, Array] = _NO_TENSORS, raw: tuple[Raw, ...] = ()) -> InspectRequest:
+        """Returns the same request for another input; all other values are the same objects."""
+        other = object.__new__(InspectRequest)
+        other.__dict__.update(self.__dict__, tensors=tensors, raw=raw)
+        return other

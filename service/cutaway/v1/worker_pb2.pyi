@@ -4,6 +4,7 @@ isort:skip_file
 """
 
 from collections import abc as _abc
+from cutaway.v1 import check_pb2 as _check_pb2
 from cutaway.v1 import inspection_pb2 as _inspection_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -161,6 +162,7 @@ class WorkerReply(_message.Message):
     PIECES_FIELD_NUMBER: _builtins.int
     WORKER_MS_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
+    CHECKS_FIELD_NUMBER: _builtins.int
     response: _builtins.bytes
     """A serialised InspectResponse without timings, or a serialised GetModelResponse. Bytes, so that the gateway passes
     it on unread.
@@ -179,6 +181,10 @@ class WorkerReply(_message.Message):
         occurs twice is not the same for every decoder.
         """
 
+    @_builtins.property
+    def checks(self) -> _containers.RepeatedCompositeFieldContainer[Global___CheckOutcome]:
+        """The checks in the response, in order: what the gateway counts and logs."""
+
     def __init__(
         self,
         *,
@@ -187,16 +193,43 @@ class WorkerReply(_message.Message):
         pieces: _builtins.int = ...,
         worker_ms: _builtins.float = ...,
         timings: _inspection_pb2.Timings | None = ...,
+        checks: _abc.Iterable[Global___CheckOutcome] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "outcome", b"outcome", "pieces", b"pieces", "response", b"response", "timings", b"timings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "outcome", b"outcome", "pieces", b"pieces", "response", b"response", "timings", b"timings", "worker_ms", b"worker_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checks", b"checks", "failure", b"failure", "outcome", b"outcome", "pieces", b"pieces", "response", b"response", "timings", b"timings", "worker_ms", b"worker_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["response", "failure", "pieces"]  # noqa: Y015
     _WhichOneofArgType_outcome: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_outcome) -> _WhichOneofReturnType_outcome | None: ...
 
 Global___WorkerReply: _TypeAlias = WorkerReply  # noqa: Y015
+
+@_typing.final
+class CheckOutcome(_message.Message):
+    """The outcome of one check."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    METHOD_FIELD_NUMBER: _builtins.int
+    VERDICT_FIELD_NUMBER: _builtins.int
+    method: _builtins.str
+    """As in Attribution."""
+    verdict: _check_pb2.Verdict.ValueType
+    """As in Check."""
+    def __init__(
+        self,
+        *,
+        method: _builtins.str = ...,
+        verdict: _check_pb2.Verdict.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["method", b"method", "verdict", b"verdict"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckOutcome: _TypeAlias = CheckOutcome  # noqa: Y015
 
 @_typing.final
 class Failure(_message.Message):

@@ -4,9 +4,9 @@ compressed tensors."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError, Message
@@ -103,45 +103,44 @@ def check_structure(message: Message, path: str = "") -> None:
             "is the client newer than the server?",
             path,
         )
-    check_lengths(message, path)
     for field, value in message.ListFields():
-        for where, child in children(field, value, f"{path}.{field.name}" if path else field.name):
-            check_structure(child, where)
+        kind = _kind(field)
+        if kind.has_texts or kind.has_messages:
+            where = f"{path}.{field.name}" if path else field.name
+            for text in value if field.is_repeated else (value,):
+                if kind.has_texts and len(text) > MAX_TEXT:
+                    what = f"a text of {len(text)} characters; {MAX_TEXT} are the most"
+                    raise error(Reason.INVALID_VALUE, what, where)
+            for inner, child in children(field, value, where):
+                check_structure(child, inner)
 
 
-def check_lengths(message: Message, path: str = "") -> None:
-    """Checks the fields of ``message`` itself for what `check_structure` calls too long."""
-    for field, value in message.ListFields():
-        _check_lengths(field, value, f"{path}.{field.name}" if path else field.name)
+class _Kind(NamedTuple):
+    """What a walk asks of a field: whether it holds texts, a map, or messages that are no map's own entries."""
+
+    has_texts: bool
+    is_map: bool
+    has_messages: bool
 
 
-def _check_lengths(field: FieldDescriptor, value: Any, path: str) -> None:
-    if field.is_repeated:
-        texts = value if field.type == FieldDescriptor.TYPE_STRING or _is_map(field) else ()
-    else:
-        texts = (value,) if field.type == FieldDescriptor.TYPE_STRING and field.full_name not in _FREE_TEXTS else ()
-    for text in texts:
-        if isinstance(text, str) and len(text) > MAX_TEXT:
-            raise error(Reason.INVALID_VALUE, f"a text of {len(text)} characters; {MAX_TEXT} are the most", path)
+@cache
+def _kind(field: FieldDescriptor) -> _Kind:
+    message = field.message_type
+    if message is not None and message.GetOptions().map_entry:
+        keys, values = message.fields_by_name["key"], message.fields_by_name["value"]
+        return _Kind(keys.type == FieldDescriptor.TYPE_STRING, True, values.message_type is not None)
+    is_text = field.type == FieldDescriptor.TYPE_STRING and (field.is_repeated or field.full_name not in _FREE_TEXTS)
+    return _Kind(is_text, False, message is not None)
 
 
-def _is_map(field: FieldDescriptor) -> bool:
-    return field.message_type is not None and bool(field.message_type.GetOptions().map_entry)
+def unpacked_bytes(message: Message) -> int:
+    """Returns the size that the compressed tensors in ``message`` have together once unpacked: a few compressed bytes
+    may unpack to more than any request may have."""
+    return sum(_unpacked_bytes(tensor) for tensor in tensors_in(message) if tensor.compression)
 
 
-def refuse_large_unpacked(messages: Iterable[Message], limit: int | None) -> None:
-    """Checks the size that the compressed tensors in ``messages`` have together once unpacked: a few compressed bytes
-    may unpack to more than any request may have.
-
-    Args:
-        messages: the parts of one request.
-        limit: in bytes; None for no limit.
-
-    Raises:
-        ResourceExhausted: ``REQUEST_TOO_LARGE``.
-    """
-    tensors = (tensor for message in messages for tensor in tensors_in(message))
-    size = sum(_unpacked_bytes(tensor) for tensor in tensors if tensor.compression)
+def refuse_large_unpacked(size: int, limit: int | None) -> None:
+    """Raises ``REQUEST_TOO_LARGE`` if tensors have more than ``limit`` bytes once unpacked; None is no limit."""
     if limit is not None and size > limit:
         raise error(
             Reason.REQUEST_TOO_LARGE,
@@ -167,11 +166,11 @@ def tensors_in(message: Message) -> Iterator[tensor_pb2.Tensor]:
 
 def children(field: FieldDescriptor, value: Any, path: str) -> Iterator[tuple[str, Message]]:
     """Yields the messages in a field, each with its path."""
-    if field.message_type is None:
+    kind = _kind(field)
+    if not kind.has_messages:
         return
-    if _is_map(field):
-        if field.message_type.fields_by_name["value"].message_type is not None:
-            yield from ((f"{path}.{key}", child) for key, child in value.items())
+    if kind.is_map:
+        yield from ((f"{path}.{key}", child) for key, child in value.items())
     elif field.is_repeated:
         yield from ((f"{path}[{index}]", child) for index, child in enumerate(value))
     else:

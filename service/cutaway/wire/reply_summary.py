@@ -1,27 +1,13 @@
-"""What the gateway reads of a serialised reply: the time of each stage, and the verdicts of checks.
-
-The bytes of tensors are skipped and nothing is copied. Protobuf would copy every field that the parsed message type
-does not have: 30 ms for 64 MiB.
-"""
+"""What the gateway tells observers of a reply: the time of each stage, and the verdicts of checks. It comes beside the
+serialised response, which the gateway does not read."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
-from google.protobuf.message import DecodeError
-
-from cutaway.errors import CutawayError
 from cutaway.results import Verdict
-from cutaway.v1 import attribution_pb2, check_pb2, inspection_pb2
+from cutaway.v1 import worker_pb2
 from cutaway.wire.enums import VERDICTS
-from cutaway.wire.framing import read_fields
-
-_TIMINGS = inspection_pb2.InspectResponse.TIMINGS_FIELD_NUMBER
-_ATTRIBUTIONS = inspection_pb2.InspectResponse.ATTRIBUTIONS_FIELD_NUMBER
-_METHOD = attribution_pb2.Attribution.METHOD_FIELD_NUMBER
-_CHECKS = attribution_pb2.Attribution.CHECKS_FIELD_NUMBER
-_VERDICT = check_pb2.Check.VERDICT_FIELD_NUMBER
 
 
 class CheckOutcome(NamedTuple):
@@ -43,24 +29,8 @@ class ReplySummary(NamedTuple):
     checks: tuple[CheckOutcome, ...] = ()
 
 
-def summarize(reply: bytes) -> ReplySummary:
-    """Returns the summary of a serialised `cutaway.v1.InspectResponse`; an empty one if the bytes are none."""
-    stages = inspection_pb2.Timings()
-    checks: list[CheckOutcome] = []
-    try:
-        for number, value in read_fields(memoryview(reply)):
-            if number == _TIMINGS:
-                stages.MergeFromString(value)
-            elif number == _ATTRIBUTIONS:
-                checks += _outcomes(value)
-    except (CutawayError, DecodeError, IndexError, KeyError, TypeError, ValueError):
-        return ReplySummary({})  # the caller finds out about a damaged reply; it is no reason to fail the call here
-    return ReplySummary({field.name.removesuffix("_ms"): value for field, value in stages.ListFields()}, tuple(checks))
-
-
-def _outcomes(attribution: memoryview) -> Iterator[CheckOutcome]:
-    values = list(read_fields(attribution))
-    method = next((str(value, "utf-8") for number, value in values if number == _METHOD), "")
-    for number, value in values:
-        if number == _CHECKS:
-            yield CheckOutcome(method, VERDICTS.decode(dict(read_fields(value))[_VERDICT]))
+def summarize(reply: worker_pb2.WorkerReply) -> ReplySummary:
+    """Returns the summary of a reply whose timings are complete."""
+    stages = {field.name.removesuffix("_ms"): value for field, value in reply.timings.ListFields()}
+    checks = (CheckOutcome(check.method, VERDICTS.decode(check.verdict)) for check in reply.checks)
+    return ReplySummary(stages, tuple(checks))

@@ -1,4 +1,4 @@
-"""Timings of a reply, kept apart from its serialised rest until all of them are known.
+"""What a worker sends beside a serialised response: its timings, until all of them are known, and a summary.
 
 The worker knows how long it encoded, and the gateway how long the call waited, only when the reply is serialised. Both
 set these times beside it, and whoever sends it to the caller adds all of them at once: not every decoder merges a
@@ -13,6 +13,9 @@ from cutaway.v1 import inspection_pb2, worker_pb2
 def as_worker_reply(response: inspection_pb2.InspectResponse) -> worker_pb2.WorkerReply:
     """Serialises ``response`` without its timings, which the reply has beside it; clears them in ``response``."""
     reply = worker_pb2.WorkerReply(timings=response.timings)
+    for attribution in response.attributions:
+        for check in attribution.checks:
+            reply.checks.add(method=attribution.method, verdict=check.verdict)
     response.ClearField("timings")
     reply.response = response.SerializeToString()
     return reply

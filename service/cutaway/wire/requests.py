@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from cutaway.errors import Reason, at, error
 from cutaway.requests import Argument, CheckRequest, ExplainIf, InspectRequest, Raw
@@ -15,7 +14,8 @@ from cutaway.wire.captures import CAPTURES
 from cutaway.wire.codec import TENSOR, Codec, FieldRule, by_name, only, record, several, spread
 from cutaway.wire.edits import EDITS
 from cutaway.wire.enums import COMPRESSION, FLOATING_TYPE
-from cutaway.wire.message_walk import check_lengths, check_structure, parse, refuse_large_unpacked
+from cutaway.wire.framing import without_fields
+from cutaway.wire.message_walk import check_structure, parse, refuse_large_unpacked, unpacked_bytes
 from cutaway.wire.methods import METHODS
 from cutaway.wire.scalars import INT64, Scalar, bounded, given
 from cutaway.wire.targets import TARGETS
@@ -132,22 +132,20 @@ def decode(data: bytes, *, max_unpacked_bytes: int | None = None) -> InspectRequ
         ResourceExhausted: ``REQUEST_TOO_LARGE``, once unpacked.
     """
     message = parse(inspection_pb2.InspectRequest, data)
-    tensors, raw = message.tensors, message.raw  # they stay valid when the field is cleared
     kind = message.WhichOneof("input")
+    sent: Any = getattr(message, kind or "tensors")
     if kind is not None:
-        check_structure(getattr(message, kind), kind)
-        message.ClearField(kind)
-    check_lengths(message)  # before it is copied
-    request = _decode_rest(message)
+        check_structure(sent, kind)
+    rest = _decode_rest(_without_input(data))
     if kind is None:
         raise error(Reason.INPUT_MISSING, "send tensors by name, or raw bytes", "tensors")
-    refuse_large_unpacked((message, tensors), max_unpacked_bytes)
+    refuse_large_unpacked(rest.unpacked_bytes + unpacked_bytes(sent), max_unpacked_bytes)
     with at(kind):
         if kind == "tensors":
-            return replace(request, tensors=_TENSORS.read(tensors))
-        if not raw.examples:
+            return rest.request.with_input(tensors=_TENSORS.read(sent))
+        if not sent.examples:
             raise error(Reason.INPUT_EMPTY, "raw holds no example; send at least one", "examples")
-        return replace(request, raw=_RAW.read(raw))
+        return rest.request.with_input(raw=_RAW.read(sent))
 
 
 def validated(request: InspectRequest) -> InspectRequest:
@@ -156,23 +154,46 @@ def validated(request: InspectRequest) -> InspectRequest:
     Raises:
         InvalidArgument: a field has a value that a message cannot hold, or that `decode` refuses.
     """
-    message = encode(replace(request, tensors={}, raw=()))
-    return replace(_decode_rest(message), tensors=request.tensors, raw=request.raw)
+    message = encode(request.with_input())
+    message.ClearField("tensors")
+    rest = _decode_rest(message.SerializeToString(deterministic=True))
+    return rest.request.with_input(request.tensors, request.raw)
 
 
-def _decode_rest(message: inspection_pb2.InspectRequest) -> InspectRequest:
-    """Returns the request in ``message``, without its inputs."""
-    data = message.SerializeToString(deterministic=True)
+class _Rest(NamedTuple):
+    """A request without its input, and the size of the compressed tensors in it once they are unpacked."""
+
+    request: InspectRequest
+    unpacked_bytes: int
+
+
+_INPUT = frozenset(
+    field.number for field in inspection_pb2.InspectRequest.DESCRIPTOR.oneofs_by_name["input"].fields
+)
+
+
+def _without_input(data: bytes) -> bytes:
+    """Returns a serialised request without its input."""
+    try:
+        return without_fields(data, _INPUT)
+    except LookupError:  # what protobuf reads all the same
+        message = inspection_pb2.InspectRequest.FromString(data)
+        for name in ("tensors", "raw"):
+            message.ClearField(name)
+        return message.SerializeToString(deterministic=True)
+
+
+def _decode_rest(data: bytes) -> _Rest:
     return (_remembered if len(data) <= _MAX_REMEMBERED_BYTES else _decode_bytes)(data)
 
 
-def _decode_bytes(data: bytes) -> InspectRequest:
+def _decode_bytes(data: bytes) -> _Rest:
     message = parse(inspection_pb2.InspectRequest, data)
     check_structure(message)
     request = InspectRequest(**_FIELDS.read(message))
     if request.compare and not request.edits:
         raise error(Reason.INVALID_VALUE, "comparing needs edits: without them both models are the same", "compare")
-    return request
+    return _Rest(request, unpacked_bytes(message))
 
 
 _MAX_REMEMBERED_BYTES = 1 << 14

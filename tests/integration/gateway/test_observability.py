@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import mmap
 import os
 import re
 import socket
@@ -19,7 +18,6 @@ from typing import Any
 
 import grpc
 import numpy as np
-import psutil
 import pytest
 import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -36,9 +34,8 @@ from cutaway.gateway.lifecycle.in_process import LocalWorkers
 from cutaway.gateway.models.catalog import Catalog
 from cutaway.gateway.rpc.server import GatewayServer
 from cutaway.requests import InspectRequest
-from cutaway.v1 import check_pb2, inspection_pb2, inspection_service_pb2, worker_pb2
+from cutaway.v1 import inspection_pb2, inspection_service_pb2, worker_pb2
 from cutaway.wire import requests as wire_requests
-from cutaway.wire.reply_summary import summarize
 from cutaway.worker.worker import Worker
 from tests.support.broken_captum import spoiled
 from tests.support.prometheus import named, read, scraped, waiting_calls
@@ -417,32 +414,6 @@ with serve({{"net": nn.Linear(2, 2)}}, settings=Settings(log_format={form!r})) a
     assert "RuntimeError: unforeseen" in done.stderr
     assert "in fail" in done.stderr
     assert "tell-nobody" not in done.stderr
-
-
-def test_tensors_are_stepped_over() -> None:
-    """Looking at a reply of 64 MiB neither copies nor even reads its tensors, and finds what lies behind them."""
-    reply = inspection_pb2.InspectResponse()
-    reply.predictions.outputs.add().tensor.data = bytes(64 << 20)
-    reply.attributions.add(method="Saliency").values.add().tensor.data = bytes(1 << 20)
-    reply.attributions[0].checks.add(verdict=check_pb2.VERDICT_AGREES)
-    reply.timings.forward_ms, reply.timings.queue_ms = 5, 2
-    written = reply.SerializeToString()
-    data: Any = mmap.mmap(-1, len(written))
-    data.write(written)
-    data.madvise(mmap.MADV_DONTNEED)  # still there, but no longer counted until somebody reads it
-    before = psutil.Process().memory_info().rss
-    seen = summarize(data)
-    assert psutil.Process().memory_info().rss - before < 8 << 20
-    assert seen.stages == {"queue": 2, "forward": 5}
-    assert seen.checks == (("Saliency", ca.Verdict.AGREES),)
-
-
-@pytest.mark.parametrize("length", [1, 7, 100, 500])
-def test_a_reply_that_cannot_be_read_shows_nothing(length: int) -> None:
-    """Bytes that are no reply are passed on for their caller to judge, and raise nothing on the way."""
-    noise = np.random.default_rng(length)
-    for _ in range(200):
-        assert isinstance(summarize(noise.bytes(length)).stages, dict)
 
 
 async def states(door: GatewayServer, *services: str) -> list[int]:

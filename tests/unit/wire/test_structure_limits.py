@@ -72,3 +72,13 @@ def test_a_number_without_an_end() -> None:
     with pytest.raises(IndexError):
         list(read_fields(b"\x08" + b"\xff" * 10 + b"\x01"))
     assert list(read_fields(b"\x08" + b"\xff" * 9 + b"\x01")) == [(1, 2**64 - 1)]
+
+
+def test_what_protobuf_reads_is_read() -> None:
+    """Inputs in parts, between other fields and behind them, are one input; what stands beside them is not lost."""
+    parts = [requests.encode(InspectRequest("net", {f"x{number}": X["x"]}, seed=7)) for number in range(3)]
+    first, *others = (part.SerializeToString() for part in parts)
+    found = requests.decode(first + b"".join(others))
+    assert (found.model, found.seed, sorted(found.tensors)) == ("net", 7, ["x0", "x1", "x2"])
+    with pytest.raises(InvalidArgument, match="no field number 1000"):
+        requests.decode(first + b"\xc3\x3e\xc4\x3e" + others[0])  # a group of number 1000, begun and ended

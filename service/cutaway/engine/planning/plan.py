@@ -33,7 +33,8 @@ class Plan:
         request: the request.
         inputs: its tensors, ``[batch, ...]`` each.
         cancellation: when the caller stops waiting; no pass begins later.
-        sites: what is captured, by module name and by operator address or glob, in the order of the reply.
+        sites: what is captured, by module name and by operator address or glob, in the order of the reply; the same
+            object for requests that capture the same.
         edits: what is changed, by module name and operator address.
         parameters: parameters whose gradients are returned, by name.
         gradients_of: inputs whose gradients are returned.
@@ -129,7 +130,8 @@ def plan_request(
     tree = model.tree if visible is None else visible
     # Tensors that were made in inference mode cannot be differentiated.
     inputs = {name: tensor.clone() if tensor.is_inference() else tensor for name, tensor in inputs.items()}
-    sites = name_resolution.sites(tree, request)
+    captured = (name_resolution.sites, tree, request.captures, request.reply_data_type)
+    sites = model.remembered(captured, lambda: name_resolution.sites(tree, request))
     parameters = name_resolution.parameters(tree, request)
     edits = name_resolution.edits(tree, request, next(iter(inputs.values())).shape[0])
     with at("input_gradients"):

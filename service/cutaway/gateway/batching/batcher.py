@@ -17,7 +17,6 @@ from typing import Generic, TypeAlias, TypeVar
 
 from cutaway.errors import CutawayError, Reason, error
 from cutaway.gateway.batching.fair_queue import FairQueue
-from cutaway.gateway.time_limit import within
 from cutaway.v1 import worker_pb2
 
 T = TypeVar("T")
@@ -114,11 +113,11 @@ class Batcher(Generic[T]):
         call.reply.add_done_callback(self._leave)
         self._queue.put(call)
         self.send_batches()
+        timer = asyncio.get_running_loop().call_later(timeout_s, _expire, call)
         try:
-            # A deadline or cancellation cancels the future, and a queued call is then dropped.
-            return await within(timeout_s, call.reply)
-        except asyncio.TimeoutError:
-            raise error(Reason.DEADLINE_EXCEEDED, "the deadline passed before the model replied") from None
+            return await call.reply  # a cancellation cancels it too; a queued call whose reply is done is dropped
+        finally:
+            timer.cancel()
 
     def _leave(self, _: asyncio.Future[T]) -> None:
         self._pending -= 1
@@ -197,6 +196,10 @@ class Batcher(Generic[T]):
         for call in calls:
             call.alone = True
         self._queue.put_back(calls)
+
+
+def _expire(call: _PendingCall[T]) -> None:
+    _fail(call, error(Reason.DEADLINE_EXCEEDED, "the deadline passed before the model replied"))
 
 
 def _fail(call: _PendingCall[T], failure: CutawayError) -> None:

@@ -1,4 +1,4 @@
-"""The log: one line for each call, for each start, restart and reload, and for unexpected exceptions.
+"""The log: lines for calls, for each start, restart and reload, and for unexpected exceptions.
 
 A line has sizes, durations and the outcome; never a tensor, a token or any text from the caller.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 from typing import Literal, TextIO, TypeAlias
 
 import structlog
@@ -39,22 +40,43 @@ def configure(log_format: Format) -> None:
 
 
 class CallLog:
-    """Logs each call to standard error when it ends."""
+    """Logs calls to standard error when they end: all that failed, and as many others as a second may have.
 
-    def __init__(self, log_format: Format) -> None:
+    Args:
+        log_format: of the lines.
+        most_per_s: answered calls in a second; how many more there were is logged with the next one.
+    """
+
+    def __init__(self, log_format: Format, most_per_s: int) -> None:
         lazy: FilteringBoundLogger = structlog.wrap_logger(
             structlog.PrintLogger(sys.stderr), processors=_processors(log_format)
         )
         self._log = lazy.bind()  # once, not for every line
+        self._most_per_s = most_per_s
+        self._second, self._logged, self._left_out = 0, 0, 0
 
     def call_started(self, call: CallRecord) -> None:
         """Adds the request id to every line that is logged during the call."""
         bind_contextvars(request_id=call.request_id)
 
     def call_ended(self, call: CallRecord) -> None:
-        """Logs ``call``."""
-        self._log.info("call", **_fields(call))
+        """Logs ``call``, if it failed or if there is room for it."""
+        if call.code != "OK" or self._has_room():
+            fields = _fields(call)
+            if self._left_out:
+                fields["left_out_before"], self._left_out = self._left_out, 0
+            self._log.info("call", **fields)
         unbind_contextvars("request_id")
+
+    def _has_room(self) -> bool:
+        """Takes the place of one more line in the present second, if there is one."""
+        now = int(time.monotonic())
+        if now != self._second:
+            self._second, self._logged = now, 0
+        self._logged += 1
+        has_room = self._logged <= self._most_per_s
+        self._left_out += not has_room
+        return has_room
 
 
 def _fields(call: CallRecord) -> dict[str, object]:

@@ -47,7 +47,7 @@ class Observers:
         if os.environ.get(_COLLECTOR):
             observers += self._traces()
         if settings.log_format:
-            observers.append(CallLog(settings.log_format))
+            observers.append(CallLog(settings.log_format, settings.log_calls_per_s))
         self.watch = CallWatch(observers)
 
     def _traces(self) -> list[Observer]:

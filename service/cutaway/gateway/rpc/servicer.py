@@ -184,9 +184,8 @@ def _response(permissions: Permissions, reply: worker_pb2.WorkerReply, start: fl
     """Returns the serialised InspectResponse that a worker replied, redacted, with the time that the call waited."""
     redaction.redact_reply(permissions, reply)
     reply.timings.queue_ms = (time.perf_counter() - start) * 1000 - reply.worker_ms
-    response = complete_response(reply)
-    current_call().summary = summarize(response)
-    return response
+    current_call().summary = summarize(reply)
+    return complete_response(reply)
 
 
 def _page(names: list[ModelName], size: int, token: str) -> tuple[list[ModelName], str]:
