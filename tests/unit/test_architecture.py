@@ -18,7 +18,7 @@ SOURCES = ROOT / "service"
 HANDLER = ROOT / "handlers" / "inspection_handler.py"
 
 LAYERS = [
-    *("str_enum", "errors", "version", "schema", "requests", "results", "trust"),
+    *("frozen", "str_enum", "errors", "version", "schema", "requests", "results", "trust"),
     *("v1", "wire", "worker_protocol", "client", "cutaway"),
     *("module_globs", "request_reader", "config", "archive", "engine", "adapters", "worker", "gateway", "jobs"),
     *("tables", "plots", "cli", "console"),
@@ -58,7 +58,7 @@ OPTIONAL_PACKAGES = {
 says what to install, and the trace context does nothing."""
 TERMINAL_PACKAGES = {"matplotlib", "rich", "typer", "yaml"}
 ENGINE_PACKAGES = {"captum", "jaxtyping", "ml_dtypes", "numpy", "re2", "sklearn", "torch"}
-ENGINE_MAY_IMPORT = {"engine", "errors", "module_globs", "schema", "str_enum", "requests", "results"}
+ENGINE_MAY_IMPORT = {"engine", "errors", "frozen", "module_globs", "schema", "str_enum", "requests", "results"}
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TypeAlias
 
+from cutaway.frozen import changed
 from cutaway.requests.attributions import Attribution
 from cutaway.requests.captures import Capture
 from cutaway.requests.conditions import ExplainIf
@@ -113,6 +114,4 @@ class InspectRequest:
 
     def with_input(self, tensors: Mapping[str, Array] = _NO_TENSORS, raw: tuple[Raw, ...] = ()) -> InspectRequest:
         """Returns the same request for another input; all other values are the same objects."""
-        other = object.__new__(InspectRequest)
-        other.__dict__.update(self.__dict__, tensors=tensors, raw=raw)
-        return other
+        return changed(self, tensors=tensors, raw=raw)

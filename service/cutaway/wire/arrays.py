@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cutaway.errors import Reason, at, error
 from cutaway.schema.compression import compress, decompress
-from cutaway.schema.tensors import DTYPES, Array, ArrayLike, as_array, bytes_of, dtype_name, from_bytes, to_bytes
+from cutaway.schema.tensors import DTYPES, Array, ArrayLike, as_array, bytes_of, dtype_name, from_bytes
 from cutaway.v1 import tensor_pb2
 from cutaway.wire.enums import COMPRESSION, DATA_TYPE_NAMES, DATA_TYPES
 
@@ -12,9 +12,13 @@ from cutaway.wire.enums import COMPRESSION, DATA_TYPE_NAMES, DATA_TYPES
 def write(array: ArrayLike, message: tensor_pb2.Tensor, compression: str = "") -> None:
     """Fills ``message`` with ``array``, its bytes compressed with ``compression`` where that makes them fewer."""
     array = as_array(array)
-    message.data_type = DATA_TYPES[dtype_name(array)]
+    name = dtype_name(array)
+    message.data_type = DATA_TYPES[name]
     message.shape.extend(array.shape)
-    plain = to_bytes(array)
+    plain = array.astype(DTYPES[name], copy=False).tobytes()
+    if not compression:
+        message.data = plain
+        return
     data = compress(plain, array.itemsize, compression)
     message.data = data
     if len(data) < len(plain):

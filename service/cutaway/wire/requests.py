@@ -167,9 +167,7 @@ class _Rest(NamedTuple):
     unpacked_bytes: int
 
 
-_INPUT = frozenset(
-    field.number for field in inspection_pb2.InspectRequest.DESCRIPTOR.oneofs_by_name["input"].fields
-)
+_INPUT = frozenset(field.number for field in inspection_pb2.InspectRequest.DESCRIPTOR.oneofs_by_name["input"].fields)
 
 
 def _without_input(data: bytes) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache, partial
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,6 +20,7 @@ from cutaway.wire.codec import Codec, FieldRule, Spread, record, several, spread
 from cutaway.wire.enums import DATA_TYPES, POINTS
 
 _Leaves: TypeAlias = dict[Point, dict[str, Array]]
+_NOTHING: Mapping[str, Array] = MappingProxyType({})
 
 
 def encode(result: plain.InspectResult, compression: str = "") -> inspection_pb2.InspectResponse:
@@ -185,18 +187,19 @@ def _captures(tensor: Codec) -> Codec:
 
     def write(captures: Mapping[str, plain.ModuleCapture], container: Any) -> None:
         for name, capture in captures.items():
-            for point in ALL_POINTS:
-                if any(point in call.leaves for call in capture.calls):
+            present = {point for call in capture.calls for point in call.leaves}
+            for point in ALL_POINTS if len(present) > 1 else present:
+                if point in present:
                     message = container.add(module=name, point=POINTS.encode(point))
                     for call in capture.calls:  # also one without tensors at this point, which keeps its index
                         write_call(call, point, message.calls.add())
 
     def write_call(call: plain.CapturedCall, point: Point, message: capture_pb2.CapturedCall) -> None:
-        positions = call.positions.get(point, {})
-        for path, array in call.leaves.get(point, {}).items():
+        positions = call.positions.get(point)
+        for path, array in call.leaves.get(point, _NOTHING).items():
             leaf = message.leaves.add(path=path)
             tensor.write(array, leaf.tensor)
-            if path in positions:
+            if positions and path in positions:
                 tensor.write(positions[path], leaf.positions)
 
     def read(container: Any) -> dict[str, plain.ModuleCapture]:

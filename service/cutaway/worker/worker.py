@@ -9,13 +9,13 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from cutaway.adapters import Adapter, TensorAdapter, load_model
 from cutaway.archive import reader
@@ -27,13 +27,14 @@ from cutaway.engine.dry_run.pass_count import costs
 from cutaway.engine.execution.collect import provenance
 from cutaway.engine.execution.describe import describe
 from cutaway.engine.model.input_validation import validate_arguments, validate_inputs
-from cutaway.engine.model.inspected_model import Inputs, InspectedModel
+from cutaway.engine.model.inspected_model import Inputs, InspectedModel, arguments_kind
 from cutaway.engine.model.module_tree import ModuleTree
 from cutaway.engine.planning.plan import Plan, plan_request
 from cutaway.engine.runtime.cancellation import NEVER_CANCELLED, Cancellation
 from cutaway.engine.runtime.numpy_bridge import from_numpy
 from cutaway.engine.runtime.timing import timed
 from cutaway.errors import at
+from cutaway.frozen import changed
 from cutaway.requests import InspectRequest
 from cutaway.results import InspectResult, ModelDetail, ModelName, Provenance, Timings, TokenAttribution
 from cutaway.v1 import inspection_service_pb2, worker_pb2
@@ -55,6 +56,9 @@ log = logging.getLogger(__name__)
 
 IDLE = 0.0
 """`Worker.busy_until` while no call runs."""
+
+_MOST_KINDS = 1024
+"""Of inputs that are known to be valid: names, types and shapes."""
 
 T = TypeVar("T")
 
@@ -92,6 +96,7 @@ class Worker:
         self.busy_until = IDLE
         self.request_memory_bytes = settings.request_memory_bytes
         self.pieces = WaitingPieces()
+        self._valid_inputs: dict[Hashable, tuple[str, ...]] = {}
         self._kinds: dict[str, Callable[[Call], _Decoded | worker_pb2.WorkerReply]] = {
             "inspect": self._inspect,
             "describe": self._describe,
@@ -252,7 +257,7 @@ class Worker:
         data types; raises the error of a request that failed."""
         if isinstance(result, BaseException):
             raise result
-        complete = replace(
+        complete = changed(
             result,
             provenance=self._provenance(result.provenance),
             attributions=tuple(
@@ -273,11 +278,21 @@ class Worker:
             tensors = self._decode_raw(request, cancellation) if request.raw else {
                 name: from_numpy(array) for name, array in request.tensors.items()
             }  # fmt: skip
+        shapes = (*((name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()),)
+        kind = shapes, arguments_kind(request.arguments)
+        order = self._valid_inputs.get(kind)
+        if order is None:
+            if len(self._valid_inputs) >= _MOST_KINDS:
+                self._valid_inputs.clear()
+            order = self._valid_inputs[kind] = self._validated_names(request, tensors)
+        return {name: tensors[name].to(self._model.device) for name in order}
+
+    def _validated_names(self, request: InspectRequest, tensors: Mapping[str, Tensor]) -> tuple[str, ...]:
+        """Returns the names of valid inputs in the model's order."""
         with at("arguments"):
             specs = validate_arguments(self._model.inputs, tensors, request.arguments)
         with at("raw" if request.raw else "tensors.by_name"):
-            inputs = validate_inputs(specs, tensors)
-        return {name: tensor.to(self._model.device) for name, tensor in inputs.items()}
+            return tuple(validate_inputs(specs, tensors))
 
     def _decode_raw(self, request: InspectRequest, cancellation: Cancellation) -> Inputs:
         examples = []
@@ -308,7 +323,7 @@ class Worker:
         )
 
     def _provenance(self, provenance: Provenance) -> Provenance:
-        return replace(provenance, model=self.name.model, version=self.name.version, cutaway_version=__version__)
+        return changed(provenance, model=self.name.model, version=self.name.version, cutaway_version=__version__)
 
 
 def _catch(function: Callable[..., T], *arguments: Any) -> T | BaseException:

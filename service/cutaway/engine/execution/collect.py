@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import captum
 import numpy as np
@@ -24,6 +23,7 @@ from cutaway.engine.planning.missing import (
     gradient_warnings,
 )
 from cutaway.engine.runtime.numpy_bridge import to_numpy
+from cutaway.frozen import changed
 from cutaway.requests import POINTS, Point
 from cutaway.results import (
     AttributionResult,
@@ -66,7 +66,7 @@ def collect_result(main: MainPass, attributions: Sequence[AttributionResult], un
             *unexplained_rows(main),
             *dependence_warnings(model, plan.inputs),
         ),
-        provenance=replace(provenance(model), seed=plan.seed or 0),
+        provenance=changed(provenance(model), seed=plan.seed or 0),
         timings=main.timings,
         explained_rows=None if rows is None else np.isin(np.arange(plan.rows), rows),
     )

@@ -102,7 +102,7 @@ def run_main_pass(plans: Sequence[Plan]) -> list[MainPass]:
     """
     joint, rows, timings = joint_plan(plans), consecutive([plan.rows for plan in plans]), Timings()
     model = joint.model
-    leaves = {name: joint.inputs[name].detach().clone().requires_grad_() for name in joint.gradients_of}
+    leaves = {name: joint.inputs[name].detach().requires_grad_() for name in joint.gradients_of}  # `run` copies them
     parameters = {name: model.module.get_parameter(name).requires_grad_() for name in joint.parameters}
     rng_state = torch.get_rng_state()
     with observing(

@@ -12,6 +12,7 @@ from cutaway.engine.execution.row_range import CannotShare, RowRange, consecutiv
 from cutaway.engine.passes.repeated_batch import concatenated
 from cutaway.engine.planning.plan import Plan
 from cutaway.engine.runtime.cancellation import latest
+from cutaway.frozen import changed
 from cutaway.requests import ClassIndex, OutputNorm, OutputSum, PredictedClass
 from cutaway.results import CapturedCall, InspectResult, ModuleCapture
 from cutaway.schema.tensors import Array
@@ -72,16 +73,12 @@ def _part(result: InspectResult, rows: RowRange) -> InspectResult:
         leaves = {point: of_each(arrays) for point, arrays in call.leaves.items()}
         return CapturedCall(leaves, {point: of_each(arrays) for point, arrays in call.positions.items()})
 
-    part = object.__new__(InspectResult)  # `replace` takes five times as long
-    part.__dict__.update(
-        result.__dict__,
+    return changed(
+        result,
         predictions=of_each(result.predictions),
         classes=result.classes[rows.start : rows.stop],
         targets=None if result.targets is None else of(result.targets),
         target_values=None if result.target_values is None else of(result.target_values),
-        captures={
-            name: ModuleCapture(tuple(map(of_call, capture.calls))) for name, capture in result.captures.items()
-        },
+        captures={name: ModuleCapture(tuple(map(of_call, capture.calls))) for name, capture in result.captures.items()},
         input_gradients=of_each(result.input_gradients),
     )
-    return part

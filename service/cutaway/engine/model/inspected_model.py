@@ -99,6 +99,7 @@ class InspectedModel:
     weights_sha256: str = field(init=False)
     passes: PassCounter = field(init=False, default_factory=lambda: PassCounter())
     properties: dict[Hashable, Any] = field(init=False, default_factory=dict, repr=False)
+    _is_recurrent: bool = field(init=False)
     _pass_context: Callable[[], AbstractContextManager[None]] = field(init=False, default=nullcontext)
     _cancellation: Cancellation = field(init=False, default=NEVER_CANCELLED)
     _arguments: Mapping[str, Argument] = field(init=False, default_factory=dict)
@@ -112,6 +113,7 @@ class InspectedModel:
         floating = [tensor.dtype for tensor in state if tensor.is_floating_point()]
         self.dtype = floating[0] if floating else torch.float32
         self.weights_sha256 = _digest(self.module)
+        self._is_recurrent = any(isinstance(module, nn.RNNBase) for module in self.tree.modules.values())
 
     def run(self, inputs: Inputs) -> Outputs:
         """Runs a forward pass on copies of ``inputs``, which the model may change in place.
@@ -191,8 +193,7 @@ class InspectedModel:
     def _kernels(self) -> AbstractContextManager[None]:
         # cuDNN's RNNs refuse a backward pass in evaluation mode; PyTorch's own kernels do not. Other models run under
         # the settings of the process, which cudnn.flags() would reset.
-        recurrent = any(isinstance(module, nn.RNNBase) for module in self.tree.modules.values())
-        if self.device.type == "cuda" and recurrent and torch.is_grad_enabled():
+        if self._is_recurrent and self.device.type == "cuda" and torch.is_grad_enabled():
             return cast(AbstractContextManager[None], torch.backends.cudnn.flags(enabled=False))
         return nullcontext()
 

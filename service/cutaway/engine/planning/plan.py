@@ -145,7 +145,8 @@ def plan_request(
                 attributions[number] = resolve_attribution(model, attribution, inputs, edits, seed)
         except CutawayError as failure:
             failed[number] = _in_place(request, attribution, failure)
-    request = replace(request, attributions=tuple(request.attributions[number] for number in attributions))
+    if failed:
+        request = replace(request, attributions=tuple(request.attributions[number] for number in attributions))
     with at("target.neuron.module"):
         neuron = model.tree.resolve(request.target.module) if isinstance(request.target, Neuron) else None
     explained = (tuple(attributions.values()), tuple(attributions), failed)

@@ -17,7 +17,8 @@ def from_numpy(array: Array) -> torch.Tensor:
 
 def to_numpy(tensor: torch.Tensor) -> Array:
     """Returns ``tensor`` as an array on the host."""
-    host = tensor.detach().cpu()
+    host = tensor.detach() if tensor.requires_grad else tensor
+    host = host if host.device.type == "cpu" else host.cpu()
     if host.dtype == torch.bfloat16:
         return host.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
     array: Array = host.numpy()
