@@ -22,6 +22,7 @@ from tests.conftest import ADAPTERS
 from tests.support.adapters.fragile_adapter import ENDLESS, HUNGRY
 from tests.support.processes import leader, worker
 from tests.support.serving import Server, package
+from tests.support.waiting import until
 
 CONNECTIONS = 1_100
 """More than the server has file descriptors."""
@@ -58,13 +59,26 @@ def kill_worker(scene: Scene) -> None:
 
 
 def stop_java(scene: Scene) -> None:
-    """TorchServe's JVM is stopped."""
-    leader(scene.server).send_signal(signal.SIGSTOP)
+    """What starts the workers is stopped: TorchServe's JVM, or the keeper."""
+    _leader(scene).send_signal(signal.SIGSTOP)
 
 
 def kill_java(scene: Scene) -> None:
-    """TorchServe's JVM dies."""
-    leader(scene.server).kill()
+    """What starts the workers dies."""
+    _leader(scene).kill()
+
+
+def _leader(scene: Scene) -> psutil.Process:
+    """What starts the workers; if it has just ended, the next one."""
+    found: list[psutil.Process] = []
+
+    def runs() -> bool:
+        with suppress(StopIteration, psutil.Error):
+            found.append(leader(scene.server))
+        return bool(found)
+
+    until(runs)
+    return found[0]
 
 
 def endless_loop(scene: Scene) -> None:
@@ -143,7 +157,7 @@ def restart_on_full_disk(scene: Scene) -> None:
     if scene.scratch is None:
         return
     with _filled(scene.scratch):
-        leader(scene.server).kill()
+        _leader(scene).kill()
         time.sleep(ATTACK_S)
 
 

@@ -1,0 +1,137 @@
+"""Requests that ask the same are one request for all their rows, and each gets what it would get alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import cutaway as ca
+from cutaway.engine import batch
+from cutaway.engine.execution.main_pass import run_main_pass
+from cutaway.worker.call import Call
+from cutaway.worker.worker import Worker
+from tests.support.reply_equality import differences
+from tests.support.worker_calls import outcome, row, worker
+
+ROUNDING = 1e-6
+CLASSES = 4
+
+
+class Joins(nn.Module):
+    """Two outputs, and a module whose output does not have the batch on axis 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.first, self.second = nn.Linear(3, 5), nn.Linear(5, CLASSES)
+        self.turn = nn.Flatten(0)
+        for parameter in self.parameters():
+            parameter.data = torch.randn(parameter.shape, generator=generator)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        hidden = self.first(x).tanh()
+        return {"logits": self.second(hidden), "flat": self.turn(hidden).reshape(len(x), -1)}
+
+
+@pytest.fixture(scope="module")
+def subject() -> Worker:
+    return worker(Joins())
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many requests each main pass of a batch has, those that were joined counted once."""
+    seen: list[int] = []
+
+    def counted(plans: Any) -> Any:
+        seen.append(len(plans))
+        return run_main_pass(plans)
+
+    monkeypatch.setattr(batch, "run_main_pass", counted)
+    return seen
+
+
+def inputs(rows: int, seed: int) -> dict[str, Tensor]:
+    return {"x": torch.randn(rows, 3, generator=torch.Generator().manual_seed(seed))}
+
+
+JOINED: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "captures and gradients": {
+        "captures": [ca.Capture("first", at=tuple(ca.Point)), ca.Capture("second")], "input_gradients": True},
+    "a part of each row": {"captures": [ca.Capture("first", slices=(ca.Slice(1, 1, 3),), reduce=ca.Norm((1,)))]},
+    "the largest of each row": {"captures": [ca.Capture("first", reduce=ca.TopElements(2, axis=1))]},
+    "one class for all": {"target": 2, "input_gradients": True},
+    "a sum": {"target": ca.OutputSum(), "input_gradients": True},
+    "float16": {"captures": [ca.Capture("first")], "reply_data_type": "float16"},
+    "a pass that stops": {"captures": [ca.Capture("first", call=0)], "predictions": False},
+}  # fmt: skip
+
+NOT_JOINED: dict[str, dict[str, Any]] = {
+    "rows by number": {"captures": [ca.Capture("first", slices=(ca.Slice(0, 0, 1),))]},
+    "an axis from the end": {"captures": [ca.Capture("first", slices=(ca.Slice(-2, 0, 1),))]},
+    "a class for each row": {"target": [0, 3], "input_gradients": True},
+    "no batch on axis 0": {"captures": [ca.Capture("turn")]},
+    "an explanation": {"attributions": [ca.Saliency()]},
+    "a condition on rows": {"explain_if": ca.ExplainIf(probability_at_least=0.5)},
+}
+
+
+def together(subject: Worker, calls: list[Call]) -> list[Any]:
+    return [outcome(reply) for reply in subject.answer(calls)]
+
+
+def alone(subject: Worker, calls: list[Call]) -> list[Any]:
+    return [outcome(reply) for call in calls for reply in subject.answer([call])]
+
+
+def same(subject: Worker, calls: list[Call]) -> None:
+    found = list(differences(together(subject, calls), alone(subject, calls), ROUNDING))
+    assert found == []
+
+
+@pytest.mark.parametrize("asked", JOINED.values(), ids=JOINED)
+def test_each_gets_its_rows(subject: Worker, passes: list[int], asked: dict[str, Any]) -> None:
+    """Requests of one, two and three rows."""
+    calls = [row(inputs(1 + seed % 3, seed), **asked) for seed in range(5)]
+    same(subject, calls)
+    assert passes == [1]
+
+
+@pytest.mark.parametrize("asked", NOT_JOINED.values(), ids=NOT_JOINED)
+def test_what_is_about_rows_is_not_joined(subject: Worker, passes: list[int], asked: dict[str, Any]) -> None:
+    """Errors too are those of each alone."""
+    same(subject, [row(inputs(2, seed), **asked) for seed in range(3)])
+    assert passes in ([3], [])
+
+
+def test_other_questions_share_the_pass(subject: Worker, passes: list[int]) -> None:
+    """In any order."""
+    asked = [JOINED["captures and gradients"], JOINED["a part of each row"], JOINED["captures and gradients"]]
+    same(subject, [row(inputs(2, seed), **what) for seed, what in enumerate(asked)])
+    assert passes == [2]
+
+
+def test_callers_who_see_other_layers_are_not_joined(subject: Worker, passes: list[int]) -> None:
+    """A glob of theirs matches other modules."""
+    calls = [row(inputs(1, seed), captures=[ca.Capture("*s*")]) for seed in range(4)]
+    calls = [call._replace(layers=(("first",),)) if number % 2 else call for number, call in enumerate(calls)]
+    same(subject, calls)
+    results = together(subject, calls)
+    assert [list(result.captures) for result in results] == [["first", "second"], ["first"]] * 2
+    assert passes[0] == 2
+
+
+def test_one_that_has_gone_takes_nobody_along(subject: Worker) -> None:
+    calls = [row(inputs(1, seed), deadline_s=-1 if seed == 1 else 60) for seed in range(3)]
+    results = together(subject, calls)
+    assert [getattr(result, "reason", "") for result in results] == ["", "DEADLINE_EXCEEDED", ""]
+
+
+def test_an_error_of_one_question_is_that_of_each(subject: Worker) -> None:
+    """A class that there is not: each is told alone."""
+    calls = [row(inputs(1, seed), target=CLASSES, input_gradients=True) for seed in range(3)]
+    assert [result.reason for result in together(subject, calls)] == ["TARGET_RANGE"] * 3
