@@ -8,6 +8,9 @@ message field that occurs twice.
 from __future__ import annotations
 
 from cutaway.v1 import inspection_pb2, worker_pb2
+from cutaway.wire.framing import prefix
+
+_TIMINGS = inspection_pb2.InspectResponse.TIMINGS_FIELD_NUMBER
 
 
 def as_worker_reply(response: inspection_pb2.InspectResponse) -> worker_pb2.WorkerReply:
@@ -25,4 +28,5 @@ def complete_response(reply: worker_pb2.WorkerReply) -> bytes:
     """Returns the serialised response in ``reply``, with the timings beside it, if there are any."""
     if not reply.HasField("timings"):
         return reply.response
-    return reply.response + inspection_pb2.InspectResponse(timings=reply.timings).SerializeToString()
+    timings = reply.timings.SerializeToString()
+    return b"".join((reply.response, prefix(_TIMINGS, len(timings)), timings))

@@ -34,5 +34,7 @@ class WaitingPieces:
     def drop_late(self) -> None:
         """Drops those that nobody has fetched in time; safe in any thread."""
         oldest = time.monotonic() - PATIENCE_S
-        for number in [number for number, (since, _) in [*self._waiting.items()] if since < oldest]:
-            self._waiting.pop(number, None)
+        # A copy, made at once: making a list of items may run the garbage collector, and so another thread.
+        for number, (since, _) in self._waiting.copy().items():
+            if since < oldest:
+                self._waiting.pop(number, None)

@@ -402,7 +402,7 @@ from torch import nn, ones
 def fail(reply):
     token = "".join(["tell", "-", "nobody"])
     raise RuntimeError("unforeseen")
-servicer.summarize = fail
+servicer.complete_response = fail
 with serve({{"net": nn.Linear(2, 2)}}, settings=Settings(log_format={form!r})) as server:
     try:
         cutaway.Client(server.address).inspect("net", {{"input": ones(1, 2)}})

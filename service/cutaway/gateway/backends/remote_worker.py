@@ -23,6 +23,7 @@ _SILENT_S = 2 * HEARTBEAT_INTERVAL_S
 
 _SLACK_S = 0.05  # difference between clocks and timers
 _READ_AHEAD_BYTES = 2 << 20
+_SMALL_BYTES = 64 << 10
 
 
 class RemoteWorker(asyncio.Protocol):
@@ -80,8 +81,11 @@ class RemoteWorker(asyncio.Protocol):
         if not self.is_open:
             raise worker_died()
         turn = worker_pb2.WorkerTurn(calls=calls).SerializeToString()
-        self._transport.write(HEAD.pack(Kind.TURN, 0, len(turn)))
-        self._transport.write(turn)  # by itself: a frame would be one more copy
+        if len(turn) < _SMALL_BYTES:
+            self._transport.write(frame(Kind.TURN, turn))
+        else:  # a frame would be one more copy
+            self._transport.write(HEAD.pack(Kind.TURN, 0, len(turn)))
+            self._transport.write(turn)
         await self.turns.add(calls, replied)
 
     def cancel(self, number: int) -> None:

@@ -45,7 +45,8 @@ class ByteBudget:
             yield
         finally:
             self._held[caller] -= size
-            self._held += Counter()  # removes callers that hold none
+            if not self._held[caller]:
+                del self._held[caller]
             self._passed += size
             if self._passed > _BURST_BYTES and not self._held:
                 self._passed = 0

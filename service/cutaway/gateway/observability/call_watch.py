@@ -9,10 +9,11 @@ import asyncio
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol, TypeAlias
 
 import grpc
@@ -20,8 +21,9 @@ import grpc.aio
 
 from cutaway.errors import Reason
 from cutaway.results import ModelName
+from cutaway.v1 import worker_pb2
 from cutaway.wire import grpc_status
-from cutaway.wire.reply_summary import ReplySummary
+from cutaway.wire.reply_summary import ReplySummary, summarize
 
 REQUEST_ID = "x-request-id"
 """The metadata key of a call's id, in requests and in trailers."""
@@ -49,7 +51,7 @@ class CallRecord:
         model: the requested model, if it is served.
         request_bytes: size of the request.
         reply_bytes: size of the reply so far.
-        summary: stages and checks of the reply.
+        reply: what a worker sent beside the response, if it did.
         code: gRPC status, once the call has ended.
         reason: reason of the error; empty without an error.
         started: `time.perf_counter` at the start.
@@ -63,11 +65,16 @@ class CallRecord:
     model: ModelName = _NO_MODEL
     request_bytes: int = 0
     reply_bytes: int = 0
-    summary: ReplySummary = field(default_factory=lambda: ReplySummary({}))
+    reply: worker_pb2.WorkerReply | None = None
     code: str = "OK"
     reason: str = ""
     started: float = field(default_factory=time.perf_counter)
     seconds: float = 0.0
+
+    @cached_property
+    def summary(self) -> ReplySummary:
+        """Stages and checks of the reply."""
+        return ReplySummary({}) if self.reply is None else summarize(self.reply)
 
 
 class Observer(Protocol):
@@ -111,37 +118,38 @@ class CallWatch:
                 request_bytes=len(data),
             )
             context.set_trailing_metadata(((REQUEST_ID, call.request_id),))
-            async with self._observed(call, context):
+            token = _current.set(call)
+            self._started(call)
+            try:
                 reply = await method(data, context)
                 if reply is not None:  # messages of a stream were counted when they were written
                     call.reply_bytes = len(reply)
                 return reply
+            except asyncio.CancelledError:
+                left = context.time_remaining()
+                late = left is not None and left <= 0
+                call.code = "DEADLINE_EXCEEDED" if late else "CANCELLED"
+                call.reason = str(Reason.DEADLINE_EXCEEDED) if late else ""
+                raise
+            except Exception:
+                call.code, call.reason = _status(context)
+                raise
+            finally:
+                self._ended(call)
+                _current.reset(token)
 
         return observed
 
-    @asynccontextmanager
-    async def _observed(self, call: CallRecord, context: Any) -> AsyncIterator[None]:
-        token = _current.set(call)
+    def _started(self, call: CallRecord) -> None:
         for observer in self._observers:
             with suppress(Exception):
                 observer.call_started(call)
-        try:
-            yield
-        except asyncio.CancelledError:
-            left = context.time_remaining()
-            late = left is not None and left <= 0
-            call.code = "DEADLINE_EXCEEDED" if late else "CANCELLED"
-            call.reason = str(Reason.DEADLINE_EXCEEDED) if late else ""
-            raise
-        except Exception:
-            call.code, call.reason = _status(context)
-            raise
-        finally:
-            call.seconds = time.perf_counter() - call.started
-            for observer in reversed(self._observers):
-                with suppress(Exception):
-                    observer.call_ended(call)
-            _current.reset(token)
+
+    def _ended(self, call: CallRecord) -> None:
+        call.seconds = time.perf_counter() - call.started
+        for observer in reversed(self._observers):
+            with suppress(Exception):
+                observer.call_ended(call)
 
 
 def _status(context: Any) -> tuple[str, str]:

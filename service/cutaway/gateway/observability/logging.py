@@ -11,10 +11,9 @@ import time
 from typing import Literal, TextIO, TypeAlias
 
 import structlog
-from structlog.contextvars import bind_contextvars, merge_contextvars, unbind_contextvars
-from structlog.typing import FilteringBoundLogger, Processor
+from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
 
-from cutaway.gateway.observability.call_watch import CallRecord
+from cutaway.gateway.observability.call_watch import CallRecord, current_call
 
 Format: TypeAlias = Literal["json", "text"]
 
@@ -56,8 +55,7 @@ class CallLog:
         self._second, self._logged, self._left_out = 0, 0, 0
 
     def call_started(self, call: CallRecord) -> None:
-        """Adds the request id to every line that is logged during the call."""
-        bind_contextvars(request_id=call.request_id)
+        """Does nothing: a call is logged when it ends."""
 
     def call_ended(self, call: CallRecord) -> None:
         """Logs ``call``, if it failed or if there is room for it."""
@@ -66,7 +64,6 @@ class CallLog:
             if self._left_out:
                 fields["left_out_before"], self._left_out = self._left_out, 0
             self._log.info("call", **fields)
-        unbind_contextvars("request_id")
 
     def _has_room(self) -> bool:
         """Takes the place of one more line in the present second, if there is one."""
@@ -97,9 +94,16 @@ def _fields(call: CallRecord) -> dict[str, object]:
     return {name: value for name, value in fields.items() if value not in ("", {}, [])}
 
 
+def _add_request_id(_: WrappedLogger, __: str, line: EventDict) -> EventDict:
+    """Adds the id of the call during which a line is logged."""
+    if request_id := current_call().request_id:
+        line["request_id"] = request_id
+    return line
+
+
 def _processors(log_format: Format) -> list[Processor]:
     common: list[Processor] = [
-        merge_contextvars,
+        _add_request_id,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]

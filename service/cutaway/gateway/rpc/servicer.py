@@ -26,14 +26,13 @@ from cutaway.gateway.batching.byte_budget import ByteBudget
 from cutaway.gateway.observability.call_watch import CallWatch, current_call
 from cutaway.gateway.rpc.authentication import AuthenticatingHandler, current_caller
 from cutaway.gateway.rpc.receiving import receiving
-from cutaway.gateway.rpc.status import Context, aborting
+from cutaway.gateway.rpc.status import Context, abort_with
 from cutaway.gateway.time_limit import within
 from cutaway.results import ModelName
 from cutaway.v1 import inspection_pb2, inspection_service_pb2, worker_pb2
 from cutaway.wire import chunks
 from cutaway.wire import models as wire_models
 from cutaway.wire.message_walk import MAX_TEXT, check_entries, check_structure, parse
-from cutaway.wire.reply_summary import summarize
 from cutaway.wire.reply_timings import complete_response
 from cutaway.worker_protocol.torchserve_messages import decode_stream_opening, decode_worker_reply
 
@@ -83,11 +82,13 @@ class Servicer:
         """Returns ``method`` with every error as a gRPC status."""
 
         async def guarded(data: bytes, context: Context) -> bytes | None:
-            async with aborting(context):
+            try:
                 caller = current_caller.get()
                 fair_queue.caller_id.set(caller.name or context.peer())
                 with self._budget.hold(len(data)):
                     return await method(data, context, caller)
+            except Exception as failure:
+                await abort_with(context, failure)
             return None
 
         return guarded
@@ -184,8 +185,10 @@ def _response(permissions: Permissions, reply: worker_pb2.WorkerReply, start: fl
     """Returns the serialised InspectResponse that a worker replied, redacted, with the time that the call waited."""
     redaction.redact_reply(permissions, reply)
     reply.timings.queue_ms = (time.perf_counter() - start) * 1000 - reply.worker_ms
-    current_call().summary = summarize(reply)
-    return complete_response(reply)
+    response = complete_response(reply)
+    reply.ClearField("response")  # of the rest, observers take what they want
+    current_call().reply = reply
+    return response
 
 
 def _page(names: list[ModelName], size: int, token: str) -> tuple[list[ModelName], str]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import TypeAlias
 
 import grpc
@@ -27,18 +25,14 @@ _EXHAUSTED = {
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
-@asynccontextmanager
-async def aborting(context: Context) -> AsyncIterator[None]:
-    """Ends the call with the status of any error in the block."""
-    try:
-        yield
-    except CutawayError as failure:
+async def abort_with(context: Context, failure: Exception) -> None:
+    """Ends the call with the status of any error, and logs one that the contract does not have; always raises."""
+    if isinstance(failure, CutawayError):
         await abort(context, failure)
-    except Exception as failure:
-        if isinstance(failure, OSError) and failure.errno in _EXHAUSTED:
-            await abort(context, error(Reason.OVERLOADED, f"{_EXHAUSTED[failure.errno]}; try again"))
-        log.exception("unexpected exception in a call")
-        await abort(context, error(Reason.INTERNAL, type(failure).__name__))
+    if isinstance(failure, OSError) and failure.errno in _EXHAUSTED:
+        await abort(context, error(Reason.OVERLOADED, f"{_EXHAUSTED[failure.errno]}; try again"))
+    log.error("unexpected exception in a call", exc_info=failure)
+    await abort(context, error(Reason.INTERNAL, type(failure).__name__))
 
 
 async def abort(context: Context, failure: CutawayError) -> None:
