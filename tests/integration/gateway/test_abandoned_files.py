@@ -34,17 +34,17 @@ def kill(server: Server) -> None:
 
 
 @pytest.mark.parametrize(
-    "mode", [["--engine=embedded"], pytest.param([], marks=pytest.mark.slow)], ids=["embedded", "torchserve"]
+    "engine", ["embedded", *(pytest.param(name, marks=pytest.mark.slow) for name in ("torchserve", "processes"))]
 )
-def test_the_next_start_deletes_what_a_killed_one_left(tmp_path: Path, scratch: Path, mode: list[str]) -> None:
+def test_the_next_start_deletes_what_a_killed_one_left(tmp_path: Path, scratch: Path, engine: str) -> None:
     """Unpacked archives and all; and its own when it ends in order."""
     store = tmp_path / "store"
     package(store, "tiny", f"{ADAPTERS / 'tiny_adapter.py'}:Tiny")
-    with serving(store, tmp_path / "killed", *mode) as server:
+    with serving(store, tmp_path / "killed", f"--engine={engine}") as server:
         kill(server)
         left = set(scratch.iterdir())
         assert left
-    with serving(store, tmp_path / "next", *mode) as server, ca.Client(server.address) as client:
+    with serving(store, tmp_path / "next", f"--engine={engine}") as server, ca.Client(server.address) as client:
         until(lambda: not any(path.exists() for path in left))
         client.inspect("tiny", X, stream=True)
     assert not any(scratch.iterdir())

@@ -195,10 +195,11 @@ def small_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_an_adapter_that_does_not_load_costs_the_others_nothing(small_store: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("engine", ["torchserve", "processes"])
+def test_an_adapter_that_does_not_load_costs_the_others_nothing(small_store: Path, tmp_path: Path, engine: str) -> None:
     """The operator and the caller read why a model did not load; the highest version is the default. Any signal ends
     the server and leaves nothing."""
-    with serving(small_store, tmp_path / "logs") as small:
+    with serving(small_store, tmp_path / "logs", f"--engine={engine}") as small:
         told = [line for line in small.logged if line.startswith("not served: broken")]
         assert told
         assert "weights went missing" in told[0]
@@ -240,15 +241,16 @@ class Unseeded(Adapter):
 
 
 @pytest.mark.parametrize(
-    "mode", [["--engine=embedded"], pytest.param([], marks=pytest.mark.slow)], ids=["embedded", "torchserve"]
+    "engine", ["embedded", *(pytest.param(name, marks=pytest.mark.slow) for name in ("torchserve", "processes"))]
 )
-def test_random_parameters_are_not_served_unless_allowed(tmp_path: Path, mode: list[str]) -> None:
+def test_random_parameters_are_not_served_unless_allowed(tmp_path: Path, engine: str) -> None:
     """The operator, the callers and the health check learn of it; the archive that allows them is served."""
     (tmp_path / "unseeded.py").write_text(_UNSEEDED)
     adapter = f"{tmp_path / 'unseeded.py'}:Unseeded"
     package(tmp_path / "store", "refused", adapter)
     package(tmp_path / "store", "allowed", adapter, random_weights=True)
-    with serving(tmp_path / "store", tmp_path / "logs", *mode) as running, ca.Client(running.address) as client:
+    options = (tmp_path / "store", tmp_path / "logs", f"--engine={engine}")
+    with serving(*options) as running, ca.Client(running.address) as client:
         assert running.said[:-1] == ["serving allowed 1.0"]
         assert any(line.startswith("not served: refused 1.0: WEIGHTS_MISSING") for line in running.logged)
         x = {"input": np.ones((1, 3), np.float32)}
@@ -262,8 +264,9 @@ def test_random_parameters_are_not_served_unless_allowed(tmp_path: Path, mode: l
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("engine", ["torchserve", "processes"])
 def test_a_model_that_crashes_while_it_loads_costs_the_others_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
 ) -> None:
     """A worker that dies without a message has its time to start; then the others are served without it. That time must
     be long enough for the others on a busy machine, so this test measures it. The test of an adapter that does not
@@ -275,7 +278,8 @@ def test_a_model_that_crashes_while_it_loads_costs_the_others_nothing(
     subprocess.run([sys.executable, "-c", "import cutaway.worker.worker"], check=True)
     seconds = 10 + round(5 * (time.monotonic() - since))  # more than the sound model needs, on a busy machine too
     monkeypatch.setenv("CUTAWAY_START_TIMEOUT_S", str(seconds))
-    with serving(tmp_path, tmp_path / "logs") as running, ca.Client(running.address) as client:
+    options = (tmp_path, tmp_path / "logs", f"--engine={engine}")
+    with serving(*options) as running, ca.Client(running.address) as client:
         assert f"not served: crashing 1.0: it did not answer within {seconds} s" in "\n".join(running.logged)
         assert client.inspect("tiny", {"x": np.ones((1, 3), np.float32)}).predictions["output"].shape == (1, 2)
 
@@ -283,24 +287,30 @@ def test_a_model_that_crashes_while_it_loads_costs_the_others_nothing(
 def assert_ends_and_leaves_nothing(small: Server, number: int) -> None:
     """A signal ends the server with status 0; no process, port or directory is left."""
     family = psutil.Process(small.process.pid).children(recursive=True)
-    config = next(part for child in family for part in child.cmdline() if part.endswith("config.properties"))
+    directories = {Path(child.cwd()) for child in family} - {Path.cwd()}
+    assert directories
     os.kill(small.process.pid, number)
     assert small.process.wait() == 0
     assert psutil.wait_procs(family, timeout=PATIENCE_S)[1] == []
-    assert not Path(config).parent.exists()
+    assert not any(directory.exists() for directory in directories)
     host, port = small.address.rsplit(":", 1)
     with pytest.raises(ConnectionRefusedError), socket.create_connection((host, int(port))):
         pass
 
 
-def test_embedded_needs_no_java(small_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`--engine embedded` serves the same archives with no Java process and no Java to be found."""
+@pytest.mark.parametrize("engine", ["embedded", "processes"])
+def test_the_other_engines_need_no_java(
+    small_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
+    """They serve the same archives with no Java process and no Java to be found."""
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with serving(small_store, tmp_path / "logs", "--engine=embedded") as running:
+    with serving(small_store, tmp_path / "logs", f"--engine={engine}") as running:
         assert any(line.startswith("not served: broken 1.0: ADAPTER_INVALID") for line in running.logged)
         with ca.Client(running.address) as client:
             assert client.inspect("tiny", {"x": np.ones((1, 3), np.float32)}).predictions["output"].shape == (1, 2)
-        assert psutil.Process(running.process.pid).children() == []
+        children = psutil.Process(running.process.pid).children(recursive=True)
+        assert not any("java" in child.name() for child in children)
+        assert bool(children) == (engine == "processes")
         assert running.stop() == 0
 
 
