@@ -26,6 +26,7 @@ LONGEST = (
     *ONE_SERVER,
     "test_resume",
     "test_process_death",
+    "test_hangs",
     "test_observability",
     "test_reload",
     "test_install",

@@ -33,7 +33,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.fixture(scope="module", params=["torchserve", pytest.param("processes", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=[pytest.param("torchserve", marks=pytest.mark.slow), "processes"])
 def server(request: pytest.FixtureRequest, store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Both, in the workers of each engine."""
     with serving(store, tmp_path_factory.mktemp("hangs") / "logs", f"--engine={request.param}") as running:

@@ -40,7 +40,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.fixture(scope="module", params=ENGINES)
+@pytest.fixture(scope="module", params=[ENGINES[0], pytest.param(ENGINES[1], marks=pytest.mark.slow)])
 def server(request: pytest.FixtureRequest, store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Both, in the workers of each engine; requests may take half a gibibyte."""
     with pytest.MonkeyPatch.context() as patch:
