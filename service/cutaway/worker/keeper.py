@@ -28,7 +28,10 @@ from cutaway.worker.process import WorkerProcess
 _STEADY_S = 10.0
 """A worker that ends earlier is followed by one that waits first: it may be a model that cannot load."""
 
-_LONGEST_DELAY_S = 30.0
+_DELAYS_S = (0.0, 0.0, 1.0, 3.0, 7.0, 15.0, 30.0)
+"""How long a worker waits, by the number of those before it that ended early; the last one for all further."""
+
+_PAUSE_S = 1.0
 
 
 class Place(NamedTuple):
@@ -73,11 +76,22 @@ def keep(places: list[Place]) -> None:
 
 
 def _start(place: Place, failures: int = 0) -> _Running:
-    """Starts a worker that waits 0, 1, 3, 7, 15 and then 30 seconds after ``failures``."""
-    delay_s = min(2.0 ** max(0, failures - 1) - 1, _LONGEST_DELAY_S)
-    process = multiprocessing.get_context("fork").Process(target=_run, args=(place, delay_s), name=place.name.model)
-    process.start()
-    return _Running(place, process, time.monotonic() + delay_s, failures)
+    """Starts a worker, which waits first if there are ``failures``; tries again if no process can be made."""
+    delay_s = delay_after(failures)
+    while True:
+        process = multiprocessing.get_context("fork").Process(target=_run, args=(place, delay_s), name=place.name.model)
+        try:
+            process.start()
+        except OSError as failure:
+            print(f"no worker of {place.name.model} can be started: {failure}; trying again", file=sys.stderr)
+            time.sleep(_PAUSE_S)
+        else:
+            return _Running(place, process, time.monotonic() + delay_s, failures)
+
+
+def delay_after(failures: int) -> float:
+    """Returns how long a worker waits after so many that ended early, in seconds."""
+    return _DELAYS_S[min(failures, len(_DELAYS_S) - 1)]
 
 
 def _run(place: Place, delay_s: float) -> None:
