@@ -135,3 +135,12 @@ def test_an_error_of_one_question_is_that_of_each(subject: Worker) -> None:
     """A class that there is not: each is told alone."""
     calls = [row(inputs(1, seed), target=CLASSES, input_gradients=True) for seed in range(3)]
     assert [result.reason for result in together(subject, calls)] == ["TARGET_RANGE"] * 3
+
+
+def test_what_is_remembered_of_captures_is_bounded(subject: Worker) -> None:
+    """Whatever callers ask: each other question takes the place of old ones."""
+    for call in range(200):
+        together(subject, [row(inputs(1, 0), captures=[ca.Capture("first", call=call)])])
+        assert len(subject._model.recent_sites) <= 64
+    asked = JOINED["captures and gradients"]
+    same(subject, [row(inputs(1, seed), **asked) for seed in range(3)])

@@ -86,6 +86,7 @@ class InspectedModel:
         weights_sha256: a digest of its state dict.
         passes: counts its passes.
         properties: results of tests of the model, by test and kind of inputs: see `remembered`.
+        recent_sites: what recent requests capture, resolved by the planner.
     """
 
     module: nn.Module
@@ -99,6 +100,7 @@ class InspectedModel:
     weights_sha256: str = field(init=False)
     passes: PassCounter = field(init=False, default_factory=lambda: PassCounter())
     properties: dict[Hashable, Any] = field(init=False, default_factory=dict, repr=False)
+    recent_sites: dict[Hashable, Any] = field(init=False, default_factory=dict, repr=False)
     _is_recurrent: bool = field(init=False)
     _pass_context: Callable[[], AbstractContextManager[None]] = field(init=False, default=nullcontext)
     _cancellation: Cancellation = field(init=False, default=NEVER_CANCELLED)

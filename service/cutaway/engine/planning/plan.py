@@ -130,8 +130,7 @@ def plan_request(
     tree = model.tree if visible is None else visible
     # Tensors that were made in inference mode cannot be differentiated.
     inputs = {name: tensor.clone() if tensor.is_inference() else tensor for name, tensor in inputs.items()}
-    captured = (name_resolution.sites, tree, request.captures, request.reply_data_type)
-    sites = model.remembered(captured, lambda: name_resolution.sites(tree, request))
+    sites = _sites(model, tree, request)
     parameters = name_resolution.parameters(tree, request)
     edits = name_resolution.edits(tree, request, next(iter(inputs.values())).shape[0])
     with at("input_gradients"):
@@ -154,6 +153,22 @@ def plan_request(
     plan = Plan(model, request, inputs, cancellation, *resolved)
     stops = request.omit_predictions and not (plan.needs_target or request.attributions or request.compare)
     return replace(plan, missing=_missing(sites)) if stops else plan
+
+
+def _sites(model: InspectedModel, tree: ModuleTree, request: InspectRequest) -> CaptureSites:
+    """Returns what is captured; the same object for the same captures, as long as these are few and recent."""
+    captured = (tree, request.captures, request.reply_data_type)
+    sites = model.recent_sites.get(captured)
+    if sites is None:
+        sites = name_resolution.sites(tree, request)
+        if len(sites) <= _MOST_PLACES:  # globs of large models would take megabytes each
+            if len(model.recent_sites) >= _MOST_RECENT:
+                model.recent_sites.clear()
+            model.recent_sites[captured] = sites
+    return sites
+
+
+_MOST_RECENT, _MOST_PLACES = 64, 256
 
 
 def _in_place(request: InspectRequest, attribution: Attribution, failure: CutawayError) -> AttributionResult:
