@@ -82,10 +82,10 @@ def serve(
         str | None, typer.Option(metavar="HOST:PORT", help="The address to listen on; port 0 is any free port.")
     ] = None,
     engine: Annotated[
-        Literal["torchserve", "processes", "embedded"] | None,
+        Literal["torchserve", "processes", "ray", "embedded"] | None,
         typer.Option(
-            help="Who starts the workers: TorchServe (the default); cutaway itself, without Java (processes); or "
-            "nobody: the models run in this process (embedded)."
+            help="Who starts the workers: TorchServe (the default); cutaway itself, without Java (processes); Ray "
+            "Serve, on a cluster (ray); or nobody: the models run in this process (embedded)."
         ),
     ] = None,
     workers: Annotated[
@@ -121,4 +121,7 @@ def serve(
         raise typer.BadParameter("only the engine 'torchserve' has replicas; leave out --replicas")
     with console_output.requires_extra("server"):
         console_output.find_packages("torch", "captum", *(["ts"] if settings.engine == "torchserve" else []))
+    if settings.engine == "ray":
+        with console_output.requires_extra("ray"):
+            console_output.find_packages("ray", "cryptography")
     run(model_store, settings, workers=workers, announce=console_output.print_line)

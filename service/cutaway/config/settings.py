@@ -60,10 +60,29 @@ class Settings(BaseSettings):
         description="The most bytes of all requests without a reply; more are refused at once, and one caller may "
         "have half of them. By default a 24th of the memory that the server may use.",
     )
-    engine: Literal["torchserve", "processes", "embedded"] = Field(
+    engine: Literal["torchserve", "processes", "ray", "embedded"] = Field(
         default="torchserve",
-        description="Who starts the workers: TorchServe; cutaway itself, without Java; or nobody: the models run in "
-        "the gateway's process.",
+        description="Who starts the workers: TorchServe; cutaway itself, without Java; Ray Serve, on a cluster; or "
+        "nobody: the models run in the gateway's process.",
+    )
+    ray_address: str = Field(
+        default="",
+        description="The Ray cluster, HOST:PORT, or auto for the one that this machine belongs to; by default, one is "
+        "started on this machine.",
+    )
+    ray_cpus: float = Field(default=1.0, ge=0, description="CPUs of a worker, as Ray counts them; parts of one too.")
+    ray_gpus: float = Field(default=0.0, ge=0, description="GPUs of a worker; parts of one too.")
+    ray_max_workers: int | None = Field(
+        default=None,
+        gt=0,
+        description="The most workers of a model on Ray; by default, and at least, the number in its archive, or that "
+        "of --workers.",
+    )
+    ray_calls_per_worker: float = Field(
+        default=8.0, gt=0, description="Calls under way in a worker, beyond which Ray starts more."
+    )
+    ray_downscale_delay_s: float = Field(
+        default=60.0, ge=0, description="How long fewer workers must be enough before Ray ends one."
     )
     replicas: int = Field(default=1, gt=0, description="TorchServe processes that share the calls.")
     request_memory_bytes: int | None = Field(

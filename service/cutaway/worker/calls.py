@@ -27,6 +27,9 @@ class Calls:
         self._under_way: set[int] = set()
         self._cancelled: set[int] = set()
 
+    def __len__(self) -> int:
+        return len(self._under_way)
+
     def run(self, turn: Sequence[worker_pb2.WorkerCall]) -> None:
         """Queues the calls of a turn."""
         self._under_way.update(message.number for message in turn)

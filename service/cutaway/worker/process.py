@@ -37,33 +37,18 @@ class WorkerProcess:
 
     @classmethod
     def start(cls, directory: Path, name: ModelName, *, workers: int, gpu: int | None) -> WorkerProcess:
-        """Loads the model of an unpacked archive; logs in one line why it cannot be loaded.
-
-        Args:
-            directory: the archive.
-            name: its model.
-            workers: number of workers of this model, which share the cores.
-            gpu: the number of the GPU to load it onto; None for the CPU.
+        """Loads a model as `load`; logs in one line why it cannot be loaded.
 
         Raises:
             SystemExit: the model cannot be loaded, for a reason that the line says in full.
         """
-        _share_cores(workers)
-        device = "cpu" if gpu is None or not torch.cuda.is_available() else f"cuda:{gpu}"
         try:
-            worker = Worker.load(directory, device=device)
+            return cls(load(directory, workers=workers, gpu=gpu))
         except Exception as failure:
-            known = isinstance(failure, CutawayError)
-            text = ("" if known else f"{type(failure).__name__}: ") + " ".join(str(failure).split())
-            print(f"cutaway cannot load {name.model} {name.version}: {text}", file=sys.stderr)
-            if known:
+            print(load_failure(name, failure), file=sys.stderr)
+            if isinstance(failure, CutawayError):
                 raise SystemExit(1) from None
             raise
-        if device == "cpu":
-            limit_request_memory(Settings.load().request_memory_bytes)
-        gc.collect()
-        gc.freeze()  # these objects stay; every full collection would scan them for a tenth of a second
-        return cls(worker)
 
     def answer(self, calls: Sequence[Mapping[str, bytes]]) -> list[bytes]:
         """Runs calls that came as TorchServe's parts; returns a serialised `cutaway.v1.WorkerReply` for each."""
@@ -75,6 +60,30 @@ class WorkerProcess:
         pieces = self._worker.stream(Call.of_parts(parts))
         yield self._thread.submit(lambda: next(pieces)).result()  # the others need no model
         yield from pieces
+
+
+def load(directory: Path, *, workers: int, gpu: int | None) -> Worker:
+    """Loads the model of an unpacked archive, and limits the memory of its requests.
+
+    Args:
+        directory: the archive.
+        workers: number of workers of this model, which share the cores.
+        gpu: the number of the GPU to load it onto; None for the CPU.
+    """
+    _share_cores(workers)
+    device = "cpu" if gpu is None or not torch.cuda.is_available() else f"cuda:{gpu}"
+    worker = Worker.load(directory, device=device)
+    if device == "cpu":
+        limit_request_memory(Settings.load().request_memory_bytes)
+    gc.collect()
+    gc.freeze()  # these objects stay; every full collection would scan them for a tenth of a second
+    return worker
+
+
+def load_failure(name: ModelName, failure: Exception) -> str:
+    """Returns the line by which the gateway learns why a model cannot be loaded."""
+    kind = "" if isinstance(failure, CutawayError) else f"{type(failure).__name__}: "
+    return f"cutaway cannot load {name.model} {name.version}: {kind}{' '.join(str(failure).split())}"
 
 
 def _share_cores(workers: int) -> None:

@@ -20,6 +20,7 @@ from cutaway.worker.model_thread import ModelThread
 from cutaway.worker.waiting_pieces import PATIENCE_S
 from cutaway.worker.worker import Worker
 from cutaway.worker_protocol.frames import DEADLINE, HEAD, HEARTBEAT_INTERVAL_S, Frame, FrameReader, Kind, frame
+from cutaway.worker_protocol.socket_directory import listening
 
 _PAUSE_S = 0.1
 _READ_BYTES = 1 << 20
@@ -32,21 +33,29 @@ class WorkerServer:
     Args:
         worker: the worker.
         thread: the thread of its model.
-        path: of the socket; it appears when the server listens.
+        path: of the socket, named after this process, or "0" if the gateway may be on another machine; it appears when
+            the server listens.
     """
 
     def __init__(self, worker: Worker, thread: ModelThread, path: Path) -> None:
         self._worker = worker
         self._thread = thread
-        self._senders: set[FrameSender] = set()
+        self._number = int(path.name)
+        self._connected: dict[FrameSender, Calls] = {}
         self._user = os.geteuid()
-        self._listener = socket.socket(socket.AF_UNIX)
-        not_yet = path.with_name(f"{path.name}.new")
-        self._listener.bind(str(not_yet))
-        self._listener.listen()
-        not_yet.rename(path)
+        self._listener = listening(path)
         for each in (self._accept, self._beat):
             threading.Thread(target=each, name=f"cutaway{each.__name__}", daemon=True).start()
+
+    @property
+    def calls(self) -> int:
+        """How many calls are under way."""
+        return sum(len(calls) for calls in [*self._connected.values()])
+
+    def leave(self) -> None:
+        """Makes the gateways send no more turns, and close their connections when all is answered."""
+        for sender in [*self._connected]:
+            sender.send(frame(Kind.LEAVE))
 
     def _accept(self) -> None:
         while True:
@@ -65,7 +74,7 @@ class WorkerServer:
         while True:
             time.sleep(HEARTBEAT_INTERVAL_S)
             self._worker.pieces.drop_late()
-            for sender in [*self._senders]:
+            for sender in [*self._connected]:
                 sender.send(frame(Kind.HEARTBEAT, DEADLINE.pack(self._worker.busy_until)))
 
     def _serve(self, connection: socket.socket) -> None:
@@ -80,9 +89,9 @@ class WorkerServer:
     def _serve_calls(self, sender: FrameSender, frames: Iterator[Frame]) -> None:
         calls = Calls(self._worker, self._thread, lambda number, reply: sender.send(frame(Kind.REPLY, reply, number)))
         name = self._worker.name
-        hello = worker_pb2.WorkerHello(pid=os.getpid(), model=name.model, version=name.version)
+        hello = worker_pb2.WorkerHello(pid=self._number, model=name.model, version=name.version)
         sender.send(frame(Kind.HELLO, hello.SerializeToString()))
-        self._senders.add(sender)
+        self._connected[sender] = calls
         try:
             for kind, number, data in frames:
                 if kind == Kind.TURN:
@@ -90,7 +99,7 @@ class WorkerServer:
                 elif kind == Kind.CANCEL:
                     calls.cancel(number)
         finally:
-            self._senders.discard(sender)
+            del self._connected[sender]
             calls.cancel_all()
 
     def _send_pieces(self, connection: socket.socket, number: int) -> None:

@@ -19,6 +19,9 @@ class WaitingPieces:
         self._numbers = itertools.count(1)
         self._waiting: dict[int, tuple[float, Iterator[Piece]]] = {}
 
+    def __len__(self) -> int:
+        return len(self._waiting)
+
     def put(self, pieces: Iterator[Piece]) -> int:
         """Keeps ``pieces`` for `PATIENCE_S`, and returns their number."""
         self.drop_late()

@@ -37,6 +37,9 @@ class Kind(IntEnum):
     """A serialised `cutaway.v1.InspectStreamResponse`."""
     END = 9
     """Nothing: all pieces were sent. An end of the connection before it means that the worker died."""
+    LEAVE = 10
+    """Nothing: the worker shall end. The gateway sends no more turns, and closes the connection when it has the replies
+    to those that it has sent."""
 
 
 class Frame(NamedTuple):

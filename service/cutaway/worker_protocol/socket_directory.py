@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import socket
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -38,6 +39,16 @@ class ScratchDirectory(tempfile.TemporaryDirectory[str]):
         """Deletes the directory."""
         super().cleanup()
         self._lock.close()
+
+
+def listening(path: Path) -> socket.socket:
+    """Returns a socket that listens at ``path``, where it appears when it does."""
+    listener = socket.socket(socket.AF_UNIX)
+    not_yet = path.with_name(f"{path.name}.new")
+    listener.bind(str(not_yet))
+    listener.listen()
+    not_yet.rename(path)
+    return listener
 
 
 def delete_abandoned() -> None:

@@ -21,6 +21,7 @@ from cutaway.worker_protocol.frames import DEADLINE, HEAD, HEARTBEAT_INTERVAL_S,
 _SILENT_S = 2 * HEARTBEAT_INTERVAL_S
 """Without a heartbeat for so long, the worker is stopped, or its model's code does not let other threads run."""
 
+_POLL_S = 0.05
 _SLACK_S = 0.05  # difference between clocks and timers
 _READ_AHEAD_BYTES = 2 << 20
 _SMALL_BYTES = 64 << 10
@@ -34,7 +35,7 @@ class RemoteWorker(asyncio.Protocol):
         changed: called when the worker has said which model it has, and when it has ended.
 
     Attributes:
-        pid: its process.
+        pid: its process; 0 if that may be on another machine.
         turns: the turns that it has not answered.
         is_open: whether calls can be sent to it.
     """
@@ -53,6 +54,7 @@ class RemoteWorker(asyncio.Protocol):
         self._late_s = 0.0
         self._owed: float | None = None
         self._fetching = 0
+        self._leaving: asyncio.Future[None] | None = None
 
     @property
     def name(self) -> ModelName:
@@ -63,6 +65,11 @@ class RemoteWorker(asyncio.Protocol):
     def is_busy(self) -> bool:
         """Whether it has calls, or a streamed reply that is being read."""
         return bool(self.turns or self._fetching)
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether it has not said that it shall end."""
+        return self._leaving is None
 
     @property
     def late_s(self) -> float:
@@ -134,6 +141,9 @@ class RemoteWorker(asyncio.Protocol):
                 self._late_s = _since(self._until) if self._until else 0.0
             elif kind == Kind.HELLO:
                 self._greeted(worker_pb2.WorkerHello.FromString(content))
+            elif kind == Kind.LEAVE:
+                self._leaving = asyncio.ensure_future(self._close_when_idle())
+                self._changed()
 
     def connection_lost(self, failure: Exception | None) -> None:
         """Fails its calls: the process has ended."""
@@ -142,8 +152,15 @@ class RemoteWorker(asyncio.Protocol):
         self._changed()
 
     def close(self) -> None:
-        """Closes the connection."""
-        self._transport.close()
+        """Closes the connection, also if the worker reads nothing any more."""
+        self._transport.abort()
+
+    async def _close_when_idle(self) -> None:
+        while True:
+            await asyncio.sleep(_POLL_S)
+            if not self.is_busy:
+                self.close()
+                return
 
     def _greeted(self, hello: worker_pb2.WorkerHello) -> None:
         self.pid, self._name = hello.pid, ModelName(hello.model, hello.version)

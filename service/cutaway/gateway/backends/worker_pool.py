@@ -42,8 +42,8 @@ class WorkerPool:
         return [worker for worker in self._found.values() if worker.is_open]
 
     def of(self, name: ModelName) -> Sequence[RemoteWorker]:
-        """Returns the workers of a model."""
-        return [worker for worker in self.workers if worker.name == name]
+        """Returns the workers of a model that take turns."""
+        return [worker for worker in self.workers if worker.name == name and worker.takes_turns]
 
     def set_available(self, available: bool) -> None:
         """Sets whether processes run that start workers."""

@@ -30,7 +30,10 @@ class Engine(Protocol):
         """Returns None while it runs, else its exit status."""
 
     def has_worker(self, pid: int) -> bool:
-        """Returns whether ``pid`` is one of its processes."""
+        """Returns whether ``pid`` is one of its processes; 0 is a worker that may be on another machine."""
+
+    def end_worker(self, pid: int) -> None:
+        """Ends one of its processes, which hangs; a new worker follows."""
 
     def liveness(self, hang_s: float) -> Liveness:
         """Begins to watch it; it hangs if it does nothing for ``hang_s`` seconds. Called in an event loop."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -22,6 +20,7 @@ from cutaway.gateway.lifecycle.engine import Engine
 from cutaway.gateway.lifecycle.readiness import unready_models
 from cutaway.gateway.models.store import ModelStore
 from cutaway.gateway.processes.environment import WorkerEnvironment
+from cutaway.gateway.processes.ray_workers import RayWorkers
 from cutaway.gateway.processes.worker_processes import WorkerProcesses
 from cutaway.gateway.torchserve.server_process import TorchServe
 from cutaway.results import ModelName
@@ -64,6 +63,8 @@ class ReplicaSet:
         )
         if self._settings.engine == "processes":
             return WorkerProcesses(self.store.archives, environment, workers=workers, log_dir=self._settings.log_dir)
+        if self._settings.engine == "ray":
+            return RayWorkers(self.store.archives, self._settings, self.pool.path, workers=workers)
         archives = list(self.store.archives.values())
         return TorchServe(
             archives[0].parent,
@@ -120,10 +121,10 @@ class ReplicaSet:
                     self._end(worker)
 
     def _end(self, worker: RemoteWorker) -> None:
-        if any(engine.has_worker(worker.pid) for engine in self._engines):
-            log.warning(f"a worker of {worker.name.model} {worker.name.version} hangs; starting a new one")
-            with suppress(ProcessLookupError):
-                os.kill(worker.pid, signal.SIGKILL)
+        for engine in self._engines:
+            if engine.has_worker(worker.pid):
+                log.warning(f"a worker of {worker.name.model} {worker.name.version} hangs; starting a new one")
+                engine.end_worker(worker.pid)
         worker.close()
 
     async def _supervise(self, engine: Engine) -> None:

@@ -139,6 +139,6 @@ class Supervisor:
 
 
 def _described(settings: Settings) -> str:
-    if settings.engine == "processes":
+    if settings.engine != "torchserve":
         return "the workers"
     return "TorchServe" if settings.replicas == 1 else f"{settings.replicas} TorchServe processes"

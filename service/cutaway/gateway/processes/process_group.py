@@ -66,6 +66,12 @@ class ProcessGroup:
             return os.getpgid(pid) == self.pid and not self._gone
         return False
 
+    def kill_one(self, pid: int) -> None:
+        """Kills one process, if it belongs to the group."""
+        if self.has(pid):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
     def terminate(self, grace_s: float) -> None:
         """Sends SIGTERM to the command, waits up to ``grace_s`` seconds, then kills the group."""
         if self._leader.poll() is None:

@@ -74,6 +74,11 @@ class WorkerProcesses:
         """Returns whether ``pid`` is one of these processes."""
         return self._group is not None and self._group.has(pid)
 
+    def end_worker(self, pid: int) -> None:
+        """Kills one of these processes."""
+        if self._group is not None:
+            self._group.kill_one(pid)
+
     def log_tail(self) -> str:
         """Returns the end of the log since the last start; also after the keeper has ended."""
         return self._log.tail()

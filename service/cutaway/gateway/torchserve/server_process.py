@@ -133,6 +133,11 @@ class TorchServe:
         """Returns whether ``pid`` is a process of this TorchServe."""
         return self._group is not None and self._group.has(pid)
 
+    def end_worker(self, pid: int) -> None:
+        """Kills one of these processes."""
+        if self._group is not None:
+            self._group.kill_one(pid)
+
     def stop(self, grace_s: float = 10.0) -> None:
         """Ends the process and deletes its files; running calls get ``grace_s`` seconds to finish."""
         with self._cleanup:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from cutaway.config import ray as ray_variables
 from cutaway.errors import CutawayError, Reason, error
 from cutaway.jobs import spec
 from cutaway.jobs.engines import local
@@ -26,16 +26,6 @@ from cutaway.jobs.task import Model, Task, Tick, Written, source_of
 
 _OBJECT_STORE_BYTES = 128 << 20
 """Of a cluster that is started here: little data travels."""
-
-_ENVIRONMENT = {
-    "RAY_USAGE_STATS_ENABLED": "0",  # no usage reports
-    "RAY_raylet_start_wait_time_s": "600",
-    "RAY_gcs_server_port_wait_time_s": "180",
-    "RAY_agent_register_timeout_ms": "600000",
-    "RAY_worker_register_timeout_seconds": "600",
-}
-"""Variables that Ray reads when it is imported. Its own processes get minutes to start: Ray waits 30 to 100 seconds
-by default, and 30 are too few on two busy cores."""
 
 _MAX_BLOCKS = 4096
 """Ray Data distributes blocks; up to this number, each shard is a block."""
@@ -132,13 +122,12 @@ def _cluster(engine: spec.Ray) -> Iterator[Any]:
 
 
 def import_ray() -> Any:
-    """Returns the module ``ray``; variables of `_ENVIRONMENT` that are not set get their values before the import.
+    """Returns the module ``ray``.
 
     Raises:
         CutawayError: Ray is not installed.
     """
-    for name, value in _ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
+    ray_variables.prepare()
     try:
         import ray.data
     except ImportError:

@@ -1,0 +1,203 @@
+"""Has Ray Serve start the workers of a model store: ``python -m cutaway.worker.ray.keeper PLAN``.
+
+PLAN is `plan.Plan` as JSON. Each model is a Serve application of its own; its workers are the replicas. The gateway
+calls them through sockets of this process (`entrances.py`), as it calls workers of its own machine. This process is
+the only one beside the gateway that uses Ray: when the cluster is lost, Ray ends the process that uses it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cutaway.config import ray as ray_variables
+from cutaway.worker.ray.entrances import Entrances
+from cutaway.worker.ray.identity import Identity, new_identity, tls
+from cutaway.worker.ray.plan import Plan, PlannedModel
+from cutaway.worker.ray.scaling import workers_wanted
+from cutaway.worker.ray.tunnel import Address
+
+_POLL_S = 0.5
+_UPSCALE_DELAY_S = 2.0
+_LOOK_BACK_S = 3.0
+_METRICS_INTERVAL_S = 1.0
+_HEALTH_PERIOD_S = 1.0
+_FORCED_S = 5.0
+"""What a replica gets to end beyond its grace, before Serve kills it."""
+
+_OBJECT_STORE_BYTES = 128 << 20
+"""Of a cluster that is started here: what it needs beyond the archives."""
+
+_OF_WORKERS = (
+    *("CUTAWAY_MAX_MESSAGE_BYTES", "CUTAWAY_REQUEST_MEMORY_BYTES", "CUTAWAY_MAX_ROWS", "CUTAWAY_MAX_CAPTURES"),
+    *("CUTAWAY_MAX_ATTRIBUTIONS", "CUTAWAY_MAX_STEPS", "CUTAWAY_MAX_PASSES"),
+    *("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "THP_MEM_ALLOC_ENABLE", "PYTHONUNBUFFERED"),
+)
+"""The environment variables that workers get; Ray passes none by itself."""
+
+
+async def keep(plan: Plan) -> None:
+    """Starts the workers, and runs their tunnels until SIGTERM."""
+    stopped = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
+    reporting = asyncio.ensure_future(_serve(plan))
+    stopping = asyncio.ensure_future(stopped.wait())
+    await asyncio.wait([reporting, stopping], return_when=asyncio.FIRST_COMPLETED)
+    if not stopping.done():
+        reporting.result()
+    await asyncio.to_thread(_delete, plan)
+
+
+async def _serve(plan: Plan) -> None:
+    """Deploys the models, then prints why one cannot be loaded; never returns."""
+    import ray
+
+    own, theirs = new_identity(), new_identity()
+    entrances = Entrances(
+        Path(plan.sockets),
+        tls(own, theirs.certificate, server=True),
+        tls(own, theirs.certificate, server=False),
+    )
+    await asyncio.to_thread(_connect, plan)
+    keeper = await entrances.open(ray.util.get_node_ip_address())
+    await asyncio.to_thread(_deploy, plan, keeper, theirs, own.certificate)
+    printed: set[str] = set()
+    while True:
+        for line in await asyncio.to_thread(lambda: set(_load_failures(plan))):
+            if line not in printed:
+                print(line, flush=True)
+                printed.add(line)
+        await asyncio.sleep(_POLL_S)
+
+
+def _connect(plan: Plan) -> None:
+    """Connects to the cluster, or starts one whose ports only this machine reaches; starts Serve without its HTTP
+    proxies."""
+    import ray
+    from ray import serve
+
+    if plan.address:
+        ray.init(address=plan.address, log_to_driver=False, logging_level=logging.ERROR)
+    else:
+        ray.init(
+            address="local",
+            include_dashboard=False,
+            object_store_memory=_OBJECT_STORE_BYTES + 2 * plan.archive_bytes,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            _node_ip_address="127.0.0.1",
+            _temp_dir=os.getcwd(),
+        )
+    serve.start(proxy_location="Disabled")
+    _delete(plan)  # those of a keeper before this one, which was killed
+
+
+def _deploy(plan: Plan, keeper: Address, identity: Identity, trusted: bytes) -> None:
+    """Deploys an application for each model, and does not wait for its workers."""
+    from ray import serve
+
+    from cutaway.worker.ray.replica import Assignment, Replica
+
+    for model in plan.models:
+        application = _application(plan, model)
+        assignment = Assignment(
+            model.name,
+            application,
+            keeper,
+            identity,
+            trusted,
+            cpus=plan.cpus,
+            gpus=plan.gpus,
+            hang_s=plan.hang_s,
+            grace_s=plan.grace_s,
+        )
+        replicas = serve.deployment(Replica).options(**_options(plan, model)).bind(assignment, [_shared(model.archive)])
+        serve.run_many(
+            [serve.RunTarget(replicas, name=application, route_prefix=None)],
+            wait_for_ingress_deployment_creation=False,
+            wait_for_applications_running=False,
+        )
+
+
+def _options(plan: Plan, model: PlannedModel) -> dict[str, Any]:
+    """Returns the options of a deployment: how many replicas, on what, and when Serve ends one."""
+    options: dict[str, Any] = {
+        "ray_actor_options": {
+            "num_cpus": plan.cpus,
+            "num_gpus": plan.gpus,
+            "runtime_env": {"env_vars": {name: os.environ[name] for name in _OF_WORKERS if name in os.environ}},
+        },
+        "health_check_period_s": _HEALTH_PERIOD_S,
+        "health_check_timeout_s": plan.hang_s,
+        "graceful_shutdown_timeout_s": plan.grace_s + _FORCED_S,
+    }
+    if model.least == model.most:
+        return {**options, "num_replicas": model.least}
+    scaling = {
+        "min_replicas": model.least,
+        "max_replicas": model.most,
+        "target_ongoing_requests": plan.calls_per_worker,
+        "upscale_delay_s": _UPSCALE_DELAY_S,
+        "downscale_delay_s": plan.downscale_delay_s,
+        "look_back_period_s": _LOOK_BACK_S,
+        "metrics_interval_s": _METRICS_INTERVAL_S,
+        "policy": {"policy_function": workers_wanted},
+    }
+    return {**options, "autoscaling_config": scaling}
+
+
+def _shared(archive: str) -> Any:
+    """Returns a reference to the bytes of an archive in Ray's object store. They are mapped, so that no copy of them is
+    made in the memory of this process."""
+    import ray
+
+    return ray.put(np.asarray(np.memmap(archive, mode="r")))
+
+
+def _application(plan: Plan, model: PlannedModel) -> str:
+    return f"{plan.run}-{model.name.model}-{model.name.version}"
+
+
+def _load_failures(plan: Plan) -> Iterator[str]:
+    """Yields the line of each model that cannot be loaded, from what Serve says of its replicas."""
+    from ray import serve
+
+    applications = serve.status().applications
+    for model in plan.models:
+        status = applications.get(_application(plan, model))
+        for deployment in status.deployments.values() if status else ():
+            for line in deployment.message.splitlines():
+                _, mark, why = line.partition("cutaway cannot load ")
+                if mark:
+                    yield f"{mark}{why}"
+
+
+def _delete(plan: Plan) -> None:
+    """Ends the applications of this run; their replicas finish the calls that they have."""
+    from ray import serve
+
+    for name in serve.status().applications:
+        if name.startswith(f"{plan.run}-"):
+            serve.delete(name, _blocking=False)
+
+
+def _main() -> None:
+    plan = Plan.decode(sys.argv[1])
+    ray_variables.prepare()
+    if not plan.address and "RAY_AUTH_MODE" not in os.environ:
+        # Else Ray would keep a token for all clusters of this user in the home directory.
+        os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
+    asyncio.run(keep(plan))
+
+
+if __name__ == "__main__":
+    _main()
