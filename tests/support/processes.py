@@ -20,20 +20,23 @@ def family(server: Server) -> Iterator[tuple[psutil.Process, list[str]]]:
 
 
 def leader(server: Server) -> psutil.Process:
-    """The process that starts the workers: TorchServe's JVM, or the keeper."""
+    """The process that starts the workers: TorchServe's JVM, or a keeper."""
     door = psutil.Process(server.process.pid)
     return next(
         each
         for each, words in family(server)
-        if each.ppid() == door.pid and any("org.pytorch.serve" in word or word == _KEEPER for word in words)
+        if each.ppid() == door.pid
+        and any("org.pytorch.serve" in word or word in (_KEEPER, _RAY_KEEPER) for word in words)
     )
 
 
 def worker(server: Server, model: str) -> psutil.Process:
-    """The worker that runs ``model``: its working directory is that of the archive."""
+    """The worker that runs ``model``: its working directory is that of the archive; Ray names it after the model."""
     for each, words in family(server):
         with contextlib.suppress(psutil.Error):
             if any("model_service_worker" in word for word in words) and _serves(each, words, model):
+                return each
+            if words and words[0].startswith(REPLICA) and f"-{model}-" in words[0]:
                 return each
             if _KEEPER in words and Path(each.cwd()).name.startswith(model):
                 return each
@@ -41,6 +44,9 @@ def worker(server: Server, model: str) -> psutil.Process:
 
 
 _KEEPER = "cutaway.worker.keeper"
+_RAY_KEEPER = "cutaway.worker.ray.keeper"
+REPLICA = "ray::ServeReplica:cutaway-"
+"""Begins the command line of a worker on Ray."""
 
 
 def _serves(process: psutil.Process, words: list[str], model: str) -> bool:

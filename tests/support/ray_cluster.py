@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
+
 from cutaway.jobs.engines.ray import import_ray
 
 STORE_BYTES = 100 << 20
@@ -33,6 +35,10 @@ class RayCluster:
         assert self._process.stdin
         print(file=self._process.stdin, flush=True)
         self._read()
+
+    def processes(self) -> list[psutil.Process]:
+        """All of its nodes."""
+        return psutil.Process(self._process.pid).children(recursive=True)
 
     def _read(self) -> str:
         assert self._process.stdout

@@ -114,6 +114,58 @@ def test_kserve_finds_the_runtime() -> None:
     assert model["runtime"] == manifests.the("ServingRuntime", "kserve")["metadata"]["name"]
 
 
+WHOLE = {"type": "integer", "minimum": 0}
+TEMPLATE = closed(["spec"], spec={"type": "object"}, metadata={"type": "object"})
+RAY_CLUSTER = closed(
+    ["rayVersion", "headGroupSpec", "workerGroupSpecs"],
+    rayVersion=TEXT,
+    authOptions=closed(["mode"], mode={"enum": ["disabled", "token"]}),
+    enableInTreeAutoscaling={"type": "boolean"},
+    autoscalerOptions=closed([], idleTimeoutSeconds=WHOLE),
+    headGroupSpec=closed(["rayStartParams", "template"], rayStartParams=TEXTS, template=TEMPLATE),
+    workerGroupSpecs={
+        "type": "array",
+        "minItems": 1,
+        "items": closed(
+            ["groupName", "maxReplicas", "minReplicas", "rayStartParams", "template"],
+            groupName=TEXT,
+            replicas=WHOLE,
+            minReplicas=WHOLE,
+            maxReplicas=WHOLE,
+            rayStartParams=TEXTS,
+            template=TEMPLATE,
+        ),
+    },
+)
+"""The part of KubeRay's definition that is used, as its reference of ray.io/v1 has it."""
+
+
+def test_kuberay_accepts_the_cluster() -> None:
+    """Its pods are held against Kubernetes' own schemas, as the gateway is."""
+    cluster = manifests.the("RayCluster", "kuberay")
+    assert cluster["apiVersion"] == "ray.io/v1"
+    Draft202012Validator(RAY_CLUSTER).validate(cluster["spec"])
+    groups = [cluster["spec"]["headGroupSpec"], *cluster["spec"]["workerGroupSpecs"]]
+    for spec in (group["template"]["spec"] for group in groups):
+        whole = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "cutaway"}, "spec": spec}
+        kubernetes_validate.validate(whole, "1.37", strict=True)
+    for kind in ("Deployment", "Service"):
+        kubernetes_validate.validate(manifests.the(kind, "kuberay"), "1.37", strict=True)
+
+
+def test_the_gateway_joins_the_cluster() -> None:
+    """At the name that KubeRay gives its head, with the token that the operator makes; its settings exist."""
+    [container] = manifests.the("Deployment", "kuberay")["spec"]["template"]["spec"]["containers"]
+    cluster = manifests.the("RayCluster", "kuberay")
+    name = cluster["metadata"]["name"]
+    assert f"--address={name}-head-svc:6379" in manifests.only(container["args"])
+    variables = {each["name"]: each for each in container["env"]}
+    assert variables["RAY_AUTH_MODE"]["value"] == cluster["spec"]["authOptions"]["mode"]
+    assert variables["RAY_AUTH_TOKEN"]["valueFrom"]["secretKeyRef"] == {"name": name, "key": "auth_token"}
+    known = {f"CUTAWAY_{field.upper()}" for field in Settings.model_fields}
+    assert {each for each in variables if each.startswith("CUTAWAY_")} <= known
+
+
 # Hardened
 
 

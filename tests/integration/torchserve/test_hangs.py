@@ -33,11 +33,16 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.fixture(scope="module", params=[pytest.param("torchserve", marks=pytest.mark.slow), "processes"])
+@pytest.fixture(
+    scope="module",
+    params=["processes", *(pytest.param(each, marks=pytest.mark.slow) for each in ("torchserve", "ray"))],
+)
 def server(request: pytest.FixtureRequest, store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Both, in the workers of each engine."""
-    with serving(store, tmp_path_factory.mktemp("hangs") / "logs", f"--engine={request.param}") as running:
-        yield running
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUTAWAY_RAY_CPUS", "0.1")
+        with serving(store, tmp_path_factory.mktemp("hangs") / "logs", f"--engine={request.param}") as running:
+            yield running
 
 
 def _answers(client: ca.Client, model: str) -> bool:

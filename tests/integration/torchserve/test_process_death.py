@@ -1,4 +1,4 @@
-"""What dies, comes back: workers, what starts them (TorchServe's JVM, the keeper) and the gateway, and what callers see
+"""What dies, comes back: workers, what starts them (TorchServe's JVM, a keeper) and the gateway, and what callers see
 of it."""
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.support.waiting import PATIENCE_S, until
 CALLERS = 8
 KILLS = 2
 RESTARTS = 6
-ENGINES = ("torchserve", "processes")
+ENGINES = ("torchserve", "processes", "ray")
 
 
 @pytest.fixture(scope="module")
@@ -40,11 +40,14 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.fixture(scope="module", params=[ENGINES[0], pytest.param(ENGINES[1], marks=pytest.mark.slow)])
+@pytest.fixture(
+    scope="module", params=[ENGINES[0], *(pytest.param(each, marks=pytest.mark.slow) for each in ENGINES[1:])]
+)
 def server(request: pytest.FixtureRequest, store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Both, in the workers of each engine; requests may take half a gibibyte."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CUTAWAY_REQUEST_MEMORY_BYTES", str(1 << 29))
+        patch.setenv("CUTAWAY_RAY_CPUS", "0.1")
         with serving(store, tmp_path_factory.mktemp("survival") / "logs", f"--engine={request.param}") as running:
             yield running
 

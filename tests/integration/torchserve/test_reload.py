@@ -33,11 +33,14 @@ def engines(server: Server) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["torchserve", "processes"])
-def test_a_new_version_takes_over_without_a_failed_call(tmp_path: Path, engine: str) -> None:
+@pytest.mark.parametrize("engine", ["torchserve", "processes", "ray"])
+def test_a_new_version_takes_over_without_a_failed_call(
+    tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Callers go on calling while an archive is put into the store: not one call fails, those that name no version get
     the new one once it answers, those that name the old one keep it, and of the processes before nothing is left. An
     archive that cannot be loaded changes nothing. Archives that go, go."""
+    monkeypatch.setenv("CUTAWAY_RAY_CPUS", "0.1")
     store = tmp_path / "store"
     package(store, "tiny", TINY)
     package(tmp_path / "later", "tiny", TINY, version="1.1")

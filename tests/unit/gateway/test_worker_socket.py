@@ -76,7 +76,7 @@ def wide() -> Wide:
 def served(wide: Wide) -> Iterator[Path]:
     """The socket of a worker; no reply of more than 64 MiB in one message."""
     with ScratchDirectory() as directory:
-        path = Path(directory) / "1"
+        path = Path(directory) / str(os.getpid())
         WorkerServer(Worker.of(wide, "wide", Settings(max_message_bytes=64 * MEBIBYTE)), ModelThread("wide"), path)
         yield path
 

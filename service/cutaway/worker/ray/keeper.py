@@ -80,8 +80,7 @@ async def _serve(plan: Plan) -> None:
 
 
 def _connect(plan: Plan) -> None:
-    """Connects to the cluster, or starts one whose ports only this machine reaches; starts Serve without its HTTP
-    proxies."""
+    """Connects to the cluster, or starts one on this machine; starts Serve without its HTTP proxies."""
     import ray
     from ray import serve
 
@@ -94,7 +93,6 @@ def _connect(plan: Plan) -> None:
             object_store_memory=_OBJECT_STORE_BYTES + 2 * plan.archive_bytes,
             log_to_driver=False,
             logging_level=logging.ERROR,
-            _node_ip_address="127.0.0.1",
             _temp_dir=os.getcwd(),
         )
     serve.start(proxy_location="Disabled")
