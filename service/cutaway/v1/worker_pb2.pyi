@@ -33,7 +33,7 @@ class WorkerHello(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     pid: _builtins.int
-    """Its process."""
+    """Its process; 0 if that may be on another machine."""
     model: _builtins.str
     """Its model."""
     version: _builtins.str
@@ -60,6 +60,9 @@ class WorkerTurn(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     CALLS_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    waiting: _builtins.int
+    """How many other calls of the model waited for a worker when this turn was sent."""
     @_builtins.property
     def calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerCall]:
         """In order."""
@@ -68,10 +71,11 @@ class WorkerTurn(_message.Message):
         self,
         *,
         calls: _abc.Iterable[Global___WorkerCall] | None = ...,
+        waiting: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls", b"calls"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls", b"calls", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

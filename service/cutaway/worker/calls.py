@@ -18,12 +18,16 @@ class Calls:
         worker: runs them.
         thread: the thread of its model.
         reply: sends a serialised `cutaway.v1.WorkerReply`, with the number of its call.
+
+    Attributes:
+        waiting: how many other calls waited in the gateway when it sent its last turn.
     """
 
     def __init__(self, worker: Worker, thread: ModelThread, reply: Callable[[int, bytes], None]) -> None:
         self._worker = worker
         self._thread = thread
         self._reply = reply
+        self.waiting = 0
         self._under_way: set[int] = set()
         self._cancelled: set[int] = set()
 

@@ -52,6 +52,11 @@ class WorkerServer:
         """How many calls are under way."""
         return sum(len(calls) for calls in [*self._connected.values()])
 
+    @property
+    def waiting(self) -> int:
+        """How many calls wait in the gateways whose calls are under way."""
+        return sum(calls.waiting for calls in [*self._connected.values()] if len(calls))
+
     def leave(self) -> None:
         """Makes the gateways send no more turns, and close their connections when all is answered."""
         for sender in [*self._connected]:
@@ -95,7 +100,9 @@ class WorkerServer:
         try:
             for kind, number, data in frames:
                 if kind == Kind.TURN:
-                    calls.run(worker_pb2.WorkerTurn.FromString(data).calls)
+                    turn = worker_pb2.WorkerTurn.FromString(data)
+                    calls.waiting = turn.waiting
+                    calls.run(turn.calls)
                 elif kind == Kind.CANCEL:
                     calls.cancel(number)
         finally:

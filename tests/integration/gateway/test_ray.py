@@ -9,12 +9,15 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import psutil
 import pytest
+import torch
+from torch import nn
 
 import cutaway as ca
 from cutaway.schema.tensors import Array
@@ -66,21 +69,19 @@ def workers(cluster: RayCluster) -> int:
 
 
 def _is_worker(process: psutil.Process) -> bool:
-    try:
-        return process.cmdline()[:1] != [] and process.cmdline()[0].startswith(REPLICA)
-    except psutil.Error:
-        return False
+    with suppress(psutil.Error):
+        return any(word.startswith(REPLICA) for word in process.cmdline()[:1])
+    return False
 
 
 class Load:
     """Callers that never stop, and compare what they get."""
 
-    def __init__(self) -> None:
+    def __init__(self, callers: int) -> None:
         self.over = threading.Event()
-        self.answered = [0] * CALLERS
+        self.answered = [0] * callers
         self.slowest_s = 0.0
-        layer = FragileAdapter().build().linear  # type: ignore[union-attr]
-        self._weight, self._bias = layer.weight.detach().numpy(), layer.bias.detach().numpy()
+        self._linear = cast(nn.Linear, FragileAdapter().build().linear)
 
     def call(self, client: ca.Client, number: int) -> None:
         """Calls with rows of this caller's own."""
@@ -89,14 +90,19 @@ class Load:
             began = time.monotonic()
             found = client.inspect("fragile", {"x": row}, timeout=PATIENCE_S).predictions["output"]
             self.slowest_s = max(self.slowest_s, time.monotonic() - began)
-            assert close(found, row @ self._weight.T + self._bias, SMALL)
+            assert close(found, self._linear(torch.from_numpy(row)).detach().numpy(), SMALL)
             self.answered[number] += 1
+
+    def go_on(self, calls: int) -> None:
+        """Waits until each caller has got so many more answers."""
+        enough = [answered + calls for answered in self.answered]
+        until(lambda: all(now >= then for now, then in zip(self.answered, enough)))
 
 
 @contextmanager
 def load(server: Server, callers: int) -> Iterator[Load]:
     """So many callers while the block runs; at its end, all have been answered, and rightly."""
-    made = Load()
+    made = Load(callers)
     with ca.Client(server.address) as client, ThreadPoolExecutor(callers) as threads:
         calling = [threads.submit(made.call, client, number) for number in range(callers)]
         try:
@@ -122,12 +128,10 @@ def test_workers_follow_the_load(server: Server, cluster: RayCluster) -> None:
     assert workers(cluster) == 1
     with load(server, CALLERS) as many:
         until(lambda: workers(cluster) == MOST)
-        before = list(many.answered)
-        until(lambda: all(now > then for now, then in zip(many.answered, before)))
+        many.go_on(1)
     with load(server, 1) as few:
         until(lambda: workers(cluster) == 1)
-        before = few.answered[0]
-        until(lambda: few.answered[0] > before + 1)
+        few.go_on(1)
     print(f"{sum(many.answered)} calls under load, the slowest {many.slowest_s:.1f} s; {few.answered[0]} while")
     print(f"workers ended, the slowest {few.slowest_s:.1f} s")
 
@@ -137,12 +141,10 @@ def test_a_node_that_dies_loses_no_call(server: Server, cluster: RayCluster) -> 
     """Half of the workers are gone at once, amid their calls: every call is answered, and rightly."""
     with load(server, CALLERS) as callers:
         until(lambda: workers(cluster) == MOST)
-        before = list(callers.answered)
-        until(lambda: all(now > then for now, then in zip(callers.answered, before)))
+        callers.go_on(1)
         cluster.lose_node()
         assert workers(cluster) < MOST
-        before = list(callers.answered)
-        until(lambda: all(now > then + 1 for now, then in zip(callers.answered, before)))
+        callers.go_on(2)
     print(f"{sum(callers.answered)} calls, the slowest {callers.slowest_s:.1f} s")
 
 

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -31,6 +32,7 @@ from cutaway.worker.ray.entrances import Entrances
 from cutaway.worker.ray.identity import Identity, new_identity, tls
 from cutaway.worker.ray.plan import Plan, PlannedModel
 from cutaway.worker.ray.port import ReplicaPort
+from cutaway.worker.ray.scaling import CALLS, WAITING, workers_wanted
 from cutaway.worker.ray.tunnel import Address
 from cutaway.worker.server import WorkerServer
 from cutaway.worker.worker import Worker
@@ -123,7 +125,7 @@ def call(value: float, kind: str = "inspect") -> worker_pb2.WorkerCall:
 
 async def ask(worker: RemoteWorker, asked: worker_pb2.WorkerCall) -> worker_pb2.WorkerReply:
     replies: list[bytes] = []
-    await worker.run([asked], lambda _, reply: replies.append(reply))
+    await worker.run([asked], lambda _, reply: replies.append(reply), waiting=5)
     return worker_pb2.WorkerReply.FromString(replies[0])
 
 
@@ -143,7 +145,7 @@ def test_calls_and_streams_pass() -> None:
             number = (await ask(worker, call(4.0, "stream"))).pieces
             pieces = [piece async for piece in worker.pieces(number, time.time() + PATIENCE_S)]
             assert len(pieces) >= 2
-            assert ends.server.calls == 0
+            await until(lambda: (ends.server.calls, ends.server.waiting) == (0, 0))
 
     asyncio.run(inside())
 
@@ -172,7 +174,7 @@ def test_strangers_get_nothing(stranger: str) -> None:
             found = [await answer(ends.address), await answer(ends.keeper)]
             assert all(b"gated" not in each and len(each) <= 7 for each in found)  # a TLS alert in plain text at most
             assert [path.name for path in ends.pool.path.iterdir() if path.name.isdigit()] == ["1"]
-            assert (await ask(*ends.pool.of(NAME), call(1.0))).response
+            assert (await ask(ends.pool.of(NAME)[0], call(1.0))).response
 
     asyncio.run(inside())
 
@@ -201,7 +203,7 @@ def test_a_worker_that_shall_end_finishes_its_calls() -> None:
             (worker,) = ends.pool.of(NAME)
             asked = asyncio.ensure_future(ask(worker, call(-1.0)))
             await asyncio.to_thread(ends.model.entered.wait)
-            assert ends.server.calls == 1
+            assert (ends.server.calls, ends.server.waiting) == (1, 5)
             ends.wanted.clear()
             ends.server.leave()
             await until(lambda: not ends.pool.of(NAME))
@@ -224,7 +226,7 @@ def test_a_lost_connection_is_made_again() -> None:
             worker.close()
             await until(lambda: not ends.pool.of(NAME))
             await until(lambda: bool(ends.pool.of(NAME)))
-            assert (await ask(*ends.pool.of(NAME), call(1.0))).response
+            assert (await ask(ends.pool.of(NAME)[0], call(1.0))).response
 
     asyncio.run(inside())
 
@@ -251,3 +253,15 @@ def test_a_plan_is_read_as_it_was_written() -> None:
     model = PlannedModel(NAME, "/models/gated.mar", 1, 4)
     plan = Plan("run", (model,), "/sockets", "head:6379", 0.5, 0.25, 8.0, 60.0, 5.0, 10.0)
     assert Plan.decode(plan.encode()) == plan
+
+
+def test_workers_are_wanted_for_calls_under_way_and_waiting() -> None:
+    """Those that wait count once, although each replica reports them; without reports, none are wanted."""
+
+    def wanted(reported: dict[str, dict[str, float]]) -> int:
+        config = SimpleNamespace(target_ongoing_requests=8.0)
+        return workers_wanted(SimpleNamespace(aggregated_metrics=reported, config=config))[0]
+
+    assert wanted({CALLS: {"one": 9.0, "two": 7.0}, WAITING: {"one": 15.0, "two": 16.0}}) == 4
+    assert wanted({CALLS: {"one": 8.0}, WAITING: {"one": 0.0}}) == 1
+    assert wanted({}) == 0

@@ -162,7 +162,8 @@ class Backend:
         worker = min(self._workers.of(name), key=_preference, default=None)
         if worker is None:  # it ended at this moment
             raise NotBegun
-        await worker.run(calls, lambda position, reply: replied(position, _Answer(reply, worker)))
+        waiting = self._batcher(name).queue_length
+        await worker.run(calls, lambda position, reply: replied(position, _Answer(reply, worker)), waiting)
 
     def _unavailable(self, name: ModelName) -> CutawayError | None:
         """Returns why calls of a model cannot wait for a worker; None if they can, or if there is one."""

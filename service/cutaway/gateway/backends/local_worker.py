@@ -42,7 +42,7 @@ class LocalWorker:
         until = self._worker.busy_until
         return max(0.0, time.time() - until) if until else 0.0
 
-    async def run(self, calls: Sequence[worker_pb2.WorkerCall], replied: Replied[bytes]) -> None:
+    async def run(self, calls: Sequence[worker_pb2.WorkerCall], replied: Replied[bytes], waiting: int = 0) -> None:
         """Runs a turn, and returns when it is answered."""
         self._calls.run(calls)
         await self.turns.add(calls, replied)

@@ -83,11 +83,11 @@ class RemoteWorker(asyncio.Protocol):
             self._owed = max(self._until, self.turns.latest_deadline)
         return min(silent_s, _since(self._owed))
 
-    async def run(self, calls: Sequence[worker_pb2.WorkerCall], replied: Replied[bytes]) -> None:
+    async def run(self, calls: Sequence[worker_pb2.WorkerCall], replied: Replied[bytes], waiting: int = 0) -> None:
         """Sends a turn, and returns when it is answered; raises as `WorkerLink.run`."""
         if not self.is_open:
             raise worker_died()
-        turn = worker_pb2.WorkerTurn(calls=calls).SerializeToString()
+        turn = worker_pb2.WorkerTurn(calls=calls, waiting=waiting).SerializeToString()
         if len(turn) < _SMALL_BYTES:
             self._transport.write(frame(Kind.TURN, turn))
         else:  # a frame would be one more copy

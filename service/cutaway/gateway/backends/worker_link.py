@@ -26,8 +26,13 @@ class WorkerLink(Protocol):
     def late_s(self) -> float:
         """For how many seconds it has shown no progress although all its calls should be done."""
 
-    async def run(self, calls: Sequence[worker_pb2.WorkerCall], replied: Replied[bytes]) -> None:
+    async def run(self, calls: Sequence[worker_pb2.WorkerCall], replied: Replied[bytes], waiting: int = 0) -> None:
         """Runs a turn; returns when all replies were passed to ``replied``.
+
+        Args:
+            calls: the turn.
+            replied: gets the position of each call, and its reply.
+            waiting: how many other calls of the model wait for a worker.
 
         Raises:
             CutawayError: ``WORKER_DIED``; the replies that have not arrived are lost.

@@ -19,9 +19,9 @@ from cutaway.config.memory import share_of_worker
 from cutaway.results import ModelName
 from cutaway.worker.ray.identity import Identity, tls
 from cutaway.worker.ray.port import ReplicaPort
-from cutaway.worker.ray.scaling import CALLS
+from cutaway.worker.ray.scaling import CALLS, WAITING
 from cutaway.worker.ray.tunnel import Address
-from cutaway.worker_protocol.socket_directory import ScratchDirectory
+from cutaway.worker_protocol.socket_directory import ScratchDirectory, delete_abandoned
 
 _POLL_S = 0.05
 
@@ -68,6 +68,7 @@ class Replica:
 
         self._assignment = assignment
         self._leaving = False
+        delete_abandoned()
         self._files = ScratchDirectory()
         files = Path(self._files.name)
         directory = _unpacked(archive[0], files)
@@ -96,7 +97,7 @@ class Replica:
 
     def record_autoscaling_stats(self) -> dict[str, int]:
         """Returns what `scaling.workers_wanted` reads."""
-        return {CALLS: self._server.calls}
+        return {CALLS: self._server.calls, WAITING: self._server.waiting}
 
     def __del__(self) -> None:
         """Called by Serve before the replica ends: takes no new turns, and finishes those that it has."""
