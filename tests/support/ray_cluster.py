@@ -10,10 +10,11 @@ It prints the cluster's address, takes the last node away for each line that it 
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import psutil
@@ -21,6 +22,7 @@ import psutil
 from cutaway.jobs.engines.ray import import_ray
 
 STORE_BYTES = 100 << 20
+AGENTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
 
 
 class RayCluster:
@@ -56,13 +58,25 @@ def ray_cluster() -> Iterator[RayCluster]:
         yield RayCluster(process)
 
 
+def _ports() -> dict[str, int]:
+    """Returns free ports for a node. For those that its agents choose, Ray waits 15 s, and then the node is dead
+    (https://github.com/ray-project/ray/issues/65983).
+    """
+    with ExitStack() as opened:
+        free = [opened.enter_context(socket.socket()) for _ in AGENTS]
+        for each in free:
+            each.bind(("", 0))
+        return {name: each.getsockname()[1] for name, each in zip(AGENTS, free)}
+
+
 def _main() -> None:
     import_ray()
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "object_store_memory": STORE_BYTES})
+    options = {"object_store_memory": STORE_BYTES, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **options, **_ports()})
     for _ in range(2):
-        cluster.add_node(num_cpus=1, object_store_memory=STORE_BYTES)
+        cluster.add_node(num_cpus=1, **options, **_ports())
     print(cluster.address, flush=True)
     for _ in sys.stdin:
         cluster.remove_node(cluster.list_all_nodes()[-1], allow_graceful=False)

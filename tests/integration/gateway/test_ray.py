@@ -63,14 +63,14 @@ def server(cluster: RayCluster, store: Path, tmp_path_factory: pytest.TempPathFa
             yield running
 
 
-def workers(cluster: RayCluster) -> int:
-    """How many run on the cluster."""
-    return sum(_is_worker(each) for each in cluster.processes())
+def workers(cluster: RayCluster, model: str = "fragile") -> int:
+    """How many of a model run on the cluster."""
+    return sum(_is_worker(each, model) for each in cluster.processes())
 
 
-def _is_worker(process: psutil.Process) -> bool:
+def _is_worker(process: psutil.Process, model: str) -> bool:
     with suppress(psutil.Error):
-        return any(word.startswith(REPLICA) for word in process.cmdline()[:1])
+        return any(word.startswith(REPLICA) and f"-{model}-" in word for word in process.cmdline()[:1])
     return False
 
 
@@ -149,16 +149,18 @@ def test_a_node_that_dies_loses_no_call(server: Server, cluster: RayCluster) -> 
 
 
 @pytest.mark.slow
-def test_a_gateway_that_is_killed_leaves_no_workers(cluster: RayCluster, store: Path, tmp_path: Path) -> None:
+def test_a_gateway_that_is_killed_leaves_no_workers(cluster: RayCluster, tmp_path: Path) -> None:
     """They end by themselves a minute later: Serve would keep them."""
+    store = tmp_path / "store"
+    package(store, "tiny", f"{ADAPTERS / 'tiny_adapter.py'}:Tiny")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CUTAWAY_RAY_ADDRESS", cluster.address)
         patch.setenv("CUTAWAY_RAY_CPUS", "0.1")
         with serving(store, tmp_path / "logs", "--engine=ray") as running:
-            before = workers(cluster)
+            assert workers(cluster, "tiny") == 1
             running.process.kill()
             running.process.wait()
-            until(lambda: workers(cluster) < before)
+            until(lambda: workers(cluster, "tiny") == 0)
 
 
 def test_an_engine_without_ray_says_what_to_install(tmp_path: Path) -> None:
@@ -167,4 +169,4 @@ def test_an_engine_without_ray_says_what_to_install(tmp_path: Path) -> None:
     command = [sys.executable, "-c", without, "serve", "--model-store", str(tmp_path), "--engine", "ray"]
     found = subprocess.run(command, capture_output=True, text=True)
     assert found.returncode == 2
-    assert found.stderr.strip().splitlines() == ["error: ray is missing; this needs: pip install 'cutaway[ray]'"]
+    assert found.stderr.strip().splitlines() == ["ray is missing; this needs: pip install 'cutaway[ray]'"]
