@@ -8,6 +8,7 @@ from functools import partial
 from cutaway.v1 import worker_pb2
 from cutaway.worker.call import Call
 from cutaway.worker.model_thread import ModelThread
+from cutaway.worker.turn_cost import TurnCost
 from cutaway.worker.worker import Worker
 
 
@@ -28,6 +29,7 @@ class Calls:
         self._thread = thread
         self._reply = reply
         self.waiting = 0
+        self._cost = TurnCost()
         self._under_way: set[int] = set()
         self._cancelled: set[int] = set()
 
@@ -49,8 +51,13 @@ class Calls:
         self._cancelled |= self._under_way
 
     def _run(self, turn: Sequence[worker_pb2.WorkerCall]) -> None:
-        numbers = [message.number for message in turn]
-        calls = [Call.of_message(each, partial(self._cancelled.__contains__, each.number)) for each in turn]
+        for part in self._cost.parts(turn):
+            with self._cost.measuring(len(part)):
+                self._run_part(part)
+
+    def _run_part(self, part: Sequence[worker_pb2.WorkerCall]) -> None:
+        numbers = [message.number for message in part]
+        calls = [Call.of_message(each, partial(self._cancelled.__contains__, each.number)) for each in part]
         for number, reply in zip(numbers, self._worker.answer(calls)):
             self._reply(number, reply)
         self._under_way.difference_update(numbers)

@@ -74,3 +74,32 @@ def test_captures_on_a_gpu_are_what_the_hooks_saw() -> None:
     values = seen.calls["first"][0].at(Point.OUTPUT)[""]
     assert values.is_pinned()
     assert torch.equal(values, expected)
+
+
+@pytest.mark.parametrize(
+    "overwrite",
+    [
+        lambda hidden: hidden.zero_(),
+        lambda hidden: hidden.data.zero_(),
+        lambda hidden: hidden.numpy().fill(0),
+        lambda hidden: hidden.untyped_storage().fill_(0),
+    ],
+    ids=["in place", "data", "numpy", "storage"],
+)
+def test_what_overwrites_a_tensor_later_does_not_change_its_capture(overwrite: Callable[[Tensor], object]) -> None:
+    """PyTorch's version counters know of the first of these ways only, so they cannot tell when to copy."""
+
+    class Overwriting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(2, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden: Tensor = self.first(x)
+            overwrite(hidden)
+            return hidden
+
+    model, x = Overwriting(), torch.ones(1, 2)
+    with torch.no_grad(), observing(ModuleTree(model), {"first": watching(Point.OUTPUT)}) as seen, seen.forward():
+        assert not model(x).any()
+    assert torch.equal(seen.calls["first"][0].at(Point.OUTPUT)[""], model.first(x).detach())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -43,14 +44,20 @@ def subject() -> Worker:
 
 @pytest.fixture
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many requests each main pass of a batch has, those that were joined counted once."""
+    """How many requests each main pass has, those that were joined counted once; 0 for one that ran alone."""
     seen: list[int] = []
+    run_alone = batch._run_alone
 
     def counted(plans: Any) -> Any:
         seen.append(len(plans))
         return run_main_pass(plans)
 
+    def counted_alone(plan: Any) -> Any:
+        seen.append(0)
+        return run_alone(plan)
+
     monkeypatch.setattr(batch, "run_main_pass", counted)
+    monkeypatch.setattr(batch, "_run_alone", counted_alone)
     return seen
 
 
@@ -68,6 +75,16 @@ JOINED: dict[str, dict[str, Any]] = {
     "a sum": {"target": ca.OutputSum(), "input_gradients": True},
     "float16": {"captures": [ca.Capture("first")], "reply_data_type": "float16"},
     "a pass that stops": {"captures": [ca.Capture("first", call=0)], "predictions": False},
+    "gradients explained": {
+        "attributions": [ca.Saliency(), ca.InputXGradient(target=ca.ClassIndex((1,)))], "check": "off"},
+    "a path from a baseline": {
+        "attributions": [ca.IntegratedGradients(n_steps=8, baselines={"x": np.ones((1, 3), np.float32)})],
+        "captures": ["first"], "check": "off"},
+    "layers explained": {
+        "attributions": [ca.LayerActivation(layer="first"), ca.LayerConductance(layer="second", n_steps=4)],
+        "check": "off"},
+    "features replaced": {
+        "attributions": [ca.FeatureAblation(), ca.Occlusion(windows={"x": (2,)})], "check": "off"},
 }  # fmt: skip
 
 NOT_JOINED: dict[str, dict[str, Any]] = {
@@ -75,9 +92,15 @@ NOT_JOINED: dict[str, dict[str, Any]] = {
     "an axis from the end": {"captures": [ca.Capture("first", slices=(ca.Slice(-2, 0, 1),))]},
     "a class for each row": {"target": [0, 3], "input_gradients": True},
     "no batch on axis 0": {"captures": [ca.Capture("turn")]},
-    "an explanation": {"attributions": [ca.Saliency()]},
+    "a verdict": {"attributions": [ca.Saliency()]},
+    "a neuron explained": {"attributions": [ca.NeuronGradient(neuron=ca.Neuron("first", (1,)))], "check": "off"},
+    "noise": {"attributions": [ca.Saliency(noise=ca.NoiseTunnel(n_samples=2))], "check": "off", "seed": 1},
+    "a mask for each row": {
+        "attributions": [ca.FeatureAblation(masks={"x": np.array([[0, 1, 1], [0, 0, 1]])})], "check": "off"},
+    "a class for each row explained": {"attributions": [ca.Saliency(target=ca.ClassIndex((0, 3)))], "check": "off"},
+    "a layer without the batch on axis 0": {"attributions": [ca.LayerActivation(layer="turn")], "check": "off"},
     "a condition on rows": {"explain_if": ca.ExplainIf(probability_at_least=0.5)},
-}
+}  # fmt: skip
 
 
 def together(subject: Worker, calls: list[Call]) -> list[Any]:
@@ -98,21 +121,21 @@ def test_each_gets_its_rows(subject: Worker, passes: list[int], asked: dict[str,
     """Requests of one, two and three rows."""
     calls = [row(inputs(1 + seed % 3, seed), **asked) for seed in range(5)]
     same(subject, calls)
-    assert passes == [1]
+    assert passes == [1, *[0] * 5]
 
 
 @pytest.mark.parametrize("asked", NOT_JOINED.values(), ids=NOT_JOINED)
 def test_what_is_about_rows_is_not_joined(subject: Worker, passes: list[int], asked: dict[str, Any]) -> None:
     """Errors too are those of each alone."""
     same(subject, [row(inputs(2, seed), **asked) for seed in range(3)])
-    assert passes in ([3], [])
+    assert 1 not in passes
 
 
 def test_other_questions_share_the_pass(subject: Worker, passes: list[int]) -> None:
     """In any order."""
     asked = [JOINED["captures and gradients"], JOINED["a part of each row"], JOINED["captures and gradients"]]
     same(subject, [row(inputs(2, seed), **what) for seed, what in enumerate(asked)])
-    assert passes == [2]
+    assert passes == [2, *[0] * 3]
 
 
 def test_callers_who_see_other_layers_are_not_joined(subject: Worker, passes: list[int]) -> None:
@@ -135,6 +158,50 @@ def test_an_error_of_one_question_is_that_of_each(subject: Worker) -> None:
     """A class that there is not: each is told alone."""
     calls = [row(inputs(1, seed), target=CLASSES, input_gradients=True) for seed in range(3)]
     assert [result.reason for result in together(subject, calls)] == ["TARGET_RANGE"] * 3
+
+
+class _Fails(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, x: Tensor) -> Tensor:
+        context.save_for_backward(x)
+        return x.clone()
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> Tensor:
+        if (context.saved_tensors[0] > 100).any():
+            raise ValueError("too large")
+        return gradient
+
+
+def test_an_error_of_one_row_is_not_that_of_others(passes: list[int]) -> None:
+    """A backward pass that fails for one of three requests, which take errors in their places."""
+
+    class Fails(Joins):
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            return super().forward(_Fails.apply(x))
+
+    subject = worker(Fails())
+    asked: dict[str, Any] = {"attributions": [ca.Saliency()], "check": "off", "attribution_errors_in_place": True}
+    together(subject, [row(inputs(1, seed), **asked) for seed in range(2)])
+    assert passes == [1]
+    calls = [row({"x": torch.full((1, 3), value)}, **asked) for value in (1.0, 1000.0, 2.0)]
+    same(subject, calls)
+    assert [bool(result.attributions[0].error) for result in together(subject, calls)] == [False, True, False]
+
+
+def test_an_error_in_its_place_is_that_of_each(subject: Worker) -> None:
+    """The other explanation of each is there."""
+    wrong = ca.Saliency(target=ca.ClassIndex((CLASSES,)))
+    asked: dict[str, Any] = {
+        "attributions": [ca.Saliency(), wrong],
+        "check": "off",
+        "attribution_errors_in_place": True,
+    }
+    calls = [row(inputs(1 + seed, seed), **asked) for seed in range(3)]
+    same(subject, calls)
+    for result in together(subject, calls):
+        found, failed = result.attributions
+        assert (found.error, failed.error.reason) == (None, "TARGET_RANGE")
 
 
 def test_what_is_remembered_of_captures_is_bounded(subject: Worker) -> None:

@@ -74,7 +74,7 @@ def share_attributions(mains: Sequence[MainPass]) -> list[ByNumber]:
 def _candidates(mains: Sequence[MainPass]) -> Iterator[_Candidate]:
     for number, main in enumerate(mains):
         for index, attribution in enumerate(main.plan.attributions):
-            if main.plan.request.explain_if is None and _rows_are_independent(attribution.request):
+            if main.plan.request.explain_if is None and rows_are_independent(attribution.request):
                 try:
                     resolved = list(problems(main, index))
                 except CutawayError:
@@ -83,7 +83,7 @@ def _candidates(mains: Sequence[MainPass]) -> Iterator[_Candidate]:
                     yield _Candidate(number, index, main, resolved[0])
 
 
-def _rows_are_independent(request: Attribution) -> bool:
+def rows_are_independent(request: Attribution) -> bool:
     """Whether rows are independent in Captum's passes, and nothing is drawn or chosen for the batch as a whole."""
     return (
         method_of(request).batchable
