@@ -10,7 +10,7 @@ from typing import Any
 import litserve  # type: ignore[import-not-found]
 import torch
 from captum.attr import IntegratedGradients
-from fastapi import Request  # type: ignore[import-not-found]
+from fastapi import Request
 from torch import Tensor
 
 from bench.nets import digits
