@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Iterator
@@ -52,6 +53,13 @@ def _answers(client: ca.Client, model: str) -> bool:
         return False
 
 
+def _is_replaced(server: Server, model: str, before: int) -> bool:
+    """Whether another process runs the model; that of Ray may end later than its calls."""
+    with contextlib.suppress(LookupError):
+        return worker(server, model).pid != before
+    return False
+
+
 def _memory_is_limited(pid: int) -> bool:
     if not psutil.LINUX:
         return True
@@ -77,7 +85,7 @@ def test_workers_that_hang_are_replaced(server: Server) -> None:
         until(lambda: health(server.address, "fragile") == "NOT_SERVING")
         for model in MODELS:
             until(lambda model=model: _answers(client, model))  # type: ignore[misc]
-            assert worker(server, model).pid != before[model]
+            until(lambda model=model: _is_replaced(server, model, before[model]))  # type: ignore[misc]
     until(lambda: {health(server.address, model) for model in MODELS} == {"SERVING"})
 
 
@@ -88,7 +96,7 @@ def test_a_worker_that_lets_no_thread_run_is_replaced(server: Server) -> None:
         with pytest.raises(ca.DeadlineExceeded):
             client.inspect("fragile", {"x": X["x"] * FROZEN}, timeout=SHORT_S)
         until(lambda: _answers(client, "fragile"))
-    assert worker(server, "fragile").pid != before
+    until(lambda: _is_replaced(server, "fragile", before))
 
 
 def test_an_engine_that_hangs_is_replaced(server: Server) -> None:
