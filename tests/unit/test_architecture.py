@@ -20,7 +20,18 @@ HANDLER = ROOT / "handlers" / "inspection_handler.py"
 LAYERS = [
     *("frozen", "str_enum", "errors", "version", "schema", "requests", "results", "trust"),
     *("v1", "wire", "worker_protocol", "client", "cutaway"),
-    *("module_globs", "request_reader", "config", "archive", "engine", "adapters", "worker", "gateway", "jobs"),
+    *(
+        "module_globs",
+        "request_reader",
+        "config",
+        "archive",
+        "engine",
+        "adapters",
+        "worker",
+        "gateway",
+        "display",
+        "jobs",
+    ),
     *("tables", "plots", "cli", "console"),
 ]
 """The parts of the package; each may import those before it. A new part needs a place here."""

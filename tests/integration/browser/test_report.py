@@ -20,6 +20,7 @@ import pyarrow.parquet as parquet
 import pytest
 from PIL import Image
 
+from cutaway.display.pictures import AGAINST, FOR, bars, heat, histogram, short_number
 from cutaway.errors import CutawayError, Reason
 from cutaway.jobs import Results, read, run
 from cutaway.jobs.flatten import Cells
@@ -27,7 +28,6 @@ from cutaway.jobs.folder import Folder
 from cutaway.jobs.manifest import Manifest
 from cutaway.jobs.records import Layout, Records
 from cutaway.jobs.report import write_report
-from cutaway.jobs.report.pictures import AGAINST, FOR, bars, heat, histogram, short_number
 from cutaway.jobs.sources import Unreadable
 from tests.support.jobs import digits, digits_job
 

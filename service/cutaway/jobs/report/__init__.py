@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from cutaway.display.pictures import short_number
 from cutaway.errors import Reason, error
 from cutaway.jobs.reading import read
 from cutaway.jobs.report.page import Page
-from cutaway.jobs.report.pictures import short_number
 from cutaway.jobs.shards import write_error
 
 __all__ = ["write_report"]

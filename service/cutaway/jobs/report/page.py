@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from cutaway.display.pictures import Bar, as_image, bars, coarse, colour, heat, histogram, photograph, strongest
 from cutaway.jobs.reading import Results
 from cutaway.jobs.report.examples import AttributionSummary, Example
 from cutaway.jobs.report.overview import Overview
-from cutaway.jobs.report.pictures import Bar, as_image, bars, coarse, colour, heat, histogram, photograph, strongest
 from cutaway.jobs.report.tensors import Activations, Class, Tensors, as_pictures, pictured_columns, without_padding
 from cutaway.jobs.sources import Unreadable
 from cutaway.results import Verdict

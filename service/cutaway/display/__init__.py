@@ -1,0 +1,1 @@
+"""How results look: pictures and charts as PNG and SVG, for pages and notebooks."""
