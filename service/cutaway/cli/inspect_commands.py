@@ -15,7 +15,7 @@ from cutaway.cli import console_output, files, model_tables, short_forms
 from cutaway.cli.connection_options import with_client
 from cutaway.client.sync_client import Client
 from cutaway.errors import Reason, error
-from cutaway.requests import Attribution, Capture, CheckMode, ClassIndex, Edit, ExplainIf, InspectRequest
+from cutaway.requests import Attribution, Capture, CheckMode, Edit, ExplainIf, InspectRequest
 from cutaway.results import InspectResult
 from cutaway.schema.tensors import Array
 
@@ -127,11 +127,11 @@ def inspect(
         ),
     ] = None,
     target: Annotated[
-        list[int] | None,
+        list[str] | None,
         typer.Option(
             metavar="CLASS",
-            help="The class that gradients and attributions are about, in place of the predicted class; repeated, one "
-            "for each example.",
+            help="The class that gradients and attributions are about, in place of the predicted class: its index or "
+            "its label; repeated, one for each example.",
         ),
     ] = None,
     explain_if: Annotated[
@@ -185,7 +185,7 @@ def inspect(
     combined = replace(
         base,
         model=model,
-        target=ClassIndex(tuple(target)) if target else base.target,
+        target=short_forms.target(target) if target else base.target,
         captures=(*base.captures, *(capture or ())),
         input_gradients=() if input_gradient else base.input_gradients,
         edits=(*base.edits, *(edit or ())),

@@ -7,7 +7,7 @@ reads the whole.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,7 +17,7 @@ import yaml
 from cutaway.errors import CutawayError
 from cutaway.request_reader.files import load_arrays, load_yaml
 from cutaway.request_reader.reader import read, read_request
-from cutaway.requests import Attribution, Capture, Edit, ExplainIf, InspectRequest
+from cutaway.requests import Attribution, Capture, ClassIndex, ClassLabel, Edit, ExplainIf, InspectRequest, Target
 
 T = TypeVar("T")
 
@@ -48,6 +48,13 @@ def edit(text: str) -> Edit:
     head, *pairs = _split(text)
     name, _, where = head.partition(":")
     return _read(Edit, {"edit": name, **_place(where), **_fields(pairs)})
+
+
+def target(classes: Sequence[str]) -> Target:
+    """Reads classes, each an index or a label; one for all examples, or one an example."""
+    if all(re.fullmatch(r"-?\d+", each) for each in classes):
+        return ClassIndex(tuple(map(int, classes)))
+    return ClassLabel(tuple(classes))
 
 
 def explain_if(text: str) -> ExplainIf:
