@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,9 +12,19 @@ import typer
 from rich.text import Text
 
 from cutaway import tables
-from cutaway.cli import completion, console_output, documents, files, json_output, model_tables, short_forms
+from cutaway.cli import (
+    completion,
+    console_output,
+    documents,
+    files,
+    json_output,
+    model_tables,
+    request_file,
+    short_forms,
+)
 from cutaway.cli.connection_options import with_client
 from cutaway.cli.json_output import AsJson
+from cutaway.cli.request_file import RequestFile
 from cutaway.client.sync_client import Client
 from cutaway.errors import Reason, error
 from cutaway.requests import Attribution, Capture, CheckMode, ClassIndex, Edit, ExplainIf, InspectRequest
@@ -100,9 +111,9 @@ def inspect(
         list[str] | None, typer.Option(metavar="NAME", help="The input name of a .npy file; repeatable.")
     ] = None,
     request: Annotated[
-        InspectRequest | None,
+        RequestFile | None,
         typer.Option(
-            parser=short_forms.request,
+            parser=request_file.read,
             metavar="FILE",
             help="A YAML file with fields of the request (see below); - is standard input. Options add to it.",
         ),
@@ -201,7 +212,7 @@ def inspect(
     for output in (plot, save):
         if output and any(path.exists() and output.exists() and path.samefile(output) for path in inputs or ()):
             raise typer.BadParameter(f"{output} is an input and would be overwritten", param_hint="--plot, --save")
-    base = request or InspectRequest(model)
+    base = request.request if request else InspectRequest(model)
     combined = replace(
         base,
         model=model,
@@ -224,7 +235,7 @@ def inspect(
     if combined.compare and not combined.edits:
         raise typer.BadParameter("without an --edit there is nothing to compare", param_hint="--compare")
     combined = replace(combined, **_inputs(client, model, inputs or [], text or [], name or []))
-    with console_output.waiting(f"inspecting {model}"):
+    with console_output.waiting(f"inspecting {model}"), request.locating(combined) if request else nullcontext():
         result = client.ask(combined)
     if as_json:
         json_output.print_json(result, InspectResult, max_values=max_values)
