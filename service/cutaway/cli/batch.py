@@ -64,7 +64,8 @@ def run(
             address = stack.enter_context(metrics_endpoint(metrics.registry, metrics_address))
             say(f"metrics: http://{address}/metrics")
             watchers.append(metrics)
-        summary = run_job(job, *watchers)
+        with json_output.own_stdout(as_json):
+            summary = run_job(job, *watchers)
         if as_json:
             json_output.print_json(summary)
             return
@@ -79,7 +80,7 @@ def plan(spec: Spec, as_json: AsJson = False) -> None:
         from cutaway.jobs import plan as plan_job
     with _exit_statuses():
         job = Job.load(spec)
-        with console_output.waiting("computing one batch"):
+        with console_output.waiting("computing one batch"), json_output.own_stdout(as_json):
             estimate = plan_job(job)
         if as_json:
             json_output.print_json(estimate)

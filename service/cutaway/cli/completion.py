@@ -46,4 +46,4 @@ def edits(incomplete: str) -> list[str]:
 
 
 def _beginning(names: list[str], incomplete: str) -> list[str]:
-    return sorted(name for name in names if name.lower().startswith(incomplete.lower()))
+    return sorted(name for name in names if name.startswith(incomplete))

@@ -13,7 +13,6 @@ from importlib.util import find_spec
 
 import typer
 from rich.console import Console, RenderableType
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from cutaway.cli import json_output
@@ -64,6 +63,8 @@ def waiting(what: str, after_s: float = 1.0) -> Iterator[None]:
     if not sys.stderr.isatty():
         yield
         return
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
     columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
     progress = Progress(*columns, console=_console(stderr=True), transient=True)
     progress.add_task(what)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from pathlib import Path
@@ -27,6 +28,13 @@ MAX_VALUES = 1000
 def is_requested() -> bool:
     """Returns whether the command line has ``--json``; an error of the command line itself is JSON, too."""
     return "--json" in sys.argv[1:]
+
+
+@contextmanager
+def own_stdout(as_json: bool) -> Iterator[None]:
+    """With ``as_json``, sends to stderr what a model prints in the block, so that stdout has the document only."""
+    with redirect_stdout(sys.stderr) if as_json else nullcontext():
+        yield
 
 
 def print_json(value: Any, kind: type | None = None, *, max_values: int = MAX_VALUES) -> None:

@@ -70,7 +70,7 @@ def package(
         destination=output,
         force=force,
         random_weights=random_weights,
-        check=load_once,
+        check=json_output.own_stdout(as_json)(load_once),
     )
     if as_json:
         json_output.print_json(documents.Package(archive, archive.stat().st_size))
