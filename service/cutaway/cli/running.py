@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import sys
-from contextlib import suppress
 
 import typer
 
@@ -24,12 +22,10 @@ def run(app: typer.Typer) -> int:
     except failures.USAGE_ERROR as failure:
         status = _misused(failure)
     except BrokenPipeError:
-        _discard_output()
         status = failures.READER_GONE
     except OSError as failure:
         if failure.errno != errno.ENOSPC:
             raise
-        _discard_output()
         status = _failed_on_full_disk(failure)
     if status == failures.STOPPED:
         _failed("interrupted", Failure(failures.INTERRUPTED, "interrupted", exit_status=status))
@@ -44,7 +40,6 @@ def _status(app: typer.Typer) -> int:
     """
     try:
         status = app(prog_name="cutaway", standalone_mode=False)
-        sys.stdout.flush()
     except SystemExit as end:
         if isinstance(end.__context__, BrokenPipeError):
             raise end.__context__ from None
@@ -69,9 +64,3 @@ def _failed_on_full_disk(failure: OSError) -> int:
     file = f"{failure.filename}: " if failure.filename else ""
     full = error(Reason.INVALID_VALUE, f"{file}{os.strerror(errno.ENOSPC)}")
     return _failed(str(full), failures.of_call(full))
-
-
-def _discard_output() -> None:
-    """Keeps Python from writing what is left in the buffer of stdout when it ends, which would fail again."""
-    with suppress(OSError):  # a stdout that is no file has nothing to write to
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

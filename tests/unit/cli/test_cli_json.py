@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -158,8 +159,9 @@ def test_parts_that_are_rare_are_as_documented(capsys: pytest.CaptureFixture[str
     failed = AttributionError(3, "INVALID_VALUE", "no", "attributions[0]")
     attribution = AttributionResult("Lime", "", {}, tokens=tokens, standard_errors={"x": np.ones(2)}, error=failed)
 
+    @dataclass(frozen=True)
     class Own(InspectResult):
-        pass
+        own: int = 0
 
     json_output.print_json(Own({}, attributions=(attribution,)), InspectResult)
     text = capsys.readouterr().out
