@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test portability newest fuzz soak chaos bench matrix verdicts captum-config container check format protos docs lock sbom audit clean
+.PHONY: help setup demo test portability newest fuzz soak chaos bench scaling matrix verdicts captum-config container check format protos docs lock sbom audit clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,6 +30,9 @@ chaos: ## everything goes wrong for 15 minutes, and honest callers notice nothin
 
 bench: ## what things cost, as ratios of one run (ARGS="3" is how many rounds)
 	@scripts/bench $(ARGS)
+
+scaling: ## cost of a call by process, and a simulation that it must agree with: docs/scaling.md (ARGS="5": rounds)
+	@scripts/scaling $(ARGS)
 
 matrix: ## every method on every architecture: equal to Captum by hand, and no false alarm
 	@scripts/matrix $(ARGS)

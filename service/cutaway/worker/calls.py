@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from cutaway.v1 import worker_pb2
 from cutaway.worker.call import Call
+from cutaway.worker.failures import as_failure
 from cutaway.worker.model_thread import ModelThread
 from cutaway.worker.turn_cost import TurnCost
 from cutaway.worker.worker import Worker
@@ -58,7 +60,18 @@ class Calls:
     def _run_part(self, part: Sequence[worker_pb2.WorkerCall]) -> None:
         numbers = [message.number for message in part]
         calls = [Call.of_message(each, partial(self._cancelled.__contains__, each.number)) for each in part]
-        for number, reply in zip(numbers, self._worker.answer(calls)):
+        for number, reply in zip(numbers, self._replies(calls)):
             self._reply(number, reply)
         self._under_way.difference_update(numbers)
         self._cancelled.difference_update(numbers)
+
+    def _replies(self, calls: Sequence[Call]) -> Iterator[bytes]:
+        """Yields a reply for each call, also if the worker has a fault: callers must not wait for their deadlines."""
+        answered = 0
+        try:
+            for reply in self._worker.answer(calls):
+                yield reply
+                answered += 1
+        except Exception as failure:
+            reply = worker_pb2.WorkerReply(failure=as_failure(failure)).SerializeToString()
+            yield from itertools.repeat(reply, len(calls) - answered)

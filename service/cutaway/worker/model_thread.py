@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -10,6 +11,8 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 
 class ModelThread:
@@ -21,7 +24,7 @@ class ModelThread:
         self._thread.start()
 
     def put(self, job: Callable[[], Any]) -> None:
-        """Runs ``job``, which raises nothing, after those before it."""
+        """Runs ``job`` after those before it; an exception is only logged."""
         self._jobs.put(job)
 
     def submit(self, job: Callable[[], T]) -> Future[T]:
@@ -42,9 +45,13 @@ class ModelThread:
     def _run_next(self) -> bool:
         """Runs a job, and keeps nothing of it; returns whether there may be another."""
         job = self._jobs.get()
-        if job is not None:
+        if job is None:
+            return False
+        try:
             job()
-        return job is not None
+        except Exception:
+            log.exception("unexpected exception in the thread of a model")
+        return True
 
 
 def _complete(future: Future[T], job: Callable[[], T]) -> None:

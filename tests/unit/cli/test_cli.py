@@ -50,6 +50,15 @@ class Separate(Unseeded):
         from tiny_layers import network
 
         return network()
+
+
+class Wide(Tiny):
+    size = (9, 9)
+
+
+class Unready(Tiny):
+    def example(self):
+        raise FileNotFoundError("no example.png")
 """
 
 
@@ -183,10 +192,13 @@ def test_packages_then_serves_then_answers(tmp_path: Path, image: Path) -> None:
         ("Broken", "ADAPTER_INVALID: Broken.load raised FileNotFoundError: the weights went missing"),
         ("Separate", "ADAPTER_INVALID: Separate.load raised ModuleNotFoundError: No module named 'tiny_layers'"),
         ("Unseeded", "WEIGHTS_MISSING: the parameters are random: the archive has no weights, and two builds differ"),
+        ("Wide", "ADAPTER_INVALID [adapter]: the example cannot be run: "),
+        ("Unready", "ADAPTER_INVALID [adapter]: the example cannot be run: FileNotFoundError: no example.png; change"),
     ],
 )
-def test_a_model_that_does_not_load_is_not_packaged(tmp_path: Path, adapter: str, message: str) -> None:
-    """The command loads the model before it says that the archive is built; an error leaves no file behind."""
+def test_a_model_that_cannot_be_served_is_not_packaged(tmp_path: Path, adapter: str, message: str) -> None:
+    """The command loads the model and runs its example before it says that the archive is built; an error leaves no
+    file behind."""
     (tmp_path / "tiny_pets.py").write_text(ADAPTER)
     before = sorted(tmp_path.rglob("*"))
     refused = cutaway("package", "tiny", "--adapter", f"{tmp_path / 'tiny_pets.py'}:{adapter}", "--output", tmp_path)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import cutaway as ca
 from cutaway.archive import builder, reader
 from cutaway.engine.batch import Outcome, inspect_batch
+from cutaway.engine.checks.row_independence import rows_independent
 from cutaway.engine.execution.inspect import inspect
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel
 from cutaway.engine.planning.plan import Plan, plan_request
@@ -439,3 +440,27 @@ def test_a_unit_that_rounding_turns_over_is_no_dependence() -> None:
     together = inspect_all(subject, asks)
     assert [each.provenance.forwards for each in together if isinstance(each, ca.InspectResult)] == [1, 1]
     assert not inspect(subject, R(), rows).warnings
+
+
+class Bag(nn.Module):
+    """Takes ids only: no input has a gradient."""
+
+    def __init__(self, normalised: bool) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(3)
+        self.embed, self.read, self.normalised = nn.Embedding(9, 4), nn.Linear(4, 3), normalised
+        for parameter in self.parameters():
+            parameter.data = torch.randn(parameter.shape, generator=generator)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        found = self.read(self.embed(ids).mean(1))
+        return found / found.std(0, correction=0).add(1) if self.normalised else found
+
+
+@pytest.mark.parametrize("normalised", [False, True])
+@pytest.mark.parametrize("captured", [(), (("embed", ca.Point.OUTPUT),)], ids=["predictions", "a capture"])
+def test_rows_of_ids_share_a_pass_if_they_keep_apart(normalised: bool, captured: Any) -> None:
+    """Also where nothing is captured, so that there is no gradient to compare."""
+    subject = subject_of(Bag(normalised).double())
+    with subject.session():
+        assert rows_independent(subject, {"ids": torch.tensor([[1, 8, 2, 0]])}, captured) is not normalised

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import pytest
 import torch
 from torch import Tensor, nn
 
+from cutaway.errors import CutawayError
 from cutaway.v1 import worker_pb2
+from cutaway.worker.call import Call
 from cutaway.worker.calls import Calls
 from cutaway.worker.model_thread import ModelThread
 from cutaway.worker.turn_cost import TurnCost
+from cutaway.worker.worker import Worker
+from tests.support.waiting import PATIENCE_S
 from tests.support.worker_calls import read, row, worker
 
 
@@ -90,6 +96,43 @@ def test_the_first_part_is_answered_before_the_next_has_run() -> None:
     thread.submit(lambda: None).result()
     assert [rows for rows, _ in replied.values()] == [1, 2, 3]
     assert [float(read(replied[number][1]).predictions["output"][0, 0]) for number in (1, 2, 3)] == [2, 4, 6]
+
+
+def test_the_worker_measures_its_turns() -> None:
+    """What each turn took is known, by its number of calls."""
+    thread = ModelThread("counts")
+    calls = Calls(worker(Counts()), thread, lambda *_: None)
+    calls.run([message(number) for number in (1, 2, 3)])
+    calls.run([message(4)])
+    thread.submit(lambda: None).result()
+    assert [size for size, seconds in calls._cost._measured if seconds > 0] == [3, 1]
+
+
+def test_a_fault_of_the_worker_is_a_reply(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call of the turn is answered, and the thread goes on."""
+    asked = worker(Counts())
+    replied: dict[int, bytes] = {}
+    thread = ModelThread("counts")
+    calls = Calls(asked, thread, replied.__setitem__)
+
+    def broken(turn: Sequence[Call]) -> Iterator[bytes]:
+        yield from Worker.answer(asked, turn[:1])
+        raise RuntimeError("a fault")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(asked, "answer", broken)
+        calls.run([message(number) for number in (1, 2, 3)])
+        thread.submit(lambda: None).result()
+    assert float(read(replied[1]).predictions["output"][0, 0]) == 2
+    for number in (2, 3):
+        with pytest.raises(CutawayError, match="a fault") as caught:
+            read(replied[number])
+        assert caught.value.reason == "INTERNAL"
+    calls.run([message(4)])
+    thread.put(lambda: 1 / 0)
+    thread.submit(lambda: None).result(PATIENCE_S)
+    assert float(read(replied[4]).predictions["output"][0, 0]) == 8
+    assert len(calls) == 0
 
 
 def message(number: int) -> worker_pb2.WorkerCall:

@@ -140,7 +140,8 @@ def _run(model: InspectedModel, inputs: Inputs, hook_points: Collection[HookPoin
             outputs = model.run({**inputs, **leaves})
         tensors |= {_Key(None, ("output", name)): output.detach().clone() for name, output in outputs.items()}
         read = outputs.get(source, next(iter(outputs.values())))
-        if read.is_floating_point() and read.requires_grad:
+        followed = bool(leaves or seen.gradient_roots)  # else no input is floating, and nothing is captured
+        if followed and read.is_floating_point() and read.requires_grad:
             arrived = zip(leaves, gradients(read.reshape(-1), [*leaves.values(), *seen.gradient_roots]))
             tensors |= {_Key(None, ("gradient", name)): each for name, each in arrived if each is not None}
     return tensors | dict(_captures(seen))
