@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cutaway.display.names import Names
 from cutaway.display.optional_packages import importing
+from cutaway.display.sent_inputs import sent_tensors
 from cutaway.requests import InspectRequest
 from cutaway.results import InspectResult
 from cutaway.results.summary import batch_size
@@ -33,7 +33,7 @@ _ROLES = {
 _PARTS = re.compile(r"attributions\[\d+\]\.(?:values|standard_errors)\.|\w+\.", re.ASCII)
 
 
-def dataset(result: InspectResult, request: InspectRequest, names: Names) -> xarray.Dataset:
+def dataset(result: InspectResult, request: InspectRequest) -> xarray.Dataset:
     """Returns all tensors of ``result`` and the tensors sent; see `Inspection.to_xarray`."""
     with importing("to_xarray()"):
         import xarray
@@ -47,7 +47,7 @@ def dataset(result: InspectResult, request: InspectRequest, names: Names) -> xar
         coordinates["predicted"] = "example", [each.index for each in result.classes]
         coordinates["label"] = "example", [each.label for each in result.classes]
         coordinates["probability"] = "example", [each.probability for each in result.classes]
-    for name, features in names.features.items():
+    for name, features in result.feature_names.items():
         if dimensions.sizes.get(f"{name}.feature") == len(features):
             coordinates[f"{name}.feature"] = list(features)
     provenance = result.provenance
@@ -57,7 +57,7 @@ def dataset(result: InspectResult, request: InspectRequest, names: Names) -> xar
 
 def _tensors(result: InspectResult, request: InspectRequest) -> dict[str, Array]:
     """Returns the tensors by their places: those sent, and those of the result."""
-    tensors = {f"inputs.{name}": array for name, array in request.tensors.items()}
+    tensors = {f"inputs.{name}": array for name, array in sent_tensors(result, request).items()}
 
     def collect(place: str, array: Array) -> Array:
         tensors[place] = array

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from cutaway.display.class_labels import class_labels
 from cutaway.display.markup import Markup, element
-from cutaway.display.names import Names
 from cutaway.display.panels import (
     badge,
     heat_map,
@@ -62,7 +62,7 @@ def input_panel(name: str, sent: SentInput, style: str) -> tuple[Markup | None, 
     return _tile(name, element("span", class_=f"picture {style}", style=picture_size(picture.sides))), picture
 
 
-def prediction_panels(result: InspectResult, row: int, names: Names) -> Iterator[Markup]:
+def prediction_panels(result: InspectResult, row: int, labels: Sequence[str]) -> Iterator[Markup]:
     """Draws the outputs of one example; the predicted class is read from the first."""
     passes = (("", result.predictions, result.classes), ("unedited ", result.unedited, result.unedited_classes))
     for prefix, outputs, classes in passes:
@@ -73,9 +73,9 @@ def prediction_panels(result: InspectResult, row: int, names: Names) -> Iterator
             if predicted is not None:
                 title += f": {class_name(predicted)}, {predicted.probability:.1%}"
             if values.ndim == 1 and values.size:
-                known = names.of_classes(result) if predicted is not None else {}
-                labels = [known.get(index) or str(index) for index in range(values.size)]
-                yield _tile(title, output_bars(labels, values, predicted.index if predicted is not None else None))
+                known = class_labels(result, labels) if predicted is not None else {}
+                texts = [known.get(index) or str(index) for index in range(values.size)]
+                yield _tile(title, output_bars(texts, values, predicted.index if predicted is not None else None))
             else:
                 yield _tile(title, numbers(values))
 
@@ -85,7 +85,7 @@ def attribution_panel(
     row: int,
     inputs: Mapping[str, SentInput],
     grounds: Mapping[str, Picture],
-    names: Names,
+    feature_names: Mapping[str, Sequence[str]],
 ) -> Markup:
     """Draws one attribution of one example with its verdict: tokens, a heat map over the input, or bars."""
     title = harmless(attribution.method) + (f" at {harmless(attribution.layer)}" if attribution.layer else "")
@@ -98,17 +98,21 @@ def attribution_panel(
         texts = tokens.texts[row] if row < len(tokens.texts) else list(map(str, tokens.ids[row].tolist()))
         return _tile(title, badge(verdict), token_colours(texts, values))
     panels = [
-        _panel(name, _row(array, row), inputs, grounds, names)
+        _panel(name, _row(array, row), inputs, grounds, feature_names)
         for name, array in list(attribution.values.items())[:_OUTPUTS]
     ]
     return _tile(title, badge(verdict), *panels)
 
 
 def _panel(
-    name: str, values: Array, inputs: Mapping[str, SentInput], grounds: Mapping[str, Picture], names: Names
+    name: str,
+    values: Array,
+    inputs: Mapping[str, SentInput],
+    grounds: Mapping[str, Picture],
+    feature_names: Mapping[str, Sequence[str]],
 ) -> Markup:
     if values.ndim == 1 and values.size:
-        features = names.of_features(name, values.size) or [str(index) for index in range(values.size)]
+        features = feature_names.get(name) or [str(index) for index in range(values.size)]
         sent = inputs[name].values if name in inputs else None
         notes = [] if sent is None or sent.shape != values.shape else list(map(short_number, sent.tolist()))
         return signed_bars(features, values, notes)

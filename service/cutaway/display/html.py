@@ -7,7 +7,6 @@ from hashlib import sha256
 
 from cutaway.display.example import Picture, attribution_panel, input_panel, prediction_panels
 from cutaway.display.markup import Markup, element
-from cutaway.display.names import Names
 from cutaway.display.panels import badge
 from cutaway.display.sent_inputs import sent_inputs
 from cutaway.display.style import STYLE
@@ -26,20 +25,20 @@ ATTRIBUTIONS = 6
 _LINES = 12  # of captures, gradients and warnings
 
 
-def page(result: InspectResult, request: InspectRequest, names: Names) -> str:
+def page(result: InspectResult, request: InspectRequest, labels: Sequence[str]) -> str:
     """Returns ``result`` as HTML.
 
     Args:
         result: the result.
         request: its request, whose inputs are drawn below the attributions.
-        names: of features and classes.
+        labels: of the classes; may be empty.
     """
     rows = batch_size(result)
     heading = summarise(result).partition("\n")[0].partition(": ")[2]
     # Classes of pictures are global in a notebook: another result must not use the same.
     prefix = f"c{sha256(summarise(result).encode() + str(id(result)).encode()).hexdigest()[:8]}"
     pictures: list[Picture] = []
-    examples = [_example(result, request, names, row, prefix, pictures) for row in range(min(rows, EXAMPLES))]
+    examples = [_example(result, request, labels, row, prefix, pictures) for row in range(min(rows, EXAMPLES))]
     grounds = "".join(f".cutaway .{picture.style}{{background-image:url({picture.url})}}" for picture in pictures)
     return element(
         "div",
@@ -55,21 +54,26 @@ def page(result: InspectResult, request: InspectRequest, names: Names) -> str:
 
 
 def _example(
-    result: InspectResult, request: InspectRequest, names: Names, row: int, prefix: str, pictures: list[Picture]
+    result: InspectResult,
+    request: InspectRequest,
+    labels: Sequence[str],
+    row: int,
+    prefix: str,
+    pictures: list[Picture],
 ) -> Markup:
     """Draws one example; adds the pictures of its inputs to ``pictures``."""
     tiles: list[Markup] = []
     grounds: dict[str, Picture] = {}
-    inputs = sent_inputs(request, row)
+    inputs = sent_inputs(result, request, row)
     for name, sent in list(inputs.items())[:ATTRIBUTIONS]:
         panel, picture = input_panel(name, sent, f"{prefix}-{row}-{len(grounds)}")
         tiles += [panel] if panel is not None else []
         if picture is not None:
             grounds[name] = picture
     pictures += grounds.values()
-    tiles += prediction_panels(result, row, names)
+    tiles += prediction_panels(result, row, labels)
     shown = result.attributions[:ATTRIBUTIONS]
-    tiles += [attribution_panel(each, row, inputs, grounds, names) for each in shown]
+    tiles += [attribution_panel(each, row, inputs, grounds, result.feature_names) for each in shown]
     return element(
         "div",
         element("h4", f"example {row}"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -13,7 +13,6 @@ from cutaway import plots
 from cutaway.display.dataset import dataset
 from cutaway.display.frames import frame
 from cutaway.display.html import page
-from cutaway.display.names import Names
 from cutaway.display.optional_packages import importing
 from cutaway.display.sent_inputs import sent_inputs
 from cutaway.frozen import changed
@@ -35,32 +34,21 @@ class Inspection(InspectResult):
 
     Attributes:
         request: the request, with the inputs sent.
-        names: names of features and classes, for pictures and tables; see `with_names`.
+        labels: a label for each class, for pictures and tables; see `with_labels`.
     """
 
     request: InspectRequest = field(default_factory=lambda: InspectRequest(""))
-    names: Names = field(default_factory=Names)
+    labels: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, result: InspectResult, request: InspectRequest) -> Inspection:
         """Returns ``result`` with the request that it answers."""
         return cls(**{each.name: getattr(result, each.name) for each in fields(InspectResult)}, request=request)
 
-    def with_names(
-        self, *, features: Mapping[str, Sequence[str]] | None = None, classes: Sequence[str] | None = None
-    ) -> Inspection:
-        """Returns the same result with names, which pictures and tables then show.
-
-        Args:
-            features: by input name, a name for each element of an example, which is a vector.
-            classes: a label for each class, such as `ModelDetail.labels`; without it, only the labels of the predicted
-                classes are known.
-        """
-        names = Names(
-            self.names.features if features is None else {name: tuple(texts) for name, texts in features.items()},
-            self.names.classes if classes is None else tuple(classes),
-        )
-        return changed(self, names=names)
+    def with_labels(self, labels: Sequence[str]) -> Inspection:
+        """Returns the same result with a label for each class, such as `ModelDetail.labels`, which pictures and tables
+        then show; a reply has only those of the predicted classes."""
+        return changed(self, labels=tuple(labels))
 
     def plot(self, path: str | Path | None = None, *, row: int = 0) -> Figure:
         """Draws one example with matplotlib: input, predictions, attributions, captures and gradients.
@@ -76,7 +64,7 @@ class Inspection(InspectResult):
         rows = batch_size(self)
         inputs = {}
         if 0 <= row < rows:
-            for name, sent in sent_inputs(self.request, row).items():
+            for name, sent in sent_inputs(self, self.request, row).items():
                 if sent.values is not None:
                     inputs[name] = np.broadcast_to(sent.values, (rows, *sent.values.shape))
         with importing("plot()"):
@@ -96,7 +84,7 @@ class Inspection(InspectResult):
             FailedPrecondition: ``PACKAGE_MISSING``, if pandas is not installed.
             InvalidArgument: ``INVALID_VALUE`` for another table.
         """
-        return frame(self, what, self.names)
+        return frame(self, what, self.labels)
 
     def to_xarray(self) -> xarray.Dataset:
         """Returns all tensors of the result, with named dimensions.
@@ -104,7 +92,7 @@ class Inspection(InspectResult):
         Raises:
             FailedPrecondition: ``PACKAGE_MISSING``, if xarray is not installed.
         """
-        return dataset(self, self.request, self.names)
+        return dataset(self, self.request)
 
     def _repr_html_(self) -> str:
-        return page(self, self.request, self.names)
+        return page(self, self.request, self.labels)

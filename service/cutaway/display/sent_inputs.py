@@ -10,6 +10,7 @@ import numpy as np
 from cutaway.display.optional_packages import importing
 from cutaway.errors import CutawayError
 from cutaway.requests import InspectRequest, Raw
+from cutaway.results import InspectResult
 from cutaway.schema.tensors import Array
 
 _SIDE = 512  # pixels of a raw picture's longer side, at most: more is not shown
@@ -31,11 +32,21 @@ class SentInput:
     raw: bool = False
 
 
-def sent_inputs(request: InspectRequest, row: int) -> dict[str, SentInput]:
+def sent_inputs(result: InspectResult, request: InspectRequest, row: int) -> dict[str, SentInput]:
     """Returns the inputs of example ``row`` by name; of raw inputs the name is ``input``."""
     if row < len(request.raw):
         return {"input": _decoded(request.raw[row])}
-    return {name: SentInput(array[row]) for name, array in request.tensors.items() if array.ndim and row < len(array)}
+    tensors = sent_tensors(result, request)
+    return {name: SentInput(array[row]) for name, array in tensors.items() if array.ndim and row < len(array)}
+
+
+def sent_tensors(result: InspectResult, request: InspectRequest) -> dict[str, Array]:
+    """Returns the tensors sent by name. A tensor sent without a name has the name that the result has for it, or
+    ``input`` if the result has none."""
+    known = {*result.input_gradients, *result.feature_names}
+    known |= {name for each in result.attributions if not each.layer for name in each.values}
+    only = known.pop() if len(known) == 1 else "input"
+    return {name or only: array for name, array in request.tensors.items()}
 
 
 def _decoded(raw: Raw) -> SentInput:

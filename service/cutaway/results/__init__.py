@@ -229,6 +229,8 @@ class InspectResult:
         explained_rows: [batch] of bool: with ``explain_if``, whether the row qualified and was explained; else None.
         estimate: with ``dry_run``, the estimate of the reply; then predictions, captures, gradients and attributions
             are empty.
+        feature_names: by input name, the names of the elements of its last axis; of inputs that have them, and that
+            gradients or attributions are about.
     """
 
     predictions: Mapping[str, Array]
@@ -246,6 +248,7 @@ class InspectResult:
     timings: Timings = field(default_factory=Timings)
     explained_rows: Array | None = None
     estimate: Estimate | None = None
+    feature_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return summarise(self)
@@ -253,13 +256,14 @@ class InspectResult:
 
 @dataclass(frozen=True)
 class InputSpec:
-    """A forward argument: its name, data type (``""`` if unknown), shape (-1 is any size, empty if unknown) and whether
-    forward has a default for it."""
+    """A forward argument: its name, data type (``""`` if unknown), shape (-1 is any size, empty if unknown), whether
+    forward has a default for it, and the names of the elements of its last axis (empty if they have none)."""
 
     name: str
     data_type: str = ""
     shape: tuple[int, ...] = ()
     optional: bool = False
+    feature_names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -87,9 +87,8 @@ def batch_size(result: InspectResult) -> int:
     known: list[Array | None] = [result.targets, result.target_values, result.explained_rows]
     known += [*result.predictions.values(), *result.unedited.values(), *result.input_gradients.values()]
     known += [array for attribution in result.attributions for array in attribution.values.values()]
-    known += [
-        leaf for each in result.captures.values() for leaves in _points(each.calls[0]) for leaf in leaves.values()
-    ]
+    calls = (call for each in result.captures.values() for call in each.calls[:1])
+    known += [array for call in calls for leaves in _points(call) for array in leaves.values()]
     return next((len(array) for array in known if array is not None and array.ndim), 0)
 
 
@@ -174,6 +173,5 @@ def _verdict_text(check: Check | None) -> str:
 
 
 def _spec(data_type: str, shape: tuple[int, ...]) -> str:
-    return f"{data_type or 'any type'}{['any' if size < 0 else size for size in shape] if shape else ''}".replace(
-        "'", ""
-    )
+    sizes = ", ".join("any" if size < 0 else str(size) for size in shape)
+    return f"{data_type or 'any type'}" + (f"[{sizes}]" if shape else "")
