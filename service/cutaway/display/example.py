@@ -90,18 +90,18 @@ def attribution_panel(
     """Draws one attribution of one example with its verdict: tokens, a heat map over the input, or bars."""
     title = harmless(attribution.method) + (f" at {harmless(attribution.layer)}" if attribution.layer else "")
     if attribution.error is not None:
-        return _tile(title, badge("FAILED"), element("p", attribution.error.message, class_="note"))
+        return _tile(_titled(title, "FAILED"), element("p", attribution.error.message, class_="note"))
     verdict = outcome_of_row(attribution.checks, row).verdict.value if attribution.checks else "NOT CHECKED"
     tokens = attribution.tokens
     if tokens is not None:
         values = _row(tokens.values, row)
         texts = tokens.texts[row] if row < len(tokens.texts) else list(map(str, tokens.ids[row].tolist()))
-        return _tile(title, badge(verdict), token_colours(texts, values))
+        return _tile(_titled(title, verdict), token_colours(texts, values))
     panels = [
         _panel(name, _row(array, row), inputs, grounds, feature_names)
         for name, array in list(attribution.values.items())[:_OUTPUTS]
     ]
-    return _tile(title, badge(verdict), *panels)
+    return _tile(_titled(title, verdict), *panels)
 
 
 def _panel(
@@ -112,7 +112,8 @@ def _panel(
     feature_names: Mapping[str, Sequence[str]],
 ) -> Markup:
     if values.ndim == 1 and values.size:
-        features = feature_names.get(name) or [str(index) for index in range(values.size)]
+        known = feature_names.get(name, ())
+        features = known if len(known) == values.size else [str(index) for index in range(values.size)]
         sent = inputs[name].values if name in inputs else None
         notes = [] if sent is None or sent.shape != values.shape else list(map(short_number, sent.tolist()))
         return signed_bars(features, values, notes)
@@ -135,6 +136,10 @@ def _as_map(values: Array) -> Array | None:
 def _row(array: Array, row: int) -> Array:
     """Returns one example of ``array`` in a data type that numpy computes with."""
     return np.asarray(array[row] if array.ndim and row < len(array) else array, np.float64)
+
+
+def _titled(title: str, verdict: str) -> Markup:
+    return element("span", title, badge(verdict))
 
 
 def _tile(title: str, *panels: Markup) -> Markup:

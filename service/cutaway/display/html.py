@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
 
+import numpy as np
+
+from cutaway.display.class_labels import class_labels
 from cutaway.display.example import Picture, attribution_panel, input_panel, prediction_panels
 from cutaway.display.markup import Markup, element
 from cutaway.display.panels import badge
+from cutaway.display.pictures import short_number
 from cutaway.display.sent_inputs import sent_inputs
 from cutaway.display.style import STYLE
 from cutaway.requests import InspectRequest
@@ -22,6 +26,7 @@ EXAMPLES = 3
 ATTRIBUTIONS = 6
 """The number of attributions shown for each example."""
 
+_TARGETS = 3
 _LINES = 12  # of captures, gradients and warnings
 
 
@@ -62,25 +67,36 @@ def _example(
     pictures: list[Picture],
 ) -> Markup:
     """Draws one example; adds the pictures of its inputs to ``pictures``."""
-    tiles: list[Markup] = []
+    side: list[Markup] = []
     grounds: dict[str, Picture] = {}
     inputs = sent_inputs(result, request, row)
     for name, sent in list(inputs.items())[:ATTRIBUTIONS]:
         panel, picture = input_panel(name, sent, f"{prefix}-{row}-{len(grounds)}")
-        tiles += [panel] if panel is not None else []
+        side += [panel] if panel is not None else []
         if picture is not None:
             grounds[name] = picture
     pictures += grounds.values()
-    tiles += prediction_panels(result, row, labels)
+    side += prediction_panels(result, row, labels)
     shown = result.attributions[:ATTRIBUTIONS]
-    tiles += [attribution_panel(each, row, inputs, grounds, result.feature_names) for each in shown]
+    tiles = [attribution_panel(each, row, inputs, grounds, result.feature_names) for each in shown]
     return element(
         "div",
-        element("h4", f"example {row}"),
-        element("div", *tiles, class_="tiles"),
+        element("h4", f"example {row}{_target(result, labels, row)}"),
+        element("div", element("div", *side, class_="side"), element("div", *tiles, class_="tiles"), class_="columns"),
         *_left_out(len(result.attributions), ATTRIBUTIONS, "attributions"),
         class_="example",
     )
+
+
+def _target(result: InspectResult, labels: Sequence[str], row: int) -> str:
+    """Returns what the attributions of one example explain, and what their colours mean."""
+    if not result.attributions:
+        return ""
+    if result.targets is None or not result.classes:
+        return " · attributions of the target: red is for it, blue against it"
+    known, targets = class_labels(result, labels), np.atleast_1d(result.targets[row]).tolist()
+    named = ", ".join(harmless(known.get(index, ""), 40) or str(index) for index in targets[:_TARGETS])
+    return f" · attributions of class {named}: red is for it, blue against it"
 
 
 def _verdicts(result: InspectResult) -> Iterator[Markup]:
@@ -100,7 +116,7 @@ def _verdict(attribution: AttributionResult) -> Markup:
         return element("li", badge("NOT CHECKED"), f" {name}")
     cause = f" ({check.cause})" if check.cause is not None else ""
     words = check.reason or f"equals {harmless(check.compared, 200)}"
-    error = f": largest error {check.max_relative_error:.1e}, tolerance {check.tolerance:.1e}"
+    error = f": largest error {short_number(check.max_relative_error)}, tolerance {short_number(check.tolerance)}"
     return element("li", badge(check.verdict.value), f" {name}{cause}: {words}{error}")
 
 

@@ -12,7 +12,8 @@ from cutaway.errors import CutawayError, Reason
 from cutaway.results.text import harmless, outline
 from cutaway.schema.tensors import Array
 
-_MAX_BARS = 12
+_MAX_BARS = 10
+_MAX_OUTPUTS = 6
 _MAX_TOKENS = 160
 _LABEL = 40
 _SIDE = 150  # CSS pixels of a picture's width
@@ -43,7 +44,7 @@ def signed_bars(names: Sequence[str], values: Array, notes: Sequence[str] = ()) 
 
 def output_bars(labels: Sequence[str], values: Array, best: int | None) -> Markup:
     """Draws the highest values of an output as bars; the predicted class has a colour of its own."""
-    shown = np.argsort(-values, kind="stable")[: _MAX_BARS // 2].tolist()
+    shown = np.argsort(-values, kind="stable")[:_MAX_OUTPUTS].tolist()
     if best is not None and best < values.size and best not in shown:
         shown[-1] = best
     rows = [(labels[index], float(values[index])) for index in shown]

@@ -5,14 +5,16 @@ STYLE = """
 .cutaway h3{font-size:15px;margin:.2em 0}.cutaway h4{font-size:12px;margin:1em 0 .3em;opacity:.7;font-weight:600}
 .cutaway .note{opacity:.7;font-size:12px;margin:.2em 0}
 .cutaway .example{border-top:1px solid #8886;padding:.5em 0}
-.cutaway .tiles{display:flex;flex-wrap:wrap;gap:14px;align-items:flex-start}
-.cutaway .tile{max-width:100%;min-width:0;overflow-wrap:anywhere}
-.cutaway .name{font-weight:600;font-size:12px;margin-bottom:3px}
+.cutaway .columns{display:flex;flex-wrap:wrap;gap:12px 26px}.cutaway .side{flex:0 0 15rem}
+.cutaway .tiles{flex:1 1 22rem;display:flex;flex-wrap:wrap;gap:14px 22px;align-content:flex-start}
+.cutaway .tile{max-width:100%;min-width:0;overflow-wrap:anywhere;margin-bottom:8px}
+.cutaway .tile p{margin:.2em 0}
+.cutaway .name{font-weight:600;font-size:12px;margin-bottom:4px}.cutaway .name .badge{margin-left:6px}
 .cutaway .picture{position:relative;display:block;width:150px;background-size:100% 100%;image-rendering:pixelated}
 .cutaway .picture i{position:absolute;inset:0;background-size:100% 100%;filter:grayscale(1);opacity:.75}
 .cutaway .picture img{position:relative;display:block;width:100%;height:100%;margin:0;max-width:none}
 .cutaway .blank{background:#fff}
-.cutaway .bars{display:grid;grid-template-columns:minmax(0,max-content) 170px max-content;gap:2px 8px;font-size:12px;
+.cutaway .bars{display:grid;grid-template-columns:minmax(0,max-content) 110px max-content;gap:2px 8px;font-size:12px;
   align-items:center}
 .cutaway .bars span:nth-child(3n+1){max-width:13rem;overflow:hidden;text-overflow:ellipsis;white-space:nowrap}
 .cutaway .bars span:nth-child(3n){font-variant-numeric:tabular-nums;text-align:right}

@@ -160,16 +160,21 @@ def _attribution_line(attribution: AttributionResult) -> str:
     layer = f" at {harmless(attribution.layer)}" if attribution.layer else ""
     name = f"{harmless(attribution.method)}{layer}"
     if attribution.error is not None:
-        return f"{name}  FAILED ({harmless(attribution.error.reason)}): {harmless(attribution.error.message, _WIDTH)}"
+        return f"FAILED  {name}: {harmless(attribution.error.reason)}: {harmless(attribution.error.message, _WIDTH)}"
+    check = attribution.worst_check
+    verdict = "NOT CHECKED" if check is None else check.verdict.value
     values = ", ".join(first(_arrays(attribution.values), _NAMED, len(attribution.values)))
-    return f"{name}  {values}  {_verdict_text(attribution.worst_check)}"
+    values = values.removeprefix(f"{harmless(attribution.layer)}  ")  # a layer has the only value
+    return f"{verdict}  {name}  {values}{_why(check)}"
 
 
-def _verdict_text(check: Check | None) -> str:
-    if check is None:
-        return "not checked"
-    cause = f" ({check.cause})" if check.cause is not None else ""
-    return f"{check.verdict}{cause}" + (f": {harmless(check.reason, _WIDTH)}" if check.reason else "")
+def _why(check: Check | None) -> str:
+    """Returns the cause and the reason of a verdict, if it has some."""
+    if check is None or not check.reason:
+        return ""
+    return (
+        f": {check.cause}: {harmless(check.reason, _WIDTH)}" if check.cause else f": {harmless(check.reason, _WIDTH)}"
+    )
 
 
 def _spec(data_type: str, shape: tuple[int, ...]) -> str:

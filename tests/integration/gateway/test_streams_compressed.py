@@ -97,8 +97,8 @@ def test_packed_damage_is_seen(name: str) -> None:
     """Also a frame that claims more than there is room for, before any of it is unpacked."""
     header, _, second, trailer = pieces()
     spoilt = [header, chunk_piece(0, 0, memoryview(PACKED[name]), "zstd"), second, trailer]
+    messages = (read_piece(as_message(each).joined()) for each in spoilt)
     with pytest.raises(ca.CutawayError) as caught:
-        messages = (read_piece(as_message(each).joined()) for each in spoilt)
         ReplyStream(lambda _: messages, 60, InspectRequest("")).result()
     assert caught.value.reason == Reason.INTERNAL
     assert "did not arrive as it was sent" in caught.value.message
