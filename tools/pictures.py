@@ -124,7 +124,7 @@ def screenshot(browser: str, html: str, colours: str) -> Image.Image:
         command += [f"--window-size={_WIDTH},{_HEIGHT}", f"--user-data-dir={directory}/profile", page.as_uri()]
         subprocess.run(command, check=True, capture_output=True)
         shown = Image.open(io.BytesIO(picture.read_bytes())).convert("RGB")
-    empty = Image.new("RGB", shown.size, shown.getpixel((0, 0)))  # type: ignore[arg-type]
+    empty = Image.new("RGB", shown.size, shown.getpixel((0, 0)))
     box = ImageChops.difference(shown, empty).getbbox() or (0, 0, *shown.size)
     return shown.crop((0, 0, min(box[2] + _MARGIN, _WIDTH), min(box[3] + _MARGIN, _HEIGHT)))
 

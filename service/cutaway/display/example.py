@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 
 import numpy as np
 
@@ -36,17 +37,20 @@ class Picture:
     """An input that is a picture, which several heat maps lie on.
 
     Attributes:
-        style: the CSS class that has it as background.
         url: the data URL.
         sides: height and width of the input, in pixels.
     """
 
-    style: str
     url: str
     sides: tuple[int, int]
 
+    @property
+    def style(self) -> str:
+        """The CSS class that has the picture as background: no other picture of a notebook has the same."""
+        return f"p{sha256(self.url.encode()).hexdigest()[:12]}"
 
-def input_panel(name: str, sent: SentInput, style: str) -> tuple[Markup | None, Picture | None]:
+
+def input_panel(name: str, sent: SentInput) -> tuple[Markup | None, Picture | None]:
     """Draws an input that is a picture or a text; returns also the picture. A vector is drawn with its attributions."""
     if sent.values is None:
         return _tile(name, element("p", harmless(sent.text, _TEXT))), None
@@ -54,12 +58,12 @@ def input_panel(name: str, sent: SentInput, style: str) -> tuple[Markup | None, 
     if image is None:
         return None, None
     try:
-        picture = Picture(style, photograph(image), (image.shape[-2], image.shape[-1]))
+        picture = Picture(photograph(image), (image.shape[-2], image.shape[-1]))
     except CutawayError as failure:
         if failure.reason != Reason.PACKAGE_MISSING:
             raise
         return _tile(name, element("p", str(failure), class_="note")), None
-    return _tile(name, element("span", class_=f"picture {style}", style=picture_size(picture.sides))), picture
+    return _tile(name, element("span", class_=f"picture {picture.style}", style=picture_size(picture.sides))), picture
 
 
 def prediction_panels(result: InspectResult, row: int, labels: Sequence[str]) -> Iterator[Markup]:

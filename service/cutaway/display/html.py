@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from hashlib import sha256
+from itertools import takewhile
 
 import numpy as np
 
@@ -26,6 +26,10 @@ EXAMPLES = 3
 ATTRIBUTIONS = 6
 """The number of attributions shown for each example."""
 
+CHARACTERS = 300_000
+"""The size of pictures and attributions; what has no room is left out."""
+
+_INPUTS = 3  # of an example
 _TARGETS = 3
 _LINES = 12  # of captures, gradients and warnings
 
@@ -38,24 +42,38 @@ def page(result: InspectResult, request: InspectRequest, labels: Sequence[str]) 
         request: its request, whose inputs are drawn below the attributions.
         labels: of the classes; may be empty.
     """
-    rows = batch_size(result)
-    heading = summarise(result).partition("\n")[0].partition(": ")[2]
-    # Classes of pictures are global in a notebook: another result must not use the same.
-    prefix = f"c{sha256(summarise(result).encode() + str(id(result)).encode()).hexdigest()[:8]}"
-    pictures: list[Picture] = []
-    examples = [_example(result, request, labels, row, prefix, pictures) for row in range(min(rows, EXAMPLES))]
-    grounds = "".join(f".cutaway .{picture.style}{{background-image:url({picture.url})}}" for picture in pictures)
+    rows, room = batch_size(result), _Room(CHARACTERS)
+    pictures: dict[str, str] = {}
+    examples = [_example(result, request, labels, row, pictures, room) for row in range(min(rows, EXAMPLES))]
+    grounds = "".join(f".cutaway .{style}{{background-image:url({url})}}" for style, url in pictures.items())
     return element(
         "div",
         element("style", Markup(STYLE + grounds)),
-        element("h3", heading),
+        element("h3", summarise(result).partition("\n")[0].partition(": ")[2]),
         *_verdicts(result),
         *examples,
-        *_left_out(rows, EXAMPLES, "examples"),
+        *_left_out(rows, len(examples), "examples"),
         *_listed("Captures and gradients", list(_shapes(result))),
         *_listed("Warnings", [f"{each.code}: {each.subject}: {each.message}" for each in result.warnings]),
         class_="cutaway",
     )
+
+
+class _Room:
+    """Counts down the characters that a page may still take.
+
+    Args:
+        characters: of the whole page.
+    """
+
+    def __init__(self, characters: int) -> None:
+        self._left = characters
+
+    def takes(self, markup: str) -> bool:
+        """Returns whether ``markup`` has room, which it then takes."""
+        fits = len(markup) <= self._left
+        self._left -= len(markup) if fits else 0
+        return fits
 
 
 def _example(
@@ -63,27 +81,32 @@ def _example(
     request: InspectRequest,
     labels: Sequence[str],
     row: int,
-    prefix: str,
-    pictures: list[Picture],
+    pictures: dict[str, str],
+    room: _Room,
 ) -> Markup:
-    """Draws one example; adds the pictures of its inputs to ``pictures``."""
+    """Draws one example; adds the pictures of its inputs to ``pictures``, by their CSS class."""
     side: list[Markup] = []
     grounds: dict[str, Picture] = {}
     inputs = sent_inputs(result, request, row)
-    for name, sent in list(inputs.items())[:ATTRIBUTIONS]:
-        panel, picture = input_panel(name, sent, f"{prefix}-{row}-{len(grounds)}")
-        side += [panel] if panel is not None else []
-        if picture is not None:
+    for name, sent in list(inputs.items())[:_INPUTS]:
+        panel, picture = input_panel(name, sent)
+        if picture is not None and room.takes(picture.url):
             grounds[name] = picture
-    pictures += grounds.values()
+        if panel is not None and (picture is None or name in grounds):
+            side.append(panel)
+    pictures |= {picture.style: picture.url for picture in grounds.values()}
     side += prediction_panels(result, row, labels)
-    shown = result.attributions[:ATTRIBUTIONS]
-    tiles = [attribution_panel(each, row, inputs, grounds, result.feature_names) for each in shown]
+    panels = (
+        attribution_panel(each, row, inputs, grounds, result.feature_names)
+        for each in result.attributions[:ATTRIBUTIONS]
+    )
+    tiles = list(takewhile(room.takes, panels))
     return element(
         "div",
         element("h4", f"example {row}{_target(result, labels, row)}"),
         element("div", element("div", *side, class_="side"), element("div", *tiles, class_="tiles"), class_="columns"),
-        *_left_out(len(result.attributions), ATTRIBUTIONS, "attributions"),
+        *_left_out(len(inputs), _INPUTS, "inputs"),
+        *_left_out(len(result.attributions), len(tiles), "attributions"),
         class_="example",
     )
 
