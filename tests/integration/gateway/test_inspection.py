@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -65,7 +66,7 @@ def check_inspection(result: ca.Inspection) -> None:
     assert list(result.to_xarray()["x.feature"].values) == list(NAMES)
 
 
-ASKED = {"attributions": [ca.InputXGradient()], "target": 0}
+ASKED: dict[str, Any] = {"attributions": [ca.InputXGradient()], "target": 0}
 
 
 @pytest.mark.parametrize("stream", [None, False, True])
