@@ -66,7 +66,7 @@ def run(
 
 @app.command(epilog=_STATUS_HELP)
 def plan(spec: Spec) -> None:
-    """Estimate a job's passes, size and time from one batch, whose result is discarded."""
+    """Estimate a job's passes, size and time from a few rows, whose results are discarded."""
     with console_output.requires_extra("jobs"):
         from cutaway.jobs import Job
         from cutaway.jobs import plan as plan_job
@@ -79,7 +79,7 @@ def plan(spec: Spec) -> None:
 def report(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The output folder of a job.", show_default=False)],
 ) -> None:
-    """Write a job's results as one page, report.html in its folder."""
+    """Write a job's results as one page, _report.html in its folder."""
     with console_output.requires_extra("jobs"):
         from cutaway.jobs import report as write_report
     with _exit_statuses():

@@ -243,13 +243,14 @@ class InspectResult:
 
 @dataclass(frozen=True)
 class InputSpec:
-    """A forward argument: its name, data type (``""`` if unknown), shape (-1 is any size, empty if unknown) and whether
-    forward has a default for it."""
+    """A forward argument: its name, data type (``""`` if unknown), shape (-1 is any size, empty if unknown), whether
+    forward has a default for it, and the names of the elements of its last axis (empty if they have none)."""
 
     name: str
     data_type: str = ""
     shape: tuple[int, ...] = ()
     optional: bool = False
+    feature_names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

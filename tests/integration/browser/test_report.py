@@ -88,13 +88,13 @@ def job(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     data.by_name.update(digit=labels, pixels=pixels)
     output = {"folder": folder, "shard_rows": 32, "keep_inputs": True}
     run(digits_job(store, folder, data=data, request=REQUEST, output=output))
-    assert write_report(folder) == folder / "report.html"
+    assert write_report(folder) == folder / "_report.html"
     return folder
 
 
 @pytest.fixture(scope="module")
 def tables(job: Path) -> Tables:
-    return Tables(job / "report.html")
+    return Tables(job / "_report.html")
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +152,7 @@ def test_activations_are_numpys(tables: Tables, results: Results) -> None:
 
 def test_rows_worth_a_look_are_the_right_ones(job: Path, results: Results) -> None:
     """The most and least confident rows, and those that are surest against their label, in that order."""
-    text = (job / "report.html").read_text("utf-8")
+    text = (job / "_report.html").read_text("utf-8")
     good = np.flatnonzero([reason is None for reason in results["error"]])
     sure = np.asarray(results["probability"])
     wrong = [row for row in good if results["label"][row] != results["prediction"][row]]
@@ -177,7 +177,7 @@ def test_bad_rows_are_named(tables: Tables) -> None:
 
 def test_mean_pictures_show_the_means(job: Path, results: Results) -> None:
     """The mean attribution of a class is drawn as what it is: its sign by colour, its size by how strong that is."""
-    text = (job / "report.html").read_text("utf-8")
+    text = (job / "_report.html").read_text("utf-8")
     part = text[text.index('id="means"') :].partition("</section>")[0]
     first = part[: part.index("<h3>saliency")]
     pictures = {name: _decoded(url) for url, name in re.findall(r'src="(data:[^"]+)" alt="([^"]+)"', first)}
@@ -207,7 +207,7 @@ def test_page_fetches_nothing(tables: Tables, job: Path) -> None:
     assert tables.fetched
     assert all(each.startswith("data:image/png;base64,") for each in tables.fetched)
     assert not tables.tags & {"script", "link", "iframe", "object", "embed"}
-    text = re.sub(r'"data:[^"]+"', "", (job / "report.html").read_text("utf-8"))
+    text = re.sub(r'"data:[^"]+"', "", (job / "_report.html").read_text("utf-8"))
     assert not re.search(r"https?://|@import|url\(", text)
 
 
@@ -396,12 +396,12 @@ def test_unfinished_job_says_so(job: Path, tmp_path: Path) -> None:
 def test_command_writes_the_page(job: Path, tmp_path: Path) -> None:
     """``cutaway batch report`` writes the page that Python does, and says where; of no job it says so, in one line."""
     shutil.copytree(job, tmp_path / "job")
-    (tmp_path / "job" / "report.html").unlink()
+    (tmp_path / "job" / "_report.html").unlink()
     command = [sys.executable, "-m", "cutaway.console", "batch", "report"]
     done = subprocess.run([*command, str(tmp_path / "job")], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == f"written: {tmp_path / 'job' / 'report.html'}\n"
-    assert (tmp_path / "job" / "report.html").read_text("utf-8") == (job / "report.html").read_text("utf-8")
+    assert done.stdout == f"written: {tmp_path / 'job' / '_report.html'}\n"
+    assert (tmp_path / "job" / "_report.html").read_text("utf-8") == (job / "_report.html").read_text("utf-8")
     none = subprocess.run([*command, str(tmp_path)], capture_output=True, text=True)
     assert (none.returncode, none.stdout) == (2, "")
     assert none.stderr.startswith("DATA_UNREADABLE [folder]: ")
@@ -487,7 +487,7 @@ def pages(job: Path, folder: Path) -> dict[str, Path]:
     long = [["unbreakable" * 30, "film"], *[["good", "bad"]] * 3]
     cells = [each if each.name != "tokens" else each._replace(values=long) for each in texts()]
     made = handmade(folder / "made", cells, 4, names=["an-id-without-a-place-to-break-" * 8] * 4)
-    return {"pictures": job / "report.html", "words": write_report(made)}
+    return {"pictures": job / "_report.html", "words": write_report(made)}
 
 
 @in_a_browser
@@ -515,9 +515,9 @@ def test_nothing_overflows_and_every_picture_is_there(job: Path, tmp_path: Path,
 def test_page_looks_as_it_should(job: Path, tmp_path: Path, scheme: str, ground: int) -> None:
     """A screenshot is light or dark as the reader likes it, and has the colours of heat maps and verdicts in it."""
     file = tmp_path / "page.png"
-    shutil.copy(job / "report.html", tmp_path / "report.html")
+    shutil.copy(job / "_report.html", tmp_path / "_report.html")
     preferred = "--blink-settings=preferredColorScheme=" + ("0" if scheme == "dark" else "1")
-    browse(tmp_path / "report.html", 1280, f"--screenshot={file}", "--window-size=1280,3000", preferred)
+    browse(tmp_path / "_report.html", 1280, f"--screenshot={file}", "--window-size=1280,3000", preferred)
     picture = np.asarray(Image.open(file).convert("RGB")).astype(int)
     assert picture.shape == (3000, 1280, 3)
     assert abs(int(np.median(picture)) - ground) < 30

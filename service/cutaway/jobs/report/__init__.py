@@ -14,7 +14,7 @@ __all__ = ["write_report"]
 
 
 def write_report(folder: Path) -> Path:
-    """Writes ``report.html`` into the ``folder`` of a job, and returns its path.
+    """Writes ``_report.html`` into the ``folder`` of a job, and returns its path.
 
     Shards are read twice, a few rows at a time: without tensors to select the rows to show, and then for means,
     statistics and the tensors of those rows. A report on a job that has not ended covers the shards on disk.
@@ -27,7 +27,7 @@ def write_report(folder: Path) -> Path:
     if not results.folder.parts():
         raise error(Reason.DATA_UNREADABLE, f"{folder} holds no shard yet: run the job first", "folder")
     text = _rendered(Page(results))
-    path = folder / "report.html"
+    path = results.folder.report
     try:
         results.folder.write(path, lambda temporary: temporary.write_text(text, "utf-8"))
     except OSError as failure:
