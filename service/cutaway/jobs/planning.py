@@ -9,6 +9,7 @@ from typing import NamedTuple
 import pyarrow.parquet as parquet
 
 from cutaway.jobs.engines import engine_of
+from cutaway.jobs.repeated_warnings import shown_once
 from cutaway.jobs.running import checked_source, new_manifest
 from cutaway.jobs.schema_probe import probe_layout
 from cutaway.jobs.shards import ShardWriter
@@ -51,7 +52,7 @@ def plan(job: Job) -> Plan:
         CutawayError: the job cannot be run as it is.
     """
     source = checked_source(job)
-    with engine_of(job).opened(job) as model:
+    with shown_once(), engine_of(job).opened(job) as model:
         manifest = new_manifest(job, source, model.detail)
         layout = probe_layout(job, source, model, manifest.feature_columns, _ROWS)
         counting = _CountingModel(model)

@@ -15,6 +15,7 @@ from cutaway.jobs.engines import engine_of
 from cutaway.jobs.feature_columns import check_numeric, feature_columns
 from cutaway.jobs.folder import Folder
 from cutaway.jobs.manifest import Manifest
+from cutaway.jobs.repeated_warnings import shown_once
 from cutaway.jobs.request_parsing import parse_request
 from cutaway.jobs.schema_probe import probe_layout
 from cutaway.jobs.shards import TRANSIENT, read_counts, write_error
@@ -94,7 +95,7 @@ def run(job: Job, *watchers: Watcher) -> Summary:
         for watcher in watchers:
             watcher.on_rows(count)
 
-    with _interruptions(job), folder.locked(), engine.opened(job) as model:
+    with shown_once(), _interruptions(job), folder.locked(), engine.opened(job) as model:
         task = _task(job, source, model, folder)
         missing = _missing_shards(task, summary)
         _check_bad_rows(job, summary)
