@@ -18,6 +18,7 @@ from cutaway.engine.methods.table import TABLE
 from cutaway.jobs import spec
 from cutaway.requests import Attribution
 from cutaway.results import Cause
+from tools import json_fields
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGES = {
@@ -26,6 +27,7 @@ PAGES = {
     DOCS / "errors.md": ("errors",),
     DOCS / "batch.md": ("job",),
     DOCS / "operations.md": ("settings",),
+    DOCS / "command-line.md": tuple(f"json {command}" for command in json_fields.DOCUMENTS),
 }
 """Each page, and its tables."""
 
@@ -41,6 +43,7 @@ def tables() -> dict[str, str]:
         "errors": _errors(),
         "job": _job(),
         "settings": _settings(),
+        **{f"json {command}": json_fields.table(kind) for command, kind in json_fields.DOCUMENTS.items()},
     }
     return {name: "\n".join(rows) for name, rows in every.items()}
 

@@ -29,7 +29,7 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from cutaway.engine.model.input_validation import specs_from_signature
+from cutaway.engine.model.input_validation import check_feature_names, specs_from_signature
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel
 from cutaway.errors import CutawayError, Reason, error
 from cutaway.results import InputSpec
@@ -39,7 +39,8 @@ class Adapter:
     """Loads one model and decodes its inputs. Override what differs.
 
     Attributes:
-        inputs: the arguments of forward, in order; if empty, their names are read from the model's forward.
+        inputs: the arguments of forward, in order, perhaps with the names of their features; if empty, their names are
+            read from the model's forward.
         labels: the names of the classes, in the order of their index; empty for a model without classes.
         media_types: the formats that `preprocess` decodes, the default first; may be patterns such as ``text/*``; empty
             if the model takes only tensors.
@@ -262,11 +263,14 @@ def load_model(adapter: Adapter, device: str) -> InspectedModel:
             Reason.ADAPTER_INVALID,
             f"{type(adapter).__name__}.load returned a {type(module).__name__}, no nn.Module",
         )
+    inputs = tuple(adapter.inputs) or specs_from_signature(module)
+    for spec in inputs:
+        check_feature_names(spec)
     module = module.eval().to(device)
     return InspectedModel(
         module,
         lambda inputs: adapter.forward(module, inputs),
-        tuple(adapter.inputs) or specs_from_signature(module),
+        inputs,
         adapter.labels,
     )
 

@@ -14,6 +14,9 @@ def main() -> None:
             raise
         print("the command line needs: pip install 'cutaway[cli]'", file=sys.stderr)
         raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        raise SystemExit(130) from None
     cli.main()
 
 

@@ -94,6 +94,8 @@ class Reason(StrEnum):
     )
     MODEL_SCRIPTED = "MODEL_SCRIPTED", Code.FAILED_PRECONDITION, "The model is a ScriptModule, which takes no hooks."
     MODEL_QUANTISED = "MODEL_QUANTISED", Code.FAILED_PRECONDITION, "The model is quantised and has no gradients."
+    # The target.
+    LABEL_NOT_FOUND = "LABEL_NOT_FOUND", _BAD, "A target names a label that no class has, or several."
     # The input.
     INPUT_MISSING = "INPUT_MISSING", _BAD, "A tensor that the model needs was not sent."
     INPUT_UNKNOWN = "INPUT_UNKNOWN", _BAD, "A tensor was sent that the model's forward does not take."

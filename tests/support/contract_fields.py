@@ -66,6 +66,7 @@ def message_type(field: FieldDescriptor) -> Descriptor | None:
 
 
 REQUIRED: dict[str, dict[str, Any]] = {
+    "ClassLabel": {"labels": "label"},
     "InspectRequest": {"model": "model", "tensors": None, "edits": None},  # edits, for `compare`
     "RawInputs": {"examples": None},
     "ClassIndex": {"indices": 0},

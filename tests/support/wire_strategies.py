@@ -392,6 +392,7 @@ without_targets = made(
         ),
         passes=st.integers(0, UNSIGNED_64),
     ),
+    feature_names=st.dictionaries(texts, tuples_of(texts), max_size=2),
 )
 answers = st.tuples(without_targets, target_fields()).map(lambda both: dataclasses.replace(both[0], **both[1]))
 shapes = tuples_of(st.integers(-1, 2**40))
@@ -405,6 +406,7 @@ details = made(
             data_type=st.sampled_from(["", *DTYPES]),
             shape=shapes,
             optional=st.booleans(),
+            feature_names=tuples_of(texts),
         )
     ),
     outputs=tuples_of(made(results.OutputSpec, name=texts, data_type=st.sampled_from(list(DTYPES)), shape=shapes)),

@@ -226,7 +226,7 @@ WRONG: dict[str, tuple[str, str]] = {
     "{target: cros_entropy}": ("target", "there is no target 'cros_entropy'; did you mean 'cross_entropy'?"),
     "{target: top_k}": ("target.top_k.k", "TopK needs this field"),
     "{target: {sum: 3}}": ("target.sum", "must be a mapping of names to values, not 3"),
-    "{target: [cat]}": ("target.class_index.indices[0]", "must be a whole number, not 'cat'"),
+    "{target: [cat, 3]}": ("target.class_index.indices[0]", "must be a whole number, not 'cat'"),
     "{target: {multi_index: [0, 3]}}": ("target.multi_index.indices[0]", "must be a list, not 0"),
     "{target: {cross_entropy: {labels: [1], reduction: men}}}": (
         "target.cross_entropy.reduction",

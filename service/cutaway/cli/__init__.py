@@ -6,9 +6,8 @@ from typing import Annotated
 
 import typer
 
-from cutaway.cli import batch, inspect_commands, manual, serving, tokens
-from cutaway.cli.console_output import print_error, print_line
-from cutaway.errors import CutawayError
+from cutaway.cli import batch, completion, inspect_commands, manual, running, serving, tokens
+from cutaway.cli.console_output import print_line
 from cutaway.version import __version__
 
 _FIRST_STEPS = """\
@@ -26,7 +25,7 @@ app = typer.Typer(
     help="Serve PyTorch models, and inspect their activations, gradients and attributions.",
     epilog=_FIRST_STEPS,
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=False,  # `completion` has options that name the shell
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # which would read [:LAYER] as a style, and has little room at 80 columns
 )
@@ -50,14 +49,12 @@ def _common(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
     ] = False,
+    install_completion: completion.Install = None,
+    show_completion: completion.Show = None,
 ) -> None:
     pass
 
 
 def main() -> None:
-    """Runs the command line; an error is printed as one line, with exit status 1."""
-    try:
-        app()
-    except CutawayError as failure:
-        print_error(str(failure))
-        raise SystemExit(1) from None
+    """Runs the command line, and ends the process with its exit status; an error is one line."""
+    raise SystemExit(running.run(app))

@@ -6,6 +6,8 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
@@ -14,7 +16,8 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from cutaway.cli import console_output
+from cutaway.cli import console_output, documents, failures, json_output
+from cutaway.cli.json_output import AsJson
 from cutaway.config import openmp
 from cutaway.errors import CutawayError, Reason, error
 from cutaway.tables import empty_table
@@ -43,6 +46,7 @@ def run(
     metrics_address: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Serve metrics for Prometheus there while the job runs.")
     ] = "",
+    as_json: AsJson = False,
 ) -> None:
     """Run a job; files that an earlier run of it has written are kept."""
     openmp.wait_briefly(os.environ)  # before torch is loaded
@@ -52,38 +56,53 @@ def run(
         from cutaway.jobs import run as run_job
     with _exit_statuses(), ExitStack() as stack:
         job = Job.load(spec)
-        watchers: list[Watcher] = [
-            progress.Bar(console) if (console := Console()).is_terminal else progress.Lines(console_output.print_line)
-        ]
+        console = Console(stderr=as_json)
+        say = partial(console_output.print_line, to_stderr=as_json)
+        watchers: list[Watcher] = [progress.Bar(console) if console.is_terminal else progress.Lines(say)]
         if metrics_address:
             metrics = progress.Metrics()
             address = stack.enter_context(metrics_endpoint(metrics.registry, metrics_address))
-            console_output.print_line(f"metrics: http://{address}/metrics")
+            say(f"metrics: http://{address}/metrics")
             watchers.append(metrics)
-        summary = run_job(job, *watchers)
+        with json_output.own_stdout(as_json):
+            summary = run_job(job, *watchers)
+        if as_json:
+            json_output.print_json(summary)
+            return
         _print_summary(summary, progress.outcome(summary))
 
 
 @app.command(epilog=_STATUS_HELP)
-def plan(spec: Spec) -> None:
+def plan(spec: Spec, as_json: AsJson = False) -> None:
     """Estimate a job's passes, size and time from a few rows, whose results are discarded."""
     with console_output.requires_extra("jobs"):
         from cutaway.jobs import Job
         from cutaway.jobs import plan as plan_job
     with _exit_statuses():
         job = Job.load(spec)
-        _print_plan(plan_job(job), job)
+        with console_output.waiting("computing a few rows"), json_output.own_stdout(as_json):
+            estimate = plan_job(job)
+        if as_json:
+            json_output.print_json(estimate)
+            return
+        _print_plan(estimate, job)
 
 
 @app.command()
 def report(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The output folder of a job.", show_default=False)],
+    as_json: AsJson = False,
 ) -> None:
     """Write a job's results as one page, _report.html in its folder."""
     with console_output.requires_extra("jobs"):
         from cutaway.jobs import report as write_report
     with _exit_statuses():
-        console_output.print_line(f"written: {write_report(folder)}")
+        with console_output.waiting("writing the report"):
+            path = write_report(folder)
+        if as_json:
+            json_output.print_json(documents.Report(path))
+            return
+        console_output.print_line(f"written: {path}")
 
 
 def _print_plan(plan: Plan, job: Job) -> None:
@@ -131,13 +150,17 @@ def _exit_statuses() -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         failure = error(Reason.JOB_INTERRUPTED, "interrupted; the same command continues the job")
-        console_output.print_error(str(failure))
-        raise typer.Exit(INTERRUPTED) from None
+        raise _exit(failure, INTERRUPTED) from None
     except CutawayError as failure:
-        console_output.print_error(str(failure))
-        raise typer.Exit(_STATUSES.get(failure.reason, BAD_INPUT)) from None
+        raise _exit(failure, _STATUSES.get(failure.reason, BAD_INPUT)) from None
     finally:
         signal.signal(signal.SIGTERM, previous)
+
+
+def _exit(failure: CutawayError, status: int) -> typer.Exit:
+    """Prints ``failure``; returns what ends the command with ``status``."""
+    console_output.print_error(str(failure), replace(failures.of_call(failure), exit_status=status))
+    return typer.Exit(status)
 
 
 _STATUSES: dict[str, int] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,12 +12,23 @@ import typer
 from rich.text import Text
 
 from cutaway import tables
-from cutaway.cli import console_output, files, model_tables, short_forms
+from cutaway.cli import (
+    completion,
+    console_output,
+    documents,
+    files,
+    json_output,
+    model_tables,
+    request_file,
+    short_forms,
+)
 from cutaway.cli.connection_options import with_client
+from cutaway.cli.json_output import AsJson
+from cutaway.cli.request_file import RequestFile
 from cutaway.client.sync_client import Client
 from cutaway.errors import Reason, error
-from cutaway.requests import Attribution, Capture, CheckMode, ClassIndex, Edit, ExplainIf, InspectRequest
-from cutaway.results import InspectResult
+from cutaway.requests import Attribution, Capture, CheckMode, Edit, ExplainIf, InspectRequest
+from cutaway.results import InspectResult, ModelDetail
 from cutaway.schema.tensors import Array
 
 Model = Annotated[
@@ -25,9 +37,13 @@ Model = Annotated[
 
 
 @with_client
-def models(client: Client) -> None:
+def models(client: Client, as_json: AsJson = False) -> None:
     """List the models that a server serves."""
-    names = client.list_models()
+    with console_output.waiting("waiting for the server"):
+        names = client.list_models()
+    if as_json:
+        json_output.print_json(documents.Models(tuple(names)))
+        return
     table = tables.empty_table("Models", "name", "version", folds=("name",))
     for name in names:
         table.add_row(Text(name.model), Text(name.version))
@@ -48,12 +64,18 @@ def layers(
             "--ops", help="Also show the operators inside modules: functions and operators that are not modules."
         ),
     ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show a model's inputs and outputs and its module tree.
 
-    Captures, edits and layers of attributions take the names of modules and operators as they are shown.
+    Captures, edits and layers of attributions take the names of modules and operators as they are shown. The JSON
+    document has every module, whatever --depth and --all say.
     """
-    detail = client.get_model(model, operators=ops)
+    with console_output.waiting("waiting for the server"):
+        detail = client.get_model(model, operators=ops)
+    if as_json:
+        json_output.print_json(detail, ModelDetail)
+        return
     tree = model_tables.Tree(detail, depth, expand)
     console_output.print_blocks(
         model_tables.summary(detail),
@@ -89,9 +111,9 @@ def inspect(
         list[str] | None, typer.Option(metavar="NAME", help="The input name of a .npy file; repeatable.")
     ] = None,
     request: Annotated[
-        InspectRequest | None,
+        RequestFile | None,
         typer.Option(
-            parser=short_forms.request,
+            parser=request_file.read,
             metavar="FILE",
             help="A YAML file with fields of the request (see below); - is standard input. Options add to it.",
         ),
@@ -110,6 +132,7 @@ def inspect(
         list[Edit] | None,
         typer.Option(
             parser=short_forms.edit,
+            autocompletion=completion.edits,
             metavar="EDIT:WHERE[@POINT][,KEY=VALUE...]",
             help="A change to the values of a module, such as zero:conv1 or scale:fc@grad_input,factor=0.5; "
             "repeatable, in the order applied.",
@@ -122,16 +145,17 @@ def inspect(
         list[Attribution] | None,
         typer.Option(
             parser=short_forms.attribution,
+            autocompletion=completion.methods,
             metavar="METHOD[:LAYER][,KEY=VALUE...]",
             help="An attribution, such as Saliency or LayerGradCam:conv2,relu=true; repeatable.",
         ),
     ] = None,
     target: Annotated[
-        list[int] | None,
+        list[str] | None,
         typer.Option(
             metavar="CLASS",
-            help="The class that gradients and attributions are about, in place of the predicted class; repeated, one "
-            "for each example.",
+            help="The class that gradients and attributions are about, in place of the predicted class: its index or "
+            "its label; repeated, one for each example.",
         ),
     ] = None,
     explain_if: Annotated[
@@ -173,6 +197,13 @@ def inspect(
         Path | None, typer.Option(metavar="FILE", callback=_check_suffix, help="Draw the result: .png, .svg or .pdf.")
     ] = None,
     save: Annotated[Path | None, typer.Option(metavar="NPZ", help="Save every tensor of the result.")] = None,
+    as_json: AsJson = False,
+    max_values: Annotated[
+        int,
+        typer.Option(
+            metavar="N", min=0, help="The largest tensor whose values --json prints, in elements; 0 prints none."
+        ),
+    ] = json_output.MAX_VALUES,
 ) -> None:
     """Run a model on inputs and inspect it.
 
@@ -181,11 +212,11 @@ def inspect(
     for output in (plot, save):
         if output and any(path.exists() and output.exists() and path.samefile(output) for path in inputs or ()):
             raise typer.BadParameter(f"{output} is an input and would be overwritten", param_hint="--plot, --save")
-    base = request or InspectRequest(model)
+    base = request.request if request else InspectRequest(model)
     combined = replace(
         base,
         model=model,
-        target=ClassIndex(tuple(target)) if target else base.target,
+        target=short_forms.target(target) if target else base.target,
         captures=(*base.captures, *(capture or ())),
         input_gradients=() if input_gradient else base.input_gradients,
         edits=(*base.edits, *(edit or ())),
@@ -204,12 +235,17 @@ def inspect(
     if combined.compare and not combined.edits:
         raise typer.BadParameter("without an --edit there is nothing to compare", param_hint="--compare")
     combined = replace(combined, **_inputs(client, model, inputs or [], text or [], name or []))
-    result = client.ask(combined)
-    console_output.print_blocks(*tables.result_tables(result))
+    with console_output.waiting(f"inspecting {model}"), request.locating(combined) if request else nullcontext():
+        result = client.ask(combined)
+    if as_json:
+        json_output.print_json(result, InspectResult, max_values=max_values)
+    else:
+        console_output.print_blocks(*tables.result_tables(result))
     if plot:
         _draw(result, combined.tensors or files.decode_image(combined.raw[0]), plot)
+        console_output.print_line(f"drew {plot}", to_stderr=as_json)
     if save:
-        console_output.print_line(f"saved {files.save(result, save)} tensors to {save}")
+        console_output.print_line(f"saved {files.save(result, save)} tensors to {save}", to_stderr=as_json)
 
 
 def _inputs(client: Client, model: str, paths: list[Path], texts: list[str], names: list[str]) -> dict[str, Any]:
@@ -229,4 +265,3 @@ def _draw(result: InspectResult, tensors: Mapping[str, Array], path: Path) -> No
             plots.save(result, path, tensors)
     except OSError as failure:
         raise error(Reason.INVALID_VALUE, f"{path} cannot be written: {failure.strerror}", "plot") from None
-    console_output.print_line(f"drew {path}")

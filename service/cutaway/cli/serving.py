@@ -8,7 +8,8 @@ from typing import Annotated, Literal
 import typer
 from rich import filesize
 
-from cutaway.cli import console_output, short_forms
+from cutaway.cli import console_output, documents, json_output, short_forms
+from cutaway.cli.json_output import AsJson
 
 
 def package(
@@ -49,6 +50,7 @@ def package(
     random_weights: Annotated[
         bool, typer.Option("--random-weights", help="Allow parameters that the adapter neither loads nor seeds.")
     ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Build an archive from a model and its adapter, and try whether it loads."""
     with console_output.requires_extra("server"):
@@ -68,8 +70,11 @@ def package(
         destination=output,
         force=force,
         random_weights=random_weights,
-        check=load_once,
+        check=json_output.own_stdout(as_json)(load_once),
     )
+    if as_json:
+        json_output.print_json(documents.Package(archive, archive.stat().st_size))
+        return
     console_output.print_line(f"built {archive} ({filesize.decimal(archive.stat().st_size)})")
     console_output.print_line(f"next: cutaway serve --model-store {output}")
 

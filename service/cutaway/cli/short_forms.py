@@ -1,4 +1,4 @@
-"""Short forms of parts of a request, such as ``LayerGradCam:conv2,relu=true``, and files of requests.
+"""Short forms of parts of a request, such as ``LayerGradCam:conv2,relu=true``.
 
 A short form becomes the mapping that a file would hold: what stands behind ``=`` is YAML, and `cutaway.request_reader`
 reads the whole.
@@ -7,7 +7,7 @@ reads the whole.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,19 +15,11 @@ import typer
 import yaml
 
 from cutaway.errors import CutawayError
-from cutaway.request_reader.files import load_arrays, load_yaml
-from cutaway.request_reader.reader import read, read_request
-from cutaway.requests import Attribution, Capture, Edit, ExplainIf, InspectRequest
+from cutaway.request_reader.files import load_arrays
+from cutaway.request_reader.reader import read
+from cutaway.requests import Attribution, Capture, ClassIndex, ClassLabel, Edit, ExplainIf, Target
 
 T = TypeVar("T")
-
-
-def request(path: str) -> InspectRequest:
-    """Reads a file with the fields of a request; ``-`` is standard input. Paths of arrays are relative to the file."""
-    try:
-        return read_request(load_arrays(load_yaml(Path(path)), Path(path).parent))
-    except CutawayError as failure:
-        raise _usage_error(failure) from None
 
 
 def attribution(text: str) -> Attribution:
@@ -48,6 +40,13 @@ def edit(text: str) -> Edit:
     head, *pairs = _split(text)
     name, _, where = head.partition(":")
     return _read(Edit, {"edit": name, **_place(where), **_fields(pairs)})
+
+
+def target(classes: Sequence[str]) -> Target:
+    """Reads classes, each an index or a label; one for all examples, or one an example."""
+    if all(re.fullmatch(r"-?\d+", each) for each in classes):
+        return ClassIndex(tuple(map(int, classes)))
+    return ClassLabel(tuple(classes))
 
 
 def explain_if(text: str) -> ExplainIf:
@@ -97,8 +96,9 @@ def _read(kind: type[T], fields: dict[str, Any]) -> T:
     try:
         return read(kind, load_arrays(fields, Path()))
     except CutawayError as failure:
-        raise _usage_error(failure) from None
+        raise usage_error(failure) from None
 
 
-def _usage_error(failure: CutawayError) -> typer.BadParameter:
+def usage_error(failure: CutawayError) -> typer.BadParameter:
+    """Returns ``failure`` as an error in the command line, which typer prints with the option's name."""
     return typer.BadParameter(f"{failure.field}: {failure.message}" if failure.field else failure.message)

@@ -11,7 +11,9 @@ from typing import Annotated
 
 import typer
 
+from cutaway.cli import documents, json_output
 from cutaway.cli.console_output import print_line
+from cutaway.cli.json_output import AsJson
 
 _SCOPES = ("predict", "inspect", "edit")
 
@@ -43,13 +45,19 @@ def token(
     days: Annotated[
         float | None, typer.Option(metavar="N", min=0, help="After how many days the token expires; never by default.")
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Make a token: the token is printed to stderr, its entry for the token file to stdout.
+    """Make a token: the token is printed to stderr, its entry for the token file to stdout; with --json, both to
+    stdout.
 
     For example: cutaway token dashboard --models digits --scopes predict,inspect >> tokens.toml
     """
     secret = secrets.token_urlsafe(32)
-    for line in _entry(name, secret, _split(models), _split(scopes), _split(layers), days):
+    entry = list(_entry(name, secret, _split(models), _split(scopes), _split(layers), days))
+    if as_json:
+        json_output.print_json(documents.Token(secret, "\n".join(entry)))
+        return
+    for line in entry:
         print_line(line)
     typer.echo(secret, err=True)
 

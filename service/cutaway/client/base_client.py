@@ -16,12 +16,13 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 import grpc
 
+from cutaway.client.inputs import Inputs
 from cutaway.client.reply_size import ReplySizes, exceeds_one_message
-from cutaway.client.request_builder import CheckLike, Inputs, TargetLike, build_request
+from cutaway.client.request_builder import AttributionLike, CheckLike, TargetLike, build_request
 from cutaway.client.tls_probe import speaks_tls
 from cutaway.client.transport import SERVICE, TORCHSERVE_SCHEME, Call, GatewayTransport, TorchServeTransport, Transport
 from cutaway.errors import CutawayError, Reason, error
-from cutaway.requests import Argument, Attribution, Capture, CheckMode, Edit, ExplainIf, InspectRequest
+from cutaway.requests import Argument, Capture, CheckMode, Edit, ExplainIf, InspectRequest
 from cutaway.results import InspectResult, ModelName
 from cutaway.trust import Tls, make_trust
 
@@ -75,7 +76,7 @@ class BaseClient(ABC, Generic[Inspected, Streamed]):
         target: TargetLike = None,
         captures: Sequence[Capture | str] | str = (),
         input_gradients: bool | Sequence[str] | str = False,
-        attributions: Sequence[Attribution] = (),
+        attributions: Sequence[AttributionLike] | AttributionLike = (),
         arguments: Mapping[str, Argument] = MappingProxyType({}),
         attribution_errors_in_place: bool = False,
         explain_if: ExplainIf | None = None,
@@ -95,11 +96,13 @@ class BaseClient(ABC, Generic[Inspected, Streamed]):
 
         Args:
             model: ``digits``, or ``digits/versions/1.0``.
-            inputs: arrays by forward-argument name, batch first; or one `Raw` or several, for the model to decode.
-            target: None for the predicted class, a class index for all examples, one an example, or a `Target`.
+            inputs: arrays by forward-argument name, batch first (of numpy or torch, or lists of numbers); one array, if
+                the model has one input; or examples for the model to decode: a `Raw`, a text, a Pillow image, several.
+            target: None for the predicted class, a class index or label for all examples, one an example, or a
+                `Target`.
             captures: tensors inside the model to return; a bare name or glob returns outputs.
             input_gradients: True for every floating input, or names.
-            attributions: the attributions to compute.
+            attributions: the attributions to compute; for a method without parameters its name is enough.
             arguments: by name, the arguments of forward that are no tensors: truth values, numbers, texts, None.
             attribution_errors_in_place: True returns the error of an attribution in its place, and the rest of the
                 result; False raises it.
@@ -155,7 +158,7 @@ class BaseClient(ABC, Generic[Inspected, Streamed]):
         target: TargetLike = None,
         captures: Sequence[Capture | str] | str = (),
         input_gradients: bool | Sequence[str] | str = False,
-        attributions: Sequence[Attribution] = (),
+        attributions: Sequence[AttributionLike] | AttributionLike = (),
         arguments: Mapping[str, Argument] = MappingProxyType({}),
         attribution_errors_in_place: bool = False,
         explain_if: ExplainIf | None = None,

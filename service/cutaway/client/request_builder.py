@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, fields, replace
 from types import MappingProxyType
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from cutaway.errors import Reason, error
+from cutaway.client.inputs import Inputs, request_inputs
+from cutaway.errors import CutawayError, Reason, error
 from cutaway.requests import (
     Argument,
     Attribution,
@@ -16,19 +19,19 @@ from cutaway.requests import (
     CheckMode,
     CheckRequest,
     ClassIndex,
+    ClassLabel,
     Edit,
+    Expectation,
     ExplainIf,
     InspectRequest,
     PredictedClass,
-    Raw,
     Target,
 )
-from cutaway.schema.tensors import ArrayLike, as_array
 
 T = TypeVar("T")
 
-Inputs: TypeAlias = Mapping[str, ArrayLike] | Raw | Sequence[Raw]
-TargetLike: TypeAlias = int | Sequence[int] | Target | None
+TargetLike: TypeAlias = int | str | Sequence[int] | Sequence[str] | Target | None
+AttributionLike: TypeAlias = Attribution | str
 CheckLike: TypeAlias = str | CheckMode | CheckRequest
 
 
@@ -39,7 +42,7 @@ def build_request(
     target: TargetLike = None,
     captures: Sequence[Capture | str] | str = (),
     input_gradients: bool | Sequence[str] | str = False,
-    attributions: Sequence[Attribution] = (),
+    attributions: Sequence[AttributionLike] | AttributionLike = (),
     arguments: Mapping[str, Argument] = MappingProxyType({}),
     attribution_errors_in_place: bool = False,
     explain_if: ExplainIf | None = None,
@@ -56,13 +59,13 @@ def build_request(
     """Returns the request that `Client.inspect` sends for the same arguments."""
     return InspectRequest(
         model=model,
-        **_inputs(inputs),
+        **request_inputs(inputs),
         target=_target(target),
         captures=tuple(Capture(each) if isinstance(each, str) else each for each in _several(captures)),
         input_gradients=_input_gradients(input_gradients),
         edits=tuple(edits),
         compare=compare,
-        attributions=tuple(attributions),
+        attributions=_attributions(attributions),
         arguments=dict(arguments),
         attribution_errors_in_place=attribution_errors_in_place,
         explain_if=explain_if,
@@ -74,15 +77,6 @@ def build_request(
         compression=compression,
         dry_run=dry_run,
     )
-
-
-def _inputs(inputs: Inputs) -> dict[str, Any]:
-    if isinstance(inputs, Mapping):
-        return {"tensors": {name: as_array(array) for name, array in inputs.items()}}
-    raw = (inputs,) if isinstance(inputs, Raw) else tuple(inputs)
-    if not all(isinstance(example, Raw) for example in raw):
-        raise error(Reason.INVALID_VALUE, "inputs are arrays by name, one Raw, or several", "inputs")
-    return {"raw": raw}
 
 
 def _several(values: Sequence[T] | str) -> Sequence[T | str]:
@@ -102,10 +96,69 @@ def _target(target: TargetLike) -> Target:
         return PredictedClass()
     if isinstance(target, Target):
         return target
-    indices = (target,) if isinstance(target, (int, np.integer)) else target
-    if not all(isinstance(index, (int, np.integer)) for index in indices):
-        raise error(Reason.INVALID_VALUE, f"{target!r} is no class index, nor several, nor a Target", "target")
-    return ClassIndex(tuple(int(index) for index in indices))
+    classes: Any = (target,) if isinstance(target, (int, np.integer, str)) else target
+    try:
+        given = [each.item() if isinstance(each, np.generic) else each for each in classes]
+    except TypeError:
+        given = [classes]
+    if given and all(isinstance(each, str) for each in given):
+        return ClassLabel(tuple(given))
+    if not all(isinstance(each, int) and not isinstance(each, bool) for each in given):
+        remedy = "send a class index or label, one for each example, or a Target such as ca.OutputSum()"
+        raise error(Reason.INVALID_VALUE, f"{target!r:.80} is no target; {remedy}", "target")
+    return ClassIndex(tuple(given))
+
+
+def _attributions(attributions: Sequence[AttributionLike] | AttributionLike) -> tuple[Attribution, ...]:
+    several = (attributions,) if isinstance(attributions, (str, Attribution)) else attributions
+    try:
+        return tuple(_attribution(each, f"attributions[{number}]") for number, each in enumerate(several))
+    except TypeError:
+        raise _no_attribution(several, "attributions") from None
+
+
+def _attribution(asked: Any, field: str) -> Attribution:
+    """Returns an attribution; a name is that of a method without parameters, and a baseline without a name is that of
+    every input."""
+    if isinstance(asked, str):
+        asked = _of_name(asked, field)
+    if not isinstance(asked, Attribution):
+        raise _no_attribution(asked, field)
+    given = getattr(asked, "baselines", None)
+    if given is None or isinstance(given, Mapping):
+        return asked
+    if isinstance(asked, Expectation):
+        raise error(Reason.INVALID_VALUE, "baselines are samples by input name: {'x': samples}", f"{field}.baselines")
+    return replace(asked, baselines={"": given})  # type: ignore[call-arg]
+
+
+def _of_name(name: str, field: str) -> Attribution:
+    kinds = {kind.__name__: kind for kind in _methods(Attribution)}
+    kind = kinds.get(name)
+    if kind is None:
+        near = difflib.get_close_matches(name, kinds, n=3)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"methods: {', '.join(sorted(kinds))}"
+        raise error(Reason.INVALID_VALUE, f"there is no method {name!r:.80}; {hint}", field)
+    needed = [each.name for each in fields(kind) if each.default is MISSING and each.default_factory is MISSING]
+    if needed:
+        example = f"ca.{name}({', '.join(f'{each}=...' for each in needed)})"
+        raise error(Reason.INVALID_VALUE, f"{name} needs {', '.join(needed)}: send {example}", field)
+    return kind()
+
+
+def _methods(base: type[Attribution]) -> Iterator[type[Attribution]]:
+    """Yields the methods that can be asked for: the classes without subclasses."""
+    for kind in base.__subclasses__():
+        if not kind.__subclasses__():
+            yield kind
+        yield from _methods(kind)
+
+
+def _no_attribution(got: object, field: str) -> CutawayError:
+    what = f"{got!r:.80} is no attribution; send ca.Saliency() or another method, or its name, or several"
+    if isinstance(got, type):
+        what = f"{got.__name__} is a class; send {got.__name__}(...)"
+    return error(Reason.INVALID_VALUE, what, field)
 
 
 def _input_gradients(names: bool | Sequence[str] | str) -> tuple[str, ...] | None:

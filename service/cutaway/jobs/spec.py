@@ -249,8 +249,9 @@ class Job(Section):
     ] = Field(description="Columns by the name of the argument of `forward`; or {raw: ...}, which the adapter decodes.")
     id: NamedColumn | None = Field(default=None, description="The ids of rows; by default their numbers.")
     label: NamedColumn | None = Field(default=None, description="The labels of rows: indices or names of classes.")
-    target: RequestPart | int | list[int] = Field(
-        default="predicted", description="The target of attributions: predicted, label, or {class_index: 3}."
+    target: RequestPart | int | list[int] | list[str] = Field(
+        default="predicted",
+        description="The target of attributions: predicted, label (of each row), a class or its label.",
     )
     request: Request = Request()
     output: Output

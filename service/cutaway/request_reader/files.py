@@ -23,15 +23,39 @@ def load_yaml(path: Path) -> dict[str, Any]:
     Raises:
         InvalidArgument: ``INVALID_VALUE`` if the file cannot be read or holds no mapping.
     """
+    return parse_yaml(read_text(path), str(path))
+
+
+def read_text(path: Path) -> str:
+    """Returns the text of a file, or of standard input if ``path`` is ``-``.
+
+    Raises:
+        InvalidArgument: ``INVALID_VALUE`` if it cannot be read, or is no UTF-8.
+    """
     try:
-        content = yaml.safe_load(sys.stdin.read() if str(path) == "-" else path.read_text("utf-8"))
+        return sys.stdin.read() if str(path) == "-" else path.read_text("utf-8")
     except OSError as failure:
         raise error(Reason.INVALID_VALUE, f"{path} cannot be read: {failure.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as failure:
-        raise error(Reason.INVALID_VALUE, f"{path} is not YAML: {' '.join(str(failure).split())}") from None
+    except UnicodeDecodeError as failure:
+        raise error(Reason.INVALID_VALUE, f"{path} is not YAML: {failure}") from None
+
+
+def parse_yaml(text: str, name: str) -> dict[str, Any]:
+    """Returns the mapping in ``text``, YAML from the file ``name``.
+
+    Raises:
+        InvalidArgument: ``INVALID_VALUE`` with ``name`` and the line, if ``text`` is no YAML or holds no mapping.
+    """
+    try:
+        content = yaml.safe_load(text)
+    except yaml.MarkedYAMLError as failure:
+        line = f"line {failure.problem_mark.line + 1}: " if failure.problem_mark else ""
+        raise error(Reason.INVALID_VALUE, f"{name} is not YAML: {line}{failure.problem}") from None
+    except yaml.YAMLError as failure:
+        raise error(Reason.INVALID_VALUE, f"{name} is not YAML: {' '.join(str(failure).split())}") from None
     if not isinstance(content, dict):
-        raise error(Reason.INVALID_VALUE, f"{path} holds no mapping of field names to values")
-    return {str(name): value for name, value in content.items()}
+        raise error(Reason.INVALID_VALUE, f"{name} holds no mapping of field names to values")
+    return {str(key): value for key, value in content.items()}
 
 
 def load_arrays(value: Any, directory: Path) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import types
 from collections.abc import Collection, Mapping
 from dataclasses import MISSING, fields
@@ -84,8 +85,7 @@ def _read_named(base: Any, value: Any) -> Any:
     """Reads an object of one of the classes in ``CLASSES[base]``.
 
     Methods and edits have their name beside their fields, as in ``{edit: scale, factor: 2}``; all others have it around
-    them, as in ``{gamma: {gamma: 0.5}}``. A name alone is an object without fields; whole numbers alone are a target's
-    class indices.
+    them, as in ``{gamma: {gamma: 0.5}}``. A name alone is an object without fields; for targets see `_named_target`.
     """
     noun, _ = _TABLES[base]
     if base in (Attribution, Edit):
@@ -93,16 +93,30 @@ def _read_named(base: Any, value: Any) -> Any:
         with at(noun):
             kind = _find_class(base, values.pop(noun, ""))
         return kind(**_arguments(kind, values))
+    if base is Target:
+        value = _named_target(value)
     if isinstance(value, str):
         value = {value: {}}
-    if base is Target and isinstance(value, (int, list)):
-        value = {"class_index": value}
     if not isinstance(value, Mapping) or len(value) != 1:
         raise wrong_type(f"one {noun} by its name, which is one of {', '.join(CLASSES[base])}", value)
     ((name, value),) = value.items()
     kind = _find_class(base, name)
     with at(str(name)):
         return kind(**_arguments(kind, {} if value is None else value))
+
+
+def _named_target(value: Any) -> Any:
+    """Returns a target with its name. Whole numbers are class indices, and texts labels, unless one is, or nearly is,
+    the name of a target."""
+    several = value if isinstance(value, list) else [value]
+    if several and all(isinstance(each, str) for each in several):
+        return value if isinstance(value, str) and _may_name_target(value) else {"class_label": several}
+    return {"class_index": value} if isinstance(value, (int, list)) else value
+
+
+def _may_name_target(text: str) -> bool:
+    names = [plain(alias) for field, kind in CLASSES[Target].items() for alias in (field, kind.__name__)]
+    return bool(difflib.get_close_matches(plain(text), names, n=1, cutoff=0.8))  # a typo is not taken for a label
 
 
 def _find_class(base: Any, name: Any) -> Any:

@@ -15,7 +15,8 @@ class TokenId(int):
 
 
 Baselines: TypeAlias = Mapping[str, float | ArrayLike | TokenId]
-"""By input name: a number, a tensor of one row or a row an example, or a token's id."""
+"""By input name, or by ``""`` for all other inputs: a number, a tensor of one row or a row an example, or a token's
+id."""
 
 Distributions: TypeAlias = Mapping[str, ArrayLike]
 """By input name, samples of a distribution: axis 0 is the sample, then the axes of the input; each

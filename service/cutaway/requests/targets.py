@@ -10,6 +10,7 @@ from cutaway.str_enum import StrEnum
 
 __all__ = [
     "ClassIndex",
+    "ClassLabel",
     "Cotangent",
     "CrossEntropy",
     "LossReduction",
@@ -49,6 +50,17 @@ class ClassIndex(Target):
     """
 
     indices: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ClassLabel(Target):
+    """Given classes of an output [batch, classes], by their labels.
+
+    Args:
+        labels: one for all examples, or one an example; each is the label of exactly one class.
+    """
+
+    labels: tuple[str, ...]
 
 
 @dataclass(frozen=True)

@@ -222,6 +222,8 @@ class InspectResult:
         explained_rows: [batch] of bool: with ``explain_if``, whether the row qualified and was explained; else None.
         estimate: with ``dry_run``, the estimate of the reply; then predictions, captures, gradients and attributions
             are empty.
+        feature_names: by input name, the names of the elements of its last axis; of inputs that have them, and that
+            gradients or attributions are about.
     """
 
     predictions: Mapping[str, Array]
@@ -239,6 +241,7 @@ class InspectResult:
     timings: Timings = field(default_factory=Timings)
     explained_rows: Array | None = None
     estimate: Estimate | None = None
+    feature_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

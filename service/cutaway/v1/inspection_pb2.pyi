@@ -322,6 +322,7 @@ class InspectResponse(_message.Message):
     TIMINGS_FIELD_NUMBER: _builtins.int
     ESTIMATE_FIELD_NUMBER: _builtins.int
     EXPLAINED_ROWS_FIELD_NUMBER: _builtins.int
+    FEATURE_NAMES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def predictions(self) -> Global___Predictions:
         """What the model returned."""
@@ -368,6 +369,12 @@ class InspectResponse(_message.Message):
     def explained_rows(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bool]:
         """With `explain_if`: whether each row qualified, and so was explained. Empty without it: all were."""
 
+    @_builtins.property
+    def feature_names(self) -> _containers.RepeatedCompositeFieldContainer[Global___FeatureNames]:
+        """The names of the features that gradients and attributions are about: an element for each input whose features have
+        names, if there are gradients or attributions of it.
+        """
+
     def __init__(
         self,
         *,
@@ -382,14 +389,43 @@ class InspectResponse(_message.Message):
         timings: Global___Timings | None = ...,
         estimate: Global___Estimate | None = ...,
         explained_rows: _abc.Iterable[_builtins.bool] | None = ...,
+        feature_names: _abc.Iterable[Global___FeatureNames] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["estimate", b"estimate", "predictions", b"predictions", "provenance", b"provenance", "timings", b"timings", "unedited_predictions", b"unedited_predictions"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributions", b"attributions", "captures", b"captures", "estimate", b"estimate", "explained_rows", b"explained_rows", "input_gradients", b"input_gradients", "parameter_gradients", b"parameter_gradients", "predictions", b"predictions", "provenance", b"provenance", "timings", b"timings", "unedited_predictions", b"unedited_predictions", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributions", b"attributions", "captures", b"captures", "estimate", b"estimate", "explained_rows", b"explained_rows", "feature_names", b"feature_names", "input_gradients", b"input_gradients", "parameter_gradients", b"parameter_gradients", "predictions", b"predictions", "provenance", b"provenance", "timings", b"timings", "unedited_predictions", b"unedited_predictions", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___InspectResponse: _TypeAlias = InspectResponse  # noqa: Y015
+
+@_typing.final
+class FeatureNames(_message.Message):
+    """The names of the elements of an input's last axis."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INPUT_FIELD_NUMBER: _builtins.int
+    NAMES_FIELD_NUMBER: _builtins.int
+    input: _builtins.str
+    """The input."""
+    @_builtins.property
+    def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """In order."""
+
+    def __init__(
+        self,
+        *,
+        input: _builtins.str = ...,
+        names: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["input", b"input", "names", b"names"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FeatureNames: _TypeAlias = FeatureNames  # noqa: Y015
 
 @_typing.final
 class Predictions(_message.Message):

@@ -162,6 +162,7 @@ class InputSpec(_message.Message):
     DATA_TYPE_FIELD_NUMBER: _builtins.int
     SHAPE_FIELD_NUMBER: _builtins.int
     OPTIONAL_FIELD_NUMBER: _builtins.int
+    FEATURE_NAMES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Its name."""
     data_type: _tensor_pb2.DataType.ValueType
@@ -174,6 +175,10 @@ class InputSpec(_message.Message):
         does not say.
         """
 
+    @_builtins.property
+    def feature_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The names of the elements of its last axis, in order; empty where they have none."""
+
     def __init__(
         self,
         *,
@@ -181,10 +186,11 @@ class InputSpec(_message.Message):
         data_type: _tensor_pb2.DataType.ValueType = ...,
         shape: _abc.Iterable[_builtins.int] | None = ...,
         optional: _builtins.bool = ...,
+        feature_names: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_type", b"data_type", "name", b"name", "optional", b"optional", "shape", b"shape"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_type", b"data_type", "feature_names", b"feature_names", "name", b"name", "optional", b"optional", "shape", b"shape"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -65,6 +65,7 @@ class Target(_message.Message):
     SUM_FIELD_NUMBER: _builtins.int
     NORM_FIELD_NUMBER: _builtins.int
     NEURON_FIELD_NUMBER: _builtins.int
+    CLASS_LABEL_FIELD_NUMBER: _builtins.int
     output: _builtins.str
     """The output it is read from, by name. Default: the model's first."""
     @_builtins.property
@@ -107,6 +108,10 @@ class Target(_message.Message):
     def neuron(self) -> Global___Neuron:
         """One neuron inside the model instead of an output."""
 
+    @_builtins.property
+    def class_label(self) -> Global___ClassLabel:
+        """A given class, by its label."""
+
     def __init__(
         self,
         *,
@@ -121,12 +126,13 @@ class Target(_message.Message):
         sum: Global___OutputSum | None = ...,
         norm: Global___OutputNorm | None = ...,
         neuron: Global___Neuron | None = ...,
+        class_label: Global___ClassLabel | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["class_index", b"class_index", "cotangent", b"cotangent", "cross_entropy", b"cross_entropy", "kind", b"kind", "mean_squared_error", b"mean_squared_error", "multi_index", b"multi_index", "neuron", b"neuron", "norm", b"norm", "predicted_class", b"predicted_class", "sum", b"sum", "top_k", b"top_k"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["class_index", b"class_index", "class_label", b"class_label", "cotangent", b"cotangent", "cross_entropy", b"cross_entropy", "kind", b"kind", "mean_squared_error", b"mean_squared_error", "multi_index", b"multi_index", "neuron", b"neuron", "norm", b"norm", "predicted_class", b"predicted_class", "sum", b"sum", "top_k", b"top_k"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["class_index", b"class_index", "cotangent", b"cotangent", "cross_entropy", b"cross_entropy", "kind", b"kind", "mean_squared_error", b"mean_squared_error", "multi_index", b"multi_index", "neuron", b"neuron", "norm", b"norm", "output", b"output", "predicted_class", b"predicted_class", "sum", b"sum", "top_k", b"top_k"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["class_index", b"class_index", "class_label", b"class_label", "cotangent", b"cotangent", "cross_entropy", b"cross_entropy", "kind", b"kind", "mean_squared_error", b"mean_squared_error", "multi_index", b"multi_index", "neuron", b"neuron", "norm", b"norm", "output", b"output", "predicted_class", b"predicted_class", "sum", b"sum", "top_k", b"top_k"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["predicted_class", "class_index", "multi_index", "top_k", "cross_entropy", "mean_squared_error", "cotangent", "sum", "norm", "neuron"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["predicted_class", "class_index", "multi_index", "top_k", "cross_entropy", "mean_squared_error", "cotangent", "sum", "norm", "neuron", "class_label"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -172,6 +178,30 @@ class ClassIndex(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ClassIndex: _TypeAlias = ClassIndex  # noqa: Y015
+
+@_typing.final
+class ClassLabel(_message.Message):
+    """One class for all examples, or one an example, by the labels that the model has for its classes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LABELS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Size 1, or the batch size; each is the label of exactly one class."""
+
+    def __init__(
+        self,
+        *,
+        labels: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["labels", b"labels"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClassLabel: _TypeAlias = ClassLabel  # noqa: Y015
 
 @_typing.final
 class MultiIndex(_message.Message):

@@ -48,6 +48,7 @@ def _estimate(result: InspectResult) -> InspectResult:
     return InspectResult(
         {},
         warnings=result.warnings,
+        feature_names=result.feature_names,
         provenance=result.provenance,
         timings=result.timings,
         estimate=Estimate(size, tensors, result.estimate.passes if result.estimate else 0),

@@ -77,6 +77,15 @@ def _read_outline(message: tensor_pb2.Tensor) -> plain.Outline:
     return plain.Outline(arrays.data_type_of(message), tuple(message.shape))
 
 
+def _write_feature_names(names: Mapping[str, tuple[str, ...]], container: Any) -> None:
+    for name, features in names.items():
+        container.add(input=name, names=features)
+
+
+def _read_feature_names(container: Any) -> dict[str, tuple[str, ...]]:
+    return {message.input: tuple(message.names) for message in container}
+
+
 PROVENANCE = record(plain.Provenance, model_pb2.Provenance)
 
 _CLASSES = several(record(plain.ClassPrediction, inspection_pb2.ClassPrediction))
@@ -133,6 +142,7 @@ def _codec(compression: str) -> Codec:
             "timings": FieldRule(codec=record(plain.Timings, inspection_pb2.Timings)),
             "estimate": FieldRule(codec=_ESTIMATE),
             "explained_rows": _vector(np.bool_),
+            "feature_names": FieldRule(codec=Codec(_write_feature_names, _read_feature_names)),
         },
     )
 

@@ -8,6 +8,7 @@ from typing import Any
 from cutaway.errors import Reason, error
 from cutaway.requests import (
     ClassIndex,
+    ClassLabel,
     Cotangent,
     CrossEntropy,
     MeanSquaredError,
@@ -61,10 +62,12 @@ TARGETS: OneOf[Target] = OneOf(
         "sum": OutputSum,
         "norm": OutputNorm,
         "neuron": Neuron,
+        "class_label": ClassLabel,
     },
     rules=_RULES,
     checks={
         ClassIndex: _some("indices", "class index"),
+        ClassLabel: _some("labels", "label"),
         MultiIndex: _some("indices", "position"),
         CrossEntropy: _some("labels", "label"),
     },

@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -26,7 +25,7 @@ from cutaway.engine.dry_run.memory import least_bytes
 from cutaway.engine.dry_run.pass_count import costs
 from cutaway.engine.execution.collect import provenance
 from cutaway.engine.execution.describe import describe
-from cutaway.engine.model.input_validation import validate_arguments, validate_inputs
+from cutaway.engine.model.input_validation import named, validate_arguments, validate_inputs
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel, arguments_kind
 from cutaway.engine.model.module_tree import ModuleTree
 from cutaway.engine.planning.plan import Plan, plan_request
@@ -36,7 +35,7 @@ from cutaway.engine.runtime.timing import timed
 from cutaway.errors import at
 from cutaway.frozen import changed
 from cutaway.requests import InspectRequest
-from cutaway.results import InspectResult, ModelDetail, ModelName, Provenance, Timings, TokenAttribution
+from cutaway.results import InspectResult, ModelDetail, ModelName, Provenance, Timings
 from cutaway.v1 import inspection_service_pb2, worker_pb2
 from cutaway.version import __version__
 from cutaway.wire import chunks
@@ -46,6 +45,7 @@ from cutaway.wire import results as wire_results
 from cutaway.wire.reply_options import apply_reply_options
 from cutaway.wire.reply_timings import as_worker_reply
 from cutaway.worker import limits, trace_context
+from cutaway.worker.adapter_names import feature_names, with_texts
 from cutaway.worker.archived_model import load_archived
 from cutaway.worker.call import Call
 from cutaway.worker.failures import as_failure, raising_errors, with_failure
@@ -260,24 +260,16 @@ class Worker:
         complete = changed(
             result,
             provenance=self._provenance(result.provenance),
-            attributions=tuple(
-                attribution
-                if attribution.tokens is None
-                else replace(attribution, tokens=self._with_texts(attribution.tokens))
-                for attribution in result.attributions
-            ),
+            attributions=with_texts(self._adapter, result.attributions),
+            feature_names=feature_names(self._model.inputs, result),
         )
         return apply_reply_options(complete, request)
 
-    def _with_texts(self, tokens: TokenAttribution) -> TokenAttribution:
-        rows = [tuple(self._adapter.token_texts(row)) for row in tokens.ids.tolist()]
-        return replace(tokens, texts=tuple(rows) if any(rows) else ())
-
     def _inputs(self, request: InspectRequest, cancellation: Cancellation) -> Inputs:
         with at("raw" if request.raw else "tensors.by_name"):
-            tensors = self._decode_raw(request, cancellation) if request.raw else {
-                name: from_numpy(array) for name, array in request.tensors.items()
-            }  # fmt: skip
+            tensors = self._decode_raw(request, cancellation) if request.raw else named(
+                self._model.inputs, {name: from_numpy(array) for name, array in request.tensors.items()}
+            )  # fmt: skip
         shapes = (*((name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()),)
         kind = shapes, arguments_kind(request.arguments)
         order = self._valid_inputs.get(kind)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,7 +46,6 @@ def image(tmp_path: Path) -> Path:
         (["inspect", "pets", "BROKEN"], "INVALID_VALUE: "),
         (["inspect", "pets", "IMAGE", "--save", "nowhere/x.npz"], "INVALID_VALUE [save]: nowhere/x.npz cannot be"),
         (["inspect", "pets", "IMAGE", "--plot", "nowhere/x.png"], "INVALID_VALUE [plot]: nowhere/x.png cannot be"),
-        (["inspect", "pets", "IMAGE", "--timeout", "0.000001"], "DEADLINE_EXCEEDED: no reply within 1e-06 s"),
     ],
 )
 def test_an_error_is_one_line(arguments: list[str], message: str, address: str, image: Path, tmp_path: Path) -> None:
@@ -59,6 +60,14 @@ def test_an_error_is_one_line(arguments: list[str], message: str, address: str, 
     assert len(done.stderr.splitlines()) == 1
 
 
+def test_no_reply_in_time_is_worth_another_try(address: str, image: Path) -> None:
+    """A deadline has the exit status of errors that may go away, and its line says what helps."""
+    done = cutaway("inspect", "pets", image, "--timeout", "0.000001", "--address", address)
+    assert done.returncode == 5
+    assert done.stderr.startswith("DEADLINE_EXCEEDED: no reply within 1e-06 s")
+    assert "--timeout waits longer" in done.stderr
+
+
 def test_an_error_is_red_on_a_terminal(address: str) -> None:
     """Colour is used where somebody looks."""
     done = cutaway("layers", "pest", "--address", address, FORCE_COLOR="1", TERM="xterm")
@@ -69,7 +78,7 @@ def test_an_error_is_red_on_a_terminal(address: str) -> None:
 def test_without_a_server_the_error_says_how_to_start_one() -> None:
     """Nobody at the address: UNAVAILABLE's reason, the address, and the command that starts a server."""
     done = cutaway("models", "--address", NOBODY)
-    assert done.returncode == 1
+    assert done.returncode == 5
     assert done.stderr.startswith("SERVER_UNREACHABLE: no server answers (")
     assert "cutaway serve --model-store DIR" in done.stderr
     assert len(done.stderr.splitlines()) == 1
@@ -120,6 +129,50 @@ def test_a_mistyped_command_is_refused_before_anybody_is_asked(
     done = CliRunner().invoke(cli.app, ["inspect", "pets", *given, "--address", NOBODY])
     assert done.exit_code == 2
     assert message in done.output, done.output
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("captures:\n  - conv\n  - {module: conv, cal: 0}", "line 3: captures[1].cal: Capture has no such field"),
+        ("seed: 1\nattributions: [{method: deep_lift,\n  baselines: {image: x}}]", "line 3: attributions[0].baselines"),
+        ("seed: 1\nnonsense: 1", "line 2: nonsense: InspectRequest has no such field"),
+        ("seed: 1\n  edits: []", "is not YAML: line 2: mapping values are not allowed here"),
+        ("", "holds no mapping of field names to values"),
+    ],
+)
+@pytest.mark.parametrize("source", ["file", "standard input"])
+def test_an_error_in_a_request_file_has_its_line(
+    content: str, message: str, source: str, image: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """File, or standard input, and line stand before the field; nothing is sent."""
+    file = tmp_path / "request.yaml"
+    file.write_text(content)
+    monkeypatch.setattr("sys.stdin", io.StringIO(content))
+    given = "-" if source == "standard input" else file
+    done = cutaway("inspect", "pets", image, "--request", given, "--address", NOBODY)
+    assert done.returncode == 2
+    name = str(file) if source == "file" else source
+    assert re.search(f"{re.escape(name)},? {re.escape(message)}", done.stderr), done.stderr
+
+
+def test_an_error_that_the_server_finds_has_its_line(address: str, image: Path, tmp_path: Path) -> None:
+    """Where the field at fault is from the request file, and not from an option."""
+    file = tmp_path / "request.yaml"
+    ask = ["inspect", "pets", image, "--request", file, "--address", address]
+    file.write_text("seed: 1\ncaptures:\n  - conv\n  - module: cnv\n")
+    done = cutaway(*ask)
+    assert done.returncode == 1
+    assert done.stderr.startswith("MODULE_NOT_FOUND [captures[1].module]: ")
+    assert done.stderr.endswith(f" ({file}, line 4)\n")
+    file.write_text("seed: 1\ntarget: 7\n")
+    assert cutaway(*ask).stderr.endswith(f" ({file}, line 2)\n")
+    done = cutaway(*ask, "--target", 8)
+    assert (done.returncode, "line" in done.stderr) == (1, False)
+    file.write_text("captures: [conv]")
+    done = cutaway(*ask, "--capture", "cnv")
+    assert done.stderr.startswith("MODULE_NOT_FOUND [captures[1].module]: ")
+    assert "line" not in done.stderr
 
 
 def test_a_bare_array_for_a_model_with_two_inputs_needs_a_name(address: str, tmp_path: Path) -> None:

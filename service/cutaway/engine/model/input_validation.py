@@ -26,6 +26,36 @@ def specs_from_signature(module: nn.Module) -> list[InputSpec]:
     return [InputSpec(p.name, optional=p.default is not p.empty) for p in parameters]
 
 
+def check_feature_names(spec: InputSpec) -> None:
+    """Raises ``ADAPTER_INVALID`` unless the features of an input have as many names as there are, each its own."""
+    names = spec.feature_names
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    expected = spec.shape[-1] if len(spec.shape) > 1 else -1
+    if repeated or not all(names):
+        what = f"{repeated[0]!r} names two features" if repeated else "a feature has no name"
+    elif names and expected not in (-1, len(names)):
+        what = f"{len(names)} feature names, and the last axis has {expected} elements"
+    else:
+        return
+    raise error(Reason.ADAPTER_INVALID, f"input {spec.name}: {what}", "inputs")
+
+
+def named(specs: Sequence[InputSpec], tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Returns ``tensors``; one tensor without a name gets that of the model's only input, or of the only one that
+    forward has no default for.
+
+    Raises:
+        InvalidArgument: ``INPUT_MISSING``, if there is no such input.
+    """
+    if [*tensors] != [""]:
+        return tensors
+    names = [spec.name for spec in specs if not spec.optional or len(specs) == 1]
+    if len(names) != 1:
+        takes = f"the model takes {', '.join(spec.name for spec in specs)}" if specs else "its inputs have any names"
+        raise error(Reason.INPUT_MISSING, f"one tensor without a name, and {takes}: send tensors by name")
+    return {names[0]: tensors[""]}
+
+
 def validate_inputs(specs: Sequence[InputSpec], tensors: Mapping[str, Tensor]) -> Inputs:
     """Returns ``tensors`` in the order of ``specs``.
 

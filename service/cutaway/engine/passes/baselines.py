@@ -16,11 +16,14 @@ from cutaway.schema.tensors import Array, as_array
 
 
 def baselines(values: Mapping[str, Any], inputs: Inputs, explained: Sequence[str]) -> Inputs:
-    """Returns a baseline of each explained input's shape; zeros where none was sent.
+    """Returns a baseline of each explained input's shape; zeros where none was sent. The name ``""`` stands for all
+    inputs that are not named.
 
     Raises:
         InvalidArgument: with the field at fault, below ``baselines``.
     """
+    if "" in values:
+        values = {**dict.fromkeys(explained, values[""]), **{name: each for name, each in values.items() if name}}
     with at("baselines.by_input"):
         refuse_unexplained(values, "baseline", explained)
         return {name: baseline(name, values.get(name, 0), inputs[name]) for name in explained}

@@ -15,10 +15,12 @@ from cutaway.engine.model.module_tree import ModuleTree
 from cutaway.engine.passes.pass_recorder import ResolvedAttribution
 from cutaway.engine.planning import name_resolution
 from cutaway.engine.planning.attribution_setup import differentiable, resolve_attribution
+from cutaway.engine.planning.class_labels import by_index
 from cutaway.engine.planning.name_resolution import CaptureSites
 from cutaway.engine.runtime.cancellation import NEVER_CANCELLED, Cancellation
 from cutaway.engine.runtime.rng import new_seed
 from cutaway.errors import Code, CutawayError, at
+from cutaway.frozen import changed
 from cutaway.module_globs import is_glob
 from cutaway.requests import Attribution, InspectRequest, Neuron, Point, PredictedClass, TopK
 from cutaway.results import AttributionError, AttributionResult
@@ -130,6 +132,10 @@ def plan_request(
     tree = model.tree if visible is None else visible
     # Tensors that were made in inference mode cannot be differentiated.
     inputs = {name: tensor.clone() if tensor.is_inference() else tensor for name, tensor in inputs.items()}
+    with at("target"):
+        target = by_index(model, request.target)
+    if target is not request.target:
+        request = changed(request, target=target)
     sites = _sites(model, tree, request)
     parameters = name_resolution.parameters(tree, request)
     edits = name_resolution.edits(tree, request, next(iter(inputs.values())).shape[0])
@@ -141,7 +147,7 @@ def plan_request(
     for number, attribution in enumerate(request.attributions):
         try:
             with at(f"attributions[{number}]"):
-                attributions[number] = resolve_attribution(model, attribution, inputs, edits, seed)
+                attributions[number] = resolve_attribution(model, _with_index(model, attribution), inputs, edits, seed)
         except CutawayError as failure:
             failed[number] = _in_place(request, attribution, failure)
     if failed:
@@ -153,6 +159,12 @@ def plan_request(
     plan = Plan(model, request, inputs, cancellation, *resolved)
     stops = request.omit_predictions and not (plan.needs_target or request.attributions or request.compare)
     return replace(plan, missing=_missing(sites)) if stops else plan
+
+
+def _with_index(model: InspectedModel, attribution: Attribution) -> Attribution:
+    with at("target"):
+        target = None if attribution.target is None else by_index(model, attribution.target)
+    return attribution if target is attribution.target else replace(attribution, target=target)
 
 
 def _sites(model: InspectedModel, tree: ModuleTree, request: InspectRequest) -> CaptureSites:

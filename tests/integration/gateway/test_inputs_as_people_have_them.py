@@ -1,0 +1,206 @@
+"""A newcomer's calls: plain values as inputs, labels as targets, methods by name; and what is said to wrong ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+import cutaway as ca
+from cutaway.adapters import Adapter, ImageAdapter, TensorAdapter
+from cutaway.gateway import serve
+from cutaway.results import InputSpec
+
+LABELS = ("malignant", "benign", "unknown", "unknown")
+FEATURES = ("radius", "texture", "area")
+X = np.array([[1.0, -2.0, 3.0], [0.5, 0.25, -4.0]], np.float32)
+
+
+def seeded(module: nn.Module) -> nn.Module:
+    generator = torch.Generator().manual_seed(0)
+    for parameter in module.parameters():
+        parameter.data = torch.randn(parameter.shape, generator=generator)
+    return module
+
+
+class Images(ImageAdapter):
+    size, mode, argument = (4, 4), "L", "input"
+
+    def build(self) -> nn.Module:
+        return seeded(nn.Sequential(nn.Flatten(), nn.Linear(16, 2)))
+
+
+class Letters(Adapter):
+    """Reads the first letter of a text."""
+
+    media_types = ("text/plain",)
+    inputs = (InputSpec("input", "float32", (-1, 1)),)
+
+    def build(self) -> nn.Module:
+        return seeded(nn.Linear(1, 2))
+
+    def preprocess(self, data: bytes, media_type: str) -> Mapping[str, Tensor]:
+        return {"input": torch.tensor([[float(data[0])]])}
+
+
+class Two(nn.Module):
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        return a * b
+
+
+TABLE = TensorAdapter(
+    seeded(nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 4))),
+    inputs=(InputSpec("input", "float32", (-1, 3), feature_names=FEATURES),),
+    labels=LABELS,
+)
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[ca.Client]:
+    models: dict[str, nn.Module | Adapter] = {"table": TABLE, "image": Images(), "text": Letters(), "two": Two()}
+    with serve(models) as server, ca.Client(server.address) as client:
+        yield client
+
+
+def same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        X,
+        torch.from_numpy(X),
+        torch.from_numpy(X).requires_grad_(),
+        X.tolist(),
+        {"input": X.tolist()},
+        tuple(map(tuple, X)),
+    ],
+    ids=["numpy", "torch", "a leaf", "lists", "lists by name", "tuples"],
+)
+def test_one_array_needs_no_name(client: ca.Client, given: Any) -> None:
+    expected = client.inspect("table", {"input": X}, input_gradients=True)
+    found = client.inspect("table", given, input_gradients=True)
+    assert same(found.predictions, expected.predictions)
+    assert same(found.input_gradients, expected.input_gradients)
+    assert found.feature_names == {"input": FEATURES}
+
+
+def test_examples_need_no_wrapping(client: ca.Client) -> None:
+    """A Pillow image is sent as PNG, which loses nothing; a text as UTF-8; several as one batch."""
+    pixels = np.arange(16, dtype=np.uint8).reshape(4, 4) * 16
+    image = Image.fromarray(pixels)
+    by_hand = client.inspect("image", {"input": pixels[None, None].astype(np.float32) / 255})
+    assert same(client.inspect("image", image).predictions, by_hand.predictions)
+    assert len(client.inspect("image", [image, image]).predictions["output"]) == 2
+    assert same(
+        client.inspect("text", ["a", "ö"]).predictions,
+        client.inspect("text", [ca.Raw(b"a", "text/plain"), ca.Raw("ö".encode(), "text/plain")]).predictions,
+    )
+    assert same(client.inspect("text", "a").predictions, client.inspect("text", ca.Raw(b"a")).predictions)
+
+
+@pytest.mark.parametrize(
+    ("labels", "indices"),
+    [("benign", 1), (["benign", "malignant"], [1, 0]), (np.array(["benign", "malignant"]), [1, 0])],
+    ids=["one", "one an example", "of numpy"],
+)
+def test_classes_have_labels(client: ca.Client, labels: Any, indices: Any) -> None:
+    """As the target of a request and of an attribution."""
+    expected = client.inspect("table", X, target=indices, input_gradients=True, attributions="Saliency")
+    found = client.inspect("table", X, target=labels, input_gradients=True, attributions="Saliency")
+    assert same(found.input_gradients, expected.input_gradients)
+    assert found.targets is not None
+    assert found.targets.tolist() == np.broadcast_to(indices, 2).tolist()
+    own = ca.Saliency(target=ca.ClassLabel(tuple(np.atleast_1d(labels).tolist())))
+    (one,) = client.inspect("table", X, attributions=[own]).attributions
+    assert same(one.values, expected.attributions[0].values)
+
+
+def test_methods_have_names_and_baselines_need_none(client: ca.Client) -> None:
+    """A name is the method with its defaults; a number is the baseline of every input."""
+    named, plain = client.inspect("table", X, attributions=["Saliency", ca.Saliency()]).attributions
+    assert same(named.values, plain.values)
+    short = ca.IntegratedGradients(baselines=0.5, n_steps=8)  # type: ignore[arg-type]
+    row = ca.IntegratedGradients(baselines=np.full((1, 3), 0.5, np.float32), n_steps=8)  # type: ignore[arg-type]
+    long = ca.IntegratedGradients(baselines={"input": 0.5}, n_steps=8)
+    one, two, three = client.inspect("table", X, attributions=[short, row, long]).attributions
+    assert same(one.values, three.values)
+    assert same(two.values, three.values)
+    both = ca.IntegratedGradients(baselines=1.0, n_steps=8)  # type: ignore[arg-type]
+    (found,) = client.inspect("two", {"a": X, "b": X}, target=0, attributions=both).attributions
+    expected = ca.IntegratedGradients(baselines={"a": 1.0, "b": 1.0}, n_steps=8)
+    assert same(
+        found.values, client.inspect("two", {"a": X, "b": X}, target=0, attributions=expected).attributions[0].values
+    )
+
+
+def test_features_have_names(client: ca.Client) -> None:
+    """In the description of the model, and beside gradients and attributions; not where there are none."""
+    assert client.get_model("table").inputs[0].feature_names == FEATURES
+    assert client.inspect("table", X).feature_names == {}
+    assert client.inspect("table", X, attributions="Saliency").feature_names == {"input": FEATURES}
+    assert client.inspect("table", X, attributions="Saliency", stream=True).feature_names == {"input": FEATURES}
+    estimate = client.inspect("table", X, attributions="Saliency", dry_run=True).estimate
+    assert estimate is not None
+    assert estimate.reply_bytes > 0
+
+
+LABEL = "target.class_label.labels"
+WRONG: dict[str, tuple[str, Any, dict[str, Any], str, str, str]] = {
+    "bytes": ("image", b"\x89PNG", {}, "INVALID_VALUE", "inputs", r"ca\.Raw\(data, 'image/png'\)"),
+    "nothing": ("table", None, {}, "INVALID_VALUE", "inputs", "got NoneType; send arrays by name"),
+    "no examples": ("table", [], {}, "INVALID_VALUE", "inputs", "no example"),
+    "both kinds": ("text", ["a", 3.0], {}, "INVALID_VALUE", "inputs", "not all of the examples"),
+    "texts in an array": ("table", {"input": ["a"]}, {}, "INPUT_DTYPE", "inputs.input", "array of texts"),
+    "ragged": ("table", {"input": [[1.0], [1.0, 2.0]]}, {}, "INVALID_VALUE", "inputs.input", "is no array"),
+    "names that are none": ("table", {3: X}, {}, "INVALID_VALUE", "inputs", "names of inputs are texts"),
+    "no name, two inputs": ("two", X, {}, "INPUT_MISSING", "tensors.by_name", "takes a, b: send tensors by name"),
+    "a typo": ("table", X, {"target": "bening"}, "LABEL_NOT_FOUND", f"{LABEL}[0]", "mean 'benign'"),
+    "no such label": ("table", X, {"target": ["benign", "?"]}, "LABEL_NOT_FOUND", f"{LABEL}[1]", "labels are"),
+    "two of that name": ("table", X, {"target": "unknown"}, "LABEL_NOT_FOUND", f"{LABEL}[0]", "classes 2, 3"),
+    "no labels": ("image", Image.new("L", (4, 4)), {"target": "a"}, "LABEL_NOT_FOUND", "target.class_label.labels[0]",
+                  "send their indices"),
+    "of an attribution": (
+        "table", X, {"attributions": [ca.Saliency(target=ca.ClassLabel(("?",)))]}, "LABEL_NOT_FOUND",
+        "attributions[0].target.class_label.labels[0]", "no class is called"),
+    "a float": ("table", X, {"target": 1.5}, "INVALID_VALUE", "target", "send a class index or label"),
+    "a mixture": ("table", X, {"target": [1, "benign"]}, "INVALID_VALUE", "target", "send a class index or label"),
+    "an unknown method": ("table", X, {"attributions": ["Salience"]}, "INVALID_VALUE", "attributions[0]", "Saliency"),
+    "a method that needs more": (
+        "table", X, {"attributions": "LayerGradCam"}, "INVALID_VALUE", "attributions[0]", r"Cam\(layer=\.\.\.\)"),
+    "a class": ("table", X, {"attributions": [ca.Saliency]}, "INVALID_VALUE", "attributions[0]", r"Saliency\(\.\.\.\)"),
+    "no method": ("table", X, {"attributions": [3]}, "INVALID_VALUE", "attributions[0]", "3 is no attribution"),
+    "several baselines": (
+        "table", X, {"attributions": ca.GradientShap(baselines=0.0)}, "INVALID_VALUE", "attributions[0].baselines",  # type: ignore[arg-type]
+        "samples by input name"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("model", "inputs", "asked", "reason", "field", "message"), WRONG.values(), ids=list(WRONG))
+def test_wrong_ones_are_told_what_is_right(
+    client: ca.Client, model: str, inputs: Any, asked: dict[str, Any], reason: str, field: str, message: str
+) -> None:
+    with pytest.raises(ca.InvalidArgument, match=message) as caught:
+        client.inspect(model, inputs, **asked)
+    assert (caught.value.reason, caught.value.field) == (reason, field)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (("a", "b"), "2 feature names, and the last axis has 3 elements"),
+        (("a", "b", "a"), "'a' names two features"),
+        (("a", "b", ""), "a feature has no name"),
+    ],
+)
+def test_feature_names_fit(names: tuple[str, ...], message: str) -> None:
+    adapter = TensorAdapter(nn.Linear(3, 2), inputs=(InputSpec("input", "float32", (-1, 3), feature_names=names),))
+    with pytest.raises(ca.InvalidArgument, match=message) as caught, serve({"net": adapter}):
+        pass
+    assert caught.value.reason == "ADAPTER_INVALID"

@@ -1,0 +1,265 @@
+"""``--json``: one document on stdout, with the fields that docs/command-line.md has."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from PIL import Image
+
+import cutaway as ca
+from cutaway import errors
+from cutaway.cli import failures, json_output
+from cutaway.gateway import serve
+from cutaway.results import AttributionError, AttributionResult, InspectResult, TokenAttribution
+from tests.support.cli import Pair, Pets, cutaway, said
+from tests.support.json_documents import PAGE, Documented
+from tools.json_fields import DOCUMENTS
+
+NOBODY = "127.0.0.1:1"
+EVERYTHING = """
+target: {top_k: 2}
+captures: [relu, {module: head, at: [output, grad_output]}, {module: conv, reduce: {top_k: 2}}, {parameter: head.bias}]
+input_gradients: true
+attributions:
+  - {method: saliency, metrics: [sensitivity_max]}
+  - {method: layer_grad_cam, layer: nowhere}
+edits: [{edit: scale, module: head, factor: 2}]
+compare: true
+explain_if: {probability_at_least: 0.0}
+attribution_errors_in_place: true
+"""
+ADAPTER = """
+import torch
+from torch import nn
+
+from cutaway.adapters import ImageAdapter
+
+
+class Tiny(ImageAdapter):
+    size, mode, argument, labels = (8, 8), "L", "input", ("cat", "dog")
+
+    def build(self) -> nn.Module:
+        print("loading the weights")
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 2))
+"""
+JOB = """
+model: {adapter: 'tiny_pets.py:Tiny'}
+data: {path: rows.npy}
+inputs: {input: {column: rows}}
+request: {attributions: [saliency]}
+output: {folder: out}
+"""
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with serve({"pets": Pets(), "pair": Pair()}) as served:
+        yield served.address
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Path:
+    file = tmp_path / "pet.png"
+    Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8)).save(file)
+    return file
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    (tmp_path / "tiny_pets.py").write_text(ADAPTER)
+    (tmp_path / "job.yaml").write_text(JOB)
+    np.save(tmp_path / "rows.npy", np.ones((3, 1, 8, 8), np.float32))
+    return tmp_path / "job.yaml"
+
+
+def document(*arguments: object) -> Any:
+    """What the command printed as JSON, on one line."""
+    text = said(*arguments, "--json")
+    assert text.count("\n") == 1
+    return json.loads(text)
+
+
+def refused(*arguments: object) -> tuple[int, Any]:
+    """The exit status of the command, which must fail, and its JSON error."""
+    done = cutaway(*arguments, "--json")
+    assert not done.stdout
+    (line,) = done.stderr.splitlines()
+    (found,) = json.loads(line).items()
+    assert found[0] == "error"
+    Documented("error").check(found[1])
+    assert found[1]["exit_status"] == done.returncode
+    return done.returncode, found[1]
+
+
+def test_models_and_layers_are_as_documented(address: str) -> None:
+    """Their fields are those of the Python client."""
+    found = document("models", "--address", address)
+    Documented("models").check(found)
+    assert found == {"models": [{"model": "pair", "version": "1.0"}, {"model": "pets", "version": "1.0"}]}
+    found = document("layers", "pets", "--ops", "--depth", 0, "--address", address)
+    Documented("layers").check(found)
+    with ca.Client(address) as client:
+        detail = client.get_model("pets", operators=True)
+    assert [module["name"] for module in found["modules"]] == [module.name for module in detail.modules]
+    assert found["operators"][0]["address"] == detail.operators[0].address
+    assert found["inputs"] == [{"name": "image", "data_type": "float32", "shape": [-1, 1, 8, 8], "optional": False}]
+
+
+def test_inspect_is_as_documented(address: str, image: Path, tmp_path: Path) -> None:
+    """Everything that a result can hold has its row, in a reply and in an estimate."""
+    (tmp_path / "request.yaml").write_text(EVERYTHING)
+    documented = Documented("inspect")
+    request = ["--request", tmp_path / "request.yaml"]
+    found = document("inspect", "pets", image, *request, "--address", address)
+    documented.check(found)
+    documented.check(document("inspect", "pets", image, "--capture", "conv", "--dry-run", "--address", address))
+    documented.check(document("inspect", "pets", image, "--capture", "unused", "--address", address))
+    unseen = {path.partition(".")[0] for path in documented.types} - {
+        path.partition(".")[0] for path in documented.seen
+    }
+    assert not unseen
+    with ca.Client(address) as client:
+        expected = client.inspect("pets", ca.Raw(image.read_bytes(), "image/png"), edits=[ca.Scale("head", factor=2.0)])
+    np.testing.assert_array_equal(found["predictions"]["output"]["values"], expected.predictions["output"])
+    assert found["captures"]["relu"]["calls"][1]["leaves"]["output"][""]["shape"] == [1, 4, 6, 6]
+    assert found["attributions"][-1]["error"]["reason"] == "MODULE_NOT_FOUND"
+    assert found["attributions"][0]["checks"][0]["verdict"] == "AGREES"
+
+
+def test_large_tensors_have_no_values(address: str, image: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Up to --max-values elements, 1000 by default, a tensor has its values; then only its data type and shape."""
+    ask = ["inspect", "pets", image, "--capture", "conv", "--address", address]
+
+    def values(*more: object) -> Any:
+        found = document(*ask, *more)["captures"]["conv"]["calls"][0]["leaves"]["output"][""]
+        assert (found["data_type"], found["shape"]) == ("float32", [1, 4, 6, 6])
+        return found["values"]
+
+    assert np.shape(values("--max-values", 144)) == (1, 4, 6, 6)
+    assert values("--max-values", 143) is None
+    assert values("--max-values", 0) is None
+    assert np.shape(values()) == (1, 4, 6, 6)
+    for size in (1000, 1001):
+        json_output.print_json({"tensor": np.zeros(size)})
+        assert (json.loads(capsys.readouterr().out)["tensor"]["values"] is None) == (size == 1001)
+
+
+def test_parts_that_are_rare_are_as_documented(capsys: pytest.CaptureFixture[str]) -> None:
+    """Tokens, errors and standard errors of an attribution; subclasses print no fields of their own."""
+    tokens = TokenAttribution("ids", np.ones((1, 2), np.int64), np.ones((1, 2)), (("a", "\u202e\x1b"),))
+    failed = AttributionError(3, "INVALID_VALUE", "no", "attributions[0]")
+    attribution = AttributionResult("Lime", "", {}, tokens=tokens, standard_errors={"x": np.ones(2)}, error=failed)
+
+    @dataclass(frozen=True)
+    class Own(InspectResult):
+        own: int = 0
+
+    json_output.print_json(Own({}, attributions=(attribution,)), InspectResult)
+    text = capsys.readouterr().out
+    assert text.isascii()
+    assert text.isprintable() or text.endswith("\n")
+    assert "\x1b" not in text
+    documented = Documented("inspect")
+    documented.check(json.loads(text))
+    assert "attributions[].tokens.texts" in documented.seen
+
+
+def test_numbers_that_json_lacks_are_texts(capsys: pytest.CaptureFixture[str]) -> None:
+    """What is not finite, in a tensor and outside, is text as in protobuf's JSON; bfloat16 has its exact values."""
+    values = np.array([np.nan, np.inf, -np.inf, 0.5], ml_dtypes.bfloat16)
+    json_output.print_json({"tensor": values, "number": float("-inf")})
+    found = json.loads(capsys.readouterr().out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert found["tensor"] == {"data_type": "bfloat16", "shape": [4], "values": ["NaN", "Infinity", "-Infinity", 0.5]}
+    assert found["number"] == "-Infinity"
+
+
+def test_package_and_token_are_as_documented(tmp_path: Path) -> None:
+    """Package says where the archive is; a token comes with the entry that has its SHA-256."""
+    (tmp_path / "tiny_pets.py").write_text(ADAPTER)
+    adapter = f"{tmp_path / 'tiny_pets.py'}:Tiny"
+    done = cutaway("package", "tiny", "--adapter", adapter, "--output", tmp_path, "--json")
+    found = json.loads(done.stdout)
+    Documented("package").check(found)
+    assert "loading the weights" in done.stderr  # what a model prints is no part of the document
+    archive = tmp_path / "tiny-1.0.mar"
+    assert found == {"archive": str(archive), "bytes": archive.stat().st_size}
+    found = document("token", "me", "--models", "pets")
+    Documented("token").check(found)
+    assert hashlib.sha256(found["token"].encode()).hexdigest() in found["entry"]
+
+
+def test_batch_is_as_documented(job: Path) -> None:
+    """Plan, run and report print one document each; lines of progress are on stderr."""
+    found = json.loads(cutaway("batch", "plan", job, "--json").stdout)
+    Documented("batch plan").check(found)
+    assert found["rows"] == 3
+    done = cutaway("batch", "run", job, "--json")
+    found = json.loads(done.stdout)
+    Documented("batch run").check(found)
+    assert (done.returncode, found["rows"], found["bad"]) == (0, 3, 0)
+    assert "\n3 rows\n" in f"\n{done.stderr}"
+    found = document("batch", "report", found["folder"])
+    Documented("batch report").check(found)
+    assert Path(found["report"]).is_file()
+
+
+def test_every_document_is_on_the_page() -> None:
+    """With --json in its help; and no other command has it."""
+    for command in DOCUMENTS.keys() - {"error"}:
+        assert "--json" in said(*command.split(), "--help"), command
+        assert f"`cutaway {command}`" in PAGE.read_text("utf-8")
+    assert "--json" not in said("serve", "--help")
+
+
+def test_an_error_is_json_too(address: str, image: Path, tmp_path: Path) -> None:
+    """With the reason, the field and the message of the line that people get, on stderr; nothing is on stdout."""
+    status, found = refused("layers", "pest", "--address", address)
+    assert (status, found["reason"], found["field"], found["code"]) == (1, "MODEL_NOT_FOUND", "model", "NOT_FOUND")
+    assert found["message"].startswith("no model 'pest'")
+    status, found = refused("inspect", "pets", image, "--capture", "cnv", "--address", address)
+    assert (status, found["field"]) == (1, "captures[0].module")
+    status, found = refused("models", "--address", NOBODY)
+    assert (status, found["reason"], found["retryable"]) == (5, "SERVER_UNREACHABLE", True)
+    status, found = refused("batch", "run", tmp_path / "nowhere.yaml")
+    assert (status, found["reason"], found["exit_status"]) == (2, "INVALID_VALUE", 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field", "message"),
+    [
+        (["models", "--nonsense"], "", "No such option: --nonsense"),
+        (["layers"], "model", "Missing argument"),
+        (["inspect", "pets", "--seed", "x"], "--seed", "should be a valid integer"),
+        (["inspect", "pets", "--attribution", "Salienci"], "--attribution", "did you mean 'saliency'?"),
+        (["inspect", "pets"], "INPUT", "give a file or --text"),
+    ],
+)
+def test_a_wrong_command_is_json_too(arguments: list[str], field: str, message: str) -> None:
+    """Status 2, the reason USAGE, and the option."""
+    status, found = refused(*arguments, *([] if "--nonsense" in arguments else ["--address", NOBODY]))
+    assert (status, found["reason"]) == (2, "USAGE")
+    assert found["field"] == field
+    assert message in found["message"]
+
+
+def test_every_class_of_errors_has_an_exit_status() -> None:
+    """In the code and in the table of the page; an error of a newer server has that of its code."""
+    rows = {line.split("|")[1].strip(): line for line in PAGE.read_text("utf-8").splitlines() if line.startswith("| ")}
+    kinds = errors.CutawayError.__subclasses__()
+    assert set(kinds) == set(failures.EXIT_STATUSES)
+    for kind, status in failures.EXIT_STATUSES.items():
+        assert f"`{kind.__name__}`" in rows[str(status)]
+        found = failures.of_call(errors.from_wire(kind.code, "NEW_REASON", "new"))
+        assert (found.exit_status, found.code) == (status, errors.Code(kind.code).name)
+    assert {str(failures.WRONG_COMMAND), str(failures.STOPPED), str(failures.READER_GONE)} <= rows.keys()
+    unknown = failures.of_call(errors.from_wire(1, "CANCELLED", "cancelled"))
+    assert (unknown.exit_status, unknown.code) == (6, "1")
