@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from pathlib import Path
 
 from cutaway.display.pictures import short_number
@@ -46,7 +48,9 @@ def _rendered(page: Page) -> str:
         lstrip_blocks=True,
     )
     environment.filters.update(number=short_number, breakable=_breakable)
-    return environment.get_template("page.html.j2").render(page=page)
+    script = Path(__file__).with_name("filters.js").read_text("utf-8")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return environment.get_template("page.html.j2").render(page=page, script=script, script_digest=digest)
 
 
 def _breakable(name: str) -> str:
