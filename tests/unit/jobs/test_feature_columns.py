@@ -279,8 +279,9 @@ def test_a_plan_computes_a_few_rows(tmp_path: Path) -> None:
 
 def test_a_class_is_named_by_its_label(tmp_path: Path) -> None:
     """One class for all rows, by the label that the model gives it; an unknown label is an error before any row."""
-    run(job(tmp_path, "features", target="malignant"))
-    assert set(read(tmp_path / "out")["target"]) == {1}
     with pytest.raises(CutawayError, match="'malignant'") as caught:
         run(job(tmp_path, "features", target="malignnt"))
     assert caught.value.field.startswith("target")
+    assert not list((tmp_path / "out").glob("part-*"))
+    run(job(tmp_path, "features", target="malignant"))
+    assert set(read(tmp_path / "out")["target"]) == {1}
