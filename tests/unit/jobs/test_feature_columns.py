@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas  # type: ignore[import-untyped]  # it ships no types
+import pandas
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
