@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test portability newest fuzz soak chaos bench scaling matrix verdicts captum-config container check format protos docs pictures lock sbom audit clean
+.PHONY: help setup demo test portability newest fuzz soak chaos bench scaling matrix verdicts captum-config container check format protos docs pictures report-pictures lock sbom audit clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -60,6 +60,9 @@ pictures: ## draw docs/pictures: results as a notebook shows them (needs Chromiu
 
 docs: ## write the tables of docs/ from the code
 	@scripts/docs
+
+report-pictures: ## draw the reports of three jobs in Chromium: docs/pictures/report-*.png
+	@scripts/report-pictures
 
 lock: ## write constraints.txt and deploy/requirements with the newest versions
 	@scripts/lock
