@@ -1,7 +1,7 @@
 """Hooks of mkdocs (mkdocs.yml): links from a page to files outside docs/ work on the site too.
 
-A page links to a file of the repository by its relative path, as a repository browser needs it. The site gets a page for
-each such file, below ``source/``: Markdown as it is, a folder as the list of its files, everything else as code.
+A page links to a file of the repository by its relative path, as a repository browser needs it. The site gets a page
+for each such file, below ``source/``: Markdown as it is, a folder as the list of its files, everything else as code.
 """
 
 from __future__ import annotations
