@@ -13,7 +13,10 @@ from pathlib import Path, PurePosixPath
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.pages import Page
+
+from tools.diagrams import DIAGRAM, DOCS, drawing
 
 ROOT = Path(__file__).parent.parent
 SOURCE = "source/"
@@ -21,6 +24,8 @@ SOURCE = "source/"
 
 _LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)#\s]+)(#[^)\s]*)?(?=\))")
 _FENCE = re.compile(r"`{3,}")
+_ROW = re.compile(r"^\|.*\|$", re.MULTILINE)
+_CODE = re.compile(r"`[^`]+`")
 _HIDDEN = re.compile(r"(^|/)(\.|__pycache__|node_modules)")
 _LANGUAGES = {".py": "python", ".js": "javascript", ".json": "json", ".proto": "proto", ".yml": "yaml", ".yaml": "yaml"}
 _NO_SEARCH = "---\nsearch: {exclude: true}\n---\n\n"
@@ -50,8 +55,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Points each link to a file of the repository to that file's page of the site."""
-    return relinked(page.file.src_uri, markdown)
+    """Points each link to a file of the repository to that file's page of the site, and shows drawings and pipes."""
+    return with_drawings(page.file.src_uri, with_pipes(relinked(page.file.src_uri, markdown)))
 
 
 def outside_links(uri: str, text: str) -> Iterator[PurePosixPath]:
@@ -72,6 +77,23 @@ def relinked(uri: str, text: str) -> str:
         return posixpath.relpath(site_path(path), posixpath.dirname(uri) or ".") + (match[2] or "")
 
     return _LINK.sub(replacement, text) if _has_links(uri) else text
+
+
+def with_pipes(text: str) -> str:
+    """Returns ``text`` with plain pipes in the code of tables: other renderers need a backslash there, ours shows it."""
+    return _ROW.sub(lambda row: _CODE.sub(lambda code: code[0].replace("\\|", "|"), row[0]), text)
+
+
+def with_drawings(uri: str, text: str) -> str:
+    """Returns ``text`` of the page ``uri`` with the drawing of each Mermaid diagram in place of its source."""
+
+    def picture(match: re.Match[str]) -> str:
+        path = drawing(match[1])
+        if not path.exists():
+            raise PluginError(f"{uri} has a diagram without a drawing; run: make diagrams")
+        return f"![{match[1].split()[0]}]({posixpath.relpath(path.relative_to(DOCS), posixpath.dirname(uri) or '.')})"
+
+    return DIAGRAM.sub(picture, text)
 
 
 def site_path(path: PurePosixPath) -> str:
