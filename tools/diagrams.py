@@ -1,4 +1,4 @@
-"""Draws the Mermaid diagrams of the documentation for the site: ``python -m tools.diagrams MERMAID_JS`` (`make diagrams`).
+"""Draws the Mermaid diagrams of the documentation for the site: ``python -m tools.diagrams MERMAID_JS``.
 
 A repository browser draws them itself. On the site, Mermaid would be 3 MB of JavaScript for two pictures; so each
 drawing is a file, docs/diagrams/HASH.svg, named by the SHA-256 of its source: a diagram that changed has none.

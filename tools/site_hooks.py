@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import File, Files
 from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from tools.diagrams import DIAGRAM, DOCS, drawing
@@ -80,7 +80,7 @@ def relinked(uri: str, text: str) -> str:
 
 
 def with_pipes(text: str) -> str:
-    """Returns ``text`` with plain pipes in the code of tables: other renderers need a backslash there, ours shows it."""
+    """Returns ``text`` with plain pipes in the code of tables; elsewhere a backslash is needed, and here it shows."""
     return _ROW.sub(lambda row: _CODE.sub(lambda code: code[0].replace("\\|", "|"), row[0]), text)
 
 
