@@ -37,6 +37,14 @@ from examples.digits.train import train_and_save
 BUILD = Path("build/demo")
 STORE = BUILD / "model_store"
 PICTURE = BUILD / "digit.png"
+IMAGE = BUILD / "seven.png"
+
+NEXT = (
+    f"cutaway serve --model-store {STORE} --engine processes",
+    f"cutaway inspect digits {IMAGE} --attribution IntegratedGradients --plot inside.png",
+    "cutaway new adapter mine --kind table",
+)
+"""What to do after the demo, in an activated environment; the second command from another terminal."""
 
 CAPTURES = (ca.Capture("conv1"), ca.Capture("conv2", at=("output", "grad_output")), ca.Capture("fc1", at="input"))
 ATTRIBUTIONS = (
@@ -84,7 +92,17 @@ def demo(digit: Examples) -> int:
     plots.save(result, PICTURE, {"image": digit.images})
     console.print(f"\n[bold]The whole picture:[/] {PICTURE}")
     again = ask_server(digit, "--engine=embedded", name="one process, without TorchServe and Java")
-    return conclude(result, again)
+    status = conclude(result, again)
+    say_what_is_next()
+    return status
+
+
+def say_what_is_next() -> None:
+    """Write an image of a digit, and print three commands that work with what the demo has left."""
+    IMAGE.write_bytes(as_png(held_out().pixels[held_out().labels.tolist().index(7)]))
+    _headline("Next: activate the environment with  . .venv/bin/activate")
+    for command in NEXT:
+        console.print(Text(f"$ {command}", style="cyan"), soft_wrap=True)
 
 
 def make_model() -> None:

@@ -97,12 +97,12 @@ class Adapter:
 
     def example(self) -> Inputs | None:
         """Returns a small batch to try the model with, or None; by default ones of the declared shapes."""
-        if not self.inputs or any(not spec.shape or -1 in spec.shape[1:] for spec in self.inputs):
+        needed = [spec for spec in self.inputs if not spec.optional]
+        if not needed or any(not spec.shape or -1 in spec.shape[1:] for spec in needed):
             return None
         return {
             spec.name: torch.ones((1, *spec.shape[1:]), dtype=getattr(torch, spec.data_type or "float32"))
-            for spec in self.inputs
-            if not spec.optional
+            for spec in needed
         }
 
     def decode(self, data: bytes, media_type: str) -> Mapping[str, Tensor]:

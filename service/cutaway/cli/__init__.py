@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from cutaway.cli import batch, completion, inspect_commands, manual, running, serving, tokens
+from cutaway.cli import batch, completion, inspect_commands, manual, new, running, serving, tokens
 from cutaway.cli.console_output import print_line
 from cutaway.version import __version__
 
@@ -14,6 +14,7 @@ _FIRST_STEPS = """\
 First steps:
 
 \b
+  cutaway new adapter digits --kind image
   cutaway package digits --adapter digits_adapter.py:Digits
   cutaway serve --model-store .
   cutaway layers digits
@@ -29,6 +30,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # which would read [:LAYER] as a style, and has little room at 80 columns
 )
+app.add_typer(new.app, name="new")
 app.command()(serving.package)
 app.command()(serving.serve)
 app.command()(tokens.token)

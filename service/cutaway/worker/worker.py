@@ -29,6 +29,7 @@ from cutaway.engine.model.input_validation import named, validate_arguments, val
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel, arguments_kind
 from cutaway.engine.model.module_tree import ModuleTree
 from cutaway.engine.planning.plan import Plan, plan_request
+from cutaway.engine.runtime import late_imports  # noqa: F401  # before the first request
 from cutaway.engine.runtime.cancellation import NEVER_CANCELLED, Cancellation
 from cutaway.engine.runtime.numpy_bridge import from_numpy
 from cutaway.engine.runtime.timing import timed

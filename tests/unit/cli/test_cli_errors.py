@@ -102,7 +102,6 @@ def test_without_a_server_the_error_says_how_to_start_one() -> None:
         (["IMAGE", "--edit", "zero:conv@grad"], "at: 'grad' is not a choice; "),
         (["IMAGE", "--edit", "replace:conv,tensor=no.npy"], "tensor: no.npy cannot be read: No such file or directory"),
         (["IMAGE", "--compare"], "without an --edit there is nothing to compare"),
-        (["IMAGE", "--target", "cat"], "valid integer"),
         (["IMAGE", "--explain-if", "0.5"], "'0.5' is not KEY=VALUE"),
         (["IMAGE", "--explain-if", "probability_at_leest=1"], "did you mean 'probability_at_least'?"),
         (["IMAGE", "--request", "nowhere.yaml"], "nowhere.yaml cannot be read: No such file or directory"),

@@ -1,0 +1,107 @@
+"""Every file of docs/adapters.md and docs/from-torchserve.md is packaged, served, and does what it did by hand."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import cutaway as ca
+from cutaway.adapters import Adapter, create_adapter, find_adapter, load_model
+from cutaway.gateway import serve
+from tests.support.cli import said
+from tests.support.rounding import SMALL, close
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+FLOWERS = [[5.1, 3.5, 1.4, 0.2], [6.3, 3.3, 6.0, 2.5]]
+
+
+def files(page: str) -> dict[str, str]:
+    """The Python files of a page, by name."""
+    blocks = re.findall(r"```python\n# file: (\w+\.py)\n(.*?)```", (DOCS / page).read_text("utf-8"), re.DOTALL)
+    return dict(blocks)
+
+
+ADAPTERS = {**files("adapters.md"), "flowers_adapter.py": files("from-torchserve.md")["flowers_adapter.py"]}
+
+
+def test_the_pages_have_their_files() -> None:
+    assert list(ADAPTERS) == [
+        f"{name}_adapter.py" for name in ("credit", "animals", "mood", "pairs", "heads", "flowers")
+    ]
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_an_adapter_of_the_guide_is_packaged_and_answers(name: str, tmp_path: Path) -> None:
+    """As the network itself does; its first output is explained, and the verdict agrees."""
+    (tmp_path / name).write_text(ADAPTERS[name])
+    weights = tmp_path / "weights.safetensors"
+    options = ["--weights", weights] if "manual_seed" not in ADAPTERS[name] else []
+    save_file(linear().state_dict(), weights)
+    kind = name.removesuffix("_adapter.py").capitalize()
+    said("package", "net", "--adapter", f"{tmp_path / name}:{kind}", "--output", tmp_path / "models", *options)
+    adapter = create_adapter(find_adapter(f"{name}:{kind}", tmp_path), {}, tmp_path, weights if options else None)
+    example = adapter.example()
+    assert example is not None
+    with torch.no_grad():
+        expected = load_model(adapter, "cpu").run(example)
+    with serve({"net": adapter}) as server, ca.Client(server.address) as client:
+        target = None if adapter.labels else ca.ClassIndex((0,))
+        found = client.inspect("net", {key: x.numpy() for key, x in example.items()}, target=target)
+        method = ca.LayerIntegratedGradients(layer="embedding") if name == "mood_adapter.py" else ca.Saliency()
+        explained = client.inspect("net", {key: x.numpy() for key, x in example.items()}, attributions=method)
+    assert found.predictions.keys() == expected.keys()
+    assert all(close(found.predictions[key], value.numpy(), SMALL) for key, value in expected.items())
+    assert {check.verdict for check in explained.attributions[0].checks} == {ca.Verdict.AGREES}
+
+
+def linear() -> torch.nn.Linear:
+    found = torch.nn.Linear(4, 3)
+    with torch.no_grad():
+        found.weight.copy_(torch.linspace(-1, 1, 12).reshape(3, 4))
+        found.bias.copy_(torch.tensor([0.5, 0.0, -0.5]))
+    return found
+
+
+def test_the_handler_and_the_adapter_say_the_same(tmp_path: Path) -> None:
+    """The old handler, called as TorchServe calls it, and the adapter behind our gateway, with the same two flowers."""
+    pages = files("from-torchserve.md")
+    for name, text in pages.items():
+        (tmp_path / name).write_text(text)
+    torch.save(linear().state_dict(), tmp_path / "flowers.pt")
+    save_file(linear().state_dict(), tmp_path / "flowers.safetensors")
+    handler = _imported(tmp_path / "flowers_handler.py").FlowersHandler()
+    context = SimpleNamespace(system_properties={"model_dir": str(tmp_path)})
+    handler.initialize(context)
+    before = handler.handle([{"body": json.dumps(flower).encode()} for flower in FLOWERS], context)
+    kind: type[Adapter] = find_adapter("flowers_adapter.py:Flowers", tmp_path)
+    with (
+        serve({"flowers": kind(weights=tmp_path / "flowers.safetensors")}) as server,
+        ca.Client(server.address) as client,
+    ):
+        raw = [ca.Raw(json.dumps(flower).encode(), "application/json") for flower in FLOWERS]
+        after = client.inspect("flowers", raw)
+        with pytest.raises(ca.InvalidArgument, match="no list of four numbers") as caught:
+            client.inspect("flowers", ca.Raw(b"{"))
+    assert caught.value.reason == "RAW_UNDECODABLE"
+    for row, prediction in zip(before, after.classes, strict=True):
+        assert max(row, key=row.__getitem__) == prediction.label
+        assert np.isclose(row[prediction.label], prediction.probability)
+
+
+def _imported(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
