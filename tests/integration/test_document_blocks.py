@@ -33,11 +33,11 @@ from tests.support.digits import WEIGHTS
 from tests.support.documents import PAGES, ROOT, Block, blocks, commands
 from tools import commands as command_line
 
-NOT_RUN = {"batch.md": 1, "from-torchserve.md": 1, "operations.md": 1}
+NOT_RUN = {"batch.md": 1, "from-torchserve.md": 1, "languages.md": 1, "operations.md": 1}
 """How many blocks of a page say that they are not run."""
 
-UNCHECKED = {"", "mermaid", "sql"}
-"""Languages of blocks of which only commands are checked, and those that nothing here reads."""
+UNCHECKED = {"", "javascript", "mermaid", "sql"}
+"""Languages of blocks of which only commands are checked, those that other tests run, and those that nothing reads."""
 
 OTHERS_OPTIONS = {"--handler", "--time", "--tmpfs"}
 """Options of programs that are not ours, named in the text alone."""
