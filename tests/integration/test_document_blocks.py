@@ -110,7 +110,12 @@ def test_few_blocks_are_not_run() -> None:
 
 
 COMMANDS = command_line.commands()
-TEXTS = [*(page for page in PAGES if page.name != "commands.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "examples").rglob("*.md"))]
+TEXTS = [
+    *(page for page in PAGES if page.name != "commands.md"),
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "examples").rglob("*.md")),
+]
 """Pages by people; commands.md is written from the commands themselves."""
 
 

@@ -12,7 +12,9 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 """The pages of docs/, without the decisions."""
 
-_BLOCK = re.compile(r"(?:^<!-- not run: (?P<reason>[^\n]+) -->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S)
+_BLOCK = re.compile(
+    r"(?:^<!-- not run: (?P<reason>[^\n]+) -->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S
+)
 _SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 
 
@@ -39,7 +41,7 @@ class Block:
 
 
 def blocks(page: Path) -> Iterator[Block]:
-    """Yields the blocks of a page. ``<!-- not run: REASON -->`` on the line before a block marks one that is not run."""
+    """Yields the blocks of a page; ``<!-- not run: REASON -->`` on the line before marks one that is not run."""
     text = page.read_text("utf-8")
     for match in _BLOCK.finditer(text):
         line = text.count("\n", 0, match.start("language")) + 1
