@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test portability newest fuzz soak chaos bench scaling matrix verdicts captum-config container check format protos docs pictures report-pictures lock sbom audit clean
+.PHONY: help setup demo test portability newest fuzz soak chaos bench scaling matrix verdicts captum-config container check format protos docs docs-site diagrams pictures report-pictures lock sbom audit clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -63,6 +63,12 @@ docs: ## write the tables of docs/ from the code
 
 report-pictures: ## draw the reports of three jobs in Chromium: docs/pictures/report-*.png
 	@scripts/report-pictures
+
+docs-site: ## build the documentation as a site: build/site
+	@scripts/docs-site
+
+diagrams: ## draw the Mermaid diagrams of docs/ for the site (npm, Chromium)
+	@scripts/diagrams
 
 lock: ## write constraints.txt and deploy/requirements with the newest versions
 	@scripts/lock

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -18,7 +19,7 @@ from cutaway.engine.methods.table import TABLE
 from cutaway.jobs import spec
 from cutaway.requests import Attribution
 from cutaway.results import Cause
-from tools import json_fields
+from tools import commands, contract, json_fields, metrics
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGES = {
@@ -26,7 +27,10 @@ PAGES = {
     DOCS / "checks.md": ("methods", "causes"),
     DOCS / "errors.md": ("errors",),
     DOCS / "batch.md": ("job",),
-    DOCS / "operations.md": ("settings",),
+    DOCS / "settings.md": ("settings",),
+    DOCS / "metrics.md": ("metrics", "job metrics"),
+    DOCS / "commands.md": ("commands",),
+    DOCS / "contract.md": ("contract",),
     DOCS / "command-line.md": tuple(f"json {command}" for command in json_fields.DOCUMENTS),
 }
 """Each page, and its tables."""
@@ -34,6 +38,7 @@ PAGES = {
 SOURCE = re.compile(r"(?:arXiv|doi):[^\s,;]*[^\s,;.]")
 
 
+@cache
 def tables() -> dict[str, str]:
     """Each table, by its name."""
     every = {
@@ -43,6 +48,10 @@ def tables() -> dict[str, str]:
         "errors": _errors(),
         "job": _job(),
         "settings": _settings(),
+        "metrics": metrics.gateway_table(),
+        "job metrics": metrics.job_table(),
+        "commands": commands.sections(),
+        "contract": contract.sections(),
         **{f"json {command}": json_fields.table(kind) for command, kind in json_fields.DOCUMENTS.items()},
     }
     return {name: "\n".join(rows) for name, rows in every.items()}

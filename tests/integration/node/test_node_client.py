@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import subprocess
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -25,7 +28,10 @@ from cutaway.v1 import inspection_pb2, inspection_service_pb2
 from cutaway.wire import requests as wire_requests
 from cutaway.wire import results as wire_results
 from cutaway.wire.message_walk import tensors_in
+from examples.digits.digits_adapter import Digits
 from tests.support import node
+from tests.support.digits import WEIGHTS
+from tests.support.documents import ROOT, blocks
 from tests.support.small_models import Images, Words
 from tests.support.token_files import EVERY, entry, write
 from tests.support.waiting import PATIENCE_S
@@ -253,3 +259,15 @@ def test_refused_callers(outcomes: Any, name: str, method: str, code: str, reaso
     """All others learn why they are refused, but for one that does not believe the server."""
     failed = outcomes[name, method]["error"]
     assert (failed["code"], failed["details"].get("ErrorInfo", {}).get("reason", "")) == (code, reason)
+
+
+def test_the_client_of_the_guide_runs(tmp_path: Path) -> None:
+    """The program of docs/languages.md, as it is there but for the address."""
+    node.install(CLIENT.parent)
+    [block] = [block for block in blocks(ROOT / "docs" / "languages.md") if block.language == "javascript"]
+    with serve({"digits": Digits(weights=WEIGHTS)}) as server:
+        (tmp_path / "client.js").write_text(block.text.replace("127.0.0.1:50051", server.address))
+        where = {**os.environ, "NODE_PATH": str(CLIENT.parent / "node_modules")}
+        command = ["node", str(tmp_path / "client.js")]
+        done = subprocess.run(command, cwd=ROOT, env=where, capture_output=True, text=True)
+    assert re.match(r"\d VERDICT_AGREES \[ 1, 1, 8, 8 \] -?\d", done.stdout), done.stderr

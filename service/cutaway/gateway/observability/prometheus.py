@@ -18,6 +18,7 @@ from cutaway.results import ModelName
 _MODEL = ("model", "version")
 _CALL = ("method", *_MODEL)
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_STAGES = "Duration of stages of answered requests: queue, decode, forward, backward, attribution, check, encode."
 _BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, math.inf)
 
 
@@ -37,7 +38,7 @@ class Metrics:
         what = "Calls that ended; the model is empty if the call names none that is served."
         self._calls = counter("cutaway_calls_total", what, (*_CALL, "code", "reason"))
         self._seconds = seconds("cutaway_call_seconds", "Duration of calls.", _CALL)
-        self._stages = seconds("cutaway_stage_seconds", "Duration of stages of answered requests.", (*_MODEL, "stage"))
+        self._stages = seconds("cutaway_stage_seconds", _STAGES, (*_MODEL, "stage"))
         labels = (*_MODEL, "attribution", "verdict")
         self._verdicts = counter("cutaway_verdicts_total", "Verdicts of the checks of attributions.", labels)
         self._in_flight = gauge("cutaway_calls_in_flight", "Running calls.", ("method",))
