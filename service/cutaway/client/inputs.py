@@ -7,6 +7,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from cutaway.errors import CutawayError, Reason, at, error
 from cutaway.requests import Raw
 from cutaway.schema.tensors import Array, ArrayLike, as_array, dtype_name
@@ -72,7 +74,8 @@ def _is_bytes(value: Any) -> bool:
 
 
 def _array(value: Any, name: str) -> Array:
-    """Returns ``value`` as an array of the contract. Numbers of Python become float32 or int64, as in torch."""
+    """Returns ``value`` as an array of the contract. Numbers of Python and of tables become float32 or int64, as in
+    torch; arrays of numpy and torch stay as they are."""
     with at(name):
         try:
             array = as_array(value)
@@ -80,7 +83,7 @@ def _array(value: Any, name: str) -> Array:
             raise
         except Exception as failure:  # numpy, torch and others raise many kinds
             raise error(Reason.INVALID_VALUE, f"{type(value).__name__} is no array: {failure}"[:300]) from None
-        if array.dtype == "float64" and not _is_array(value):
+        if array.dtype == "float64" and not (isinstance(value, np.ndarray) or hasattr(value, "detach")):
             array = array.astype("float32")
         if array.dtype.kind in "OUS":
             what = f"an array of {'texts' if array.dtype.kind in 'US' else 'Python objects'} has no tensor"

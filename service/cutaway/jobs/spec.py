@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     BaseModel,
@@ -27,14 +27,26 @@ from cutaway.schema.tensors import DTYPES
 
 
 class Section(BaseModel):
-    """A section of a job. An unknown field is an error."""
+    """A section of a job. An unknown field is an error. A text alone is the value of the field ``bare``, if there is
+    one."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+    bare: ClassVar[str] = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, value: Any) -> Any:
+        if cls.bare and isinstance(value, (str, Path)):
+            return {cls.bare: value}
+        if not isinstance(value, (dict, cls)):
+            raise ValueError(f"must be a mapping of names to values{cls.bare and f', or the {cls.bare} alone'}")
+        return value
 
 
 class Model(Section):
     """The model: exactly one of an archive, an adapter with its weights, and a running service."""
 
+    bare = "archive"
     archive: Path | None = Field(default=None, description="A .mar file that `cutaway package` built.")
     adapter: str = Field(default="", description="file.py:Class or package.module:Class, a cutaway.adapters.Adapter.")
     weights: Path | None = Field(default=None, description="The adapter's safetensors file, if it needs one.")
@@ -62,6 +74,7 @@ class Model(Section):
 class Data(Section):
     """The data set."""
 
+    bare = "path"
     path: str = Field(description="A file, a folder or an fsspec URL.")
     format: str = Field(default="", description="parquet, csv, images, ...; by default derived from the path.")
 
@@ -116,6 +129,7 @@ class RawInput(Section):
 class NamedColumn(Section):
     """A column with one text or number for each row."""
 
+    bare = "column"
     column: str = Field(description="The column of the data set.")
 
 
@@ -169,6 +183,7 @@ class Request(Section):
 class Output(Section):
     """The results."""
 
+    bare = "folder"
     folder: Path = Field(
         description="The folder: a new one, or that of an earlier run of the same job, which is then continued."
     )

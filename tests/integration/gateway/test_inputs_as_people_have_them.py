@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from PIL import Image
@@ -80,8 +81,9 @@ def same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
         X.tolist(),
         {"input": X.tolist()},
         tuple(map(tuple, X)),
+        pandas.DataFrame(X.astype(float)),
     ],
-    ids=["numpy", "torch", "a leaf", "lists", "lists by name", "tuples"],
+    ids=["numpy", "torch", "a leaf", "lists", "lists by name", "tuples", "a table"],
 )
 def test_one_array_needs_no_name(client: ca.Client, given: Any) -> None:
     expected = client.inspect("table", {"input": X}, input_gradients=True)
