@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test portability newest fuzz soak chaos bench scaling matrix verdicts captum-config container check format protos docs docs-site diagrams lock sbom audit clean
+.PHONY: help setup demo test portability newest fuzz soak chaos bench scaling matrix verdicts captum-config container check format protos docs docs-site diagrams pictures report-pictures lock sbom audit clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -55,8 +55,14 @@ format: ## lay out Python and protos
 protos: ## write service/cutaway/v1 from protos/
 	@scripts/protos
 
+pictures: ## draw docs/pictures: results as a notebook shows them (needs Chromium)
+	@scripts/pictures
+
 docs: ## write the tables of docs/ from the code
 	@scripts/docs
+
+report-pictures: ## draw the reports of three jobs in Chromium: docs/pictures/report-*.png
+	@scripts/report-pictures
 
 docs-site: ## build the documentation as a site: build/site
 	@scripts/docs-site

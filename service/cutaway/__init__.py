@@ -5,6 +5,7 @@ This is the client side; it imports no torch. The server side is `cutaway.gatewa
 
 from cutaway.client.async_client import AsyncClient as AsyncClient
 from cutaway.client.sync_client import Client as Client
+from cutaway.display.inspection import Inspection as Inspection
 from cutaway.errors import CutawayError as CutawayError
 from cutaway.errors import DeadlineExceeded as DeadlineExceeded
 from cutaway.errors import FailedPrecondition as FailedPrecondition

@@ -76,6 +76,7 @@ class Reason(StrEnum):
     TOKEN_EXPOSED = "TOKEN_EXPOSED", _BAD, "The client does not send a token to another machine in plaintext."
     SCOPE_MISSING = "SCOPE_MISSING", Code.PERMISSION_DENIED, "The token does not allow this call for this model."
     LAYER_HIDDEN = "LAYER_HIDDEN", Code.PERMISSION_DENIED, "The token does not give access to this layer."
+    PACKAGE_MISSING = "PACKAGE_MISSING", Code.FAILED_PRECONDITION, "The client needs a package that is not installed."
     # The model.
     MODEL_NOT_FOUND = "MODEL_NOT_FOUND", Code.NOT_FOUND, "The server has no model of that name."
     VERSION_NOT_FOUND = "VERSION_NOT_FOUND", Code.NOT_FOUND, "The server has the model, but not that version of it."

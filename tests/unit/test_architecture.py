@@ -19,7 +19,7 @@ HANDLER = ROOT / "handlers" / "inspection_handler.py"
 
 LAYERS = [
     *("frozen", "str_enum", "errors", "version", "schema", "requests", "results", "trust"),
-    *("v1", "wire", "worker_protocol", "client", "cutaway"),
+    *("v1", "wire", "worker_protocol", "plots", "display", "client", "cutaway"),
     *(
         "module_globs",
         "request_reader",
@@ -29,10 +29,9 @@ LAYERS = [
         "adapters",
         "worker",
         "gateway",
-        "display",
         "jobs",
     ),
-    *("tables", "plots", "cli", "console"),
+    *("tables", "cli", "console"),
 ]
 """The parts of the package; each may import those before it. A new part needs a place here."""
 
@@ -64,9 +63,16 @@ CLIENT_PACKAGES = {"google", "google_crc32c", "grpc", "ml_dtypes", "numpy"}
 OPTIONAL_PACKAGES = {
     "cutaway.schema.compression": {"zstandard"},
     "cutaway.worker_protocol.trace_context": {"opentelemetry"},
+    "cutaway.plots.layout": {"matplotlib"},
+    "cutaway.plots.pictures": {"matplotlib"},
+    "cutaway.plots.sheet": {"matplotlib"},
+    "cutaway.display.pictures": {"PIL"},
+    "cutaway.display.sent_inputs": {"PIL"},
+    "cutaway.display.frames": {"pandas"},
+    "cutaway.display.dataset": {"xarray"},
 }
 """Packages outside the base install that a function of a module imports. Without them, compression raises an error that
-says what to install, and the trace context does nothing."""
+says what to install, as displays and plots do; the trace context does nothing."""
 TERMINAL_PACKAGES = {"matplotlib", "rich", "typer", "yaml"}
 ENGINE_PACKAGES = {"captum", "jaxtyping", "ml_dtypes", "numpy", "re2", "sklearn", "torch"}
 ENGINE_MAY_IMPORT = {"engine", "errors", "frozen", "module_globs", "schema", "str_enum", "requests", "results"}

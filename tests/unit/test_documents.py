@@ -5,11 +5,15 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from cutaway.engine.methods.table import TABLE
+from cutaway.jobs import Job
+from cutaway.jobs.request_parsing import parse_request
 from cutaway.requests import Attribution
 from cutaway.wire.methods import METHODS
+from examples.digits import audit
 from tools.documents import PAGES, source, tables, written
 
 
@@ -43,3 +47,22 @@ def test_paths_that_documents_name_exist() -> None:
             if name.endswith((".py", ".proto", ".toml", ".xml", "/")) and not name.startswith(("/", ".")):
                 places = (root / name, root / "service" / "cutaway" / name, page.parent / name)
                 assert any(place.exists() for place in places), f"{page.name} names {name}"
+
+
+def _jobs_in_batch_md() -> list[str]:
+    page = (Path(__file__).parents[2] / "docs" / "batch.md").read_text("utf-8")
+    return re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+
+
+def test_jobs_in_documents_are_jobs(tmp_path: Path) -> None:
+    """Every YAML block of docs/batch.md is a whole job that can be read, with its request; those of the examples are
+    what the examples have."""
+    blocks = _jobs_in_batch_md()
+    assert len(blocks) >= 2
+    np.save(tmp_path / "average.npy", np.zeros((1, 30), np.float32))
+    for block in blocks:
+        (tmp_path / "job.yaml").write_text(block)
+        job = Job.load(tmp_path / "job.yaml")
+        assert parse_request(job.request, job.target).request.attributions
+    examples = [(Path(__file__).parents[2] / "examples" / "tumours" / "job.yaml").read_text("utf-8"), audit.JOB]
+    assert sorted(blocks) == sorted(examples)

@@ -74,13 +74,13 @@ def run(
 
 @app.command(epilog=_STATUS_HELP)
 def plan(spec: Spec, as_json: AsJson = False) -> None:
-    """Estimate a job's passes, size and time from one batch, whose result is discarded."""
+    """Estimate a job's passes, size and time from a few rows, whose results are discarded."""
     with console_output.requires_extra("jobs"):
         from cutaway.jobs import Job
         from cutaway.jobs import plan as plan_job
     with _exit_statuses():
         job = Job.load(spec)
-        with console_output.waiting("computing one batch"), json_output.own_stdout(as_json):
+        with console_output.waiting("computing a few rows"), json_output.own_stdout(as_json):
             estimate = plan_job(job)
         if as_json:
             json_output.print_json(estimate)
@@ -93,7 +93,7 @@ def report(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The output folder of a job.", show_default=False)],
     as_json: AsJson = False,
 ) -> None:
-    """Write a job's results as one page, report.html in its folder."""
+    """Write a job's results as one page, _report.html in its folder."""
     with console_output.requires_extra("jobs"):
         from cutaway.jobs import report as write_report
     with _exit_statuses():

@@ -12,14 +12,15 @@ import grpc.aio
 from cutaway.client.base_client import BaseClient, Steps
 from cutaway.client.reply_stream import AsyncReplyStream
 from cutaway.client.transport import Call, StreamCall
+from cutaway.display.inspection import Inspection
 from cutaway.errors import CutawayError
 from cutaway.requests import InspectRequest
-from cutaway.results import InspectResult, ModelDetail, ModelName
+from cutaway.results import ModelDetail, ModelName
 
 T = TypeVar("T")
 
 
-class AsyncClient(BaseClient[Coroutine[Any, Any, InspectResult], AsyncReplyStream]):
+class AsyncClient(BaseClient[Coroutine[Any, Any, Inspection], AsyncReplyStream]):
     """`Client` for asyncio: its verbs are awaited. See `BaseClient` for its arguments."""
 
     _grpc = grpc.aio
@@ -28,7 +29,7 @@ class AsyncClient(BaseClient[Coroutine[Any, Any, InspectResult], AsyncReplyStrea
     def ask_stream(self, request: InspectRequest, *, timeout: float | None = None) -> AsyncReplyStream:
         """Does what `inspect_stream` does, for a complete request."""
         call = self._transport.inspect_stream(request)
-        return AsyncReplyStream(partial(self._messages, call), self._seconds(timeout), request.max_reply_bytes)
+        return AsyncReplyStream(partial(self._messages, call), self._seconds(timeout), request)
 
     async def get_model(self, model: str, *, operators: bool = False, timeout: float | None = None) -> ModelDetail:
         """Does what `Client.get_model` does."""

@@ -21,9 +21,10 @@ from cutaway.client.reply_size import ReplySizes, exceeds_one_message
 from cutaway.client.request_builder import AttributionLike, CheckLike, TargetLike, build_request
 from cutaway.client.tls_probe import speaks_tls
 from cutaway.client.transport import SERVICE, TORCHSERVE_SCHEME, Call, GatewayTransport, TorchServeTransport, Transport
+from cutaway.display.inspection import Inspection
 from cutaway.errors import CutawayError, Reason, error
 from cutaway.requests import Argument, Capture, CheckMode, Edit, ExplainIf, InspectRequest
-from cutaway.results import InspectResult, ModelName
+from cutaway.results import ModelName
 from cutaway.trust import Tls, make_trust
 
 _OPTIONS = (("grpc.max_receive_message_length", 2**31 - 1), ("grpc.max_send_message_length", -1))
@@ -222,7 +223,7 @@ class BaseClient(ABC, Generic[Inspected, Streamed]):
     def _call(self, call: Call[T], timeout: float | None) -> Steps[T]:
         return call.read((yield self._send(call, timeout)))
 
-    def _inspect(self, request: InspectRequest, stream: bool | None, timeout: float | None) -> Steps[InspectResult]:
+    def _inspect(self, request: InspectRequest, stream: bool | None, timeout: float | None) -> Steps[Inspection]:
         deadline = time.monotonic() + self._seconds(timeout)
         if not ((yield from self._prefers_stream(request, timeout)) if stream is None else stream):
             call = self._transport.inspect(request)
@@ -230,12 +231,12 @@ class BaseClient(ABC, Generic[Inspected, Streamed]):
                 reply = yield self._send(call, timeout)
                 if not request.dry_run:
                     self._sizes.note(request, len(reply))
-                return call.read(reply)
+                return Inspection.of(call.read(reply), request)
             except CutawayError as failure:
                 if stream is not None or not exceeds_one_message(failure):
                     raise
         streamed: Any = self.ask_stream(request, timeout=max(deadline - time.monotonic(), 0.0))
-        result: InspectResult = yield streamed.result()
+        result: Inspection = yield streamed.result()
         self._sizes.note(request, streamed.reply_bytes)
         return result
 

@@ -7,8 +7,9 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
 from typing import Generic, TypeVar
 
+from cutaway.display.inspection import Inspection
 from cutaway.errors import Code, CutawayError
-from cutaway.results import InspectResult
+from cutaway.requests import InspectRequest
 from cutaway.schema.tensors import Array
 from cutaway.wire.reassembly import ReplyAssembler
 
@@ -24,14 +25,14 @@ class _BaseReplyStream(Generic[Messages]):
     Args:
         send: sends the request with a timeout in seconds, and returns the messages of the reply.
         timeout: seconds that the whole reply may take, from the first read.
-        allowed_bytes: of the reply's tensors, if the caller allows more than the client's own limit.
+        request: the request that ``send`` sends.
     """
 
-    def __init__(self, send: Callable[[float], Messages], timeout: float, allowed_bytes: int = 0) -> None:
+    def __init__(self, send: Callable[[float], Messages], timeout: float, request: InspectRequest) -> None:
         self._send = send
         self._messages = send(timeout)
-        self._allowed_bytes = allowed_bytes
-        self._assembler = ReplyAssembler(allowed_bytes)
+        self._request = request
+        self._assembler = ReplyAssembler(request.max_reply_bytes)
         self._timeout = timeout
         self._deadline = 0.0  # set at the first read
         self._may_retry = True
@@ -53,7 +54,10 @@ class _BaseReplyStream(Generic[Messages]):
         return pause
 
     def _retry(self) -> None:
-        self._messages, self._assembler = self._send(self._seconds_left()), ReplyAssembler(self._allowed_bytes)
+        self._messages, self._assembler = (
+            self._send(self._seconds_left()),
+            ReplyAssembler(self._request.max_reply_bytes),
+        )
 
     def _seconds_left(self) -> float:
         return max(self._deadline - time.monotonic(), 0.0)
@@ -75,7 +79,7 @@ class ReplyStream(_BaseReplyStream[Generator[bytes, None, None]]):
                 yield place, array
         self._assembler.result()
 
-    def result(self) -> InspectResult:
+    def result(self) -> Inspection:
         """Waits for the rest of the reply and returns the whole result.
 
         Raises:
@@ -83,7 +87,7 @@ class ReplyStream(_BaseReplyStream[Generator[bytes, None, None]]):
         """
         for _ in self._arriving():
             pass
-        return self._assembler.result()
+        return Inspection.of(self._assembler.result(), self._request)
 
     def _arriving(self) -> Iterator[list[tuple[str, Array]]]:
         """Yields the tensors that each message completes."""
@@ -119,11 +123,11 @@ class AsyncReplyStream(_BaseReplyStream[AsyncGenerator[bytes, None]]):
                 yield place, array
         self._assembler.result()
 
-    async def result(self) -> InspectResult:
+    async def result(self) -> Inspection:
         """Does what `ReplyStream.result` does."""
         async for _ in self._arriving():
             pass
-        return self._assembler.result()
+        return Inspection.of(self._assembler.result(), self._request)
 
     async def _arriving(self) -> AsyncIterator[list[tuple[str, Array]]]:
         self._start()

@@ -18,13 +18,14 @@ import grpc
 from cutaway.client.base_client import BaseClient, Steps
 from cutaway.client.reply_stream import ReplyStream
 from cutaway.client.transport import Call, StreamCall
+from cutaway.display.inspection import Inspection
 from cutaway.requests import InspectRequest
-from cutaway.results import InspectResult, ModelDetail, ModelName
+from cutaway.results import ModelDetail, ModelName
 
 T = TypeVar("T")
 
 
-class Client(BaseClient[InspectResult, ReplyStream]):
+class Client(BaseClient[Inspection, ReplyStream]):
     """A connection to a server; threads may share it. See `BaseClient` for its arguments."""
 
     _grpc = grpc
@@ -33,7 +34,7 @@ class Client(BaseClient[InspectResult, ReplyStream]):
     def ask_stream(self, request: InspectRequest, *, timeout: float | None = None) -> ReplyStream:
         """Does what `inspect_stream` does, for a complete request."""
         call = self._transport.inspect_stream(request)
-        return ReplyStream(partial(self._messages, call), self._seconds(timeout), request.max_reply_bytes)
+        return ReplyStream(partial(self._messages, call), self._seconds(timeout), request)
 
     def get_model(self, model: str, *, operators: bool = False, timeout: float | None = None) -> ModelDetail:
         """Returns the inputs, outputs and module tree of a model, and with ``operators`` the operators in it."""

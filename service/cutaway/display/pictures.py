@@ -6,13 +6,18 @@ import base64
 import io
 import math
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
 
+from cutaway.display.optional_packages import importing
 from cutaway.schema.tensors import Array
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+_PICTURES = "drawing pictures"
 
 FOR, AGAINST = (200, 55, 60), (45, 110, 200)
 """The RGB colours of positive and of negative attributions."""
@@ -32,6 +37,8 @@ def coarse(values: Array) -> Array:
     longest = max(values.shape)
     if longest <= _CELLS:
         return values
+    with importing(_PICTURES):
+        from PIL import Image
     height, width = (max(1, round(side * _CELLS / longest)) for side in values.shape)
     finite = np.where(np.isfinite(values), values, 0.0).astype(np.float32)
     return np.asarray(Image.fromarray(finite).resize((width, height), Image.Resampling.BOX), np.float64)
@@ -52,6 +59,8 @@ def heat(values: Array, scale: float, beneath: Array | None = None) -> str:
         scale: the magnitude with the strongest colour.
         beneath: an input [height, width] or [3, height, width], drawn in grey below the heat map.
     """
+    with importing(_PICTURES):
+        from PIL import Image
     finite = np.where(np.isfinite(values), values, 0.0)
     strength = np.clip(np.abs(finite) / scale, 0, 1)
     colours = np.where(finite[..., None] >= 0, FOR, AGAINST).astype(np.float64)
@@ -66,6 +75,8 @@ def heat(values: Array, scale: float, beneath: Array | None = None) -> str:
 
 def photograph(values: Array) -> str:
     """Draws an input [height, width] or [3, height, width] as a PNG data URL, its smallest value black."""
+    with importing(_PICTURES):
+        from PIL import Image
     return _png(_small(Image.fromarray(_levels(values))))
 
 
@@ -82,6 +93,8 @@ def _small(picture: Image.Image) -> Image.Image:
     longest = max(picture.size)
     if longest <= _SIDE:
         return picture
+    with importing(_PICTURES):
+        from PIL import Image
     width, height = (max(1, round(side * _SIDE / longest)) for side in picture.size)
     return picture.resize((width, height), Image.Resampling.BOX)
 

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from cutaway.errors import CutawayError, Reason, at, error
+from cutaway.jobs.feature_vectors import feature_vectors
 from cutaway.jobs.request_parsing import RequestTemplate
-from cutaway.jobs.sources.source import Column, Unreadable
+from cutaway.jobs.sources.source import Column, Source, Unreadable
 from cutaway.jobs.spec import Job, RawInput, TensorColumn
 from cutaway.requests import ClassIndex, InspectRequest, Raw
 from cutaway.results import ModelDetail
@@ -35,10 +36,11 @@ class Batch:
 
 
 def named_columns(job: Job) -> dict[str, str]:
-    """Returns the columns of the data set that the job reads, by the field of the job that names the column."""
+    """Returns the columns of the data set that the job reads, by the section of the job that names the column; without
+    those that make vectors."""
     inputs = {"raw": job.inputs.raw} if isinstance(job.inputs, RawInput) else job.inputs
     named = {f"inputs.{name}": spec for name, spec in inputs.items()} | {"id": job.id, "label": job.label}
-    return {f"{field}.column": spec.column for field, spec in named.items() if spec is not None}
+    return {section: spec.column for section, spec in named.items() if spec is not None and spec.column}
 
 
 class BatchBuilder:
@@ -48,22 +50,33 @@ class BatchBuilder:
         job: the spec.
         template: the request without inputs.
         detail: the model's inputs and class names.
+        features: the columns of each input that is made from several.
 
     Attributes:
-        columns: the columns of the data set that the job reads.
-        inputs: the columns among them that the model reads.
+        inputs: the sections of the job that name inputs.
     """
 
-    def __init__(self, job: Job, template: RequestTemplate, detail: ModelDetail) -> None:
+    def __init__(
+        self, job: Job, template: RequestTemplate, detail: ModelDetail, features: Mapping[str, Sequence[str]]
+    ) -> None:
         self._job = job
         self._model = job.model.name or detail.model.model
         self._classes = {name: index for index, name in enumerate(detail.labels)}
         self._declared = {spec.name: spec.data_type for spec in detail.inputs}
         self._parameters = detail.provenance.data_type
         self._template = template._replace(request=self._with_typed_baselines(template.request))
-        named = named_columns(job)
-        self.columns = tuple(dict.fromkeys(named.values()))
-        self.inputs = tuple(column for field, column in named.items() if field.startswith("inputs."))
+        self._named = named_columns(job)
+        self._features = {f"inputs.{name}": tuple(columns) for name, columns in features.items()}
+        self.inputs = tuple(section for section in [*self._named, *self._features] if section.startswith("inputs."))
+
+    def read(self, source: Source, start: int, stop: int) -> dict[str, Column]:
+        """Returns the rows [start, stop) of the data set: what the job needs of them, by the section that names it."""
+        names = [*self._named.values(), *(name for columns in self._features.values() for name in columns)]
+        data = source.read(start, stop, tuple(dict.fromkeys(names)))
+        return {
+            **{section: data[column] for section, column in self._named.items()},
+            **{section: feature_vectors(data, columns, start) for section, columns in self._features.items()},
+        }
 
     def batch(
         self,
@@ -75,7 +88,7 @@ class BatchBuilder:
         """Returns the request for ``rows``.
 
         Args:
-            columns: the columns of a shard.
+            columns: what `read` returned for the rows of a shard.
             rows: the indices of the rows in the shard.
             first: the index of the shard's first row in the data set.
             known_bad: the errors of rows that are known to be bad and are not read.
@@ -106,11 +119,11 @@ class BatchBuilder:
         inputs = self._job.inputs
         if isinstance(inputs, RawInput):
             with at("inputs.raw"):
-                return Raw(_as_bytes(_value(columns, inputs.raw.column, row)), inputs.raw.media_type)
+                return Raw(_as_bytes(_value(columns, "inputs.raw", row)), inputs.raw.media_type)
         tensors = {}
         for name, spec in inputs.items():
             with at(f"inputs.{name}"):
-                tensors[name] = self._tensor(name, spec, _value(columns, spec.column, row))
+                tensors[name] = self._tensor(name, spec, _value(columns, f"inputs.{name}", row))
         return tensors
 
     def _tensor(self, name: str, spec: TensorColumn, value: Any) -> Array:
@@ -135,10 +148,12 @@ class BatchBuilder:
 
     def _data_type(self, name: str, array: Array) -> str:
         """Returns the data type of the input ``name``: as the job says, else as the model declares; else that of the
-        model's parameters for floats, and that of ``array`` for all others."""
+        model's parameters for floats and features, and that of ``array`` for all others."""
         inputs = self._job.inputs
         given = "" if isinstance(inputs, RawInput) or name not in inputs else inputs[name].dtype
-        floating = array.dtype.kind == "f" and self._parameters in FLOATING
+        # The numbers of a table may all be whole in one batch and not in another.
+        number = array.dtype.kind == "f" or f"inputs.{name}" in self._features
+        floating = number and self._parameters in FLOATING
         return given or self._declared.get(name) or (self._parameters if floating else str(array.dtype))
 
     def _with_typed_baselines(self, request: InspectRequest) -> InspectRequest:
@@ -173,16 +188,16 @@ class BatchBuilder:
 
     def label(self, columns: Mapping[str, Column], row: int) -> int | str | None:
         """Returns the label of the row; None where it has none, or the job names no column."""
-        return None if self._job.label is None else _label(columns[self._job.label.column][row])
+        return None if self._job.label is None else _label(columns["label"][row])
 
     def row_id(self, columns: Mapping[str, Column], row: int, number: int) -> str:
         """Returns the id of the row; by default ``number``, its index in the data set."""
-        value = None if self._job.id is None else columns[self._job.id.column][row]
+        value = None if self._job.id is None else columns["id"][row]
         return str(number) if value is None or isinstance(value, Unreadable) else str(value)
 
 
-def _value(columns: Mapping[str, Column], name: str, row: int) -> Any:
-    value = columns[name][row]
+def _value(columns: Mapping[str, Column], section: str, row: int) -> Any:
+    value = columns[section][row]
     if value is None or isinstance(value, Unreadable):
         raise error(Reason.DATA_UNREADABLE, "there is no value" if value is None else value.reason)
     return value

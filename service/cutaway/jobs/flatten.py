@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +10,8 @@ import numpy as np
 from cutaway.errors import Reason, error
 from cutaway.jobs.request_parsing import RequestTemplate
 from cutaway.requests import Point, TopK
-from cutaway.results import AttributionResult, Check, InspectResult, RowCheck, Verdict, WarningCode
+from cutaway.results import AttributionResult, InspectResult, WarningCode
+from cutaway.results.explanations import outcome_of_row
 from cutaway.schema.tensors import Array
 
 
@@ -111,23 +111,12 @@ def _attribution(
     if attribution.tokens is not None:
         yield cells("tokens", "token_attribution", attribution.tokens.values, input=attribution.tokens.input)
     if attribution.checks:
-        outcomes = [_outcome(attribution.checks, row) for row in range(batch)]
+        outcomes = [outcome_of_row(attribution.checks, row) for row in range(batch)]
         yield cells("verdict", "verdict", [outcome.verdict.value for outcome in outcomes])
         yield cells("reason", "reason", [outcome.reason for outcome in outcomes])
         yield cells(
             "error", "largest_error", np.array([outcome.max_relative_error for outcome in outcomes], np.float64)
         )
-
-
-def _outcome(checks: Sequence[Check], row: int) -> RowCheck:
-    """Returns the worst outcome that ``checks`` have for ``row``, with the largest relative error of all of them."""
-    outcomes = [check.of_row(row) for check in checks]
-    worst = min(outcomes, key=lambda outcome: _WORST_FIRST.index(outcome.verdict))
-    return replace(worst, max_relative_error=max(outcome.max_relative_error for outcome in outcomes))
-
-
-_WORST_FIRST = (Verdict.DISAGREES, Verdict.INCONCLUSIVE, Verdict.AGREES, Verdict.NOT_APPLICABLE)
-"""A check that does not apply must not hide one that does."""
 
 
 def _captures(result: InspectResult) -> Iterator[Cells]:

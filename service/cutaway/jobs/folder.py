@@ -1,9 +1,13 @@
 """The output folder of a job. Each file is written under another name and renamed, so that it is always complete.
 
-manifest.json         the provenance of the results
 part-00042.parquet    one shard
-captures/             captures in Zarr arrays
+_manifest.json        the provenance of the results
+_captures/            captures in Zarr arrays
+_report.html          the report
 .lock                 locked by the run that writes
+
+Readers of Parquet folders (pandas, Spark, Arrow) skip names that begin with `_` or `.`. In folders of earlier versions,
+the manifest and the captures have names without `_`; they are read and continued as they are.
 """
 
 from __future__ import annotations
@@ -26,12 +30,19 @@ class Folder:
 
     Args:
         path: the folder.
+
+    Attributes:
+        manifest: the path of the manifest.
+        captures: the path of the Zarr arrays.
+        report: the path of the report.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.manifest = path / "manifest.json"
-        self.captures = path / "captures"
+        mark = "" if (path / "manifest.json").is_file() else "_"
+        self.manifest = path / f"{mark}manifest.json"
+        self.captures = path / f"{mark}captures"
+        self.report = path / "_report.html"
 
     def part(self, shard: int) -> Path:
         """Returns the path of a shard."""

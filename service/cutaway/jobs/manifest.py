@@ -5,8 +5,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from cutaway.jobs.spec import Job
 from cutaway.results import ModelDetail
 from cutaway.version import __version__
 
-SCHEMA = 1  # of manifest.json; a reader refuses any other
+SCHEMA = 1  # of the manifest; a reader refuses any other
 
 _SAME = {
     "digest": "the job's spec",
@@ -30,6 +30,7 @@ _SAME = {
     "files_sha256": "the model's files",
     "model": "the model",
     "version": "the model's version",
+    "feature_columns": "the columns of features",
     "versions": "the versions of libraries",
 }
 """The fields that a run must have in common with the run that it continues, and their names in messages."""
@@ -57,6 +58,8 @@ class Manifest:
         columns: the metadata of each column.
         layout: the tables' serialised Arrow schema, in base64.
         schema: the version of this format.
+        feature_columns: the columns of each input that is made from several.
+        feature_names: the names of the features of each input: the model's, else its columns'.
     """
 
     job: dict[str, Any]
@@ -76,11 +79,17 @@ class Manifest:
     columns: dict[str, dict[str, str]]
     layout: str
     schema: int = SCHEMA
+    feature_columns: dict[str, list[str]] = field(default_factory=dict)
+    feature_names: dict[str, list[str]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, job: Job, fingerprint: str, rows: int, detail: ModelDetail) -> Manifest:
-        """Returns the manifest of ``job``, still without columns."""
+    def of(
+        cls, job: Job, fingerprint: str, rows: int, detail: ModelDetail, features: Mapping[str, Sequence[str]]
+    ) -> Manifest:
+        """Returns the manifest of ``job``, still without the columns of its tables; ``features`` are the columns of
+        each input that is made from several."""
         provenance = detail.provenance
+        named = {spec.name: spec.feature_names for spec in detail.inputs if spec.feature_names}
         return cls(
             job=job.as_json(),
             digest=hashlib.sha256(json.dumps(_relevant(job.as_json()), sort_keys=True).encode()).hexdigest(),
@@ -103,6 +112,8 @@ class Manifest:
             },
             columns={},
             layout="",
+            feature_columns={name: list(columns) for name, columns in features.items()},
+            feature_names={name: list(names) for name, names in {**features, **named}.items()},
         )
 
     def with_layout(self, layout: Layout) -> Manifest:
@@ -170,6 +181,11 @@ def _relevant(job: dict[str, Any]) -> dict[str, Any]:
     model["adapter"] = job["model"]["adapter"].rpartition(":")[2]
     output = {name: job["output"][name] for name in ("shard_rows", "keep_inputs", "captures_to", "tensors")}
     sections = {name: job[name] for name in ("inputs", "id", "label", "target", "request")}
+    # Jobs of versions without `columns` stay the same jobs.
+    sections["inputs"] = {
+        name: {field: value for field, value in spec.items() if field != "columns" or value}
+        for name, spec in job["inputs"].items()
+    }
     return {**sections, "model": model, "output": output, "engine": {"batch": job["engine"]["batch"]}}
 
 

@@ -1,4 +1,4 @@
-"""Estimates what a job will take, from one batch whose results are discarded."""
+"""Estimates what a job will take, from a few rows whose results are discarded."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import NamedTuple
 import pyarrow.parquet as parquet
 
 from cutaway.jobs.engines import engine_of
-from cutaway.jobs.manifest import Manifest
-from cutaway.jobs.running import checked_source
+from cutaway.jobs.repeated_warnings import shown_once
+from cutaway.jobs.running import checked_source, new_manifest
 from cutaway.jobs.schema_probe import probe_layout
 from cutaway.jobs.shards import ShardWriter
 from cutaway.jobs.spec import Job
@@ -18,9 +18,11 @@ from cutaway.jobs.task import Model, Task
 from cutaway.requests import InspectRequest
 from cutaway.results import InspectResult
 
+_ROWS = 8  # computed to estimate
+
 
 class Plan(NamedTuple):
-    """What a job will take; the figures from ``forwards`` on assume that all rows are like those of the first batch.
+    """What a job will take; the figures from ``forwards`` on assume that all rows are like the first ones.
 
     Attributes:
         rows: the number of rows of the data set.
@@ -44,34 +46,42 @@ class Plan(NamedTuple):
 
 
 def plan(job: Job) -> Plan:
-    """Returns what ``job`` will take. Computes its first batch and writes nothing.
+    """Returns what ``job`` will take. Computes its first rows and writes nothing.
 
     Raises:
         CutawayError: the job cannot be run as it is.
     """
     source = checked_source(job)
-    with engine_of(job).opened(job) as model:
-        manifest = Manifest.of(job, source.fingerprint, source.rows, model.detail)
-        task = Task(job, manifest.with_layout(probe_layout(job, source, model)))
+    with shown_once(), engine_of(job).opened(job) as model:
+        manifest = new_manifest(job, source, model.detail)
+        layout = probe_layout(job, source, model, manifest.feature_columns, _ROWS)
         counting = _CountingModel(model)
-        rows = range(min(job.engine.batch, len(manifest.range(0))))
-        start = time.monotonic()
-        records = ShardWriter(task, counting, source).records(rows, lambda _: None)
-        seconds = time.monotonic() - start
+        writer = ShardWriter(Task(job, manifest.with_layout(layout)), counting, source)
+        few = range(min(_ROWS, job.engine.batch, len(manifest.range(0))))
+        records = writer.records(few, lambda _: None)
+        passes = counting.forwards, counting.backwards
+        several_s, one_s = _seconds(writer, few), _seconds(writer, range(1))
     file = io.BytesIO()
     parquet.write_table(records.table({}), file, compression="zstd")
     batches = sum(-(-len(manifest.range(shard)) // job.engine.batch) for shard in range(manifest.shards))
     size = file.tell() + sum(array.nbytes for array in records.captures().values())
+    row_s = max(several_s - one_s, 0.0) / max(len(few) - 1, 1)
     return Plan(
         rows=source.rows,
         shards=manifest.shards,
         batches=batches,
-        forwards=batches * counting.forwards,
-        backwards=batches * counting.backwards,
-        bytes=round(size / len(rows) * source.rows),
-        seconds=seconds / len(rows) * source.rows,
-        columns=tuple(task.manifest.columns),
+        forwards=batches * passes[0],
+        backwards=batches * passes[1],
+        bytes=round(size / len(few) * source.rows),
+        seconds=batches * max(one_s - row_s, 0.0) + source.rows * row_s,
+        columns=tuple(layout.schema.names),
     )
+
+
+def _seconds(writer: ShardWriter, rows: range) -> float:
+    start = time.monotonic()
+    writer.records(rows, lambda _: None)
+    return time.monotonic() - start
 
 
 class _CountingModel:

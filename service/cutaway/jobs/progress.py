@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TimeRemainingColumn
 from rich.text import Text
 
 from cutaway.jobs.running import Summary, Watcher
@@ -26,22 +27,22 @@ def outcome(summary: Summary) -> str:
 
 
 class Bar(Watcher):
-    """A bar with the number of rows, rows per second, time left and the outcome so far."""
+    """A bar with the number of rows, rows per second and time left; below it, the outcome so far."""
 
     def __init__(self, console: Console) -> None:
-        self._bar = Progress(
+        self._bar = _WithOutcome(
             BarColumn(bar_width=None),
             MofNCompleteColumn(),
             _Rate(),
             TimeRemainingColumn(compact=True),
-            TextColumn("{task.fields[outcome]}"),
             console=console,
             expand=True,
         )
 
     def on_start(self, total: int, summary: Summary) -> None:
         """Shows the bar."""
-        self._task = self._bar.add_task("", total=total, completed=summary.rows, outcome=outcome(summary))
+        self._task = self._bar.add_task("", total=total, completed=summary.rows)
+        self._bar.outcome = outcome(summary)
         self._bar.start()
 
     def on_rows(self, count: int) -> None:
@@ -50,11 +51,23 @@ class Bar(Watcher):
 
     def on_shard(self, summary: Summary) -> None:
         """Updates the outcome."""
-        self._bar.update(self._task, outcome=outcome(summary))
+        self._bar.outcome = outcome(summary)
 
     def on_end(self) -> None:
-        """Leaves the bar on the terminal."""
+        """Leaves the bar on the terminal, without the outcome, which the summary tells."""
+        self._bar.outcome = ""
         self._bar.stop()
+
+
+class _WithOutcome(Progress):
+    """A bar with the outcome in lines of its own, so that a long one takes no place from the bar."""
+
+    outcome = ""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield from super().get_renderables()
+        if self.outcome:
+            yield Text(self.outcome.replace("; ", "\n"), style="dim")
 
 
 class _Rate(ProgressColumn):
@@ -65,7 +78,7 @@ class _Rate(ProgressColumn):
 
 
 class Lines(Watcher):
-    """Prints a line at the start, and then a line after a shard at most every ``every_s`` seconds, and at the end.
+    """Prints a line at the start, then a line after a batch at most every ``every_s`` seconds, and one at the end.
 
     Args:
         say: prints a line.
@@ -75,23 +88,35 @@ class Lines(Watcher):
     def __init__(self, say: Callable[[str], None], every_s: float = 10.0) -> None:
         self._say = say
         self._every_s = every_s
+        self._lock = threading.Lock()
 
     def on_start(self, total: int, summary: Summary) -> None:
         """Prints the number of rows."""
-        self._total, self._kept = total, summary.rows
+        self._total, self._kept, self._computed = total, summary.rows, 0
+        self._outcome = outcome(summary)
         self._start = self._last = time.monotonic()
         self._say(f"{total:,} rows" + (f", {summary.rows:,} of them already written" if summary.rows else ""))
 
+    def on_rows(self, count: int) -> None:
+        """Prints the progress, if the last line is old enough."""
+        with self._lock:
+            self._computed += count
+            if time.monotonic() - self._last >= self._every_s and self._kept + self._computed < self._total:
+                self._print()
+
     def on_shard(self, summary: Summary) -> None:
-        """Prints the progress."""
-        now = time.monotonic()
-        if now - self._last < self._every_s and summary.rows < self._total:
-            return
-        self._last = now
-        rate = (summary.rows - self._kept) / max(now - self._start, 1e-9)
-        left = (self._total - summary.rows) / rate
-        progress = f"{summary.rows:,} of {self._total:,} rows, {rate:,.0f} rows/s, {left:,.0f} s left"
-        self._say(f"{progress}; {outcome(summary)}")
+        """Notes the outcome; prints the last line."""
+        with self._lock:
+            self._outcome = outcome(summary)
+            if summary.rows == self._total:
+                self._print()
+
+    def _print(self) -> None:
+        self._last = time.monotonic()
+        rate = self._computed / max(self._last - self._start, 1e-9)
+        done = self._kept + self._computed
+        progress = f"{done:,} of {self._total:,} rows, {rate:,.0f} rows/s, {(self._total - done) / rate:,.0f} s left"
+        self._say("; ".join(filter(None, (progress, self._outcome))))
 
 
 class Metrics(Watcher):

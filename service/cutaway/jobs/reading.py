@@ -69,6 +69,11 @@ class Results(Mapping[str, Array]):
         """Returns the columns with all of ``metadata``: ``find(kind="attribution", method="Saliency")``."""
         return [name for name, about in self.columns.items() if metadata.items() <= about.items()]
 
+    def feature_names(self, column: str) -> tuple[str, ...]:
+        """Returns the names of the last axis of a column of inputs, of their gradients or attributions; empty if the
+        input has none."""
+        return tuple(self.manifest.feature_names.get(self.about(self._known(column)).get("input", ""), ()))
+
     def shards(self, columns: Sequence[str] = ()) -> Iterator[dict[str, Array]]:
         """Yields columns, by default all, shard by shard; needs the memory of one shard."""
         names = [self._known(name) for name in columns or self]

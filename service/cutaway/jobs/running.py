@@ -12,14 +12,17 @@ from pathlib import Path
 from cutaway.errors import Code, CutawayError, Reason, at, error
 from cutaway.jobs.batch_inputs import named_columns
 from cutaway.jobs.engines import engine_of
+from cutaway.jobs.feature_columns import check_numeric, feature_columns
 from cutaway.jobs.folder import Folder
 from cutaway.jobs.manifest import Manifest
+from cutaway.jobs.repeated_warnings import shown_once
 from cutaway.jobs.request_parsing import parse_request
 from cutaway.jobs.schema_probe import probe_layout
 from cutaway.jobs.shards import TRANSIENT, read_counts, write_error
 from cutaway.jobs.sources import Source, check_columns
 from cutaway.jobs.spec import Job
 from cutaway.jobs.task import Model, Task, Written, source_of
+from cutaway.results import ModelDetail
 
 
 @dataclass
@@ -92,7 +95,7 @@ def run(job: Job, *watchers: Watcher) -> Summary:
         for watcher in watchers:
             watcher.on_rows(count)
 
-    with _interruptions(job), folder.locked(), engine.opened(job) as model:
+    with shown_once(), _interruptions(job), folder.locked(), engine.opened(job) as model:
         task = _task(job, source, model, folder)
         missing = _missing_shards(task, summary)
         _check_bad_rows(job, summary)
@@ -123,20 +126,33 @@ def checked_source(job: Job) -> Source:
         source = source_of(job)
         if not source.rows:
             raise error(Reason.INPUT_EMPTY, "the data set has no rows")
-    for name, column in named_columns(job).items():
-        with at(name):
+    for section, column in named_columns(job).items():
+        with at(f"{section}.column"):
             check_columns([column], source.columns)
+    feature_columns(job, source.columns)
     return source
+
+
+def new_manifest(job: Job, source: Source, detail: ModelDetail) -> Manifest:
+    """Returns the manifest of a job, still without the columns of its tables.
+
+    Raises:
+        CutawayError: the columns of the data set are no features of the model.
+    """
+    names = {spec.name: spec.feature_names for spec in detail.inputs if spec.feature_names}
+    columns = feature_columns(job, source.columns, names)
+    check_numeric(source, columns)
+    return Manifest.of(job, source.fingerprint, source.rows, detail, columns)
 
 
 def _task(job: Job, source: Source, model: Model, folder: Folder) -> Task:
     """Returns the task; its manifest is that of the earlier run, if this is the same job, else a new one on disk."""
-    manifest = Manifest.of(job, source.fingerprint, source.rows, model.detail)
+    manifest = new_manifest(job, source, model.detail)
     if folder.manifest.is_file():
         earlier = Manifest.load(folder)
         earlier.check_same_job(manifest)
         return Task(job, earlier)
-    manifest = manifest.with_layout(probe_layout(job, source, model))
+    manifest = manifest.with_layout(probe_layout(job, source, model, manifest.feature_columns))
     manifest.save(folder)
     return Task(job, manifest)
 

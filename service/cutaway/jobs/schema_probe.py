@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,16 +23,25 @@ _PROBES = 2
 _MAX_FAILURES = 8
 
 
-def probe_layout(job: Job, source: Source, model: Model) -> Layout:
+def probe_layout(
+    job: Job, source: Source, model: Model, features: Mapping[str, Sequence[str]], rows: int | None = None
+) -> Layout:
     """Returns the columns of the job's tables, from the results of the largest and the smallest row of the first shard:
     where these differ in the shape of a tensor, other rows will.
+
+    Args:
+        job: the spec.
+        source: the data set.
+        model: the model.
+        features: the columns of each input that is made from several.
+        rows: the number of rows to read; by default the first shard.
 
     Raises:
         CutawayError: all rows that were tried fail, so the cause is not a single row.
     """
     template = parse_request(job.request, job.target)
-    builder = BatchBuilder(job, template, model.detail)
-    columns = source.read(0, min(source.rows, job.output.shard_rows), builder.columns)
+    builder = BatchBuilder(job, template, model.detail, features)
+    columns = builder.read(source, 0, min(source.rows, rows or job.output.shard_rows))
     probes: list[list[Cells]] = []
     failures: list[CutawayError] = []
     for row in _extremes_first(columns, builder.inputs):

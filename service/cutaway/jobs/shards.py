@@ -37,7 +37,7 @@ class ShardWriter:
         self._source = source
         self._reading = threading.Lock()  # a source is read by one thread at a time
         self._template = parse_request(task.job.request, task.job.target)
-        self._builder = BatchBuilder(task.job, self._template, model.detail)
+        self._builder = BatchBuilder(task.job, self._template, model.detail, task.manifest.feature_columns)
         self._layout = task.manifest.read_layout()
         self._captures = task.captures
 
@@ -64,7 +64,7 @@ class ShardWriter:
             CutawayError: the job cannot continue.
         """
         with self._reading:
-            columns = self._source.read(rows.start, rows.stop, self._builder.columns)
+            columns = self._builder.read(self._source, rows.start, rows.stop)
         builder, count = self._builder, len(rows)
         ids = [builder.row_id(columns, row, rows.start + row) for row in range(count)]
         labels = [builder.label(columns, row) for row in range(count)] if self._task.job.label else []

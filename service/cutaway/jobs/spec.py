@@ -66,10 +66,19 @@ class Data(Section):
     format: str = Field(default="", description="parquet, csv, images, ...; by default derived from the path.")
 
 
-class TensorColumn(Section):
-    """A column of numbers, the input for one argument of the model's ``forward``."""
+FEATURES = "features"
+"""As ``columns``: all columns of the data set but those of ids and labels."""
 
-    column: str = Field(description="The column of the data set.")
+
+class TensorColumn(Section):
+    """A column of numbers, or several that make one vector: the input for one argument of the model's ``forward``."""
+
+    column: str = Field(default="", description="The column of the data set; or `columns`.")
+    columns: tuple[str, ...] | str = Field(
+        default=(),
+        description="The columns of a vector, a number each: names and globs such as 'mean_*', or `features`: all but "
+        "those of ids and labels.",
+    )
     dtype: str = Field(
         default="", description="The data type of the input; by default the one that the model declares."
     )
@@ -77,6 +86,12 @@ class TensorColumn(Section):
         default=None, description="The shape of one row, without the batch axis; by default that in the data."
     )
     scale: float = Field(default=1.0, description="A factor for each number.")
+
+    @model_validator(mode="after")
+    def _one_source(self) -> TensorColumn:
+        if bool(self.column) == bool(self.columns):
+            raise ValueError("name one of column and columns")
+        return self
 
     @model_validator(mode="after")
     def _known_type(self) -> TensorColumn:

@@ -17,9 +17,10 @@ from cutaway.schema.tensors import Array
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["figure", "save"]
+__all__ = ["DOTS_PER_INCH", "figure", "save"]
 
-_DOTS_PER_INCH = 150
+DOTS_PER_INCH = 150
+"""Of figures in files."""
 
 
 def figure(result: InspectResult, inputs: Mapping[str, Array] | None = None, row: int = 0) -> Figure:
@@ -39,4 +40,4 @@ def figure(result: InspectResult, inputs: Mapping[str, Array] | None = None, row
 
 def save(result: InspectResult, path: Path, inputs: Mapping[str, Array] | None = None, row: int = 0) -> None:
     """Writes `figure` to the file ``path``, in the format of its suffix: ``.png``, ``.svg`` or ``.pdf``."""
-    figure(result, inputs, row).savefig(path, dpi=_DOTS_PER_INCH)
+    figure(result, inputs, row).savefig(path, dpi=DOTS_PER_INCH)

@@ -12,14 +12,13 @@ import numpy as np
 
 from cutaway.errors import Reason, error
 from cutaway.plots.pictures import Drawing, draw_bars, draw_image, draw_with_norms, draw_with_sums
-from cutaway.results import AttributionResult, ClassPrediction, InspectResult, Verdict
+from cutaway.results import ClassPrediction, InspectResult, Verdict
 from cutaway.results.captured import captured_tensors
+from cutaway.results.summary import batch_size
 from cutaway.schema.tensors import Array
 
 COLUMNS = 4
 """How many panels are side by side."""
-
-_WORST_FIRST = (Verdict.DISAGREES, Verdict.INCONCLUSIVE, Verdict.AGREES, Verdict.NOT_APPLICABLE)
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ class Example:
         Raises:
             InvalidArgument: ``INVALID_VALUE`` if there is no such row.
         """
-        rows = _rows(result)
+        rows = batch_size(result) or 1
         if not 0 <= row < rows:
             raise error(Reason.INVALID_VALUE, f"the batch has the rows 0 to {rows - 1}, not {row}", "row")
         return cls(row, rows)
@@ -73,16 +72,6 @@ class Example:
         """Returns this row of ``array`` as float64, which holds every type; all of an array without a batch axis."""
         batched = array.ndim > 0 and len(array) == self.rows
         return np.asarray(array[self.row] if batched else array, dtype=np.float64)
-
-
-def _rows(result: InspectResult) -> int:
-    """Returns the batch size, from the first tensor that has a batch axis; predictions may be left out."""
-    tensors: list[Array] = [*result.predictions.values(), *result.unedited.values()]
-    tensors += [] if result.target_values is None else [result.target_values]
-    tensors += [array for attribution in result.attributions for array in attribution.values.values()]
-    tensors += result.input_gradients.values()
-    tensors += [tensor.array for tensor in captured_tensors(result)]
-    return next((len(array) for array in tensors if array.ndim), 1)
 
 
 def sections(result: InspectResult, inputs: Mapping[str, Array], example: Example) -> Iterator[Section]:
@@ -156,18 +145,13 @@ def _attributions(result: InspectResult, example: Example, *, layers: bool) -> I
                 values = example.part(array)
                 shown = values if layers else _sum_of_colours(values)
                 draw = draw_with_norms if method == "LayerActivation" else draw_with_sums
-                yield Panel(method, f"{name}{target} · {_shape(values)}", shown, draw, _verdict(attribution))
+                yield Panel(method, f"{name}{target} · {_shape(values)}", shown, draw, attribution.verdict)
 
 
 def _sum_of_colours(values: Array) -> Array:
     """Returns the sum over red, green and blue; other arrays as they are."""
     summed: Array = values.sum(axis=0) if values.ndim == 3 and values.shape[0] == 3 else values
     return summed
-
-
-def _verdict(attribution: AttributionResult) -> Verdict | None:
-    verdicts = {check.verdict for check in attribution.checks}
-    return next((verdict for verdict in _WORST_FIRST if verdict in verdicts), None)
 
 
 def _captures(result: InspectResult, example: Example) -> Iterator[Panel]:

@@ -17,6 +17,7 @@ from cutaway.results.explanations import (
     TokenAttribution,
     Verdict,
 )
+from cutaway.results.summary import describe_call, describe_capture, describe_model, summarise
 from cutaway.schema.tensors import Array
 from cutaway.str_enum import StrEnum
 
@@ -76,7 +77,7 @@ class _HookPoints(ABC):
         return self.at(Point.GRAD_OUTPUT)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class CapturedCall(_HookPoints):
     """One call of a module.
 
@@ -88,6 +89,9 @@ class CapturedCall(_HookPoints):
 
     leaves: Mapping[Point, Mapping[str, Array]]
     positions: Mapping[Point, Mapping[str, Array]] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return describe_call(self)
 
     def at(self, point: Point) -> Array:
         """Returns the only tensor at ``point``.
@@ -102,7 +106,7 @@ class CapturedCall(_HookPoints):
         return next(iter(tensors.values()))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ModuleCapture(_HookPoints):
     """The captures of one module; ``input``, ``output`` and so on are those of its first call.
 
@@ -111,6 +115,9 @@ class ModuleCapture(_HookPoints):
     """
 
     calls: tuple[CapturedCall, ...]
+
+    def __repr__(self) -> str:
+        return describe_capture(self)
 
     def at(self, point: Point) -> Array:
         """Returns the only tensor at ``point`` in the first call; see `CapturedCall.at`."""
@@ -200,7 +207,7 @@ class Estimate:
     passes: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class InspectResult:
     """The result of one request.
 
@@ -242,6 +249,9 @@ class InspectResult:
     explained_rows: Array | None = None
     estimate: Estimate | None = None
     feature_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return summarise(self)
 
 
 @dataclass(frozen=True)
@@ -296,7 +306,7 @@ class ModelName:
     version: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ModelDetail:
     """The description of one model."""
 
@@ -308,3 +318,6 @@ class ModelDetail:
     modules: tuple[ModuleInfo, ...]
     provenance: Provenance
     operators: tuple[OperatorInfo, ...] = ()
+
+    def __repr__(self) -> str:
+        return describe_model(self)

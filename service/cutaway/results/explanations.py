@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from cutaway.requests import CheckMode
+from cutaway.results.summary import describe_attribution
 from cutaway.schema.tensors import Array
 from cutaway.str_enum import StrEnum
 
@@ -17,6 +18,11 @@ class Verdict(StrEnum):
     DISAGREES = "DISAGREES"
     INCONCLUSIVE = "INCONCLUSIVE"
     NOT_APPLICABLE = "NOT_APPLICABLE"
+
+
+WORST_FIRST = (Verdict.DISAGREES, Verdict.INCONCLUSIVE, Verdict.AGREES, Verdict.NOT_APPLICABLE)
+"""The verdicts in the order in which they outweigh each other: a check that does not apply must not hide one that
+does."""
 
 
 class Cause(StrEnum):
@@ -111,6 +117,13 @@ class Check:
         return self.rows[row] if self.rows else RowCheck(self.max_relative_error, self.verdict, self.reason, self.cause)
 
 
+def outcome_of_row(checks: Sequence[Check], row: int) -> RowCheck:
+    """Returns the worst outcome that ``checks`` have for ``row``, with the largest relative error of all of them."""
+    outcomes = [check.of_row(row) for check in checks]
+    worst = min(outcomes, key=lambda outcome: WORST_FIRST.index(outcome.verdict))
+    return replace(worst, max_relative_error=max(outcome.max_relative_error for outcome in outcomes))
+
+
 @dataclass(frozen=True)
 class TokenAttribution:
     """The attribution of each token of a text: that of an embedding, summed over the width of the embedding.
@@ -158,7 +171,7 @@ class AttributionError:
     field: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class AttributionResult:
     """One attribution.
 
@@ -192,3 +205,16 @@ class AttributionResult:
     metrics: tuple[MetricResult, ...] = ()
     standard_errors: Mapping[str, Array] = field(default_factory=dict)
     error: AttributionError | None = None
+
+    def __repr__(self) -> str:
+        return describe_attribution(self)
+
+    @property
+    def worst_check(self) -> Check | None:
+        """The check with the worst verdict, or None if nothing was checked."""
+        return min(self.checks, key=lambda check: WORST_FIRST.index(check.verdict), default=None)
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """The worst verdict of the checks, or None if nothing was checked."""
+        return None if self.worst_check is None else self.worst_check.verdict

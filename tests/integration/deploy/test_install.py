@@ -110,7 +110,10 @@ def test_wheel_holds_what_is_no_module_too(wheel: Path) -> None:
     sources = {path.relative_to(ROOT / "service") for path in (ROOT / "service" / "cutaway").rglob("*.py*")}
     expected = {path.as_posix() for path in sources if "__pycache__" not in path.parts}
     expected |= {"cutaway/handlers/inspection_handler.py", "cutaway/gateway/torchserve/log4j2.xml", "cutaway/py.typed"}
-    expected |= {"cutaway/jobs/report/page.html.j2", "cutaway/jobs/report/style.css"}
+    expected |= {
+        f"cutaway/jobs/report/{name}" for name in ("page.html.j2", "features.html.j2", "style.css", "filters.js")
+    }
+    expected |= {f"cutaway/cli/starts/{kind}.txt" for kind in ("table", "image", "text")}
     found = {name for name in names if ".dist-info/" not in name}
     assert found == expected
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)

@@ -194,7 +194,7 @@ def test_every_field_of_a_question_has_a_scope() -> None:
 
 NO_LAYER = {
     *("InspectRequest.model", "Target.output", "AttributionRequest.inputs", "InputGradientRequest.inputs"),
-    *("CaptureRequest.path", "Edit.path", "RawInput.media_type"),
+    *("CaptureRequest.path", "Edit.path", "RawInput.media_type", "ClassLabel.labels"),
 }
 MAPS_BY_INPUT = {"by_name", "by_input", "windows", "strides", "arguments"}
 

@@ -124,7 +124,7 @@ CASES: dict[str, tuple[Callable[[ca.Client], object], type[ca.CutawayError], str
         words(ids=IDS, weight=WEIGHT[:1]), ca.InvalidArgument, "BATCH_MISMATCH", "tensors.by_name",
         "all inputs need the same number of rows on axis 0: ids has 2, weight has 1"),
     "data type that cannot be sent": (
-        net(inputs={"image": IMAGE.astype(complex)}), ca.InvalidArgument, "INPUT_DTYPE", "tensors.by_name.image",
+        net(inputs={"image": IMAGE.astype(complex)}), ca.InvalidArgument, "INPUT_DTYPE", "inputs.image",
         "complex128 cannot be sent; the contract has float16"),
     "target out of range": (
         net(target=10, input_gradients=True), ca.InvalidArgument, "TARGET_RANGE", "target.class_index",

@@ -368,8 +368,8 @@ def test_fields_from_the_future_are_refused_everywhere(address: str, method: str
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"inputs": IMAGE}, "inputs are arrays by name, one Raw, or several"),
-        ({"target": "cat"}, "'cat' is no class index"),
+        ({"inputs": 3}, "got int; send arrays by name"),
+        ({"target": 0.5}, "0.5 is no target; send a class index or label"),
         ({"check": "sometimes"}, "'sometimes' is none of off, same_pass, independent"),
         ({"edits": [ca.Edit("conv1")]}, "is none of Scale, Add, Replace, Zero, Clamp, Mix"),
         ({"captures": [ca.Capture("conv1", at="outptu")]}, "'outptu' is none of input, output, grad_input"),  # type: ignore[arg-type]

@@ -35,6 +35,7 @@ from cutaway.engine.runtime.cancellation import Cancellation
 from cutaway.errors import Reason
 from cutaway.gateway.embedded import serve
 from cutaway.gateway.rpc import servicer
+from cutaway.requests import InspectRequest
 from cutaway.results import Timings
 from cutaway.results.tensor_map import map_tensors
 from cutaway.schema.tensors import Array
@@ -334,7 +335,7 @@ def test_damage_is_seen(case: str) -> None:
     says what is wrong."""
     messages, said = SPOILED[case]
     with pytest.raises(ca.CutawayError, match=said) as caught:
-        ReplyStream(lambda _: (message for message in messages), 60).result()
+        ReplyStream(lambda _: (message for message in messages), 60, InspectRequest("")).result()
     assert caught.value.reason == Reason.INTERNAL
 
 

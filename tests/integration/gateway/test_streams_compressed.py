@@ -14,6 +14,7 @@ from cutaway.client.reply_stream import ReplyStream
 from cutaway.client.transport import read_piece
 from cutaway.errors import Reason
 from cutaway.gateway import serve
+from cutaway.requests import InspectRequest
 from cutaway.results import InspectResult
 from cutaway.schema.compression import compress
 from cutaway.wire.chunks import MAX_CHUNK_BYTES, Piece, StreamEncoder, as_message, chunk_piece, decode_chunk
@@ -96,7 +97,8 @@ def test_packed_damage_is_seen(name: str) -> None:
     """Also a frame that claims more than there is room for, before any of it is unpacked."""
     header, _, second, trailer = pieces()
     spoilt = [header, chunk_piece(0, 0, memoryview(PACKED[name]), "zstd"), second, trailer]
+    messages = (read_piece(as_message(each).joined()) for each in spoilt)
     with pytest.raises(ca.CutawayError) as caught:
-        ReplyStream(lambda _: (read_piece(as_message(each).joined()) for each in spoilt), 60).result()
+        ReplyStream(lambda _: messages, 60, InspectRequest("")).result()
     assert caught.value.reason == Reason.INTERNAL
     assert "did not arrive as it was sent" in caught.value.message

@@ -9,7 +9,7 @@ from typing import Any
 
 import duckdb
 import numpy as np
-import pandas  # type: ignore[import-untyped]  # it ships no types
+import pandas
 import polars
 import pytest
 import torch

@@ -83,7 +83,7 @@ def test_no_room_is_an_interruption(store: Path, tmp_path: Path) -> None:
     cramped = subprocess.run(command, capture_output=True, text=True, preexec_fn=narrow)
     assert cramped.returncode == 3, cramped.stderr
     assert cramped.stderr.startswith("JOB_INTERRUPTED [output.folder]: ")
-    assert [path.name for path in (tmp_path / "out").glob("[!.]*")] == ["manifest.json"]
+    assert [path.name for path in (tmp_path / "out").glob("[!.]*")] == ["_manifest.json"]
     assert not list((tmp_path / "out").glob(".*.tmp"))
     status, _, err = ended(begun(job))
     assert status == 0, err

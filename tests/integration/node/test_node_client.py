@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ import cutaway as ca
 from cutaway.client.request_builder import build_request
 from cutaway.config.settings import Settings
 from cutaway.gateway import serve
-from cutaway.results import Timings
+from cutaway.results import InputSpec, Timings
 from cutaway.v1 import inspection_pb2, inspection_service_pb2
 from cutaway.wire import requests as wire_requests
 from cutaway.wire import results as wire_results
@@ -114,6 +114,15 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+class Named(Images):
+    """Images whose columns have names."""
+
+    @property
+    def inputs(self) -> Sequence[InputSpec]:  # type: ignore[override]
+        (image,) = super().inputs
+        return (replace(image, feature_names=tuple(f"column {number}" for number in range(8))),)
+
+
 @pytest.fixture(scope="module")
 def addresses(directory: Path) -> Iterator[tuple[str, str]]:
     """A server that admits everybody, and one with TLS and tokens."""
@@ -122,7 +131,7 @@ def addresses(directory: Path) -> Iterator[tuple[str, str]]:
     waiting = Waiting()
     one_by_one = Settings(max_batch_size=1)  # calls that share a pass are rounded differently
     with (
-        serve({"net": Images(), "words": Words(), "waiting": waiting}, settings=one_by_one) as plain,
+        serve({"net": Named(), "words": Words(), "waiting": waiting}, settings=one_by_one) as plain,
         serve({"net": Images()}, settings=secure) as guarded,
     ):
         yield plain.address, guarded.address

@@ -141,8 +141,9 @@ def test_rounding_is_no_wrong_backward(
 
 
 def test_a_gradient_that_is_mostly_rounding_is_doubted() -> None:
-    """Where rounding is as large as the gradient, an agreement says little."""
+    """Where rounding is as large as the gradient, an agreement says little. On CPUs that run other kernels for more
+    rows, the value of a row then depends on how many there are."""
     served = Served(difference(1e-7, 1.0)())
     check = served.ask(ca.InputXGradient(), inputs={"x": noise(3, 8)})[0].checks[0]
     assert check.verdict is Verdict.INCONCLUSIVE
-    assert check.cause in (Cause.CANCELLATION, Cause.WRONG_BACKWARD)
+    assert check.cause in (Cause.CANCELLATION, Cause.WRONG_BACKWARD, Cause.ROWS_COUPLED)

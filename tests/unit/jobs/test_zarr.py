@@ -63,7 +63,7 @@ def test_others_read_the_arrays(store: Path, tmp_path: Path, tables: Results) ->
     """An array a column, [rows, ...], which Zarr reads without any code of ours, in chunks that end with shards."""
     run(digits_job(store, tmp_path / "out", data=spoiled(), request=REQUEST, output=into(tmp_path / "out")))
     for name in CAPTURES:
-        array = zarr.open_array(str(tmp_path / "out" / "captures" / f"{name}.zarr"), mode="r")
+        array = zarr.open_array(str(tmp_path / "out" / "_captures" / f"{name}.zarr"), mode="r")
         assert array.shape[0] == 40
         assert array.chunks[0] == 16
         np.testing.assert_array_equal(array[:], tables[name])
@@ -101,7 +101,7 @@ def test_arrays_that_went_are_written_again(store: Path, tmp_path: Path, tables:
     job = digits_job(store, tmp_path / "out", data=spoiled(), request=REQUEST, output=into(tmp_path / "out"))
     run(job)
     assert run(job).kept == 3
-    shutil.rmtree(tmp_path / "out" / "captures" / "capture.fc1.output.zarr")
+    shutil.rmtree(tmp_path / "out" / "_captures" / "capture.fc1.output.zarr")
     assert run(job).written == 3
     alike(read(tmp_path / "out"), tables)
 
@@ -136,7 +136,7 @@ def test_captures_of_several_shapes_are_refused(store: Path, tmp_path: Path) -> 
     with pytest.raises(CutawayError, match="differs in shape") as caught:
         run(job)
     assert (caught.value.reason, caught.value.field) == (Reason.INVALID_VALUE, "output.captures_to")
-    assert not (tmp_path / "out" / "manifest.json").exists()
+    assert not (tmp_path / "out" / "_manifest.json").exists()
 
 
 def test_report_and_plan_know_them(store: Path, tmp_path: Path, tables: Results) -> None:

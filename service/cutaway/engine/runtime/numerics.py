@@ -76,8 +76,10 @@ WITHOUT_COPIES = _roundings(256, at_most=0.05)
 PART_OF_BATCH = _power(0.6)
 # A half of a batch, and the same rows in a pass of their own, whatever the data type: 1.2e-4.
 HALF_OF_BATCH = Tolerances(*[1024 * torch.finfo(torch.float32).eps] * 4)
-# A row alone, and the row in a batch of two: 8e-4 for float32, because a false alarm here withholds a verdict.
-DOUBLED_BATCH = _power(0.45)
+# A row in a batch, and in one of twice as many rows: 8e-3 for float32. Some CPUs run other kernels for more rows, and a
+# model that subtracts nearly equal numbers showed 2e-3; a false alarm here withholds a verdict, and what depends on the
+# number of rows usually changes by a half.
+DOUBLED_BATCH = _power(0.3)
 
 _MASK = 1e4
 _GAP = 1e3

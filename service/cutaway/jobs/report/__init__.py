@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from pathlib import Path
 
 from cutaway.display.pictures import short_number
@@ -14,7 +16,7 @@ __all__ = ["write_report"]
 
 
 def write_report(folder: Path) -> Path:
-    """Writes ``report.html`` into the ``folder`` of a job, and returns its path.
+    """Writes ``_report.html`` into the ``folder`` of a job, and returns its path.
 
     Shards are read twice, a few rows at a time: without tensors to select the rows to show, and then for means,
     statistics and the tensors of those rows. A report on a job that has not ended covers the shards on disk.
@@ -27,7 +29,7 @@ def write_report(folder: Path) -> Path:
     if not results.folder.parts():
         raise error(Reason.DATA_UNREADABLE, f"{folder} holds no shard yet: run the job first", "folder")
     text = _rendered(Page(results))
-    path = folder / "report.html"
+    path = results.folder.report
     try:
         results.folder.write(path, lambda temporary: temporary.write_text(text, "utf-8"))
     except OSError as failure:
@@ -46,7 +48,9 @@ def _rendered(page: Page) -> str:
         lstrip_blocks=True,
     )
     environment.filters.update(number=short_number, breakable=_breakable)
-    return environment.get_template("page.html.j2").render(page=page)
+    script = Path(__file__).with_name("filters.js").read_text("utf-8")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return environment.get_template("page.html.j2").render(page=page, script=script, script_digest=digest)
 
 
 def _breakable(name: str) -> str:

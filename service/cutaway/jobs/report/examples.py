@@ -6,12 +6,15 @@ import heapq
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 T = TypeVar("T")
+
+Class: TypeAlias = "int | None"
+"""The index of a predicted class; None for a model without classes."""
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import Any
 
 from cutaway.jobs.reading import Results
 from cutaway.jobs.report.examples import AttributionSummary, Example, Finding, Top
+from cutaway.jobs.report.rows import Line, Lines
 from cutaway.results import Verdict
 
 SHOWN = 8
@@ -40,7 +41,8 @@ class Overview:
         first: the first rows that are not bad.
         confident, uncertain: the rows with the highest and the lowest probability.
         mislabelled: the rows with the highest probability of another class than the label.
-        findings: the outcomes of checks with the largest errors, DISAGREES first.
+        findings: the outcomes that are problems, with the largest errors, DISAGREES first.
+        lines: the list of rows.
     """
 
     def __init__(self, results: Results) -> None:
@@ -54,6 +56,7 @@ class Overview:
         self.attributions: dict[str, AttributionSummary] = {}
         self._first, self._confident, self._uncertain, self._mislabelled = (Top[Example](SHOWN) for _ in range(4))
         self._findings = Top[Finding](SHOWN)
+        self.lines = Lines()
         self._latest: dict[str, tuple[tuple[Any, ...], Finding | None]] = {}
         self._names: dict[str, dict[str, str]] = {}
         """For each attribution, its columns by kind."""
@@ -94,6 +97,7 @@ class Overview:
                 self._add_row(columns, index)
                 continue
             self.bad[reason] += 1
+            self.lines.add(Line(self._example(columns, index), f"{reason}: {columns['error_message'][index]}"))
             if self.bad[reason] <= _BAD_SHOWN:
                 example = columns["id"][index], columns["error_message"][index]
                 self.bad_examples.setdefault(reason, []).append(example)
@@ -101,6 +105,7 @@ class Overview:
     def _add_row(self, columns: Columns, index: int) -> None:
         create = partial(self._example, columns, index)
         self._first.add((0.0,), create)
+        self.lines.add(Line(create()))
         self.warnings.update(columns["warnings"][index] or () if "warnings" in columns else ())
         self.classes[columns["prediction"][index] if "prediction" in columns else None] += 1
         if "prediction" in columns:
@@ -129,7 +134,7 @@ class Overview:
         before, finding = self._latest.get(attribution, (None, None))
         if before != outcome:
             finding = None
-            if verdict not in (None, Verdict.NOT_APPLICABLE):
+            if verdict in (Verdict.DISAGREES, Verdict.INCONCLUSIVE):
                 new = finding = Finding(self._example(columns, index), attribution, verdict, size, reason)
                 score = verdict == Verdict.DISAGREES, math.inf if math.isnan(size) else size
                 self._findings.add(score, lambda: new)
@@ -145,7 +150,7 @@ class Overview:
         return self._results.manifest.class_name(index)
 
     def _example(self, columns: Columns, index: int) -> Example:
-        classified = "prediction" in columns
+        classified = "prediction" in columns and columns["prediction"][index] is not None
         verdicts = {name: columns[kinds["verdict"]][index] for name, kinds in self._names.items() if "verdict" in kinds}
         return Example(
             row=columns["row"][index],

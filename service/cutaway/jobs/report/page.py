@@ -10,9 +10,18 @@ import numpy as np
 
 from cutaway.display.pictures import Bar, as_image, bars, coarse, colour, heat, histogram, photograph, strongest
 from cutaway.jobs.reading import Results
-from cutaway.jobs.report.examples import AttributionSummary, Example
+from cutaway.jobs.report.examples import AttributionSummary, Class, Example
+from cutaway.jobs.report.features import Chart, Contribution, contributions
 from cutaway.jobs.report.overview import Overview
-from cutaway.jobs.report.tensors import Activations, Class, Tensors, as_pictures, pictured_columns, without_padding
+from cutaway.jobs.report.rows import is_correct, worst_verdict
+from cutaway.jobs.report.tensors import (
+    Activations,
+    Tensors,
+    as_pictures,
+    pictured_columns,
+    vector_columns,
+    without_padding,
+)
 from cutaway.jobs.sources import Unreadable
 from cutaway.results import Verdict
 from cutaway.schema.tensors import Array
@@ -23,6 +32,7 @@ CLASSES = 10
 _MATRIX = 20  # classes in the confusion matrix
 _PAIRS = 8
 _TOKENS = 8
+_CONTRIBUTIONS = 6  # features of a card
 _LEAST = 3  # occurrences of a token whose mean is shown
 _DEAD_NAMED = 12
 
@@ -44,11 +54,13 @@ class Text(NamedTuple):
 
 
 class Card(NamedTuple):
-    """One row with its pictures and texts."""
+    """One row with its pictures, texts and strongest features; ``is_first`` if no card before it shows the row."""
 
     example: Example
     tiles: list[Tile]
     texts: list[Text]
+    features: list[tuple[str, list[Contribution]]]
+    is_first: bool
 
 
 class MethodRow(NamedTuple):
@@ -109,7 +121,10 @@ class Page:
         shown = [*overview.confident, *overview.uncertain, *overview.mislabelled]
         shown += [finding.example for finding in overview.findings] + ([] if overview.confident else overview.first)
         self._tensors = Tensors(results, self.classes, {example.row for example in shown})
-        self._pictured = pictured_columns(results)
+        self._vectors = vector_columns(results)
+        self._pictured = {n: about for n, about in pictured_columns(results).items() if n not in self._vectors}
+        self._shown = self._pictured | self._vectors
+        self._carded: set[int] = set()
         self._inputs = results.find(kind="input")
         self._token_columns = {name: results.about(name) for name in results.find(kind="token_attribution")}
 
@@ -135,7 +150,56 @@ class Page:
 
     def cards(self, examples: Sequence[Example]) -> list[Card]:
         """Returns rows with their pictures and texts, in the same order."""
-        return [Card(example, self._tiles(example), self._texts(example)) for example in examples]
+        return [self._card(example) for example in examples]
+
+    def _card(self, example: Example) -> Card:
+        is_first = not self.has_card(example)
+        self._carded.add(example.row)
+        return Card(example, self._tiles(example), self._texts(example), self._contributions(example), is_first)
+
+    def has_card(self, example: Example) -> bool:
+        """Returns whether a card so far shows the row."""
+        return example.row in self._carded
+
+    def filters(self, example: Example) -> dict[str, str]:
+        """Returns what the filters of the page compare, by their name."""
+        return {
+            "class": example.prediction,
+            "label": example.label or "",
+            "verdict": worst_verdict(example),
+            "correct": is_correct(example),
+        }
+
+    def choices(self) -> dict[str, list[str]]:
+        """Returns the values that each filter offers, by its name; of filters with more than one."""
+        found = [self.filters(line.example) for line in self.overview.lines.kept]
+        order = {name: index for index, name in enumerate(self.manifest.labels)}
+        values = {name: {each[name] for each in found} - {""} for name in ("class", "label", "verdict", "correct")}
+        return {
+            name: sorted(several, key=lambda value: (order.get(value, len(order)), value))
+            for name, several in values.items()
+            if len(several) > 1
+        }
+
+    def charts(self) -> list[Chart]:
+        """Returns the importance of features, of every attribution of a vector."""
+        names = {found: self._class_name(found) for found in self.classes}
+        charts = [
+            features.chart(self._title(name, self._vectors[name]), names)
+            for name, features in self._tensors.features.items()
+        ]
+        return [chart for chart in charts if chart is not None]
+
+    def _contributions(self, example: Example) -> list[tuple[str, list[Contribution]]]:
+        kept = self._tensors.kept[example.row]
+        found = []
+        for name, about in self._vectors.items():
+            if (values := _numbers(kept[name])) is not None:
+                inputs = _numbers(kept.get(f"input.{about['input']}", ""))
+                known = inputs if inputs is not None and inputs.shape == values.shape else None
+                names = self._results.feature_names(name)
+                found.append((self._title(name, about), contributions(names, values, known, _CONTRIBUTIONS)))
+        return found
 
     def _tiles(self, example: Example) -> list[Tile]:
         kept = self._tensors.kept[example.row]
@@ -150,7 +214,7 @@ class Page:
 
     def _title(self, name: str, about: dict[str, str]) -> str:
         """Returns the attribution's name; with the input's, if it explains several inputs."""
-        several = sum(other["attribution"] == about["attribution"] for other in self._pictured.values()) > 1
+        several = sum(other["attribution"] == about["attribution"] for other in self._shown.values()) > 1
         return name if several else about["attribution"]
 
     def _texts(self, example: Example) -> list[Text]:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
 from cutaway.jobs.reading import Results
 from cutaway.jobs.records import is_ragged
+from cutaway.jobs.report.examples import Class
+from cutaway.jobs.report.features import DOTS, FeatureValues
 from cutaway.jobs.sources import Unreadable
 from cutaway.jobs.sources.columns import from_arrow
 from cutaway.schema.tensors import Array
-
-Class: TypeAlias = "int | None"
 
 _BATCH = 64
 
@@ -152,6 +152,7 @@ class Tensors:
         means: the mean picture [height, width], by column of the attribution and class.
         tokens: the means of tokens, by column of the attribution and class.
         activations: the statistics, by column of the capture.
+        features: the values of features, by column of the attribution of a vector.
         kept: the tensors, texts and tokens of each kept row, by column.
     """
 
@@ -162,7 +163,12 @@ class Tensors:
         self.kept: dict[int, dict[str, Any]] = {row: {} for row in rows}
         self._classes = set(classes)
         pictured = list(pictured_columns(results))
-        self._averaged = [name for name in pictured if not is_ragged(results.schema.field(name).type)]
+        vectors = vector_columns(results)
+        every = max(1, -(-results.rows // DOTS))
+        self.features = {name: FeatureValues(results.feature_names(name), every) for name in vectors}
+        self._input_of = {name: f"input.{about['input']}" for name, about in vectors.items()}
+        ragged = [name for name in pictured if is_ragged(results.schema.field(name).type)]
+        self._averaged = [name for name in pictured if name not in vectors and name not in ragged]
         self._with_tokens = results.find(kind="token_attribution") if results.find(kind="tokens") else []
         self._captured = results.find(kind="capture")
         inputs = [*results.find(kind="input"), *results.find(kind="tokens")]
@@ -186,10 +192,27 @@ class Tensors:
             for name in self._with_tokens:
                 self._add_tokens(name, predicted, columns, members)
 
+        for name in self.features:
+            self._add_features(name, columns, rows)
+
+    def _add_features(self, name: str, columns: Mapping[str, Any], rows: list[int]) -> None:
+        """Adds the attributions of a vector; a row that was not explained has none."""
+        members = [index for index in rows if not isinstance(columns[name][index], Unreadable)]
+        if not members:
+            return
+        values, inputs = np.stack([columns[name][index] for index in members]), columns.get(self._input_of[name])
+        known = inputs is not None and all(np.shape(inputs[index]) == values.shape[1:] for index in members)
+        self.features[name].add(
+            [int(columns["row"][index]) for index in members],
+            values,
+            [_predicted(columns, index) for index in members],
+            np.stack([inputs[index] for index in members]) if inputs is not None and known else None,
+        )
+
     def _by_class(self, columns: Mapping[str, Any], rows: list[int]) -> dict[Class, list[int]]:
         members: dict[Class, list[int]] = {}
         for index in rows:
-            predicted = int(columns["prediction"][index]) if "prediction" in columns else None
+            predicted = _predicted(columns, index)
             if predicted in self._classes:
                 members.setdefault(predicted, []).append(index)
         return members
@@ -200,6 +223,19 @@ class Tensors:
             tokens, values = columns["tokens"][index], columns[name][index]
             if not isinstance(tokens, Unreadable) and not isinstance(values, Unreadable):
                 means.add(list(tokens), np.asarray(values))
+
+
+def _predicted(columns: Mapping[str, Any], index: int) -> Class:
+    return int(columns["prediction"][index]) if "prediction" in columns else None
+
+
+def vector_columns(results: Results) -> dict[str, dict[str, str]]:
+    """Returns the columns of attributions of inputs that are vectors of features."""
+    return {
+        name: about
+        for name, about in pictured_columns(results).items()
+        if about.get("input") and len(getattr(results.schema.field(name).type, "shape", ())) == 1
+    }
 
 
 def pictured_columns(results: Results) -> dict[str, dict[str, str]]:

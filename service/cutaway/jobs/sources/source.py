@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any, Protocol, TypeAlias
 
 import numpy.typing as npt
@@ -50,8 +51,14 @@ class Source(Protocol):
 
 
 def check_columns(names: Sequence[str], known: Sequence[str]) -> None:
-    """Raises ``COLUMN_NOT_FOUND`` for the first of ``names`` that is not in ``known``."""
+    """Raises ``COLUMN_NOT_FOUND`` for the first of ``names`` that is not in ``known``, with the nearest names."""
     for name in names:
         if name not in known:
-            listed = ", ".join(map(repr, known)) or "none"
-            raise error(Reason.COLUMN_NOT_FOUND, f"the data set has no column {name!r}; it has {listed}")
+            near = get_close_matches(name, known, n=3)
+            hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+            listed = ", ".join(map(repr, known[:_LISTED])) + (", ..." if len(known) > _LISTED else "")
+            message = f"the data set has no column {name!r}{hint or '; it has'} {'' if hint else listed or 'none'}"
+            raise error(Reason.COLUMN_NOT_FOUND, message.rstrip())
+
+
+_LISTED = 20

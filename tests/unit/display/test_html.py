@@ -1,0 +1,256 @@
+"""A result as a notebook shows it: complete, escaped, self-contained and of limited size."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from IPython.core.formatters import DisplayFormatter
+from PIL import Image
+
+import cutaway as ca
+from cutaway.display.inspection import Inspection
+from cutaway.requests import InspectRequest, Raw
+from cutaway.results import Warning as ResultWarning
+from tests.support.made_results import HOSTILE, capture, check, image, numbers, table, text
+
+MAX_CHARACTERS = 400_000
+
+
+class Page(HTMLParser):
+    """What a browser finds in a piece of HTML: tags, attributes, texts by the class around them."""
+
+    VOID = frozenset({"img"})
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str]] = []
+        self.texts: list[tuple[str, str]] = []
+        self._open: list[tuple[str, str]] = []
+        self.feed(html)
+        assert not self._open, "an element is not closed"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+        if tag not in self.VOID:
+            self._open.append((tag, dict(attrs).get("class") or ""))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop()[0] == tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append((self._open[-1][1] or self._open[-1][0], data))
+
+    def of(self, kind: str) -> list[str]:
+        """The texts in elements of that class, or, without a class, of that tag."""
+        return [data for where, data in self.texts if where == kind]
+
+    @property
+    def text(self) -> str:
+        return " ".join(data for where, data in self.texts if where != "style")
+
+
+def page(result: Inspection) -> Page:
+    return Page(result._repr_html_())
+
+
+def test_notebooks_show_the_page() -> None:
+    """IPython's own formatter, which Jupyter asks, offers HTML and the text beside it."""
+    formatter = DisplayFormatter()
+    formatter.active_types = ["text/plain", "text/html"]
+    shown, _ = formatter.format(table())
+    assert shown["text/html"] == table()._repr_html_()
+    assert shown["text/plain"] == repr(table())
+
+
+def test_table_has_bars_with_names_and_values() -> None:
+    """The ten features that count most by their names, with what was sent; the rest as a sum."""
+    result = table()
+    shown = page(result)
+    values = result.attributions[0].values["x"][0]
+    most = np.argsort(-np.abs(values))[:10]
+    labels = [label for label in shown.of("span") if label.startswith("feature ")]
+    assert [label.split(" = ")[0] for label in labels[:10]] == [f"feature {index}" for index in most]
+    sent = result.request.tensors["x"][0]
+    assert float(labels[0].split(" = ")[1].replace("−", "-")) == pytest.approx(sent[most[0]], rel=0.01)
+    rest = np.delete(values, most).sum()
+    note = next(note for note in shown.of("note") if "smaller sum to" in note)
+    assert note.startswith("… 20 smaller sum to ")
+    assert float(note.rpartition(" ")[2].replace("−", "-")) == pytest.approx(rest, rel=0.01)
+    assert "logits: label 0, 75.0%" in shown.of("name")
+    assert {"label 0", "label 1"} <= set(shown.of("span"))
+
+
+def test_verdicts_have_badges_reasons_and_remedies() -> None:
+    """Also where rows differ: the badge of an example is that of its own row."""
+    rows = (ca.RowCheck(0.0, ca.Verdict.AGREES), ca.RowCheck(1.0, ca.Verdict.INCONCLUSIVE))
+    by_row = replace(check(ca.Verdict.INCONCLUSIVE, "terms cancel", ca.Cause.CANCELLATION), rows=rows)
+    result = table()
+    different = replace(result.attributions[0], checks=(by_row,))
+    failed = ca.AttributionResult("Lrp", "", {}, error=ca.results.AttributionError(3, "METHOD_INAPPLICABLE", "no rule"))
+    result = replace(result, attributions=(*result.attributions, different, failed))
+    shown = page(result)
+    badges = [text for kind, text in shown.texts if kind.startswith("badge ")]
+    assert badges[:4] == ["AGREES", "DISAGREES", "INCONCLUSIVE", "FAILED"]
+    assert badges[4:8] == ["AGREES", "DISAGREES", "AGREES", "FAILED"]
+    assert badges[8:] == ["AGREES", "DISAGREES", "INCONCLUSIVE", "FAILED"]
+    for words in (
+        "DeepLift (MODULE_REUSED): fc1 is called twice: use a module for each call: largest error 2.0e−7",
+        "IntegratedGradients: equals Captum with raw hooks",
+        "Lrp: METHOD_INAPPLICABLE: no rule",
+        "MODULE_NOT_CALLED: fc9: was not called",
+        "fc1 output: float32[2, 8]",
+    ):
+        assert words in shown.text
+
+
+def test_image_is_drawn_once_and_lies_below_its_heat_maps() -> None:
+    result = image(rows=1, attributions=2)
+    html = result._repr_html_()
+    shown = Page(html)
+    pictures = [value for name, value in shown.attributes if name == "src"]
+    assert len(pictures) == 3
+    assert all(each.startswith("data:image/png;base64,") for each in pictures)
+    assert html.count("background-image:url(data:image/png;base64,") == 1
+    assert shown.tags.count("i") == 3  # below each of them
+    assert sum("picture" in value for name, value in shown.attributes if name == "class") == 4
+
+
+def test_two_results_on_one_page_keep_their_own_pictures() -> None:
+    """Classes are global in a notebook."""
+    first, second = image(rows=1), image(rows=1, side=10)
+    styles = [
+        {value for name, value in page(each).attributes if value.startswith("picture p")} for each in (first, second)
+    ]
+    assert styles[0]
+    assert not styles[0] & styles[1]
+
+
+def test_raw_picture_and_text_are_those_sent() -> None:
+    """A raw picture is what was sent; a heat map of another shape is not stretched over it."""
+    file = io.BytesIO()
+    Image.fromarray(np.zeros((40, 40, 3), np.uint8)).save(file, "PNG")
+    square = image(rows=1)
+    raw = replace(square, request=InspectRequest("net", raw=(Raw(file.getvalue(), "image/png"),)))
+    assert page(raw).tags.count("i") == 2
+    file = io.BytesIO()
+    Image.fromarray(np.zeros((40, 90, 3), np.uint8)).save(file, "PNG")
+    wide = replace(square, request=InspectRequest("net", raw=(Raw(file.getvalue(), "image/png"),)))
+    assert page(wide).tags.count("i") == 0
+    assert "the fox" in page(text()).of("p")
+    torn = replace(square, request=InspectRequest("net", raw=(Raw(file.getvalue()[:60], "image/png"),)))
+    assert "image/png, 60 bytes" in page(torn).of("p")
+
+
+def test_tokens_have_colours_and_their_sum() -> None:
+    shown = page(text(("the", "fox", "</span>")))
+    sums = text(("the", "fox", "</span>")).attributions[0].tokens
+    assert sums is not None
+    assert [word for word in shown.of("span") if word in ("the", "fox", "</span>")] == ["the", "fox", "</span>"]
+    numbers_below = [float(each.replace("−", "-")) for each in shown.of("small")]
+    assert numbers_below == pytest.approx(sums.values[0], rel=0.01)
+    assert sum(name == "style" and "background:rgba(" in value for name, value in shown.attributes) == 3
+
+
+def hostile() -> Inspection:
+    """Every text of the server's and the caller's is HTML."""
+    bad = ca.AttributionResult(
+        HOSTILE, HOSTILE, {HOSTILE: numbers(1, 3)}, checks=(check(ca.Verdict.DISAGREES, HOSTILE),)
+    )
+    failed = replace(bad, values={}, error=ca.results.AttributionError(3, HOSTILE, HOSTILE, HOSTILE))
+    result = table(rows=1, name=HOSTILE)
+    return replace(
+        result,
+        predictions={HOSTILE: numbers(1, 2)},
+        captures={HOSTILE: capture(output=numbers(1, 2))},
+        parameter_gradients={HOSTILE: numbers(2)},
+        attributions=(*result.attributions, bad, failed, *text((HOSTILE,)).attributions),
+        warnings=(ResultWarning(ca.WarningCode.NO_GRADIENT, HOSTILE, HOSTILE),),
+        request=InspectRequest("net", raw=(Raw(HOSTILE.encode(), "text/plain"),)),
+        labels=(HOSTILE, HOSTILE),
+    )
+
+
+def test_every_text_is_escaped() -> None:
+    """No tag, no attribute and no control character comes from a name; nothing is fetched."""
+    html = hostile()._repr_html_()
+    shown = Page(html)
+    assert set(shown.tags) == {"div", "style", "h3", "h4", "ul", "li", "span", "small", "b", "p"}
+    assert {name for name, _ in shown.attributes} <= {"class", "style", "title", "src", "alt"}
+    assert "<script>alert(1)" in shown.text
+    assert not [character for character in html if not character.isprintable() and character != "\n"]
+    assert "http" not in html
+    assert len(html) < 60_000
+
+
+def several_images() -> Inspection:
+    """Many large inputs, and attributions of each."""
+    names = [f"image{index}" for index in range(20)]
+    pictures = {name: numbers(4, 3, 160, 160, seed=index) for index, name in enumerate(names)}
+    attributions = (ca.AttributionResult("Saliency", "", pictures),) * 20
+    return Inspection.of(
+        ca.InspectResult({"y": numbers(4, 3)}, attributions=attributions), InspectRequest("net", pictures)
+    )
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        image(rows=5, side=224, attributions=40),
+        several_images(),
+        table(rows=1000, features=5000, classes=1000),
+        text(("token",) * 100_000, "word " * 100_000),
+        replace(table(), captures={f"layer{n}": capture(output=numbers(2, 1)) for n in range(10_000)}),
+        replace(table(), attributions=table().attributions * 100),
+        replace(table(), feature_names={}, labels=("long label " * 1000,) * 2),
+    ],
+    ids=["images", "several images", "table", "text", "captures", "attributions", "labels"],
+)
+def test_page_is_small_and_says_what_it_leaves_out(result: Inspection) -> None:
+    html = result._repr_html_()
+    assert len(html) < MAX_CHARACTERS
+    shown = Page(html).text
+    assert "…" in shown
+    rows = len(next(iter(result.predictions.values())))
+    if rows > 3:
+        assert f"… {rows - 3:,} more examples are not shown" in shown
+    if len(result.attributions) > 6:
+        assert re.search(r"… \d+ more attributions are not shown", shown)
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        Inspection.of(ca.InspectResult({}), InspectRequest("net")),
+        Inspection.of(ca.InspectResult({"y": numbers(2)}), InspectRequest("net", {"x": numbers(2)})),
+        Inspection.of(ca.InspectResult({"y": np.full((2, 3), np.nan)}), InspectRequest("net")),
+        Inspection.of(ca.InspectResult({"y": numbers(2, 0)}), InspectRequest("net", {"x": numbers(2, 0, 3, 3)})),
+        replace(table(), targets=None, feature_names={"x": ("too", "few")}),
+        replace(table(), targets=np.zeros((2, 3), int)),
+        replace(table(), request=InspectRequest("tumours", {"x": numbers(1, 30)})),
+        replace(text(), classes=table(1).classes, targets=np.array([5])),
+        Inspection.of(ca.InspectResult({}, captures={"fc": ca.ModuleCapture(())}), InspectRequest("net")),
+    ],
+)
+def test_unusual_results_are_shown(result: Inspection) -> None:
+    """No example, scalars, NaN, empty tensors, names that do not fit, several targets, fewer inputs than results."""
+    assert page(result).tags[0] == "div"
+    assert len(repr(result).splitlines()) <= 30
+
+
+def test_without_pillow_the_page_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All but pictures is there."""
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    shown = page(image(rows=1))
+    assert "img" not in shown.tags
+    assert any(
+        "needs pillow, which is not installed: pip install 'cutaway[notebook]'" in note for note in shown.of("note")
+    )
+    assert "logits: three, 50.0%" in shown.of("name")
