@@ -24,7 +24,7 @@ LOADS = {"script": "src", "img": "src", "iframe": "src", "source": "src", "link"
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site, as `make docs-site` builds it: a broken link or anchor, or any other warning, fails."""
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
