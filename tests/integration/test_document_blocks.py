@@ -36,7 +36,7 @@ from tools import commands as command_line
 NOT_RUN = {"batch.md": 1, "from-torchserve.md": 1, "languages.md": 1, "operations.md": 1}
 """How many blocks of a page say that they are not run."""
 
-UNCHECKED = {"", "javascript", "mermaid", "sql"}
+UNCHECKED = {"", "javascript", "mermaid", "sql", "text"}
 """Languages of blocks of which only commands are checked, those that other tests run, and those that nothing reads."""
 
 OTHERS_OPTIONS = {"--handler", "--time", "--tmpfs"}
