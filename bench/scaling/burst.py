@@ -135,7 +135,7 @@ class _Site:
     def _begin(self) -> None:
         if self._free and self._sent:
             worker, turn = self._free.popleft(), self._sent.popleft()
-            worker.do(self._costs.worker.of(len(turn)), partial(self._ran, worker, turn))
+            worker.do(self._costs.run(len(turn)), partial(self._ran, worker, turn))
 
     def _ran(self, worker: _Now, turn: list[float]) -> None:
         self._free.append(worker)

@@ -67,7 +67,9 @@ class Costs(NamedTuple):
     """What calls cost.
 
     Attributes:
-        loader, gateway, worker: CPU of the three processes.
+        loader, gateway: CPU of two processes.
+        worker: that of the third, in turns of several calls, which it joins.
+        lone: its CPU seconds in a turn of one call.
         idle: seconds of a lone call in which no process works for it; below zero, the CPU seconds that processes spend
             on it after they have passed it on.
         request_bytes, reply_bytes: on the network.
@@ -78,11 +80,16 @@ class Costs(NamedTuple):
     loader: Cost
     gateway: Cost
     worker: Cost
+    lone: float
     idle: float
     request_bytes: int
     reply_bytes: int
     worker_bytes: int
     start: float
+
+    def run(self, calls: int) -> float:
+        """Returns the CPU seconds of the worker for a turn."""
+        return self.lone if calls == 1 else self.worker.of(calls)
 
 
 class Measured(NamedTuple):
@@ -111,10 +118,12 @@ def measure(store: Store, rounds: int) -> Measured:
         worker_bytes = processes["worker"].memory_full_info().uss
     levels = [_middle(each) for each in found.values()]
     used = [level for level in levels if level.callers in CALIBRATED]
-    loader, gateway, worker = (_fit(used, name) for name in ("loader", "gateway", "worker"))
+    loader, gateway = (_fit(used, name) for name in ("loader", "gateway"))
+    worker = _fit(used[1:], "worker")
+    lone = used[0].cpu["worker"]
     idle = levels[0].latency - sum(levels[0].cpu.values())
     size = len(asked) * 3 // 4  # base64
-    return Measured(Costs(loader, gateway, worker, idle, size, reply_bytes, worker_bytes, start), levels)
+    return Measured(Costs(loader, gateway, worker, lone, idle, size, reply_bytes, worker_bytes, start), levels)
 
 
 def _processes(gateway: int, loader: int) -> dict[str, psutil.Process]:

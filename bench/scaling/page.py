@@ -9,7 +9,7 @@ from typing import NamedTuple
 import matplotlib
 
 from bench.scaling.burst import BEFORE_S, BURST_S, LEAST, POD_S, Second
-from bench.scaling.costs import CALIBRATED, Cost, Costs, Level
+from bench.scaling.costs import CALIBRATED, Costs, Level
 from bench.scaling.simulation import TURN_CALLS, Found
 
 ALLOWED = 0.15
@@ -46,9 +46,8 @@ def cost_table(costs: Costs) -> str:
     """Returns what a call costs in each process."""
     lines = ["| process | CPU of a turn | of each call in it | a lone call | in turns of 32 |", "|---|---|---|---|---|"]
     for name, cost in {"gateway": costs.gateway, "worker": costs.worker, "callers": costs.loader}.items():
-        lines.append(
-            f"| {name} | {_ms(cost.turn)} | {_ms(cost.call)} | {_ms(cost.each(1))} | {_ms(cost.each(TURN_CALLS))} |"
-        )
+        lone = costs.lone if cost is costs.worker else cost.of(1)
+        lines.append(f"| {name} | {_ms(cost.turn)} | {_ms(cost.call)} | {_ms(lone)} | {_ms(cost.each(TURN_CALLS))} |")
     lines += [
         "",
         f"A request has {costs.request_bytes:,} bytes, a reply {costs.reply_bytes:,}. A worker has "
@@ -85,15 +84,18 @@ def curve_table(points: Sequence[Point]) -> str:
 def fleet_table(costs: Costs) -> str:
     """Returns what `WANTED` calls per second and `MODELS` models need."""
     lines = [f"| for {WANTED:,} calls/s | in turns of 32 | lone calls |", "|---|---|---|"]
-    for name, cost in {"gateways (cores)": costs.gateway, "workers (cores)": costs.worker}.items():
-        lines.append(f"| {name} | {_cores(cost, TURN_CALLS):,.0f} | {_cores(cost, 1):,.0f} |")
+    for name, cost, lone in (
+        ("gateways (cores)", costs.gateway, costs.gateway.of(1)),
+        ("workers (cores)", costs.worker, costs.lone),
+    ):
+        lines.append(f"| {name} | {WANTED * cost.each(TURN_CALLS) / BUSY:,.0f} | {WANTED * lone / BUSY:,.0f} |")
     to, back = (WANTED * each * 8 / 1e9 for each in (costs.request_bytes, costs.reply_bytes))
     gateway = BUSY / costs.gateway.each(TURN_CALLS)
     lines += [
         f"| Gbit/s to the gateways, and back | {to:.1f}, {back:.1f} | the same |",
         f"| calls/s of one gateway at {BUSY:.0%} | {gateway:,.0f} | {BUSY / costs.gateway.each(1):,.0f} |",
         f"| calls/s of one worker at {BUSY:.0%} | {BUSY / costs.worker.each(TURN_CALLS):,.0f} "
-        f"| {BUSY / costs.worker.each(1):,.0f} |",
+        f"| {BUSY / costs.lone:,.0f} |",
         "",
         f"A reply of {_NETWORK / gateway / 2**20:.2f} MiB, {_NETWORK / gateway / costs.reply_bytes:.0f} times this "
         "one, fills 10 Gbit/s of a gateway before its core is busy: with small replies the gateway's processor is full "
@@ -152,10 +154,6 @@ def draw(points: Sequence[Point], bursts: Mapping[str, tuple[float, Sequence[Sec
     for axes in figure.axes:
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(to, dpi=110)
-
-
-def _cores(cost: Cost, calls: int) -> float:
-    return WANTED * cost.each(calls) / BUSY
 
 
 def _ms(seconds: float) -> str:

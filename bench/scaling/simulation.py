@@ -157,7 +157,7 @@ class _Machine:
         self._costs = costs
         self._loader, self._gateway, self._worker = (Process(self.env, shared) for _ in range(3))
         self._batches = Batches()
-        late = -min(0.0, costs.idle) / sum(each.each(1) for each in (costs.loader, costs.gateway, costs.worker))
+        late = -min(0.0, costs.idle) / (costs.loader.each(1) + costs.gateway.each(1) + costs.lone)
         self._in_time = 1 - late
         self._hop = max(0.0, costs.idle) / _HOPS
         self.latencies: list[tuple[float, float]] = []
@@ -182,7 +182,7 @@ class _Machine:
             self._work(self._gateway, self._costs.gateway.turn, partial(self._run, turn))
 
     def _run(self, turn: list[_Call]) -> None:
-        self._work(self._worker, self._costs.worker.of(len(turn)), partial(self._reply, turn))
+        self._work(self._worker, self._costs.run(len(turn)), partial(self._reply, turn))
 
     def _reply(self, turn: list[_Call]) -> None:
         self._batches.running.pop(0)

@@ -15,7 +15,7 @@ SPREAD = 0.05
 
 
 def costs(gateway: Cost = NOTHING, worker: Cost = NOTHING, loader: Cost = NOTHING, idle: float = 0.0) -> Costs:
-    return Costs(loader, gateway, worker, idle, 300, 13_000, 60 << 20, 5.0)
+    return Costs(loader, gateway, worker, worker.of(1), idle, 300, 13_000, 60 << 20, 5.0)
 
 
 def test_a_lone_call_takes_what_its_processes_take() -> None:
