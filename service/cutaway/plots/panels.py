@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cutaway.errors import Reason, error
-from cutaway.plots.pictures import Drawing, draw_bars, draw_image, draw_with_norms, draw_with_sums
+from cutaway.plots.pictures import Drawing, draw_bars, draw_features, draw_image, draw_with_norms, draw_with_sums
 from cutaway.results import ClassPrediction, InspectResult, Verdict
 from cutaway.results.captured import captured_tensors
 from cutaway.results.summary import batch_size
@@ -121,7 +121,7 @@ def _gradients(result: InspectResult, example: Example) -> Iterator[Panel]:
         values = example.part(array)
         for target, part in _by_target(result, example, values):
             detail = f"{name}{target} · {_shape(part)}"
-            yield Panel("Gradient", detail, _sum_of_colours(part), draw_with_sums)
+            yield Panel("Gradient", detail, _sum_of_colours(part), _drawing(result, name, part))
 
 
 def _by_target(result: InspectResult, example: Example, gradient: Array) -> Iterator[tuple[str, Array]]:
@@ -144,8 +144,16 @@ def _attributions(result: InspectResult, example: Example, *, layers: bool) -> I
             for name, array in attribution.values.items():
                 values = example.part(array)
                 shown = values if layers else _sum_of_colours(values)
-                draw = draw_with_norms if method == "LayerActivation" else draw_with_sums
+                draw = draw_with_norms if method == "LayerActivation" else _drawing(result, name, values)
                 yield Panel(method, f"{name}{target} · {_shape(values)}", shown, draw, attribution.verdict)
+
+
+def _drawing(result: InspectResult, name: str, values: Array) -> Drawing:
+    """Returns how values for an input, or a layer, are drawn: with names, if they are a vector and have any."""
+    names = result.feature_names.get(name, ())
+    if values.ndim == 1 and len(names) == len(values):
+        return partial(draw_features, names=names)
+    return draw_with_sums
 
 
 def _sum_of_colours(values: Array) -> Array:

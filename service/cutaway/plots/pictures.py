@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -24,6 +24,8 @@ SCALE = 0.5
 
 _MAX_CHANNELS = 16
 _MAX_BARS = 64
+_MOST_FEATURES = 10
+_NAME = 20  # letters of a name
 _LABELS_PER_INCH = 2.6
 _MAX_ASPECT = 3  # a picture has at most this ratio of its sides; beyond that it is drawn as a table
 _OUTLIERS = 0.005  # the fraction of a large array's elements that may lie beyond the ends of its colour scale
@@ -87,6 +89,20 @@ def draw_bars(sheet: Sheet, box: Box, values: Array, predicted: ClassPrediction 
     _style_bars(axes, heights.size, box.width)
     if predicted is not None:
         _highlight(axes, heights, predicted, box.width)
+
+
+def draw_features(sheet: Sheet, box: Box, values: Array, names: Sequence[str]) -> None:
+    """Draws the `_MOST_FEATURES` largest elements of a vector as bars with their names, the largest first."""
+    lengths = _finite(values.reshape(-1))
+    largest = np.argsort(-np.abs(lengths), kind="stable")[:_MOST_FEATURES]
+    axes = _bare(sheet.axes(box._replace(left=box.left + 0.55 * box.width, width=0.45 * box.width)))
+    colours = [_POSITIVE if lengths[number] >= 0 else _NEGATIVE for number in largest]
+    axes.barh(np.arange(len(largest)), lengths[largest], color=colours)
+    axes.invert_yaxis()
+    for place, number in enumerate(largest):
+        name = names[number] if len(names[number]) <= _NAME else f"{names[number][: _NAME - 1]}…"
+        text = axes.text(-0.04, place, name, fontsize=6, color=INK, ha="right", va="center", parse_math=False)
+        text.set_transform(axes.get_yaxis_transform())
 
 
 def _sides(heights: Array) -> list[tuple[str, Array]]:

@@ -212,6 +212,23 @@ def test_predictions_may_be_left_out(result: ca.InspectResult) -> None:
         plots.figure(result, row=2)
 
 
+def test_features_stand_by_name() -> None:
+    """The largest first, whatever their sign; a long name is cut, and nothing in it is markup."""
+    names = ("age", "$x$ & <b>", "a name that is much longer than a panel is wide")
+    values = np.array([[0.5, -3.0, 1.0]], np.float32)
+    shown = plots.figure(
+        ca.InspectResult(
+            {"output": numbers(1, 2)},
+            attributions=(attribution("Saliency", "x", values, ca.Verdict.AGREES),),
+            feature_names={"x": names},
+        )
+    )
+    texts = [text.get_text() for axes in shown.axes for text in axes.texts]
+    assert [text for text in texts if text in names or text.startswith("a name")] == [
+        "$x$ & <b>", "a name that is much…", "age"
+    ]  # fmt: skip
+
+
 def test_what_cannot_be_drawn_harms_nothing() -> None:
     """NaN, infinities, empty and scalar tensors, other first axes, several calls: a picture all the same."""
     calls = tuple(
