@@ -76,8 +76,8 @@ class Second(NamedTuple):
 class _Now(Process):
     """A process with a core of its own."""
 
-    def __init__(self, env: simpy.Environment) -> None:
-        super().__init__(env, _OwnCore(env))
+    def __init__(self, env: simpy.Environment, costs: Costs) -> None:
+        super().__init__(env, _OwnCore(env), costs.spread)
 
 
 @dataclass
@@ -94,7 +94,7 @@ class _Site:
     def __init__(self, env: simpy.Environment, costs: Costs) -> None:
         self._env = env
         self._costs = costs
-        self._gateway = _Now(env)
+        self._gateway = _Now(env, costs)
         self._free: deque[_Now] = deque()
         self._sent: deque[list[float]] = deque()
         self.batches = Batches(0)
@@ -103,7 +103,7 @@ class _Site:
 
     def add_worker(self) -> None:
         self.batches.workers += 1
-        self._free.append(_Now(self._env))
+        self._free.append(_Now(self._env, self._costs))
         self._send()
 
     @property
@@ -135,7 +135,7 @@ class _Site:
     def _begin(self) -> None:
         if self._free and self._sent:
             worker, turn = self._free.popleft(), self._sent.popleft()
-            worker.do(self._costs.run(len(turn)), partial(self._ran, worker, turn))
+            worker.do(self._costs.worker.of(len(turn)), partial(self._ran, worker, turn))
 
     def _ran(self, worker: _Now, turn: list[float]) -> None:
         self._free.append(worker)

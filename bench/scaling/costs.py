@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 import urllib.request
+from bisect import bisect
 from collections.abc import Sequence
 from statistics import median
 from typing import NamedTuple
@@ -21,7 +23,7 @@ from bench.servers import Store
 LEVELS = (1, 2, 4, 8, 16, 32, 64)
 """Numbers of callers."""
 
-CALIBRATED = (1, 8, 32)
+CALIBRATED = (1, 4, 8, 16, 64)
 """The levels from which costs are fitted; the others only check the simulation."""
 
 WINDOW_S = 3.0
@@ -43,6 +45,24 @@ class Cost(NamedTuple):
         return self.of(calls) / calls
 
 
+class TurnCosts(NamedTuple):
+    """CPU seconds of a worker for turns of some ``sizes``, which rise; between them, and beyond, lines. A turn of two
+    costs more than half of one of four: torch takes other kernels for a batch than for a row."""
+
+    sizes: tuple[float, ...]
+    seconds: tuple[float, ...]
+
+    def of(self, calls: float) -> float:
+        """Returns the cost of a turn."""
+        right = min(max(1, bisect(self.sizes, calls)), len(self.sizes) - 1)
+        (left_size, left), (size, seconds) = zip(self.sizes[right - 1 : right + 1], self.seconds[right - 1 : right + 1])
+        return left + (calls - left_size) * (seconds - left) / (size - left_size)
+
+    def each(self, calls: float) -> float:
+        """Returns the cost of one call in a turn of ``calls``."""
+        return self.of(calls) / calls
+
+
 class Level(NamedTuple):
     """What was measured with some number of callers, medians over rounds.
 
@@ -50,6 +70,7 @@ class Level(NamedTuple):
         callers: how many.
         rate: calls per second.
         latency: median, in seconds.
+        spread: standard deviation of the latencies by their mean, without the slowest hundredth.
         turn: calls in a turn, on average.
         cpu: CPU seconds of a call by process.
         others: CPUs that other processes of the machine used meanwhile.
@@ -58,6 +79,7 @@ class Level(NamedTuple):
     callers: int
     rate: float
     latency: float
+    spread: float
     turn: float
     cpu: dict[str, float]
     others: float
@@ -68,10 +90,10 @@ class Costs(NamedTuple):
 
     Attributes:
         loader, gateway: CPU of two processes.
-        worker: that of the third, in turns of several calls, which it joins.
-        lone: its CPU seconds in a turn of one call.
+        worker: that of the third.
         idle: seconds of a lone call in which no process works for it; below zero, the CPU seconds that processes spend
             on it after they have passed it on.
+        spread: standard deviation of the seconds of one piece of work of a process, by their mean.
         request_bytes, reply_bytes: on the network.
         worker_bytes: memory of a worker that nobody shares.
         start: seconds until a worker answers.
@@ -79,17 +101,20 @@ class Costs(NamedTuple):
 
     loader: Cost
     gateway: Cost
-    worker: Cost
-    lone: float
+    worker: TurnCosts
     idle: float
+    spread: float
     request_bytes: int
     reply_bytes: int
     worker_bytes: int
     start: float
 
-    def run(self, calls: int) -> float:
-        """Returns the CPU seconds of the worker for a turn."""
-        return self.lone if calls == 1 else self.worker.of(calls)
+    @property
+    def pieces(self) -> tuple[float, ...]:
+        """The pieces of work of a lone call, one after the other: CPU seconds."""
+        loader, gateway = self.loader, self.gateway
+        way = (loader.call / 2, gateway.call / 2, gateway.turn)
+        return (*way, self.worker.of(1), gateway.call / 2, loader.call / 2 + loader.turn)
 
 
 class Measured(NamedTuple):
@@ -119,11 +144,12 @@ def measure(store: Store, rounds: int) -> Measured:
     levels = [_middle(each) for each in found.values()]
     used = [level for level in levels if level.callers in CALIBRATED]
     loader, gateway = (_fit(used, name) for name in ("loader", "gateway"))
-    worker = _fit(used[1:], "worker")
-    lone = used[0].cpu["worker"]
+    worker = TurnCosts(*zip(*((level.turn, level.turn * level.cpu["worker"]) for level in used)))
     idle = levels[0].latency - sum(levels[0].cpu.values())
     size = len(asked) * 3 // 4  # base64
-    return Measured(Costs(loader, gateway, worker, lone, idle, size, reply_bytes, worker_bytes, start), levels)
+    costs = Costs(loader, gateway, worker, idle, 0.0, size, reply_bytes, worker_bytes, start)
+    independent = math.hypot(*costs.pieces) / sum(costs.pieces)  # what is left of the spread in their sum
+    return Measured(costs._replace(spread=levels[0].spread / independent), levels)
 
 
 def _processes(gateway: int, loader: int) -> dict[str, psutil.Process]:
@@ -139,7 +165,10 @@ def _level(load: Load, door: object, asked: str, callers: int, processes: dict[s
     used = {name: after - cpu[name] for name, after in _cpu(processes).items()}
     others = (sum(psutil.cpu_times()[:3]) - busy - sum(used.values())) / WINDOW_S
     each = {name: seconds / calls for name, seconds in used.items()}
-    return Level(callers, found["rate"], median(found["latencies"]), calls / number, each, others)
+    latencies = np.sort(found["latencies"])
+    usual = latencies[: int(0.99 * len(latencies))]
+    spread = float(usual.std() / usual.mean())
+    return Level(callers, found["rate"], float(median(latencies)), spread, calls / number, each, others)
 
 
 def _cpu(processes: dict[str, psutil.Process]) -> dict[str, float]:
@@ -161,10 +190,10 @@ def _turns() -> tuple[float, float]:
 
 def _middle(rounds: Sequence[Level]) -> Level:
     cpu = {name: median(each.cpu[name] for each in rounds) for name in rounds[0].cpu}
-    rate, latency, turn, others = (
-        median(getattr(each, name) for each in rounds) for name in ("rate", "latency", "turn", "others")
+    rate, latency, spread, turn, others = (
+        median(getattr(each, name) for each in rounds) for name in ("rate", "latency", "spread", "turn", "others")
     )
-    return Level(rounds[0].callers, rate, latency, turn, cpu, others)
+    return Level(rounds[0].callers, rate, latency, spread, turn, cpu, others)
 
 
 def _fit(levels: Sequence[Level], process: str) -> Cost:

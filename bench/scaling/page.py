@@ -44,15 +44,18 @@ class Point(NamedTuple):
 
 def cost_table(costs: Costs) -> str:
     """Returns what a call costs in each process."""
-    lines = ["| process | CPU of a turn | of each call in it | a lone call | in turns of 32 |", "|---|---|---|---|---|"]
-    for name, cost in {"gateway": costs.gateway, "worker": costs.worker, "callers": costs.loader}.items():
-        lone = costs.lone if cost is costs.worker else cost.of(1)
-        lines.append(f"| {name} | {_ms(cost.turn)} | {_ms(cost.call)} | {_ms(lone)} | {_ms(cost.each(TURN_CALLS))} |")
+    lines = ["| process | a lone call | of a turn | of each call in it | in turns of 32 |", "|---|---|---|---|---|"]
+    for name, cost in {"gateway": costs.gateway, "callers": costs.loader}.items():
+        shares = f"{_ms(cost.turn)} | {_ms(cost.call)}"
+        lines.append(f"| {name} | {_ms(cost.of(1))} | {shares} | {_ms(cost.each(TURN_CALLS))} |")
+    turns = ", ".join(f"{size:.1f}: {_ms(seconds)}" for size, seconds in zip(*costs.worker))
+    worker = costs.worker
+    lines.append(f"| worker | {_ms(worker.of(1))} | {turns} | | {_ms(worker.each(TURN_CALLS))} |")
     lines += [
         "",
         f"A request has {costs.request_bytes:,} bytes, a reply {costs.reply_bytes:,}. A worker has "
         f"{costs.worker_bytes / 2**20:.0f} MiB that it shares with no other, and answers {costs.start:.1f} s after "
-        f"`cutaway serve` was started.",
+        f"`cutaway serve` was started. The time of a piece of work varies by {costs.spread:.0%} (standard deviation).",
     ]
     return "\n".join(lines)
 
@@ -72,7 +75,7 @@ def curve_table(points: Sequence[Point]) -> str:
         )
     worst = max(points, key=lambda point: abs(point.error))
     agrees = "Every" if abs(worst.error) <= ALLOWED else "Not every"
-    others = max(point.measured.others for point in points)
+    others = max(0.0, *(point.measured.others for point in points))
     lines += [
         "",
         f"{agrees} rate is within {ALLOWED:.0%}; the worst is {worst.error:+.0%}, with {worst.measured.callers} "
@@ -84,18 +87,15 @@ def curve_table(points: Sequence[Point]) -> str:
 def fleet_table(costs: Costs) -> str:
     """Returns what `WANTED` calls per second and `MODELS` models need."""
     lines = [f"| for {WANTED:,} calls/s | in turns of 32 | lone calls |", "|---|---|---|"]
-    for name, cost, lone in (
-        ("gateways (cores)", costs.gateway, costs.gateway.of(1)),
-        ("workers (cores)", costs.worker, costs.lone),
-    ):
-        lines.append(f"| {name} | {WANTED * cost.each(TURN_CALLS) / BUSY:,.0f} | {WANTED * lone / BUSY:,.0f} |")
+    for name, cost in (("gateways (cores)", costs.gateway), ("workers (cores)", costs.worker)):
+        lines.append(f"| {name} | {WANTED * cost.each(TURN_CALLS) / BUSY:,.0f} | {WANTED * cost.of(1) / BUSY:,.0f} |")
     to, back = (WANTED * each * 8 / 1e9 for each in (costs.request_bytes, costs.reply_bytes))
     gateway = BUSY / costs.gateway.each(TURN_CALLS)
     lines += [
         f"| Gbit/s to the gateways, and back | {to:.1f}, {back:.1f} | the same |",
         f"| calls/s of one gateway at {BUSY:.0%} | {gateway:,.0f} | {BUSY / costs.gateway.each(1):,.0f} |",
         f"| calls/s of one worker at {BUSY:.0%} | {BUSY / costs.worker.each(TURN_CALLS):,.0f} "
-        f"| {BUSY / costs.lone:,.0f} |",
+        f"| {BUSY / costs.worker.of(1):,.0f} |",
         "",
         f"A reply of {_NETWORK / gateway / 2**20:.2f} MiB, {_NETWORK / gateway / costs.reply_bytes:.0f} times this "
         "one, fills 10 Gbit/s of a gateway before its core is busy: with small replies the gateway's processor is full "

@@ -23,12 +23,6 @@ Steps = Generator[simpy.Event, Any, None]
 TURN_CALLS = 32
 """The most calls in a turn."""
 
-_SPREAD = 0.2
-"""Each piece of work takes up to so much more or less than its cost: callers must not march in step."""
-
-_HOPS = 6
-"""Pieces of work of a lone call, one after the other."""
-
 _WARM_UP = 0.1
 """The share of the simulated time that is not counted."""
 
@@ -86,11 +80,12 @@ class Work(Protocol):
 
 
 class Process:
-    """A process of one thread, which does what it is given in order."""
+    """A process of one thread, which does what it is given in order; the seconds of each piece vary by ``spread``."""
 
-    def __init__(self, env: simpy.Environment, cores: Work) -> None:
+    def __init__(self, env: simpy.Environment, cores: Work, spread: float) -> None:
         self._env = env
         self._cores = cores
+        self._spread = spread
         self._given: deque[tuple[float, Callable[[], None] | None]] = deque()
         self._idle = True
 
@@ -105,10 +100,15 @@ class Process:
         while self._given:
             seconds, then = self._given.popleft()
             if seconds:
-                yield self._cores.work(seconds * random.uniform(1 - _SPREAD, 1 + _SPREAD))
+                yield self._cores.work(_varied(seconds, self._spread))
             if then is not None:
                 then()
         self._idle = True
+
+
+def _varied(seconds: float, spread: float) -> float:
+    """Returns a time of a gamma distribution: none is negative, and some are much longer."""
+    return seconds * random.gammavariate(spread**-2, spread**2) if spread else seconds
 
 
 @dataclass
@@ -155,11 +155,10 @@ class _Machine:
         self.env = simpy.Environment()
         shared = Cores(self.env, cores)
         self._costs = costs
-        self._loader, self._gateway, self._worker = (Process(self.env, shared) for _ in range(3))
+        self._loader, self._gateway, self._worker = (Process(self.env, shared, costs.spread) for _ in range(3))
         self._batches = Batches()
-        late = -min(0.0, costs.idle) / (costs.loader.each(1) + costs.gateway.each(1) + costs.lone)
-        self._in_time = 1 - late
-        self._hop = max(0.0, costs.idle) / _HOPS
+        self._in_time = 1 + min(0.0, costs.idle) / sum(costs.pieces)
+        self._hop = max(0.0, costs.idle) / len(costs.pieces)
         self.latencies: list[tuple[float, float]] = []
         self.turns: list[int] = []
 
@@ -182,7 +181,7 @@ class _Machine:
             self._work(self._gateway, self._costs.gateway.turn, partial(self._run, turn))
 
     def _run(self, turn: list[_Call]) -> None:
-        self._work(self._worker, self._costs.run(len(turn)), partial(self._reply, turn))
+        self._work(self._worker, self._costs.worker.of(len(turn)), partial(self._reply, turn))
 
     def _reply(self, turn: list[_Call]) -> None:
         self._batches.running.pop(0)
