@@ -75,6 +75,7 @@ class Reason(StrEnum):
     TOKEN_INVALID = "TOKEN_INVALID", Code.UNAUTHENTICATED, "The server does not know the token, or it has expired."
     TOKEN_EXPOSED = "TOKEN_EXPOSED", _BAD, "The client does not send a token to another machine in plaintext."
     SCOPE_MISSING = "SCOPE_MISSING", Code.PERMISSION_DENIED, "The token does not allow this call for this model."
+    ORIGIN_REFUSED = "ORIGIN_REFUSED", Code.PERMISSION_DENIED, "A page of another site may not call this server."
     LAYER_HIDDEN = "LAYER_HIDDEN", Code.PERMISSION_DENIED, "The token does not give access to this layer."
     PACKAGE_MISSING = "PACKAGE_MISSING", Code.FAILED_PRECONDITION, "The client needs a package that is not installed."
     # The model.

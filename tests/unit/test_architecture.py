@@ -52,8 +52,9 @@ INNER_LAYERS = {
             "observability",
             "backends",
             "rpc",
+            "http",
         ),
-        *("lifecycle", "application", "embedded", "gateway"),
+        *("server", "lifecycle", "application", "embedded", "gateway"),
     ],
 }
 """The same inside the two largest parts, package by package."""

@@ -29,6 +29,7 @@ from cutaway.client.sync_client import Client
 from cutaway.errors import Reason, error
 from cutaway.requests import Attribution, Capture, CheckMode, Edit, ExplainIf, InspectRequest
 from cutaway.results import InspectResult, ModelDetail
+from cutaway.results.document import MAX_VALUES
 from cutaway.schema.tensors import Array
 
 Model = Annotated[
@@ -203,7 +204,7 @@ def inspect(
         typer.Option(
             metavar="N", min=0, help="The largest tensor whose values --json prints, in elements; 0 prints none."
         ),
-    ] = json_output.MAX_VALUES,
+    ] = MAX_VALUES,
 ) -> None:
     """Run a model on inputs and inspect it.
 

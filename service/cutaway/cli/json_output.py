@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
-from dataclasses import fields, is_dataclass
-from enum import Enum
-from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import typer
 
-from cutaway.schema.tensors import Array, dtype_name
+from cutaway.results.document import MAX_VALUES, document
 
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print the result, or the error, as one JSON document: docs/command-line.md.")
 ]
-
-MAX_VALUES = 1000
-"""The number of elements up to which a tensor's values are in the document, unless the command says otherwise."""
 
 
 def is_requested() -> bool:
@@ -45,53 +37,4 @@ def print_json(value: Any, kind: type | None = None, *, max_values: int = MAX_VA
         kind: the dataclass whose fields are printed, if ``value`` is of a subclass.
         max_values: the largest number of elements of a tensor whose values are printed.
     """
-    print(json.dumps(_Encoder(max_values).encode(value, kind), allow_nan=False), flush=True)
-
-
-class _Encoder:
-    """Converts values to what `json` takes; see `print_json` for the argument."""
-
-    def __init__(self, max_values: int) -> None:
-        self._max_values = max_values
-        self._encoders: dict[type, Callable[[Any], Any]] = {
-            Enum: lambda member: member.value,
-            str: str,
-            Path: str,
-            float: _number,
-            np.ndarray: self._tensor,
-            Mapping: self._mapping,
-            tuple: lambda elements: [self.encode(element) for element in elements],
-        }
-
-    def encode(self, value: Any, kind: type | None = None) -> Any:
-        if is_dataclass(value):
-            names = [field.name for field in fields(kind or type(value))]
-            return {name: self.encode(getattr(value, name)) for name in names}
-        if hasattr(value, "_asdict"):
-            return self._mapping(value._asdict())
-        matching = (encode for known, encode in self._encoders.items() if isinstance(value, known))
-        return next(matching, lambda same: same)(value)
-
-    def _mapping(self, values: Mapping[Any, Any]) -> dict[str, Any]:
-        return {str(key): self.encode(value) for key, value in values.items()}
-
-    def _tensor(self, array: Array) -> dict[str, Any]:
-        """Returns a tensor; ``values`` are nested lists, or None if they are too many."""
-        values = None
-        if array.size <= self._max_values:
-            wide = array.astype(np.float64) if array.dtype.name == "bfloat16" else array
-            values = _numbers(wide.tolist())
-        return {"data_type": dtype_name(array), "shape": list(array.shape), "values": values}
-
-
-def _numbers(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_numbers(element) for element in value]
-    return _number(value) if isinstance(value, float) else value
-
-
-def _number(value: float) -> float | str:
-    """Returns ``value``; JSON has no numbers for what is not finite, and takes the texts that protobuf's JSON has."""
-    if math.isfinite(value):
-        return value
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    print(json.dumps(document(value, kind, max_values=max_values), allow_nan=False), flush=True)

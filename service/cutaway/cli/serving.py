@@ -86,6 +86,9 @@ def serve(
     address: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="The address to listen on; port 0 is any free port.")
     ] = None,
+    http: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Also serve HTTP: Connect, gRPC-Web and REST.")
+    ] = None,
     engine: Annotated[
         Literal["torchserve", "processes", "ray", "embedded"] | None,
         typer.Option(
@@ -117,7 +120,7 @@ def serve(
     with console_output.requires_extra("server"):
         from cutaway.config.settings import Settings
         from cutaway.gateway.application import run
-    options = {"address": address, "engine": engine, "replicas": replicas, "log_dir": log_dir}
+    options = {"address": address, "http_address": http, "engine": engine, "replicas": replicas, "log_dir": log_dir}
     overrides = {name: value for name, value in options.items() if value is not None}
     settings = Settings.load().model_copy(update=overrides)
     if settings.engine == "embedded" and workers:
@@ -129,4 +132,7 @@ def serve(
     if settings.engine == "ray":
         with console_output.requires_extra("ray"):
             console_output.find_packages("ray", "cryptography")
+    if settings.http_address:
+        with console_output.requires_extra("http"):
+            console_output.find_packages("starlette", "uvicorn", "connectrpc")
     run(model_store, settings, workers=workers, announce=console_output.print_line)

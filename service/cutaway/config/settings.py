@@ -104,6 +104,15 @@ class Settings(BaseSettings):
     tls_client_ca: Path | None = Field(
         default=None, description="Authority of client certificates, PEM; without it, clients need none."
     )
+    http_address: str = Field(
+        default="", description="HOST:PORT of Connect, gRPC-Web and REST by HTTP; by default they are not served."
+    )
+    http_origins: str = Field(
+        default="", description="Origins of web pages that may call by HTTP, with commas between them; * for all."
+    )
+    http_anonymous: bool = Field(
+        default=False, description="Serve HTTP beyond this machine although callers need neither token nor certificate."
+    )
     tokens: Path | None = Field(default=None, description="The token file, TOML; without it, all callers may do all.")
     log_dir: Path = Field(default=Path("logs"), description="Directory of the log of TorchServe, or of the workers.")
     log_format: Literal["", "json", "text"] = Field(

@@ -20,7 +20,7 @@ from cutaway.gateway.backends.backend import Backend, Supervise
 from cutaway.gateway.lifecycle.supervisor import Supervisor
 from cutaway.gateway.models.store import read_store
 from cutaway.gateway.observability import logging
-from cutaway.gateway.rpc.server import GatewayServer, check_files
+from cutaway.gateway.server import GatewayServer, check_files
 from cutaway.worker_protocol.socket_directory import delete_abandoned
 
 log = structlog.get_logger(__name__)
@@ -73,6 +73,8 @@ async def _run(start: Callable[[], _RunningBackend], settings: Settings, announc
             announce(f"serving {name.model} {name.version}")
         if server.observers.address:
             announce(f"metrics: http://{server.observers.address}/metrics")
+        if server.http_address:
+            announce(f"http: {'https' if settings.tls_certificate else 'http'}://{server.http_address}")
         if warning := exposure_warning(settings, server.address):
             log.warning(warning)
         gc.collect()

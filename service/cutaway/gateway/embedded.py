@@ -24,7 +24,7 @@ from cutaway.errors import Reason, error
 from cutaway.gateway.backends.backend import Backend
 from cutaway.gateway.lifecycle.in_process import LocalWorkers
 from cutaway.gateway.models.catalog import Catalog
-from cutaway.gateway.rpc.server import GatewayServer
+from cutaway.gateway.server import GatewayServer
 from cutaway.worker.worker import Worker
 
 
@@ -35,10 +35,12 @@ class Served:
     Attributes:
         address: ``host:port``, for `cutaway.Client`.
         metrics_address: ``host:port`` of the Prometheus metrics; empty if they are not served.
+        http_address: the same of Connect, gRPC-Web and REST.
     """
 
     address: str
     metrics_address: str = ""
+    http_address: str = ""
 
 
 @contextmanager
@@ -66,7 +68,7 @@ def serve(
     try:
         server = asyncio.run_coroutine_threadsafe(running.__aenter__(), loop).result()
         try:
-            yield Served(server.address, server.observers.address)
+            yield Served(server.address, server.observers.address, server.http_address)
         finally:
             asyncio.run_coroutine_threadsafe(running.__aexit__(None, None, None), loop).result()
     finally:

@@ -32,7 +32,7 @@ from cutaway.gateway.backends.backend import Backend
 from cutaway.gateway.batching.batcher import Batcher, Replied
 from cutaway.gateway.lifecycle.in_process import LocalWorkers
 from cutaway.gateway.models.catalog import Catalog
-from cutaway.gateway.rpc.server import GatewayServer
+from cutaway.gateway.server import GatewayServer
 from cutaway.requests import InspectRequest
 from cutaway.v1 import inspection_pb2, inspection_service_pb2, worker_pb2
 from cutaway.wire import requests as wire_requests

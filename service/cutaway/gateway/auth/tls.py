@@ -43,6 +43,37 @@ def server_credentials(settings: Settings) -> grpc.ServerCredentials | None:
     return grpc.dynamic_ssl_server_credentials(files.value, changed, client_ca is not None)
 
 
+def ssl_context(settings: Settings) -> ssl.SSLContext | None:
+    """Returns the same for HTTP; None for plaintext. The certificate is read again after it changes; the authority of
+    client certificates is not.
+
+    Raises:
+        InvalidArgument: ``INVALID_VALUE``, with the environment variable.
+    """
+    certificate, key, client_ca = settings.tls_certificate, settings.tls_key, settings.tls_client_ca
+    if server_credentials(settings) is None or certificate is None or key is None:  # the first checks the files
+        return None
+
+    def read() -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate, key, password=lambda: "")
+        context.set_alpn_protocols(["http/1.1"])
+        if client_ca:
+            context.load_verify_locations(client_ca)
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context
+
+    reloaded = ReloadedFiles("the TLS files", [certificate, key], read)
+
+    def renew(connection: ssl.SSLObject, _: str | None, __: ssl.SSLContext) -> None:
+        reloaded.refresh()
+        connection.context = reloaded.value
+
+    context = read()
+    context.sni_callback = renew  # for every connection
+    return context
+
+
 def _check(certificate: Path, key: Path, client_ca: Path | None) -> None:
     """Raises ``INVALID_VALUE`` for files that cannot be used; gRPC's own error says only that it cannot bind."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -72,3 +103,12 @@ def exposure_warning(settings: Settings, address: str) -> str:
     if settings.tls_certificate is None:
         gaps.append("without TLS: others can read the traffic (set CUTAWAY_TLS_CERTIFICATE and CUTAWAY_TLS_KEY)")
     return f"listening beyond this machine {', and '.join(gaps)}" if gaps else ""
+
+
+def check_http_exposure(settings: Settings) -> None:
+    """Raises ``INVALID_VALUE`` if everybody who reaches this machine could call by HTTP, as any page in a browser does,
+    and the operator has not said so."""
+    known = settings.tokens is not None or settings.tls_client_ca is not None or settings.http_anonymous
+    if settings.http_address and not (known or is_loopback(settings.http_address)):
+        what = "HTTP beyond this machine needs tokens: set CUTAWAY_TOKENS, or CUTAWAY_HTTP_ANONYMOUS=true to do without"
+        raise error(Reason.INVALID_VALUE, what, "CUTAWAY_HTTP_ADDRESS")

@@ -16,8 +16,8 @@ from cutaway.errors import CutawayError, Reason, error
 from cutaway.gateway.auth.authorization import Caller, Scope
 from cutaway.gateway.auth.token_file import Authenticator
 from cutaway.gateway.observability.call_watch import CallWatch, Method
-from cutaway.gateway.rpc.receiving import Handler, refusing
-from cutaway.gateway.rpc.status import Context
+from cutaway.gateway.rpc.receiving import Handler
+from cutaway.gateway.rpc.status import Context, refusing
 
 current_caller: ContextVar[Caller] = ContextVar("cutaway_caller")
 """The caller of the current task's call."""

@@ -16,9 +16,11 @@ import grpc.aio
 
 from cutaway.errors import CutawayError, Reason, error
 from cutaway.gateway.observability.call_watch import Method
-from cutaway.gateway.rpc.status import Context, abort
+from cutaway.gateway.rpc.status import abort, refusing
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+GrpcContext: TypeAlias = Any
+"""A `grpc.aio.ServicerContext`, which reads requests too; the stubs' methods differ from `Context` in small things."""
 
 _END: object = grpc.aio.EOF  # type: ignore[attr-defined]  # missing in the stubs
 
@@ -34,7 +36,7 @@ def receiving(method: Method, watch: Callable[[Method], Method], timeout_s: floa
     """
     observed = watch(method)
 
-    async def handle(_: object, context: Context) -> bytes | None:
+    async def handle(_: object, context: GrpcContext) -> bytes | None:
         try:
             data = await _receive(context, timeout_s)
         except CutawayError as failure:
@@ -50,15 +52,6 @@ def receiving(method: Method, watch: Callable[[Method], Method], timeout_s: floa
     make: Any = grpc.stream_stream_rpc_method_handler if streams else grpc.stream_unary_rpc_method_handler
     handler: Handler = make(handle)
     return handler
-
-
-def refusing(failure: CutawayError) -> Method:
-    """Returns a method that ends every call with ``failure``."""
-
-    async def refuse(_: bytes, context: Context) -> None:
-        await abort(context, failure)
-
-    return refuse
 
 
 class TimeLimitedServer:
@@ -94,18 +87,18 @@ class _TimeLimitedHandler(grpc.GenericRpcHandler):
 def _time_limited(handler: Any, timeout_s: float) -> Handler:
     """Returns a handler that reads the requests of ``handler`` itself, as `receiving` does."""
 
-    async def handle_one(_: object, context: Context) -> Any:
+    async def handle_one(_: object, context: GrpcContext) -> Any:
         return await (handler.unary_unary or handler.unary_stream)(await receive(context), context)
 
-    async def handle_stream(_: object, context: Context) -> AsyncIterator[Any]:
+    async def handle_stream(_: object, context: GrpcContext) -> AsyncIterator[Any]:
         async for reply in handler.stream_stream(receive_all(context), context):
             yield reply
 
-    async def receive_all(context: Context) -> AsyncIterator[Any]:
+    async def receive_all(context: GrpcContext) -> AsyncIterator[Any]:
         while (request := await receive(context, or_end=True)) is not _END:
             yield request
 
-    async def receive(context: Context, *, or_end: bool = False) -> Any:
+    async def receive(context: GrpcContext, *, or_end: bool = False) -> Any:
         try:
             return await _receive(context, timeout_s, or_end=or_end)
         except CutawayError as failure:
@@ -119,7 +112,7 @@ def _time_limited(handler: Any, timeout_s: float) -> Handler:
     return grpc.stream_unary_rpc_method_handler(handle_one, *coding)
 
 
-async def _receive(context: Context, timeout_s: float, *, or_end: bool = False) -> Any:
+async def _receive(context: GrpcContext, timeout_s: float, *, or_end: bool = False) -> Any:
     """Returns the next request of a call; with ``or_end``, `_END` after the last one.
 
     Raises:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping
 from typing import Any
 
 import grpc.aio
@@ -13,13 +13,10 @@ from cutaway.client.transport import SERVICE
 from cutaway.config.settings import Settings
 from cutaway.errors import Reason, error
 from cutaway.gateway.auth.tls import server_credentials
-from cutaway.gateway.auth.token_file import authenticator
-from cutaway.gateway.backends.backend import Backend
-from cutaway.gateway.observability.observers import Observers
+from cutaway.gateway.auth.token_file import Authenticator
 from cutaway.gateway.rpc.authentication import ReflectionGuard
 from cutaway.gateway.rpc.receiving import TimeLimitedServer
 from cutaway.gateway.rpc.servicer import Servicer
-from cutaway.results import ModelName
 
 # Importing the service's module registers it for reflection.
 from cutaway.v1 import inspection_service_pb2  # noqa: F401
@@ -29,16 +26,6 @@ _STATES = (health_pb2.HealthCheckResponse.NOT_SERVING, health_pb2.HealthCheckRes
 _MIN_STREAMS = 1024
 _KEEPALIVE_MS = 60_000
 _MIN_PING_INTERVAL_MS = 10_000
-
-
-def check_files(settings: Settings) -> None:
-    """Reads the files in ``settings``; called before anything slow is started.
-
-    Raises:
-        CutawayError: a certificate, a key or the token file cannot be used; has the environment variable.
-    """
-    server_credentials(settings)
-    authenticator(settings.tokens)
 
 
 def _options(settings: Settings) -> list[tuple[str, int]]:
@@ -58,28 +45,25 @@ def _options(settings: Settings) -> list[tuple[str, int]]:
     ]
 
 
-class GatewayServer:
-    """A gRPC server over one backend.
+class GrpcServer:
+    """A gRPC server of the running event loop.
 
     Args:
-        backend: runs the models.
-        settings: addresses and limits.
+        servicer: answers the calls.
+        authenticator: returns the caller, who may see the service by reflection.
+        settings: address and limits.
 
     Attributes:
         address: the ``host:port`` that the server listens on.
-        observers: metrics, log and traces.
     """
 
-    def __init__(self, backend: Backend, settings: Settings) -> None:
-        self._backend = backend
+    def __init__(self, servicer: Servicer, authenticator: Authenticator, settings: Settings) -> None:
+        self._servicer = servicer
         self._settings = settings
         self._health = health.aio.HealthServicer()
-        self._reported: set[ModelName] = set()
         self._credentials = server_credentials(settings)
-        self._authenticator = authenticator(settings.tokens)
-        self.observers = Observers(backend.batchers, settings)
         self._server = grpc.aio.server(
-            interceptors=(ReflectionGuard(self._authenticator),) if settings.tokens else (),  # one slows every call
+            interceptors=(ReflectionGuard(authenticator),) if settings.tokens else (),  # one slows every call
             options=_options(settings),
         )
         self.address = ""
@@ -90,8 +74,7 @@ class GatewayServer:
         Raises:
             CutawayError: the address is not available.
         """
-        servicer = Servicer(self._backend, self._settings, self._authenticator, self.observers.watch)
-        self._server.add_generic_rpc_handlers((servicer.handler(),))
+        self._server.add_generic_rpc_handlers((self._servicer.handler(),))
         limited: Any = TimeLimitedServer(self._server, self._settings.receive_timeout_s)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, limited)
         services = reflection.aio.ReflectionServicer((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME))
@@ -106,25 +89,13 @@ class GatewayServer:
         except RuntimeError as failure:
             raise error(Reason.BACKEND_UNAVAILABLE, f"cannot listen on {address}: {failure}") from None
         self.address = f"{address.rpartition(':')[0]}:{port}"
-        self.observers.open()
         await self._server.start()
-        await self.set_serving(self._backend.catalog.all())
 
     async def stop(self, grace_s: float) -> None:
         """Accepts no more calls, gives running calls ``grace_s`` seconds to finish, and then ends."""
-        await self.set_serving(())
         await self._server.stop(grace_s)
-        await self.observers.close()
 
-    async def set_serving(self, models: Collection[ModelName]) -> None:
-        """Sets which models health checks and metrics report as serving. The gateway serves if any of them does; a
-        name without a version stands for the highest version, as in calls."""
-        self._reported |= {*self._backend.catalog.all()}
-        states = dict.fromkeys(["", SERVICE], bool(models))
-        states |= {f"{name.model}/versions/{name.version}": name in models for name in self._reported}
-        states |= dict.fromkeys((name.model for name in self._reported), False)
-        states |= {name.model: name in models for name in self._backend.catalog.all()}
+    async def report(self, states: Mapping[str, bool]) -> None:
+        """Sets which services health checks report as serving."""
         for service, serving in states.items():
             await self._health.set(service, _STATES[serving])
-        for name in self._reported:
-            self.observers.metrics.set_serving(name, name in models)

@@ -16,7 +16,7 @@ import grpc.aio
 from cutaway.client.transport import SERVICE
 from cutaway.config.memory import share_of_requests
 from cutaway.config.settings import Settings
-from cutaway.errors import Reason, error
+from cutaway.errors import CutawayError, Reason, error
 from cutaway.gateway.auth import redaction
 from cutaway.gateway.auth.authorization import Caller, Permissions, Scope
 from cutaway.gateway.auth.token_file import Authenticator
@@ -26,10 +26,10 @@ from cutaway.gateway.batching.byte_budget import ByteBudget
 from cutaway.gateway.observability.call_watch import CallWatch, current_call
 from cutaway.gateway.rpc.authentication import AuthenticatingHandler, current_caller
 from cutaway.gateway.rpc.receiving import receiving
-from cutaway.gateway.rpc.status import Context, abort_with
+from cutaway.gateway.rpc.status import Context, abort_with, refusing
 from cutaway.gateway.time_limit import within
 from cutaway.results import ModelName
-from cutaway.v1 import inspection_pb2, inspection_service_pb2, worker_pb2
+from cutaway.v1 import inspection_pb2, inspection_service_pb2, model_pb2, worker_pb2
 from cutaway.wire import chunks
 from cutaway.wire import models as wire_models
 from cutaway.wire.message_walk import MAX_TEXT, check_entries, check_structure, parse
@@ -62,21 +62,59 @@ class Servicer:
         self._watch = watch
         self._budget = ByteBudget(settings.max_queue_bytes or share_of_requests(2 * settings.max_message_bytes))
 
-    def handler(self) -> grpc.GenericRpcHandler:
-        """Returns all methods for a gRPC server; gRPC parses neither requests nor replies."""
         methods: dict[str, Method] = {
             "ListModels": self._list_models,
             "GetModel": self._get_model,
             "Inspect": self._inspect,
             "InspectStream": self._inspect_stream,
         }
+        self._methods = {name: self._with_status(method) for name, method in methods.items()}
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """Returns all methods for a gRPC server; gRPC parses neither requests nor replies."""
         handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {}
-        for name, method in methods.items():
+        for name, method in self._methods.items():
             watch, timeout_s = partial(self._watch.wrap, name), self._settings.receive_timeout_s
-            handlers[f"/{SERVICE}/{name}"] = receiving(
-                self._with_status(method), watch, timeout_s, streams=name == "InspectStream"
-            )
+            handlers[f"/{SERVICE}/{name}"] = receiving(method, watch, timeout_s, streams=name == "InspectStream")
         return AuthenticatingHandler(handlers, self._authenticator, self._watch, self._budget.require_room)
+
+    def admit(self, context: Context) -> None:
+        """Authenticates the caller of the current task's call, before its request is read.
+
+        Raises:
+            CutawayError: the caller is not known, or there is no room for a request.
+        """
+        current_caller.set(self._authenticator(context.invocation_metadata() or ()))
+        self._budget.require_room()
+
+    async def call(self, name: str, data: bytes, context: Context) -> bytes | None:
+        """Runs the method ``name`` for a serialised request of an admitted caller, as a call by gRPC does: with the
+        caller's permissions, limits, metrics and log. Returns None after the messages of a stream.
+
+        Raises:
+            Exception: what ``context.abort`` raises.
+        """
+        return await self._watch.wrap(name, self._methods[name])(data, context)
+
+    async def describe(self, model: str, context: Context) -> model_pb2.ModelDetail:
+        """Returns a model that the admitted caller may call, with layers that are hidden from the caller too: to read a
+        request that does not say of what type its inputs are.
+
+        Raises:
+            CutawayError: the model is not known to the caller, or does not answer.
+        """
+        name, permissions = self._resolve(model, current_caller.get())
+        data = wire_models.encode_model_request(model, operators=False)
+        reply = await self._call("describe", name, data, permissions, context)
+        return inspection_service_pb2.GetModelResponse.FromString(reply.response).model
+
+    async def refuse(self, name: str, failure: CutawayError, context: Context) -> None:
+        """Ends a call of the method ``name``, whose request could not be read, with ``failure``.
+
+        Raises:
+            Exception: what ``context.abort`` raises.
+        """
+        await self._watch.wrap(name, refusing(failure))(b"", context)
 
     def _with_status(self, method: Method) -> Callable[[bytes, Context], Awaitable[bytes | None]]:
         """Returns ``method`` with every error as a gRPC status."""

@@ -1,20 +1,49 @@
-"""Ends gRPC calls with the status of an error."""
+"""What the methods of the service need of a call, and how it ends with the status of an error."""
 
 from __future__ import annotations
 
 import errno
 import logging
-from typing import TypeAlias
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NoReturn, Protocol, TypeAlias
 
 import grpc
-import grpc.aio
 
 from cutaway.errors import CutawayError, Reason, error
 from cutaway.wire import grpc_status
 
 log = logging.getLogger(__name__)  # structlog's tracebacks show the values of variables, unless it is configured
 
-Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
+Metadata: TypeAlias = "Sequence[tuple[str, str | bytes]]"
+
+
+class Context(Protocol):
+    """A call, whatever protocol it came by: what `grpc.aio.ServicerContext` has, and `cutaway.gateway.http` too."""
+
+    def invocation_metadata(self) -> Metadata | None:
+        """Returns what the caller sent beside the request; keys are lower case."""
+
+    def peer(self) -> str:
+        """Returns the caller's address."""
+
+    def time_remaining(self) -> float | None:
+        """Returns the seconds until the deadline; None without one."""
+
+    def set_trailing_metadata(self, metadata: Metadata) -> None:
+        """Sets what is sent after the reply."""
+
+    def trailing_metadata(self) -> Metadata | None:
+        """Returns what is sent after the reply."""
+
+    def code(self) -> grpc.StatusCode | None:
+        """Returns the status of a call that was aborted."""
+
+    def write(self, message: bytes) -> Awaitable[None]:
+        """Sends a message of a streamed reply; done when there is room for the next one."""
+
+    async def abort(self, code: grpc.StatusCode, details: str, trailing_metadata: Metadata) -> NoReturn:
+        """Ends the call with an error; always raises."""
+
 
 _EXHAUSTED = {
     errno.EMFILE: "the server has no file descriptor left",
@@ -41,3 +70,12 @@ async def abort(context: Context, failure: CutawayError) -> None:
     await context.abort(
         _CODES[failure.code], grpc_status.text(failure), (*(context.trailing_metadata() or ()), details)
     )
+
+
+def refusing(failure: CutawayError) -> Callable[[bytes, Context], Awaitable[None]]:
+    """Returns a method that ends every call with ``failure``."""
+
+    async def refuse(_: bytes, context: Context) -> None:
+        await abort(context, failure)
+
+    return refuse

@@ -1,0 +1,66 @@
+"""A connection by HTTP/1.1, with limits that uvicorn does not have."""
+
+from __future__ import annotations
+
+import asyncio
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+MAX_HEAD_BYTES = 64 << 10
+"""The largest head of a request: its line and its headers."""
+
+
+class Connection(HttpToolsProtocol):
+    """One connection. The head of a request may take `receive_timeout_s` to arrive; a caller who does not read the
+    reply loses the connection when the next request is overdue, with what was left to send.
+
+    Attributes:
+        receive_timeout_s: seconds; a subclass sets it.
+    """
+
+    receive_timeout_s: float
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Waits for the first request."""
+        super().connection_made(transport)
+        self._head_bytes = 0
+        self._overdue: asyncio.TimerHandle | None = self._abort_later()
+
+    def data_received(self, data: bytes) -> None:
+        """Reads a part of a request."""
+        if self._overdue is not None:
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD_BYTES + len(data):
+                self.send_400_response(f"the head of a request has at most {MAX_HEAD_BYTES} bytes")
+                return
+        super().data_received(data)
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        super().on_message_begin()
+        if self._overdue is None:
+            self._head_bytes = 0
+            self._overdue = self._abort_later()
+
+    def on_headers_complete(self) -> None:
+        """The head is complete."""
+        self._forget()
+        super().on_headers_complete()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """No further request came in time."""
+        if not self.transport.is_closing():
+            self.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection has ended."""
+        self._forget()
+        super().connection_lost(exc)
+
+    def _abort_later(self) -> asyncio.TimerHandle:
+        return self.loop.call_later(self.receive_timeout_s, self.transport.abort)
+
+    def _forget(self) -> None:
+        if self._overdue is not None:
+            self._overdue.cancel()
+            self._overdue = None
