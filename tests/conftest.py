@@ -42,7 +42,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def server(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The real thing: gateway, TorchServe and a worker for each model of the store."""
-    with serving(store, tmp_path_factory.mktemp("torchserve") / "logs") as running:
+    with serving(store, tmp_path_factory.mktemp("torchserve") / "logs", "--http", "127.0.0.1:0") as running:
         yield running
 
 

@@ -104,10 +104,11 @@ def is_loopback(target: str) -> bool:
 def _credentials(tls: Tls) -> grpc.ChannelCredentials:
     if (tls.certificate is None) != (tls.key is None):
         raise error(Reason.INVALID_VALUE, "set both, the certificate and its key, or none", "tls")
-    return grpc.ssl_channel_credentials(_pem(tls.ca), _pem(tls.key), _pem(tls.certificate))
+    return grpc.ssl_channel_credentials(content_of(tls.ca), content_of(tls.key), content_of(tls.certificate))
 
 
-def _pem(source: Pem) -> bytes | None:
+def content_of(source: Pem) -> bytes | None:
+    """Returns the content of a PEM file."""
     if source is None or isinstance(source, bytes):
         return source
     try:

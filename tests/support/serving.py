@@ -51,6 +51,12 @@ class Server:
         self.log_dir = log_dir
 
     @property
+    def http_address(self) -> str:
+        """The ``host:port`` of HTTP, if it was asked for."""
+        (url,) = (line.removeprefix("http: ") for line in self.said if line.startswith("http: "))
+        return url.rpartition("/")[2]
+
+    @property
     def logged(self) -> list[str]:
         """The events of its log so far; each line of its standard error must be one JSON object."""
         lines = (self.log_dir.parent / f"{self.log_dir.name}.stderr").read_text("utf-8").splitlines(keepends=True)

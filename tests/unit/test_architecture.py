@@ -64,6 +64,7 @@ CLIENT_PACKAGES = {"google", "google_crc32c", "grpc", "ml_dtypes", "numpy"}
 OPTIONAL_PACKAGES = {
     "cutaway.schema.compression": {"zstandard"},
     "cutaway.worker_protocol.trace_context": {"opentelemetry"},
+    "cutaway.client.connect_channel": {"connectrpc", "pyqwest"},
     "cutaway.plots.layout": {"matplotlib"},
     "cutaway.plots.pictures": {"matplotlib"},
     "cutaway.plots.sheet": {"matplotlib"},

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import grpc.aio
 
 from cutaway.client.base_client import BaseClient, Steps
+from cutaway.client.connect_channel import AsyncConnectChannel
 from cutaway.client.reply_stream import AsyncReplyStream
 from cutaway.client.transport import Call, StreamCall
 from cutaway.display.inspection import Inspection
@@ -24,7 +25,7 @@ class AsyncClient(BaseClient[Coroutine[Any, Any, Inspection], AsyncReplyStream])
     """`Client` for asyncio: its verbs are awaited. See `BaseClient` for its arguments."""
 
     _grpc = grpc.aio
-    _channel: grpc.aio.Channel
+    _connect = AsyncConnectChannel
 
     def ask_stream(self, request: InspectRequest, *, timeout: float | None = None) -> AsyncReplyStream:
         """Does what `inspect_stream` does, for a complete request."""

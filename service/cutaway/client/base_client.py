@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 import grpc
 
@@ -55,17 +55,34 @@ class BaseClient(ABC, Generic[Inspected, Streamed]):
             of a TorchServe that ``cutaway serve`` started is known to that command only.
         tls: True for an encrypted connection to a server with a certificate that the system trusts; a `Tls` says which
             certificates to trust.
+        transport: ``connect`` calls by HTTP/1.1, which every proxy passes; the address is then the server's ``--http``.
+            Needs the extra ``cutaway[connect]``. It is slower than ``grpc``.
     """
 
     _grpc: Any
     """`grpc` or `grpc.aio`."""
 
+    _connect: Any
+    """`ConnectChannel` or `AsyncConnectChannel`."""
+
     def __init__(
-        self, address: str, *, timeout: float = 60.0, token: str | None = None, tls: bool | Tls = False
+        self,
+        address: str,
+        *,
+        timeout: float = 60.0,
+        token: str | None = None,
+        tls: bool | Tls = False,
+        transport: Literal["grpc", "connect"] = "grpc",
     ) -> None:
+        if transport not in ("grpc", "connect"):
+            raise error(Reason.INVALID_VALUE, f"{transport!r} is neither grpc nor connect", "transport")
         self._transport, self._target = _transport_for(address)
         self._trust = make_trust(self._target, token, tls)
-        self._channel = self._trust.channel(self._grpc, self._target, _options(self._target))
+        self._channel: Any = (
+            self._trust.channel(self._grpc, self._target, _options(self._target))
+            if transport == "grpc"
+            else self._connect(self._target, tls)
+        )
         self._timeout = timeout
         self._sizes = ReplySizes()
 

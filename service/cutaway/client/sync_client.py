@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import grpc
 
 from cutaway.client.base_client import BaseClient, Steps
+from cutaway.client.connect_channel import ConnectChannel
 from cutaway.client.reply_stream import ReplyStream
 from cutaway.client.transport import Call, StreamCall
 from cutaway.display.inspection import Inspection
@@ -29,7 +30,7 @@ class Client(BaseClient[Inspection, ReplyStream]):
     """A connection to a server; threads may share it. See `BaseClient` for its arguments."""
 
     _grpc = grpc
-    _channel: grpc.Channel
+    _connect = ConnectChannel
 
     def ask_stream(self, request: InspectRequest, *, timeout: float | None = None) -> ReplyStream:
         """Does what `inspect_stream` does, for a complete request."""

@@ -93,17 +93,20 @@ NAMES = {scopes: "of-" + "-".join(sorted(scopes)) for scopes in SUBSETS}
 
 @dataclass(frozen=True)
 class Front:
-    """A gateway with tokens."""
+    """A gateway with tokens, and the door by which it is called."""
 
     address: str
     tokens: Path
+    http_address: str
+    transport: Any
 
     def client(self, token: str | None = None, **more: Any) -> ca.Client:
-        return ca.Client(self.address, token=token, **more)
+        door = self.address if self.transport == "grpc" else self.http_address
+        return ca.Client(door, token=token, transport=self.transport, **more)
 
 
-@pytest.fixture(scope="module")
-def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
+@pytest.fixture(scope="module", params=["grpc", "connect"])
+def front(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
     path = write(
         tmp_path_factory.mktemp("access") / "tokens.toml",
         *(entry(name, {"net": sorted(scopes)}) for scopes, name in NAMES.items()),
@@ -121,8 +124,8 @@ def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
         "tied": Tied(),
         "normed": Normed(),
     }
-    with serve(models, settings=Settings(tokens=path)) as server:
-        yield Front(server.address, path)
+    with serve(models, settings=Settings(tokens=path, http_address="127.0.0.1:0")) as server:
+        yield Front(server.address, path, server.http_address, request.param)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from connectrpc.code import Code
 from connectrpc.errors import ConnectError, ErrorDetail
@@ -13,7 +13,7 @@ from connectrpc.interceptor import MetadataInterceptor
 from connectrpc.method import IdempotencyLevel, MethodInfo, StreamType
 from connectrpc.request import RequestContext
 from connectrpc.server import ConnectASGIApplication, Endpoint
-from google.protobuf.message import Message
+from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message_factory import GetMessageClass
 from google.rpc import status_pb2
 from protobuf import wkt
@@ -28,6 +28,7 @@ from cutaway.gateway.http.request_body import RequestBody
 from cutaway.gateway.rpc.servicer import Servicer
 from cutaway.v1 import inspection_service_pb2
 from cutaway.wire import grpc_status
+from cutaway.wire.connect_codec import BytesCodec
 
 PATH = f"/{SERVICE}/"
 
@@ -38,37 +39,13 @@ _UNSERVED = ("application/grpc", "application/grpc+")
 _Context: TypeAlias = "RequestContext[Any, Any]"
 
 
-class _Body(NamedTuple):
-    """A message as it was sent, or will be: connectrpc neither reads nor writes it."""
-
-    data: bytes
-    is_json: bool
-
-
-class _Codec:
-    """Takes messages as they are."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def name(self) -> str:
-        return self._name
-
-    def encode(self, message: _Body) -> bytes:
-        return message.data
-
-    def decode(self, data: bytes | bytearray, message_class: Any) -> _Body:
-        return _Body(bytes(data), self._name == "json")
-
-
-class _Methods(MetadataInterceptor[None]):
-    """The methods of the service as endpoints, and who may call them."""
+class _Admission(MetadataInterceptor[None]):
+    """Authenticates callers before their requests are read."""
 
     def __init__(self, servicer: Servicer) -> None:
         self._servicer = servicer
 
     async def on_start(self, ctx: _Context) -> None:
-        """Authenticates the caller, before the request is read."""
         call = _call(ctx)
         try:
             self._servicer.admit(call)
@@ -76,67 +53,69 @@ class _Methods(MetadataInterceptor[None]):
             with _as_connect_errors(call, ctx):
                 await self._servicer.refuse(ctx.method.name, failure, call)
 
-    def endpoints(self) -> dict[str, Any]:
-        """Returns all of them by path."""
-        service = inspection_service_pb2.DESCRIPTOR.services_by_name[SERVICE.rpartition(".")[2]]
-        return {f"{PATH}{method.name}": self._endpoint(method) for method in service.methods}
 
-    def _endpoint(self, method: Any) -> Any:
-        request, reply = GetMessageClass(method.input_type), GetMessageClass(method.output_type)
+class _Method:
+    """One method of the service."""
 
-        async def unary(body: _Body, ctx: _Context) -> _Body:
-            call = _call(ctx)
-            with _as_connect_errors(call, ctx):
-                return await self._reply(method.name, request, reply, body, call)
+    def __init__(self, servicer: Servicer, method: MethodDescriptor) -> None:
+        self._servicer = servicer
+        self._name = method.name
+        self._request, self._reply = GetMessageClass(method.input_type), GetMessageClass(method.output_type)
+        self._streams = method.server_streaming
 
-        def stream(body: _Body, ctx: _Context) -> AsyncIterator[_Body]:
-            return self._stream(method.name, request, reply, body, ctx)
-
-        kind = StreamType.SERVER_STREAM if method.server_streaming else StreamType.UNARY
+    def endpoint(self) -> Any:
+        """Returns it as connectrpc has it."""
         info = MethodInfo(
-            name=method.name,
+            name=self._name,
             service_name=SERVICE,
-            input=request,
-            output=reply,
+            input=self._request,
+            output=self._reply,
             idempotency_level=IdempotencyLevel.UNKNOWN,
-            stream_type=kind,
+            stream_type=StreamType.SERVER_STREAM if self._streams else StreamType.UNARY,
         )
-        return Endpoint.server_stream(info, stream) if method.server_streaming else Endpoint.unary(info, unary)
+        return Endpoint.server_stream(info, self._stream) if self._streams else Endpoint.unary(info, self._unary)
 
-    async def _reply(
-        self, name: str, request: type[Message], reply: type[Message], body: _Body, call: HttpCall
-    ) -> _Body:
-        data = await self._servicer.call(name, await self._binary(name, request, body, call), call)
-        return await _as_sent(reply, data or b"", body)
+    async def _unary(self, body: bytes, ctx: _Context) -> bytes:
+        call = _call(ctx)
+        with _as_connect_errors(call, ctx):
+            reply = await self._servicer.call(self._name, await self._binary(body, call, ctx), call)
+            return await self._as_sent(reply or b"", ctx)
 
-    async def _stream(
-        self, name: str, request: type[Message], reply: type[Message], body: _Body, ctx: _Context
-    ) -> AsyncIterator[_Body]:
+    async def _stream(self, body: bytes, ctx: _Context) -> AsyncIterator[bytes]:
         messages: asyncio.Queue[bytes] = asyncio.Queue(1)
         call = _call(ctx, messages.put)
         with _as_connect_errors(call, ctx):
-            data = await self._binary(name, request, body, call)
-            running = asyncio.ensure_future(self._servicer.call(name, data, call))
+            data = await self._binary(body, call, ctx)
+            running = asyncio.ensure_future(self._servicer.call(self._name, data, call))
             try:
                 async for message in _until_done(messages, running):
-                    yield await _as_sent(reply, message, body)
+                    yield await self._as_sent(message, ctx)
             finally:
                 running.cancel()
                 await asyncio.wait([running])
 
-    async def _binary(self, name: str, request: type[Message], body: _Body, call: HttpCall) -> bytes:
-        if not body.is_json:
-            return body.data
+    async def _binary(self, body: bytes, call: HttpCall, ctx: _Context) -> bytes:
+        if not _is_json(ctx):
+            return body
         try:
-            return await json_messages.as_binary(request, body.data)
+            return await json_messages.as_binary(self._request, body)
         except CutawayError as failure:
-            await self._servicer.refuse(name, failure, call)
+            await self._servicer.refuse(self._name, failure, call)
             raise
 
+    async def _as_sent(self, data: bytes, ctx: _Context) -> bytes:
+        """Returns a reply in the form of its request."""
+        return await json_messages.as_text(self._reply, data) if _is_json(ctx) else data
 
-async def _as_sent(kind: type[Message], data: bytes, request: _Body) -> _Body:
-    """Returns a reply in the form of its request."""
-    return _Body(await json_messages.as_text(kind, data) if request.is_json else data, request.is_json)
+
+def _is_json(ctx: _Context) -> bool:
+    return ctx.request_headers.get("content-type", "").endswith("json")
+
+
+def _endpoints(servicer: Servicer) -> dict[str, Any]:
+    """Returns those of all methods, by path."""
+    service = inspection_service_pb2.DESCRIPTOR.services_by_name[SERVICE.rpartition(".")[2]]
+    return {f"{PATH}{method.name}": _Method(servicer, method).endpoint() for method in service.methods}
 
 
 async def _until_done(messages: asyncio.Queue[bytes], running: asyncio.Future[Any]) -> AsyncIterator[bytes]:
@@ -182,7 +161,7 @@ def _connect_error(failure: CutawayError) -> ConnectError:
     return ConnectError(Code[StatusCode(failure.code).name], status.message, details)
 
 
-class ConnectApplication(ConnectASGIApplication[_Methods]):
+class ConnectApplication(ConnectASGIApplication[Servicer]):
     """The ASGI application.
 
     Args:
@@ -192,16 +171,14 @@ class ConnectApplication(ConnectASGIApplication[_Methods]):
     """
 
     def __init__(self, servicer: Servicer, timeout_s: float, max_bytes: int) -> None:
-        methods = _Methods(servicer)
         super().__init__(
-            service=methods,
-            endpoints=_Methods.endpoints,
-            interceptors=[methods],
+            service=servicer,
+            endpoints=_endpoints,
+            interceptors=[_Admission(servicer)],
             read_max_bytes=None,  # RequestBody limits it
             compressions=(),  # tensors have one of their own; gzip would hold all other calls up
-            codecs=[_Codec("proto"), _Codec("json")],
+            codecs=[BytesCodec("proto"), BytesCodec("json")],
         )
-        self._servicer = servicer
         self._timeout_s, self._max_bytes = timeout_s, max_bytes
 
     @property

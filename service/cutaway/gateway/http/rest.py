@@ -117,7 +117,10 @@ class Rest:
         if time.monotonic() - since > _KNOWN_S:
             if len(self._known_types) >= _MOST_MODELS:
                 self._known_types.clear()
-            detail = await self._servicer.describe(model, call)
+            try:
+                detail = await self._servicer.describe(model, call)
+            except CutawayError:
+                return {}  # the request itself fails for the same reason, or can do without
             known = {spec.name: spec.data_type for spec in wire_models.decode(detail).inputs if spec.data_type}
             self._known_types[model] = known, time.monotonic()
         return known

@@ -1,0 +1,206 @@
+"""Calls by HTTP/1.1 instead of gRPC's HTTP/2, for proxies that pass nothing else: channels as grpc has them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import grpc
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.rpc import status_pb2
+
+from cutaway.errors import CutawayError, Reason, error
+from cutaway.trust import Metadata, Tls, content_of, is_loopback
+from cutaway.wire import grpc_status
+from cutaway.wire.connect_codec import BytesCodec
+
+if TYPE_CHECKING:
+    from connectrpc.errors import ConnectError
+
+_MAX_TIMEOUT_S = 1e6
+"""Connect has ten digits for the milliseconds of a deadline."""
+
+_DIRECT = "*"
+"""The hosts that no proxy is asked for: all."""
+
+
+class ConnectChannel:
+    """A blocking channel; its calls raise `CutawayError`.
+
+    Args:
+        target: ``host:port``.
+        tls: as of `cutaway.Client`.
+
+    Raises:
+        FailedPrecondition: ``PACKAGE_MISSING``.
+    """
+
+    def __init__(self, target: str, tls: bool | Tls) -> None:
+        with _requires_extra():
+            from connectrpc.client import ConnectClientSync
+            from pyqwest import SyncClient, SyncHTTPTransport
+        self._transport = SyncHTTPTransport(**_options(target, tls))
+        self._client = ConnectClientSync(**_arguments(target, tls), http_client=SyncClient(self._transport))
+
+    def unary_unary(self, path: str) -> Callable[..., bytes]:
+        """Returns the function that makes the call of a method."""
+        method = _method(path, streams=False)
+
+        def call(payload: bytes, *, timeout: float, metadata: Metadata) -> bytes:
+            with _as_errors():
+                reply: bytes = self._client.execute_unary(request=payload, method=method, **_sent(timeout, metadata))
+                return reply
+
+        return call
+
+    def unary_stream(self, path: str) -> Callable[..., _Messages]:
+        """Returns the function that makes the call of a method with a stream of replies."""
+        method = _method(path, streams=True)
+
+        def call(payload: bytes, *, timeout: float, metadata: Metadata) -> _Messages:
+            return _Messages(
+                self._client.execute_server_stream(request=payload, method=method, **_sent(timeout, metadata))
+            )
+
+        return call
+
+    def close(self) -> None:
+        """Closes the connections."""
+        self._transport.close()
+
+
+class AsyncConnectChannel:
+    """The same for asyncio."""
+
+    def __init__(self, target: str, tls: bool | Tls) -> None:
+        with _requires_extra():
+            from connectrpc.client import ConnectClient
+            from pyqwest import Client, HTTPTransport
+        self._transport = HTTPTransport(**_options(target, tls))
+        self._client = ConnectClient(**_arguments(target, tls), http_client=Client(self._transport))
+
+    def unary_unary(self, path: str) -> Callable[..., Any]:
+        """Returns the function that makes the call of a method."""
+        method = _method(path, streams=False)
+
+        async def call(payload: bytes, *, timeout: float, metadata: Metadata) -> bytes:
+            with _as_errors():
+                return await self._client.execute_unary(request=payload, method=method, **_sent(timeout, metadata))
+
+        return call
+
+    def unary_stream(self, path: str) -> Callable[..., _AsyncMessages]:
+        """Returns the function that makes the call of a method with a stream of replies."""
+        method = _method(path, streams=True)
+
+        def call(payload: bytes, *, timeout: float, metadata: Metadata) -> _AsyncMessages:
+            return _AsyncMessages(
+                self._client.execute_server_stream(request=payload, method=method, **_sent(timeout, metadata))
+            )
+
+        return call
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        await self._transport.aclose()
+
+
+class _Messages:
+    """A stream of replies, which may be cancelled."""
+
+    def __init__(self, messages: Any) -> None:
+        self._messages: Generator[bytes, None, None] = messages
+
+    def __iter__(self) -> Iterator[bytes]:
+        with _as_errors():
+            yield from self._messages
+
+    def cancel(self) -> None:
+        self._messages.close()
+
+
+class _AsyncMessages:
+    """The same for asyncio."""
+
+    def __init__(self, messages: Any) -> None:
+        self._messages: AsyncGenerator[bytes, None] = messages
+        self._closing: asyncio.Future[None] | None = None
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        with _as_errors():
+            async for message in self._messages:
+                yield message
+
+    def cancel(self) -> None:
+        self._closing = asyncio.ensure_future(self._messages.aclose())
+
+
+def _arguments(target: str, tls: bool | Tls) -> dict[str, Any]:
+    """Returns the arguments of a client of connectrpc."""
+    address = f"{'https' if tls else 'http'}://{target}"
+    # Tensors have a compression of their own.
+    return {"address": address, "codec": BytesCodec("proto"), "accept_compression": (), "send_compression": None}
+
+
+def _options(target: str, tls: bool | Tls) -> dict[str, Any]:
+    """Returns the arguments of a transport of pyqwest."""
+    from pyqwest import HTTPVersion, Proxy
+
+    options: dict[str, Any] = {"http_version": HTTPVersion.HTTP1, "follow_redirects": False, "enable_otel": False}
+    if tls:
+        own = Tls() if tls is True else tls
+        options |= {"tls_ca_cert": content_of(own.ca), "tls_include_system_certs": own.ca is None}
+        options |= {"tls_cert": content_of(own.certificate), "tls_key": content_of(own.key)}
+    elif is_loopback(target):  # else a token for this machine would go to the proxy of an environment variable
+        options["proxy"] = Proxy(f"http://{target}", no_proxy=_DIRECT)
+    return options
+
+
+def _method(path: str, *, streams: bool) -> Any:
+    from connectrpc.method import IdempotencyLevel, MethodInfo, StreamType
+
+    _, service, name = path.split("/")
+    return MethodInfo(
+        name=name,
+        service_name=service,
+        input=bytes,
+        output=bytes,
+        idempotency_level=IdempotencyLevel.UNKNOWN,
+        stream_type=StreamType.SERVER_STREAM if streams else StreamType.UNARY,
+    )
+
+
+def _sent(timeout: float, metadata: Metadata) -> dict[str, Any]:
+    return {"headers": dict(metadata), "timeout_ms": round(1000 * min(timeout, _MAX_TIMEOUT_S))}
+
+
+@contextmanager
+def _as_errors() -> Iterator[None]:
+    from connectrpc.errors import ConnectError
+
+    try:
+        yield
+    except ConnectError as failure:
+        raise _error(failure) from None
+
+
+def _error(failure: ConnectError) -> CutawayError:
+    name = failure.code.name
+    code: int = grpc.StatusCode["CANCELLED" if name == "CANCELED" else name].value[0]
+    details = [
+        AnyMessage(type_url=f"type.googleapis.com/{each.type_name}", value=each.message_bytes)
+        for each in failure.details
+    ]
+    status = status_pb2.Status(code=code, message=failure.message, details=details)
+    return grpc_status.decode(code, failure.message, [(grpc_status.DETAILS_KEY, status.SerializeToString())])
+
+
+@contextmanager
+def _requires_extra() -> Iterator[None]:
+    try:
+        yield
+    except ImportError:
+        what = "calls by Connect need Python 3.11 and: pip install 'cutaway[connect]'"
+        raise error(Reason.PACKAGE_MISSING, what, "transport") from None

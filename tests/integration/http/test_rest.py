@@ -1,0 +1,306 @@
+"""REST: what KServe's callers send, forms, files of numpy, and the contract in JSON."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import cutaway as ca
+from cutaway.adapters import Adapter
+from cutaway.config.settings import Settings
+from cutaway.gateway import serve
+from cutaway.results import InputSpec
+from tests.support.doors import post
+
+X = np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4)
+
+
+class Classes(Adapter):
+    """Four numbers in, three classes out; examples are texts of four numbers."""
+
+    inputs = (InputSpec("input", "float32", (-1, 4)),)
+    labels = ("a", "b", "c")
+    media_types = ("text/plain",)
+
+    def build(self) -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+
+    def decode(self, data: bytes, media_type: str) -> dict[str, Tensor]:
+        return {"input": torch.tensor([float(number) for number in data.split()])[None]}
+
+
+class Pairs(nn.Module):
+    """Two inputs, two outputs."""
+
+    def forward(self, left: Tensor, right: Tensor) -> dict[str, Tensor]:
+        return {"sum": left + right, "product": left * right}
+
+
+class PairsAdapter(Adapter):
+    """`Pairs`, of whole numbers on the left."""
+
+    inputs = (InputSpec("left", "int64", (-1,)), InputSpec("right", "float32", (-1,)))
+
+    def build(self) -> nn.Module:
+        return Pairs()
+
+
+@dataclass(frozen=True)
+class Site:
+    """A server, and a client of ours for comparison."""
+
+    url: str
+    client: ca.Client
+
+    def post(self, path: str, body: Any, **headers: str) -> tuple[int, Mapping[str, str], Any]:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        sent = {"content-type": "application/json", **{key.replace("_", "-"): value for key, value in headers.items()}}
+        status, got, reply = post(f"{self.url}{path}", data, sent)
+        return status, got, json.loads(reply) if "json" in got["content-type"] else reply
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[Site]:
+    models: dict[str, nn.Module | Adapter] = {"classes": Classes(), "pairs": PairsAdapter()}
+    settings = Settings(http_address="127.0.0.1:0", max_message_bytes=1 << 20)
+    with serve(models, settings=settings) as server, ca.Client(server.address) as client:
+        yield Site(f"http://{server.http_address}", client)
+
+
+def test_predict(site: Site) -> None:
+    """One row for each instance; the numbers are those of gRPC, to the bit."""
+    expected = site.client.inspect("classes", X)
+    status, headers, reply = site.post("/v1/models/classes:predict", {"instances": X.tolist()})
+    assert (status, headers["content-type"]) == (200, "application/json")
+    assert np.array_equal(np.asarray(reply["predictions"], np.float32), expected.predictions["output"])
+    assert [each["label"] for each in reply["classes"]] == [each.label for each in expected.classes]
+    assert headers["x-request-id"]
+
+
+def test_numbers_have_the_type_that_the_model_takes(site: Site) -> None:
+    """JavaScript writes 1.0 as 1, and what is whole may be sent with a point; a number that does not fit is refused."""
+    _, _, reply = site.post("/v1/models/classes:predict", {"instances": [[1, 0, 0, 2]]})
+    expected = site.client.inspect("classes", np.asarray([[1, 0, 0, 2]], np.float32)).predictions["output"]
+    assert np.array_equal(np.asarray(reply["predictions"], np.float32), expected)
+    instances = [{"left": 2.0, "right": 3}, {"left": 1, "right": 0.5}]
+    _, _, reply = site.post("/v1/models/pairs:predict", {"instances": instances})
+    assert reply["predictions"] == [{"sum": 5.0, "product": 6.0}, {"sum": 1.5, "product": 0.5}]
+    status, _, reply = site.post("/v1/models/pairs:predict", {"instances": [{"left": 2.5, "right": 3}]})
+    assert (status, reply["reason"], reply["field"]) == (400, "INPUT_DTYPE", "tensors.by_name.left")
+
+
+def test_explain(site: Site) -> None:
+    """Explanations by instance and verdicts by method; fields of the method, and of the request, have their own
+    names."""
+    expected = site.client.inspect("classes", X, attributions=ca.IntegratedGradients(n_steps=8), target=1)
+    asked = {"instances": X.tolist(), "method": "integrated_gradients", "options": {"n_steps": 8}, "target": 1}
+    status, _, reply = site.post("/v1/models/classes:explain", asked)
+    assert status == 200
+    values = [each[0]["values"]["input"] for each in reply["explanations"]]
+    assert np.array_equal(np.asarray(values, np.float32), expected.attributions[0].values["input"])
+    assert reply["verdicts"][0]["verdict"] == str(expected.attributions[0].verdict)
+    assert reply["explanations"][0][0]["target"] == 1
+    several = {"instances": X.tolist(), "attributions": ["saliency", {"method": "layer_activation", "layer": "0"}]}
+    _, _, reply = site.post("/v1/models/classes:explain", several)
+    assert [each["method"] for each in reply["explanations"][1]] == ["Saliency", "LayerActivation"]
+    _, _, reply = site.post("/v1/models/classes:explain", {"instances": X.tolist()})
+    assert reply["explanations"][0][0]["method"] == "IntegratedGradients"
+
+
+def test_all_that_a_request_may_ask_for(site: Site) -> None:
+    """The fields of a request file, beside the instances."""
+    asked = {
+        "instances": X.tolist(),
+        "captures": ["0"],
+        "input_gradients": True,
+        "edits": [{"edit": "zero", "module": "2"}],
+    }
+    _, _, reply = site.post("/v1/models/classes:predict", asked)
+    assert reply["predictions"] == [[0, 0, 0], [0, 0, 0]], reply
+    found = site.client.inspect("classes", X, captures="0").captures["0"].output
+    (call,) = reply["captures"]["0"]["calls"]
+    assert np.array_equal(np.asarray(call["leaves"]["output"][""]["values"], np.float32), found)
+    assert np.asarray(reply["input_gradients"]["input"]["values"]).shape == (2, 4)
+
+
+def test_examples_that_the_model_decodes(site: Site) -> None:
+    """As texts, as base64, and as files of a form."""
+    lines = [" ".join(map(str, row)) for row in X.tolist()]
+    coded = [{"b64": base64.b64encode(line.encode()).decode(), "media_type": "text/plain"} for line in lines]
+    expected = site.client.inspect("classes", lines).predictions["output"].tolist()
+    for instances in (lines, coded):
+        status, _, reply = site.post("/v1/models/classes:predict", {"instances": instances})
+        assert (status, reply["predictions"]) == (200, expected)
+    body, kind = _form([("instances", "one.txt", "text/plain", line.encode()) for line in lines], captures='["0"]')
+    status, _, reply = site.post("/v1/models/classes:predict", body, content_type=kind)
+    assert (status, reply["predictions"], list(reply["captures"])) == (200, expected, ["0"])
+
+
+def test_files_of_numpy(site: Site) -> None:
+    """In and out; the arrays are those of gRPC, to the bit."""
+    expected = site.client.inspect("classes", X)
+    status, headers, reply = site.post(
+        "/v1/models/classes:predict", _npy(X), content_type="application/x-npy", accept="application/x-npy"
+    )
+    assert (status, headers["content-type"]) == (200, "application/x-npy")
+    assert np.array_equal(np.load(io.BytesIO(reply)), expected.predictions["output"])
+    file = io.BytesIO()
+    np.savez(file, left=np.arange(2), right=np.ones(2, np.float32))
+    _, _, reply = site.post("/v1/models/pairs:predict", file.getvalue(), content_type="application/x-npz")
+    assert {name: array.tolist() for name, array in np.load(io.BytesIO(reply)).items()} == {
+        "sum": [1, 2],
+        "product": [0, 1],
+    }
+    asked = {"instances": X.tolist(), "captures": ["0"], "input_gradients": True, "attributions": ["saliency"]}
+    _, _, reply = site.post("/v1/models/classes:explain", asked, accept="application/x-npz")
+    assert list(np.load(io.BytesIO(reply))) == ["output", "capture:0@output", "gradient:input", "attribution:0:input"]
+    body, kind = _form(
+        [("left", "l.npy", "application/x-npy", _npy(np.arange(2))), ("right", "r.npy", "", _npy(X[0, :2]))]
+    )
+    status, _, reply = site.post("/v1/models/pairs:predict", body, content_type=kind)
+    assert (status, len(reply["predictions"])) == (200, 2)
+
+
+def test_models(site: Site) -> None:
+    """Their names, and what is known of one; a version may be named."""
+    assert post(f"{site.url}/v1/models", None, {})[2] == b'{"models":["classes","pairs"]}'
+    for path in ("classes", "classes/versions/1.0"):
+        known = json.loads(post(f"{site.url}/v1/models/{path}", None, {})[2])
+        assert (known["name"], known["ready"], known["model"]["labels"]) == ("classes", True, ["a", "b", "c"])
+        assert site.post(f"/v1/models/{path}:predict", {"instances": X.tolist()})[0] == 200
+
+
+WRONG: dict[str, tuple[str, Any, dict[str, str], tuple[int, str, str]]] = {
+    "model": ("/v1/models/nope:predict", {"instances": [[1]]}, {}, (404, "MODEL_NOT_FOUND", "model")),
+    "verb": ("/v1/models/classes:guess", {"instances": [[1]]}, {}, (501, "NOT_IMPLEMENTED", "")),
+    "no verb": ("/v1/models/classes", {"instances": [[1]]}, {}, (501, "NOT_IMPLEMENTED", "")),
+    "no instances": ("/v1/models/classes:predict", {}, {}, (400, "INVALID_VALUE", "instances")),
+    "no list": ("/v1/models/classes:predict", {"instances": 3}, {}, (400, "INVALID_VALUE", "instances")),
+    "ragged": (
+        "/v1/models/classes:predict",
+        {"instances": [[1], [1, 2]]},
+        {},
+        (400, "INVALID_VALUE", "instances.inputs"),
+    ),
+    "width": ("/v1/models/classes:predict", {"instances": [[1, 2]]}, {}, (400, "INPUT_SHAPE", "tensors.by_name.input")),
+    "names": (
+        "/v1/models/pairs:predict",
+        {"instances": [{"left": 1, "right": 2}, {"left": 1}]},
+        {},
+        (400, "INVALID_VALUE", "instances[1]"),
+    ),
+    "base64": (
+        "/v1/models/classes:predict",
+        {"instances": [{"b64": "?"}]},
+        {},
+        (400, "INVALID_VALUE", "instances[0].b64"),
+    ),
+    "field": (
+        "/v1/models/classes:predict",
+        {"instances": [[1]], "captrues": []},
+        {},
+        (400, "INVALID_VALUE", "captrues"),
+    ),
+    "method": (
+        "/v1/models/classes:explain",
+        {"instances": X.tolist(), "method": "salency"},
+        {},
+        (400, "INVALID_VALUE", "attributions[0].method"),
+    ),
+    "options": (
+        "/v1/models/classes:explain",
+        {"instances": X.tolist(), "options": 3},
+        {},
+        (400, "INVALID_VALUE", "options"),
+    ),
+    "json": ("/v1/models/classes:predict", b"{", {}, (400, "MALFORMED_REQUEST", "")),
+    "no object": ("/v1/models/classes:predict", b"[]", {}, (400, "MALFORMED_REQUEST", "")),
+    "deep": ("/v1/models/classes:predict", b"[" * 100_000, {}, (400, "MALFORMED_REQUEST", "")),
+    "type": ("/v1/models/classes:predict", b"x", {"content_type": "text/csv"}, (400, "MALFORMED_REQUEST", "")),
+    "npy": ("/v1/models/classes:predict", b"x", {"content_type": "application/x-npy"}, (400, "MALFORMED_REQUEST", "")),
+    "npz": ("/v1/models/classes:predict", b"x", {"content_type": "application/x-npz"}, (400, "MALFORMED_REQUEST", "")),
+    "objects": (
+        "/v1/models/classes:predict",
+        b"\x93NUMPY\x01\x00v\x00{'descr': '|O', 'fortran_order': False, 'shape': (1,), }".ljust(128),
+        {"content_type": "application/x-npy"},
+        (400, "MALFORMED_REQUEST", ""),
+    ),
+    "form": (
+        "/v1/models/classes:predict",
+        b"x",
+        {"content_type": "multipart/form-data"},
+        (400, "MALFORMED_REQUEST", ""),
+    ),
+    "contract": ("/v1/models/classes:inspect", {"tensros": {}}, {}, (400, "UNKNOWN_FIELD", "")),
+    "another model": ("/v1/models/classes:inspect", {"model": "pairs"}, {}, (400, "INVALID_VALUE", "model")),
+    "too large": ("/v1/models/classes:inspect", b" " * (3 << 20), {}, (413, "REQUEST_TOO_LARGE", "")),
+    "timeout": (
+        "/v1/models/classes:predict",
+        {"instances": X.tolist()},
+        {"x_timeout_ms": "-1"},
+        (400, "INVALID_VALUE", "x-timeout-ms"),
+    ),
+    "origin": ("/v1/models", None, {"origin": "https://evil.example"}, (403, "ORIGIN_REFUSED", "origin")),
+    "host": ("/v1/models", None, {"host": "evil.example"}, (403, "ORIGIN_REFUSED", "host")),
+    "grpc": (
+        "/cutaway.v1.InspectionService/Inspect",
+        b"",
+        {"content_type": "application/grpc"},
+        (501, "NOT_IMPLEMENTED", ""),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_told(site: Site, name: str) -> None:
+    """As problem details, with the reason, the field and a status that fits."""
+    path, body, headers, expected = WRONG[name]
+    if body is None:
+        status, got, data = post(f"{site.url}{path}", None, headers)
+        reply = json.loads(data)
+    else:
+        status, got, reply = site.post(path, body, **headers)
+    assert (status, reply["reason"], reply.get("field", "")) == expected, reply
+    assert got["content-type"] == "application/problem+json"
+    assert reply["status"] == status
+
+
+def test_a_small_file_may_not_hold_large_arrays(site: Site) -> None:
+    file = io.BytesIO()
+    np.savez_compressed(file, x=np.zeros((1 << 20, 4), np.float32))
+    assert len(file.getvalue()) < 1 << 20
+    status, _, reply = site.post("/v1/models/classes:predict", file.getvalue(), content_type="application/x-npz")
+    assert (status, reply["reason"]) == (413, "REQUEST_TOO_LARGE")
+
+
+def _npy(array: Any) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+def _form(files: list[tuple[str, str, str, bytes]], **fields: str) -> tuple[bytes, str]:
+    """A form's body, and its content type."""
+    boundary = uuid4().hex
+    parts = [
+        f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"; filename="{file}"\r\n'
+        f"Content-Type: {kind}\r\n\r\n".encode()
+        + data
+        for name, file, kind, data in files
+    ]
+    parts += [
+        f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}'.encode()
+        for name, value in fields.items()
+    ]
+    return b"\r\n".join([*parts, f"--{boundary}--\r\n".encode()]), f"multipart/form-data; boundary={boundary}"
