@@ -124,11 +124,12 @@ def test_all_that_a_request_may_ask_for(site: Site) -> None:
         "instances": X.tolist(),
         "captures": ["0"],
         "input_gradients": True,
-        "edits": [{"edit": "zero", "module": "2"}],
+        "edits": [{"edit": "scale", "module": "2", "factor": 2}],
     }
     _, _, reply = site.post("/v1/models/classes:predict", asked)
-    assert reply["predictions"] == [[0, 0, 0], [0, 0, 0]], reply
-    found = site.client.inspect("classes", X, captures="0").captures["0"].output
+    plain = site.client.inspect("classes", X, captures="0")
+    assert np.array_equal(np.asarray(reply["predictions"], np.float32), 2 * plain.predictions["output"])
+    found = plain.captures["0"].output
     (call,) = reply["captures"]["0"]["calls"]
     assert np.array_equal(np.asarray(call["leaves"]["output"][""]["values"], np.float32), found)
     assert np.asarray(reply["input_gradients"]["input"]["values"]).shape == (2, 4)

@@ -1,0 +1,175 @@
+"""Connections by HTTP: what is slow, too large, or no HTTP takes nobody else's time, and the server stays."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from torch import nn
+
+import cutaway as ca
+from cutaway.client.transport import SERVICE
+from cutaway.config.settings import Settings
+from cutaway.gateway import serve
+from cutaway.gateway.embedded import Served
+from tests.support.doors import post
+
+RECEIVE_S = 1.0
+X = np.ones((1, 4), np.float32)
+HEAD = "POST /v1/models/net:predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+INSPECT = f"POST /{SERVICE}/Inspect HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Served]:
+    settings = Settings(http_address="127.0.0.1:0", receive_timeout_s=RECEIVE_S, idle_timeout_s=RECEIVE_S)
+    with serve({"net": nn.Linear(4, 2)}, settings=settings) as running:
+        yield running
+
+
+@contextlib.contextmanager
+def connected(server: Served) -> Iterator[socket.socket]:
+    host, port = server.http_address.split(":")
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
+        yield connection
+
+
+def everything(connection: socket.socket) -> bytes:
+    """All that arrives until the server ends the connection."""
+    parts = []
+    with contextlib.suppress(ConnectionResetError):
+        while part := connection.recv(1 << 16):
+            parts.append(part)
+    return b"".join(parts)
+
+
+SLOW = {
+    "nothing": b"",
+    "half a head": HEAD.encode(),
+    "half a body": f"{HEAD}Content-Length: 100\r\n\r\n{{".encode(),
+    "half a body for connect": f"{INSPECT}Content-Length: 100\r\n\r\n{{".encode(),
+    "chunks without an end": f"{HEAD}Transfer-Encoding: chunked\r\n\r\n1\r\n{{\r\n".encode(),
+}
+
+
+@pytest.mark.parametrize("what", SLOW)
+def test_who_sends_too_slowly_is_told_and_left(server: Served, what: str) -> None:
+    with connected(server) as connection:
+        connection.sendall(SLOW[what])
+        said = everything(connection)
+    assert b"DEADLINE_EXCEEDED" in said or b"deadline_exceeded" in said or "body" not in what
+    still_answers(server)
+
+
+def test_a_connection_without_a_further_request_is_ended(server: Served) -> None:
+    with connected(server) as connection:
+        connection.sendall(b"GET /v1/models HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        assert everything(connection).endswith(b'{"models":["net"]}')
+
+
+def test_a_head_has_an_end(server: Served) -> None:
+    """Headers without end fill no memory."""
+    with connected(server) as connection:
+        connection.sendall(HEAD.encode())
+        with contextlib.suppress(ConnectionError):
+            for _ in range(4096):
+                connection.sendall(b"X-More: " + b"x" * 1000 + b"\r\n")
+        assert everything(connection)[:12] in (b"HTTP/1.1 400", b"")
+    still_answers(server)
+
+
+def test_who_goes_away_ends_the_call(server: Served) -> None:
+    """A call whose caller has gone leaves no queue behind."""
+    for _ in range(20):
+        with connected(server) as connection:
+            body = b'{"instances": [[1, 2, 3, 4]]}'
+            connection.sendall(f"{HEAD}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    still_answers(server)
+
+
+@pytest.mark.parametrize("count", [400, pytest.param(20_000, marks=pytest.mark.slow)])
+def test_hostile_requests_end_in_no_fault(server: Served, count: int) -> None:
+    """Bytes of requests changed, cut and repeated at random: the server answers all that is HTTP, never with 500, and
+    goes on."""
+    statuses = mutated(server, count, seed=1)
+    print({status: statuses.count(status) for status in sorted(set(statuses))})
+    assert not [status for status in statuses if status.startswith("5") and status not in ("501", "503", "504")]
+    assert "200" in statuses
+    still_answers(server)
+
+
+def mutated(server: Served, count: int, seed: int) -> list[str]:
+    """The statuses of ``count`` mutated requests; empty where the server only ended the connection."""
+    dice = random.Random(seed)
+    return [_status(server, _mutated(dice, dice.choice(VALID))) for _ in range(count)]
+
+
+def _request(path: str, body: bytes, kind: str, more: str = "") -> bytes:
+    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: {kind}\r\nConnection: close\r\n{more}"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+VALID = [
+    _request("/v1/models/net:predict", b'{"instances": [[1, 2, 3, 4]]}', "application/json"),
+    _request("/v1/models/net:explain", b'{"instances": [[1, 2, 3, 4]], "method": "saliency"}', "application/json"),
+    _request("/v1/models/net:inspect", b'{"tensors": {"byName": {}}}', "application/json"),
+    _request(f"/{SERVICE}/ListModels", b"{}", "application/json"),
+    _request(f"/{SERVICE}/GetModel", b"\n\x03net", "application/proto", "Connect-Timeout-Ms: 9999\r\n"),
+    _request(f"/{SERVICE}/InspectStream", b"\0\0\0\0\0", "application/connect+proto"),
+    _request(f"/{SERVICE}/InspectStream", b"\0\0\0\0\2{}", "application/connect+json"),
+    _request(f"/{SERVICE}/Inspect", b"\0\0\0\0\0", "application/grpc-web+proto", "Grpc-Timeout: 9S\r\n"),
+    _request(
+        "/v1/models/net:predict",
+        b'--b\r\nContent-Disposition: form-data; name="instances"; filename="x"\r\n\r\n1 2\r\n--b--\r\n',
+        "multipart/form-data; boundary=b",
+    ),
+    b"GET /v1/models HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n",
+    b"GET /v1/models/net?operators HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n",
+]
+
+
+def _mutated(dice: random.Random, request: bytes) -> bytes:
+    data = bytearray(request)
+    for _ in range(dice.choice((0, 1, 1, 2, 8))):
+        place = dice.randrange(len(data))
+        kind = dice.randrange(5)
+        if kind == 0:
+            data[place] = dice.randrange(256)
+        elif kind == 1:
+            del data[place : place + dice.randrange(1, 20)]
+        elif kind == 2:
+            data[place:place] = dice.randbytes(dice.randrange(1, 20))
+        elif kind == 3:
+            data[place:place] = data[place : place + 20] * dice.randrange(1, 5)
+        else:
+            data[place:place] = dice.choice((b"\r\n", b"\0", b"%00", b"\xff", b"9" * 30, b"-1", b"{", b"[" * 50, b'"'))
+        data = data or bytearray(b"x")
+    return bytes(data)
+
+
+def _status(server: Served, request: bytes) -> str:
+    with connected(server) as connection:
+        with contextlib.suppress(ConnectionError):
+            connection.sendall(request)
+            connection.shutdown(socket.SHUT_WR)
+        said = everything(connection)
+    return said[9:12].decode("latin1")
+
+
+def still_answers(server: Served) -> None:
+    """Others are answered, by each protocol, while and after somebody misbehaves."""
+    with ca.Client(server.http_address, transport="connect") as client:
+        assert client.inspect("net", X).predictions["output"].shape == (1, 2)
+    assert post(f"http://{server.http_address}/v1/models", None, {})[0] == 200
+
+
+def test_others_are_answered_meanwhile(server: Served) -> None:
+    """A hundred callers who send half of a request hold nobody up."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(100):
+            stack.enter_context(connected(server)).sendall(SLOW["half a body"])
+        still_answers(server)
