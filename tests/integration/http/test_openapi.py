@@ -1,4 +1,4 @@
-"""The description of the HTTP service: served with a page to try it, and requests made from it never fail the server."""
+"""The description of the HTTP service: served with a page to try it; requests made from it never fail the server."""
 
 from __future__ import annotations
 

@@ -72,7 +72,9 @@ def _asset(request: Request) -> Response:
     name = request.path_params["name"]
     if name not in _ASSETS:
         return Response(status_code=404)
-    return Response(resources.files("swagger_ui").joinpath("static").joinpath(name).read_bytes(), media_type=_ASSETS[name])
+    return Response(
+        resources.files("swagger_ui").joinpath("static").joinpath(name).read_bytes(), media_type=_ASSETS[name]
+    )
 
 
 @cache
@@ -158,7 +160,7 @@ def _instances(verb: str) -> dict[str, Any]:
     if verb == "explain":
         more |= {"method": {"type": "string"}, "options": {"type": "object"}}
     shown = _object(instances={"type": "array", "minItems": 1, "items": {}}, **more)
-    return shown | {"required": ["instances"], "externalDocs": {"url": "https://cutaway.dev/requests"}}
+    return shown | {"required": ["instances"]}
 
 
 def _problem() -> dict[str, Any]:
