@@ -92,6 +92,12 @@ def test_the_readme_runs(built: Path, server: Server) -> None:
     assert "AGREES" in done.stdout
 
 
+def test_golden_files(built: Path) -> None:
+    """Those of the contract: the same values from each form, and the same bytes back."""
+    done = subprocess.run(["node", "--test", "test/golden.test.mjs"], cwd=built, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_what_is_published(built: Path) -> None:
     """The compiled code, its types and the README, and nothing else."""
     _npm(built, "pack", "--ignore-scripts")
