@@ -47,7 +47,7 @@ UNSERVED = {
 def grpc_service(methods: OpenInference, settings: Settings) -> Service:
     """Returns the service. Whether the server lives and is ready is told to everybody, as by health checks."""
     servicer = methods.servicer
-    open_to_all = {"ServerLive": _live, "ServerReady": partial(_ready, methods)}
+    open_to_all: dict[str, Method] = {"ServerLive": _live, "ServerReady": partial(_ready, methods)}
     guarded = {
         "ServerMetadata": partial(_server_metadata, methods),
         "ModelReady": partial(_model_ready, methods),

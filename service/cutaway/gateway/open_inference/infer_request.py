@@ -135,16 +135,14 @@ def _check_parameters(parameters: Any, known: tuple[str, ...]) -> None:
         if name.startswith("shared_memory"):
             raise error(Reason.NOT_IMPLEMENTED, "shared memory is not served: send the bytes", f"parameters.{name}")
         if name not in known:
-            what = (
-                f"is not served; {', '.join(known)} {'are' if len(known) > 1 else 'is'}" if known else "is not served"
-            )
-            raise error(Reason.UNKNOWN_FIELD, what, f"parameters.{name:.80}")
+            served = f"; these are: {', '.join(known)}" if known else ""
+            raise error(Reason.UNKNOWN_FIELD, f"is not served{served}", f"parameters.{name:.80}")
 
 
 def _timeout_s(parameters: Any) -> float | None:
     if "timeout" not in parameters:
         return None
-    microseconds = parameters["timeout"].int64_param or parameters["timeout"].uint64_param
+    microseconds: int = parameters["timeout"].int64_param or parameters["timeout"].uint64_param
     if microseconds <= 0:
         raise error(Reason.INVALID_VALUE, "is a whole number of microseconds, at least 1", "parameters.timeout")
     return microseconds / 1e6

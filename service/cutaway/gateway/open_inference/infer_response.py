@@ -117,7 +117,7 @@ def _attributed(attribution: AttributionResult) -> Iterator[_Output]:
 def _without_tensors(message: inspection_pb2.InspectResponse) -> inspection_pb2.InspectResponse:
     """Clears the tensors of ``message``, which are outputs, and returns it."""
     for name in ("captures", "input_gradients", "parameter_gradients"):
-        message.ClearField(name)  # type: ignore[arg-type]
+        message.ClearField(name)
     message.predictions.ClearField("outputs")
     if message.HasField("unedited_predictions"):
         message.unedited_predictions.ClearField("outputs")

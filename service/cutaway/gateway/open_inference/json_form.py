@@ -15,6 +15,7 @@ from cutaway.gateway.open_inference.messages import ModelInferRequest
 from cutaway.results.document import numbers
 from cutaway.schema.tensors import from_bytes
 
+_FIELDS = ("id", "parameters", "inputs", "outputs", "model_name", "model_version")  # the last two are KServe's
 _SIZE = "binary_data_size"
 _PARAMETERS = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}
 
@@ -42,16 +43,13 @@ def read(model: str, version: str, head_bytes: int | None, data: bytes) -> Any:
 
 def _fill(message: Any, head: Mapping[str, Any], rest: memoryview) -> None:
     """Fills a ModelInferRequest; every input has raw contents."""
-    known = {
-        name: head[name] for name in ("id", "parameters", "outputs", "model_name", "model_version") if name in head
-    }
-    others = [name for name in head if name not in (*known, "inputs")]
+    others = [name for name in head if name not in _FIELDS]
     if others:
         raise error(Reason.UNKNOWN_FIELD, "the protocol has no such field", f"{others[0]:.80}")
-    _check_model(message, known)
-    message.id = _text(known.get("id", ""), "id")
-    _write_parameters(known.get("parameters"), message.parameters)
-    for number, output in enumerate(_list(known.get("outputs"), "outputs")):
+    _check_model(message, head)
+    message.id = _text(head.get("id", ""), "id")
+    _write_parameters(head.get("parameters"), message.parameters)
+    for number, output in enumerate(_list(head.get("outputs"), "outputs")):
         with at(f"outputs[{number}]"):
             asked = message.outputs.add(name=_text(output.get("name"), "name"))
             _write_parameters(output.get("parameters"), asked.parameters)
@@ -63,10 +61,10 @@ def _fill(message: Any, head: Mapping[str, Any], rest: memoryview) -> None:
         raise error(Reason.TENSOR_SIZE, f"{len(rest)} bytes behind the JSON belong to no input: give {_SIZE} of each")
 
 
-def _check_model(message: Any, known: Mapping[str, Any]) -> None:
+def _check_model(message: Any, head: Mapping[str, Any]) -> None:
     """Refuses a request whose model, where it names one, is not that of its path."""
     for field, named in (("model_name", message.model_name), ("model_version", message.model_version)):
-        if known.get(field) not in (None, "", named):
+        if head.get(field) not in (None, "", named):
             raise error(Reason.INVALID_VALUE, f"is not {named!r:.80}, which the path has; leave it out", field)
 
 
@@ -79,7 +77,7 @@ def _write_input(each: Mapping[str, Any], rest: memoryview, message: Any) -> int
     except (TypeError, ValueError):
         raise error(Reason.INPUT_SHAPE, "is a list of whole numbers", "shape") from None
     _write_parameters(each.get("parameters"), tensor.parameters)
-    size = tensor.parameters[_SIZE].int64_param if _SIZE in tensor.parameters else None
+    size: int | None = tensor.parameters[_SIZE].int64_param if _SIZE in tensor.parameters else None
     tensor.parameters.pop(_SIZE, None)
     if (size is None) == ("data" not in each):
         raise error(Reason.INVALID_VALUE, f"send either the numbers, or {_SIZE} and the bytes behind the JSON", "data")

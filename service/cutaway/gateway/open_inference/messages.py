@@ -14,11 +14,11 @@ SERVICE = "inference.GRPCInferenceService"
 
 POOL = DescriptorPool()
 for _file in FileDescriptorSet.FromString((Path(__file__).parent / "open_inference.binpb").read_bytes()).file:
-    POOL.AddSerializedFile(_file.SerializeToString())
+    POOL.AddSerializedFile(_file.SerializeToString())  # type: ignore[no-untyped-call]
 
 
 def _message(name: str) -> Any:
-    return GetMessageClass(POOL.FindMessageTypeByName(f"inference.{name}"))
+    return GetMessageClass(POOL.FindMessageTypeByName(f"inference.{name}"))  # type: ignore[no-untyped-call]
 
 
 ServerLiveResponse = _message("ServerLiveResponse")

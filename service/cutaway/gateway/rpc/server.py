@@ -120,7 +120,7 @@ class _Pools:
     checks and reflection itself."""
 
     def __init__(self, pools: Iterable[DescriptorPool]) -> None:
-        self._pools = [*pools, Default()]
+        self._pools = [*pools, Default()]  # type: ignore[no-untyped-call]
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         def find(*arguments: Any) -> Any:
