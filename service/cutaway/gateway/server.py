@@ -16,7 +16,6 @@ from cutaway.gateway.open_inference.methods import OpenInference
 from cutaway.gateway.rpc.server import GrpcServer, Service
 from cutaway.gateway.rpc.servicer import Servicer
 from cutaway.results import ModelName
-from cutaway.v1.inspection_service_pb2 import DESCRIPTOR
 
 
 def check_files(settings: Settings) -> None:
@@ -49,7 +48,7 @@ class GatewayServer:
         self.observers = Observers(backend.batchers, settings)
         servicer = Servicer(backend, settings, known, self.observers.watch)
         open_inference = OpenInference(servicer, self._serving)
-        own = Service(SERVICE, [servicer.handler()], DESCRIPTOR.pool)
+        own = Service(SERVICE, [servicer.handler()])
         self._grpc = GrpcServer([own, grpc_service(open_inference, settings)], known, settings)
         self._http = None
         if settings.http_address:

@@ -28,8 +28,8 @@ X = np.linspace(-1, 1, 72, dtype=np.float32).reshape(2, 1, 6, 6)
 class Same(nn.Module):
     """Returns what it gets."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return x.clone()
+    def forward(self, input: Tensor) -> Tensor:
+        return input.clone()
 
 
 class Classes(Adapter):

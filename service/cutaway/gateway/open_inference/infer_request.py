@@ -98,7 +98,7 @@ def _inputs(message: Any) -> Iterator[tuple[Any, bytes | None]]:
     names: set[str] = set()
     for number, each in enumerate(inputs):
         with at(f"inputs[{number}]"):
-            _check_parameters(each.parameters, _KNOWN_OF_INPUT.get(each.datatype, ()))
+            check_input(each)
             if raw and each.HasField("contents"):
                 raise error(Reason.INVALID_VALUE, "cannot be mixed with raw_input_contents", "contents")
             if each.name in names:
@@ -127,6 +127,15 @@ def _examples(inputs: list[tuple[Any, bytes | None]]) -> input_pb2.RawInputs:
     return input_pb2.RawInputs(
         examples=[input_pb2.RawInput(data=example, media_type=media_type) for example in examples]
     )
+
+
+def check_input(each: Any) -> None:
+    """Refuses an input with parameters that are not served.
+
+    Raises:
+        CutawayError: ``NOT_IMPLEMENTED`` for shared memory, ``UNKNOWN_FIELD`` for others.
+    """
+    _check_parameters(each.parameters, _KNOWN_OF_INPUT.get(each.datatype, ()))
 
 
 def _check_parameters(parameters: Any, known: tuple[str, ...]) -> None:

@@ -10,7 +10,7 @@ from cutaway.errors import Reason, at, error
 from cutaway.gateway.http import json_messages
 from cutaway.gateway.http.replies import MAX_ELEMENTS
 from cutaway.gateway.open_inference.datatypes import BYTES, DATATYPES, packed, with_lengths
-from cutaway.gateway.open_inference.infer_request import BINARY_OUTPUT, BINARY_OUTPUTS
+from cutaway.gateway.open_inference.infer_request import BINARY_OUTPUT, BINARY_OUTPUTS, check_input
 from cutaway.gateway.open_inference.messages import ModelInferRequest
 from cutaway.results.document import numbers
 from cutaway.schema.tensors import from_bytes
@@ -79,6 +79,7 @@ def _write_input(each: Mapping[str, Any], rest: memoryview, message: Any) -> int
     _write_parameters(each.get("parameters"), tensor.parameters)
     size: int | None = tensor.parameters[_SIZE].int64_param if _SIZE in tensor.parameters else None
     tensor.parameters.pop(_SIZE, None)
+    check_input(tensor)
     if (size is None) == ("data" not in each):
         raise error(Reason.INVALID_VALUE, f"send either the numbers, or {_SIZE} and the bytes behind the JSON", "data")
     if size is None:

@@ -49,12 +49,12 @@ class Service(NamedTuple):
     Attributes:
         name: its full name.
         handlers: answer its calls.
-        pool: has its descriptors, for reflection.
+        pool: has its descriptors, for reflection; None for Python's own.
     """
 
     name: str
     handlers: Sequence[grpc.GenericRpcHandler]
-    pool: DescriptorPool
+    pool: DescriptorPool | None = None
 
 
 class GrpcServer:
@@ -91,7 +91,7 @@ class GrpcServer:
         limited: Any = TimeLimitedServer(self._server, self._settings.receive_timeout_s)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, limited)
         names = [*(service.name for service in self._services), health.SERVICE_NAME, reflection.SERVICE_NAME]
-        pools: Any = _Pools(service.pool for service in self._services)
+        pools: Any = _Pools(service.pool for service in self._services if service.pool)
         add_reflection: Any = reflection_pb2_grpc.add_ServerReflectionServicer_to_server  # without types
         add_reflection(reflection.aio.ReflectionServicer(names, pools), limited)
         address = self._settings.address
@@ -116,8 +116,8 @@ class GrpcServer:
 
 
 class _Pools:
-    """Stands for one descriptor pool: looks in one after the other, and last in Python's own, which has the health
-    checks and reflection itself."""
+    """Stands for one descriptor pool: looks in one after the other, and last in Python's own. That may have messages of
+    other packages, with the names of those in the others."""
 
     def __init__(self, pools: Iterable[DescriptorPool]) -> None:
         self._pools = [*pools, Default()]  # type: ignore[no-untyped-call]
