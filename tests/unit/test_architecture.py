@@ -53,6 +53,7 @@ INNER_LAYERS = {
             "backends",
             "rpc",
             "http",
+            "open_inference",
         ),
         *("server", "lifecycle", "application", "embedded", "gateway"),
     ],

@@ -11,7 +11,9 @@ from cutaway.gateway.auth.tls import check_http_exposure, server_credentials
 from cutaway.gateway.auth.token_file import authenticator
 from cutaway.gateway.backends.backend import Backend
 from cutaway.gateway.observability.observers import Observers
-from cutaway.gateway.rpc.server import GrpcServer
+from cutaway.gateway.open_inference.grpc_service import grpc_service
+from cutaway.gateway.open_inference.methods import OpenInference
+from cutaway.gateway.rpc.server import GrpcServer, Service
 from cutaway.gateway.rpc.servicer import Servicer
 from cutaway.results import ModelName
 
@@ -45,13 +47,16 @@ class GatewayServer:
         known = authenticator(settings.tokens)
         self.observers = Observers(backend.batchers, settings)
         servicer = Servicer(backend, settings, known, self.observers.watch)
-        self._grpc = GrpcServer(servicer, known, settings)
+        open_inference = OpenInference(servicer, self._serving)
+        own = Service(SERVICE, [servicer.handler()])
+        self._grpc = GrpcServer([own, grpc_service(open_inference, settings)], known, settings)
         self._http = None
         if settings.http_address:
             # Imported here because most gateways do not serve it.
             from cutaway.gateway.http.server import HttpServer
+            from cutaway.gateway.open_inference.rest import routes
 
-            self._http = HttpServer(servicer, self._serving, settings)
+            self._http = HttpServer(servicer, self._serving, settings, routes(open_inference, settings))
 
     @property
     def address(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -22,23 +22,30 @@ from cutaway.trust import is_loopback
 _CALLERS_HEADERS = [
     *("authorization", "content-type", "connect-protocol-version", "connect-timeout-ms", "x-request-id"),
     *("grpc-timeout", "x-grpc-web", "x-user-agent", "traceparent", "x-timeout-ms"),
+    "inference-header-content-length",
 ]
 
-_REPLY_HEADERS = ["x-request-id", "grpc-status", "grpc-message", "grpc-status-details-bin", "retry-after"]
+_REPLY_HEADERS = [
+    *("x-request-id", "grpc-status", "grpc-message", "grpc-status-details-bin", "retry-after"),
+    "inference-header-content-length",
+]
 
 
-def application(servicer: Servicer, serving: Collection[ModelName], settings: Settings) -> ASGIApp:
+def application(
+    servicer: Servicer, serving: Collection[ModelName], settings: Settings, further: Sequence[BaseRoute]
+) -> ASGIApp:
     """Returns the application.
 
     Args:
         servicer: answers the calls.
         serving: the models that answer; changes with them.
         settings: limits, and the origins of pages that may call.
+        further: routes of other protocols.
     """
     max_bytes = 2 * settings.max_message_bytes  # slightly larger requests get an error that names the limit
     connect = ConnectApplication(servicer, settings.receive_timeout_s, max_bytes)
     rest = Rest(servicer, serving, settings.receive_timeout_s, max_bytes)
-    routes: list[BaseRoute] = [Mount(PATH.rstrip("/"), connect), *rest.routes(), *openapi.routes()]
+    routes: list[BaseRoute] = [Mount(PATH.rstrip("/"), connect), *rest.routes(), *openapi.routes(), *further]
     origins = [origin.strip() for origin in settings.http_origins.split(",") if origin.strip()]
     middleware = [Middleware(Guard, origins=origins, local=is_loopback(settings.http_address))]
     if origins:

@@ -31,7 +31,7 @@ async def as_binary(kind: type[Message], text: bytes) -> bytes:
         InvalidArgument: ``MALFORMED_REQUEST`` or ``UNKNOWN_FIELD``; ``REQUEST_TOO_LARGE``.
     """
     _check_size(text)
-    return await converted(_parse, kind, text)
+    return await converted(binary_of, kind, text)
 
 
 async def as_text(kind: type[Message], data: bytes) -> bytes:
@@ -48,7 +48,12 @@ async def converted(convert: Callable[[type[Message], bytes], T], kind: type[Mes
     return await asyncio.to_thread(convert, kind, data) if len(data) > _LARGE else convert(kind, data)
 
 
-def _parse(kind: type[Message], text: bytes) -> bytes:
+def binary_of(kind: type[Message], text: bytes) -> bytes:
+    """Returns the serialised message of the type ``kind`` that a JSON text holds.
+
+    Raises:
+        InvalidArgument: ``MALFORMED_REQUEST`` or ``UNKNOWN_FIELD``.
+    """
     try:
         return json_format.Parse(text, kind()).SerializeToString()
     except json_format.ParseError as failure:

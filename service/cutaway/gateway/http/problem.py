@@ -47,6 +47,7 @@ def problem(failure: CutawayError, headers: Headers = ()) -> Response:
         "status": int(status),
         "detail": grpc_status.text(failure),
         "reason": str(failure.reason),
+        "error": grpc_status.text(failure),  # where KServe's and Triton's callers look
     }
     if failure.field:
         known["field"] = failure.field

@@ -3,14 +3,12 @@ the contract in JSON."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -20,25 +18,20 @@ from starlette.routing import BaseRoute, Route
 from cutaway.errors import CutawayError, Reason, error
 from cutaway.gateway.http import json_messages
 from cutaway.gateway.http.asked import Asked, asked_by
+from cutaway.gateway.http.guarded import guarded, unless_gone
 from cutaway.gateway.http.http_call import HttpCall
-from cutaway.gateway.http.problem import MEDIA_TYPE, problem
+from cutaway.gateway.http.problem import MEDIA_TYPE
 from cutaway.gateway.http.request_body import RequestBody
+from cutaway.gateway.rpc.listing import listed_models
 from cutaway.gateway.rpc.servicer import Servicer
 from cutaway.results import ModelName
 from cutaway.v1 import inspection_pb2, inspection_service_pb2
 from cutaway.wire import models as wire_models
 
-TIMEOUT = "x-timeout-ms"
-"""The header with the milliseconds that a call may take."""
-
 _KNOWN_S = 10.0
 """Seconds for which the types of a model's inputs are remembered; its archive may be replaced."""
 
 _MOST_MODELS = 10_000
-
-log = logging.getLogger(__name__)
-
-Handler: TypeAlias = Callable[[Request, HttpCall], Awaitable[Response]]
 
 
 class Rest:
@@ -61,48 +54,18 @@ class Rest:
     def routes(self) -> list[BaseRoute]:
         """Returns all of them."""
         return [
-            Route("/v1/models", self._guarded("ListModels", self._models), methods=["GET"]),
-            Route("/v1/models/{model:path}", self._guarded("GetModel", self._model), methods=["GET"]),
-            Route("/v1/models/{model:path}", self._guarded("Inspect", self._verb), methods=["POST"]),
+            Route("/v1/models", guarded(self._servicer, "ListModels", self._models), methods=["GET"]),
+            Route("/v1/models/{model:path}", guarded(self._servicer, "GetModel", self._model), methods=["GET"]),
+            Route("/v1/models/{model:path}", guarded(self._servicer, "Inspect", self._verb), methods=["POST"]),
         ]
 
     def exception_handlers(self) -> Mapping[Any, Any]:
         """Returns how Starlette answers what no route does."""
         return {HTTPException: _plain_problem}
 
-    def _guarded(self, name: str, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
-        """Returns ``handler`` for callers who may call; every error is a problem."""
-
-        async def guarded(request: Request) -> Response:
-            call = HttpCall(request.headers.items(), _peer(request))
-            try:
-                try:
-                    call.limit(_timeout(request))
-                    self._servicer.admit(call)
-                except CutawayError as failure:
-                    await self._servicer.refuse(name, failure, call)
-                response = await handler(request, call)
-                response.headers.update(dict(call.reply_headers))
-            except CutawayError as failure:
-                return problem(failure, call.reply_headers)
-            except Exception as failure:
-                log.error("unexpected exception in a call", exc_info=failure)
-                return problem(error(Reason.INTERNAL, type(failure).__name__), call.reply_headers)
-            return response
-
-        return guarded
-
     async def _models(self, _: Request, call: HttpCall) -> Response:
-        names, token = [], ""
-        while True:
-            page = inspection_service_pb2.ListModelsRequest(page_size=1000, page_token=token).SerializeToString()
-            reply = inspection_service_pb2.ListModelsResponse.FromString(
-                await self._servicer.call("ListModels", page, call) or b""
-            )
-            names += [wire_models.decode_name(model) for model in reply.models]
-            token = reply.next_page_token
-            if not token:
-                return JSONResponse({"models": list(dict.fromkeys(name.model for name in names))})
+        names = await listed_models(self._servicer, call)
+        return JSONResponse({"models": list(dict.fromkeys(name.model for name in names))})
 
     async def _model(self, request: Request, call: HttpCall) -> Response:
         data = wire_models.encode_model_request(request.path_params["model"], "operators" in request.query_params)
@@ -139,7 +102,7 @@ class Rest:
         except CutawayError as failure:
             await self._servicer.refuse("Inspect", failure, call)
             raise
-        reply = await _unless_gone(request, self._servicer.call("Inspect", asked.request, call))
+        reply = await unless_gone(request, self._servicer.call("Inspect", asked.request, call))
         return await _response(asked, reply or b"")
 
 
@@ -149,40 +112,6 @@ async def _response(asked: Asked, reply: bytes) -> Response:
     return Response(
         await json_messages.converted(lambda _, data: asked.write(data), kind, reply), media_type=asked.media_type
     )
-
-
-async def _unless_gone(request: Request, call: Awaitable[bytes | None]) -> bytes | None:
-    """Returns the reply; cancels the call if the caller ends the connection before."""
-    running, gone = asyncio.ensure_future(call), asyncio.ensure_future(_gone(request))
-    try:
-        await asyncio.wait([running, gone], return_when=asyncio.FIRST_COMPLETED)
-        if not running.done():
-            running.cancel()
-            await asyncio.wait([running])
-        return running.result()
-    except asyncio.CancelledError:
-        raise error(Reason.DEADLINE_EXCEEDED, "the caller has gone") from None
-    finally:
-        for task in (running, gone):
-            task.cancel()
-
-
-async def _gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-def _timeout(request: Request) -> float | None:
-    text = request.headers.get(TIMEOUT)
-    if text is None:
-        return None
-    if not (text.isascii() and text.isdecimal() and int(text[:12]) > 0 and len(text) <= 12):
-        raise error(Reason.INVALID_VALUE, "is a number of milliseconds, at least 1", TIMEOUT)
-    return int(text) / 1000
-
-
-def _peer(request: Request) -> str:
-    return f"{request.client.host}:{request.client.port}" if request.client else ""
 
 
 async def _plain_problem(_: Request, failure: HTTPException) -> Response:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 import uvicorn
+from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from cutaway.config.settings import Settings
@@ -28,15 +29,18 @@ class HttpServer:
         servicer: answers the calls.
         serving: the models that answer; changes with them.
         settings: address, TLS, limits, and the origins of pages that may call.
+        routes: of further protocols.
 
     Attributes:
         address: the ``host:port`` that the server listens on.
     """
 
-    def __init__(self, servicer: Servicer, serving: Collection[ModelName], settings: Settings) -> None:
+    def __init__(
+        self, servicer: Servicer, serving: Collection[ModelName], settings: Settings, routes: Sequence[BaseRoute]
+    ) -> None:
         self._settings = settings
         self._tls = ssl_context(settings)
-        self._application = application(servicer, serving, settings)
+        self._application = application(servicer, serving, settings, routes)
         self._server: _Server | None = None
         self._running: asyncio.Future[None] | None = None
         self.address = ""

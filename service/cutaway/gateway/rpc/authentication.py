@@ -28,6 +28,7 @@ class AuthenticatingHandler(grpc.GenericRpcHandler):
 
     Args:
         handlers: by the methods' paths.
+        names: by the same, under which refused calls are reported.
         authenticator: returns the caller.
         watch: reports refused calls to observers.
         require_room: raises an error if no further request may be read.
@@ -36,11 +37,13 @@ class AuthenticatingHandler(grpc.GenericRpcHandler):
     def __init__(
         self,
         handlers: Mapping[str, Handler],
+        names: Mapping[str, str],
         authenticator: Authenticator,
         watch: CallWatch,
         require_room: Callable[[], None],
     ) -> None:
         self._handlers = handlers
+        self._names = names
         self._authenticator = authenticator
         self._watch = watch
         self._require_room = require_room
@@ -56,7 +59,7 @@ class AuthenticatingHandler(grpc.GenericRpcHandler):
             current_caller.set(self._authenticator(metadata))
             self._require_room()
         except CutawayError as failure:
-            return _refusing(failure, partial(self._watch.wrap, path.rpartition("/")[2]))
+            return refusing_handler(failure, partial(self._watch.wrap, self._names[path]))
         return handler
 
 
@@ -78,11 +81,11 @@ class ReflectionGuard(grpc.aio.ServerInterceptor):
                 if not caller.has_scope(Scope.INSPECT):
                     raise error(Reason.SCOPE_MISSING, "this token may inspect no model")
             except CutawayError as failure:
-                return _refusing(failure)
+                return refusing_handler(failure)
         return await continuation(handler_call_details)
 
 
-def _refusing(failure: CutawayError, wrap: Callable[[Method], Method] = lambda method: method) -> Handler:
+def refusing_handler(failure: CutawayError, wrap: Callable[[Method], Method] = lambda method: method) -> Handler:
     """Returns a handler that refuses calls with ``failure``. Its requests are a stream, of which it reads nothing."""
     wrapped = wrap(refusing(failure))
 

@@ -8,7 +8,7 @@ unary call is the same. Without an interceptor, which would slow every call down
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any, TypeAlias
 
 import grpc
@@ -16,33 +16,34 @@ import grpc.aio
 
 from cutaway.errors import CutawayError, Reason, error
 from cutaway.gateway.observability.call_watch import Method
-from cutaway.gateway.rpc.status import abort, refusing
+from cutaway.gateway.rpc.status import Context, abort
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+Refuse: TypeAlias = Callable[[CutawayError, Context], Awaitable[None]]
 GrpcContext: TypeAlias = Any
 """A `grpc.aio.ServicerContext`, which reads requests too; the stubs' methods differ from `Context` in small things."""
 
 _END: object = grpc.aio.EOF  # type: ignore[attr-defined]  # missing in the stubs
 
 
-def receiving(method: Method, watch: Callable[[Method], Method], timeout_s: float, *, streams: bool) -> Handler:
+def receiving(method: Method, refuse: Refuse, timeout_s: float, *, streams: bool) -> Handler:
     """Returns the handler of ``method``.
 
     Args:
         method: handles a serialised request.
-        watch: returns a method, observed.
+        refuse: ends a call whose request did not arrive.
         timeout_s: how long the request may take to arrive.
         streams: whether the method writes a stream of replies.
     """
-    observed = watch(method)
 
     async def handle(_: object, context: GrpcContext) -> bytes | None:
         try:
             data = await _receive(context, timeout_s)
         except CutawayError as failure:
-            return await watch(refusing(failure))(b"", context)
+            await refuse(failure, context)
+            return None
         try:
-            return await observed(data, context)
+            return await method(data, context)
         except grpc.aio.AbortError as ended:
             # gRPC keeps it, and so the frames of its traceback in a cycle: with the request, until the next collection.
             ended.__context__ = None
@@ -81,11 +82,12 @@ class _TimeLimitedHandler(grpc.GenericRpcHandler):
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:
         handler = self._handler.service(handler_call_details)
-        return None if handler is None else _time_limited(handler, self._timeout_s)
+        return None if handler is None else time_limited(handler, self._timeout_s)
 
 
-def _time_limited(handler: Any, timeout_s: float) -> Handler:
-    """Returns a handler that reads the requests of ``handler`` itself, as `receiving` does."""
+def time_limited(handler: Any, timeout_s: float) -> Handler:
+    """Returns a handler that reads the requests of ``handler`` itself, as `receiving` does; each may take ``timeout_s``
+    to arrive."""
 
     async def handle_one(_: object, context: GrpcContext) -> Any:
         return await (handler.unary_unary or handler.unary_stream)(await receive(context), context)

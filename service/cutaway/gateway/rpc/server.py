@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
 
+import grpc
 import grpc.aio
+from google.protobuf.descriptor_pool import Default, DescriptorPool
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
-from cutaway.client.transport import SERVICE
 from cutaway.config.settings import Settings
 from cutaway.errors import Reason, error
 from cutaway.gateway.auth.tls import server_credentials
 from cutaway.gateway.auth.token_file import Authenticator
 from cutaway.gateway.rpc.authentication import ReflectionGuard
 from cutaway.gateway.rpc.receiving import TimeLimitedServer
-from cutaway.gateway.rpc.servicer import Servicer
-
-# Importing the service's module registers it for reflection.
-from cutaway.v1 import inspection_service_pb2  # noqa: F401
 
 _MAX_MESSAGE_BYTES = 2**31 - 1  # gRPC's own limit
 _STATES = (health_pb2.HealthCheckResponse.NOT_SERVING, health_pb2.HealthCheckResponse.SERVING)
@@ -45,11 +43,25 @@ def _options(settings: Settings) -> list[tuple[str, int]]:
     ]
 
 
+class Service(NamedTuple):
+    """A service.
+
+    Attributes:
+        name: its full name.
+        handlers: answer its calls.
+        pool: has its descriptors, for reflection; None for Python's own.
+    """
+
+    name: str
+    handlers: Sequence[grpc.GenericRpcHandler]
+    pool: DescriptorPool | None = None
+
+
 class GrpcServer:
     """A gRPC server of the running event loop.
 
     Args:
-        servicer: answers the calls.
+        services: answer the calls.
         authenticator: returns the caller, who may see the service by reflection.
         settings: address and limits.
 
@@ -57,8 +69,8 @@ class GrpcServer:
         address: the ``host:port`` that the server listens on.
     """
 
-    def __init__(self, servicer: Servicer, authenticator: Authenticator, settings: Settings) -> None:
-        self._servicer = servicer
+    def __init__(self, services: Sequence[Service], authenticator: Authenticator, settings: Settings) -> None:
+        self._services = services
         self._settings = settings
         self._health = health.aio.HealthServicer()
         self._credentials = server_credentials(settings)
@@ -74,12 +86,14 @@ class GrpcServer:
         Raises:
             CutawayError: the address is not available.
         """
-        self._server.add_generic_rpc_handlers((self._servicer.handler(),))
+        for service in self._services:
+            self._server.add_generic_rpc_handlers(service.handlers)
         limited: Any = TimeLimitedServer(self._server, self._settings.receive_timeout_s)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, limited)
-        services = reflection.aio.ReflectionServicer((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME))
+        names = [*(service.name for service in self._services), health.SERVICE_NAME, reflection.SERVICE_NAME]
+        pools: Any = _Pools(service.pool for service in self._services if service.pool)
         add_reflection: Any = reflection_pb2_grpc.add_ServerReflectionServicer_to_server  # without types
-        add_reflection(services, limited)
+        add_reflection(reflection.aio.ReflectionServicer(names, pools), limited)
         address = self._settings.address
         try:
             if self._credentials is None:
@@ -99,3 +113,20 @@ class GrpcServer:
         """Sets which services health checks report as serving."""
         for service, serving in states.items():
             await self._health.set(service, _STATES[serving])
+
+
+class _Pools:
+    """Stands for one descriptor pool: looks in one after the other, and last in Python's own. That may have messages of
+    other packages, with the names of those in the others."""
+
+    def __init__(self, pools: Iterable[DescriptorPool]) -> None:
+        self._pools = [*pools, Default()]  # type: ignore[no-untyped-call]
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def find(*arguments: Any) -> Any:
+            for pool in self._pools[:-1]:
+                with suppress(KeyError):
+                    return getattr(pool, name)(*arguments)
+            return getattr(self._pools[-1], name)(*arguments)
+
+        return find

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
 from functools import partial
 from typing import TypeAlias
@@ -25,7 +25,7 @@ from cutaway.gateway.batching import fair_queue
 from cutaway.gateway.batching.byte_budget import ByteBudget
 from cutaway.gateway.observability.call_watch import CallWatch, current_call
 from cutaway.gateway.rpc.authentication import AuthenticatingHandler, current_caller
-from cutaway.gateway.rpc.receiving import receiving
+from cutaway.gateway.rpc.receiving import Handler, receiving
 from cutaway.gateway.rpc.status import Context, abort_with, refusing
 from cutaway.gateway.time_limit import within
 from cutaway.results import ModelName
@@ -72,11 +72,18 @@ class Servicer:
 
     def handler(self) -> grpc.GenericRpcHandler:
         """Returns all methods for a gRPC server; gRPC parses neither requests nor replies."""
-        handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {}
+        handlers: dict[str, Handler] = {}
         for name, method in self._methods.items():
-            watch, timeout_s = partial(self._watch.wrap, name), self._settings.receive_timeout_s
-            handlers[f"/{SERVICE}/{name}"] = receiving(method, watch, timeout_s, streams=name == "InspectStream")
-        return AuthenticatingHandler(handlers, self._authenticator, self._watch, self._budget.require_room)
+            observed, refuse = self._watch.wrap(name, method), partial(self.refuse, name)
+            streams = name == "InspectStream"
+            handlers[f"/{SERVICE}/{name}"] = receiving(
+                observed, refuse, self._settings.receive_timeout_s, streams=streams
+            )
+        return self.authenticating(handlers, {path: path.rpartition("/")[2] for path in handlers})
+
+    def authenticating(self, handlers: Mapping[str, Handler], names: Mapping[str, str]) -> grpc.GenericRpcHandler:
+        """Returns ``handlers``, by path, for callers who may call; ``names`` has the method that each of them calls."""
+        return AuthenticatingHandler(handlers, names, self._authenticator, self._watch, self._budget.require_room)
 
     def admit(self, context: Context) -> None:
         """Authenticates the caller of the current task's call, before its request is read.
@@ -95,6 +102,14 @@ class Servicer:
             Exception: what ``context.abort`` raises.
         """
         return await self._watch.wrap(name, self._methods[name])(data, context)
+
+    def resolve(self, model: str) -> ModelName:
+        """Returns the name and the version of a model that the admitted caller may call.
+
+        Raises:
+            CutawayError: the model is not known to the caller.
+        """
+        return self._resolve(model, current_caller.get())[0]
 
     async def describe(self, model: str, context: Context) -> model_pb2.ModelDetail:
         """Returns a model that the admitted caller may call, with layers that are hidden from the caller too: to read a

@@ -1,0 +1,5 @@
+"""The Open Inference Protocol, version 2, as KServe's and Triton's clients speak it, by gRPC and by REST.
+
+Its requests become those of `cutaway.v1.InspectionService`, which `Servicer` answers: access, limits, errors, log and
+metrics are the same.
+"""

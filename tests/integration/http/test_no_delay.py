@@ -1,0 +1,32 @@
+"""Small replies leave at once."""
+
+from __future__ import annotations
+
+import socket
+
+import numpy as np
+import pytest
+from torch import nn
+
+from cutaway.config.settings import Settings
+from cutaway.gateway import serve
+from cutaway.gateway.http.connection import Connection
+from tests.support.doors import post
+
+
+def test_a_body_does_not_wait_for_the_acknowledgement_of_its_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nagle's algorithm is off on the connections of callers."""
+    options = []
+    begun = Connection.on_message_begin
+
+    def noting(connection: Connection) -> None:
+        accepted = connection.transport.get_extra_info("socket")
+        options.append(accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        begun(connection)
+
+    monkeypatch.setattr(Connection, "on_message_begin", noting)
+    with serve({"net": nn.Identity()}, settings=Settings(http_address="127.0.0.1:0")) as server:
+        body = b'{"instances": [[1.0]]}'
+        url = f"http://{server.http_address}/v1/models/net:predict"
+        status, _, reply = post(url, body, {"content-type": "application/json"})
+    assert (status, np.all(options), len(options)) == (200, True, 1), reply
