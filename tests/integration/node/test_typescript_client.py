@@ -84,8 +84,8 @@ def test_the_readme_runs(built: Path, server: Server) -> None:
     (block,) = re.findall("```ts\n(.*?)```", (built / "README.md").read_text(), re.DOTALL)
     told = block.replace("@cutaway/client", "./dist/index.js").replace("127.0.0.1:8080", server.http_address)
     lines = (re.sub(r"^(result.*|Verdict.*);", r"console.log(\1);", line) for line in told.splitlines())
-    (built / "readme.mjs").write_text("\n".join(lines))
-    done = subprocess.run(["node", "readme.mjs"], cwd=built, capture_output=True, text=True)
+    (built / "example.mjs").write_text("\n".join(lines))
+    done = subprocess.run(["node", "example.mjs"], cwd=built, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "shape: [ 1, 10 ]" in done.stdout
     assert "shape: [ 1, 32, 8, 8 ]" in done.stdout
