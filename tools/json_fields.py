@@ -21,6 +21,7 @@ DOCUMENTS: dict[str, type] = {
     "models": documents.Models,
     "layers": ModelDetail,
     "inspect": InspectResult,
+    "verify": documents.Verification,
     "package": documents.Package,
     "token": documents.Token,
     "batch run": Summary,

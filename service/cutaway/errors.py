@@ -146,6 +146,7 @@ class Reason(StrEnum):
     FOLDER_TAKEN = "FOLDER_TAKEN", Code.FAILED_PRECONDITION, "The output folder has other content, or is in use."
     JOB_INTERRUPTED = "JOB_INTERRUPTED", Code.UNAVAILABLE, "The job stopped early; run it again to continue.", _RETRY
     TOO_MANY_BAD_ROWS = "TOO_MANY_BAD_ROWS", Code.FAILED_PRECONDITION, "More rows failed than the job allows."
+    EXPLANATION_CORRUPT = "EXPLANATION_CORRUPT", _BAD, "A stored explanation is damaged, or of another format."
     # The run.
     MODEL_FAILED = "MODEL_FAILED", _BAD, "The model's forward or backward raised an error on this input."
     REPLY_TOO_LARGE = "REPLY_TOO_LARGE", Code.RESOURCE_EXHAUSTED, "The reply would be larger than allowed."

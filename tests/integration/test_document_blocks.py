@@ -22,7 +22,9 @@ import trustme
 import yaml
 
 import cutaway as ca
+from cutaway.config.settings import Settings
 from cutaway.gateway import serve
+from cutaway.gateway.embedded import Served
 from cutaway.jobs import Job
 from cutaway.request_reader.files import load_arrays
 from cutaway.request_reader.reader import read_request
@@ -47,10 +49,10 @@ OTHERS = [block for page in PAGES for block in blocks(page) if block.language no
 
 
 @pytest.fixture(scope="module")
-def address() -> Iterator[str]:
+def server() -> Iterator[Served]:
     """The digits of the examples, served in this process."""
-    with serve({"digits": Digits(weights=WEIGHTS)}) as server:
-        yield server.address
+    with serve({"digits": Digits(weights=WEIGHTS)}, settings=Settings(http_address="127.0.0.1:0")) as server:
+        yield server
 
 
 @pytest.fixture
@@ -68,11 +70,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda page: page.name)
-def test_python_runs(page: Path, address: str, folder: Path) -> None:
+def test_python_runs(page: Path, server: Served, folder: Path) -> None:
     """Block after block of a page, with the names that index.md says examples have."""
+    address = server.address
     with ca.Client(address) as client:
         names: dict[str, Any] = {"ca": ca, "np": np, "os": os, "time": time, "__name__": "example"}
-        names |= {"client": client, "address": address, "image": held_out().images[:1]}
+        names |= {"client": client, "address": address, "http_address": server.http_address}
+        names |= {"image": held_out().images[:1]}
         for block in blocks(page):
             if block.language == "python" and not block.reason:
                 text = block.text.replace("127.0.0.1:50051", address)

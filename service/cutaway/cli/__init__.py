@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from cutaway.cli import batch, completion, inspect_commands, manual, new, running, serving, tokens
+from cutaway.cli import batch, completion, inspect_commands, manual, new, running, serving, tokens, verify
 from cutaway.cli.console_output import print_line
 from cutaway.version import __version__
 
@@ -37,6 +37,7 @@ app.command()(tokens.token)
 app.command()(inspect_commands.models)
 app.command()(inspect_commands.layers)
 app.command(epilog=manual.HELP)(inspect_commands.inspect)
+app.command()(verify.verify)
 app.add_typer(batch.app, name="batch")
 
 

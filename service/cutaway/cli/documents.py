@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cutaway.results import ModelName
+from cutaway.results.comparison import Comparison
 
 
 @dataclass(frozen=True)
@@ -54,3 +55,18 @@ class Report:
     """
 
     report: Path
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What ``cutaway verify`` prints.
+
+    Attributes:
+        file: the stored explanation.
+        model: the model that was asked.
+        comparison: how the answer compares with the stored one; null with ``--offline``.
+    """
+
+    file: Path
+    model: str
+    comparison: Comparison | None

@@ -19,6 +19,7 @@ from cutaway.frozen import changed
 from cutaway.requests import InspectRequest
 from cutaway.results import InspectResult
 from cutaway.results.summary import batch_size
+from cutaway.wire import stored_file
 
 if TYPE_CHECKING:
     import pandas
@@ -44,6 +45,25 @@ class Inspection(InspectResult):
     def of(cls, result: InspectResult, request: InspectRequest) -> Inspection:
         """Returns ``result`` with the request that it answers."""
         return cls(**{each.name: getattr(result, each.name) for each in fields(InspectResult)}, request=request)
+
+    def save(self, path: str | Path) -> None:
+        """Writes the request and the result to one file, ``x.cutaway``, which ``cutaway verify`` can prove again.
+
+        Raises:
+            InvalidArgument: ``INVALID_VALUE``, if the file cannot be written.
+        """
+        stored_file.write(Path(path), self.request, self)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Inspection:
+        """Returns the result in a file that `save` wrote; needs no server.
+
+        Raises:
+            InvalidArgument: ``EXPLANATION_CORRUPT``, if it is damaged or of another format; ``INVALID_VALUE``, if it
+                cannot be read.
+        """
+        request, result = stored_file.read(Path(path))
+        return cls.of(result, request)
 
     def with_labels(self, labels: Sequence[str]) -> Inspection:
         """Returns the same result with a label for each class, such as `ModelDetail.labels`, which pictures and tables

@@ -41,9 +41,11 @@ def _differences(one: Outcome, other: Outcome) -> list[str]:
         told, expected = ((each.code, each.reason, each.field) for each in (one, other))
         return [] if told == expected else [f"{told}, not {expected}"]
     if isinstance(one, ca.InspectResult) and isinstance(other, ca.InspectResult):
-        plain = (
-            ca.InspectResult(**{f.name: getattr(each, f.name) for f in dataclasses.fields(ca.InspectResult)})
-            for each in (one, other)
-        )
-        return list(differences(*plain, 0.0))
+        return list(differences(_plain(one), _plain(other), 0.0))
     return [f"{one!r:.200} and {other!r:.200}"]
+
+
+def _plain(result: ca.InspectResult) -> ca.InspectResult:
+    """The result without what clients add to it."""
+    names = [field.name for field in dataclasses.fields(ca.InspectResult)]
+    return ca.InspectResult(**{name: getattr(result, name) for name in names})
