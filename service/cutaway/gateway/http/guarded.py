@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from cutaway.errors import CutawayError, Reason, error
 from cutaway.gateway.http.http_call import HttpCall
-from cutaway.gateway.http.problem import problem
+from cutaway.gateway.http.problem import MEDIA_TYPE, problem
 from cutaway.gateway.rpc.servicer import Servicer
 
 TIMEOUT = "x-timeout-ms"
@@ -25,8 +25,11 @@ Handler: TypeAlias = Callable[[Request, HttpCall], Awaitable[Response]]
 T = TypeVar("T")
 
 
-def guarded(servicer: Servicer, name: str, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
-    """Returns ``handler`` for callers who may call the method ``name``; every error is a problem."""
+def guarded(
+    servicer: Servicer, name: str, handler: Handler, errors: str = MEDIA_TYPE
+) -> Callable[[Request], Awaitable[Response]]:
+    """Returns ``handler`` for callers who may call the method ``name``; every error is a problem, of the media type
+    ``errors``."""
 
     async def answer(request: Request) -> Response:
         call = HttpCall(request.headers.items(), _peer(request))
@@ -39,10 +42,10 @@ def guarded(servicer: Servicer, name: str, handler: Handler) -> Callable[[Reques
             response = await handler(request, call)
             response.headers.update(dict(call.reply_headers))
         except CutawayError as failure:
-            return problem(failure, call.reply_headers)
+            return problem(failure, call.reply_headers, errors)
         except Exception as failure:
             log.error("unexpected exception in a call", exc_info=failure)
-            return problem(error(Reason.INTERNAL, type(failure).__name__), call.reply_headers)
+            return problem(error(Reason.INTERNAL, type(failure).__name__), call.reply_headers, errors)
         return response
 
     return answer

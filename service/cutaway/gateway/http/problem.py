@@ -38,7 +38,7 @@ def http_status(failure: CutawayError) -> HTTPStatus:
     return _STATUS.get(Code(failure.code), HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
-def problem(failure: CutawayError, headers: Headers = ()) -> Response:
+def problem(failure: CutawayError, headers: Headers = (), media_type: str = MEDIA_TYPE) -> Response:
     """Returns the response for ``failure``, with ``headers``."""
     status = http_status(failure)
     known: dict[str, Any] = {
@@ -56,4 +56,4 @@ def problem(failure: CutawayError, headers: Headers = ()) -> Response:
         sent["retry-after"] = str(max(1, math.ceil(failure.retry_after_s or 1.0)))
     if status == HTTPStatus.UNAUTHORIZED:
         sent["www-authenticate"] = "Bearer"
-    return Response(json.dumps(known), int(status), sent, MEDIA_TYPE)
+    return Response(json.dumps(known), int(status), sent, media_type)

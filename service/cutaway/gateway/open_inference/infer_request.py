@@ -19,7 +19,10 @@ BINARY_OUTPUTS, BINARY_OUTPUT = "binary_data_output", "binary_data"
 """The parameters of a request and of an output that ask for bytes; by gRPC, outputs are bytes anyway."""
 
 _KNOWN = (CUTAWAY, "timeout", BINARY_OUTPUTS)
-_KNOWN_OF_INPUT = {BYTES: ("content_type",)}
+SIZE = "binary_data_size"
+"""The parameter of an input, by HTTP, with the number of its bytes; KServe's client has it by gRPC too."""
+
+_KNOWN_OF_INPUT = {BYTES: ("content_type", SIZE)}
 
 
 class Inference(NamedTuple):
@@ -135,7 +138,7 @@ def check_input(each: Any) -> None:
     Raises:
         CutawayError: ``NOT_IMPLEMENTED`` for shared memory, ``UNKNOWN_FIELD`` for others.
     """
-    _check_parameters(each.parameters, _KNOWN_OF_INPUT.get(each.datatype, ()))
+    _check_parameters(each.parameters, _KNOWN_OF_INPUT.get(each.datatype, (SIZE,)))
 
 
 def _check_parameters(parameters: Any, known: tuple[str, ...]) -> None:

@@ -10,13 +10,12 @@ from cutaway.errors import Reason, at, error
 from cutaway.gateway.http import json_messages
 from cutaway.gateway.http.replies import MAX_ELEMENTS
 from cutaway.gateway.open_inference.datatypes import BYTES, DATATYPES, packed, with_lengths
-from cutaway.gateway.open_inference.infer_request import BINARY_OUTPUT, BINARY_OUTPUTS, check_input
+from cutaway.gateway.open_inference.infer_request import BINARY_OUTPUT, BINARY_OUTPUTS, SIZE, check_input
 from cutaway.gateway.open_inference.messages import ModelInferRequest
 from cutaway.results.document import numbers
 from cutaway.schema.tensors import from_bytes
 
 _FIELDS = ("id", "parameters", "inputs", "outputs", "model_name", "model_version")  # the last two are KServe's
-_SIZE = "binary_data_size"
 _PARAMETERS = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}
 
 
@@ -58,7 +57,7 @@ def _fill(message: Any, head: Mapping[str, Any], rest: memoryview) -> None:
             taken = _write_input(each, rest, message)
             rest = rest[taken:]
     if rest:
-        raise error(Reason.TENSOR_SIZE, f"{len(rest)} bytes behind the JSON belong to no input: give {_SIZE} of each")
+        raise error(Reason.TENSOR_SIZE, f"{len(rest)} bytes behind the JSON belong to no input: give {SIZE} of each")
 
 
 def _check_model(message: Any, head: Mapping[str, Any]) -> None:
@@ -77,17 +76,16 @@ def _write_input(each: Mapping[str, Any], rest: memoryview, message: Any) -> int
     except (TypeError, ValueError):
         raise error(Reason.INPUT_SHAPE, "is a list of whole numbers", "shape") from None
     _write_parameters(each.get("parameters"), tensor.parameters)
-    size: int | None = tensor.parameters[_SIZE].int64_param if _SIZE in tensor.parameters else None
-    tensor.parameters.pop(_SIZE, None)
+    size: int | None = tensor.parameters[SIZE].int64_param if SIZE in tensor.parameters else None
     check_input(tensor)
     if (size is None) == ("data" not in each):
-        raise error(Reason.INVALID_VALUE, f"send either the numbers, or {_SIZE} and the bytes behind the JSON", "data")
+        raise error(Reason.INVALID_VALUE, f"send either the numbers, or {SIZE} and the bytes behind the JSON", "data")
     if size is None:
         message.raw_input_contents.append(_from_json(datatype, each["data"]))
         return 0
     if not 0 <= size <= len(rest):
         what = f"{size} bytes do not follow: {len(rest)} are left behind the JSON"
-        raise error(Reason.TENSOR_SIZE, what, f"parameters.{_SIZE}")
+        raise error(Reason.TENSOR_SIZE, what, f"parameters.{SIZE}")
     message.raw_input_contents.append(bytes(rest[:size]))
     return size
 
@@ -152,7 +150,7 @@ def write(request: Any, response: Any) -> tuple[bytes, int | None]:
 def _output(tensor: Any, raw: bytes, *, as_bytes: bool) -> dict[str, Any]:
     found = {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape), **_parameters(tensor)}
     if as_bytes:
-        return {**found, "parameters": {**found.get("parameters", {}), _SIZE: len(raw)}}
+        return {**found, "parameters": {**found.get("parameters", {}), SIZE: len(raw)}}
     array = from_bytes(DATATYPES[tensor.datatype], tensor.shape, raw)
     if array.size > MAX_ELEMENTS:
         what = f"{tensor.name} has {array.size} numbers, and JSON holds at most {MAX_ELEMENTS}"

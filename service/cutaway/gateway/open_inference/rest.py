@@ -24,6 +24,7 @@ HEAD_BYTES = "inference-header-content-length"
 """The header with the size of the JSON, if bytes follow it."""
 
 _ENCODING = "content-encoding"
+_ERRORS = "application/json"  # KServe's client reads no other
 
 _MODEL = "/v2/models/{model}"
 
@@ -32,7 +33,7 @@ def routes(methods: OpenInference, settings: Settings) -> list[BaseRoute]:
     """Returns the protocol's routes. Whether the server lives and is ready is told to everybody."""
 
     def route(path: str, name: str, handler: Callable[[Request, HttpCall], Awaitable[Response]], verb: str) -> Route:
-        return Route(path, guarded(methods.servicer, name, handler), methods=[verb])
+        return Route(path, guarded(methods.servicer, name, handler, _ERRORS), methods=[verb])
 
     infer = partial(_infer, methods, settings)
     found = [
