@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 
-import numpy as np
 import pytest
 from torch import nn
 
@@ -29,4 +28,5 @@ def test_a_body_does_not_wait_for_the_acknowledgement_of_its_head(monkeypatch: p
         body = b'{"instances": [[1.0]]}'
         url = f"http://{server.http_address}/v1/models/net:predict"
         status, _, reply = post(url, body, {"content-type": "application/json"})
-    assert (status, np.all(options), len(options)) == (200, True, 1), reply
+    assert status == 200, reply
+    assert [*map(bool, options)] == [True]

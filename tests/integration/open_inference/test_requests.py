@@ -44,9 +44,10 @@ def test_errors_keep_our_reason(server: Served, stub: Any) -> None:
     request.parameters["cutaway"].string_param = '{"captures": [{"module": "conw"}]}'
     with pytest.raises(grpc.RpcError) as failure:
         stub.ModelInfer(request)
-    told = grpc_status.decode(failure.value.code().value[0], "", failure.value.trailing_metadata())
+    trailers: Any = failure.value.trailing_metadata()
+    told = grpc_status.decode(failure.value.code().value[0], "", trailers)
     assert (told.reason, told.field) == ("MODULE_NOT_FOUND", "captures[0].module")
-    assert "x-request-id" in dict(failure.value.trailing_metadata())
+    assert "x-request-id" in dict(trailers)
     body = {
         "inputs": [{"name": "image", "datatype": "FP32", "shape": [1, 1, 6, 6], "data": X[:1].tolist()}],
         "parameters": {"cutaway": '{"captures": [{"module": "conw"}]}'},
@@ -70,7 +71,7 @@ def test_typed_contents(stub: Any) -> None:
             assert reply.raw_output_contents == [numbers.tobytes()], datatype
 
 
-MIXED = {
+MIXED: dict[str, tuple[dict[str, Any], str, list[int], list[bytes], str]] = {
     "both": ({"fp32_contents": [1.0]}, "FP32", [1], [b"1234"], "inputs[0].contents: cannot be mixed"),
     "another field": ({"fp64_contents": [1.0]}, "FP32", [1], [], "has its elements in fp32_contents, not in fp64"),
     "half": ({}, "FP16", [1], [], "FP16 has no contents"),
@@ -87,7 +88,7 @@ def test_contents_that_cannot_be_read(stub: Any, name: str) -> None:
     with pytest.raises(grpc.RpcError) as failure:
         stub.ModelInfer(_request("same", _input("input", datatype, shape, contents), raw=raw))
     assert failure.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-    assert words in failure.value.details()
+    assert words in str(failure.value.details())
 
 
 def _one(**fields: Any) -> dict[str, Any]:
@@ -148,7 +149,8 @@ def test_reflection_has_the_service_and_its_messages(server: Served) -> None:
         ),
     ]
     with grpc.insecure_channel(server.address) as channel:
-        listed, *files = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(iter(asked))
+        stub: Any = reflection_pb2_grpc.ServerReflectionStub(channel)
+        listed, *files = stub.ServerReflectionInfo(iter(asked))
     services = {service.name for service in listed.list_services_response.service}
     assert {"inference.GRPCInferenceService", "cutaway.v1.InspectionService", "grpc.health.v1.Health"} <= services
     protos = [each.file_descriptor_response.file_descriptor_proto for each in files]
