@@ -41,10 +41,12 @@ class Server(NamedTuple):
     Attributes:
         address: ``host:port`` of its listener.
         pid: its process id.
+        http_address: ``host:port`` of HTTP, if that was asked for.
     """
 
     address: str
     pid: int
+    http_address: str = ""
 
 
 class Store:
@@ -108,14 +110,16 @@ def cutaway(store: Path, engine: str = "torchserve", **variables: str) -> Iterat
         ) as process,
     ):
         try:
-            said = ""
+            said = http = ""
             while not said.startswith("ready: "):
                 said = process.stdout.readline() if process.stdout else ""
+                if said.startswith("http: "):
+                    http = said.rpartition("/")[2].strip()
                 if not said:
                     status = process.wait()
                     errors.seek(0)
                     raise CannotRun(f"cutaway serve ended with status {status}: {errors.read()[-300:].strip()}")
-            yield Server(said.removeprefix("ready: ").strip(), process.pid)
+            yield Server(said.removeprefix("ready: ").strip(), process.pid, http)
         finally:
             process.terminate()
             process.communicate()

@@ -26,7 +26,7 @@ _LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)#\s]+)(#[^)\s]*)?(?=\))")
 _FENCE = re.compile(r"`{3,}")
 _ROW = re.compile(r"^\|.*\|$", re.MULTILINE)
 _CODE = re.compile(r"`[^`]+`")
-_HIDDEN = re.compile(r"(^|/)(\.|__pycache__|node_modules)")
+_HIDDEN = re.compile(r"(^|/)(\.|__pycache__|node_modules)|\.binpb$|^testdata$|^gen$")
 _LANGUAGES = {".py": "python", ".js": "javascript", ".json": "json", ".proto": "proto", ".yml": "yaml", ".yaml": "yaml"}
 _NO_SEARCH = "---\nsearch: {exclude: true}\n---\n\n"
 

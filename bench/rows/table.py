@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from bench.row import Row
-from bench.rows import by_hand, inside, jobs, large, loads
+from bench.rows import by_hand, doors, inside, jobs, large, loads
 from bench.rows.by_hand import EXPLAINED, INSIDE
 
 TABLE = (
@@ -46,6 +46,18 @@ TABLE = (
         inside.check_same_pass),
     Row("check_independent", "an attribution with an independent check / alone: median over methods", False, 2.2,
         inside.check_independent),
+    Row("connect", "digits, 3 captures and the input's gradient, 32 callers: calls/s by Connect / by gRPC", True, 0.6,
+        partial(doors.rate, door=doors.connect)),
+    Row("connect_lone", "p50 of a lone caller: by Connect / by gRPC", False, 2,
+        partial(doors.lone, door=doors.connect)),
+    Row("connect_json", "32 callers: calls/s by Connect in JSON / by gRPC", True, 0,
+        partial(doors.rate, door=doors.connect_json)),
+    Row("connect_json_lone", "p50 of a lone caller: by Connect in JSON / by gRPC", True, 0,
+        partial(doors.lone, door=doors.connect_json)),
+    Row("rest", "32 callers: calls/s by REST, numbers in lists / by gRPC", True, 0,
+        partial(doors.rate, door=doors.rest)),
+    Row("rest_lone", "p50 of a lone caller: by REST / by gRPC", True, 0,
+        partial(doors.lone, door=doors.rest)),
     Row("jobs", "1,797 digits, three methods: a batch job / the same batches through Captum in a loop by hand: speed",
         True, 0.8, jobs.local),
     Row("jobs_ray", "the same job with checks, by two Ray workers / by one process: speed", True, 0, jobs.ray),

@@ -45,12 +45,7 @@ def application(
     max_bytes = 2 * settings.max_message_bytes  # slightly larger requests get an error that names the limit
     connect = ConnectApplication(servicer, settings.receive_timeout_s, max_bytes)
     rest = Rest(servicer, serving, settings.receive_timeout_s, max_bytes)
-    routes: list[BaseRoute] = [
-        Mount(PATH.rstrip("/"), connect),
-        *rest.routes(),
-        *openapi.routes(),
-        *further,
-    ]
+    routes: list[BaseRoute] = [Mount(PATH.rstrip("/"), connect), *rest.routes(), *openapi.routes(), *further]
     origins = [origin.strip() for origin in settings.http_origins.split(",") if origin.strip()]
     middleware = [Middleware(Guard, origins=origins, local=is_loopback(settings.http_address))]
     if origins:

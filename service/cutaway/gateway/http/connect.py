@@ -17,6 +17,7 @@ from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message_factory import GetMessageClass
 from google.rpc import status_pb2
 from protobuf import wkt
+from starlette.types import Message as StarletteMessage
 from starlette.types import Receive, Scope, Send
 
 from cutaway.client.transport import SERVICE
@@ -161,6 +162,24 @@ def _connect_error(failure: CutawayError) -> ConnectError:
     return ConnectError(Code[StatusCode(failure.code).name], status.message, details)
 
 
+def _with_length(send: Send) -> Send:
+    """Returns a ``send`` that tells the length of a reply in one piece, which connectrpc does not."""
+    head: list[StarletteMessage] = []
+
+    async def sized(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            head.append(message)
+            return
+        if head:
+            start = head.pop()
+            if not message.get("more_body", False):
+                start["headers"] = [*start["headers"], (b"content-length", str(len(message["body"])).encode())]
+            await send(start)
+        await send(message)
+
+    return sized
+
+
 class ConnectApplication(ConnectASGIApplication[Servicer]):
     """The ASGI application.
 
@@ -196,7 +215,7 @@ class ConnectApplication(ConnectASGIApplication[Servicer]):
             except CutawayError as failure:
                 raise _connect_error(failure) from None
 
-        await super().__call__(scope, limited, send)
+        await super().__call__(scope, limited, _with_length(send))
 
 
 def refused(content_type: str) -> CutawayError | None:

@@ -24,8 +24,7 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Waits for the first request."""
         super().connection_made(transport)
-        # asyncio does so for sockets made with IPPROTO_TCP only, which ours are not. Without it, a reply's body waits
-        # for the acknowledgement of its head: 40 ms.
+        # asyncio does it only for sockets that name their protocol; else a reply waits 40 ms for an acknowledgement.
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._head_bytes = 0
         self._overdue: asyncio.TimerHandle | None = self._abort_later()

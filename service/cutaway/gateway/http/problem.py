@@ -40,16 +40,15 @@ def http_status(failure: CutawayError) -> HTTPStatus:
 
 def problem(failure: CutawayError, headers: Headers = ()) -> Response:
     """Returns the response for ``failure``, with ``headers``."""
-    return _response(failure, headers, MEDIA_TYPE, {})
+    return _response(failure, headers, MEDIA_TYPE)
 
 
-def problem_with_error(failure: CutawayError, headers: Headers = ()) -> Response:
-    """Returns the same as plain JSON, and with its text as ``error``: KServe's and Triton's clients read nothing
-    else."""
-    return _response(failure, headers, "application/json", {"error": grpc_status.text(failure)})
+def plain_problem(failure: CutawayError, headers: Headers = ()) -> Response:
+    """Returns the same as plain JSON: KServe's client reads ``error`` from nothing else."""
+    return _response(failure, headers, "application/json")
 
 
-def _response(failure: CutawayError, headers: Headers, media_type: str, more: dict[str, Any]) -> Response:
+def _response(failure: CutawayError, headers: Headers, media_type: str) -> Response:
     status = http_status(failure)
     known: dict[str, Any] = {
         "type": f"https://{DOMAIN}/errors/{failure.reason}",
@@ -57,6 +56,7 @@ def _response(failure: CutawayError, headers: Headers, media_type: str, more: di
         "status": int(status),
         "detail": grpc_status.text(failure),
         "reason": str(failure.reason),
+        "error": grpc_status.text(failure),  # where KServe's and Triton's callers look
     }
     if failure.field:
         known["field"] = failure.field
@@ -65,4 +65,4 @@ def _response(failure: CutawayError, headers: Headers, media_type: str, more: di
         sent["retry-after"] = str(max(1, math.ceil(failure.retry_after_s or 1.0)))
     if status == HTTPStatus.UNAUTHORIZED:
         sent["www-authenticate"] = "Bearer"
-    return Response(json.dumps(known | more), int(status), sent, media_type)
+    return Response(json.dumps(known), int(status), sent, media_type)

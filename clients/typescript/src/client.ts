@@ -1,0 +1,183 @@
+/** The client: typed arrays in, typed arrays out. */
+
+import { create, type MessageInitShape } from "@bufbuild/protobuf";
+import { type Client as Calls, Code, createClient, type Interceptor } from "@connectrpc/connect";
+import { createConnectTransport } from "@connectrpc/connect-web";
+import { CutawayError } from "./errors.js";
+import { CaptureRequestSchema } from "./gen/cutaway/v1/capture_pb.js";
+import { type InspectRequest, InspectRequestSchema } from "./gen/cutaway/v1/inspection_pb.js";
+import { InspectionService } from "./gen/cutaway/v1/inspection_service_pb.js";
+import type { Model, ModelDetail } from "./gen/cutaway/v1/model_pb.js";
+import { reassembled } from "./reassembly.js";
+import { inspection, type Inspection } from "./results.js";
+import { type Tensor, toMessage } from "./tensors.js";
+
+/** One example for the model to decode: a text, or the bytes of a file. */
+export type Example = string | { readonly data: Uint8Array<ArrayBuffer>; readonly mediaType: string };
+
+type Contract = Omit<
+  MessageInitShape<typeof InspectRequestSchema>,
+  "input" | "captures" | "inputGradients" | "$typeName"
+>;
+
+/** A question. All that is not named here is as in the contract: `attributions`, `target`, `edits`, `check`, ... */
+export interface Question extends Contract {
+  /** `digits`, or `digits/versions/1.0`. */
+  model: string;
+  /** Tensors by the name of the argument; or examples for the model to decode. */
+  inputs: Readonly<Record<string, Tensor>> | readonly Example[];
+  /** What to return from inside the model; a name or glob alone is a module's output. */
+  captures?: readonly (string | MessageInitShape<typeof CaptureRequestSchema>)[];
+  /** True for every floating input, or names. */
+  inputGradients?: boolean | readonly string[];
+}
+
+/** How to call. */
+export interface CallOptions {
+  /** Milliseconds that the call may take; the client's, by default. */
+  timeoutMs?: number;
+  /** Ends the call. */
+  signal?: AbortSignal;
+}
+
+/** How to call an inspection. */
+export interface InspectOptions extends CallOptions {
+  /** True receives the reply in pieces; undefined only if it is too large for one message. The result is the same. */
+  stream?: boolean;
+}
+
+/** How to connect. */
+export interface ClientOptions {
+  /** The caller's token; sent to another machine only by https. */
+  token?: string;
+  /** Milliseconds that a call may take, unless it says otherwise. Default: 60,000. */
+  timeoutMs?: number;
+}
+
+/** A connection to the HTTP address of a server. */
+export class Client {
+  readonly #calls: Calls<typeof InspectionService>;
+
+  /**
+   * @param url of `cutaway serve --http`: `http://127.0.0.1:8080`.
+   * @throws CutawayError `TOKEN_EXPOSED` if the token would be sent in plaintext to another machine.
+   */
+  constructor(url: string | URL, { token, timeoutMs = 60_000 }: ClientOptions = {}) {
+    const { protocol, hostname } = new URL(url);
+    if (token !== undefined && protocol !== "https:" && !["localhost", "127.0.0.1", "[::1]"].includes(hostname)) {
+      throw new CutawayError("TOKEN_EXPOSED", "a token is sent to another machine only by https", "token");
+    }
+    const authorized: Interceptor = (next) => (request) => {
+      if (token !== undefined) request.header.set("authorization", `Bearer ${token}`);
+      return next(request);
+    };
+    const baseUrl = String(url).replace(/\/$/, "");
+    this.#calls = createClient(
+      InspectionService,
+      createConnectTransport({
+        baseUrl,
+        useBinaryFormat: true,
+        interceptors: [authorized],
+        defaultTimeoutMs: timeoutMs,
+      }),
+    );
+  }
+
+  /** Returns every model that is served, by name and version. */
+  async models(options: CallOptions = {}): Promise<Model[]> {
+    return this.#told(options, async () => {
+      const models: Model[] = [];
+      let pageToken = "";
+      do {
+        const page = await this.#calls.listModels({ pageToken }, options);
+        models.push(...page.models);
+        pageToken = page.nextPageToken;
+      } while (pageToken);
+      return models;
+    });
+  }
+
+  /** Returns the inputs, outputs and module tree of a model, and with `operators` the operators in it. */
+  async model(
+    model: string,
+    { operators = false, ...options }: CallOptions & { operators?: boolean } = {},
+  ): Promise<ModelDetail> {
+    return this.#told(options, async () => {
+      const { model: detail } = await this.#calls.getModel({ model, operators }, options);
+      if (detail === undefined) throw new CutawayError("INTERNAL", "the reply is damaged", "", Code.Internal);
+      return detail;
+    });
+  }
+
+  /**
+   * Runs a model on inputs and returns its predictions, with what else is asked for.
+   *
+   * @throws CutawayError with a stable reason, and the field at fault.
+   */
+  async inspect(question: Question, { stream, ...options }: InspectOptions = {}): Promise<Inspection> {
+    return this.#told(options, async () => {
+      const request = requestOf(question);
+      if (stream) return this.#streamed(request, options);
+      try {
+        return inspection(await this.#calls.inspect(request, options));
+      } catch (failure) {
+        const told = CutawayError.from(failure, options.signal);
+        const tooLarge = told instanceof CutawayError && told.reason === "REPLY_TOO_LARGE";
+        if (!tooLarge || stream === false || request.options?.maxReplyBytes) throw told;
+        return this.#streamed(request, options);
+      }
+    });
+  }
+
+  /** Receives a reply in pieces; asks once more if it is lost, as the Python client does. */
+  async #streamed(request: InspectRequest, options: CallOptions): Promise<Inspection> {
+    for (let again = true; ; again = false) {
+      try {
+        return inspection(await reassembled(pieces(this.#calls.inspectStream({ request }, options))));
+      } catch (failure) {
+        const told = CutawayError.from(failure, options.signal);
+        if (!again || !(told instanceof CutawayError) || told.code !== Code.Unavailable) throw told;
+        await new Promise((resume) => setTimeout(resume, told.retryAfterMs ?? 0));
+      }
+    }
+  }
+
+  /** Returns what `ask` returns; raises errors of the contract. */
+  async #told<T>({ signal }: CallOptions, ask: () => Promise<T>): Promise<T> {
+    try {
+      return await ask();
+    } catch (failure) {
+      throw CutawayError.from(failure, signal);
+    }
+  }
+}
+
+async function* pieces<T>(replies: AsyncIterable<{ piece?: T }>): AsyncGenerator<T | undefined> {
+  for await (const { piece } of replies) yield piece;
+}
+
+/** Returns a question as a request of the contract. */
+export function requestOf({ inputs, captures = [], inputGradients, ...rest }: Question): InspectRequest {
+  const names = Array.isArray(inputGradients) ? [...inputGradients] : [];
+  return create(InspectRequestSchema, {
+    ...rest,
+    input: inputOf(inputs),
+    captures: captures.map((each) =>
+      create(CaptureRequestSchema, typeof each === "string" ? { where: { case: "module", value: each } } : each),
+    ),
+    ...(inputGradients ? { inputGradients: { inputs: names } } : {}),
+  });
+}
+
+function inputOf(inputs: Question["inputs"]): NonNullable<MessageInitShape<typeof InspectRequestSchema>["input"]> {
+  if (Array.isArray(inputs)) {
+    const examples = (inputs as readonly Example[]).map((each) =>
+      typeof each === "string" ? { data: new TextEncoder().encode(each), mediaType: "text/plain" } : { ...each },
+    );
+    return { case: "raw", value: { examples } };
+  }
+  const named = Object.entries(inputs as Record<string, Tensor>).map(
+    ([name, each]) => [name, toMessage(each)] as const,
+  );
+  return { case: "tensors", value: { byName: Object.fromEntries(named) } };
+}

@@ -1,0 +1,15 @@
+/** PyTorch models with their insides visible: a client for browsers and Node. */
+
+export {
+  Client,
+  type CallOptions,
+  type ClientOptions,
+  type Example,
+  type InspectOptions,
+  type Question,
+} from "./client.js";
+export { CutawayError } from "./errors.js";
+export { type Attribution, type Inspection, HookPoint, Verdict } from "./results.js";
+export { tensor, type Tensor, type TypedArray } from "./tensors.js";
+export { DataType } from "./gen/cutaway/v1/tensor_pb.js";
+export type { Model, ModelDetail } from "./gen/cutaway/v1/model_pb.js";

@@ -1,0 +1,81 @@
+/** Replies as people use them. */
+
+import type { Attribution as AttributionMessage } from "./gen/cutaway/v1/attribution_pb.js";
+import { type Capture, HookPoint } from "./gen/cutaway/v1/capture_pb.js";
+import { type Check, Verdict } from "./gen/cutaway/v1/check_pb.js";
+import type { ClassPrediction, InspectResponse } from "./gen/cutaway/v1/inspection_pb.js";
+import { byName, fromMessage, type Tensor } from "./tensors.js";
+
+/** One attribution, with the outcome of its checks. */
+export interface Attribution {
+  /** Captum's class name. */
+  readonly method: string;
+  /** The layer, or "". */
+  readonly layer: string;
+  /** By input name, of the input's shape; for a layer method, by the layer's name. */
+  readonly values: Readonly<Record<string, Tensor>>;
+  /** Comparisons with raw hooks. */
+  readonly checks: readonly Check[];
+  /** The worst outcome of the checks; undefined without a check. */
+  readonly verdict: Verdict | undefined;
+  /** All else: convergence deltas, targets, tokens, metrics, the error in its place. */
+  readonly message: AttributionMessage;
+}
+
+/** A result. */
+export interface Inspection {
+  /** By output name; axis 0 is the batch. */
+  readonly predictions: Readonly<Record<string, Tensor>>;
+  /** The predicted class of each example; empty for a model without classes. */
+  readonly classes: readonly ClassPrediction[];
+  /** By name: `conv1@output`; a further call of a module has `#1`, and a tensor inside a structure its path. */
+  readonly captures: Readonly<Record<string, Tensor>>;
+  /** By input name, of the input's shape. */
+  readonly inputGradients: Readonly<Record<string, Tensor>>;
+  /** By parameter name. */
+  readonly parameterGradients: Readonly<Record<string, Tensor>>;
+  /** In the order of the request. */
+  readonly attributions: readonly Attribution[];
+  /** The whole reply: warnings, provenance, timings, and what else there is. */
+  readonly message: InspectResponse;
+}
+
+/** What outweighs what: a check that does not apply must not hide one that does. */
+const WORST_FIRST = [Verdict.DISAGREES, Verdict.INCONCLUSIVE, Verdict.AGREES, Verdict.NOT_APPLICABLE];
+
+/** Returns the result in a reply. */
+export function inspection(message: InspectResponse): Inspection {
+  return {
+    predictions: byName(message.predictions?.outputs ?? []),
+    classes: message.predictions?.classes ?? [],
+    captures: Object.fromEntries(message.captures.flatMap(captured)),
+    inputGradients: byName(message.inputGradients),
+    parameterGradients: byName(message.parameterGradients),
+    attributions: message.attributions.map(attribution),
+    message,
+  };
+}
+
+function captured({ module, point, calls }: Capture): [string, Tensor][] {
+  const where = HookPoint[point].toLowerCase();
+  return calls.flatMap(({ leaves }, number) =>
+    leaves.flatMap(({ path, tensor }): [string, Tensor][] => {
+      const place = `${module}@${where}${number ? `#${number}` : ""}${path ? `:${path}` : ""}`;
+      return tensor === undefined ? [] : [[place, fromMessage(tensor)]];
+    }),
+  );
+}
+
+function attribution(message: AttributionMessage): Attribution {
+  const verdicts = new Set(message.checks.map((check) => check.verdict));
+  return {
+    method: message.method,
+    layer: message.layer,
+    values: byName(message.values),
+    checks: message.checks,
+    verdict: WORST_FIRST.find((each) => verdicts.has(each)),
+    message,
+  };
+}
+
+export { HookPoint, Verdict };

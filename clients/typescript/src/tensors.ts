@@ -1,0 +1,119 @@
+/** Tensors as typed arrays. */
+
+import { create, type MessageInitShape } from "@bufbuild/protobuf";
+import { CutawayError } from "./errors.js";
+import {
+  Compression,
+  DataType,
+  type NamedTensor,
+  type Tensor as Message,
+  TensorSchema,
+} from "./gen/cutaway/v1/tensor_pb.js";
+
+/** What holds the elements; `Uint8Array` also for truth values, 0 or 1. */
+export type TypedArray = Float32Array | Float64Array | Int8Array | Int16Array | Int32Array | BigInt64Array | Uint8Array;
+
+/** A dense array of numbers. */
+export interface Tensor {
+  /** The elements, row-major. Those of `FLOAT16` and `BFLOAT16` are widened to 32 bits. */
+  readonly data: TypedArray;
+  /** Size of each axis, outermost first. */
+  readonly shape: readonly number[];
+  /** The element type that the server has. */
+  readonly dataType: DataType;
+}
+
+interface Kind {
+  readonly bytes: number;
+  readonly read: (bytes: ArrayBuffer) => TypedArray;
+}
+
+const KINDS: Readonly<Partial<Record<DataType, Kind>>> = {
+  [DataType.FLOAT16]: { bytes: 2, read: (bytes) => Float32Array.from(new Uint16Array(bytes), halfToNumber) },
+  [DataType.BFLOAT16]: { bytes: 2, read: widened },
+  [DataType.FLOAT32]: { bytes: 4, read: (bytes) => new Float32Array(bytes) },
+  [DataType.FLOAT64]: { bytes: 8, read: (bytes) => new Float64Array(bytes) },
+  [DataType.INT8]: { bytes: 1, read: (bytes) => new Int8Array(bytes) },
+  [DataType.INT16]: { bytes: 2, read: (bytes) => new Int16Array(bytes) },
+  [DataType.INT32]: { bytes: 4, read: (bytes) => new Int32Array(bytes) },
+  [DataType.INT64]: { bytes: 8, read: (bytes) => new BigInt64Array(bytes) },
+  [DataType.UINT8]: { bytes: 1, read: (bytes) => new Uint8Array(bytes) },
+  [DataType.BOOL]: { bytes: 1, read: (bytes) => new Uint8Array(bytes) },
+};
+
+const TYPES: readonly [new (...size: never[]) => TypedArray, DataType][] = [
+  [Float32Array, DataType.FLOAT32],
+  [Float64Array, DataType.FLOAT64],
+  [Int8Array, DataType.INT8],
+  [Int16Array, DataType.INT16],
+  [Int32Array, DataType.INT32],
+  [BigInt64Array, DataType.INT64],
+  [Uint8Array, DataType.UINT8],
+];
+
+/**
+ * Makes a tensor of a typed array.
+ *
+ * @param data the elements, row-major.
+ * @param shape size of each axis, outermost first: of an input, the batch.
+ * @param dataType another type than the array's own: `DataType.BOOL` for a `Uint8Array` of zeros and ones.
+ * @throws CutawayError `TENSOR_SIZE` if the shape has another number of elements.
+ */
+export function tensor(data: TypedArray, shape: readonly number[], dataType?: DataType): Tensor {
+  const own = TYPES.find(([type]) => data instanceof type)?.[1];
+  if (own === undefined || !shape.every((size) => Number.isInteger(size) && size >= 0)) {
+    throw new CutawayError("INVALID_VALUE", "a tensor has a typed array, and a shape of whole numbers");
+  }
+  if (elements(shape) !== data.length) {
+    throw new CutawayError("TENSOR_SIZE", `${data.length} elements do not have the shape [${shape.join(", ")}]`);
+  }
+  return { data, shape: [...shape], dataType: dataType ?? own };
+}
+
+/** Returns a tensor as a message of the contract. */
+export function toMessage({ data, shape, dataType }: Tensor): MessageInitShape<typeof TensorSchema> {
+  const bytes = new Uint8Array(data.buffer, data.byteOffset, data.byteLength);
+  return { dataType, shape: shape.map(BigInt), data: bytes as Uint8Array<ArrayBuffer> };
+}
+
+/**
+ * Returns the tensor in a message.
+ *
+ * @throws CutawayError `INTERNAL` if the message is damaged; `INVALID_VALUE` if it is compressed, which nobody asked for.
+ */
+export function fromMessage(message: Message): Tensor {
+  const kind = KINDS[message.dataType];
+  const shape = message.shape.map(Number);
+  if (message.compression === Compression.ZSTD) {
+    throw new CutawayError("INVALID_VALUE", "this client does not unpack compressed tensors");
+  }
+  if (kind === undefined || elements(shape) * kind.bytes !== message.data.byteLength) {
+    throw new CutawayError("INTERNAL", "the reply is damaged: a tensor's bytes do not match its shape and type");
+  }
+  // A copy: the bytes of a message begin anywhere, and typed arrays do not.
+  return { data: kind.read(message.data.slice().buffer as ArrayBuffer), shape, dataType: message.dataType };
+}
+
+/** Returns tensors by name. */
+export function byName(tensors: readonly NamedTensor[]): Record<string, Tensor> {
+  return Object.fromEntries(
+    tensors.map(({ name, tensor: each }) => [name, fromMessage(each ?? create(TensorSchema))] as const),
+  );
+}
+
+function elements(shape: readonly number[]): number {
+  return shape.reduce((product, size) => product * size, 1);
+}
+
+function widened(bytes: ArrayBuffer): Float32Array {
+  const wide = new Uint32Array(new Uint16Array(bytes)).map((bits) => bits << 16);
+  return new Float32Array(wide.buffer);
+}
+
+function halfToNumber(bits: number): number {
+  const sign = bits & 0x8000 ? -1 : 1;
+  const exponent = (bits >> 10) & 0x1f;
+  const fraction = bits & 0x3ff;
+  if (exponent === 0x1f) return fraction ? Number.NaN : sign * Number.POSITIVE_INFINITY;
+  return sign * (exponent ? 2 ** (exponent - 15) * (1 + fraction / 1024) : 2 ** -14 * (fraction / 1024));
+}

@@ -1,0 +1,107 @@
+// Against a real server, whose URLs and expected answers of the Python client are in the environment.
+import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
+import { test } from "node:test";
+import { Client, CutawayError, DataType, HookPoint, Verdict, tensor } from "../dist/index.js";
+
+const { url, guarded, expected } = JSON.parse(readFileSync(process.env.CUTAWAY_TEST ?? "", "utf8"));
+const client = new Client(url);
+const image = tensor(
+  Float32Array.from({ length: 64 }, (_, index) => (index % 17) / 16),
+  [1, 1, 8, 8],
+);
+
+const bits = (found) => Buffer.from(found.data.buffer, found.data.byteOffset, found.data.byteLength).toString("base64");
+const failing = (reason, field) => (failure) => {
+  assert.ok(failure instanceof CutawayError, String(failure));
+  assert.deepEqual([failure.reason, failure.field], [reason, field], failure.message);
+  return true;
+};
+
+/** @type {import("../dist/index.js").Question} */
+const question = {
+  model: "digits",
+  inputs: { image },
+  captures: ["conv1", { where: { case: "module", value: "conv2" }, points: [HookPoint.OUTPUT, HookPoint.GRAD_OUTPUT] }],
+  inputGradients: true,
+  attributions: [{ method: { case: "integratedGradients", value: { path: { nSteps: 64 } } } }],
+};
+
+for (const stream of [false, true]) {
+  test(`the numbers are those of Python, to the bit${stream ? ", in pieces" : ""}`, async () => {
+    const result = await client.inspect(question, { stream });
+    assert.equal(bits(result.predictions.output), expected.output);
+    assert.equal(bits(result.captures["conv1@output"]), expected.conv1);
+    assert.equal(bits(result.captures["conv2@grad_output"]), expected.conv2_gradient);
+    assert.equal(bits(result.inputGradients.image), expected.gradient);
+    assert.equal(bits(result.attributions[0].values.image), expected.attribution);
+    assert.deepEqual(result.captures["conv1@output"].shape, expected.conv1_shape);
+    assert.equal(Verdict[result.attributions[0].verdict], expected.verdict);
+    assert.equal(result.classes[0].label, expected.label);
+  });
+}
+
+test("every type of tensor", async () => {
+  for (const [name, type] of Object.entries({ float16: 1, bfloat16: 2, float32: 3, float64: 4 })) {
+    const { predictions } = await client.inspect({ ...question, options: { replyDataType: type } });
+    assert.equal(predictions.output.dataType, DataType[name.toUpperCase()]);
+    assert.deepEqual([...predictions.output.data].map(Number), expected.types[name]);
+  }
+});
+
+test("models and their modules", async () => {
+  assert.ok((await client.models()).some(({ model }) => model === "digits"));
+  const detail = await client.model("digits", { operators: true });
+  assert.deepEqual(
+    detail.inputs.map(({ name }) => name),
+    ["image"],
+  );
+  assert.ok(detail.operators.length > 0);
+});
+
+test("a file for the model to decode", async () => {
+  const data = new Uint8Array(Buffer.from(expected.png, "base64"));
+  const result = await client.inspect({ model: "digits", inputs: [{ data, mediaType: "image/png" }] });
+  assert.equal(bits(result.predictions.output), expected.output_of_png);
+});
+
+test("errors have reasons and fields", async () => {
+  await assert.rejects(client.inspect({ ...question, model: "nope" }), failing("MODEL_NOT_FOUND", "model"));
+  await assert.rejects(
+    client.inspect({ ...question, captures: ["nope"] }),
+    failing("MODULE_NOT_FOUND", "captures[0].module"),
+  );
+  await assert.rejects(
+    client.inspect({ ...question, captures: ["nope"] }, { stream: true }),
+    failing("MODULE_NOT_FOUND", "captures[0].module"),
+  );
+  await assert.rejects(
+    client.inspect({ ...question, inputs: { image: tensor(new Float32Array(4), [1, 4]) } }),
+    failing("INPUT_SHAPE", "tensors.by_name.image"),
+  );
+  await assert.rejects(client.inspect(question, { timeoutMs: 1 }), failing("DEADLINE_EXCEEDED", ""));
+  await assert.rejects(new Client("http://127.0.0.1:1").models(), failing("SERVER_UNREACHABLE", ""));
+  assert.throws(() => tensor(new Float32Array(3), [1, 4]), failing("TENSOR_SIZE", ""));
+  assert.throws(() => new Client("http://example.com", { token: "x" }), failing("TOKEN_EXPOSED", "token"));
+});
+
+test("a call that is aborted ends with the caller's own reason", async () => {
+  const controller = new AbortController();
+  const call = client.inspect(question, { signal: controller.signal });
+  controller.abort(new Error("changed my mind"));
+  await assert.rejects(call, /changed my mind/);
+});
+
+test("tokens", async () => {
+  await assert.rejects(new Client(guarded.url).models(), failing("TOKEN_REQUIRED", ""));
+  assert.ok((await new Client(guarded.url, { token: guarded.token }).models()).length > 0);
+});
+
+test("a reply that is too large for one message comes in pieces", async () => {
+  const { captures } = await new Client(guarded.url, { token: guarded.token }).inspect({
+    model: "net",
+    inputs: { input: tensor(new Float32Array(4 * 4096).fill(1), [4096, 4]) },
+    captures: ["0"],
+  });
+  assert.deepEqual(captures["0@output"].shape, [4096, 64]);
+});

@@ -1,0 +1,205 @@
+"""The TypeScript client: compiled, packed, and in Node against a real server, with the numbers of the Python client."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+import cutaway as ca
+from cutaway.config.settings import Settings
+from cutaway.gateway import serve
+from examples.digits.digits_adapter import Digits
+from tests.support import node
+from tests.support.digits import WEIGHTS
+from tests.support.documents import ROOT
+from tests.support.report_pages import BROWSER, in_a_browser
+from tests.support.serving import Server
+from tests.support.token_files import EVERY, entry, write
+
+CLIENT = ROOT / "clients" / "typescript"
+IMAGE = np.asarray([(index % 17) / 16 for index in range(64)], np.float32).reshape(1, 1, 8, 8)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the client beside the protos, compiled."""
+    root = tmp_path_factory.mktemp("typescript")
+    (root / "protos").symlink_to(ROOT / "protos")
+    copy = root / "clients" / "typescript"
+    shutil.copytree(CLIENT, copy, ignore=shutil.ignore_patterns("node_modules", "dist"))
+    node.install(copy)
+    _npm(copy, "run", "build")
+    return copy
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """A server with tokens, and room for half a megabyte in one message."""
+    tokens = write(tmp_path_factory.mktemp("tokens") / "tokens.toml", entry("app", {"*": EVERY}))
+    torch.manual_seed(0)
+    settings = Settings(tokens=tokens, http_address="127.0.0.1:0", max_message_bytes=1 << 19)
+    with serve({"net": nn.Sequential(nn.Linear(4, 64), nn.ReLU())}, settings=settings) as server:
+        yield {"url": f"http://{server.http_address}", "token": "app"}
+
+
+def test_it_answers_as_python_does(built: Path, server: Server, guarded: dict[str, str], tmp_path: Path) -> None:
+    """Its own tests, in Node: values, types, files, pieces, errors, deadlines, tokens."""
+    told = tmp_path / "told.json"
+    url = f"http://{server.http_address}"
+    told.write_text(json.dumps({"url": url, "guarded": guarded, "expected": _expected(server.address)}))
+    done = subprocess.run(
+        ["node", "--test", "--test-reporter=tap", "test/client.test.mjs"],
+        cwd=built,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"CUTAWAY_TEST": str(told)},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "# pass 9" in done.stdout
+
+
+def test_the_readme_runs(built: Path, server: Server) -> None:
+    """Its example, as it stands."""
+    (block,) = re.findall("```ts\n(.*?)```", (built / "README.md").read_text(), re.DOTALL)
+    told = block.replace("@cutaway/client", "./dist/index.js").replace("127.0.0.1:8080", server.http_address)
+    lines = (re.sub(r"^(result.*|Verdict.*);", r"console.log(\1);", line) for line in told.splitlines())
+    (built / "example.mjs").write_text("\n".join(lines))
+    done = subprocess.run(["node", "example.mjs"], cwd=built, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "shape: [ 1, 10 ]" in done.stdout
+    assert "shape: [ 1, 32, 8, 8 ]" in done.stdout
+    assert "AGREES" in done.stdout
+
+
+def test_golden_files(built: Path) -> None:
+    """Those of the contract: the same values from each form, and the same bytes back."""
+    done = subprocess.run(["node", "--test", "test/golden.test.mjs"], cwd=built, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_what_is_published(built: Path) -> None:
+    """The compiled code, its types and the README, and nothing else."""
+    _npm(built, "pack", "--ignore-scripts")
+    (packed,) = built.glob("*.tgz")
+    with tarfile.open(packed) as archive:
+        names = {name.removeprefix("package/") for name in archive.getnames()}
+    assert {"package.json", "README.md", "dist/index.js", "dist/index.d.ts"} <= names
+    assert not [name for name in names if not name.startswith(("dist/", "package.json", "README.md"))]
+
+
+def test_types_and_layout(built: Path) -> None:
+    _npm(built, "run", "check")
+
+
+def test_generated_code_is_of_the_contract(built: Path) -> None:
+    """`npm run generate` writes what is in the repository."""
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    subprocess.run(["npm", "run", "generate"], cwd=built, check=True, capture_output=True, env=environment)
+    for path in sorted((CLIENT / "src" / "gen").rglob("*.ts")):
+        assert (built / path.relative_to(CLIENT)).read_text() == path.read_text(), path.name
+
+
+@in_a_browser
+@pytest.mark.parametrize("allowed", [True, False])
+def test_a_page_asks_as_far_as_it_may(built: Path, allowed: bool) -> None:
+    """In Chromium, from another origin: the numbers of the Python client; from one that is not allowed, nothing."""
+    bundle = [
+        *["npx", "esbuild", "test/page.mjs", "--bundle", "--format=esm", "--log-level=error"],
+        "--outfile=page/page.js",
+    ]
+    subprocess.run(bundle, cwd=built, check=True)
+    (built / "page" / "index.html").write_text(
+        '<!doctype html><title>page</title><script type="module" src="page.js"></script>'
+    )
+    handler = partial(SimpleHTTPRequestHandler, directory=built / "page")
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as pages:
+        threading.Thread(target=pages.serve_forever, daemon=True).start()
+        origin = f"http://127.0.0.1:{pages.server_port}"
+        settings = Settings(http_address="127.0.0.1:0", http_origins=origin if allowed else "http://other.example")
+        with (
+            serve({"digits": Digits(weights=WEIGHTS)}, settings=settings) as server,
+            ca.Client(server.address) as client,
+        ):
+            told = _shown(f"{origin}/index.html?model=digits&server=http://{server.http_address}")
+            result = client.inspect("digits", {"image": IMAGE}, captures="conv1", input_gradients=True)
+        pages.shutdown()
+    arrays = (result.predictions["output"], result.captures["conv1"].output, result.input_gradients["image"])
+    expected = [[list(array.shape), list(array.tobytes())] for array in arrays]
+    assert told == ([expected, expected] if allowed else [["SERVER_UNREACHABLE", ""]])
+
+
+def _shown(url: str) -> list[Any]:
+    """The lines that the page at ``url`` has written, when it has written something."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+        command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}"]
+        command += ["--dump-dom", "--virtual-time-budget=20000", url]
+        found = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    lines = re.search("<pre>(.*?)</pre>", found, re.DOTALL)
+    assert lines is not None, found[:2000]
+    return [json.loads(html.unescape(line)) for line in lines[1].splitlines()]
+
+
+def _npm(directory: Path, *arguments: str) -> None:
+    done = subprocess.run(["npm", *arguments], cwd=directory, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def _expected(address: str) -> dict[str, Any]:
+    """What the Python client gets for the questions of the tests in Node."""
+    png = io.BytesIO()
+    Image.fromarray((IMAGE[0, 0] * 255).astype(np.uint8)).save(png, "PNG")
+    with ca.Client(address) as client:
+        result = client.inspect(
+            "digits",
+            {"image": IMAGE},
+            captures=["conv1", ca.Capture("conv2", at=("output", "grad_output"))],
+            input_gradients=True,
+            attributions=ca.IntegratedGradients(n_steps=64),
+        )
+        types = {
+            name: client.inspect("digits", {"image": IMAGE}, reply_data_type=name)
+            .predictions["output"]
+            .astype(np.float64)
+            .ravel()
+            .tolist()
+            for name in ("float16", "bfloat16", "float32", "float64")
+        }
+        decoded = client.inspect("digits", ca.Raw(png.getvalue(), "image/png"))
+    (call,) = result.captures["conv2"].calls
+    arrays = {
+        "output": result.predictions["output"],
+        "conv1": result.captures["conv1"].output,
+        "conv2_gradient": call.leaves[ca.Point.GRAD_OUTPUT][""],
+        "gradient": result.input_gradients["image"],
+        "attribution": result.attributions[0].values["image"],
+        "output_of_png": decoded.predictions["output"],
+    }
+    return {
+        **{name: base64.b64encode(np.ascontiguousarray(array).tobytes()).decode() for name, array in arrays.items()},
+        "conv1_shape": list(result.captures["conv1"].output.shape),
+        "verdict": str(result.attributions[0].verdict),
+        "label": result.classes[0].label,
+        "types": types,
+        "png": base64.b64encode(png.getvalue()).decode(),
+    }
