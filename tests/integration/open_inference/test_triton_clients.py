@@ -160,6 +160,21 @@ def test_examples_for_the_adapter(door: Door, ours: ca.Client) -> None:
     assert "the only input" in door.refused({"examples": sent, "image": X})
 
 
+def test_each_output_as_bytes_or_as_numbers(server: Served) -> None:
+    """By HTTP, as the request says of all outputs, or of one."""
+    with connected(by_http, server) as door:
+        sent = [door.input("image", X)]
+        every = door.client.infer("classes", sent).get_output("output")
+        some = [
+            by_http.InferRequestedOutput(name, binary) for name, binary in (("output", False), ("gradient:image", True))
+        ]
+        inside = {"cutaway": '{"inputGradients": {}}'}
+        numbers, raw = door.client.infer("classes", sent, outputs=some, parameters=inside).get_response()["outputs"]
+    assert ("data" in every, every["parameters"]) == (False, {"binary_data_size": 24})
+    assert (len(numbers["data"]), "parameters" in numbers) == (6, False)
+    assert ("data" in raw, raw["parameters"]) == (False, {"binary_data_size": X.nbytes})
+
+
 def test_the_id_comes_back(door: Door) -> None:
     response = door.infer({"image": X}, request_id="seven").get_response()
     assert (response["id"] if isinstance(response, dict) else response.id) == "seven"

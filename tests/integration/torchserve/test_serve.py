@@ -109,7 +109,8 @@ def test_reflection_shows_the_service(server: Server) -> None:
         stub: Any = reflection_pb2_grpc.ServerReflectionStub(channel)
         replies = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
         names = {service.name for service in next(replies).list_services_response.service}
-    assert names == {SERVICE, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
+    others = {"grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
+    assert names == {SERVICE, "inference.GRPCInferenceService", *others}
 
 
 @pytest.mark.parametrize(

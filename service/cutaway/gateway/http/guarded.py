@@ -11,8 +11,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from cutaway.errors import CutawayError, Reason, error
-from cutaway.gateway.http.http_call import HttpCall
-from cutaway.gateway.http.problem import MEDIA_TYPE, problem
+from cutaway.gateway.http.http_call import Headers, HttpCall
+from cutaway.gateway.http.problem import problem
 from cutaway.gateway.rpc.servicer import Servicer
 
 TIMEOUT = "x-timeout-ms"
@@ -22,14 +22,16 @@ log = logging.getLogger(__name__)
 
 Handler: TypeAlias = Callable[[Request, HttpCall], Awaitable[Response]]
 
+Respond: TypeAlias = Callable[[CutawayError, Headers], Response]
+
 T = TypeVar("T")
 
 
 def guarded(
-    servicer: Servicer, name: str, handler: Handler, errors: str = MEDIA_TYPE
+    servicer: Servicer, name: str, handler: Handler, respond: Respond = problem
 ) -> Callable[[Request], Awaitable[Response]]:
-    """Returns ``handler`` for callers who may call the method ``name``; every error is a problem, of the media type
-    ``errors``."""
+    """Returns ``handler`` for callers who may call the method ``name``; ``respond`` returns the response for
+    an error."""
 
     async def answer(request: Request) -> Response:
         call = HttpCall(request.headers.items(), _peer(request))
@@ -42,10 +44,10 @@ def guarded(
             response = await handler(request, call)
             response.headers.update(dict(call.reply_headers))
         except CutawayError as failure:
-            return problem(failure, call.reply_headers, errors)
+            return respond(failure, call.reply_headers)
         except Exception as failure:
             log.error("unexpected exception in a call", exc_info=failure)
-            return problem(error(Reason.INTERNAL, type(failure).__name__), call.reply_headers, errors)
+            return respond(error(Reason.INTERNAL, type(failure).__name__), call.reply_headers)
         return response
 
     return answer

@@ -38,8 +38,17 @@ def http_status(failure: CutawayError) -> HTTPStatus:
     return _STATUS.get(Code(failure.code), HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
-def problem(failure: CutawayError, headers: Headers = (), media_type: str = MEDIA_TYPE) -> Response:
+def problem(failure: CutawayError, headers: Headers = ()) -> Response:
     """Returns the response for ``failure``, with ``headers``."""
+    return _response(failure, headers, MEDIA_TYPE)
+
+
+def plain_problem(failure: CutawayError, headers: Headers = ()) -> Response:
+    """Returns the same as plain JSON: KServe's client reads ``error`` from nothing else."""
+    return _response(failure, headers, "application/json")
+
+
+def _response(failure: CutawayError, headers: Headers, media_type: str) -> Response:
     status = http_status(failure)
     known: dict[str, Any] = {
         "type": f"https://{DOMAIN}/errors/{failure.reason}",

@@ -116,6 +116,8 @@ async def _stream(methods: OpenInference, requests: AsyncIterator[bytes], contex
         except CutawayError as failure:
             response.error_message = str(failure)
             response.infer_response.id = _id(data)
+        except Exception as failure:
+            await abort_with(context, failure)
         yield response.SerializeToString()
 
 

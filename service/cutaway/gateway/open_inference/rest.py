@@ -16,6 +16,7 @@ from cutaway.config.settings import Settings
 from cutaway.errors import CutawayError, Reason, error
 from cutaway.gateway.http.guarded import guarded, unless_gone
 from cutaway.gateway.http.http_call import HttpCall
+from cutaway.gateway.http.problem import plain_problem
 from cutaway.gateway.http.request_body import RequestBody
 from cutaway.gateway.open_inference import json_form
 from cutaway.gateway.open_inference.methods import Form, OpenInference
@@ -24,7 +25,6 @@ HEAD_BYTES = "inference-header-content-length"
 """The header with the size of the JSON, if bytes follow it."""
 
 _ENCODING = "content-encoding"
-_ERRORS = "application/json"  # KServe's client reads no other
 
 _MODEL = "/v2/models/{model}"
 
@@ -33,7 +33,7 @@ def routes(methods: OpenInference, settings: Settings) -> list[BaseRoute]:
     """Returns the protocol's routes. Whether the server lives and is ready is told to everybody."""
 
     def route(path: str, name: str, handler: Callable[[Request, HttpCall], Awaitable[Response]], verb: str) -> Route:
-        return Route(path, guarded(methods.servicer, name, handler, _ERRORS), methods=[verb])
+        return Route(path, guarded(methods.servicer, name, handler, plain_problem), methods=[verb])
 
     infer = partial(_infer, methods, settings)
     found = [
