@@ -252,6 +252,12 @@ WRONG: dict[str, tuple[str, Any, dict[str, str], tuple[int, str, str]]] = {
         {"x_timeout_ms": "-1"},
         (400, "INVALID_VALUE", "x-timeout-ms"),
     ),
+    "too late": (
+        "/v1/models/classes:explain",
+        {"instances": X.tolist(), "method": "integrated_gradients", "options": {"n_steps": 10_000}},
+        {"x_timeout_ms": "1"},
+        (504, "DEADLINE_EXCEEDED", ""),
+    ),
     "origin": ("/v1/models", None, {"origin": "https://evil.example"}, (403, "ORIGIN_REFUSED", "origin")),
     "host": ("/v1/models", None, {"host": "evil.example"}, (403, "ORIGIN_REFUSED", "host")),
     "grpc": (

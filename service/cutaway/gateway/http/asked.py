@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
@@ -93,15 +94,21 @@ async def _contract(model: str, media_type: str, accepted: str, body: RequestBod
 
 
 async def _of_json(body: RequestBody, data_types: DataTypes) -> tuple[dict[str, Any], dict[str, Any]]:
-    fields = json_messages.mapping_in(await body.read())
-    inputs = inputs_of(fields.pop("instances", None))
+    fields, inputs = await json_messages.converted(_parsed, await body.read())
     if "tensors" in inputs:
         inputs["tensors"] = of_types(inputs["tensors"], await data_types())
     return fields, inputs
 
 
+def _parsed(text: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
+    fields = json_messages.mapping_in(text)
+    return fields, inputs_of(fields.pop("instances", None))
+
+
 async def _of_arrays(body: RequestBody, media_type: str, max_bytes: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    return {}, {"tensors": arrays_in(await body.read(), media_type, max_bytes)}
+    read = partial(arrays_in, media_type=media_type, max_bytes=max_bytes)
+    data = await body.read()
+    return {}, {"tensors": await asyncio.to_thread(read, data) if media_type == NPZ else read(data)}  # NPZ is unpacked
 
 
 def _request(verb: str, model: str, fields: Mapping[str, Any], inputs: Mapping[str, Any]) -> InspectRequest:

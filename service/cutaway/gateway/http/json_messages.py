@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from google.protobuf import json_format
@@ -31,7 +32,7 @@ async def as_binary(kind: type[Message], text: bytes) -> bytes:
         InvalidArgument: ``MALFORMED_REQUEST`` or ``UNKNOWN_FIELD``; ``REQUEST_TOO_LARGE``.
     """
     _check_size(text)
-    return await converted(binary_of, kind, text)
+    return await converted(partial(binary_of, kind), text)
 
 
 async def as_text(kind: type[Message], data: bytes) -> bytes:
@@ -40,12 +41,12 @@ async def as_text(kind: type[Message], data: bytes) -> bytes:
     Raises:
         ResourceExhausted: ``REPLY_TOO_LARGE``.
     """
-    return await converted(text_of, kind, data)
+    return await converted(partial(text_of, kind), data)
 
 
-async def converted(convert: Callable[[type[Message], bytes], T], kind: type[Message], data: bytes) -> T:
-    """Returns what ``convert`` makes of a message."""
-    return await asyncio.to_thread(convert, kind, data) if len(data) > _LARGE else convert(kind, data)
+async def converted(convert: Callable[[bytes], T], data: bytes) -> T:
+    """Returns what ``convert`` makes of ``data``; of much, in a thread."""
+    return await asyncio.to_thread(convert, data) if len(data) > _LARGE else convert(data)
 
 
 def binary_of(kind: type[Message], text: bytes) -> bytes:

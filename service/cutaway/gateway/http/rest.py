@@ -25,7 +25,7 @@ from cutaway.gateway.http.request_body import RequestBody
 from cutaway.gateway.rpc.listing import listed_models
 from cutaway.gateway.rpc.servicer import Servicer
 from cutaway.results import ModelName
-from cutaway.v1 import inspection_pb2, inspection_service_pb2
+from cutaway.v1 import inspection_service_pb2
 from cutaway.wire import models as wire_models
 
 _KNOWN_S = 10.0
@@ -108,10 +108,7 @@ class Rest:
 
 async def _response(asked: Asked, reply: bytes) -> Response:
     """Returns the reply in the form that was asked for; converted in a thread, if it is large."""
-    kind = inspection_pb2.InspectResponse
-    return Response(
-        await json_messages.converted(lambda _, data: asked.write(data), kind, reply), media_type=asked.media_type
-    )
+    return Response(await json_messages.converted(asked.write, reply), media_type=asked.media_type)
 
 
 async def _plain_problem(_: Request, failure: HTTPException) -> Response:

@@ -13,8 +13,6 @@ from cutaway.gateway.open_inference import infer_request, infer_response
 from cutaway.gateway.open_inference.datatypes import NAMES
 from cutaway.gateway.open_inference.infer_request import versioned
 from cutaway.gateway.open_inference.messages import (
-    ModelInferRequest,
-    ModelInferResponse,
     ModelMetadataResponse,
     ServerMetadataResponse,
 )
@@ -113,7 +111,7 @@ class OpenInference:
             CutawayError: the request cannot be read or run, or the reply has no such output.
         """
         try:
-            request = await json_messages.converted(lambda _, text: form.read(text), ModelInferRequest, data)
+            request = await json_messages.converted(form.read, data)
             asked = infer_request.read(request)
         except CutawayError as failure:
             await self.servicer.refuse("Inspect", failure, call)
@@ -123,5 +121,5 @@ class OpenInference:
             call.limit(asked.timeout_s if left is None else min(left, asked.timeout_s))
         reply = await self.servicer.call("Inspect", asked.request, call) or b""
         return await json_messages.converted(
-            lambda _, message: form.write(request, infer_response.write(asked, message)), ModelInferResponse, reply
+            lambda message: form.write(request, infer_response.write(asked, message)), reply
         )
