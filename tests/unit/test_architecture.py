@@ -55,7 +55,7 @@ INNER_LAYERS = {
             "http",
             "open_inference",
         ),
-        *("server", "lifecycle", "application", "embedded", "gateway"),
+        *("lifecycle", "application", "embedded", "gateway"),
     ],
 }
 """The same inside the two largest parts, package by package."""

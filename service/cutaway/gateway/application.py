@@ -17,10 +17,10 @@ import structlog
 from cutaway.config.settings import Settings
 from cutaway.gateway.auth.tls import exposure_warning
 from cutaway.gateway.backends.backend import Backend, Supervise
+from cutaway.gateway.lifecycle.gateway_server import GatewayServer, check_files
 from cutaway.gateway.lifecycle.supervisor import Supervisor
 from cutaway.gateway.models.store import read_store
 from cutaway.gateway.observability import logging
-from cutaway.gateway.server import GatewayServer, check_files
 from cutaway.worker_protocol.socket_directory import delete_abandoned
 
 log = structlog.get_logger(__name__)

@@ -22,9 +22,9 @@ from cutaway.archive import builder
 from cutaway.config.settings import Settings
 from cutaway.errors import Reason, error
 from cutaway.gateway.backends.backend import Backend
+from cutaway.gateway.lifecycle.gateway_server import GatewayServer
 from cutaway.gateway.lifecycle.in_process import LocalWorkers
 from cutaway.gateway.models.catalog import Catalog
-from cutaway.gateway.server import GatewayServer
 from cutaway.worker.worker import Worker
 
 

@@ -30,9 +30,9 @@ from cutaway.config.settings import Settings
 from cutaway.gateway import serve
 from cutaway.gateway.backends.backend import Backend
 from cutaway.gateway.batching.batcher import Batcher, Replied
+from cutaway.gateway.lifecycle.gateway_server import GatewayServer
 from cutaway.gateway.lifecycle.in_process import LocalWorkers
 from cutaway.gateway.models.catalog import Catalog
-from cutaway.gateway.server import GatewayServer
 from cutaway.requests import InspectRequest
 from cutaway.v1 import inspection_pb2, inspection_service_pb2, worker_pb2
 from cutaway.wire import requests as wire_requests
