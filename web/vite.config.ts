@@ -1,0 +1,17 @@
+/** Builds the page into the Python package, from where the HTTP server serves it. */
+
+import { fileURLToPath } from "node:url";
+import { defineConfig } from "vite";
+
+const here = (path: string): string => fileURLToPath(new URL(path, import.meta.url));
+
+export default defineConfig({
+  base: "./",
+  resolve: {
+    alias: { "@cutaway/client": here("../clients/typescript/src/index.ts") },
+    dedupe: ["@bufbuild/protobuf", "@connectrpc/connect", "@connectrpc/connect-web"],
+  },
+  build: { outDir: here("../service/cutaway/web/static"), emptyOutDir: true, assetsInlineLimit: 0, target: "es2022" },
+  oxc: { jsx: { runtime: "automatic", importSource: "preact" } },
+  server: { fs: { allow: [here("..")] } },
+});
