@@ -58,7 +58,7 @@ protos: ## write service/cutaway/v1 from protos/
 pictures: ## draw docs/pictures: results as a notebook shows them (needs Chromium)
 	@scripts/pictures
 
-docs: ## write the tables of docs/ from the code
+docs: ## write the tables of docs/, and openapi.json, from the code
 	@scripts/docs
 
 report-pictures: ## draw the reports of three jobs in Chromium: docs/pictures/report-*.png

@@ -8,6 +8,7 @@ import urllib.request
 from base64 import b64decode
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields, replace
 from typing import Any, Literal, TypeAlias
 
 import grpc
@@ -58,26 +59,38 @@ def doors(address: str, http_address: str, token: str | None = None) -> Iterator
 
 def _by(client: ca.Client) -> Ask:
     def ask(request: Request) -> Outcome:
-        return _outcome(lambda: client.inspect(request.model, request.inputs, **request.asked))
+        return outcome(lambda: client.inspect(request.model, request.inputs, **request.asked))
 
     return ask
 
 
-def _outcome(ask: Callable[[], Outcome]) -> Outcome:
+def outcome(ask: Callable[[], Outcome]) -> Outcome:
+    """What comes of a call."""
     try:
         return ask()
     except ca.CutawayError as failure:
         return failure
 
 
-def _message(request: Request) -> inspection_pb2.InspectRequest:
+def seeded(request: Request) -> Request:
+    """The same with a seed, for what draws numbers."""
+    return replace(request, asked={"seed": 3, **request.asked})
+
+
+def plain(result: ca.InspectResult) -> ca.InspectResult:
+    """The result without what clients add to it."""
+    return ca.InspectResult(**{each.name: getattr(result, each.name) for each in fields(ca.InspectResult)})
+
+
+def message(request: Request) -> inspection_pb2.InspectRequest:
+    """The request of the contract."""
     asked = {name: value for name, value in request.asked.items() if name not in ("stream", "timeout")}
     return wire_requests.encode(build_request(request.model, request.inputs, **asked))
 
 
 def _connect_json(url: str, headers: Mapping[str, str]) -> Ask:
     def ask(request: Request) -> Outcome:
-        text = json_format.MessageToJson(_message(request)).encode()
+        text = json_format.MessageToJson(message(request)).encode()
         status, _, reply = post(f"{url}/{SERVICE}/Inspect", text, headers)
         if status == 200:
             return wire_results.decode(json_format.Parse(reply, inspection_pb2.InspectResponse()))
@@ -90,7 +103,7 @@ def _connect_json(url: str, headers: Mapping[str, str]) -> Ask:
             )
         return grpc_status.decode(found.code, found.message, [(grpc_status.DETAILS_KEY, found.SerializeToString())])
 
-    return lambda request: _outcome(lambda: ask(request))
+    return lambda request: outcome(lambda: ask(request))
 
 
 def _grpc_web(url: str, headers: Mapping[str, str]) -> Ask:
@@ -111,25 +124,25 @@ def _grpc_web(url: str, headers: Mapping[str, str]) -> Ask:
 
     def ask(request: Request) -> Outcome:
         try:
-            reply = client.execute_unary(request=_message(request).SerializeToString(), method=method, headers=own)
+            reply = client.execute_unary(request=message(request).SerializeToString(), method=method, headers=own)
         except ConnectError as failure:
             return _error(failure)
         return wire_results.decode(inspection_pb2.InspectResponse.FromString(reply))
 
-    return lambda request: _outcome(lambda: ask(request))
+    return lambda request: outcome(lambda: ask(request))
 
 
 def _rest(url: str, headers: Mapping[str, str], verb: Literal["inspect"] = "inspect") -> Ask:
     def ask(request: Request) -> Outcome:
-        message = _message(request)
-        model, message.model = message.model, ""
-        text = json_format.MessageToJson(message).encode()
+        asked = message(request)
+        model, asked.model = asked.model, ""
+        text = json_format.MessageToJson(asked).encode()
         status, _, reply = post(f"{url}/v1/models/{model}:{verb}", text, headers)
         if status == 200:
             return wire_results.decode(json_format.Parse(reply, inspection_pb2.InspectResponse()))
         return of_problem(reply)
 
-    return lambda request: _outcome(lambda: ask(request))
+    return lambda request: outcome(lambda: ask(request))
 
 
 def of_problem(reply: bytes) -> ca.CutawayError:

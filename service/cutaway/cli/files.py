@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import mimetypes
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +13,9 @@ import typer
 
 from cutaway.errors import Reason, error
 from cutaway.requests import Raw
-from cutaway.results import AttributionResult, ClassPrediction, InspectResult, ModelDetail
-from cutaway.results.captured import captured_tensors
+from cutaway.results import InspectResult, ModelDetail
+from cutaway.results.named_arrays import named_arrays, write_npz
 from cutaway.schema.tensors import Array
-from cutaway.tables import module_text
 
 _NUMPY = (".npy", ".npz")
 
@@ -98,62 +97,11 @@ def _load(file: Path) -> Array | dict[str, Array]:
 
 
 def save(result: InspectResult, path: Path) -> int:
-    """Writes every tensor of ``result`` to the ``.npz`` file ``path``; returns the number of tensors."""
-    tensors = dict(_tensors(result))
+    """Writes every array of ``result`` to the ``.npz`` file ``path``; returns the number of arrays."""
+    arrays = list(named_arrays(result))
     try:
-        with path.open("wb") as file:  # given a path, numpy would add .npz to it
-            np.savez(file, **{key: _without_bfloat16(array) for key, array in tensors.items()})  # type: ignore[arg-type]
+        with path.open("wb") as file:
+            write_npz(file, arrays)
     except OSError as failure:
         raise error(Reason.INVALID_VALUE, f"{path} cannot be written: {failure.strerror}", "save") from None
-    return len(tensors)
-
-
-def _without_bfloat16(array: Array) -> Array:
-    """Returns bfloat16 as float32, which holds every value of it and which numpy can load."""
-    return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
-
-
-def _tensors(result: InspectResult) -> Iterator[tuple[str, Array]]:
-    yield from _named("predictions/", result.predictions)
-    yield from _classes("classes", result.classes)
-    yield from _named("unedited/", result.unedited)
-    yield from _classes("unedited_classes", result.unedited_classes)
-    yield from _named("", {"targets": result.targets, "target_values": result.target_values})
-    for tensor in captured_tensors(result):
-        call = f"[{tensor.call}]" if tensor.calls > 1 else ""
-        key = f"captures/{module_text(tensor.module)}{call}/{tensor.point.value}{tensor.path}"
-        yield key, tensor.array
-        yield from _named(f"{key}/", {"positions": tensor.positions})
-    yield from _named("input_gradients/", result.input_gradients)
-    yield from _named("parameter_gradients/", result.parameter_gradients)
-    for index, attribution in enumerate(result.attributions):
-        yield from _attribution(f"attributions/{index}-{attribution.method}", attribution)
-
-
-def _classes(key: str, classes: Sequence[ClassPrediction]) -> Iterator[tuple[str, Array]]:
-    if classes:
-        yield f"{key}/index", np.array([prediction.index for prediction in classes])
-        yield f"{key}/probability", np.array([prediction.probability for prediction in classes])
-
-
-def _attribution(key: str, attribution: AttributionResult) -> Iterator[tuple[str, Array]]:
-    yield from _named(f"{key}/values/", attribution.values)
-    yield from _named(
-        f"{key}/",
-        {
-            "convergence_delta": attribution.convergence_delta,
-            "value_at_input": attribution.value_at_input,
-            "value_at_baseline": attribution.value_at_baseline,
-            "targets": attribution.targets,
-        },
-    )
-    if attribution.tokens is not None:
-        yield from _named(f"{key}/tokens/", {"ids": attribution.tokens.ids, "values": attribution.tokens.values})
-    for index, metric in enumerate(attribution.metrics):
-        yield f"{key}/metrics/{index}-{metric.name}", metric.values
-
-
-def _named(prefix: str, arrays: Mapping[str, Array | None]) -> Iterator[tuple[str, Array]]:
-    for name, array in arrays.items():
-        if array is not None:
-            yield prefix + name, array
+    return len(arrays)

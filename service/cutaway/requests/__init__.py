@@ -11,6 +11,7 @@ from cutaway.requests.attributions import AtLayer as AtLayer
 from cutaway.requests.attributions import LayerAttribution as LayerAttribution
 from cutaway.requests.attributions import PathAttribution as PathAttribution
 from cutaway.requests.attributions import field_name as field_name
+from cutaway.requests.attributions import method_field as method_field
 from cutaway.requests.baselines import *
 from cutaway.requests.baselines import Baselines as Baselines
 from cutaway.requests.baselines import Distributions as Distributions

@@ -57,7 +57,12 @@ class Attribution:
 
 def field_name(kind: type[object]) -> str:
     """The contract's field for a method or a verb: ``layer_grad_cam`` for `LayerGradCam`, ``lrp`` for `LRP`."""
-    return re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", kind.__name__).lower()
+    return method_field(kind.__name__)
+
+
+def method_field(name: str) -> str:
+    """The same, by the name of the class."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -114,7 +114,7 @@ def test_wheel_holds_what_is_no_module_too(wheel: Path) -> None:
         f"cutaway/jobs/report/{name}" for name in ("page.html.j2", "features.html.j2", "style.css", "filters.js")
     }
     expected |= {f"cutaway/cli/starts/{kind}.txt" for kind in ("table", "image", "text")}
-    expected.add("cutaway/gateway/open_inference/open_inference.binpb")
+    expected |= {f"cutaway/gateway/{name}" for name in ("open_inference/open_inference.binpb", "http/openapi.json")}
     found = {name for name in names if ".dist-info/" not in name}
     assert found == expected
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)

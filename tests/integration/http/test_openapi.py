@@ -16,9 +16,9 @@ from torch import nn
 from cutaway.adapters import Adapter
 from cutaway.config.settings import Settings
 from cutaway.gateway import serve
-from cutaway.gateway.http.openapi import description
 from cutaway.results import InputSpec
 from tests.support.doors import post
+from tools.openapi import FILE, description, written
 
 EXAMPLES = 20
 """Requests for each operation."""
@@ -41,7 +41,8 @@ def url() -> Iterator[str]:
 
 
 def test_what_it_describes_is_served(url: str) -> None:
-    """As JSON, for everybody, with a page that needs nothing from elsewhere."""
+    """As JSON, for everybody, with a page that needs nothing from elsewhere; it is that of the contract."""
+    assert FILE.read_text() == written()  # make docs
     status, _, text = post(f"{url}/openapi.json", None, {})
     assert (status, json.loads(text)) == (200, description())
     status, headers, page = post(f"{url}/docs", None, {})

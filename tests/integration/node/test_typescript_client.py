@@ -7,6 +7,7 @@ import html
 import io
 import json
 import os
+import queue
 import re
 import shutil
 import subprocess
@@ -14,7 +15,10 @@ import sys
 import tarfile
 import tempfile
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -27,12 +31,19 @@ from PIL import Image
 from torch import nn
 
 import cutaway as ca
+from cutaway.adapters import Adapter
 from cutaway.config.settings import Settings
 from cutaway.gateway import serve
+from cutaway.v1 import inspection_pb2
+from cutaway.wire import results as wire_results
 from examples.digits.digits_adapter import Digits
 from tests.support import node
+from tests.support.adapters.mirror_adapter import MirrorAdapter
 from tests.support.digits import WEIGHTS
 from tests.support.documents import ROOT
+from tests.support.doors import message, outcome, plain, seeded
+from tests.support.mixed.mix import draw, small_models
+from tests.support.reply_equality import differences
 from tests.support.report_pages import BROWSER, in_a_browser
 from tests.support.serving import Server
 from tests.support.token_files import EVERY, entry, write
@@ -120,33 +131,135 @@ def test_generated_code_is_of_the_contract(built: Path) -> None:
         assert (built / path.relative_to(CLIENT)).read_text() == path.read_text(), path.name
 
 
+def test_the_same_mixed_questions_in_node(built: Path, store: Path, server: Server, tmp_path: Path) -> None:
+    """Three hundred of all kinds, sixty of which fail: the reply, the typed arrays in it and the errors of Python."""
+
+    def ask(questions: Path) -> Any:
+        command = ["node", "test/mixed_node.mjs", str(questions), str(tmp_path / "told.json")]
+        subprocess.run(command, cwd=built, check=True)
+        return json.loads((tmp_path / "told.json").read_text())
+
+    _compare(ask, store, server.address, server.http_address, tmp_path)
+
+
+@in_a_browser
+def test_the_same_mixed_questions_in_a_page(built: Path, store: Path, tmp_path: Path) -> None:
+    """The same in Chromium."""
+    with _serving(_bundled(built, "mixed_page")) as page:
+        settings = Settings(http_address="127.0.0.1:0", http_origins=page.origin)
+        models: dict[str, Adapter] = {"digits": Digits(weights=WEIGHTS), "mirror": MirrorAdapter()}
+        with serve(models, settings=settings) as server:
+            _compare(page.ask, store, server.address, server.http_address, tmp_path)
+
+
+def _compare(ask: Callable[[Path], Any], store: Path, address: str, http_address: str, directory: Path) -> None:
+    drawn = [seeded(each) for each in draw(small_models(store), 300, seed=7)]
+    requests = [base64.b64encode(message(each).SerializeToString()).decode() for each in drawn]
+    (directory / "questions.json").write_text(json.dumps({"url": f"http://{http_address}", "requests": requests}))
+    told = ask(directory / "questions.json")
+    with ca.Client(address) as client:
+        expected = [outcome(partial(client.inspect, each.model, each.inputs, **each.asked)) for each in drawn]
+    wrong = [f"{each.name}: {fault}" for each, *pair in zip(drawn, told, expected) for fault in _faults(*pair)]
+    assert not wrong, "\n".join(wrong[:20])
+    assert (len(told), sum("reason" in each for each in told)) == (300, 60)
+
+
+def _faults(told: Any, expected: ca.InspectResult | ca.CutawayError) -> Iterator[str]:
+    if isinstance(expected, ca.CutawayError):
+        if (told.get("reason"), told.get("field")) != (expected.reason, expected.field):
+            yield f"{told!r:.200}, not {expected}"
+        return
+    reply = inspection_pb2.InspectResponse.FromString(base64.b64decode(told["reply"]))
+    yield from differences(wire_results.decode(reply), plain(expected), 0.0)
+    for found, arrays in zip(told["arrays"], _typed_arrays(expected), strict=True):
+        if found != {name: [list(each.shape), _text(each)] for name, each in arrays.items()}:
+            yield f"other typed arrays: {list(found)}, {list(arrays)}"
+
+
+def _typed_arrays(result: ca.InspectResult) -> Iterator[Mapping[str, np.ndarray[Any, Any]]]:
+    """By the names that they have in TypeScript."""
+    yield result.predictions
+    yield {
+        f"{module}@{point}{(number and f'#{number}') or ''}{path and ':'}{path}": array
+        for module, capture in result.captures.items()
+        for number, call in enumerate(capture.calls)
+        for point, leaves in call.leaves.items()
+        for path, array in leaves.items()
+    }
+    yield result.input_gradients
+    yield result.parameter_gradients
+    for attribution in result.attributions:
+        yield attribution.values
+
+
+def _text(array: np.ndarray[Any, Any]) -> str:
+    """The bytes in base64; half precision is widened there."""
+    wide = array.astype(np.float32) if array.dtype.name in ("float16", "bfloat16") else array
+    return base64.b64encode(np.ascontiguousarray(wide).tobytes()).decode()
+
+
 @in_a_browser
 @pytest.mark.parametrize("allowed", [True, False])
 def test_a_page_asks_as_far_as_it_may(built: Path, allowed: bool) -> None:
     """In Chromium, from another origin: the numbers of the Python client; from one that is not allowed, nothing."""
-    bundle = [
-        *["npx", "esbuild", "test/page.mjs", "--bundle", "--format=esm", "--log-level=error"],
-        "--outfile=page/page.js",
-    ]
-    subprocess.run(bundle, cwd=built, check=True)
-    (built / "page" / "index.html").write_text(
-        '<!doctype html><title>page</title><script type="module" src="page.js"></script>'
-    )
-    handler = partial(SimpleHTTPRequestHandler, directory=built / "page")
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as pages:
-        threading.Thread(target=pages.serve_forever, daemon=True).start()
-        origin = f"http://127.0.0.1:{pages.server_port}"
-        settings = Settings(http_address="127.0.0.1:0", http_origins=origin if allowed else "http://other.example")
+    page = _bundled(built, "page")
+    with _serving(page) as site:
+        settings = Settings(http_address="127.0.0.1:0", http_origins=site.origin if allowed else "http://other.example")
         with (
             serve({"digits": Digits(weights=WEIGHTS)}, settings=settings) as server,
             ca.Client(server.address) as client,
         ):
-            told = _shown(f"{origin}/index.html?model=digits&server=http://{server.http_address}")
+            told = _shown(f"{site.origin}/index.html?model=digits&server=http://{server.http_address}")
             result = client.inspect("digits", {"image": IMAGE}, captures="conv1", input_gradients=True)
-        pages.shutdown()
     arrays = (result.predictions["output"], result.captures["conv1"].output, result.input_gradients["image"])
     expected = [[list(array.shape), list(array.tobytes())] for array in arrays]
     assert told == ([expected, expected] if allowed else [["SERVER_UNREACHABLE", ""]])
+
+
+def _bundled(built: Path, name: str) -> Path:
+    """A directory with a page that runs a script of the tests."""
+    page = built / name
+    bundle = ["npx", "esbuild", f"test/{name}.mjs", "--bundle", "--format=esm", "--log-level=error"]
+    subprocess.run([*bundle, f"--outfile={page / 'page.js'}"], cwd=built, check=True)
+    (page / "index.html").write_text('<!doctype html><title>page</title><script type="module" src="page.js"></script>')
+    return page
+
+
+@dataclass(frozen=True)
+class _Page:
+    """A page, and what it sends to its own server."""
+
+    directory: Path
+    origin: str
+    told: queue.Queue[bytes]
+
+    def ask(self, questions: Path) -> Any:
+        """Has the page ask ``questions``."""
+        shutil.copy(questions, self.directory)
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+            command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}"]
+            browser = subprocess.Popen([*command, self.origin], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            while self.told.empty() and browser.poll() is None:
+                time.sleep(0.05)
+            browser.terminate()
+            browser.wait()
+        return json.loads(self.told.get_nowait())
+
+
+@contextmanager
+def _serving(directory: Path) -> Iterator[_Page]:
+    told: queue.Queue[bytes] = queue.Queue()
+
+    class Pages(SimpleHTTPRequestHandler):
+        def do_POST(self) -> None:
+            told.put(self.rfile.read(int(self.headers["content-length"])))
+            self.send_response(204)
+            self.end_headers()
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Pages, directory=directory)) as pages:
+        threading.Thread(target=pages.serve_forever, daemon=True).start()
+        yield _Page(directory, f"http://127.0.0.1:{pages.server_port}", told)
+        pages.shutdown()
 
 
 def _shown(url: str) -> list[Any]:

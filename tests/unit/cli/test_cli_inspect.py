@@ -168,7 +168,7 @@ def test_inspect_leaves_predictions_out(address: str, image: Path, tmp_path: Pat
     with Image.open(picture) as drawn:
         assert drawn.format == "PNG"
     with np.load(file) as saved:
-        assert saved.files == ["captures/conv/output"]
+        assert saved.files == ["capture:conv@output"]
 
 
 def test_inspect_saves_what_is_edited_cut_and_reduced(address: str, image: Path, tmp_path: Path) -> None:
@@ -186,12 +186,12 @@ def test_inspect_saves_what_is_edited_cut_and_reduced(address: str, image: Path,
             compare=True,
         )
     expected = {
-        "predictions/output": found.predictions["output"],
-        "unedited/output": found.unedited["output"],
-        "unedited_classes/index": np.array([found.unedited_classes[0].index]),
-        "captures/head/output": found.captures["head"].output,
-        "captures/head/output/positions": found.captures["head"].calls[0].positions[ca.Point.OUTPUT][""],
-        "parameter_gradients/conv.weight": found.parameter_gradients["conv.weight"],
+        "output": found.predictions["output"],
+        "unedited:output": found.unedited["output"],
+        "unedited_class:index": np.array([found.unedited_classes[0].index]),
+        "capture:head@output": found.captures["head"].output,
+        "positions:head@output": found.captures["head"].calls[0].positions[ca.Point.OUTPUT][""],
+        "parameter_gradient:conv.weight": found.parameter_gradients["conv.weight"],
     }
     with np.load(file) as saved:
         for key, array in expected.items():
@@ -215,13 +215,11 @@ def test_inspect_saves_every_tensor(address: str, image: Path, tmp_path: Path) -
         )
     with np.load(file) as saved:
         assert f"saved {len(saved.files)} tensors to {file}" in text.replace("\n", "")
-        np.testing.assert_array_equal(saved["predictions/output"], expected.predictions["output"])
-        np.testing.assert_array_equal(saved["captures/relu[1]/output"], expected.captures["relu"].calls[1].output)
-        np.testing.assert_array_equal(saved["input_gradients/image"], expected.input_gradients["image"])
-        np.testing.assert_array_equal(
-            saved["attributions/0-Saliency/values/image"], expected.attributions[0].values["image"]
-        )
-        assert saved["captures/feature_blocks.0.0/output"].shape == (1, 4, 6, 6)
+        np.testing.assert_array_equal(saved["output"], expected.predictions["output"])
+        np.testing.assert_array_equal(saved["capture:relu@output#1"], expected.captures["relu"].calls[1].output)
+        np.testing.assert_array_equal(saved["gradient:image"], expected.input_gradients["image"])
+        np.testing.assert_array_equal(saved["attribution:saliency:image"], expected.attributions[0].values["image"])
+        assert saved["capture:feature_blocks.0.0@output"].shape == (1, 4, 6, 6)
 
 
 def test_inspect_draws(address: str, image: Path, tmp_path: Path) -> None:
@@ -233,17 +231,17 @@ def test_inspect_draws(address: str, image: Path, tmp_path: Path) -> None:
 
 
 def test_tokens_and_metrics_are_saved_too(tmp_path: Path) -> None:
-    """Ids and sums of tokens, and each metric by its place in the question: two of a kind do not hide each other."""
+    """Ids and sums of tokens, and each metric of the question: two of a kind do not hide each other."""
     judged = tuple(MetricResult("infidelity", np.array([float(number)])) for number in range(2))
     tokens = TokenAttribution("ids", np.array([[1, 2]]), np.array([[0.5, -0.5]]), (("a", "b"),))
     answer = AttributionResult("LayerActivation", "words", {}, tokens=tokens, metrics=judged)
     file = tmp_path / "answer.npz"
     assert files.save(ca.InspectResult({}, attributions=(answer,)), file) == 4
     with np.load(file) as saved:
-        found = {key.removeprefix("attributions/0-LayerActivation/"): saved[key].tolist() for key in saved.files}
+        found = {key: saved[key].tolist() for key in saved.files}
     assert found == {
-        "tokens/ids": [[1, 2]],
-        "tokens/values": [[0.5, -0.5]],
-        "metrics/0-infidelity": [0.0],
-        "metrics/1-infidelity": [1.0],
+        "tokens:layer_activation:ids": [[1, 2]],
+        "tokens:layer_activation:values": [[0.5, -0.5]],
+        "infidelity:layer_activation": [0.0],
+        "infidelity:layer_activation#1": [1.0],
     }

@@ -1,44 +1,14 @@
-"""The description of the HTTP service, OpenAPI 3.1, from the contract; and a page to try it."""
+"""The description of the HTTP service, OpenAPI 3.1, which tools/openapi.py writes; and a page to try it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import fields
-from functools import cache
 from importlib import resources
-from typing import Any
 
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from cutaway.client.transport import SERVICE
-from cutaway.errors import Reason
-from cutaway.gateway.http import problem
-from cutaway.gateway.http.instances import NPY, NPZ
-from cutaway.requests import InspectRequest
-from cutaway.v1 import inspection_service_pb2
-from cutaway.version import __version__
-
-_JSON = "application/json"
-
-_INTEGER = {"type": "integer"}
-_LARGE_INTEGER = {"type": ["string", "integer"], "description": "a whole number of 64 bits"}
-_NUMBER = {"anyOf": [{"type": "number"}, {"enum": ["NaN", "Infinity", "-Infinity"]}]}
-
-_SCALARS: dict[int, dict[str, Any]] = {
-    FieldDescriptor.TYPE_DOUBLE: _NUMBER,
-    FieldDescriptor.TYPE_FLOAT: _NUMBER,
-    FieldDescriptor.TYPE_INT32: _INTEGER,
-    FieldDescriptor.TYPE_UINT32: _INTEGER,
-    FieldDescriptor.TYPE_FIXED32: _INTEGER,
-    FieldDescriptor.TYPE_INT64: _LARGE_INTEGER,
-    FieldDescriptor.TYPE_UINT64: _LARGE_INTEGER,
-    FieldDescriptor.TYPE_BOOL: {"type": "boolean"},
-    FieldDescriptor.TYPE_STRING: {"type": "string"},
-    FieldDescriptor.TYPE_BYTES: {"type": "string", "contentEncoding": "base64"},
-}
+_DESCRIPTION = resources.files("cutaway.gateway.http") / "openapi.json"
 
 _PAGE = """<!doctype html>
 <html lang="en">
@@ -60,7 +30,7 @@ _POLICY = "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' 
 def routes() -> list[BaseRoute]:
     """Returns the routes of the description and of the page, which show what is public."""
     return [
-        Route("/openapi.json", lambda _: JSONResponse(description())),
+        Route("/openapi.json", lambda _: Response(_DESCRIPTION.read_bytes(), media_type="application/json")),
         Route("/docs", lambda _: HTMLResponse(_PAGE, headers={"content-security-policy": _POLICY})),
         Route("/docs/start.js", lambda _: Response(_START, media_type="text/javascript")),
         Route("/docs/{name}", _asset),
@@ -75,125 +45,3 @@ def _asset(request: Request) -> Response:
     return Response(
         resources.files("swagger_ui").joinpath("static").joinpath(name).read_bytes(), media_type=_ASSETS[name]
     )
-
-
-@cache
-def description() -> dict[str, Any]:
-    """Returns the description."""
-    service = inspection_service_pb2.DESCRIPTOR.services_by_name[SERVICE.rpartition(".")[2]]
-    messages: dict[str, Descriptor] = {}
-    for method in service.methods:
-        for message in (method.input_type, method.output_type):
-            messages |= {each.full_name: each for each in _reached(message, set())}
-    model = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
-    known = _reference("cutaway.v1.GetModelResponse")
-    paths: dict[str, Any] = {
-        "/v1/models": {"get": _operation("Names of the models", {_JSON: _object(models=_list({"type": "string"}))})},
-        "/v1/models/{model}": {
-            "parameters": [model],
-            "get": _operation("What goes in, what comes out, and the modules", {_JSON: known}),
-        },
-    }
-    for verb, summary in (("predict", "Predictions"), ("explain", "Predictions and checked explanations")):
-        asked = {_JSON: _instances(verb), "multipart/form-data": {"type": "object"}, NPY: {}, NPZ: {}}
-        paths[f"/v1/models/{{model}}:{verb}"] = {
-            "parameters": [model],
-            "post": _operation(summary, {_JSON: {"type": "object"}, NPZ: {}}, asked),
-        }
-    request, reply = (_reference(f"cutaway.v1.Inspect{kind}") for kind in ("Request", "Response"))
-    paths["/v1/models/{model}:inspect"] = {
-        "parameters": [model],
-        "post": _operation("The contract in JSON, or in binary", {_JSON: reply}, {_JSON: request}),
-    }
-    for method in service.methods:
-        if not method.server_streaming:
-            request, reply = _reference(method.input_type.full_name), _reference(method.output_type.full_name)
-            paths[f"/{SERVICE}/{method.name}"] = {"post": _operation("By Connect", {_JSON: reply}, {_JSON: request})}
-    return {
-        "openapi": "3.1.0",
-        "info": {"title": "Cutaway", "version": __version__, "license": {"name": "Apache-2.0"}},
-        "paths": paths,
-        "security": [{}, {"token": []}],
-        "components": {
-            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
-            "schemas": {name: _schema(message) for name, message in messages.items()} | {"Problem": _problem()},
-        },
-    }
-
-
-def _reached(message: Descriptor, seen: set[str]) -> Iterator[Descriptor]:
-    """Yields a message and all that its fields hold; not the entries of maps."""
-    if message.full_name in seen:
-        return
-    seen.add(message.full_name)
-    if not message.GetOptions().map_entry:
-        yield message
-    for field in message.fields:
-        if field.message_type is not None:
-            yield from _reached(field.message_type, seen)
-
-
-def _schema(message: Descriptor) -> dict[str, Any]:
-    properties = {field.json_name: _of_field(field) for field in message.fields}
-    return {"type": "object", "properties": properties, "additionalProperties": False}
-
-
-def _of_field(field: FieldDescriptor) -> dict[str, Any]:
-    below = field.message_type
-    if below is not None and below.GetOptions().map_entry:
-        return {"type": "object", "additionalProperties": _of_value(below.fields_by_name["value"])}
-    return _list(_of_value(field)) if field.is_repeated else _of_value(field)
-
-
-def _of_value(field: FieldDescriptor) -> dict[str, Any]:
-    if field.message_type is not None:
-        return _reference(field.message_type.full_name)
-    if field.enum_type is not None:
-        return {"enum": [value.name for value in field.enum_type.values]}
-    return _SCALARS[field.type]
-
-
-def _instances(verb: str) -> dict[str, Any]:
-    """Returns the schema of a request as KServe has it, with the fields of a request file."""
-    own = ("model", "tensors", "raw")
-    more: dict[str, Any] = {field.name: {} for field in fields(InspectRequest) if field.name not in own}
-    if verb == "explain":
-        more |= {"method": {"type": "string"}, "options": {"type": "object"}}
-    shown = _object(instances={"type": "array", "minItems": 1, "items": {}}, **more)
-    return shown | {"required": ["instances"]}
-
-
-def _problem() -> dict[str, Any]:
-    text = {"type": "string"}
-    reason = {"enum": sorted(Reason)}
-    return _object(type=text, title=text, status=_INTEGER, detail=text, reason=reason, field=text)
-
-
-def _operation(summary: str, reply: dict[str, Any], request: dict[str, Any] | None = None) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "summary": summary,
-        "responses": {
-            "200": {"description": summary, "content": _content(reply)},
-            "default": {
-                "description": "what is wrong",
-                "content": _content({problem.MEDIA_TYPE: _reference("Problem")}),
-            },
-        },
-    }
-    return found if request is None else found | {"requestBody": {"required": True, "content": _content(request)}}
-
-
-def _content(schemas: dict[str, Any]) -> dict[str, Any]:
-    return {media_type: {"schema": schema} for media_type, schema in schemas.items()}
-
-
-def _reference(name: str) -> dict[str, Any]:
-    return {"$ref": f"#/components/schemas/{name}"}
-
-
-def _list(schema: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "array", "items": schema}
-
-
-def _object(**properties: Any) -> dict[str, Any]:
-    return {"type": "object", "properties": properties}

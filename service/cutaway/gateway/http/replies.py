@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import io
-import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
-
-import numpy as np
 
 from cutaway.errors import Reason, error
 from cutaway.results import InspectResult
 from cutaway.results.document import document, numbers
 from cutaway.results.explanations import AttributionResult
+from cutaway.results.named_arrays import named_arrays, named_tensors, npy, write_npz
 from cutaway.schema.tensors import Array
 
 MAX_ELEMENTS = 1 << 20
@@ -29,7 +27,7 @@ def as_document(result: InspectResult, *, explains: bool) -> dict[str, Any]:
     Raises:
         ResourceExhausted: ``REPLY_TOO_LARGE``.
     """
-    elements = sum(array.size for _, array in named_arrays(result))
+    elements = sum(each.array.size for each in named_tensors(result))
     if elements > MAX_ELEMENTS:
         what = f"the reply has {elements} numbers, and JSON holds at most {MAX_ELEMENTS}"
         raise error(Reason.REPLY_TOO_LARGE, f"{what}; accept application/x-npz, or ask for less")
@@ -83,32 +81,10 @@ def _verdicts(attribution: AttributionResult) -> dict[str, Any]:
     }
 
 
-def named_arrays(result: InspectResult) -> Iterator[tuple[str, Array]]:
-    """Yields the arrays of a result with the names that they have in an NPZ file: ``output``,
-    ``capture:conv1@output``, ``gradient:image``, ``attribution:0:image``. A second call of a module, or a tensor inside
-    a tuple, has its number or its path behind the point."""
-    yield from result.predictions.items()
-    for module, capture in result.captures.items():
-        for number, call in enumerate(capture.calls):
-            for point, leaves in call.leaves.items():
-                for path, array in leaves.items():
-                    extra = (f"#{number}" if number else "") + (f":{path}" if path else "")
-                    yield f"capture:{module}@{point.value}{extra}", array
-    for name, array in result.input_gradients.items():
-        yield f"gradient:{name}", array
-    for name, array in result.parameter_gradients.items():
-        yield f"parameter_gradient:{name}", array
-    for number, attribution in enumerate(result.attributions):
-        for name, array in attribution.values.items():
-            yield f"attribution:{number}:{name}", array
-
-
 def as_npz(result: InspectResult) -> bytes:
-    """Returns the arrays of ``result`` as an NPZ file; bfloat16, which numpy has not, as float32."""
+    """Returns the arrays of ``result`` as an NPZ file."""
     file = io.BytesIO()
-    with zipfile.ZipFile(file, "w") as archive:  # numpy.savez has arguments of its own, which may not be names
-        for name, array in named_arrays(result):
-            archive.writestr(f"{name}.npy", _npy(array))
+    write_npz(file, named_arrays(result))
     return file.getvalue()
 
 
@@ -120,11 +96,4 @@ def as_npy(result: InspectResult) -> bytes:
     """
     if len(result.predictions) != 1:
         raise error(Reason.INVALID_VALUE, "the reply has several arrays: accept application/x-npz", "accept")
-    return _npy(next(iter(result.predictions.values())))
-
-
-def _npy(array: Array) -> bytes:
-    file = io.BytesIO()
-    plain = array.astype(np.float32) if array.dtype.name == "bfloat16" else array
-    np.lib.format.write_array(file, plain, allow_pickle=False)
-    return file.getvalue()
+    return npy(next(iter(result.predictions.values())))

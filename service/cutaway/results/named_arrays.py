@@ -1,0 +1,114 @@
+"""The arrays of a result by unique names: those of NPZ files, and of outputs of the Open Inference Protocol."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import BinaryIO, NamedTuple
+
+import numpy as np
+
+from cutaway.requests import method_field
+from cutaway.results import AttributionResult, ClassPrediction, InspectResult
+from cutaway.schema.tensors import Array
+
+
+class NamedArray(NamedTuple):
+    """One array of a result.
+
+    Attributes:
+        name: ``output``, ``capture:conv1@output``, ``attribution:integrated_gradients:image``.
+        array: its elements.
+        verdict: of the attribution that it belongs to; empty for any other array.
+    """
+
+    name: str
+    array: Array
+    verdict: str = ""
+
+
+def named_tensors(result: InspectResult) -> Iterator[NamedArray]:
+    """Yields the tensors of ``result`` in its order. The second one of a name has ``#1`` behind it, the third ``#2``:
+    the second call of a module, or the second attribution by one method."""
+    return _numbered(_tensors(result))
+
+
+def named_arrays(result: InspectResult) -> Iterator[NamedArray]:
+    """Yields the same tensors, and then the numbers by row that explain them: classes, targets, deltas, metrics."""
+    return _numbered([*_tensors(result), *_by_row(result)])
+
+
+def npy(array: Array) -> bytes:
+    """Returns ``array`` as an NPY file; bfloat16, which numpy has not, as float32."""
+    file = io.BytesIO()
+    plain = array.astype(np.float32) if array.dtype.name == "bfloat16" else array
+    np.lib.format.write_array(file, plain, allow_pickle=False)
+    return file.getvalue()
+
+
+def write_npz(file: BinaryIO, arrays: Iterable[NamedArray]) -> None:
+    """Writes ``arrays`` as an NPZ file: `numpy.savez` has arguments of its own, which may not be names."""
+    with zipfile.ZipFile(file, "w") as archive:
+        for each in arrays:
+            archive.writestr(f"{each.name}.npy", npy(each.array))
+
+
+def _numbered(arrays: Iterable[NamedArray]) -> Iterator[NamedArray]:
+    seen: Counter[str] = Counter()
+    for each in arrays:
+        before = seen[each.name]
+        seen[each.name] += 1
+        yield each._replace(name=f"{each.name}#{before}") if before else each
+
+
+def _tensors(result: InspectResult) -> Iterator[NamedArray]:
+    yield from _named("", result.predictions)
+    yield from _named("unedited:", result.unedited)
+    yield from _captures(result)
+    yield from _named("gradient:", result.input_gradients)
+    yield from _named("parameter_gradient:", result.parameter_gradients)
+    for attribution in result.attributions:
+        method, verdict = method_field(attribution.method), str(attribution.verdict or "")
+        yield from _named(f"attribution:{method}:", attribution.values, verdict)
+        yield from _named(f"standard_error:{method}:", attribution.standard_errors, verdict)
+        if attribution.tokens is not None:
+            tokens = {"ids": attribution.tokens.ids, "values": attribution.tokens.values}
+            yield from _named(f"tokens:{method}:", tokens, verdict)
+
+
+def _captures(result: InspectResult) -> Iterator[NamedArray]:
+    for module, capture in result.captures.items():
+        for call in capture.calls:
+            for kind, by_point in (("capture", call.leaves), ("positions", call.positions)):
+                for point, leaves in by_point.items():
+                    for path, array in leaves.items():
+                        yield NamedArray(f"{kind}:{module}@{point.value}{path and ':'}{path}", array)
+
+
+def _by_row(result: InspectResult) -> Iterator[NamedArray]:
+    yield from _classes("class", result.classes)
+    yield from _classes("unedited_class", result.unedited_classes)
+    yield from _named("", {"targets": result.targets, "target_values": result.target_values})
+    for attribution in result.attributions:
+        yield from _of_attribution(method_field(attribution.method), attribution)
+
+
+def _of_attribution(method: str, attribution: AttributionResult) -> Iterator[NamedArray]:
+    names = ("convergence_delta", "value_at_input", "value_at_baseline", "targets")
+    yield from _named("", {f"{name}:{method}": getattr(attribution, name) for name in names})
+    for metric in attribution.metrics:
+        yield NamedArray(f"{metric.name}:{method}", metric.values)
+
+
+def _classes(name: str, classes: Sequence[ClassPrediction]) -> Iterator[NamedArray]:
+    if classes:
+        yield NamedArray(f"{name}:index", np.array([each.index for each in classes]))
+        yield NamedArray(f"{name}:probability", np.array([each.probability for each in classes]))
+
+
+def _named(prefix: str, arrays: Mapping[str, Array | None], verdict: str = "") -> Iterator[NamedArray]:
+    for name, array in arrays.items():
+        if array is not None:
+            yield NamedArray(f"{prefix}{name}", array, verdict)
