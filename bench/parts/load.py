@@ -65,17 +65,18 @@ async def _grpc(address: str, path: str) -> Opened:
 
 
 async def _http(address: str, path: str) -> Opened:
-    """Returns a caller over HTTP/1.1 with keep-alive; ``path`` is the content type, a space, and the URL path."""
-    content, where = path.split(" ")
+    """Returns a caller over HTTP/1.1 with keep-alive; ``path`` is the content type, a space, the URL path, and
+    then more headers, each after a space."""
+    content, where, *further = path.split(" ")
     host, port = address.split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
 
     async def ask(request: bytes) -> bytes:
         head = f"POST {where} HTTP/1.1\r\nHost: {address}\r\nContent-Type: {content}\r\nContent-Length: {len(request)}"
-        writer.write(head.encode() + b"\r\n\r\n" + request)
+        writer.write("\r\n".join([head, *further, "", ""]).encode() + request)
         status, *fields = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
         lengths = [field.partition(":")[2] for field in fields if field.lower().startswith("content-length:")]
-        body = await reader.readexactly(int(lengths[0]))
+        body = await reader.readexactly(int(lengths[0])) if lengths else await _chunked(reader)
         if " 200 " not in f"{status} ":
             raise RuntimeError(f"{status}: {body[:200]!r}")
         return body
@@ -84,6 +85,16 @@ async def _http(address: str, path: str) -> Opened:
         writer.close()
 
     return ask, close
+
+
+async def _chunked(reader: asyncio.StreamReader) -> bytes:
+    """Returns a body that comes in chunks, each with its length before it, in hexadecimal."""
+    parts = []
+    while size := int(await reader.readline(), 16):
+        parts.append(await reader.readexactly(size))
+        await reader.readexactly(2)
+    await reader.readexactly(2)
+    return b"".join(parts)
 
 
 if __name__ == "__main__":

@@ -425,4 +425,5 @@ details = made(
     ),
     provenance=provenances,
     operators=tuples_of(made(results.OperatorInfo, address=texts, output_shapes=tuples_of(shapes), calls=UNSIGNED_32)),
+    example=named_tensors,
 )

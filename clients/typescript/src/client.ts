@@ -97,13 +97,16 @@ export class Client {
     });
   }
 
-  /** Returns the inputs, outputs and module tree of a model, and with `operators` the operators in it. */
+  /**
+   * Returns the inputs, outputs and module tree of a model; with `operators` the operators in it, and with `example` the
+   * model's own example.
+   */
   async model(
     model: string,
-    { operators = false, ...options }: CallOptions & { operators?: boolean } = {},
+    { operators = false, example = false, ...options }: CallOptions & { operators?: boolean; example?: boolean } = {},
   ): Promise<ModelDetail> {
     return this.#told(options, async () => {
-      const { model: detail } = await this.#calls.getModel({ model, operators }, options);
+      const { model: detail } = await this.#calls.getModel({ model, operators, example }, options);
       if (detail === undefined) throw new CutawayError("INTERNAL", "the reply is damaged", "", Code.Internal);
       return detail;
     });

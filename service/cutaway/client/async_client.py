@@ -32,9 +32,11 @@ class AsyncClient(BaseClient[Coroutine[Any, Any, Inspection], AsyncReplyStream])
         call = self._transport.inspect_stream(request)
         return AsyncReplyStream(partial(self._messages, call), self._seconds(timeout), request)
 
-    async def get_model(self, model: str, *, operators: bool = False, timeout: float | None = None) -> ModelDetail:
+    async def get_model(
+        self, model: str, *, operators: bool = False, example: bool = False, timeout: float | None = None
+    ) -> ModelDetail:
         """Does what `Client.get_model` does."""
-        return await self._run(self._call(self._transport.get_model(model, operators), timeout))
+        return await self._run(self._call(self._transport.get_model(model, operators, example), timeout))
 
     async def list_models(self, *, timeout: float | None = None) -> list[ModelName]:
         """Does what `Client.list_models` does."""

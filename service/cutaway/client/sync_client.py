@@ -37,9 +37,12 @@ class Client(BaseClient[Inspection, ReplyStream]):
         call = self._transport.inspect_stream(request)
         return ReplyStream(partial(self._messages, call), self._seconds(timeout), request)
 
-    def get_model(self, model: str, *, operators: bool = False, timeout: float | None = None) -> ModelDetail:
-        """Returns the inputs, outputs and module tree of a model, and with ``operators`` the operators in it."""
-        return self._run(self._call(self._transport.get_model(model, operators), timeout))
+    def get_model(
+        self, model: str, *, operators: bool = False, example: bool = False, timeout: float | None = None
+    ) -> ModelDetail:
+        """Returns the inputs, outputs and module tree of a model; with ``operators`` the operators in it, and with
+        ``example`` the model's own example."""
+        return self._run(self._call(self._transport.get_model(model, operators, example), timeout))
 
     def list_models(self, *, timeout: float | None = None) -> list[ModelName]:
         """Returns every model that is served, by name and version."""

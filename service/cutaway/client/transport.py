@@ -64,9 +64,10 @@ class Transport(ABC):
         payload = wire_requests.encode(request).SerializeToString()
         return self._call("inspect", request.model, payload, partial(_decode_result, request.max_reply_bytes))
 
-    def get_model(self, model: str, operators: bool) -> Call[ModelDetail]:
-        """Returns the call that describes a model; ``operators`` includes the operators inside its modules."""
-        return self._call("describe", model, wire_models.encode_model_request(model, operators), _decode_detail)
+    def get_model(self, model: str, operators: bool, example: bool) -> Call[ModelDetail]:
+        """Returns the call that describes a model, on request with its operators and its example."""
+        request = wire_models.encode_model_request(model, operators=operators, example=example)
+        return self._call("describe", model, request, _decode_detail)
 
     def inspect_stream(self, request: InspectRequest) -> StreamCall:
         """Returns the call for a request with a streamed reply."""

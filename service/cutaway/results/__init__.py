@@ -318,6 +318,7 @@ class ModelDetail:
     modules: tuple[ModuleInfo, ...]
     provenance: Provenance
     operators: tuple[OperatorInfo, ...] = ()
+    example: Mapping[str, Array] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return describe_model(self)

@@ -66,6 +66,7 @@ class ModelDetail(_message.Message):
     MODULES_FIELD_NUMBER: _builtins.int
     PROVENANCE_FIELD_NUMBER: _builtins.int
     OPERATORS_FIELD_NUMBER: _builtins.int
+    EXAMPLE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def model(self) -> Global___Model:
         """Which."""
@@ -100,6 +101,10 @@ class ModelDetail(_message.Message):
         ran; empty where the model has no example.
         """
 
+    @_builtins.property
+    def example(self) -> _containers.RepeatedCompositeFieldContainer[_tensor_pb2.NamedTensor]:
+        """Where it was asked for: the model's own example, by the names of its inputs; empty where the model has none."""
+
     def __init__(
         self,
         *,
@@ -111,10 +116,11 @@ class ModelDetail(_message.Message):
         modules: _abc.Iterable[Global___Module] | None = ...,
         provenance: Global___Provenance | None = ...,
         operators: _abc.Iterable[Global___Operator] | None = ...,
+        example: _abc.Iterable[_tensor_pb2.NamedTensor] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "provenance", b"provenance"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["inputs", b"inputs", "labels", b"labels", "media_types", b"media_types", "model", b"model", "modules", b"modules", "operators", b"operators", "outputs", b"outputs", "provenance", b"provenance"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["example", b"example", "inputs", b"inputs", "labels", b"labels", "media_types", b"media_types", "model", b"model", "modules", b"modules", "operators", b"operators", "outputs", b"outputs", "provenance", b"provenance"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

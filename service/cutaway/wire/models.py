@@ -6,16 +6,16 @@ from cutaway import results as plain
 from cutaway.v1 import inspection_service_pb2, model_pb2
 from cutaway.wire.codec import Codec, FieldRule, record, several
 from cutaway.wire.message_walk import check_structure, parse
-from cutaway.wire.results import PROVENANCE
+from cutaway.wire.results import NAMED_TENSORS, PROVENANCE
 
 
-def encode_model_request(model: str, operators: bool) -> bytes:
+def encode_model_request(model: str, *, operators: bool = False, example: bool = False) -> bytes:
     """Returns a serialised `cutaway.v1.GetModelRequest`."""
-    return inspection_service_pb2.GetModelRequest(model=model, operators=operators).SerializeToString()
+    return inspection_service_pb2.GetModelRequest(model=model, operators=operators, example=example).SerializeToString()
 
 
 def decode_model_request(data: bytes) -> inspection_service_pb2.GetModelRequest:
-    """Returns the message in ``data``; no bytes are a request for the model alone, without operators.
+    """Returns the message in ``data``; no bytes are a request for the model alone, without operators and example.
 
     Raises:
         InvalidArgument: ``MALFORMED_REQUEST``, or ``UNKNOWN_FIELD``.
@@ -45,6 +45,7 @@ _DETAIL = record(
         "modules": FieldRule(codec=several(record(plain.ModuleInfo, model_pb2.Module))),
         "provenance": FieldRule(codec=PROVENANCE),
         "operators": FieldRule(codec=several(record(plain.OperatorInfo, model_pb2.Operator))),
+        "example": FieldRule(codec=NAMED_TENSORS),
     },
 )
 

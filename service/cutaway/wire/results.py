@@ -86,6 +86,8 @@ def _read_feature_names(container: Any) -> dict[str, tuple[str, ...]]:
     return {message.input: tuple(message.names) for message in container}
 
 
+NAMED_TENSORS = _named(Codec(arrays.write, arrays.read))
+
 PROVENANCE = record(plain.Provenance, model_pb2.Provenance)
 
 _CLASSES = several(record(plain.ClassPrediction, inspection_pb2.ClassPrediction))

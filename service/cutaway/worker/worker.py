@@ -31,7 +31,7 @@ from cutaway.engine.model.module_tree import ModuleTree
 from cutaway.engine.planning.plan import Plan, plan_request
 from cutaway.engine.runtime import late_imports  # noqa: F401  # before the first request
 from cutaway.engine.runtime.cancellation import NEVER_CANCELLED, Cancellation
-from cutaway.engine.runtime.numpy_bridge import from_numpy
+from cutaway.engine.runtime.numpy_bridge import from_numpy, to_numpy
 from cutaway.engine.runtime.timing import timed
 from cutaway.errors import at
 from cutaway.frozen import changed
@@ -296,13 +296,17 @@ class Worker:
         return self._adapter.collate(examples)
 
     def _describe(self, call: Call) -> worker_pb2.WorkerReply:
-        detail = self.describe(operators=wire_models.decode_model_request(call.payload).operators)
+        request = wire_models.decode_model_request(call.payload)
+        detail = self.describe(operators=request.operators, example=request.example)
         response = inspection_service_pb2.GetModelResponse(model=wire_models.encode(detail))
+        limits.check_reply_size(response.ByteSize(), 0, self._settings.max_message_bytes)
         return worker_pb2.WorkerReply(response=response.SerializeToString())
 
-    def describe(self, *, operators: bool = False) -> ModelDetail:
-        """Returns the model's inputs, outputs and modules, and on request the operators of its forward pass."""
-        modules, outputs, inside = describe(self._model, self._example(), operators=operators)
+    def describe(self, *, operators: bool = False, example: bool = False) -> ModelDetail:
+        """Returns the model's inputs, outputs and modules; on request the operators of its forward pass, and its
+        example."""
+        inputs = self._example()
+        modules, outputs, inside = describe(self._model, inputs, operators=operators)
         self._model.passes.reset()
         return ModelDetail(
             model=self.name,
@@ -313,6 +317,7 @@ class Worker:
             modules=modules,
             provenance=self._provenance(provenance(self._model)),
             operators=inside,
+            example={name: to_numpy(tensor) for name, tensor in inputs.items()} if example and inputs else {},
         )
 
     def _provenance(self, provenance: Provenance) -> Provenance:

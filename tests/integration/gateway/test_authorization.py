@@ -240,9 +240,10 @@ def test_a_model_is_described_as_far_as_it_may_be_seen(front: Front) -> None:
             if "inspect" in scopes:
                 assert client.get_model("net", operators=True).operators == whole.operators
             else:
-                with pytest.raises(ca.PermissionDenied) as caught:
-                    client.get_model("net", operators=True)
-                assert caught.value.field == "operators"
+                for field in ("operators", "example"):
+                    with pytest.raises(ca.PermissionDenied) as caught:
+                        client.get_model("net", **{field: True})
+                    assert caught.value.field == field
     with front.client("narrow") as client:
         found = client.get_model("net", operators=True)
     assert [module.name for module in found.modules] == ["open1", "open2"]

@@ -80,6 +80,19 @@ def test_no_graph_is_built_where_no_gradient_is_asked() -> None:
     assert modes == [False, True]
 
 
+def test_a_model_shows_its_example_where_it_is_asked_for() -> None:
+    """Ready to be asked about; a model without one shows nothing."""
+    adapter = Images()
+    with serve({"net": adapter, "bare": nn.Identity()}) as server, ca.Client(server.address) as client:
+        shown = client.get_model("net", example=True).example
+        assert client.get_model("net").example == client.get_model("bare", example=True).example == {}
+        assert client.inspect("net", shown).classes
+    expected = adapter.example()
+    assert expected is not None
+    assert shown.keys() == expected.keys()
+    assert all(np.array_equal(shown[name], to_numpy(tensor)) for name, tensor in expected.items())
+
+
 def test_async_client_does_what_the_client_does(address: str) -> None:
     """AsyncClient has the same methods, awaited, and the same errors."""
 

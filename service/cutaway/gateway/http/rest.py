@@ -68,7 +68,8 @@ class Rest:
         return JSONResponse({"models": list(dict.fromkeys(name.model for name in names))})
 
     async def _model(self, request: Request, call: HttpCall) -> Response:
-        data = wire_models.encode_model_request(request.path_params["model"], "operators" in request.query_params)
+        more = {name: name in request.query_params for name in ("operators", "example")}
+        data = wire_models.encode_model_request(request.path_params["model"], **more)
         reply = await self._servicer.call("GetModel", data, call) or b""
         name = wire_models.decode_name(inspection_service_pb2.GetModelResponse.FromString(reply).model.model)
         detail = json.loads(await json_messages.as_text(inspection_service_pb2.GetModelResponse, reply))

@@ -84,7 +84,7 @@ class OpenInference:
         Raises:
             CutawayError: the model is not known to the caller, or does not answer.
         """
-        data = wire_models.encode_model_request(versioned(model, version), operators=False)
+        data = wire_models.encode_model_request(versioned(model, version))
         reply = await self.servicer.call("GetModel", data, call) or b""
         detail = wire_models.decode(inspection_service_pb2.GetModelResponse.FromString(reply).model)
         names = await listed_models(self.servicer, call)

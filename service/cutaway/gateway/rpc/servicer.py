@@ -119,7 +119,7 @@ class Servicer:
             CutawayError: the model is not known to the caller, or does not answer.
         """
         name, permissions = self._resolve(model, current_caller.get())
-        data = wire_models.encode_model_request(model, operators=False)
+        data = wire_models.encode_model_request(model)
         reply = await self._call("describe", name, data, permissions, context)
         return inspection_service_pb2.GetModelResponse.FromString(reply.response).model
 
@@ -158,8 +158,9 @@ class Servicer:
         request = wire_models.decode_model_request(data)
         name, permissions = self._resolve(request.model, caller)
         with redaction.redacted_errors(permissions):
-            if request.operators:
-                permissions.require(Scope.INSPECT, "operators")
+            for field in ("operators", "example"):
+                if getattr(request, field):
+                    permissions.require(Scope.INSPECT, field)
             reply = await self._call("describe", name, data, permissions, context)
             return redaction.redact_model(permissions, reply.response)
 
