@@ -10,6 +10,8 @@ export default defineConfig(
     languageOptions: { parserOptions: { projectService: { allowDefaultProject: ["eslint.config.js"] } } },
     rules: {
       "@typescript-eslint/restrict-template-expressions": ["error", { allowNumber: true }],
+      // It takes descriptors of generated code for enums.
+      "@typescript-eslint/no-unsafe-enum-assignment": "off",
       // A page shows what a model says as text, never as markup.
       "no-restricted-syntax": [
         "error",

@@ -8,7 +8,10 @@ const here = (path: string): string => fileURLToPath(new URL(path, import.meta.u
 export default defineConfig({
   base: "./",
   resolve: {
-    alias: { "@cutaway/client": here("../clients/typescript/src/index.ts") },
+    alias: {
+      "@cutaway/client": here("../clients/typescript/src/index.ts"),
+      "@cutaway/contract": here("../clients/typescript/src/gen/cutaway/v1"),
+    },
     dedupe: ["@bufbuild/protobuf", "@connectrpc/connect", "@connectrpc/connect-web"],
   },
   build: { outDir: here("../service/cutaway/web/static"), emptyOutDir: true, assetsInlineLimit: 0, target: "es2022" },

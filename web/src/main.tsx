@@ -1,11 +1,11 @@
 /** The inspector: a page on which people look into a served model. */
 
 import { render } from "preact";
-import { Client } from "@cutaway/client";
-
-function App(): preact.JSX.Element {
-  return <main>{typeof Client}</main>;
-}
+import { App } from "./app/App.js";
+import { start } from "./app/start.js";
 
 const root = document.getElementById("app");
-if (root) render(<App />, root);
+if (root) {
+  start();
+  render(<App />, root);
+}

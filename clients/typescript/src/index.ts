@@ -7,9 +7,10 @@ export {
   type Example,
   type InspectOptions,
   type Question,
+  requestOf,
 } from "./client.js";
 export { CutawayError } from "./errors.js";
 export { type Attribution, type Inspection, HookPoint, Verdict } from "./results.js";
-export { tensor, type Tensor, type TypedArray } from "./tensors.js";
+export { fromMessage, tensor, type Tensor, type TypedArray } from "./tensors.js";
 export { DataType } from "./gen/cutaway/v1/tensor_pb.js";
 export type { Model, ModelDetail } from "./gen/cutaway/v1/model_pb.js";

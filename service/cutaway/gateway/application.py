@@ -74,7 +74,9 @@ async def _run(start: Callable[[], _RunningBackend], settings: Settings, announc
         if server.observers.address:
             announce(f"metrics: http://{server.observers.address}/metrics")
         if server.http_address:
-            announce(f"http: {'https' if settings.tls_certificate else 'http'}://{server.http_address}")
+            url = f"{'https' if settings.tls_certificate else 'http'}://{server.http_address}"
+            announce(f"http: {url}")
+            announce(f"page: {url}/")
         if warning := exposure_warning(settings, server.address):
             log.warning(warning)
         gc.collect()

@@ -11,7 +11,7 @@ from starlette.routing import BaseRoute, Mount
 from starlette.types import ASGIApp
 
 from cutaway.config.settings import Settings
-from cutaway.gateway.http import openapi
+from cutaway.gateway.http import openapi, page
 from cutaway.gateway.http.connect import PATH, ConnectApplication
 from cutaway.gateway.http.guard import Guard
 from cutaway.gateway.http.rest import Rest
@@ -45,7 +45,8 @@ def application(
     max_bytes = 2 * settings.max_message_bytes  # slightly larger requests get an error that names the limit
     connect = ConnectApplication(servicer, settings.receive_timeout_s, max_bytes)
     rest = Rest(servicer, serving, settings.receive_timeout_s, max_bytes)
-    routes: list[BaseRoute] = [Mount(PATH.rstrip("/"), connect), *rest.routes(), *openapi.routes(), *further]
+    own = [Mount(PATH.rstrip("/"), connect), *rest.routes(), *openapi.routes(), *page.routes()]
+    routes: list[BaseRoute] = [*own, *further]
     origins = [origin.strip() for origin in settings.http_origins.split(",") if origin.strip()]
     middleware = [Middleware(Guard, origins=origins, local=is_loopback(settings.http_address))]
     if origins:

@@ -1,0 +1,46 @@
+/** The views, in the order of the navigation. */
+
+import type { ComponentType } from "preact";
+import { AskView } from "../ask/AskView.js";
+import { CostView } from "../cost/CostView.js";
+import { ModelsView } from "../models/ModelsView.js";
+import type { ViewProps } from "../state/asked.js";
+import { ask, asked, row } from "../state/asking.js";
+import { go } from "../state/route.js";
+import { TakeView } from "../take/TakeView.js";
+
+/** A view. */
+export interface View {
+  /** Its name in the address. */
+  readonly name: string;
+  readonly title: string;
+  readonly Shown: ComponentType;
+}
+
+/** All views. */
+export const VIEWS: readonly View[] = [
+  { name: "models", title: "Model", Shown: ModelsView },
+  { name: "ask", title: "Ask", Shown: AskView },
+  { name: "cost", title: "Cost", Shown: answered(CostView) },
+  { name: "take", title: "Take along", Shown: answered(TakeView) },
+];
+
+/** Returns a view of an answer, which says so where there is none yet. */
+function answered(Shown: ComponentType<ViewProps>): ComponentType {
+  return function Answered(): preact.JSX.Element {
+    if (asked.value) return <Shown asked={asked.value} row={row.value} ask={(change) => void ask(change)} />;
+    return (
+      <div class="panel empty">
+        <p>Nothing has been asked yet.</p>
+        <button
+          class="primary"
+          onClick={() => {
+            go("ask");
+          }}
+        >
+          Ask something
+        </button>
+      </div>
+    );
+  };
+}

@@ -1,0 +1,74 @@
+/** The input, in the ways that the model's declaration allows. */
+
+import { useState } from "preact/hooks";
+import type { ModelDetail, Tensor } from "@cutaway/client";
+import { Choice } from "../app/Choice.js";
+import { draft } from "../state/asking.js";
+import { numbers } from "./arrays.js";
+import { Drawing } from "./Drawing.js";
+import { Files } from "./Files.js";
+import { Numbers } from "./Numbers.js";
+import { TableRow } from "./TableRow.js";
+import { Texts } from "./Texts.js";
+import { type InputSpec, oneExample, type TensorWay, tensorWaysOf, type Way, waysOf } from "./ways.js";
+
+const NAMES: Readonly<Record<Way | TensorWay, string>> = {
+  files: "File",
+  text: "Text",
+  tensors: "Tensors",
+  draw: "Draw",
+  table: "Table row",
+  numbers: "Numbers",
+};
+
+/** Lets a person give the input. */
+export function Inputs({ detail }: { detail: ModelDetail }): preact.JSX.Element {
+  const ways = waysOf(detail);
+  const given = draft.value.inputs;
+  const [picked, pick] = useState<Way | undefined>(undefined);
+  const found = Array.isArray(given) ? ways.find((each) => each !== "tensors") : given ? "tensors" : undefined;
+  const way = picked ?? found ?? ways[0] ?? "tensors";
+  const required = detail.inputs.filter(({ optional }) => !optional);
+  const drawn = required.length === 1 && required[0] && tensorWaysOf(required[0])[0] === "draw";
+  const names = drawn ? { ...NAMES, tensors: "Draw or numbers" } : NAMES;
+  return (
+    <>
+      {ways.length > 1 && <Choice label="Give the input as" of={ways} names={names} value={way} onChoose={pick} />}
+      {way === "text" && <Texts />}
+      {way === "files" && <Files mediaTypes={detail.mediaTypes} />}
+      {way === "tensors" && detail.inputs.map((spec) => <OneInput key={spec.name} spec={spec} inputs={required} />)}
+    </>
+  );
+}
+
+/** One forward argument. */
+function OneInput({ spec, inputs }: { spec: InputSpec; inputs: readonly InputSpec[] }): preact.JSX.Element {
+  const ways = tensorWaysOf(spec);
+  const [way, pick] = useState<TensorWay>(ways[0] ?? "numbers");
+  const given = draft.value.inputs;
+  const tensors = given && !Array.isArray(given) ? (given as Readonly<Record<string, Tensor>>) : {};
+  const own = tensors[spec.name];
+  const put = (value: Tensor): void => {
+    const rest = inputs.filter(({ name }) => !(name in tensors)).map((each) => [each.name, zeros(each)] as const);
+    draft.value = { ...draft.value, inputs: { ...Object.fromEntries(rest), ...tensors, [spec.name]: value } };
+  };
+  return (
+    <fieldset class="one-input">
+      <legend>
+        <bdi class="mono">{spec.name}</bdi>
+        {spec.optional && <span class="muted"> may be left out</span>}
+      </legend>
+      {ways.length > 1 && <Choice label={`Give ${spec.name} as`} of={ways} names={NAMES} value={way} onChoose={pick} />}
+      {way === "draw" && <Drawing spec={spec} value={own} onChange={put} />}
+      {way === "table" && <TableRow spec={spec} value={own} onChange={put} />}
+      {way === "numbers" && <Numbers spec={spec} value={own} onChange={put} />}
+    </fieldset>
+  );
+}
+
+/** Returns one example of zeros. */
+export function zeros(spec: InputSpec): Tensor {
+  const shape = oneExample(spec);
+  const size = shape.reduce((product, each) => product * each, 1);
+  return numbers(new Array<number>(size).fill(0), shape, spec.dataType);
+}

@@ -1,0 +1,81 @@
+/** Any tensor: nested lists of numbers, or an NPY file. */
+
+import { useState } from "preact/hooks";
+import { DataType, type Tensor } from "@cutaway/client";
+import { shapeText } from "../models/graph.js";
+import { fromLists, fromNpy } from "./arrays.js";
+import { zeros } from "./Inputs.js";
+import type { InputSpec } from "./ways.js";
+
+interface Props {
+  readonly spec: InputSpec;
+  readonly value: Tensor | undefined;
+  readonly onChange: (value: Tensor) => void;
+}
+
+/** Takes lists or a file, the batch as the outermost axis. */
+export function Numbers({ spec, value, onChange }: Props): preact.JSX.Element {
+  const [text, setText] = useState("");
+  const [wrong, setWrong] = useState("");
+  const take = (read: () => Tensor): void => {
+    try {
+      onChange(read());
+      setWrong("");
+    } catch (failure) {
+      setWrong(failure instanceof Error ? failure.message : String(failure));
+    }
+  };
+  return (
+    <div class="numbers">
+      <label>
+        <span class="muted small">
+          Nested lists, the batch first: {shapeText(spec.shape.map(Number)) || "any shape"}
+        </span>
+        <textarea
+          class="mono"
+          rows={4}
+          value={text}
+          aria-invalid={wrong !== ""}
+          onInput={({ currentTarget }) => {
+            setText(currentTarget.value);
+            take(() => fromLists(currentTarget.value, spec.dataType));
+          }}
+        />
+      </label>
+      <div class="actions">
+        <label class="button">
+          NPY file
+          <input
+            class="hidden"
+            type="file"
+            accept=".npy"
+            onChange={({ currentTarget: { files } }) => {
+              void files?.[0]?.arrayBuffer().then((bytes) => {
+                take(() => fromNpy(new Uint8Array(bytes)));
+              });
+            }}
+          />
+        </label>
+        <button
+          type="button"
+          class="quiet"
+          onClick={() => {
+            take(() => zeros(spec));
+          }}
+        >
+          Zeros
+        </button>
+        {value && (
+          <span class="muted small">
+            {DataType[value.dataType].toLowerCase()} {shapeText(value.shape)}
+          </span>
+        )}
+      </div>
+      {wrong && (
+        <p class="problem" role="alert">
+          {wrong}
+        </p>
+      )}
+    </div>
+  );
+}

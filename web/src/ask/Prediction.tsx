@@ -1,0 +1,78 @@
+/** What the model says: classes with their probabilities, or the elements of its outputs. */
+
+import { shapeText } from "../models/graph.js";
+import type { Asked } from "../state/asked.js";
+import { type Bar, classBars, elementBars } from "./probabilities.js";
+
+const MOST = 10;
+
+/** Shows the prediction of one example. */
+export function Prediction({ asked, row }: { asked: Asked; row: number }): preact.JSX.Element {
+  const { model, reply } = asked;
+  const outputs = Object.entries(reply.predictions);
+  return (
+    <>
+      {outputs.map(([name, output], index) => {
+        const classes = index === 0 && reply.classes.length > 0 && output.shape.length === 2;
+        const bars = classes ? classBars(output, row, model, MOST) : elementBars(output, row, MOST);
+        return (
+          <figure key={name} class="prediction">
+            <figcaption class="muted small">
+              <bdi class="mono">{name}</bdi> {shapeText(output.shape)}
+              {classes ? ", probabilities" : ", first elements"}
+            </figcaption>
+            <Bars
+              bars={bars}
+              most={classes ? 1 : Math.max(...bars.map(({ value }) => Math.abs(value)), 1e-30)}
+              classes={classes}
+            />
+          </figure>
+        );
+      })}
+      <Warnings asked={asked} />
+    </>
+  );
+}
+
+function Bars({ bars, most, classes }: { bars: readonly Bar[]; most: number; classes: boolean }): preact.JSX.Element {
+  return (
+    <table class="bars">
+      <tbody>
+        {bars.map(({ index, label, value }) => (
+          <tr key={index} class={value < 0 ? "negative" : ""}>
+            <th scope="row" title={label}>
+              <bdi>{label}</bdi>
+            </th>
+            <td class="bar">
+              <svg viewBox="0 0 100 1" preserveAspectRatio="none" aria-hidden="true">
+                <rect width={(100 * Math.abs(value)) / most} height={1} />
+              </svg>
+            </td>
+            <td class="number" data-value={value}>
+              {classes ? percent(value) : value.toPrecision(4)}
+            </td>
+          </tr>
+        ))}
+      </tbody>
+    </table>
+  );
+}
+
+/** Returns a probability as people read it. */
+export function percent(probability: number): string {
+  return `${(100 * probability).toFixed(probability > 0.999 || probability < 0.001 ? 3 : 1)} %`;
+}
+
+function Warnings({ asked: { reply } }: { asked: Asked }): preact.JSX.Element | null {
+  const { warnings } = reply.message;
+  if (warnings.length === 0) return null;
+  return (
+    <ul class="warnings">
+      {warnings.map(({ subject, message }, index) => (
+        <li key={index}>
+          <bdi class="mono">{subject}</bdi> <bdi>{message}</bdi>
+        </li>
+      ))}
+    </ul>
+  );
+}

@@ -1,0 +1,53 @@
+/** Texts for the model to read, each an example. */
+
+import { draft } from "../state/asking.js";
+
+/** Takes texts. */
+export function Texts(): preact.JSX.Element {
+  const given = draft.value.inputs;
+  const texts = Array.isArray(given)
+    ? (given as readonly unknown[]).map((each) => (typeof each === "string" ? each : ""))
+    : [""];
+  const put = (changed: readonly string[]): void => {
+    draft.value = { ...draft.value, inputs: changed };
+  };
+  return (
+    <div class="texts">
+      {texts.map((text, index) => (
+        <label key={index}>
+          <span class={texts.length > 1 ? "muted small" : "hidden"}>Text {index + 1}</span>
+          <textarea
+            rows={3}
+            value={text}
+            placeholder="Type or paste a text"
+            onInput={({ currentTarget }) => {
+              put(texts.with(index, currentTarget.value));
+            }}
+          />
+        </label>
+      ))}
+      <div class="actions">
+        <button
+          type="button"
+          class="quiet"
+          onClick={() => {
+            put([...texts, " "]);
+          }}
+        >
+          Add a text
+        </button>
+        {texts.length > 1 && (
+          <button
+            type="button"
+            class="quiet"
+            onClick={() => {
+              put(texts.slice(0, -1));
+            }}
+          >
+            Remove the last
+          </button>
+        )}
+      </div>
+    </div>
+  );
+}

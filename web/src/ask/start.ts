@@ -1,0 +1,33 @@
+/** The question that a person starts from: prediction, a few places inside, and explanations that fit the model. */
+
+import { DataType, type ModelDetail } from "@cutaway/client";
+import { type Draft, emptyDraft } from "../state/draft.js";
+import { requestFor } from "./methods.js";
+
+const FLOATING = [DataType.UNSPECIFIED, DataType.FLOAT16, DataType.BFLOAT16, DataType.FLOAT32, DataType.FLOAT64];
+const MOST_CAPTURES = 6;
+
+/** Returns the first question about a model. */
+export function startOf(detail: ModelDetail, name: string): Draft {
+  const floating = detail.inputs.some(({ dataType }) => FLOATING.includes(dataType));
+  const inner = detail.modules.filter(({ type }) => /^(Conv[123]d|Linear)$/.test(type)).map((each) => each.name);
+  const last = detail.modules.findLast(({ type }) => /^Conv2d$/.test(type))?.name;
+  const embedding = detail.modules.find(({ type }) => type === "Embedding")?.name;
+  return {
+    ...emptyDraft(name),
+    captures: spread(inner, MOST_CAPTURES),
+    attributions: [
+      ...(floating ? [requestFor("integratedGradients"), requestFor("saliency")] : []),
+      ...(floating && last !== undefined ? [requestFor("layerGradCam", last)] : []),
+      ...(!floating && embedding !== undefined ? [requestFor("layerIntegratedGradients", embedding)] : []),
+    ],
+    inputGradients: floating,
+    attributionErrorsInPlace: true,
+  };
+}
+
+/** Returns at most `most` of them, first and last included. */
+function spread(names: readonly string[], most: number): string[] {
+  if (names.length <= most) return [...names];
+  return Array.from({ length: most }, (_, at) => names[Math.round((at * (names.length - 1)) / (most - 1))] ?? "");
+}

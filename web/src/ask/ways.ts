@@ -1,0 +1,40 @@
+/** How a person may give a model its inputs: what the model declares decides. */
+
+import { DataType, type ModelDetail } from "@cutaway/client";
+
+/** A forward argument. */
+export type InputSpec = ModelDetail["inputs"][number];
+
+/** A way to give one tensor. */
+export type TensorWay = "draw" | "table" | "numbers";
+
+/** A way to give the whole input. */
+export type Way = "files" | "text" | "tensors";
+
+const LARGEST_DRAWING = 64;
+const LONGEST_TABLE = 256;
+
+/** Returns the ways for a model, the most natural first. */
+export function waysOf({ mediaTypes, inputs }: ModelDetail): Way[] {
+  const text = mediaTypes.some((each) => each.startsWith("text/"));
+  const files = mediaTypes.length > 0 && !text;
+  const drawn = inputs.some((each) => tensorWaysOf(each)[0] === "draw");
+  const raw: Way[] = [...(text ? (["text"] as const) : []), ...(files ? (["files"] as const) : [])];
+  return drawn ? ["tensors", ...raw] : [...raw, "tensors"];
+}
+
+/** Returns the ways for one input, the most natural first. */
+export function tensorWaysOf(spec: InputSpec): TensorWay[] {
+  const [, ...sizes] = spec.shape.map(Number);
+  const floating = [DataType.UNSPECIFIED, DataType.FLOAT32, DataType.FLOAT64].includes(spec.dataType);
+  const [channels, height = 0, width = 0] = sizes;
+  const small = (size: number): boolean => size > 0 && size <= LARGEST_DRAWING;
+  if (floating && sizes.length === 3 && channels === 1 && small(height) && small(width)) return ["draw", "numbers"];
+  if (sizes.length === 1 && (channels ?? -1) > 0 && (channels ?? 0) <= LONGEST_TABLE) return ["table", "numbers"];
+  return ["numbers"];
+}
+
+/** Returns the shape of one example, with 1 for an axis of any size. */
+export function oneExample(spec: InputSpec): number[] {
+  return [1, ...spec.shape.slice(1).map((size) => Math.max(1, Number(size)))];
+}

@@ -1,0 +1,81 @@
+/** View 7: what an answer cost. */
+
+import type { ViewProps } from "../state/asked.js";
+import { bytesText, stagesOf, weights } from "./stages.js";
+import "./cost.css";
+
+/** Shows time, passes and bytes. */
+export function CostView({ asked: { reply, milliseconds, question } }: ViewProps): preact.JSX.Element {
+  const stages = stagesOf(reply, milliseconds);
+  const total = Math.max(milliseconds, ...stages.map(({ begin, milliseconds: each }) => begin + each));
+  const parts = weights(reply);
+  const heaviest = Math.max(1, ...parts.map(([, bytes]) => bytes));
+  const { provenance } = reply.message;
+  const facts: [string, string][] = [
+    ["In all", `${milliseconds.toFixed(1)} ms`],
+    ["Forward passes", `${provenance?.forwards ?? 0}`],
+    ["Backward passes", `${provenance?.backwards ?? 0}`],
+    ["Explanations", `${question.attributions?.length ?? 0}`],
+    ["Seed", `${provenance?.seed ?? 0n}`],
+    ["Device", provenance?.device ?? ""],
+  ];
+  return (
+    <div class="cost">
+      <section class="panel" aria-labelledby="time">
+        <h2 id="time">Where the time went</h2>
+        <table class="stages">
+          <tbody>
+            {stages.map(({ name, what, milliseconds: each, begin }) => (
+              <tr key={name}>
+                <th scope="row">
+                  {name}
+                  <span class="muted small">{what}</span>
+                </th>
+                <td class="bar">
+                  <svg viewBox="0 0 100 1" preserveAspectRatio="none" aria-hidden="true">
+                    <rect class="track" width={100} height={1} />
+                    <rect x={(100 * begin) / total} width={Math.max(0.3, (100 * each) / total)} height={1} />
+                  </svg>
+                </td>
+                <td class="number" data-value={each}>
+                  {each.toFixed(2)} ms
+                </td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </section>
+      <section class="panel" aria-labelledby="passes">
+        <h2 id="passes">What was run</h2>
+        <dl class="facts">
+          {facts.map(([name, value]) => (
+            <div key={name}>
+              <dt>{name}</dt>
+              <dd>{value}</dd>
+            </div>
+          ))}
+        </dl>
+      </section>
+      <section class="panel" aria-labelledby="bytes">
+        <h2 id="bytes">What the numbers weigh</h2>
+        <table class="stages">
+          <tbody>
+            {parts.map(([name, bytes]) => (
+              <tr key={name}>
+                <th scope="row">{name}</th>
+                <td class="bar">
+                  <svg viewBox="0 0 100 1" preserveAspectRatio="none" aria-hidden="true">
+                    <rect width={(100 * bytes) / heaviest} height={1} />
+                  </svg>
+                </td>
+                <td class="number" data-value={bytes}>
+                  {bytesText(bytes)}
+                </td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </section>
+    </div>
+  );
+}

@@ -1,0 +1,85 @@
+/** One place inside a model: what it is, and what can be done there. */
+
+import { create } from "@bufbuild/protobuf";
+import { HookPoint } from "@cutaway/client";
+import { CaptureRequestSchema } from "@cutaway/contract/capture_pb";
+import { METHODS, requestFor } from "../ask/methods.js";
+import { draft } from "../state/asking.js";
+import { messageOf } from "../state/draft.js";
+import { go } from "../state/route.js";
+import { shapeText } from "./graph.js";
+import type { Row } from "./tree.js";
+
+const LAYER_METHODS = METHODS.filter(({ of, options }) => of === "a layer" && options[0]?.kind === "layer");
+
+/** Shows a place, and adds it to the question. */
+export function PlaceDetails({ row }: { row: Row | undefined }): preact.JSX.Element | null {
+  if (row === undefined) return null;
+  const where = { case: row.kind === "module" ? "module" : "op", value: row.address } as const;
+  const points = messageOf(draft.value)
+    .captures.filter((each) => each.where.value === row.address)
+    .flatMap((each) => (each.points.length ? each.points : [HookPoint.OUTPUT]));
+  const capture = (point: HookPoint): void => {
+    const added = create(CaptureRequestSchema, { where, points: [point] });
+    draft.value = { ...draft.value, captures: [...(draft.value.captures ?? []), added] };
+  };
+  const explain = (field: string): void => {
+    const added = requestFor(field, row.address);
+    draft.value = { ...draft.value, attributions: [...(draft.value.attributions ?? []), added] };
+    go("ask");
+  };
+  const facts: [string, string][] = [
+    ["Type", row.type],
+    ["Output", row.shapes.map(shapeText).join(", ") || "not known"],
+    ["Parameters", row.parameters.toLocaleString("en")],
+    ["Calls", `${row.calls}`],
+    ...row.aliases.map((alias): [string, string] => ["Also named", alias]),
+  ];
+  return (
+    <section class="panel" aria-labelledby="place">
+      <h2 id="place">
+        <bdi class="mono">{row.address || row.name}</bdi>
+      </h2>
+      <dl class="facts">
+        {facts.map(([name, value]) => (
+          <div key={name + value}>
+            <dt>{name}</dt>
+            <dd>
+              <bdi>{value}</bdi>
+            </dd>
+          </div>
+        ))}
+      </dl>
+      <div class="actions">
+        {[HookPoint.OUTPUT, HookPoint.GRAD_OUTPUT].map((point) => (
+          <button
+            key={point}
+            disabled={points.includes(point)}
+            onClick={() => {
+              capture(point);
+            }}
+          >
+            {points.includes(point) ? "Captured: " : "Capture the "}
+            {point === HookPoint.OUTPUT ? "output" : "gradient"}
+          </button>
+        ))}
+        {row.kind === "module" && (
+          <select
+            aria-label="Explain by this layer"
+            value=""
+            onChange={({ currentTarget }) => {
+              explain(currentTarget.value);
+            }}
+          >
+            <option value="">Explain by this layer…</option>
+            {LAYER_METHODS.map(({ field, name }) => (
+              <option key={field} value={field}>
+                {name}
+              </option>
+            ))}
+          </select>
+        )}
+      </div>
+    </section>
+  );
+}

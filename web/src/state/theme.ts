@@ -1,0 +1,24 @@
+/** Light, dark, or as the system has it. */
+
+import { effect, signal } from "@preact/signals";
+
+/** The choices, in the order in which they are offered. */
+export const THEMES = ["system", "light", "dark"] as const;
+
+/** A choice. */
+export type Theme = (typeof THEMES)[number];
+
+/** What was chosen. */
+export const theme = signal<Theme>(THEMES.find((each) => each === localStorage.getItem("theme")) ?? "system");
+
+/** Keeps the page in the chosen theme from now on. */
+export function applyTheme(): void {
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const systemIsDark = signal(dark.matches);
+  dark.addEventListener("change", () => (systemIsDark.value = dark.matches));
+  effect(() => {
+    const isDark = theme.value === "dark" || (theme.value === "system" && systemIsDark.value);
+    document.documentElement.dataset["theme"] = isDark ? "dark" : "light";
+    localStorage.setItem("theme", theme.value);
+  });
+}

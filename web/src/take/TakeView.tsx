@@ -1,0 +1,140 @@
+/** View 8: the question in other languages, and the answer as a file. */
+
+import { useState } from "preact/hooks";
+import { Choice } from "../app/Choice.js";
+import type { ViewProps } from "../state/asked.js";
+import { jsonOf } from "../state/draft.js";
+import { permalink } from "../state/route.js";
+import { token } from "../state/server.js";
+import { npzFile, save, storedFile } from "./files.js";
+import { pythonOf } from "./python.js";
+import { curlOf, jobOf, jsonText, QUESTION_FILE } from "./shell.js";
+import { typescriptOf } from "./typescript.js";
+import "./take.css";
+
+const FORMS = ["python", "typescript", "curl", "job"] as const;
+const NAMES = { python: "Python", typescript: "TypeScript", curl: "curl", job: "job.yaml" };
+
+/** Shows the question as programs, and saves files. */
+export function TakeView({ asked }: ViewProps): preact.JSX.Element {
+  const [form, setForm] = useState<(typeof FORMS)[number]>("python");
+  const [withInputs, setWithInputs] = useState(false);
+  const { question } = asked;
+  const server = { host: location.host, secure: location.protocol === "https:", hasToken: token.value !== "" };
+  const written = {
+    python: (): string => pythonOf(question, server),
+    typescript: (): string => typescriptOf(question, server),
+    curl: (): string => curlOf(question, server),
+    job: (): string => jobOf(question) ?? "# This question has parts that a job file has no words for here.\n",
+  };
+  const link = permalink("ask", JSON.stringify(jsonOf(question, withInputs)));
+  const name = question.model.replaceAll("/", "-");
+  return (
+    <div class="take">
+      <section class="panel" aria-labelledby="program">
+        <h2 id="program">Ask it elsewhere</h2>
+        <Choice label="As" of={FORMS} names={NAMES} value={form} onChoose={setForm} />
+        <Snippet text={written[form]()} label={NAMES[form]} />
+      </section>
+      <section class="panel" aria-labelledby="link">
+        <h2 id="link">Link to this question</h2>
+        <p class="muted">What stands behind # is never sent to a server. The token is not in it.</p>
+        <label class="check">
+          <input
+            type="checkbox"
+            checked={withInputs}
+            onChange={({ currentTarget }) => {
+              setWithInputs(currentTarget.checked);
+            }}
+          />
+          Put my input into the link
+        </label>
+        <Snippet text={link} label="link" />
+      </section>
+      <section class="panel" aria-labelledby="files">
+        <h2 id="files">Keep the answer</h2>
+        <dl class="keep">
+          <div>
+            <dt>
+              <button
+                onClick={() => {
+                  save(`${name}.cutaway`, storedFile(asked));
+                }}
+              >
+                Save the explanation
+              </button>
+            </dt>
+            <dd>
+              Question and answer in one file, inputs included. <code>cutaway verify {name}.cutaway</code> proves it
+              again.
+            </dd>
+          </div>
+          <div>
+            <dt>
+              <button
+                onClick={() => {
+                  save(`${name}.npz`, npzFile(asked));
+                }}
+              >
+                Save the arrays
+              </button>
+            </dt>
+            <dd>
+              Every tensor of the answer, for <code>numpy.load</code>.
+            </dd>
+          </div>
+          <div>
+            <dt>
+              <button
+                onClick={() => {
+                  save(QUESTION_FILE, jsonText(question));
+                }}
+              >
+                Save the question
+              </button>
+            </dt>
+            <dd>
+              The contract’s JSON, for <code>curl --data @{QUESTION_FILE}</code>.
+            </dd>
+          </div>
+        </dl>
+      </section>
+    </div>
+  );
+}
+
+function Snippet({ text, label }: { text: string; label: string }): preact.JSX.Element {
+  const [copied, setCopied] = useState("");
+  return (
+    <div class="snippet">
+      <pre tabIndex={0} aria-label={label}>
+        {text}
+      </pre>
+      <button
+        class="quiet"
+        onClick={() => {
+          void copy(text).then(() => {
+            setCopied(text);
+          });
+        }}
+      >
+        <span role="status">{copied === text ? "Copied" : "Copy"}</span>
+      </button>
+    </div>
+  );
+}
+
+/** Copies a text; where a page may not, because it came by plain HTTP, by way of a field. */
+async function copy(text: string): Promise<void> {
+  if (isSecureContext) {
+    await navigator.clipboard.writeText(text);
+    return;
+  }
+  const field = document.createElement("textarea");
+  field.value = text;
+  document.body.append(field);
+  field.select();
+  // eslint-disable-next-line @typescript-eslint/no-deprecated -- nothing else works without HTTPS
+  document.execCommand("copy");
+  field.remove();
+}
