@@ -1,6 +1,6 @@
 /** The question that a person starts from: prediction, a few places inside, and explanations that fit the model. */
 
-import { DataType, type ModelDetail } from "@cutaway/client";
+import { byName, DataType, type ModelDetail, type Question } from "@cutaway/client";
 import { type Draft, emptyDraft } from "../state/draft.js";
 import { requestFor } from "./methods.js";
 
@@ -15,6 +15,7 @@ export function startOf(detail: ModelDetail, name: string): Draft {
   const embedding = detail.modules.find(({ type }) => type === "Embedding")?.name;
   return {
     ...emptyDraft(name),
+    ...(detail.example.length > 0 ? { inputs: exampleOf(detail) } : {}),
     captures: spread(inner, MOST_CAPTURES),
     attributions: [
       ...(floating ? [requestFor("integratedGradients"), requestFor("saliency")] : []),
@@ -24,6 +25,11 @@ export function startOf(detail: ModelDetail, name: string): Draft {
     inputGradients: floating,
     attributionErrorsInPlace: true,
   };
+}
+
+/** Returns the model's own example. */
+export function exampleOf({ example }: ModelDetail): Question["inputs"] {
+  return byName(example);
 }
 
 /** Returns at most `most` of them, first and last included. */

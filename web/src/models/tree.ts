@@ -28,7 +28,7 @@ export interface Shown {
 }
 
 /** Returns all rows of a model, each module above what is inside it. */
-export function rowsOf({ modules, operators }: ModelDetail): Row[] {
+export function rowsOf({ modules, operators }: Pick<ModelDetail, "modules" | "operators">): Row[] {
   const inside = Map.groupBy(operators, ({ address }) => address.slice(0, address.lastIndexOf(":")));
   const rows: { -readonly [key in keyof Row]: Row[key] }[] = [];
   const open: (typeof rows)[number][] = [];
