@@ -1,11 +1,14 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test portability newest fuzz soak chaos bench scaling matrix verdicts captum-config container check format protos docs docs-site diagrams pictures report-pictures lock sbom audit clean
+.PHONY: help setup demo web test portability newest fuzz soak chaos bench scaling matrix verdicts captum-config container check format protos docs docs-site diagrams pictures report-pictures lock sbom audit clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## make .venv and install everything in it; quick when nothing changed
 	@scripts/setup
+
+web: ## build the inspector's page, service/cutaway/web/static, from web/ (Node.js, npm)
+	@scripts/web
 
 demo: ## serve a small model and look inside it
 	@scripts/demo

@@ -10,6 +10,7 @@ export default defineConfig(
     languageOptions: { parserOptions: { projectService: { allowDefaultProject: ["eslint.config.js"] } } },
     rules: {
       "@typescript-eslint/restrict-template-expressions": ["error", { allowNumber: true }],
+      "@typescript-eslint/no-unused-vars": ["error", { ignoreRestSiblings: true }],
       // It takes descriptors of generated code for enums.
       "@typescript-eslint/no-unsafe-enum-assignment": "off",
       // A page shows what a model says as text, never as markup.

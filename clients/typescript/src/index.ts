@@ -11,6 +11,6 @@ export {
 } from "./client.js";
 export { CutawayError } from "./errors.js";
 export { type Attribution, type Inspection, HookPoint, Verdict } from "./results.js";
-export { fromMessage, tensor, type Tensor, type TypedArray } from "./tensors.js";
+export { byName, fromMessage, tensor, type Tensor, type TypedArray } from "./tensors.js";
 export { DataType } from "./gen/cutaway/v1/tensor_pb.js";
 export type { Model, ModelDetail } from "./gen/cutaway/v1/model_pb.js";

@@ -1,25 +1,25 @@
 /** The last answer in one line, above every view; and what is under way. */
 
 import { useEffect, useState } from "preact/hooks";
-import { said } from "../ask/History.js";
 import { percent } from "../ask/Prediction.js";
-import { ask, asked, cancel, complete, row, rowsOf, since } from "../state/asking.js";
+import { ask, asked, cancel, complete, model, row, rowsOf, since } from "../state/asking.js";
+import type { Asked } from "../state/asked.js";
 
-/** Shows the line, once there is something to show. */
+/** Shows the line, from which every view can ask. */
 export function AnswerStrip(): preact.JSX.Element | null {
   const answer = asked.value;
   const began = since.value;
-  if (answer === undefined && began === undefined) return null;
+  if (model.value === undefined) return null;
   const rows = answer ? rowsOf(answer.reply) : 1;
-  const own = answer?.reply.classes[row.value];
   return (
     <div class="strip">
-      {answer && (
-        <output>
-          <bdi>{own ? `${own.label || `class ${own.index}`} ${percent(own.probability)}` : said(answer)}</bdi>
-          <span class="muted"> {answer.milliseconds.toFixed(0)} ms</span>
-        </output>
-      )}
+      <output>
+        {answer ? (
+          <Said answer={answer} />
+        ) : (
+          <span class="muted">{complete.value ? "Ready to ask" : "No input yet"}</span>
+        )}
+      </output>
       {rows > 1 && (
         <label>
           Example
@@ -33,20 +33,28 @@ export function AnswerStrip(): preact.JSX.Element | null {
         </label>
       )}
       <span class="grow" />
+      {began !== undefined && <Elapsed began={began} />}
       {began === undefined ? (
-        <button class="quiet" disabled={!complete.value} onClick={() => void ask()}>
-          Ask again
+        <button class="primary" disabled={!complete.value} title="Ctrl+Enter" onClick={() => void ask()}>
+          {answer ? "Ask again" : "Ask"}
         </button>
       ) : (
-        <>
-          <Elapsed began={began} />
-          <button class="quiet" onClick={cancel}>
-            Stop
-          </button>
-        </>
+        <button onClick={cancel}>Stop</button>
       )}
       {began !== undefined && <progress aria-label="The server works" />}
     </div>
+  );
+}
+
+function Said({ answer: { reply, milliseconds } }: { answer: Asked }): preact.JSX.Element {
+  const own = reply.classes[row.value];
+  return (
+    <>
+      <bdi class="said">{own ? own.label || `class ${own.index}` : Object.keys(reply.predictions).join(", ")}</bdi>
+      <span class="muted">
+        {own && percent(own.probability)} in {milliseconds.toFixed(0)} ms
+      </span>
+    </>
   );
 }
 

@@ -7,12 +7,12 @@ import { ServerNews } from "./ServerNews.js";
 import { VIEWS } from "./views.js";
 import { SECTIONS } from "../ask/AskView.js";
 import { model } from "../state/asking.js";
-import { place } from "../state/route.js";
+import { view as current } from "../state/route.js";
 import { models, standing } from "../state/server.js";
 
 /** Shows the page. */
 export function App(): preact.JSX.Element {
-  const view = VIEWS.find(({ name }) => name === place.value.view) ?? VIEWS[0];
+  const view = VIEWS.find(({ name }) => name === current.value) ?? VIEWS[0];
   const opens = standing.value.kind === "connecting" || (model.value === undefined && standing.value.kind === "ready");
   return (
     <>

@@ -5,22 +5,23 @@ import { Choice } from "./Choice.js";
 import { TokenForm } from "./TokenForm.js";
 import { VIEWS } from "./views.js";
 import { choose, draft } from "../state/asking.js";
-import { readFragment, writeFragment } from "../state/fragment.js";
+import { writeFragment } from "../state/fragment.js";
+import { question } from "../state/route.js";
 import { models, token } from "../state/server.js";
 import { THEMES, theme } from "../state/theme.js";
 
 /** Shows the header. */
 export function Header({ view }: { view: string }): preact.JSX.Element {
   const [asksToken, setAsksToken] = useState(false);
-  const { question } = readFragment(location.hash);
   return (
     <header>
-      <div class="bar">
+      <div class="top">
         <span class="brand">
-          <svg viewBox="0 0 24 24" width={22} height={22} aria-hidden="true">
-            <path class="whole" d="M12 2 21 7v10l-9 5-9-5V7z" />
-            <path class="cut" d="M12 12V2l9 5v10z" />
-            <path class="inside" d="M12 12 21 7M12 12v10M12 12 3 7" />
+          <svg viewBox="0 0 24 24" width={24} height={24} aria-hidden="true">
+            <path class="left" d="M3 7l9 5v10l-9-5z" />
+            <path class="lid" d="M3 7l9-5 9 5-9 5z" />
+            <path class="edge" d="M21 7v10l-9 5" />
+            <path class="inside" d="M14.5 14.5l4-2.2v4l-4 2.2z" />
           </svg>
           Cutaway
         </span>
@@ -54,7 +55,7 @@ export function Header({ view }: { view: string }): preact.JSX.Element {
         {VIEWS.map(({ name, title }) => (
           <a
             key={name}
-            href={writeFragment({ view: name, question })}
+            href={writeFragment({ view: name, question: question.value })}
             aria-current={name === view ? "page" : undefined}
           >
             {title}

@@ -6,7 +6,7 @@ import { Inputs } from "./Inputs.js";
 import { Prediction } from "./Prediction.js";
 import { Target } from "./Target.js";
 import { Problem } from "../app/Problem.js";
-import { ask, asked, cancel, complete, draft, model, row, since } from "../state/asking.js";
+import { asked, complete, draft, model, row } from "../state/asking.js";
 import "./ask.css";
 
 /** The fields of the contract that have a section of their own here. */
@@ -16,60 +16,46 @@ export const SECTIONS = ["tensors", "raw", "input", "target", "captures", "attri
 export function AskView(): preact.JSX.Element | null {
   const detail = model.value;
   if (detail === undefined) return null;
-  const runs = since.value !== undefined;
   const gradients = Boolean(draft.value.inputGradients);
   return (
-    <form
-      class="ask"
-      onSubmit={(event) => {
-        event.preventDefault();
-        void ask();
-      }}
-    >
+    <div class="ask">
       <div class="question">
-        <section class="panel" aria-labelledby="input">
-          <h2 id="input">Input</h2>
-          <Inputs detail={detail} />
-          <Problem of={["tensors", "raw", "input"]} />
-        </section>
-        <section class="panel" aria-labelledby="about-what">
-          <h2 id="about-what">About what</h2>
-          <Target detail={detail} />
-          <Problem of={["target"]} />
-          <label class="check">
-            <input
-              type="checkbox"
-              checked={gradients}
-              onChange={({ currentTarget }) => {
-                draft.value = { ...draft.value, inputGradients: currentTarget.checked };
-              }}
-            />
-            Gradient at the input
-          </label>
-          <Problem of={["input_gradients"]} />
-        </section>
-        <Chosen detail={detail} />
+        <div class="column">
+          <section class="panel" aria-labelledby="input">
+            <h2 id="input">Input</h2>
+            <Inputs detail={detail} />
+            <Problem of={["tensors", "raw", "input"]} />
+          </section>
+          <section class="panel" aria-labelledby="about-what">
+            <h2 id="about-what">About what</h2>
+            <Target detail={detail} />
+            <Problem of={["target"]} />
+            <label class="check">
+              <input
+                type="checkbox"
+                checked={gradients}
+                onChange={({ currentTarget }) => {
+                  draft.value = { ...draft.value, inputGradients: currentTarget.checked };
+                }}
+              />
+              Gradient at the input
+            </label>
+            <Problem of={["input_gradients"]} />
+          </section>
+        </div>
+        <div class="column">
+          <Chosen detail={detail} />
+        </div>
       </div>
       <div class="answer">
         <section class="panel" aria-labelledby="prediction">
-          <div class="tools">
-            <h2 id="prediction">Prediction</h2>
-            {runs ? (
-              <button type="button" class="primary" onClick={cancel}>
-                Stop
-              </button>
-            ) : (
-              <button class="primary" disabled={!complete.value} title="Ctrl+Enter">
-                Ask
-              </button>
-            )}
-          </div>
+          <h2 id="prediction">Prediction</h2>
           {!complete.value && <p class="muted">Give the model an input, then ask.</p>}
           <Problem except={SECTIONS} />
           {asked.value && <Prediction asked={asked.value} row={row.value} />}
         </section>
         <History />
       </div>
-    </form>
+    </div>
   );
 }

@@ -9,6 +9,7 @@ import { Drawing } from "./Drawing.js";
 import { Files } from "./Files.js";
 import { Numbers } from "./Numbers.js";
 import { TableRow } from "./TableRow.js";
+import { exampleOf } from "./start.js";
 import { Texts } from "./Texts.js";
 import { type InputSpec, oneExample, type TensorWay, tensorWaysOf, type Way, waysOf } from "./ways.js";
 
@@ -33,6 +34,18 @@ export function Inputs({ detail }: { detail: ModelDetail }): preact.JSX.Element 
   const names = drawn ? { ...NAMES, tensors: "Draw or numbers" } : NAMES;
   return (
     <>
+      {detail.example.length > 0 && (
+        <button
+          type="button"
+          class="quiet example"
+          onClick={() => {
+            pick("tensors");
+            draft.value = { ...draft.value, inputs: exampleOf(detail) };
+          }}
+        >
+          Use the model’s example
+        </button>
+      )}
       {ways.length > 1 && <Choice label="Give the input as" of={ways} names={names} value={way} onChoose={pick} />}
       {way === "text" && <Texts />}
       {way === "files" && <Files mediaTypes={detail.mediaTypes} />}

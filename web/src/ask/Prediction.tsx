@@ -60,7 +60,8 @@ function Bars({ bars, most, classes }: { bars: readonly Bar[]; most: number; cla
 
 /** Returns a probability as people read it. */
 export function percent(probability: number): string {
-  return `${(100 * probability).toFixed(probability > 0.999 || probability < 0.001 ? 3 : 1)} %`;
+  if (probability < 0.0005) return "< 0.1 %";
+  return `${(100 * probability).toFixed(probability > 0.9995 ? 2 : 1)} %`;
 }
 
 function Warnings({ asked: { reply } }: { asked: Asked }): preact.JSX.Element | null {

@@ -1,8 +1,10 @@
 /** The question that a person starts from: prediction, a few places inside, and explanations that fit the model. */
 
-import { DataType, type ModelDetail } from "@cutaway/client";
+import { byName, DataType, type ModelDetail, type Question } from "@cutaway/client";
 import { type Draft, emptyDraft } from "../state/draft.js";
+import { elements } from "./arrays.js";
 import { requestFor } from "./methods.js";
+import { tensorWaysOf } from "./ways.js";
 
 const FLOATING = [DataType.UNSPECIFIED, DataType.FLOAT16, DataType.BFLOAT16, DataType.FLOAT32, DataType.FLOAT64];
 const MOST_CAPTURES = 6;
@@ -15,6 +17,7 @@ export function startOf(detail: ModelDetail, name: string): Draft {
   const embedding = detail.modules.find(({ type }) => type === "Embedding")?.name;
   return {
     ...emptyDraft(name),
+    ...(isTelling(detail) ? { inputs: exampleOf(detail) } : {}),
     captures: spread(inner, MOST_CAPTURES),
     attributions: [
       ...(floating ? [requestFor("integratedGradients"), requestFor("saliency")] : []),
@@ -24,6 +27,18 @@ export function startOf(detail: ModelDetail, name: string): Draft {
     inputGradients: floating,
     attributionErrorsInPlace: true,
   };
+}
+
+/** Returns the model's own example. */
+export function exampleOf({ example }: ModelDetail): Question["inputs"] {
+  return byName(example);
+}
+
+/** Whether the example says more than its shape does: a blank picture is better drawn than asked about. */
+function isTelling(detail: ModelDetail): boolean {
+  const blank = Object.values(byName(detail.example)).every((each) => new Set(elements(each)).size === 1);
+  const drawn = detail.inputs.some((each) => tensorWaysOf(each)[0] === "draw");
+  return detail.example.length > 0 && !(blank && drawn);
 }
 
 /** Returns at most `most` of them, first and last included. */

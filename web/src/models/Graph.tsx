@@ -39,7 +39,7 @@ export function Graph({ rows, chosen, onChoose }: Props): preact.JSX.Element {
         {boxes.map(({ row, x, y, width: w, height: h, open: isOpen }) => (
           <g
             key={row.address}
-            class={`box ${isOpen ? "open" : ""} ${row === chosen ? "chosen" : ""}`}
+            class={`box ${isOpen ? "open" : ""} ${row.address === chosen?.address ? "chosen" : ""}`}
             tabIndex={0}
             role="button"
             aria-label={`${row.address || row.type}, ${row.type}`}

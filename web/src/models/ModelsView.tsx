@@ -1,7 +1,7 @@
 /** View 1: what a model is made of, and where one can look into it. */
 
 import { signal } from "@preact/signals";
-import { useMemo } from "preact/hooks";
+import { useMemo, useState } from "preact/hooks";
 import { DataType } from "@cutaway/client";
 import { model } from "../state/asking.js";
 import { Graph } from "./Graph.js";
@@ -11,16 +11,21 @@ import { PlaceDetails } from "./PlaceDetails.js";
 import { type Row, rowsOf } from "./tree.js";
 import "./models.css";
 
-/** The place that is chosen in the tree. */
-export const chosen = signal<Row | undefined>(undefined);
+/** The address of the place that is chosen. */
+const chosen = signal<string | undefined>(undefined);
 
 /** Shows the model. */
 export function ModelsView(): preact.JSX.Element | null {
   const detail = model.value;
-  const rows = useMemo(() => (detail ? rowsOf(detail) : []), [detail]);
+  const [withOperators, setWithOperators] = useState(false);
+  const modules = useMemo(() => (detail ? rowsOf({ ...detail, operators: [] }) : []), [detail]);
+  const rows = useMemo(() => (detail && withOperators ? rowsOf(detail) : modules), [detail, modules, withOperators]);
   if (detail === undefined) return null;
   const { provenance } = detail;
-  const place = rows.some((row) => row === chosen.value) ? chosen.value : undefined;
+  const onChoose = ({ address }: Row): void => {
+    chosen.value = address;
+  };
+  const place = rows.find(({ address }) => address === chosen.value);
   const facts: [string, string][] = [
     ["Parameters", (rows[0]?.parameters ?? 0).toLocaleString("en")],
     ["Modules", detail.modules.length.toLocaleString("en")],
@@ -45,12 +50,26 @@ export function ModelsView(): preact.JSX.Element | null {
         <Ports title="Returns" ports={detail.outputs} />
       </section>
       <section class="panel insides" aria-labelledby="insides">
-        <h2 id="insides">What is inside</h2>
-        <ModuleTree key={detail.model?.name} rows={rows} chosen={place} onChoose={(row) => (chosen.value = row)} />
+        <div class="tools">
+          <h2 id="insides">What is inside</h2>
+          {detail.operators.length > 0 && (
+            <label class="check">
+              <input
+                type="checkbox"
+                checked={withOperators}
+                onChange={({ currentTarget }) => {
+                  setWithOperators(currentTarget.checked);
+                }}
+              />
+              Operators
+            </label>
+          )}
+        </div>
+        <ModuleTree key={detail.model?.name} rows={rows} chosen={place} onChoose={onChoose} />
       </section>
       <div class="beside">
         <PlaceDetails row={place ?? rows[0]} />
-        <Graph key={detail.model?.name} rows={rows} chosen={place} onChoose={(row) => (chosen.value = row)} />
+        <Graph key={detail.model?.name} rows={modules} chosen={place} onChoose={onChoose} />
       </div>
     </div>
   );

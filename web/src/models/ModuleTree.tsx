@@ -113,6 +113,7 @@ function Rows({ shown, folded, chosen, onChoose, fold }: RowsProps): preact.JSX.
       aria-rowcount={shown.length}
       aria-activedescendant={at >= first && at < first + inSight.length ? `place-${at}` : undefined}
       tabIndex={0}
+      style={{ blockSize: `min(70vh, ${Math.max(8, shown.length) * ROW}px)` }}
       onScroll={measure}
       onKeyDown={onKeyDown}
     >

@@ -28,8 +28,12 @@ export interface Shown {
 }
 
 /** Returns all rows of a model, each module above what is inside it. */
-export function rowsOf({ modules, operators }: ModelDetail): Row[] {
-  const inside = Map.groupBy(operators, ({ address }) => address.slice(0, address.lastIndexOf(":")));
+export function rowsOf({ modules, operators }: Pick<ModelDetail, "modules" | "operators">): Row[] {
+  const inside = new Map<string, typeof operators>();
+  for (const each of operators) {
+    const module = each.address.slice(0, each.address.lastIndexOf(":"));
+    inside.set(module, [...(inside.get(module) ?? []), each]);
+  }
   const rows: { -readonly [key in keyof Row]: Row[key] }[] = [];
   const open: (typeof rows)[number][] = [];
   const add = (row: Row): void => {

@@ -41,10 +41,10 @@ export async function choose(name: string, linked?: Draft): Promise<void> {
   cancel();
   const call = running;
   try {
-    const detail = await client.value.model(name, { operators: true, signal: call.signal });
+    const detail = await client.value.model(name, { operators: true, example: true, signal: call.signal });
     if (call.signal.aborted) return;
     model.value = detail;
-    draft.value = linked ?? startOf(detail, name);
+    draft.value = { ...startOf(detail, name), ...linked };
     asked.value = undefined;
     failure.value = undefined;
   } catch (error) {

@@ -16,7 +16,8 @@ export function messageOf({ inputs, ...rest }: Draft): InspectRequest {
 
 /** Returns a draft with the parts of a message. */
 export function draftOf(message: InspectRequest): Draft {
-  const { input, inputGradients, ...rest } = clone(InspectRequestSchema, message);
+  // With its type name it would be taken for a whole message, whose parts need no conversion.
+  const { $typeName, input, inputGradients, ...rest } = clone(InspectRequestSchema, message);
   const inputs = inputsOf(input);
   const names = inputGradients?.inputs ?? [];
   return {

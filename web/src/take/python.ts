@@ -31,7 +31,7 @@ export function pythonOf(question: Question, server: Server): string {
   const { numpy, setup, argument } = inputsOf(question.inputs);
   const captures = plain.captures.map(({ key, where, at }) => {
     const named = key === "module" ? literal(where) : `${key}=${literal(where)}`;
-    return key === "module" && at.join() === "output"
+    return key === "module" && ["", "output"].includes(at.join())
       ? named
       : `ca.Capture(${named}${at.length ? `, at=${literal(at.length === 1 ? (at[0] ?? "") : at)}` : ""})`;
   });

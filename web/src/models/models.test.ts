@@ -1,0 +1,95 @@
+/** The module tree: which rows are shown, and where boxes are drawn. */
+
+import { create } from "@bufbuild/protobuf";
+import { ModelDetailSchema } from "@cutaway/contract/model_pb";
+import { describe, expect, it } from "vitest";
+import { matches } from "./glob.js";
+import { layoutOf } from "./graph.js";
+import { foldedAtFirst, rowsOf, shownRows } from "./tree.js";
+
+const DETAIL = create(ModelDetailSchema, {
+  modules: [
+    { name: "", type: "Net", calls: 1 },
+    { name: "layer1", type: "Sequential", calls: 1 },
+    { name: "layer1.0", type: "Conv2d", calls: 1, outputShapes: [{ sizes: [1n, 4n] }] },
+    { name: "layer1.1", type: "ReLU", calls: 0 },
+    { name: "fc", type: "Linear", calls: 2 },
+  ],
+  operators: [
+    { address: "layer1:add#0", calls: 1 },
+    { address: ":mul#0", calls: 1 },
+  ],
+});
+const ROWS = rowsOf(DETAIL);
+const names = (folded: string[], sought: string): string[] =>
+  shownRows(ROWS, new Set(folded), sought).map(({ row }) => row.address);
+
+describe("globs", () => {
+  it("are those of the contract", () => {
+    const cases: [string, string, boolean][] = [
+      ["conv*", "conv1", true],
+      ["conv*", "conv1.weight", false],
+      ["layer*.conv?", "layer1.conv2", true],
+      ["layer*.conv?", "layer1.0.conv2", false],
+      ["**.conv2", "layer1.0.conv2", true],
+      ["**", "", true],
+      ["*", "", true],
+      ["a?", "a.", false],
+      ["a.c", "abc", false],
+    ];
+    for (const [pattern, name, expected] of cases) expect(matches(pattern, name), `${pattern} ${name}`).toBe(expected);
+  });
+
+  it("take time that grows with their length only", () => {
+    expect(matches(`${"**".repeat(2000)}!`, "x".repeat(2000))).toBe(false);
+  });
+});
+
+describe("the tree", () => {
+  it("has each module above what is inside it, operators first", () => {
+    expect(ROWS.map(({ address }) => address)).toEqual([
+      "",
+      ":mul#0",
+      "layer1",
+      "layer1:add#0",
+      "layer1.0",
+      "layer1.1",
+      "fc",
+    ]);
+    expect(ROWS.map(({ size }) => size)).toEqual([6, 0, 3, 0, 0, 0, 0]);
+    expect(ROWS.map(({ depth }) => depth)).toEqual([0, 1, 1, 2, 2, 2, 1]);
+  });
+
+  it("leaves out what is folded, and finds what is sought with all above it", () => {
+    expect(names(["layer1"], "")).toEqual(["", ":mul#0", "layer1", "fc"]);
+    expect(names(["layer1"], "relu")).toEqual(["", "layer1", "layer1.1"]);
+    expect(names([], "layer*.?")).toEqual(["", "layer1", "layer1.0", "layer1.1"]);
+    expect(shownRows(ROWS, new Set(), "relu").map(({ match }) => match)).toEqual([false, false, true]);
+  });
+
+  it("is folded at first where it is large", () => {
+    expect(foldedAtFirst(ROWS)).toEqual(new Set());
+    const many = Array.from({ length: 400 }, (_, at) => ({ name: `a${at % 2 ? `.b${at}` : at}`, type: "M" }));
+    const rows = rowsOf({
+      modules: create(ModelDetailSchema, { modules: [{ name: "" }, { name: "a" }, ...many] }).modules,
+      operators: [],
+    });
+    expect(foldedAtFirst(rows).size).toBeGreaterThan(0);
+  });
+});
+
+describe("the path of data", () => {
+  it("draws what ran, inside what is open", () => {
+    const closed = layoutOf(ROWS, new Set([""]));
+    expect(closed.boxes.map(({ row }) => row.address)).toEqual(["", "layer1", "fc"]);
+    const open = layoutOf(ROWS, new Set(["", "layer1"]));
+    expect(open.boxes.map(({ row }) => row.address)).toEqual(["", "layer1", "layer1.0", "fc"]);
+    expect(open.arrows.map(({ shape }) => shape)).toEqual(["1 × 4"]);
+    const [outer, group, inner] = open.boxes;
+    if (!outer || !group || !inner) throw new Error("too few boxes");
+    expect(inner.x).toBeGreaterThan(group.x);
+    expect(group.x + group.width).toBeGreaterThanOrEqual(inner.x + inner.width);
+    expect(group.y + group.height).toBeGreaterThan(inner.y + inner.height);
+    expect(open.height).toBeGreaterThanOrEqual(outer.y + outer.height);
+  });
+});

@@ -1,0 +1,44 @@
+/** Addresses and questions survive the way there and back. */
+
+import { describe, expect, it } from "vitest";
+import { HookPoint, tensor } from "@cutaway/client";
+import { requestFor } from "../ask/methods.js";
+import { type Draft, emptyDraft, fromText, jsonOf, messageOf } from "./draft.js";
+import { readFragment, writeFragment } from "./fragment.js";
+
+const DRAFT: Draft = {
+  ...emptyDraft("digits"),
+  inputs: { image: tensor(Float32Array.of(0.5, -1), [1, 2]) },
+  captures: ["conv1", { where: { case: "op", value: ":add#0" }, points: [HookPoint.GRAD_OUTPUT] }],
+  attributions: [requestFor("layerGradCam", "conv2")],
+  inputGradients: ["image"],
+  compare: true,
+};
+
+describe("a question", () => {
+  it("is the same after the way through JSON", () => {
+    const back = fromText(JSON.stringify(jsonOf(DRAFT, true)));
+    expect(messageOf(back)).toEqual(messageOf(DRAFT));
+    const texts = { ...emptyDraft("texts"), inputs: ["é < &", { data: Uint8Array.of(1, 2), mediaType: "image/png" }] };
+    expect(fromText(JSON.stringify(jsonOf(texts, true))).inputs).toEqual(texts.inputs);
+  });
+
+  it("leaves its inputs at home unless they are to go", () => {
+    expect(jsonOf(DRAFT, false)).not.toHaveProperty("tensors");
+    expect(fromText(JSON.stringify(jsonOf(DRAFT, false))).inputs).toBeUndefined();
+    expect(jsonOf(DRAFT, true)).toHaveProperty("tensors.byName.image");
+  });
+
+  it("is no question if a field is unknown", () => {
+    expect(() => fromText('{"nobody": 1}')).toThrow("nobody");
+  });
+});
+
+describe("an address", () => {
+  it("holds any text", () => {
+    const place = { view: "ask", question: '{"a": "?&=#% <script> \u202e é"}' };
+    expect(readFragment(writeFragment(place))).toEqual(place);
+    expect(readFragment("")).toEqual({ view: "", question: "" });
+    expect(writeFragment({ view: "models", question: "" })).toBe("#/models");
+  });
+});

@@ -1,0 +1,90 @@
+/** Questions in other languages, and answers as files. */
+
+import { create } from "@bufbuild/protobuf";
+import { unzipSync } from "fflate";
+import { describe, expect, it } from "vitest";
+import { type Inspection, type Question, tensor } from "@cutaway/client";
+import { InspectResponseSchema } from "@cutaway/contract/inspection_pb";
+import { ModelDetailSchema } from "@cutaway/contract/model_pb";
+import { requestFor } from "../ask/methods.js";
+import { stagesOf, weights } from "../cost/stages.js";
+import { emptyDraft } from "../state/draft.js";
+import { npzFile, storedFile } from "./files.js";
+import { plainOf } from "./plain.js";
+import { pythonOf } from "./python.js";
+import { curlOf, jobOf } from "./shell.js";
+import { typescriptOf } from "./typescript.js";
+
+const SERVER = { host: "127.0.0.1:8080", secure: false, hasToken: true };
+const QUESTION: Question = {
+  ...emptyDraft("digits"),
+  inputs: { image: tensor(Float32Array.of(0.5, 1), [1, 2]) },
+  captures: ["conv1"],
+  attributions: [requestFor("layerGradCam", "it's")],
+  target: { kind: { case: "classIndex", value: { indices: [7n] } } },
+  inputGradients: true,
+};
+
+describe("programs", () => {
+  it("ask the same in Python", () => {
+    const program = pythonOf(QUESTION, SERVER);
+    expect(program).toContain('ca.Client("127.0.0.1:8080", transport="connect", token=os.environ["CUTAWAY_TOKEN"])');
+    expect(program).toContain("input0 = np.array([0.5, 1], np.float32).reshape(1, 2)");
+    expect(program).toContain('captures=["conv1"]');
+    expect(program).toContain('attributions=[ca.LayerGradCam(layer="it\'s")]');
+    expect(program).toContain("target=7");
+  });
+
+  it("fall back to the contract where Python has no plain word here", () => {
+    const edited = { ...QUESTION, compare: true };
+    expect(plainOf(edited)).toBeUndefined();
+    expect(pythonOf(edited, SERVER)).toContain("json_format.Parse(QUESTION");
+    expect(jobOf(edited)).toBeUndefined();
+  });
+
+  it("quote for the shell, for YAML and for TypeScript", () => {
+    expect(curlOf(QUESTION, SERVER)).toContain(String.raw`it'\''s`);
+    expect(jobOf(QUESTION)).toContain('    - {method: layer_grad_cam, layer: "it\'s"}');
+    expect(jobOf(QUESTION)).toContain("target: 7");
+    expect(typescriptOf(QUESTION, SERVER)).toContain('{ method: { case: "layerGradCam", value: { layer: "it\'s" } } }');
+    expect(typescriptOf(QUESTION, SERVER)).toContain("indices: [7n]");
+  });
+});
+
+const REPLY: Inspection = {
+  predictions: { output: tensor(Float32Array.of(1, 2), [1, 2]) },
+  classes: [],
+  captures: { "conv1@output": tensor(Float32Array.of(3), [1, 1]) },
+  inputGradients: {},
+  parameterGradients: {},
+  attributions: [],
+  message: create(InspectResponseSchema, { timings: { queueMs: 1, forwardMs: 2, checkMs: 4 } }),
+};
+const ASKED = { model: create(ModelDetailSchema), question: QUESTION, reply: REPLY, milliseconds: 10 };
+
+describe("files", () => {
+  it("hold every array by its name", () => {
+    expect(Object.keys(unzipSync(npzFile(ASKED)))).toEqual(["output.npy", "capture:conv1@output.npy"]);
+  });
+
+  it("hold question and answer, with sums", () => {
+    const files = unzipSync(storedFile(ASKED));
+    expect(Object.keys(files)).toEqual(["manifest.json", "request.binpb", "reply.binpb"]);
+    const manifest = JSON.parse(new TextDecoder().decode(files["manifest.json"])) as {
+      members: Record<string, { sha256: string }>;
+    };
+    expect(manifest.members["request.binpb"]?.sha256).toMatch(/^[0-9a-f]{64}$/);
+  });
+});
+
+describe("cost", () => {
+  it("puts stages behind one another, and what the server does not see at the end", () => {
+    const stages = stagesOf(REPLY, 10);
+    expect(stages.map(({ begin }) => begin)).toEqual([0, 1, 1, 3, 3, 3, 7, 7]);
+    expect(stages.at(-1)?.milliseconds).toBe(3);
+    expect(weights(REPLY)).toEqual([
+      ["Predictions", 8],
+      ["Captures", 4],
+    ]);
+  });
+});
