@@ -37,11 +37,11 @@ export function ActivationsView(props: ViewProps): preact.JSX.Element {
             Capture every layer
           </button>
         </div>
-        <ul class="places" aria-label="Places">
+        <ul class="captured" aria-label="Places">
           {keys.map((each) => (
             <li key={each}>
               <button
-                class="place"
+                class="captured-place"
                 aria-pressed={each === key}
                 onClick={() => {
                   setWanted(each);

@@ -3,6 +3,8 @@
 import { useMemo, useState } from "preact/hooks";
 import { effectOf, gradientKey, type Order, ORDERS, ordered, withGradient } from "./places.js";
 import { ChannelGrid } from "./ChannelGrid.js";
+import { wanted } from "../edits/live.js";
+import { go } from "../state/route.js";
 import { Choice } from "../app/Choice.js";
 import { layoutOf, planeOf } from "../measures/layout.js";
 import { type Part, partOf } from "../measures/numbers.js";
@@ -105,6 +107,16 @@ export function Channels({
             {...(square ? { nameOf: (x: number, y: number) => `${tokens[y] ?? ""} looks at ${tokens[x] ?? ""}` } : {})}
           />
           <Facts values={plane.values} />
+          {place.endsWith("@output") && (
+            <button
+              onClick={() => {
+                wanted.value = { place: place.replace("@output", ""), verb: "zero", amount: 0, axis: 1, index: large };
+                go("edits");
+              }}
+            >
+              What happens without it?
+            </button>
+          )}
         </figure>
       </div>
     </>

@@ -8,7 +8,7 @@ import { enlarged, laidOver, pixelsOf, scaleOf } from "../pictures/colours.js";
 import { Legend } from "../pictures/Legend.js";
 import { Picture } from "../pictures/Picture.js";
 
-const OPACITY = 0.7;
+const OPACITY = 0.9;
 
 /** Shows the sum over channels; an explanation of a layer is enlarged to the size of the image. */
 export function Overlay({
@@ -29,17 +29,17 @@ export function Overlay({
     [under, height, width],
   );
   const values = useMemo(() => enlarged(map.values, [height, width], size), [map, height, width, size]);
-  const pixels = useMemo(() => {
-    const colours = pixelsOf(values, scale);
-    return under ? laidOver(colours, under.pixels, opacity) : colours;
-  }, [values, scale, under, opacity]);
+  const pixels = useMemo(
+    () => (under ? laidOver(values, scale, under.pixels, opacity) : pixelsOf(values, scale)),
+    [values, scale, under, opacity],
+  );
   return (
     <div class="overlay">
       <Picture label={label} values={values} width={size[1]} pixels={pixels} />
       <div class="tools">
         {under && (
-          <label class="small muted">
-            Opacity{" "}
+          <label class="small muted opacity">
+            Opacity
             <input
               type="range"
               min={0}

@@ -73,13 +73,19 @@ function InputGradient({ name, gradient, asked, row }: InputProps): preact.JSX.E
       <Facts values={gradient.values} />
       {isImage(gradient) ? (
         <div class="pair">
-          <Overlay part={gradient} under={backgroundOf(asked, row)} label={`Gradient at ${name}`} />
-          {product && <Overlay part={product} under={backgroundOf(asked, row)} label={`Gradient × ${name}`} />}
+          {[["Gradient", gradient] as const, ["Gradient × input", product] as const].map(
+            ([title, part]) =>
+              part && (
+                <figure key={title}>
+                  <figcaption class="muted small">{title}</figcaption>
+                  <Overlay part={part} under={backgroundOf(asked, row)} label={`${title} at ${name}`} />
+                </figure>
+              ),
+          )}
         </div>
       ) : (
         <Bars bars={Array.from(gradient.values.subarray(0, 40), (value, index) => ({ name: String(index), value }))} />
       )}
-      {product && isImage(gradient) && <p class="muted small">Left the gradient, right gradient × input.</p>}
     </section>
   );
 }

@@ -58,13 +58,23 @@ export function imageOf(values: ArrayLike<number>, channels: number): Uint8Clamp
   return pixels;
 }
 
-/** Returns one picture over another of the same size; `opacity` from 0 to 1 is that of the upper one. */
+/**
+ * Returns the picture of some numbers over another of the same size. A number of the scale's largest magnitude covers it
+ * by `opacity`, from 0 to 1; a smaller one by as much less; zero leaves it as it is.
+ */
 export function laidOver(
-  upper: Uint8ClampedArray,
+  values: ArrayLike<number>,
+  scale: Scale,
   lower: Uint8ClampedArray,
   opacity: number,
 ): Uint8ClampedArray<ArrayBuffer> {
-  return Uint8ClampedArray.from(lower, (below, index) => below + ((upper[index] ?? 0) - below) * opacity);
+  const upper = pixelsOf(values, scale);
+  const bound = Math.max(Math.abs(scale.least), Math.abs(scale.most)) || 1;
+  return Uint8ClampedArray.from(lower, (below, index) => {
+    const strength = Math.min(1, Math.abs(values[index >> 2] ?? 0) / bound);
+    const cover = opacity * (Number.isFinite(strength) ? strength : 1);
+    return below + ((upper[index] ?? 0) - below) * cover;
+  });
 }
 
 /** Returns numbers [height, width] as many times larger as a picture needs: each is repeated. */
