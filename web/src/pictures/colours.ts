@@ -10,7 +10,7 @@ export interface Scale {
   readonly most: number;
 }
 
-const STEPS = 256;
+const STEPS = 257; // odd, so that zero has the middle one
 
 /** The colour of what is no number, or infinite: none that a scale has. */
 const NOT_FINITE = [255, 0, 200] as const;
