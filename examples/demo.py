@@ -40,7 +40,7 @@ PICTURE = BUILD / "digit.png"
 IMAGE = BUILD / "seven.png"
 
 NEXT = (
-    f"cutaway serve --model-store {STORE} --engine processes",
+    f"cutaway serve --model-store {STORE} --engine processes --http 127.0.0.1:8080",
     f"cutaway inspect digits {IMAGE} --attribution IntegratedGradients --plot inside.png",
     "cutaway new adapter mine --kind table",
 )
@@ -103,6 +103,7 @@ def say_what_is_next() -> None:
     _headline("Next: activate the environment with  . .venv/bin/activate")
     for command in NEXT:
         console.print(Text(f"$ {command}", style="cyan"), soft_wrap=True)
+    console.print("The first starts a server that stays. Open http://127.0.0.1:8080/ then: the page shows its insides.")
 
 
 def make_model() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import webbrowser
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
@@ -24,6 +25,7 @@ from cutaway.cli import (
 )
 from cutaway.cli.connection_options import with_client
 from cutaway.cli.json_output import AsJson
+from cutaway.cli.permalink import permalink
 from cutaway.cli.request_file import RequestFile
 from cutaway.client.sync_client import Client
 from cutaway.errors import Reason, error
@@ -198,6 +200,13 @@ def inspect(
         Path | None, typer.Option(metavar="FILE", callback=_check_suffix, help="Draw the result: .png, .svg or .pdf.")
     ] = None,
     save: Annotated[Path | None, typer.Option(metavar="NPZ", help="Save every tensor of the result.")] = None,
+    web: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Open the question in the inspector, the page that `cutaway serve --http` has: http://127.0.0.1:8080.",
+        ),
+    ] = None,
     as_json: AsJson = False,
     max_values: Annotated[
         int,
@@ -247,6 +256,10 @@ def inspect(
         console_output.print_line(f"drew {plot}", to_stderr=as_json)
     if save:
         console_output.print_line(f"saved {files.save(result, save)} tensors to {save}", to_stderr=as_json)
+    if web:
+        link = permalink(web, combined)
+        console_output.print_line(link, to_stderr=as_json)
+        webbrowser.open(link)
 
 
 def _inputs(client: Client, model: str, paths: list[Path], texts: list[str], names: list[str]) -> dict[str, Any]:

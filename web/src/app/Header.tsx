@@ -4,7 +4,7 @@ import { useState } from "preact/hooks";
 import { Choice } from "./Choice.js";
 import { TokenForm } from "./TokenForm.js";
 import { VIEWS } from "./views.js";
-import { choose, draft } from "../state/asking.js";
+import { choose, draft, opening } from "../state/asking.js";
 import { writeFragment } from "../state/fragment.js";
 import { question } from "../state/route.js";
 import { models, token } from "../state/server.js";
@@ -67,7 +67,7 @@ export function Header({ view }: { view: string }): preact.JSX.Element {
 }
 
 function ModelChooser(): preact.JSX.Element {
-  const now = draft.value.model;
+  const now = opening.value ?? draft.value.model;
   const full = models.value.find(({ name, model }) => `models/${now}` === name || now === model);
   return (
     <label class="chooser">

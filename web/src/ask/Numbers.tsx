@@ -56,15 +56,17 @@ export function Numbers({ spec, value, onChange }: Props): preact.JSX.Element {
             }}
           />
         </label>
-        <button
-          type="button"
-          class="quiet"
-          onClick={() => {
-            take(() => zeros(spec));
-          }}
-        >
-          Zeros
-        </button>
+        {spec.shape.length > 0 && (
+          <button
+            type="button"
+            class="quiet"
+            onClick={() => {
+              take(() => zeros(spec));
+            }}
+          >
+            Zeros
+          </button>
+        )}
         {value && (
           <span class="muted small">
             {DataType[value.dataType].toLowerCase()} {shapeText(value.shape)}

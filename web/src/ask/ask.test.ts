@@ -126,5 +126,9 @@ describe("what a model declares", () => {
     const words = detail({ inputs: text.inputs, modules: [{ name: "words", type: "Embedding" }] });
     expect(startOf(words, "net").attributions?.map(({ method }) => method?.case)).toEqual(["layerIntegratedGradients"]);
     expect(startOf(words, "net").inputGradients).toBe(false);
+    // The model itself is no place inside it.
+    expect(startOf({ ...table, modules: detail({ modules: [{ type: "Linear" }] }).modules }, "net").captures).toEqual(
+      [],
+    );
   });
 });

@@ -12,9 +12,10 @@ const MOST_CAPTURES = 6;
 /** Returns the first question about a model. */
 export function startOf(detail: ModelDetail, name: string): Draft {
   const floating = detail.inputs.some(({ dataType }) => FLOATING.includes(dataType));
-  const inner = detail.modules.filter(({ type }) => /^(Conv[123]d|Linear)$/.test(type)).map((each) => each.name);
-  const last = detail.modules.findLast(({ type }) => /^Conv2d$/.test(type))?.name;
-  const embedding = detail.modules.find(({ type }) => type === "Embedding")?.name;
+  const parts = detail.modules.filter((each) => each.name !== "");
+  const inner = parts.filter(({ type }) => /^(Conv[123]d|Linear)$/.test(type)).map((each) => each.name);
+  const last = parts.findLast(({ type }) => /^Conv2d$/.test(type))?.name;
+  const embedding = parts.find(({ type }) => type === "Embedding")?.name;
   return {
     ...emptyDraft(name),
     ...(isTelling(detail) ? { inputs: exampleOf(detail) } : {}),

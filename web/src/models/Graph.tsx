@@ -40,9 +40,8 @@ export function Graph({ rows, chosen, onChoose }: Props): preact.JSX.Element {
           <g
             key={row.address}
             class={`box ${isOpen ? "open" : ""} ${row.address === chosen?.address ? "chosen" : ""}`}
-            tabIndex={0}
+            tabindex={0}
             role="button"
-            aria-label={`${row.address || row.type}, ${row.type}`}
             {...(row.size ? { "aria-expanded": isOpen } : {})}
             onClick={() => {
               onChoose(row);

@@ -50,36 +50,38 @@ export function PlaceDetails({ row }: { row: Row | undefined }): preact.JSX.Elem
           </div>
         ))}
       </dl>
-      <div class="actions">
-        {[HookPoint.OUTPUT, HookPoint.GRAD_OUTPUT].map((point) => (
-          <button
-            key={point}
-            disabled={points.includes(point)}
-            onClick={() => {
-              capture(point);
-            }}
-          >
-            {points.includes(point) ? "Captured: " : "Capture the "}
-            {point === HookPoint.OUTPUT ? "output" : "gradient"}
-          </button>
-        ))}
-        {row.kind === "module" && (
-          <select
-            aria-label="Explain by this layer"
-            value=""
-            onChange={({ currentTarget }) => {
-              explain(currentTarget.value);
-            }}
-          >
-            <option value="">Explain by this layer…</option>
-            {LAYER_METHODS.map(({ field, name }) => (
-              <option key={field} value={field}>
-                {name}
-              </option>
-            ))}
-          </select>
-        )}
-      </div>
+      {row.address !== "" && (
+        <div class="actions">
+          {[HookPoint.OUTPUT, HookPoint.GRAD_OUTPUT].map((point) => (
+            <button
+              key={point}
+              disabled={points.includes(point)}
+              onClick={() => {
+                capture(point);
+              }}
+            >
+              {points.includes(point) ? "Captured: " : "Capture the "}
+              {point === HookPoint.OUTPUT ? "output" : "gradient"}
+            </button>
+          ))}
+          {row.kind === "module" && (
+            <select
+              aria-label="Explain by this layer"
+              value=""
+              onChange={({ currentTarget }) => {
+                explain(currentTarget.value);
+              }}
+            >
+              <option value="">Explain by this layer…</option>
+              {LAYER_METHODS.map(({ field, name }) => (
+                <option key={field} value={field}>
+                  {name}
+                </option>
+              ))}
+            </select>
+          )}
+        </div>
+      )}
     </section>
   );
 }

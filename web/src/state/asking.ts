@@ -10,6 +10,9 @@ import { startOf } from "../ask/start.js";
 /** The model that is looked at, with its module tree and operators. */
 export const model = signal<ModelDetail | undefined>(undefined);
 
+/** The name of the model whose module tree is on its way. */
+export const opening = signal<string | undefined>(undefined);
+
 /** The question as it is now. */
 export const draft = signal<Draft>(emptyDraft(""));
 
@@ -40,15 +43,18 @@ let running = new AbortController();
 export async function choose(name: string, linked?: Draft): Promise<void> {
   cancel();
   const call = running;
+  opening.value = name;
+  failure.value = undefined;
   try {
     const detail = await client.value.model(name, { operators: true, example: true, signal: call.signal });
     if (call.signal.aborted) return;
     model.value = detail;
     draft.value = { ...startOf(detail, name), ...linked };
     asked.value = undefined;
-    failure.value = undefined;
   } catch (error) {
     if (!call.signal.aborted) failure.value = note(error);
+  } finally {
+    if (!call.signal.aborted) opening.value = undefined;
   }
 }
 

@@ -1,4 +1,4 @@
-"""The inspector: a page on which people look into a served model. Its sources are in web/, and scripts/web builds it."""
+"""The inspector: a page on which people look into a served model. ``scripts/web`` builds it from web/."""
 
 from __future__ import annotations
 

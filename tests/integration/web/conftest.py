@@ -1,0 +1,81 @@
+"""A browser, and a server in this process with models of several kinds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from playwright.sync_api import Browser
+from torch import Tensor, nn
+
+from cutaway.adapters import Adapter
+from cutaway.config.settings import Settings
+from cutaway.gateway import serve
+from cutaway.gateway.embedded import Served
+from cutaway.results import InputSpec
+from examples.digits.digits_adapter import Digits
+from tests.support.digits import WEIGHTS
+from tests.support.pages import Inspector, opened, running_browser
+from tests.support.report_pages import BROWSER
+
+HOSTILE = ("<script>fault()</script>", "\u202eexe.png<img src=x onerror=fault()>", "long" * 25_000)
+"""Labels that must stay texts."""
+
+
+class Named(Adapter):
+    """Four features, and labels that nobody wants in a page."""
+
+    inputs = (InputSpec("x", "float32", (-1, 4), feature_names=("a", "<b>b</b>", "c", "d")),)
+    labels = HOSTILE
+
+    def build(self) -> nn.Module:
+        """A layer."""
+        torch.manual_seed(0)
+        return Features()
+
+
+class Features(nn.Module):
+    """Four numbers to three logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x)
+
+
+class Deep(nn.Module):
+    """Ten thousand modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(*(nn.Identity() for _ in range(9))) for _ in range(1000))
+        self.head = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x)
+
+
+@pytest.fixture(scope="session")
+def site() -> Iterator[Served]:
+    models = {"digits": Digits(weights=WEIGHTS), "named": Named(), "deep": Deep()}
+    with serve(models, settings=Settings(http_address="127.0.0.1:0")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    if not BROWSER:
+        pytest.skip("no Chromium here: apt-get install chromium")
+    with running_browser() as running:
+        yield running
+
+
+@pytest.fixture
+def inspector(browser: Browser, site: Served) -> Iterator[Inspector]:
+    """The page of that server."""
+    with opened(browser, f"http://{site.http_address}") as page:
+        page.open()
+        yield page

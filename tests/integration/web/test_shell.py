@@ -1,0 +1,146 @@
+"""The shell: tokens, addresses, a server that goes and comes back, newer questions, and who can use it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from playwright.sync_api import Browser
+from torch import nn
+
+import cutaway as ca
+from cutaway.cli.permalink import permalink
+from cutaway.config.settings import Settings
+from cutaway.gateway import serve
+from cutaway.gateway.embedded import Served
+from tests.support.pages import Inspector, opened
+from tests.support.token_files import EVERY, entry, write
+
+VIEWS = ("Model", "Ask", "Cost", "Take along")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_everybody_can_use_it(browser: Browser, site: Served, scheme: str) -> None:
+    """axe-core finds nothing serious in any view, in light and dark; nothing is wider than a narrow window."""
+    with opened(browser, f"http://{site.http_address}", color_scheme=scheme) as inspector:
+        inspector.open()
+        inspector.choose("digits")
+        inspector.go("Ask")
+        inspector.give(np.zeros((1, 1, 8, 8)).tolist())
+        inspector.ask()
+        for view in VIEWS:
+            inspector.page.set_viewport_size({"width": 1400, "height": 900})
+            inspector.go(view)
+            assert inspector.serious() == [], view
+            inspector.page.set_viewport_size({"width": 360, "height": 800})
+            assert inspector.page.evaluate("document.documentElement.scrollWidth") <= 360, view
+
+
+def test_a_token_is_asked_for_and_kept_nowhere(browser: Browser, tmp_path: Path) -> None:
+    """Refused, entered, and, when it has expired, asked for again with what the server says."""
+    tokens = write(tmp_path / "tokens.toml", entry("mine", {"*": EVERY}))
+    torch.manual_seed(0)
+    settings = Settings(tokens=tokens, http_address="127.0.0.1:0")
+    with (
+        serve({"net": nn.Linear(2, 2)}, settings=settings) as server,
+        opened(browser, f"http://{server.http_address}") as inspector,
+    ):
+        inspector.expected.append("401")
+        inspector.page.goto(inspector.url)
+        inspector.page.wait_for_selector(".news code:text-is('TOKEN_REQUIRED')")
+        inspector.page.fill(".news input[type=password]", "wrong")
+        inspector.page.click(".news button")
+        inspector.page.wait_for_selector(".news code:text-is('TOKEN_INVALID')")
+        inspector.page.fill(".news input[type=password]", "mine")
+        inspector.page.click(".news button")
+        inspector.page.wait_for_selector(".strip")
+        kept = inspector.page.evaluate("JSON.stringify([{...localStorage}, {...sessionStorage}, document.cookie])")
+        assert "mine" not in kept + inspector.page.url
+        write(tokens, entry("other", {"*": EVERY}))
+        inspector.go("Ask")
+        inspector.page.fill(".one-input textarea", "[[1, 2]]")
+        inspector.page.click(".strip button.primary")
+        inspector.page.wait_for_selector(".news code:text-is('TOKEN_INVALID')")
+
+
+def test_a_server_that_comes_back_is_found_again(browser: Browser) -> None:
+    """While it is gone the page says so; then it goes on by itself."""
+
+    def served(address: str) -> Settings:
+        return Settings(http_address=address)
+
+    torch.manual_seed(0)
+    net = nn.Linear(2, 2)
+    with serve({"net": net}, settings=served("127.0.0.1:0")) as server:
+        address = server.http_address
+        context = opened(browser, f"http://{address}")
+        inspector = context.__enter__()
+        inspector.expected.append("net::ERR_")
+        inspector.open()
+        inspector.go("Ask")
+        inspector.page.fill(".one-input textarea", "[[1, 2]]")
+    inspector.page.click(".strip button.primary")
+    inspector.page.wait_for_selector(".news:has-text('The server does not answer')")
+    with serve({"net": net}, settings=served(address)):
+        inspector.page.wait_for_selector(".news", state="detached")
+        inspector.ask()
+        context.__exit__(None, None, None)
+
+
+def test_a_link_asks_nothing_by_itself(site: Served, inspector: Inspector) -> None:
+    """`cutaway inspect --web` writes it: the question is there, inputs too, and asked when a person says so."""
+    image = np.full((1, 1, 8, 8), 0.5, np.float32)
+    question = ca.InspectRequest(
+        "digits", tensors={"image": image}, captures=(ca.Capture("relu2"),), attributions=(ca.FeatureAblation(),)
+    )
+    inspector.page.goto("about:blank")
+    inspector.open(permalink(inspector.url, question).removeprefix(f"{inspector.url}/"))
+    inspector.page.wait_for_selector(".method strong:text-is('FeatureAblation')")
+    assert inspector.texts(".chips bdi") == ["relu2"]
+    assert inspector.texts(".strip output") == ["Ready to ask"]
+    inspector.page.click(".methods .remove")
+    inspector.ask()
+    with ca.Client(site.address) as client:
+        expected = client.inspect("digits", {"image": image}).classes[0]
+    assert inspector.texts(".strip .said") == [expected.label]
+    assert "relu2" in inspector.page.url
+    assert "tensors" not in inspector.page.url
+    inspector.page.goto(f"{inspector.url}/#/ask?question=%7B")
+    inspector.page.reload()
+    inspector.page.wait_for_selector(".problem:has-text('the link holds no question')")
+
+
+@pytest.fixture
+def slow(browser: Browser) -> Iterator[Inspector]:
+    class Slow(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for _ in range(int(x.detach().abs().max()) * 40):
+                torch.linalg.inv(torch.eye(200))
+            return x
+
+    with (
+        serve({"slow": Slow()}, settings=Settings(http_address="127.0.0.1:0")) as server,
+        opened(browser, f"http://{server.http_address}") as inspector,
+    ):
+        inspector.open()
+        inspector.go("Ask")
+        yield inspector
+
+
+def test_a_newer_question_ends_the_one_before(slow: Inspector) -> None:
+    """The answer that is shown is that of the last question, whatever came of the first; and a person can stop one."""
+    slow.page.fill(".one-input textarea", "[[9, 1]]")
+    slow.page.click(".strip button.primary")
+    slow.page.wait_for_selector(".strip button:text-is('Stop')")
+    slow.page.fill(".one-input textarea", "[[0, 1]]")
+    slow.page.keyboard.press("Control+Enter")
+    slow.page.wait_for_selector(".prediction")
+    assert slow.values(".prediction td.number")[:2] == [0.0, 1.0]
+    slow.page.fill(".one-input textarea", "[[9, 1]]")
+    slow.page.keyboard.press("Control+Enter")
+    slow.page.click(".strip button:text-is('Stop')")
+    slow.page.wait_for_selector(".strip button.primary")
+    assert slow.values(".prediction td.number")[:2] == [0.0, 1.0]

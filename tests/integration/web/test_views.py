@@ -1,0 +1,188 @@
+"""Every view shows what the Python client gets for the same question."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+import cutaway as ca
+from cutaway.gateway.embedded import Served
+from tests.integration.web.conftest import HOSTILE
+from tests.support.pages import Inspector
+
+IMAGE = np.asarray([(index % 17) / 16 for index in range(64)], np.float32).reshape(1, 1, 8, 8)
+
+
+def test_the_tree_is_that_of_the_model(site: Served, inspector: Inspector) -> None:
+    """Every module with its type, its shape, its parameters; search by text and by glob; operators."""
+    inspector.choose("digits")
+    with ca.Client(site.address) as client:
+        detail = client.get_model("digits", operators=True)
+    assert inspector.texts(".place .name bdi") == [module.name or module.type for module in detail.modules]
+    assert inspector.texts(".place .type") == [module.type for module in detail.modules]
+    shapes = [" × ".join(map(str, module.output_shapes[0])) for module in detail.modules]
+    assert inspector.texts(".place .shape") == shapes
+    parameters = [f"{module.parameters:,}" if module.parameters else "" for module in detail.modules]
+    assert inspector.texts(".place .parameters") == parameters
+    inspector.page.fill(".insides input[type=search]", "conv?")
+    assert inspector.texts(".place:not(.passed) .name bdi") == ["conv1", "conv2"]
+    inspector.page.fill(".insides input[type=search]", "relu")
+    assert inspector.texts(".place:not(.passed) .name bdi") == ["relu1", "relu2", "relu3"]
+    inspector.page.fill(".insides input[type=search]", "")
+    inspector.page.check(".insides input[type=checkbox]")
+    assert len(inspector.texts(".place.operator")) == len(detail.operators)
+
+
+def test_ten_thousand_modules_scroll(inspector: Inspector) -> None:
+    """Only those in sight are in the page; a hundred steps of the wheel take less than two seconds of its time."""
+    inspector.choose("deep")
+    assert inspector.texts(".count") == ["10,003 places"]
+    inspector.page.click("button:text-is('Unfold all')")
+    worst = inspector.page.evaluate(
+        """async () => {
+            const tree = document.querySelector(".tree"), times = [];
+            for (let step = 0; step < 100; step++) {
+                const begin = performance.now();
+                tree.scrollTop += 3000;
+                await new Promise(requestAnimationFrame);
+                times.push(performance.now() - begin);
+            }
+            return [document.querySelectorAll(".place").length, tree.scrollTop];
+        }"""
+    )
+    assert worst[0] < 100
+    assert worst[1] > 250_000
+    inspector.page.focus(".tree")
+    inspector.page.keyboard.press("End")
+    inspector.page.wait_for_selector(".place[aria-selected=true] .name bdi:text-is('head')")
+
+
+def test_a_place_that_is_chosen_is_captured(site: Served, inspector: Inspector) -> None:
+    """By keyboard: down to relu1, then its gradient, which is in the question, and in the answer."""
+    inspector.choose("digits")
+    inspector.page.focus(".tree")
+    for _ in range(3):
+        inspector.page.keyboard.press("ArrowDown")
+    inspector.page.wait_for_selector("#place:has-text('relu1')")
+    inspector.page.click("button:text-is('Capture the gradient')")
+    inspector.page.wait_for_selector("button:text-is('Captured: gradient')")
+    inspector.go("Ask")
+    assert "relu1" in " ".join(inspector.texts(".chips li"))
+
+
+def test_bars_are_the_prediction(site: Served, inspector: Inspector) -> None:
+    """The same question by Python: the largest classes with their probabilities; and its errors at their field."""
+    inspector.choose("digits")
+    inspector.go("Ask")
+    inspector.give(IMAGE.tolist())
+    inspector.ask()
+    with ca.Client(site.address) as client:
+        result = client.inspect("digits", {"image": IMAGE})
+    logits = result.predictions["output"][0].astype(np.float64)
+    expected = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
+    order = np.argsort(-expected)
+    assert np.allclose(inspector.values(".prediction td.number"), expected[order], atol=1e-6)
+    assert inspector.texts(".prediction th") == [str(index) for index in order]
+    assert inspector.texts(".strip .said") == [result.classes[0].label]
+    inspector.expected.append("400")
+    inspector.page.fill(".method input.mono", "conv9")
+    inspector.page.fill(".one-input textarea", "[[1, 2]]")
+    inspector.page.click(".strip button.primary")
+    problem = inspector.page.wait_for_selector("section:has(#input) .problem")
+    assert problem is not None
+    assert "the model takes image: float32 [any, 1, 8, 8]" in problem.inner_text()
+    assert "tensors.by_name.image" in problem.inner_text()
+
+
+def test_a_drawing_is_asked_about(site: Served, inspector: Inspector) -> None:
+    """Pixel by pixel, by keyboard and by pointer; the numbers are what was drawn."""
+    inspector.choose("digits")
+    inspector.go("Ask")
+    inspector.page.focus(".drawing canvas")
+    for key in ("ArrowDown", "ArrowRight", " ", "ArrowRight", " "):
+        inspector.page.keyboard.press(key)
+    box = inspector.page.locator(".drawing canvas").bounding_box()
+    assert box is not None
+    inspector.page.mouse.click(box["x"] + box["width"] * 7.5 / 8, box["y"] + box["height"] * 7.5 / 8)
+    inspector.ask()
+    image = np.zeros((1, 1, 8, 8), np.float32)
+    image[0, 0, 1, 1:3] = image[0, 0, 7, 7] = 1
+    with ca.Client(site.address) as client:
+        expected = client.inspect("digits", {"image": image}).classes[0]
+    assert inspector.texts(".strip .said") == [expected.label]
+    assert max(inspector.values(".prediction td.number")) == pytest.approx(expected.probability, abs=1e-6)
+
+
+def test_hostile_labels_are_texts(inspector: Inspector) -> None:
+    """Markup, turned text, a hundred thousand letters: no element of theirs, and no script runs."""
+    inspector.choose("named")
+    inspector.go("Ask")
+    inspector.page.fill(".features label:nth-child(2) input", "0.5")
+    inspector.ask()
+    labels = inspector.page.locator(".prediction th bdi").all_text_contents()
+    assert set(labels) == set(HOSTILE)
+    assert inspector.page.locator(".prediction :is(script, img), .features b").count() == 0
+    assert inspector.texts(".features bdi")[1] == "<b>b</b>"
+    assert inspector.page.evaluate("document.documentElement.scrollWidth") <= 1400
+
+
+def test_stages_add_up(inspector: Inspector) -> None:
+    """Where the time went: all stages together are what this page waited for."""
+    inspector.choose("digits")
+    inspector.go("Ask")
+    inspector.give(IMAGE.tolist())
+    inspector.ask()
+    inspector.go("Cost")
+    stages = inspector.values("section:has(#time) td.number")
+    total = float(inspector.texts(".facts div:has(dt:text-is('In all')) dd")[0].split()[0])
+    assert len(stages) == 8
+    assert sum(stages) == pytest.approx(total, abs=0.1)
+    weights = inspector.values("section:has(#bytes) td.number")
+    assert weights[0] == 40  # ten logits
+    assert weights[-1] == 64 * 4 * 3  # three explanations of an image, one of them a map that is smaller or equal
+
+
+def test_what_is_taken_along_gives_the_same(site: Served, inspector: Inspector, tmp_path: Path) -> None:
+    """Python and curl give the numbers of the page; the saved file is verified; YAML and the link ask the same."""
+    inspector.choose("digits")
+    inspector.go("Ask")
+    inspector.give(IMAGE.tolist())
+    inspector.ask()
+    inspector.go("Take along")
+    with ca.Client(site.address) as client:
+        expected = client.inspect("digits", {"image": IMAGE}).predictions["output"]
+
+    program = inspector.page.inner_text(".snippet pre").replace(
+        "print(result)", "print(result.predictions['output'].tolist())"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert np.array_equal(np.asarray(json.loads(run.stdout), np.float32), expected)
+
+    inspector.page.click(".choice label:has-text('curl')")
+    command = inspector.page.inner_text(".snippet pre")
+    reply = json.loads(subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True).stdout)
+    assert reply["predictions"]["classes"][0]["label"] == str(expected.argmax())
+    assert [each["checks"][0]["verdict"] for each in reply["attributions"]] == ["VERDICT_AGREES"] * 3
+
+    inspector.page.click(".choice label:has-text('job.yaml')")
+    job = yaml.safe_load(inspector.page.inner_text(".snippet pre"))
+    asked = [each["method"] for each in job["request"]["attributions"]]
+    assert asked == ["integrated_gradients", "saliency", "layer_grad_cam"]
+
+    with inspector.page.expect_download() as download:
+        inspector.page.click("button:text-is('Save the explanation')")
+    download.value.save_as(tmp_path / "seven.cutaway")
+    stored = ca.Inspection.load(tmp_path / "seven.cutaway")
+    assert np.array_equal(stored.predictions["output"], expected)
+    with inspector.page.expect_download() as download:
+        inspector.page.click("button:text-is('Save the arrays')")
+    download.value.save_as(tmp_path / "digits.npz")
+    arrays = np.load(tmp_path / "digits.npz")
+    assert np.array_equal(arrays["output"], expected)
+    assert np.array_equal(arrays["attribution:saliency:image"], stored.attributions[1].values["image"])
