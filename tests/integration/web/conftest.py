@@ -60,7 +60,7 @@ class Deep(nn.Module):
 
 @pytest.fixture(scope="session")
 def site() -> Iterator[Served]:
-    models = {"digits": Digits(weights=WEIGHTS), "named": Named(), "deep": Deep()}
+    models: dict[str, nn.Module | Adapter] = {"digits": Digits(weights=WEIGHTS), "named": Named(), "deep": Deep()}
     with serve(models, settings=Settings(http_address="127.0.0.1:0")) as server:
         yield server
 
