@@ -20,7 +20,7 @@ def permalink(page: str, request: InspectRequest) -> str:
     if len(address) <= MAX_CHARS:
         return address
     for name in ("tensors", "raw"):
-        message.ClearField(name)  # type: ignore[arg-type]  # the names of a oneof
+        message.ClearField(name)
     return _address(page, json_format.MessageToJson(message, indent=None))
 
 

@@ -58,9 +58,17 @@ class Deep(nn.Module):
         return self.head(x)
 
 
+class Deeply(Adapter):
+    """Ten thousand modules, without an example."""
+
+    def build(self) -> nn.Module:
+        """All of them."""
+        return Deep()
+
+
 @pytest.fixture(scope="session")
 def site() -> Iterator[Served]:
-    models = {"digits": Digits(weights=WEIGHTS), "named": Named(), "deep": Deep()}
+    models: dict[str, Adapter] = {"digits": Digits(weights=WEIGHTS), "named": Named(), "deep": Deeply()}
     with serve(models, settings=Settings(http_address="127.0.0.1:0")) as server:
         yield server
 
