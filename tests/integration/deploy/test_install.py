@@ -104,7 +104,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Place:
 
 
 def test_wheel_holds_what_is_no_module_too(wheel: Path) -> None:
-    """The handler, the log settings, the types marker and the licence travel; tests and examples do not."""
+    """The handler, log settings, the page, the types marker and the licence travel; tests and examples do not."""
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     sources = {path.relative_to(ROOT / "service") for path in (ROOT / "service" / "cutaway").rglob("*.py*")}
@@ -115,6 +115,10 @@ def test_wheel_holds_what_is_no_module_too(wheel: Path) -> None:
     }
     expected |= {f"cutaway/cli/starts/{kind}.txt" for kind in ("table", "image", "text")}
     expected |= {f"cutaway/gateway/{name}" for name in ("open_inference/open_inference.binpb", "http/openapi.json")}
+    page = ROOT / "service" / "cutaway" / "web" / "static"
+    expected |= {
+        f"cutaway/web/static/{path.relative_to(page).as_posix()}" for path in page.rglob("*") if path.is_file()
+    }
     found = {name for name in names if ".dist-info/" not in name}
     assert found == expected
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import unquote
 
 import numpy as np
 import pytest
+from google.protobuf import json_format
 from PIL import Image
 
 import cutaway as ca
-from cutaway.cli import files
+from cutaway.cli import files, permalink
 from cutaway.gateway import serve
 from cutaway.results import AttributionResult, MetricResult, TokenAttribution
+from cutaway.v1 import inspection_pb2
 from tests.support.cli import Pair, Pets, said, squeezed
 
 
@@ -245,3 +248,25 @@ def test_tokens_and_metrics_are_saved_too(tmp_path: Path) -> None:
         "infidelity:layer_activation": [0.0],
         "infidelity:layer_activation#1": [1.0],
     }
+
+
+def test_a_question_opens_in_the_inspector(
+    address: str, image: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """--web prints the address of the same question in the page, inputs included, and opens it; large inputs stay."""
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    web = ["--web", "http://127.0.0.1:8080/", "--address", address]
+    text = said("inspect", "pets", image, "--capture", "conv@output", *web)
+    (link,) = opened
+    assert link in text
+    page, _, question = link.partition("/#/ask?question=")
+    assert page == "http://127.0.0.1:8080"
+    request = json_format.Parse(unquote(question), inspection_pb2.InspectRequest())
+    assert request.raw.examples[0].data == image.read_bytes()
+    assert [each.module for each in request.captures] == ["conv"]
+    large = tmp_path / "large.png"
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (400, 400), np.uint8)).save(large)
+    said("inspect", "pets", large, *web)
+    assert "raw" not in unquote(opened[-1])
+    assert len(opened[-1]) <= permalink.MAX_CHARS

@@ -36,9 +36,9 @@ export function follow(onLink: (question: string) => void): void {
   effect(() => {
     if (asked.value === undefined) return;
     const text = JSON.stringify(jsonOf(asked.value.question, false));
-    question.value = text.length <= LONGEST ? text : "";
-    const fragment = writeFragment({ view: view.peek(), question: question.value });
-    globalThis.history.replaceState(null, "", fragment);
+    const short = text.length <= LONGEST ? text : "";
+    question.value = short;
+    globalThis.history.replaceState(null, "", writeFragment({ view: view.peek(), question: short }));
   });
 }
 
