@@ -68,11 +68,7 @@ class Deeply(Adapter):
 
 @pytest.fixture(scope="session")
 def site() -> Iterator[Served]:
-<<<<<<< HEAD
-    models: dict[str, nn.Module | Adapter] = {"digits": Digits(weights=WEIGHTS), "named": Named(), "deep": Deep()}
-=======
     models: dict[str, Adapter] = {"digits": Digits(weights=WEIGHTS), "named": Named(), "deep": Deeply()}
->>>>>>> 2f95f7a11486fe3071501d8842c59ad859ecbe3f
     with serve(models, settings=Settings(http_address="127.0.0.1:0")) as server:
         yield server
 
