@@ -73,6 +73,7 @@ def near(found: Any, expected: Any) -> bool:
 def test_channels_have_the_pixels_of_numpy(answered: Inspector, expected: ca.Inspection) -> None:
     """The large one, the statistics, the order by norm, and the number under the pointer."""
     answered.go("Activations")
+    answered.page.wait_for_selector(".large canvas")
     assert answered.texts(".captured-place bdi") == [f"{layer}@output" for layer in LAYERS]
     values = expected.captures["conv1"].output[0]
     bound = float(np.abs(values).max())
@@ -95,6 +96,7 @@ def test_channels_have_the_pixels_of_numpy(answered: Inspector, expected: ca.Ins
 def test_the_grid_is_the_channels(answered: Inspector, expected: ca.Inspection) -> None:
     """Each in its tile; a click makes it large."""
     answered.go("Activations")
+    answered.page.wait_for_selector(".large canvas")
     values = expected.captures["conv1"].output[0]
     answered.page.wait_for_selector(".grid canvas")
     grid, large = colours(answered, ".grid canvas"), drawn(answered, values[5], float(np.abs(values).max()))
@@ -108,6 +110,7 @@ def test_the_grid_is_the_channels(answered: Inspector, expected: ca.Inspection) 
 def test_the_effect_of_channels_asks_for_its_gradient(answered: Inspector, site: Served) -> None:
     """And sorts by gradient × activation."""
     answered.go("Activations")
+    answered.page.wait_for_selector(".large canvas")
     answered.page.click(".choice label:has-text('effect')")
     answered.page.click("button:text-is('Ask for the gradient here')")
     with ca.Client(site.address) as client:
@@ -123,6 +126,7 @@ def test_the_effect_of_channels_asks_for_its_gradient(answered: Inspector, site:
 def test_explanations_have_their_values_and_verdicts(answered: Inspector, expected: ca.Inspection) -> None:
     """Verdict, sums, and the overlay: what numpy lays over the image."""
     answered.go("Explanations")
+    answered.page.wait_for_selector(".explanation canvas")
     assert answered.texts(".explanation > .tools h2") == ["IntegratedGradients", "Saliency", "LayerGradCam conv2"]
     badges = answered.texts(".explanation > .tools .verdict")
     assert badges == ["✓ agrees with the raw hooks"] * 3
@@ -141,6 +145,7 @@ def test_explanations_have_their_values_and_verdicts(answered: Inspector, expect
 def test_agreement_of_methods_is_that_of_numpy(answered: Inspector, expected: ca.Inspection) -> None:
     """The two that explain the same input."""
     answered.go("Explanations")
+    answered.page.wait_for_selector(".explanation canvas")
     one, other = (each.values["image"].ravel().astype(np.float64) for each in expected.attributions[:2])
     (row,) = answered.texts(".agreement tbody tr")
     cosine = number(row.split("\\t")[1] if "\\t" in row else row.split()[3])
@@ -186,6 +191,7 @@ def test_a_wrong_explanation_is_shown_as_such(browser: Browser, doubtful: Served
         page.give(x.tolist())
         page.ask()
         page.go("Explanations")
+        page.page.wait_for_selector(".explanation")
         assert page.texts(".explanation > .tools .verdict") == ["✗ disagrees with the raw hooks"]
         worst = told.worst_check
         assert worst is not None
@@ -196,6 +202,7 @@ def test_a_wrong_explanation_is_shown_as_such(browser: Browser, doubtful: Served
 def test_an_edit_is_tried_live(answered: Inspector, site: Served) -> None:
     """Before and after, and what the layers make of it, are those of the Python client."""
     answered.go("Activations")
+    answered.page.wait_for_selector(".large canvas")
     answered.page.click("button:text-is('What happens without it?')")
     answered.page.wait_for_selector("section:has(#downstream) .named-bars")
     edit = ca.Zero("conv1", slices=(ca.Slice(1, 0, 1),))
