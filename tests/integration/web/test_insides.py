@@ -242,6 +242,17 @@ def test_gradients_by_layer_are_those_of_numpy(answered: Inspector, site: Served
     assert answered.values("section:has(#by-layer) td.number") == pytest.approx(sizes, rel=1e-4)
 
 
+def test_what_goes_wrong_is_told_in_every_view(answered: Inspector) -> None:
+    """A question that the server refuses, asked again from a view that has no place for its field."""
+    answered.expected.append("400")
+    answered.page.fill(".method input.mono", "conv9")
+    answered.go("Activations")
+    answered.page.click(".strip button.primary")
+    problem = answered.page.wait_for_selector("main .problem")
+    assert problem is not None
+    assert "conv9" in problem.inner_text()
+
+
 @pytest.mark.parametrize("theme", ["Light", "Dark"])
 def test_the_views_can_be_used_by_everybody(theme: str, answered: Inspector) -> None:
     """axe-core: nothing serious, at 400 pixels too."""

@@ -12,6 +12,9 @@ import type { ViewProps } from "../state/asked.js";
 
 const MOST_BARS = 64;
 
+/** In CSS pixels: a line of text. */
+const ROW_HEIGHT = 20;
+
 /** Shows a part without channels. */
 export function Sequence({ asked, row, part, label }: ViewProps & { part: Part; label: string }): preact.JSX.Element {
   const layout = layoutOf(part.shape);
@@ -24,7 +27,14 @@ export function Sequence({ asked, row, part, label }: ViewProps & { part: Part; 
   return (
     <>
       <Legend scale={scale} />
-      <Picture label={label} values={part.values} width={layout.width} pixels={pixels} nameOf={nameOf} least={512} />
+      <Picture
+        label={label}
+        values={part.values}
+        width={layout.width}
+        pixels={pixels}
+        nameOf={nameOf}
+        rowHeight={ROW_HEIGHT}
+      />
       {rows === 1 && (
         <Bars
           bars={Array.from(part.values.subarray(0, MOST_BARS), (value, index) => ({ name: String(index), value }))}

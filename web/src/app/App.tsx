@@ -5,7 +5,6 @@ import { Header } from "./Header.js";
 import { Problem } from "./Problem.js";
 import { ServerNews } from "./ServerNews.js";
 import { VIEWS } from "./views.js";
-import { SECTIONS } from "../ask/AskView.js";
 import { model, opening } from "../state/asking.js";
 import { view as current } from "../state/route.js";
 import { models, standing } from "../state/server.js";
@@ -25,7 +24,7 @@ export function App(): preact.JSX.Element {
           </p>
         )}
         <ServerNews />
-        {view?.name !== "ask" && <Problem except={model.value ? SECTIONS : []} />}
+        {(view?.name !== "ask" || !model.value) && <Problem />}
         {model.value && view && <view.Shown />}
         {!model.value && standing.value.kind === "ready" && !opens && models.value.length === 0 && (
           <p class="muted">No model is served to you.</p>

@@ -6,7 +6,8 @@ import { elements } from "./arrays.js";
 import { requestFor } from "./methods.js";
 import { tensorWaysOf } from "./ways.js";
 
-const FLOATING = [DataType.UNSPECIFIED, DataType.FLOAT16, DataType.BFLOAT16, DataType.FLOAT32, DataType.FLOAT64];
+/** The types that gradients can be of; a model that does not say may take any. */
+export const FLOATING = [DataType.UNSPECIFIED, DataType.FLOAT16, DataType.BFLOAT16, DataType.FLOAT32, DataType.FLOAT64];
 const MOST_CAPTURES = 6;
 
 /** Returns the first question about a model. */

@@ -1,5 +1,6 @@
 /** What was compared, how far it was apart, and what a person can do about it. */
 
+import { Verdict } from "@cutaway/client";
 import { VerdictBadge } from "./VerdictBadge.js";
 import { type Compared, shownAs } from "./verdicts.js";
 import { short } from "../pictures/text.js";
@@ -20,7 +21,7 @@ export function Checks({ compared }: { compared: readonly Compared[] }): preact.
           <p class="small muted">
             <bdi>{check.compared}</bdi>
           </p>
-          <ErrorScale error={error} tolerance={check.tolerance} />
+          {verdict !== Verdict.NOT_APPLICABLE && <ErrorScale error={error} tolerance={check.tolerance} />}
           {reason && (
             <p class="reason">
               <bdi>{reason}</bdi> {cause && <code>{cause}</code>}

@@ -1,5 +1,6 @@
 /** View 6: gradients of the target at the inputs, through the layers, and at the parameters. */
 
+import { FLOATING } from "../ask/start.js";
 import { gradientsEverywhere, depthsOf } from "./depth.js";
 import { LogBars } from "./LogBars.js";
 import { backgroundOf, isImage } from "../explanations/backgrounds.js";
@@ -19,7 +20,8 @@ export function GradientsView({ asked, row, ask }: ViewProps): preact.JSX.Elemen
   const parameters = Object.entries(asked.reply.parameterGradients);
   const everywhere = (): void => {
     const { captures } = asked.question;
-    ask({ inputGradients: true, captures: [...(captures ?? []), ...gradientsEverywhere(asked.model)] });
+    const floating = asked.model.inputs.some(({ dataType }) => FLOATING.includes(dataType));
+    ask({ ...(floating ? { inputGradients: true } : {}), captures: [...(captures ?? []), ...gradientsEverywhere(asked.model)] });
   };
   return (
     <div class="gradients">

@@ -16,12 +16,14 @@ interface Props {
   readonly nameOf?: (x: number, y: number) => string;
   /** The least size of its longer side on the screen, in CSS pixels. */
   readonly least?: number;
+  /** The height of a row in CSS pixels, where its numbers need not be squares: then it is as wide as there is room. */
+  readonly rowHeight?: number;
 }
 
 const MOST_SCALE = 48;
 
 /** Shows the picture with crisp pixels. */
-export function Picture({ label, values, width, pixels, nameOf, least = 256 }: Props): preact.JSX.Element {
+export function Picture({ label, values, width, pixels, nameOf, least = 256, rowHeight }: Props): preact.JSX.Element {
   const canvas = useRef<HTMLCanvasElement>(null);
   const [place, setPlace] = useState<readonly [number, number] | undefined>(undefined);
   const height = Math.max(1, Math.round(pixels.length / 4 / width));
@@ -30,8 +32,9 @@ export function Picture({ label, values, width, pixels, nameOf, least = 256 }: P
     const drawn = canvas.current;
     if (drawn === null || pixels.length === 0) return;
     drawn.getContext("2d")?.putImageData(new ImageData(pixels, width, height), 0, 0);
-    drawn.style.setProperty("width", `${width * scale}px`);
-  }, [pixels, width, height, scale]);
+    drawn.style.setProperty("width", rowHeight ? "100%" : `${width * scale}px`);
+    drawn.style.setProperty("height", rowHeight ? `${height * rowHeight}px` : "auto");
+  }, [pixels, width, height, scale, rowHeight]);
   const point = ({ offsetX, offsetY }: PointerEvent): void => {
     const drawn = canvas.current;
     if (drawn === null) return;
