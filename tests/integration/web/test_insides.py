@@ -245,7 +245,8 @@ def test_gradients_by_layer_are_those_of_numpy(answered: Inspector, site: Served
 def test_what_goes_wrong_is_told_in_every_view(answered: Inspector) -> None:
     """A question that the server refuses, asked again from a view that has no place for its field."""
     answered.expected.append("400")
-    answered.page.fill(".method input.mono", "conv9")
+    answered.page.fill("input[list=places]", "conv9")
+    answered.page.keyboard.press("Enter")
     answered.go("Activations")
     answered.page.click(".strip button.primary")
     problem = answered.page.wait_for_selector("main .problem")

@@ -21,7 +21,10 @@ export function GradientsView({ asked, row, ask }: ViewProps): preact.JSX.Elemen
   const everywhere = (): void => {
     const { captures } = asked.question;
     const floating = asked.model.inputs.some(({ dataType }) => FLOATING.includes(dataType));
-    ask({ ...(floating ? { inputGradients: true } : {}), captures: [...(captures ?? []), ...gradientsEverywhere(asked.model)] });
+    ask({
+      ...(floating ? { inputGradients: true } : {}),
+      captures: [...(captures ?? []), ...gradientsEverywhere(asked.model)],
+    });
   };
   return (
     <div class="gradients">
