@@ -6,9 +6,13 @@ server has installed.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from cutaway.adapters import ImageAdapter
+
+THREE = ("006egg20", "05gdbg00", "0072fc00", "0007gd10", "00006fa0", "00000f90", "003b8g60", "007gg800")
+"""A three as somebody wrote it: a digit of base 17 for each pixel, g for white."""
 
 
 class DigitsCNN(nn.Module):
@@ -49,3 +53,8 @@ class Digits(ImageAdapter):
     def build(self) -> nn.Module:
         """The network, untrained."""
         return DigitsCNN()
+
+    def example(self) -> dict[str, Tensor]:
+        """A three."""
+        pixels = [[int(pixel, 17) / 16 for pixel in row] for row in THREE]
+        return {"image": torch.tensor(pixels).reshape(1, 1, 8, 8)}

@@ -35,10 +35,10 @@ from tests.support.digits import WEIGHTS
 from tests.support.documents import PAGES, ROOT, Block, blocks, commands
 from tools import commands as command_line
 
-NOT_RUN = {"batch.md": 1, "from-torchserve.md": 1, "languages.md": 1, "operations.md": 1}
+NOT_RUN = {"batch.md": 1, "from-torchserve.md": 1, "clients.md": 3, "operations.md": 1}
 """How many blocks of a page say that they are not run."""
 
-UNCHECKED = {"", "javascript", "mermaid", "sql", "text"}
+UNCHECKED = {"", "javascript", "mermaid", "sql", "text", "ts"}
 """Languages of blocks of which only commands are checked, those that other tests run, and those that nothing reads."""
 
 OTHERS_OPTIONS = {"--handler", "--time", "--tmpfs"}
@@ -79,7 +79,7 @@ def test_python_runs(page: Path, server: Served, folder: Path) -> None:
         names |= {"image": held_out().images[:1]}
         for block in blocks(page):
             if block.language == "python" and not block.reason:
-                text = block.text.replace("127.0.0.1:50051", address)
+                text = block.text.replace("127.0.0.1:50051", address).replace("127.0.0.1:8080", server.http_address)
                 exec(compile("\n" * block.line + text, str(page), "exec"), names)
 
 
@@ -93,7 +93,19 @@ def read_yaml(block: Block) -> None:
         read_request(load_arrays(sections, Path()))
 
 
+def part_of(example: str) -> Callable[[Block], None]:
+    """A reader of what stands in ``example``, which other tests compile and run; indented otherwise there."""
+
+    def read(block: Block) -> None:
+        whole = [line.strip() for line in (ROOT / "examples" / example).read_text("utf-8").splitlines()]
+        assert "\n".join(line.strip() for line in block.text.splitlines()).strip() in "\n".join(whole)
+
+    return read
+
+
 READERS: dict[str, Callable[[Block], Any]] = {
+    "go": part_of("go/main.go"),
+    "java": part_of("java/Inspect.java"),
     "yaml": read_yaml,
     "json": lambda block: json.loads(block.text),
     "toml": lambda block: tomli.loads(block.text),

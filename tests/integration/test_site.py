@@ -76,4 +76,4 @@ def test_files_beside_the_documentation_have_pages(site: Path) -> None:
     """What pages link to: code, folders and other Markdown."""
     for path in ("CONTRIBUTING", "protos", "protos/google/rpc", "tests/integration/node/client.js"):
         assert (site / "source" / f"{path}.html").exists(), path
-    assert 'href="source/tests/integration/node/client.js.html"' in (site / "languages.html").read_text("utf-8")
+    assert 'href="source/tests/integration/node/client.js.html"' in (site / "clients.html").read_text("utf-8")

@@ -262,9 +262,9 @@ def test_refused_callers(outcomes: Any, name: str, method: str, code: str, reaso
 
 
 def test_the_client_of_the_guide_runs(tmp_path: Path) -> None:
-    """The program of docs/languages.md, as it is there but for the address."""
+    """The program of docs/clients.md, as it is there but for the address."""
     node.install(CLIENT.parent)
-    [block] = [block for block in blocks(ROOT / "docs" / "languages.md") if block.language == "javascript"]
+    [block] = [block for block in blocks(ROOT / "docs" / "clients.md") if block.language == "javascript"]
     with serve({"digits": Digits(weights=WEIGHTS)}) as server:
         (tmp_path / "client.js").write_text(block.text.replace("127.0.0.1:50051", server.address))
         where = {**os.environ, "NODE_PATH": str(CLIENT.parent / "node_modules")}

@@ -105,6 +105,7 @@ def test_a_drawing_is_asked_about(site: Served, inspector: Inspector) -> None:
     """Pixel by pixel, by keyboard and by pointer; the numbers are what was drawn."""
     inspector.choose("digits")
     inspector.go("Ask")
+    inspector.page.click("button:text-is('Clear')")
     inspector.page.focus(".drawing canvas")
     for key in ("ArrowDown", "ArrowRight", " ", "ArrowRight", " "):
         inspector.page.keyboard.press(key)

@@ -1,8 +1,12 @@
 /** The views, in the order of the navigation. */
 
 import type { ComponentType } from "preact";
+import { ActivationsView } from "../activations/ActivationsView.js";
 import { AskView } from "../ask/AskView.js";
 import { CostView } from "../cost/CostView.js";
+import { EditsView } from "../edits/EditsView.js";
+import { ExplanationsView } from "../explanations/ExplanationsView.js";
+import { GradientsView } from "../gradients/GradientsView.js";
 import { ModelsView } from "../models/ModelsView.js";
 import type { ViewProps } from "../state/asked.js";
 import { ask, asked, row } from "../state/asking.js";
@@ -21,6 +25,10 @@ export interface View {
 export const VIEWS: readonly View[] = [
   { name: "models", title: "Model", Shown: ModelsView },
   { name: "ask", title: "Ask", Shown: AskView },
+  { name: "activations", title: "Activations", Shown: answered(ActivationsView) },
+  { name: "explanations", title: "Explanations", Shown: answered(ExplanationsView) },
+  { name: "edits", title: "Edits", Shown: answered(EditsView) },
+  { name: "gradients", title: "Gradients", Shown: answered(GradientsView) },
   { name: "cost", title: "Cost", Shown: answered(CostView) },
   { name: "take", title: "Take along", Shown: answered(TakeView) },
 ];

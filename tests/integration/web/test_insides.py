@@ -1,0 +1,260 @@
+"""Activations, explanations, edits and gradients: the numbers and the pixels are those of the Python client."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from playwright.sync_api import Browser
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import cutaway as ca
+from cutaway.adapters import Adapter
+from cutaway.config.settings import Settings
+from cutaway.gateway import serve
+from cutaway.gateway.embedded import Served
+from cutaway.results import InputSpec
+from tests.support.pages import Inspector, opened
+from tests.support.waiting import until
+
+IMAGE = np.asarray([(index % 17) / 16 for index in range(64)], np.float32).reshape(1, 1, 8, 8)
+LAYERS = ["conv1", "conv2", "fc1", "fc2"]
+"""What the page captures by itself."""
+
+
+@pytest.fixture
+def answered(inspector: Inspector) -> Inspector:
+    """The page with an answer about the image: what it asks for by itself."""
+    inspector.choose("digits")
+    inspector.go("Ask")
+    inspector.give(IMAGE.tolist())
+    inspector.ask()
+    return inspector
+
+
+@pytest.fixture
+def expected(site: Served) -> ca.Inspection:
+    """The same from the Python client."""
+    methods = (ca.IntegratedGradients(), ca.Saliency(), ca.LayerGradCam(layer="conv2"))
+    with ca.Client(site.address) as client:
+        return client.inspect("digits", {"image": IMAGE}, captures=LAYERS, input_gradients=True, attributions=methods)
+
+
+def colours(inspector: Inspector, canvas: str, number: int = 0) -> Any:
+    """The pixels of a canvas, [height, width, red green blue]."""
+    found = inspector.page.evaluate(
+        """([selector, number]) => {
+            const canvas = document.querySelectorAll(selector)[number];
+            const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+            return [canvas.height, canvas.width, [...data]];
+        }""",
+        [canvas, number],
+    )
+    return np.array(found[2], np.uint8).reshape(found[0], found[1], 4)[:, :, :3]
+
+
+def drawn(inspector: Inspector, values: Any, bound: float) -> Any:
+    """What numpy draws of numbers on the signed scale, whose colours the page's own legend has."""
+    table = colours(inspector, ".legend canvas")[0]
+    place = (values.astype(np.float64) + bound) / (2 * bound) * (len(table) - 1)
+    return table[np.clip(np.rint(place), 0, len(table) - 1).astype(int)]
+
+
+def near(found: Any, expected: Any) -> bool:
+    """Whether two pictures are the same, but for the step of the scale between two colours."""
+    return found.shape == expected.shape and int(np.abs(found.astype(int) - expected.astype(int)).max()) <= 4
+
+
+def test_channels_have_the_pixels_of_numpy(answered: Inspector, expected: ca.Inspection) -> None:
+    """The large one, the statistics, the order by norm, and the number under the pointer."""
+    answered.go("Activations")
+    answered.page.wait_for_selector(".large canvas")
+    assert answered.texts(".captured-place bdi") == [f"{layer}@output" for layer in LAYERS]
+    values = expected.captures["conv1"].output[0]
+    bound = float(np.abs(values).max())
+    answered.page.wait_for_selector(".large canvas")
+    until(lambda: near(colours(answered, ".large canvas"), drawn(answered, values[0], bound)))
+    facts = " ".join(answered.texts(".shown > .line-of-facts"))
+    assert f"{values.max():.4g}" in facts
+    answered.page.click(".choice label:has-text('norm')")
+    first = int(np.argmax(np.linalg.norm(values.reshape(len(values), -1), axis=1)))
+    answered.page.wait_for_selector(f".large figcaption:has-text('Channel {first}')")
+    until(lambda: near(colours(answered, ".large canvas"), drawn(answered, values[first], bound)))
+    answered.page.focus(".large canvas")
+    answered.page.keyboard.press("ArrowDown")
+    answered.page.keyboard.press("ArrowDown")
+    told = answered.texts(".large output")[0]
+    assert told.startswith("row 1, column 0: ")
+    assert number(told.rpartition(" ")[2]) == pytest.approx(float(values[first, 1, 0]), rel=1e-3)
+
+
+def test_the_grid_is_the_channels(answered: Inspector, expected: ca.Inspection) -> None:
+    """Each in its tile; a click makes it large."""
+    answered.go("Activations")
+    answered.page.wait_for_selector(".large canvas")
+    values = expected.captures["conv1"].output[0]
+    answered.page.wait_for_selector(".grid canvas")
+    grid, large = colours(answered, ".grid canvas"), drawn(answered, values[5], float(np.abs(values).max()))
+    columns = grid.shape[1] // 68
+    top, left = 68 * (5 // columns) + 2, 68 * (5 % columns) + 2
+    until(lambda: near(grid[top + 4 : top + 64 : 8, left + 4 : left + 64 : 8], large))
+    answered.page.click(".grid canvas", position={"x": left + 10, "y": top + 10})
+    answered.page.wait_for_selector(".large figcaption:has-text('Channel 5')")
+
+
+def test_the_effect_of_channels_asks_for_its_gradient(answered: Inspector, site: Served) -> None:
+    """And sorts by gradient × activation."""
+    answered.go("Activations")
+    answered.page.wait_for_selector(".large canvas")
+    answered.page.click(".choice label:has-text('effect')")
+    answered.page.click("button:text-is('Ask for the gradient here')")
+    with ca.Client(site.address) as client:
+        both = client.inspect("digits", {"image": IMAGE}, captures=[ca.Capture("conv1", at=("output", "grad_output"))])
+    (call,) = both.captures["conv1"].calls
+    effects = (call.leaves[ca.Point.OUTPUT][""] * call.leaves[ca.Point.GRAD_OUTPUT][""])[0].sum((1, 2))
+    largest = int(np.argmax(np.abs(effects)))
+    answered.page.wait_for_selector(f".large figcaption:has-text('Channel {largest}')")
+    told = answered.texts(".large figcaption .muted")[0]
+    assert number(told.rpartition(" ")[2]) == pytest.approx(float(effects[largest]), rel=1e-3)
+
+
+def test_explanations_have_their_values_and_verdicts(answered: Inspector, expected: ca.Inspection) -> None:
+    """Verdict, sums, and the overlay: what numpy lays over the image."""
+    answered.go("Explanations")
+    answered.page.wait_for_selector(".explanation canvas")
+    assert answered.texts(".explanation > .tools h2") == ["IntegratedGradients", "Saliency", "LayerGradCam conv2"]
+    badges = answered.texts(".explanation > .tools .verdict")
+    assert badges == ["✓ agrees with the raw hooks"] * 3
+    gradients = expected.attributions[0]
+    sums = answered.texts(".explanation .line-of-facts")[0].split()
+    assert number(sums[1]) == pytest.approx(float(gradients.values["image"].sum()), rel=1e-3)
+    values = gradients.values["image"][0, 0]
+    answered.page.locator(".opacity input").first.fill("1")
+    bound = np.abs(values).max()
+    cover = (np.abs(values) / bound)[:, :, None]
+    below = np.rint(255 * IMAGE[0, 0] / IMAGE.max())[:, :, None]
+    overlaid = below + (drawn(answered, values, float(bound)).astype(float) - below) * cover
+    until(lambda: near(colours(answered, ".explanation canvas"), np.rint(overlaid)))
+
+
+def test_agreement_of_methods_is_that_of_numpy(answered: Inspector, expected: ca.Inspection) -> None:
+    """The two that explain the same input."""
+    answered.go("Explanations")
+    answered.page.wait_for_selector(".explanation canvas")
+    one, other = (each.values["image"].ravel().astype(np.float64) for each in expected.attributions[:2])
+    (row,) = answered.texts(".agreement tbody tr")
+    cosine = number(row.split("\\t")[1] if "\\t" in row else row.split()[3])
+    assert cosine == pytest.approx(one @ other / np.linalg.norm(one) / np.linalg.norm(other), rel=1e-3)
+
+
+class Hidden(nn.Module):
+    """A functional ReLU, which DeepLIFT does not know: Captum's numbers are not DeepLIFT's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(4, 8), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.other(F.relu(self.one(x)))
+
+
+class Doubtful(Adapter):
+    """It, with an input that the page knows."""
+
+    inputs = (InputSpec("x", "float32", (-1, 4)),)
+
+    def build(self) -> nn.Module:
+        torch.manual_seed(0)
+        return Hidden()
+
+
+@pytest.fixture(scope="module")
+def doubtful() -> Iterator[Served]:
+    with serve({"hidden": Doubtful()}, settings=Settings(http_address="127.0.0.1:0")) as server:
+        yield server
+
+
+def test_a_wrong_explanation_is_shown_as_such(browser: Browser, doubtful: Served) -> None:
+    """With its error, its cause and what to do."""
+    question = {"model": "hidden", "attributions": [{"deepLift": {}}]}
+    x = np.asarray([[1.0, -2.0, 3.0, 0.5]], np.float32)
+    with ca.Client(doubtful.address) as client:
+        (told,) = client.inspect("hidden", {"x": x}, attributions=ca.DeepLift()).attributions
+    assert told.verdict == "DISAGREES"
+    with opened(browser, f"http://{doubtful.http_address}") as page:
+        page.open(f"#/ask?question={json.dumps(question)}")
+        page.give(x.tolist())
+        page.ask()
+        page.go("Explanations")
+        page.page.wait_for_selector(".explanation")
+        assert page.texts(".explanation > .tools .verdict") == ["✗ disagrees with the raw hooks"]
+        worst = told.worst_check
+        assert worst is not None
+        assert worst.reason in page.texts(".reason bdi")
+        assert "FUNCTIONAL_NONLINEARITY" in page.texts(".reason code")
+
+
+def test_an_edit_is_tried_live(answered: Inspector, site: Served) -> None:
+    """Before and after, and what the layers make of it, are those of the Python client."""
+    answered.go("Activations")
+    answered.page.wait_for_selector(".large canvas")
+    answered.page.click("button:text-is('What happens without it?')")
+    answered.page.wait_for_selector("section:has(#downstream) .named-bars")
+    edit = ca.Zero("conv1", slices=(ca.Slice(1, 0, 1),))
+    with ca.Client(site.address) as client:
+        plain = client.inspect("digits", {"image": IMAGE}, captures=["relu3"])
+        edited = client.inspect("digits", {"image": IMAGE}, captures=["relu3"], edits=[edit])
+    logits = plain.predictions["output"][0].astype(np.float64), edited.predictions["output"][0].astype(np.float64)
+    before, after = (np.exp(each - each.max()) / np.exp(each - each.max()).sum() for each in logits)
+    order = np.argsort(-before)
+    shown = np.array(answered.values(".before-after td[data-value]")).reshape(-1, 2)
+    assert np.allclose(shown, np.stack([before, after], 1)[order], atol=1e-6)
+    one, other = (each.captures["relu3"].output for each in (plain, edited))
+    changes = dict(
+        zip(answered.texts("section:has(#downstream) th"), answered.values("section:has(#downstream) td.number"))
+    )
+    assert changes["relu3"] == pytest.approx(np.linalg.norm(other - one) / np.linalg.norm(one), rel=1e-4)
+    answered.page.select_option("label:has-text('How') select", "scale")
+    answered.page.locator(".slider input").fill("1")
+    until(lambda: set(answered.values("section:has(#downstream) td.number")) == {0.0})
+
+
+def test_gradients_by_layer_are_those_of_numpy(answered: Inspector, site: Served) -> None:
+    """From the first layer to the last; and at the input."""
+    answered.go("Gradients")
+    answered.page.click("button:text-is('Ask for the gradient everywhere')")
+    answered.page.wait_for_selector("section:has(#by-layer) .named-bars")
+    names = answered.texts("section:has(#by-layer) th")
+    with ca.Client(site.address) as client:
+        found = client.inspect(
+            "digits", {"image": IMAGE}, captures=[ca.Capture(name, at="grad_output") for name in names]
+        )
+    sizes = [
+        float(np.sqrt(np.mean(found.captures[name].calls[0].leaves[ca.Point.GRAD_OUTPUT][""] ** 2))) for name in names
+    ]
+    assert names[0] == "conv1"
+    assert names[-1] == "fc2"
+    assert answered.values("section:has(#by-layer) td.number") == pytest.approx(sizes, rel=1e-4)
+
+
+@pytest.mark.parametrize("theme", ["Light", "Dark"])
+def test_the_views_can_be_used_by_everybody(theme: str, answered: Inspector) -> None:
+    """axe-core: nothing serious, at 400 pixels too."""
+    answered.page.click(f"header .choice label:has-text('{theme}')")
+    for view in ("Activations", "Explanations", "Edits", "Gradients"):
+        answered.go(view)
+        answered.page.wait_for_selector("main .panel")
+        assert answered.serious() == []
+        answered.page.set_viewport_size({"width": 400, "height": 800})
+        assert answered.page.evaluate("document.documentElement.scrollWidth") <= 400
+        answered.page.set_viewport_size({"width": 1400, "height": 900})
+
+
+def number(text: str) -> float:
+    """What the page wrote for people."""
+    return float(text.replace("−", "-"))

@@ -1,0 +1,96 @@
+/** View 3: what the model has inside, for one example. */
+
+import { useState } from "preact/hooks";
+import { HookPoint } from "@cutaway/client";
+import { Channels } from "./Channels.js";
+import { requestAt } from "./places.js";
+import { Sequence } from "./Sequence.js";
+import { partOf } from "../measures/numbers.js";
+import { layoutOf } from "../measures/layout.js";
+import { shapeText } from "../models/graph.js";
+import { Facts } from "../pictures/Facts.js";
+import type { ViewProps } from "../state/asked.js";
+import "./activations.css";
+
+/** Shows one capture, and lets a person choose which. */
+export function ActivationsView(props: ViewProps): preact.JSX.Element {
+  const { asked, row, ask } = props;
+  const { captures } = asked.reply;
+  const keys = Object.keys(captures);
+  const [wanted, setWanted] = useState("");
+  const key = keys.includes(wanted) ? wanted : (keys.find((each) => captures[each]?.shape.length === 4) ?? keys[0]);
+  const tensor = key === undefined ? undefined : captures[key];
+  if (key === undefined || tensor === undefined) return <Nothing {...props} />;
+  const part = partOf(tensor, row);
+  const layout = layoutOf(part.shape);
+  return (
+    <div class="activations">
+      <section class="panel" aria-labelledby="captured">
+        <div class="tools">
+          <h2 id="captured">Captured</h2>
+          <button
+            class="quiet"
+            onClick={() => {
+              ask({ captures: everyLayer(props) });
+            }}
+          >
+            Capture every layer
+          </button>
+        </div>
+        <ul class="captured" aria-label="Places">
+          {keys.map((each) => (
+            <li key={each}>
+              <button
+                class="captured-place"
+                aria-pressed={each === key}
+                onClick={() => {
+                  setWanted(each);
+                }}
+              >
+                <bdi class="mono">{each}</bdi>
+                <span class="muted small">{shapeText(captures[each]?.shape ?? [])}</span>
+              </button>
+            </li>
+          ))}
+        </ul>
+      </section>
+      <section class="panel shown" aria-labelledby="activation">
+        <h2 id="activation">
+          <bdi class="mono">{key}</bdi> <span class="muted">{shapeText(part.shape)}</span>
+        </h2>
+        <Facts values={part.values} />
+        {layout.kind === "planes" ? (
+          <Channels key={key} {...props} place={key} part={part} />
+        ) : (
+          <Sequence {...props} part={part} label={key} />
+        )}
+      </section>
+    </div>
+  );
+}
+
+/** Returns requests for the output of every module that ran and has no module inside. */
+function everyLayer({ asked: { model } }: ViewProps): ReturnType<typeof requestAt>[] {
+  const names = model.modules.map(({ name }) => name);
+  const leaves = model.modules.filter(
+    ({ name, calls }) => calls > 0 && name !== "" && !names.some((each) => each.startsWith(`${name}.`)),
+  );
+  return leaves.slice(0, 64).map(({ name }) => requestAt(name, HookPoint.OUTPUT));
+}
+
+function Nothing(props: ViewProps): preact.JSX.Element {
+  return (
+    <section class="panel empty">
+      <h2>Nothing was captured</h2>
+      <p class="muted">Choose places in the model, or under Ask; or take the first sixty-four layers.</p>
+      <button
+        class="primary"
+        onClick={() => {
+          props.ask({ captures: everyLayer(props) });
+        }}
+      >
+        Capture every layer
+      </button>
+    </section>
+  );
+}

@@ -1,0 +1,124 @@
+/** Channels as a grid of small pictures, and one of them large. */
+
+import { useMemo, useState } from "preact/hooks";
+import { effectOf, gradientKey, type Order, ORDERS, ordered, withGradient } from "./places.js";
+import { ChannelGrid } from "./ChannelGrid.js";
+import { wanted } from "../edits/live.js";
+import { go } from "../state/route.js";
+import { Choice } from "../app/Choice.js";
+import { layoutOf, planeOf } from "../measures/layout.js";
+import { type Part, partOf } from "../measures/numbers.js";
+import { pixelsOf, scaleOf } from "../pictures/colours.js";
+import { Facts } from "../pictures/Facts.js";
+import { Legend } from "../pictures/Legend.js";
+import { Picture } from "../pictures/Picture.js";
+import { short } from "../pictures/text.js";
+import type { ViewProps } from "../state/asked.js";
+import { tokensOf } from "./tokens.js";
+
+const PAGE = 128;
+
+/** Shows the channels of one capture. */
+export function Channels({
+  asked,
+  row,
+  ask,
+  place,
+  part,
+}: ViewProps & { place: string; part: Part }): preact.JSX.Element {
+  const [order, setOrder] = useState<Order>("index");
+  const [chosen, setChosen] = useState<number | undefined>(undefined);
+  const [first, setFirst] = useState(0);
+  const other = asked.reply.captures[gradientKey(place)];
+  const gradient = useMemo(() => (other ? partOf(other, row) : undefined), [other, row]);
+  const indices = useMemo(() => ordered(part, order, gradient), [part, order, gradient]);
+  const scale = useMemo(() => scaleOf(part.values), [part]);
+  const layout = layoutOf(part.shape);
+  const large = chosen ?? indices[0] ?? 0;
+  const plane = planeOf(part, large);
+  const tokens = tokensOf(asked, row);
+  const square = layout.kind === "planes" && layout.height === layout.width && tokens.length === layout.height;
+  return (
+    <>
+      <div class="tools">
+        <span class="muted">Sorted by</span>
+        <Choice
+          label="Sorted by"
+          of={["index", "mean", "norm", "effect"]}
+          names={ORDERS}
+          value={order}
+          onChoose={setOrder}
+        />
+        {order === "effect" && !gradient && gradientKey(place) !== "" && (
+          <button
+            onClick={() => {
+              ask({ captures: withGradient(asked.question.captures, place) });
+            }}
+          >
+            Ask for the gradient here
+          </button>
+        )}
+        <span class="grow" />
+        <Legend scale={scale} />
+      </div>
+      <div class="channels">
+        <div>
+          <ChannelGrid
+            part={part}
+            scale={scale}
+            channels={indices.slice(first, first + PAGE)}
+            chosen={large}
+            onChoose={setChosen}
+          />
+          {indices.length > PAGE && (
+            <div class="tools">
+              <button
+                disabled={first === 0}
+                onClick={() => {
+                  setFirst(first - PAGE);
+                }}
+              >
+                Before
+              </button>
+              <span class="muted">
+                {first + 1}–{Math.min(first + PAGE, indices.length)} of {indices.length}
+              </span>
+              <button
+                disabled={first + PAGE >= indices.length}
+                onClick={() => {
+                  setFirst(first + PAGE);
+                }}
+              >
+                Next
+              </button>
+            </div>
+          )}
+        </div>
+        <figure class="large">
+          <figcaption>
+            Channel {large}
+            {gradient && <span class="muted"> effect {short(effectOf(plane, planeOf(gradient, large)))}</span>}
+          </figcaption>
+          <Picture
+            label={`Channel ${large} of ${place}`}
+            values={plane.values}
+            width={plane.shape[1] ?? 1}
+            pixels={pixelsOf(plane.values, scale)}
+            {...(square ? { nameOf: (x: number, y: number) => `${tokens[y] ?? ""} looks at ${tokens[x] ?? ""}` } : {})}
+          />
+          <Facts values={plane.values} />
+          {place.endsWith("@output") && (
+            <button
+              onClick={() => {
+                wanted.value = { place: place.replace("@output", ""), verb: "zero", amount: 0, axis: 1, index: large };
+                go("edits");
+              }}
+            >
+              What happens without it?
+            </button>
+          )}
+        </figure>
+      </div>
+    </>
+  );
+}

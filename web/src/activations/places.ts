@@ -1,0 +1,57 @@
+/** What was captured, and what belongs together. */
+
+import { create } from "@bufbuild/protobuf";
+import { HookPoint, type Question } from "@cutaway/client";
+import { type CaptureRequest, CaptureRequestSchema } from "@cutaway/contract/capture_pb";
+import type { Part } from "../measures/numbers.js";
+import { statisticsOf } from "../measures/statistics.js";
+import { layoutOf, planeOf } from "../measures/layout.js";
+
+/** Orders of channels. */
+export const ORDERS = { index: "index", mean: "mean", norm: "norm", effect: "effect on the target" } as const;
+
+/** An order of channels. */
+export type Order = keyof typeof ORDERS;
+
+/** Returns the key of the gradient at a captured output; "" if the capture is none. */
+export function gradientKey(key: string): string {
+  return key.includes("@output") ? key.replace("@output", "@grad_output") : "";
+}
+
+/** Returns the captures of a question with the gradient at one place added. */
+export function withGradient(captures: Question["captures"], key: string): NonNullable<Question["captures"]> {
+  const [value = ""] = key.split("@");
+  return [...(captures ?? []), requestAt(value, HookPoint.GRAD_OUTPUT)];
+}
+
+/** Returns the request for one point of a module or an operator. */
+export function requestAt(value: string, point: HookPoint): CaptureRequest {
+  const where = value.includes(":") ? { case: "op" as const, value } : { case: "module" as const, value };
+  return create(CaptureRequestSchema, { where, points: [point] });
+}
+
+/**
+ * Returns the channels in an order, the largest first but for the index. The effect of a channel is the sum of
+ * gradient × activation: what the target would lose to first order if the channel were zero.
+ */
+export function ordered(part: Part, order: Order, gradient: Part | undefined): number[] {
+  const layout = layoutOf(part.shape);
+  const planes = layout.kind === "planes" ? layout.planes : 0;
+  const indices = Array.from({ length: planes }, (_, plane) => plane);
+  if (order === "index" || (order === "effect" && gradient === undefined)) return indices;
+  const keys = indices.map((plane) => keyOf(planeOf(part, plane), order, gradient && planeOf(gradient, plane)));
+  return indices.sort((one, other) => Math.abs(keys[other] ?? 0) - Math.abs(keys[one] ?? 0) || one - other);
+}
+
+/** Returns the sum of gradient × activation. */
+export function effectOf({ values }: Part, gradient: Part): number {
+  let sum = 0;
+  for (let index = 0; index < values.length; index++) sum += (values[index] ?? 0) * (gradient.values[index] ?? 0);
+  return sum;
+}
+
+function keyOf(plane: Part, order: Order, gradient: Part | undefined): number {
+  if (order === "effect" && gradient) return effectOf(plane, gradient);
+  const found = statisticsOf(plane.values);
+  return order === "mean" ? found.mean : found.norm;
+}

@@ -1,0 +1,70 @@
+/** Two predictions beside each other, and the difference. */
+
+import type { ModelDetail } from "@cutaway/client";
+import type { Tried } from "./live.js";
+import { classBars, elementBars, rowOf, softmax } from "../ask/probabilities.js";
+import { percent } from "../ask/Prediction.js";
+import { short } from "../pictures/text.js";
+
+const MOST = 10;
+
+interface Props {
+  readonly tried: Tried;
+  readonly model: ModelDetail;
+  /** Whether the first output is logits of classes. */
+  readonly classes: boolean;
+  readonly row: number;
+}
+
+/** Shows the largest classes before the change, or the first elements. */
+export function BeforeAfter({ tried: { before, after }, model, classes, row }: Props): preact.JSX.Element {
+  const name = Object.keys(before)[0] ?? "";
+  const [one, other] = [before[name], after[name]];
+  if (!one || !other) return <p class="muted">The model returned nothing to compare.</p>;
+  const values = classes ? softmax(rowOf(other, row)) : rowOf(other, row);
+  const bars = classes ? classBars(one, row, model, MOST) : elementBars(one, row, MOST);
+  const most = classes
+    ? 1
+    : Math.max(...bars.map(({ value, index }) => Math.max(Math.abs(value), Math.abs(values[index] ?? 0))), 1e-30);
+  const told = classes ? percent : short;
+  return (
+    <table class="before-after">
+      <thead>
+        <tr>
+          <th scope="col" />
+          <th scope="col">Before</th>
+          <th scope="col">After</th>
+          <th scope="col">
+            <span class="hidden">Both</span>
+          </th>
+          <th scope="col">Difference</th>
+        </tr>
+      </thead>
+      <tbody>
+        {bars.map(({ index, label, value }) => {
+          const now = values[index] ?? Number.NaN;
+          return (
+            <tr key={index}>
+              <th scope="row" title={label}>
+                <bdi>{label}</bdi>
+              </th>
+              <td class="number" data-value={value}>
+                {told(value)}
+              </td>
+              <td class="number" data-value={now}>
+                {told(now)}
+              </td>
+              <td class="bar">
+                <svg viewBox="0 0 100 2" preserveAspectRatio="none" aria-hidden="true">
+                  <rect class="then" width={(100 * Math.abs(value)) / most} height={0.9} />
+                  <rect class="now" y={1.1} width={(100 * Math.abs(now)) / most} height={0.9} />
+                </svg>
+              </td>
+              <td class="number">{classes ? `${short(100 * (now - value))} points` : short(now - value)}</td>
+            </tr>
+          );
+        })}
+      </tbody>
+    </table>
+  );
+}

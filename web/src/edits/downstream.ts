@@ -1,0 +1,43 @@
+/** What a change did to the layers: how far each is from what it was. */
+
+import type { ModelDetail, Tensor } from "@cutaway/client";
+import { numbersOf, sizeOf } from "../measures/numbers.js";
+import { statisticsOf } from "../measures/statistics.js";
+
+/** A layer, and how far it was changed. */
+export interface Change {
+  readonly place: string;
+  /** The norm of the difference by that of the layer without the change; infinite where the latter is zero. */
+  readonly relative: number;
+}
+
+/** The most numbers that are asked for, over all layers. */
+const MOST_NUMBERS = 2 ** 20;
+
+/** Returns the modules that ran and have no module inside, evenly chosen, as many as are not too large together. */
+export function layersBelow({ modules }: ModelDetail): string[] {
+  const names = new Set(modules.map(({ name }) => name.slice(0, Math.max(0, name.lastIndexOf(".")))));
+  const leaves = modules.filter(({ name, calls }) => calls > 0 && name !== "" && !names.has(name));
+  const numbers = leaves.reduce((sum, { outputShapes }) => sum + sizeOf((outputShapes[0]?.sizes ?? []).map(Number)), 0);
+  const step = Math.max(1, Math.ceil(numbers / MOST_NUMBERS), Math.ceil(leaves.length / 64));
+  return leaves.filter((_, index) => index % step === 0).map(({ name }) => name);
+}
+
+/** Returns how far the captures of one reply are from those of another, by place. */
+export function changesBetween(
+  before: Readonly<Record<string, Tensor>>,
+  after: Readonly<Record<string, Tensor>>,
+): Change[] {
+  return Object.entries(before).flatMap(([place, tensor]) => {
+    const other = after[place];
+    return other ? [{ place: place.replace("@output", ""), relative: relativeChange(tensor, other) }] : [];
+  });
+}
+
+/** Returns the norm of the difference by the norm of the first; 0 where they are the same. */
+export function relativeChange(before: Tensor, after: Tensor): number {
+  const [one, other] = [numbersOf(before), numbersOf(after)];
+  const difference = Float64Array.from(one, (value, index) => (other[index] ?? Number.NaN) - value);
+  const { norm } = statisticsOf(difference);
+  return norm === 0 ? 0 : norm / statisticsOf(one).norm;
+}

@@ -1,0 +1,66 @@
+/** Trying a change: each newer one ends the call before; when it rests, what it did downstream is asked for. */
+
+import { effect, signal } from "@preact/signals";
+import { byName, type Inspection, type Question, type Tensor } from "@cutaway/client";
+import { editOf, type Wanted } from "./edit.js";
+import { type Change, changesBetween, layersBelow } from "./downstream.js";
+import { asked, failure } from "../state/asking.js";
+import type { Asked } from "../state/asked.js";
+import { client, note } from "../state/server.js";
+
+/** Predictions with and without the change. */
+export interface Tried {
+  readonly before: Readonly<Record<string, Tensor>>;
+  readonly after: Readonly<Record<string, Tensor>>;
+  /** Milliseconds from the slider to the answer. */
+  readonly milliseconds: number;
+}
+
+/** The change that is tried; undefined before one is chosen. */
+export const wanted = signal<Wanted | undefined>(undefined);
+
+/** What came of it. */
+export const tried = signal<Tried | undefined>(undefined);
+
+/** How far it changed the layers, in the order of the tree; undefined while that is not known. */
+export const downstream = signal<readonly Change[] | undefined>(undefined);
+
+/** How long a slider must rest before the layers are asked for. */
+const REST_MS = 250;
+
+let running = new AbortController();
+let unedited: { readonly asked: Asked; readonly reply: Promise<Inspection> } | undefined;
+
+/** Tries changes from now on, as they are chosen. */
+export function follow(): () => void {
+  return effect(() => {
+    const [change, answer] = [wanted.value, asked.value];
+    running.abort();
+    if (change === undefined || answer === undefined) return;
+    running = new AbortController();
+    void attempt(change, answer, running.signal);
+  });
+}
+
+async function attempt(change: Wanted, answer: Asked, signal: AbortSignal): Promise<void> {
+  const began = performance.now();
+  const { model, inputs, arguments: given } = answer.question;
+  const bare: Question = { model, inputs, ...(given ? { arguments: given } : {}) };
+  const edited: Question = { ...bare, edits: [editOf(change)] };
+  try {
+    const { predictions: after, message } = await client.value.inspect({ ...edited, compare: true }, { signal });
+    if (signal.aborted) return;
+    failure.value = undefined;
+    const before = byName(message.uneditedPredictions?.outputs ?? []);
+    tried.value = { before, after, milliseconds: performance.now() - began };
+    downstream.value = undefined;
+    await new Promise((resume) => setTimeout(resume, REST_MS));
+    signal.throwIfAborted();
+    const captures = layersBelow(answer.model);
+    if (unedited?.asked !== answer) unedited = { asked: answer, reply: client.value.inspect({ ...bare, captures }) };
+    const [one, other] = await Promise.all([unedited.reply, client.value.inspect({ ...edited, captures }, { signal })]);
+    downstream.value = changesBetween(one.captures, other.captures);
+  } catch (error) {
+    if (!signal.aborted) failure.value = note(error);
+  }
+}

@@ -1,0 +1,81 @@
+/** One explanation: what it shows, whether it can be trusted, and its sums. */
+
+import type { Attribution } from "@cutaway/client";
+import { Checks } from "./Checks.js";
+import { Values } from "./Values.js";
+import { VerdictBadge } from "./VerdictBadge.js";
+import { comparedIn, worstOf } from "./verdicts.js";
+import { partOf } from "../measures/numbers.js";
+import { statisticsOf } from "../measures/statistics.js";
+import { short } from "../pictures/text.js";
+import type { Asked } from "../state/asked.js";
+
+/** Shows it, for one example. */
+export function Explanation({
+  asked,
+  row,
+  attribution,
+}: {
+  asked: Asked;
+  row: number;
+  attribution: Attribution;
+}): preact.JSX.Element {
+  const { method, layer, message } = attribution;
+  const compared = comparedIn(attribution, row);
+  const target = message.targets[row];
+  return (
+    <article class="panel explanation">
+      <div class="tools">
+        <h2>
+          {method} {layer && <bdi class="mono muted">{layer}</bdi>}
+        </h2>
+        {message.error === undefined && <VerdictBadge shown={worstOf(compared)} />}
+      </div>
+      {target !== undefined && (
+        <p class="muted small">
+          of class <bdi>{asked.model.labels[Number(target)] ?? String(target)}</bdi>
+        </p>
+      )}
+      {message.error ? (
+        <div class="problem" role="alert">
+          <p>
+            <bdi>{message.error.message}</bdi>
+          </p>
+          <p class="small">
+            <code>{message.error.reason}</code> <bdi class="mono">{message.error.field}</bdi>
+          </p>
+        </div>
+      ) : (
+        <>
+          <Values asked={asked} row={row} attribution={attribution} />
+          <Sums attribution={attribution} row={row} />
+          <Checks compared={compared} />
+        </>
+      )}
+    </article>
+  );
+}
+
+/** The sum of the values beside the change of the target, where the method promises that they are equal. */
+function Sums({ attribution, row }: { attribution: Attribution; row: number }): preact.JSX.Element {
+  const { valueAtInput, valueAtBaseline, convergenceDelta } = attribution.message;
+  const sums = Object.values(attribution.values).map((tensor) => statisticsOf(partOf(tensor, row).values).sum);
+  const facts: [string, number | undefined][] = [
+    ["sum", sums.reduce((total, each) => total + each, 0)],
+    ["target at the input", valueAtInput[row]],
+    ["at the baseline", valueAtBaseline[row]],
+    ["missing in the sum", convergenceDelta[row]],
+  ];
+  return (
+    <dl class="line-of-facts small">
+      {facts.map(([name, value]) =>
+        value === undefined ? null : (
+          <div key={name}>
+            <dt class="muted">{name}</dt>
+            <dd>{short(value)}</dd>
+          </div>
+        ),
+      )}
+    </dl>
+  );
+}

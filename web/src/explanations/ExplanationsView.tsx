@@ -1,0 +1,61 @@
+/** View 4: explanations side by side, each with its verdict. */
+
+import { create } from "@bufbuild/protobuf";
+import { CaptureRequestSchema } from "@cutaway/contract/capture_pb";
+import { HookPoint } from "@cutaway/client";
+import { AgreementTable } from "./AgreementTable.js";
+import { backgroundOf } from "./backgrounds.js";
+import { Explanation } from "./Explanation.js";
+import { requestFor } from "../ask/methods.js";
+import type { ViewProps } from "../state/asked.js";
+import "./explanations.css";
+
+/** What is asked for where a person has chosen nothing. */
+const USUAL = ["saliency", "integratedGradients", "deepLift"];
+
+/** Shows every explanation of one example. */
+export function ExplanationsView({ asked, row, ask }: ViewProps): preact.JSX.Element {
+  const { attributions } = asked.reply;
+  if (attributions.length === 0) {
+    return (
+      <section class="panel empty">
+        <h2>No explanation was asked for</h2>
+        <p class="muted">Choose methods under Ask, or begin with three that explain the inputs.</p>
+        <button
+          class="primary"
+          onClick={() => {
+            ask({ attributions: USUAL.map((field) => requestFor(field)), attributionErrorsInPlace: true });
+          }}
+        >
+          Explain
+        </button>
+      </section>
+    );
+  }
+  const ofFiles = Array.isArray(asked.question.inputs) && !backgroundOf(asked, row);
+  return (
+    <>
+      {ofFiles && (
+        <div class="tools">
+          <button
+            onClick={() => {
+              const whole = create(CaptureRequestSchema, {
+                where: { case: "module", value: "" },
+                points: [HookPoint.INPUT],
+              });
+              ask({ captures: [...(asked.question.captures ?? []), whole] });
+            }}
+          >
+            Show what the model made of the file below
+          </button>
+        </div>
+      )}
+      <div class="explanations">
+        {attributions.map((attribution, index) => (
+          <Explanation key={index} asked={asked} row={row} attribution={attribution} />
+        ))}
+      </div>
+      <AgreementTable attributions={attributions} row={row} />
+    </>
+  );
+}

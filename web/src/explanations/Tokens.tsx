@@ -1,0 +1,37 @@
+/** A text whose tokens have the colour of what each adds. */
+
+import { pixelsOf, scaleOf } from "../pictures/colours.js";
+import { Legend } from "../pictures/Legend.js";
+import { short } from "../pictures/text.js";
+
+/** Shows the tokens; each has its number as a title, and beside it for those who cannot point. */
+export function Tokens({ texts, values }: { texts: readonly string[]; values: ArrayLike<number> }): preact.JSX.Element {
+  const scale = scaleOf(values, true);
+  const pixels = pixelsOf(values, scale);
+  return (
+    <>
+      <ol class="tokens">
+        {texts.map((text, index) => (
+          <li key={index}>
+            <span
+              ref={(element) => {
+                const [red, green, blue] = pixels.subarray(4 * index, 4 * index + 3);
+                element?.style.setProperty("--colour", `rgb(${red} ${green} ${blue})`);
+                element?.style.setProperty("--on", isDark(red, green, blue) ? "#ffffff" : "#000000");
+              }}
+              title={`${text}: ${short(values[index] ?? Number.NaN)}`}
+            >
+              <bdi>{text}</bdi>
+            </span>
+            <small class="muted number">{short(values[index] ?? Number.NaN)}</small>
+          </li>
+        ))}
+      </ol>
+      <Legend scale={scale} />
+    </>
+  );
+}
+
+function isDark(red = 0, green = 0, blue = 0): boolean {
+  return 0.299 * red + 0.587 * green + 0.114 * blue < 140;
+}

@@ -1,0 +1,84 @@
+/** The values of one explanation, as what they are about: an image, a text, features. */
+
+import { backgroundOf } from "./backgrounds.js";
+import { Overlay } from "./Overlay.js";
+import { Tokens } from "./Tokens.js";
+import type { Attribution } from "@cutaway/client";
+import { fromMessage } from "@cutaway/client";
+import { layoutOf } from "../measures/layout.js";
+import { partOf } from "../measures/numbers.js";
+import { Bars } from "../pictures/Bars.js";
+import { Legend } from "../pictures/Legend.js";
+import { pixelsOf, scaleOf } from "../pictures/colours.js";
+import { Picture } from "../pictures/Picture.js";
+import type { Asked } from "../state/asked.js";
+
+const MOST_BARS = 40;
+
+/** Shows them, a figure for each input or layer. */
+export function Values({
+  asked,
+  row,
+  attribution,
+}: {
+  asked: Asked;
+  row: number;
+  attribution: Attribution;
+}): preact.JSX.Element {
+  const { tokens } = attribution.message;
+  const texts = tokens?.texts[row]?.tokens ?? [];
+  if (tokens?.values && texts.length > 0) {
+    return <Tokens texts={texts} values={partOf(fromMessage(tokens.values), row).values} />;
+  }
+  return (
+    <>
+      {Object.entries(attribution.values).map(([name, tensor]) => {
+        const part = partOf(tensor, row);
+        const layout = layoutOf(part.shape);
+        const label = `${attribution.method} of ${name}`;
+        return (
+          <figure key={name}>
+            <figcaption class="muted small">
+              <bdi class="mono">{name}</bdi>
+            </figcaption>
+            {layout.kind === "planes" ? (
+              <Overlay part={part} under={backgroundOf(asked, row)} label={label} />
+            ) : layout.rows === 1 ? (
+              <Bars bars={largest(part.values, namesOf(asked, name))} />
+            ) : (
+              <Rows values={part.values} width={layout.width} label={label} />
+            )}
+          </figure>
+        );
+      })}
+    </>
+  );
+}
+
+function Rows({
+  values,
+  width,
+  label,
+}: {
+  values: ArrayLike<number>;
+  width: number;
+  label: string;
+}): preact.JSX.Element {
+  const scale = scaleOf(values, true);
+  return (
+    <>
+      <Picture label={label} values={values} width={width} pixels={pixelsOf(values, scale)} />
+      <Legend scale={scale} />
+    </>
+  );
+}
+
+function namesOf({ reply }: Asked, input: string): readonly string[] {
+  return reply.message.featureNames.find((each) => each.input === input)?.names ?? [];
+}
+
+function largest(values: ArrayLike<number>, names: readonly string[]): { name: string; value: number }[] {
+  return Array.from(values, (value, index) => ({ name: names[index] ?? `element ${index}`, value }))
+    .sort((one, other) => Math.abs(other.value) - Math.abs(one.value))
+    .slice(0, MOST_BARS);
+}

@@ -1,0 +1,33 @@
+/** The image that an explanation is laid over: as the model got it. */
+
+import type { Tensor } from "@cutaway/client";
+import { type Part, partOf } from "../measures/numbers.js";
+import { imageOf } from "../pictures/colours.js";
+import type { Asked } from "../state/asked.js";
+
+/** An image as pixels. */
+export interface Background {
+  readonly pixels: Uint8ClampedArray<ArrayBuffer>;
+  readonly height: number;
+  readonly width: number;
+}
+
+/**
+ * Returns the image among the tensors that went in: an input of the question, or what a hook saw going into the model,
+ * which is the only way to know what an adapter made of a file. Undefined if there is none.
+ */
+export function backgroundOf({ question, reply }: Asked, row: number): Background | undefined {
+  const sent: readonly Tensor[] = Array.isArray(question.inputs)
+    ? []
+    : Object.values(question.inputs as Record<string, Tensor>);
+  const seen = Object.entries(reply.captures).filter(([key]) => key.startsWith("@input"));
+  const image = [...sent, ...seen.map(([, each]) => each)].map((each) => partOf(each, row)).find(isImage);
+  if (image === undefined) return undefined;
+  const [channels = 1, height = 1, width = 1] = image.shape;
+  return { pixels: imageOf(image.values, channels), height, width };
+}
+
+/** Whether an example is an image [channels, height, width] with one or three channels. */
+export function isImage({ shape }: Part): boolean {
+  return shape.length === 3 && (shape[0] === 1 || shape[0] === 3) && Math.min(shape[1] ?? 0, shape[2] ?? 0) > 1;
+}

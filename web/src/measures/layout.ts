@@ -1,0 +1,34 @@
+/** How a tensor is best looked at, from its shape. */
+
+import type { Part } from "./numbers.js";
+
+/** A way to look at one example of a tensor. */
+export type Layout =
+  /** A picture for each channel: an image, or an attention head. */
+  | { readonly kind: "planes"; readonly planes: number; readonly height: number; readonly width: number }
+  /** A row for each position of a sequence, or one row. */
+  | { readonly kind: "rows"; readonly rows: number; readonly width: number };
+
+/** Returns the way for a shape without the axis of the batch: the last two axes are a picture, those before are counted. */
+export function layoutOf(shape: readonly number[]): Layout {
+  const width = shape.at(-1) ?? 1;
+  const height = shape.at(-2) ?? 1;
+  if (shape.length < 3) return { kind: "rows", rows: height, width };
+  return { kind: "planes", planes: shape.slice(0, -2).reduce((product, size) => product * size, 1), height, width };
+}
+
+/** Returns one plane of a part that has planes. */
+export function planeOf({ values, shape }: Part, plane: number): Part {
+  const [height = 1, width = 1] = shape.slice(-2);
+  return { values: values.subarray(plane * height * width, (plane + 1) * height * width), shape: [height, width] };
+}
+
+/** Returns the sum over all planes: one picture of an explanation with several channels. */
+export function flattened({ values, shape }: Part): Part {
+  const [height = 1, width = 1] = shape.slice(-2);
+  const size = height * width;
+  const sum = new Float64Array(size);
+  for (let index = 0; index < values.length; index++)
+    sum[index % size] = (sum[index % size] ?? 0) + (values[index] ?? 0);
+  return { values: sum, shape: [height, width] };
+}

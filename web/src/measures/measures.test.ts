@@ -1,0 +1,76 @@
+/** Measures, held against numpy 2 and scipy 1.17: `numpy.std`, `scipy.stats.rankdata`, `scipy.stats.spearmanr`. */
+
+import { tensor } from "@cutaway/client";
+import { describe, expect, it } from "vitest";
+import { agreementOf, ranks, topOverlap } from "./agreement.js";
+import { flattened, layoutOf, planeOf } from "./layout.js";
+import { numbersOf, partOf } from "./numbers.js";
+import { statisticsOf } from "./statistics.js";
+
+const ONE = [3, -1, 2, 2, 0, 5, -4, 1, 1, 7];
+const OTHER = [2, 0, 2, 1, -1, 4, -5, 3, 1, 6];
+
+describe("statistics", () => {
+  it("are those of numpy", () => {
+    const found = statisticsOf(ONE);
+    expect(found).toMatchObject({ least: -4, most: 7, sum: 16, mean: 1.6, zeros: 0.1, notFinite: 0, count: 10 });
+    expect(found.deviation).toBeCloseTo(2.90516780926679, 12);
+    expect(found.norm).toBeCloseTo(10.488088481701515, 12);
+  });
+
+  it("count what is not finite, and leave it out", () => {
+    expect(statisticsOf([1, Number.NaN, Infinity, 3])).toMatchObject({ least: 1, most: 3, mean: 2, notFinite: 2 });
+    expect(statisticsOf([])).toMatchObject({ least: Number.NaN, mean: Number.NaN, norm: 0, zeros: 0 });
+  });
+});
+
+describe("agreement", () => {
+  it("is that of scipy", () => {
+    const { cosine, ranks: spearman, top } = agreementOf(ONE, OTHER);
+    expect(cosine).toBeCloseTo(0.9487326919171055, 12);
+    expect(spearman).toBeCloseTo(0.8742331288343559, 12);
+    expect(top).toBe(1);
+    expect([...ranks(ONE)]).toEqual([8, 2, 6.5, 6.5, 3, 9, 1, 4.5, 4.5, 10]);
+  });
+
+  it("of a constant is no number", () => {
+    expect(agreementOf([0, 0], [1, 2]).cosine).toBeNaN();
+    expect(agreementOf([1, 1], [1, 2]).ranks).toBeNaN();
+  });
+
+  it("counts the largest magnitudes at the same places", () => {
+    expect(topOverlap([9, 1, -8, 2], [7, 1, 2, -9], 2)).toBe(0.5);
+  });
+
+  it("ends where there are no numbers to sort", () => {
+    expect([...ranks([Number.NaN, 1, Number.NaN])]).toHaveLength(3);
+  });
+});
+
+describe("parts", () => {
+  const whole = tensor(
+    Float32Array.from({ length: 24 }, (_, index) => index),
+    [2, 3, 2, 2],
+  );
+
+  it("are one example each", () => {
+    expect(partOf(whole, 1)).toEqual({ values: whole.data.subarray(12), shape: [3, 2, 2] });
+    expect([...planeOf(partOf(whole, 1), 2).values]).toEqual([20, 21, 22, 23]);
+  });
+
+  it("with several channels are one picture by their sum", () => {
+    expect([...flattened(partOf(whole, 0)).values]).toEqual([0 + 4 + 8, 1 + 5 + 9, 2 + 6 + 10, 3 + 7 + 11]);
+  });
+
+  it("of 64-bit whole numbers are numbers", () => {
+    expect([...numbersOf(tensor(new BigInt64Array([1n, -2n]), [2]))]).toEqual([1, -2]);
+  });
+
+  it("are looked at by their shape", () => {
+    expect(layoutOf([16, 8, 4])).toEqual({ kind: "planes", planes: 16, height: 8, width: 4 });
+    expect(layoutOf([2, 4, 9, 9])).toEqual({ kind: "planes", planes: 8, height: 9, width: 9 });
+    expect(layoutOf([12, 384])).toEqual({ kind: "rows", rows: 12, width: 384 });
+    expect(layoutOf([10])).toEqual({ kind: "rows", rows: 1, width: 10 });
+    expect(layoutOf([])).toEqual({ kind: "rows", rows: 1, width: 1 });
+  });
+});

@@ -1,0 +1,31 @@
+/** The numbers of a tensor, and those of one example of it. */
+
+import type { Tensor } from "@cutaway/client";
+
+/** Numbers in a row, as typed arrays have them. */
+export type Numbers = Exclude<Tensor["data"], BigInt64Array>;
+
+/** One example of a tensor: its numbers without the axis of the batch. */
+export interface Part {
+  readonly values: Numbers;
+  readonly shape: readonly number[];
+}
+
+/** Returns the elements of a tensor as numbers; those of 64-bit whole numbers are rounded to doubles. */
+export function numbersOf({ data }: Tensor): Numbers {
+  return data instanceof BigInt64Array ? Float64Array.from(data, Number) : data;
+}
+
+/** Returns one example of a tensor; of a tensor with fewer examples, such as a parameter's gradient, all of it. */
+export function partOf(tensor: Tensor, row: number): Part {
+  const [rows = 1, ...shape] = tensor.shape;
+  const values = numbersOf(tensor);
+  if (row >= rows) return { values, shape: tensor.shape };
+  const size = sizeOf(shape);
+  return { values: values.subarray(row * size, (row + 1) * size), shape };
+}
+
+/** Returns how many elements a shape has. */
+export function sizeOf(shape: readonly number[]): number {
+  return shape.reduce((product, size) => product * size, 1);
+}

@@ -1,0 +1,44 @@
+/** What there is to say of many numbers in a few. */
+
+/** Numbers in short; those that are not finite are counted, and left out of the rest. */
+export interface Statistics {
+  readonly least: number;
+  readonly most: number;
+  readonly sum: number;
+  readonly mean: number;
+  /** The square root of the mean squared distance from the mean. */
+  readonly deviation: number;
+  /** The square root of the sum of squares. */
+  readonly norm: number;
+  /** The share of zeros, from 0 to 1. */
+  readonly zeros: number;
+  readonly notFinite: number;
+  readonly count: number;
+}
+
+/** Returns the statistics of some numbers. */
+export function statisticsOf(values: ArrayLike<number>): Statistics {
+  let [least, most, sum, squares, zeros, finite] = [Infinity, -Infinity, 0, 0, 0, 0];
+  for (let index = 0; index < values.length; index++) {
+    const value = values[index] ?? Number.NaN;
+    if (!Number.isFinite(value)) continue;
+    finite++;
+    sum += value;
+    squares += value * value;
+    if (value === 0) zeros++;
+    if (value < least) least = value;
+    if (value > most) most = value;
+  }
+  const mean = finite ? sum / finite : Number.NaN;
+  return {
+    least: finite ? least : Number.NaN,
+    most: finite ? most : Number.NaN,
+    sum,
+    mean,
+    deviation: Math.sqrt(Math.max(0, squares / Math.max(1, finite) - mean * mean)),
+    norm: Math.sqrt(squares),
+    zeros: zeros / Math.max(1, values.length),
+    notFinite: values.length - finite,
+    count: values.length,
+  };
+}

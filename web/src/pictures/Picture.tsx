@@ -1,0 +1,84 @@
+/** Numbers as a picture, a pixel each; a pointer or the arrow keys tell the number at a place. */
+
+import { useEffect, useRef, useState } from "preact/hooks";
+import { short } from "./text.js";
+import "./pictures.css";
+
+interface Props {
+  /** What it shows, for those who do not see it. */
+  readonly label: string;
+  /** The numbers, row by row. */
+  readonly values: ArrayLike<number>;
+  readonly width: number;
+  /** The picture, four bytes a number. */
+  readonly pixels: Uint8ClampedArray<ArrayBuffer>;
+  /** What a row or a column is called. */
+  readonly nameOf?: (x: number, y: number) => string;
+  /** The least size of its longer side on the screen, in CSS pixels. */
+  readonly least?: number;
+}
+
+const MOST_SCALE = 48;
+
+/** Shows the picture with crisp pixels. */
+export function Picture({ label, values, width, pixels, nameOf, least = 256 }: Props): preact.JSX.Element {
+  const canvas = useRef<HTMLCanvasElement>(null);
+  const [place, setPlace] = useState<readonly [number, number] | undefined>(undefined);
+  const height = Math.max(1, Math.round(pixels.length / 4 / width));
+  const scale = Math.min(MOST_SCALE, Math.max(1, Math.ceil(least / Math.max(width, height))));
+  useEffect(() => {
+    const drawn = canvas.current;
+    if (drawn === null || pixels.length === 0) return;
+    drawn.getContext("2d")?.putImageData(new ImageData(pixels, width, height), 0, 0);
+    drawn.style.setProperty("width", `${width * scale}px`);
+  }, [pixels, width, height, scale]);
+  const point = ({ offsetX, offsetY }: PointerEvent): void => {
+    const drawn = canvas.current;
+    if (drawn === null) return;
+    const x = Math.floor((offsetX / drawn.clientWidth) * width);
+    const y = Math.floor((offsetY / drawn.clientHeight) * height);
+    setPlace([clamped(x, width), clamped(y, height)]);
+  };
+  const step = (event: KeyboardEvent): void => {
+    const [dx, dy] = STEPS[event.key] ?? [0, 0];
+    if (dx === 0 && dy === 0) return;
+    event.preventDefault();
+    const [x, y] = place ?? [-dx, -dy];
+    setPlace([clamped(x + dx, width), clamped(y + dy, height)]);
+  };
+  return (
+    <div class="picture">
+      <canvas
+        ref={canvas}
+        width={width}
+        height={height}
+        role="img"
+        tabIndex={0}
+        aria-label={`${label}, ${height} by ${width}. The arrow keys tell its numbers.`}
+        onPointerMove={point}
+        onPointerLeave={() => {
+          setPlace(undefined);
+        }}
+        onKeyDown={step}
+      />
+      <output class="small muted number">
+        {place ? told(place, values[place[1] * width + place[0]] ?? Number.NaN, nameOf) : "\u00a0"}
+      </output>
+    </div>
+  );
+}
+
+const STEPS: Readonly<Record<string, readonly [number, number]>> = {
+  ArrowLeft: [-1, 0],
+  ArrowRight: [1, 0],
+  ArrowUp: [0, -1],
+  ArrowDown: [0, 1],
+};
+
+function clamped(place: number, size: number): number {
+  return Math.min(size - 1, Math.max(0, place));
+}
+
+function told([x, y]: readonly [number, number], value: number, nameOf: Props["nameOf"]): string {
+  return `${nameOf?.(x, y) ?? `row ${y}, column ${x}`}: ${short(value)}`;
+}

@@ -1,0 +1,103 @@
+/** Colour scales: what colour a number has. Both can be told apart by colour-blind people. */
+
+import { interpolateRdBu, interpolateViridis } from "d3-scale-chromatic";
+import { statisticsOf } from "../measures/statistics.js";
+
+/** A scale: signed ones are symmetric around zero. */
+export interface Scale {
+  readonly kind: "signed" | "plain";
+  readonly least: number;
+  readonly most: number;
+}
+
+const STEPS = 257; // odd, so that zero has the middle one
+
+/** The colour of what is no number, or infinite: none that a scale has. */
+const NOT_FINITE = [255, 0, 200] as const;
+
+const TABLES = {
+  signed: tableOf((part) => interpolateRdBu(1 - part)),
+  plain: tableOf(interpolateViridis),
+};
+
+/** Returns the scale that shows all of some numbers: a signed one, if any is below zero. */
+export function scaleOf(values: ArrayLike<number>, signed = false): Scale {
+  const { least, most } = statisticsOf(values);
+  if (!(signed || least < 0)) return { kind: "plain", least: least || 0, most: most || 0 };
+  const bound = Math.max(Math.abs(least), Math.abs(most)) || 0;
+  return { kind: "signed", least: -bound, most: bound };
+}
+
+/** Returns the picture of some numbers, four bytes each: red, green, blue and 255. */
+export function pixelsOf(values: ArrayLike<number>, { kind, least, most }: Scale): Uint8ClampedArray<ArrayBuffer> {
+  const table = TABLES[kind];
+  const pixels = new Uint8ClampedArray(4 * values.length);
+  const factor = most > least ? (STEPS - 1) / (most - least) : 0;
+  const none = kind === "signed" ? STEPS / 2 : 0;
+  for (let index = 0; index < values.length; index++) {
+    const value = values[index] ?? Number.NaN;
+    const step = factor ? Math.round(Math.min(STEPS - 1, Math.max(0, (value - least) * factor))) : none;
+    pixels.set(Number.isFinite(value) ? table.subarray(3 * step, 3 * step + 3) : NOT_FINITE, 4 * index);
+    pixels[4 * index + 3] = 255;
+  }
+  return pixels;
+}
+
+/** Returns the picture of an image [channels, height, width] with one or three channels, from its darkest to its brightest. */
+export function imageOf(values: ArrayLike<number>, channels: number): Uint8ClampedArray<ArrayBuffer> {
+  const { least, most } = statisticsOf(values);
+  const size = values.length / channels;
+  const pixels = new Uint8ClampedArray(4 * size);
+  for (let index = 0; index < size; index++) {
+    for (let colour = 0; colour < 3; colour++) {
+      const value = values[(colour % channels) * size + index] ?? 0;
+      pixels[4 * index + colour] = most > least ? (255 * (value - least)) / (most - least) : 0;
+    }
+    pixels[4 * index + 3] = 255;
+  }
+  return pixels;
+}
+
+/**
+ * Returns the picture of some numbers over another of the same size. A number of the scale's largest magnitude covers it
+ * by `opacity`, from 0 to 1; a smaller one by as much less; zero leaves it as it is.
+ */
+export function laidOver(
+  values: ArrayLike<number>,
+  scale: Scale,
+  lower: Uint8ClampedArray,
+  opacity: number,
+): Uint8ClampedArray<ArrayBuffer> {
+  const upper = pixelsOf(values, scale);
+  const bound = Math.max(Math.abs(scale.least), Math.abs(scale.most)) || 1;
+  return Uint8ClampedArray.from(lower, (below, index) => {
+    const strength = Math.min(1, Math.abs(values[index >> 2] ?? 0) / bound);
+    const cover = opacity * (Number.isFinite(strength) ? strength : 1);
+    return below + ((upper[index] ?? 0) - below) * cover;
+  });
+}
+
+/** Returns numbers [height, width] as many times larger as a picture needs: each is repeated. */
+export function enlarged(
+  values: ArrayLike<number>,
+  [height, width]: readonly [number, number],
+  [toHeight, toWidth]: readonly [number, number],
+): Float64Array {
+  const found = new Float64Array(toHeight * toWidth);
+  for (let index = 0; index < found.length; index++) {
+    const y = Math.floor((Math.floor(index / toWidth) * height) / toHeight);
+    const x = Math.floor(((index % toWidth) * width) / toWidth);
+    found[index] = values[y * width + x] ?? Number.NaN;
+  }
+  return found;
+}
+
+function tableOf(colour: (part: number) => string): Uint8ClampedArray {
+  const found = Array.from({ length: STEPS }, (_, step) => parsed(colour(step / (STEPS - 1))));
+  return Uint8ClampedArray.from(found.flat());
+}
+
+function parsed(colour: string): number[] {
+  if (colour.startsWith("#")) return [1, 3, 5].map((at) => Number.parseInt(colour.slice(at, at + 2), 16));
+  return (colour.match(/\d+/g) ?? []).map(Number);
+}

@@ -1,0 +1,63 @@
+/** Pictures, pixel by pixel. */
+
+import { describe, expect, it } from "vitest";
+import { enlarged, imageOf, laidOver, pixelsOf, scaleOf } from "./colours.js";
+import { short } from "./text.js";
+
+/** The ends of viridis, and the ends and the middle of red to blue. */
+const [DARK, BRIGHT] = [[68, 1, 84], [253, 231, 37]] as const; // prettier-ignore
+const [BLUE, RED] = [[5, 48, 97], [103, 0, 31]] as const; // prettier-ignore
+
+const colours = (pixels: Uint8ClampedArray): number[][] =>
+  Array.from({ length: pixels.length / 4 }, (_, index) => [...pixels.subarray(4 * index, 4 * index + 3)]);
+
+describe("scales", () => {
+  it("are symmetric where a number is negative", () => {
+    expect(scaleOf([-1, 3])).toEqual({ kind: "signed", least: -3, most: 3 });
+    expect(scaleOf([1, 3])).toEqual({ kind: "plain", least: 1, most: 3 });
+    expect(scaleOf([1, 3], true)).toEqual({ kind: "signed", least: -3, most: 3 });
+    expect(scaleOf([Number.NaN])).toEqual({ kind: "plain", least: 0, most: 0 });
+  });
+
+  it("have the colours of their ends", () => {
+    expect(colours(pixelsOf([0, 1], scaleOf([0, 1])))).toEqual([DARK, BRIGHT]);
+    expect(colours(pixelsOf([-2, 2], scaleOf([-2, 2])))).toEqual([BLUE, RED]);
+  });
+
+  it("show zero in the middle, and what is not finite in a colour of its own", () => {
+    const [zero, none, endless] = colours(pixelsOf([0, Number.NaN, Infinity], { kind: "signed", least: -1, most: 1 }));
+    expect(Math.max(...(zero ?? [])) - Math.min(...(zero ?? []))).toBeLessThan(8);
+    expect(Math.min(...(zero ?? []))).toBeGreaterThan(230);
+    expect([none, endless]).toEqual([[255, 0, 200], [255, 0, 200]]); // prettier-ignore
+  });
+
+  it("of a constant are one colour", () => {
+    expect(new Set(colours(pixelsOf([4, 4, 4], scaleOf([4, 4, 4]))).map(String)).size).toBe(1);
+  });
+});
+
+describe("images", () => {
+  it("reach from their darkest to their brightest", () => {
+    expect(colours(imageOf([0, 1, 2], 1))).toEqual([[0, 0, 0], [128, 128, 128], [255, 255, 255]]); // prettier-ignore
+    expect(colours(imageOf([1, 0, 0], 3))).toEqual([[255, 0, 0]]);
+  });
+
+  it("are covered as far as a number is large", () => {
+    const under = Uint8ClampedArray.from([100, 100, 100, 255, 100, 100, 100, 255]);
+    const scale = scaleOf([0, 2], true);
+    expect(colours(laidOver([0, 2], scale, under, 1))).toEqual([[100, 100, 100], RED]);
+    expect(colours(laidOver([0, 2], scale, under, 0))).toEqual([[100, 100, 100], [100, 100, 100]]); // prettier-ignore
+  });
+
+  it("are enlarged by repetition", () => {
+    expect([...enlarged([1, 2, 3, 4], [2, 2], [4, 4])]).toEqual([1, 1, 2, 2, 1, 1, 2, 2, 3, 3, 4, 4, 3, 3, 4, 4]);
+  });
+});
+
+describe("numbers", () => {
+  it("are short", () => {
+    expect([0, -1.23456, 1e-5, 12345678, Number.NaN, -Infinity].map(short)).toEqual([
+      ...["0", "−1.235", "1.00e−5", "1.23e+7", "NaN", "−∞"],
+    ]);
+  });
+});
