@@ -46,6 +46,30 @@ class Features(nn.Module):
         return self.fc(x)
 
 
+class Letters(Adapter):
+    """Counts the vowels of a text."""
+
+    media_types = ("text/plain",)
+    inputs = (InputSpec("counts", "float32", (-1, 5)),)
+    labels = tuple("aeiou")
+
+    def build(self) -> nn.Module:
+        """Leaves them as they are."""
+        return Counts()
+
+    def preprocess(self, data: bytes, media_type: str) -> dict[str, Tensor]:
+        """How often each vowel occurs."""
+        text = data.decode()
+        return {"counts": torch.tensor([[float(text.count(vowel)) for vowel in self.labels]])}
+
+
+class Counts(nn.Module):
+    """Returns what it takes."""
+
+    def forward(self, counts: Tensor) -> Tensor:
+        return counts * 1.0
+
+
 class Deep(nn.Module):
     """Ten thousand modules."""
 
@@ -68,7 +92,12 @@ class Deeply(Adapter):
 
 @pytest.fixture(scope="session")
 def site() -> Iterator[Served]:
-    models: dict[str, Adapter] = {"digits": Digits(weights=WEIGHTS), "named": Named(), "deep": Deeply()}
+    models: dict[str, Adapter] = {
+        "digits": Digits(weights=WEIGHTS),
+        "named": Named(),
+        "deep": Deeply(),
+        "letters": Letters(),
+    }
     with serve(models, settings=Settings(http_address="127.0.0.1:0")) as server:
         yield server
 

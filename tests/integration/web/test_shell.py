@@ -19,8 +19,6 @@ from cutaway.gateway.embedded import Served
 from tests.support.pages import Inspector, opened
 from tests.support.token_files import EVERY, entry, write
 
-VIEWS = ("Model", "Ask", "Cost", "Take along")
-
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_everybody_can_use_it(browser: Browser, site: Served, scheme: str) -> None:
@@ -31,7 +29,7 @@ def test_everybody_can_use_it(browser: Browser, site: Served, scheme: str) -> No
         inspector.go("Ask")
         inspector.give(np.zeros((1, 1, 8, 8)).tolist())
         inspector.ask()
-        for view in VIEWS:
+        for view in inspector.texts("nav a"):
             inspector.page.set_viewport_size({"width": 1400, "height": 900})
             inspector.go(view)
             assert inspector.serious() == [], view

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import PIL.Image
 import pytest
 import yaml
 
@@ -73,7 +74,7 @@ def test_a_place_that_is_chosen_is_captured(site: Served, inspector: Inspector) 
     inspector.page.click("button:text-is('Capture the gradient')")
     inspector.page.wait_for_selector("button:text-is('Captured: gradient')")
     inspector.go("Ask")
-    assert "relu1" in " ".join(inspector.texts(".chips li"))
+    inspector.page.wait_for_selector(".chips li:has-text('relu1'):has-text('gradient at the output')")
 
 
 def test_bars_are_the_prediction(site: Served, inspector: Inspector) -> None:
@@ -118,6 +119,32 @@ def test_a_drawing_is_asked_about(site: Served, inspector: Inspector) -> None:
         expected = client.inspect("digits", {"image": image}).classes[0]
     assert inspector.texts(".strip .said") == [expected.label]
     assert max(inspector.values(".prediction td.number")) == pytest.approx(expected.probability, abs=1e-6)
+
+
+def test_files_and_texts_are_decoded_by_the_model(site: Served, inspector: Inspector, tmp_path: Path) -> None:
+    """Two images in one question, a text with markup, and a hundred thousand letters."""
+    pixels = [(IMAGE[0, 0] * 255).astype(np.uint8), (255 - IMAGE[0, 0] * 255).astype(np.uint8)]
+    paths = [tmp_path / f"{index}.png" for index in range(2)]
+    for path, each in zip(paths, pixels):
+        PIL.Image.fromarray(each).save(path)
+    inspector.choose("digits")
+    inspector.go("Ask")
+    inspector.page.click("label:has-text('File')")
+    inspector.page.set_input_files(".files input", paths)
+    inspector.page.wait_for_selector(".files li:nth-child(2) img")
+    inspector.ask()
+    with ca.Client(site.address) as client:
+        expected = client.inspect("digits", [ca.Raw(path.read_bytes(), "image/png") for path in paths]).classes
+    for row in range(2):
+        inspector.page.select_option(".strip select", str(row))
+        assert inspector.texts(".strip .said") == [expected[row].label]
+        assert max(inspector.values(".prediction td.number")) == pytest.approx(expected[row].probability, abs=1e-6)
+    inspector.choose("letters")
+    for text, label in (("<b onclick=fault()>ooo\u202e", "o"), ("u" * 100_000, "u")):
+        inspector.page.fill(".texts textarea", text)
+        inspector.ask()
+        inspector.page.wait_for_selector(f".strip .said:text-is('{label}')")
+    assert inspector.page.locator(".texts b").count() == 0
 
 
 def test_hostile_labels_are_texts(inspector: Inspector) -> None:

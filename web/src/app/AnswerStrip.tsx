@@ -2,7 +2,7 @@
 
 import { useEffect, useState } from "preact/hooks";
 import { percent } from "../ask/Prediction.js";
-import { ask, asked, cancel, complete, model, row, rowsOf, since } from "../state/asking.js";
+import { ask, asked, cancel, complete, model, opening, row, rowsOf, since } from "../state/asking.js";
 import type { Asked } from "../state/asked.js";
 
 /** Shows the line, from which every view can ask. */
@@ -14,10 +14,14 @@ export function AnswerStrip(): preact.JSX.Element | null {
   return (
     <div class="strip">
       <output>
-        {answer ? (
-          <Said answer={answer} />
+        {opening.value === undefined ? (
+          answer ? (
+            <Said answer={answer} />
+          ) : (
+            <span class="muted">{complete.value ? "Ready to ask" : "No input yet"}</span>
+          )
         ) : (
-          <span class="muted">{complete.value ? "Ready to ask" : "No input yet"}</span>
+          <span class="muted">Opening {opening.value}…</span>
         )}
       </output>
       {rows > 1 && (

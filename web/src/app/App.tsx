@@ -18,7 +18,7 @@ export function App(): preact.JSX.Element {
       <Header view={view?.name ?? ""} />
       <AnswerStrip />
       <main tabIndex={-1} aria-busy={opens}>
-        {opens && (
+        {opens && !model.value && (
           <p class="muted" role="status">
             Opening {opening.value}…
           </p>

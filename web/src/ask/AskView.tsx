@@ -23,7 +23,7 @@ export function AskView(): preact.JSX.Element | null {
         <div class="column">
           <section class="panel" aria-labelledby="input">
             <h2 id="input">Input</h2>
-            <Inputs detail={detail} />
+            <Inputs key={detail.model?.name} detail={detail} />
             <Problem of={["tensors", "raw", "input"]} />
           </section>
           <section class="panel" aria-labelledby="about-what">

@@ -4,7 +4,7 @@ import { byName, DataType, type ModelDetail, type Question } from "@cutaway/clie
 import { type Draft, emptyDraft } from "../state/draft.js";
 import { elements } from "./arrays.js";
 import { requestFor } from "./methods.js";
-import { tensorWaysOf } from "./ways.js";
+import { tensorWaysOf, waysOf } from "./ways.js";
 
 /** The types that gradients can be of; a model that does not say may take any. */
 export const FLOATING = [DataType.UNSPECIFIED, DataType.FLOAT16, DataType.BFLOAT16, DataType.FLOAT32, DataType.FLOAT64];
@@ -36,11 +36,11 @@ export function exampleOf({ example }: ModelDetail): Question["inputs"] {
   return byName(example);
 }
 
-/** Whether the example says more than its shape does: a blank picture is better drawn than asked about. */
+/** Whether to start from the example: not where a person has a text or a file, nor from a blank picture. */
 function isTelling(detail: ModelDetail): boolean {
   const blank = Object.values(byName(detail.example)).every((each) => new Set(elements(each)).size === 1);
   const drawn = detail.inputs.some((each) => tensorWaysOf(each)[0] === "draw");
-  return detail.example.length > 0 && !(blank && drawn);
+  return detail.example.length > 0 && waysOf(detail)[0] === "tensors" && !(blank && drawn);
 }
 
 /** Returns at most `most` of them, first and last included. */
