@@ -41,7 +41,7 @@ def test_the_tree_is_that_of_the_model(site: Served, inspector: Inspector) -> No
 
 
 def test_ten_thousand_modules_scroll(inspector: Inspector) -> None:
-    """Only those in sight are in the page; a hundred steps of the wheel take less than two seconds of its time."""
+    """Only those in sight are in the page."""
     inspector.choose("deep")
     assert inspector.texts(".count") == ["10,003 places"]
     inspector.page.click("button:text-is('Unfold all')")
