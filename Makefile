@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo web test portability newest fuzz soak chaos bench scaling matrix verdicts captum-config container check format protos docs docs-site diagrams pictures report-pictures lock sbom audit clean
+.PHONY: help setup demo web test portability newest fuzz soak chaos bench scaling matrix verdicts captum-config container check format protos docs docs-site diagrams pictures inspector-pictures page-speed report-pictures lock sbom audit clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -63,6 +63,12 @@ pictures: ## draw docs/pictures: results as a notebook shows them (needs Chromiu
 
 docs: ## write the tables of docs/, and openapi.json, from the code
 	@scripts/docs
+
+inspector-pictures: ## draw every view of the inspector in Chromium: docs/pictures/inspector-*.png
+	@scripts/inspector-pictures
+
+page-speed: ## how fast the inspector's page is, as ratios of one run (ARGS="100": questions for its memory)
+	@scripts/page-speed $(ARGS)
 
 report-pictures: ## draw the reports of three jobs in Chromium: docs/pictures/report-*.png
 	@scripts/report-pictures

@@ -1,0 +1,102 @@
+"""Writes docs/pictures/inspector-*.png: every view of the inspector, light and dark, with models of the examples:
+``python -m tools.inspector_pictures`` (`make inspector-pictures`). Chromium draws them."""
+
+from __future__ import annotations
+
+import io
+import shutil
+from pathlib import Path
+
+from PIL import Image
+from playwright.sync_api import Page, ViewportSize, sync_playwright
+
+from cutaway.adapters import Adapter
+from cutaway.config.settings import Settings
+from cutaway.gateway import serve
+from examples.digits.digits_adapter import Digits
+from examples.digits.train import train_and_save
+from examples.sentences.package import model_directory
+from examples.sentences.sentences_adapter import Sentences
+
+PICTURES = Path("docs/pictures")
+WEIGHTS = Path("build/pictures/digits.safetensors")
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+SIZE = ViewportSize(width=1280, height=840)
+COLOURS = 256
+"""Of a picture's palette: fewer bytes, and nobody sees it."""
+
+VIEWS = ("Model", "Ask", "Activations", "Explanations", "Edits", "Gradients", "Cost", "Take along")
+
+
+def main() -> None:
+    browser = next(filter(None, map(shutil.which, BROWSERS)))
+    models: dict[str, Adapter] = {"digits": Digits(weights=trained(WEIGHTS)), "sentences": _sentences()}
+    settings = Settings(http_address="127.0.0.1:0")
+    with serve(models, settings=settings) as server, sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=browser, args=["--no-sandbox", "--disable-gpu"])
+        for theme in ("light", "dark"):
+            page = chromium.new_page(viewport=SIZE, color_scheme=theme)
+            page.goto(f"http://{server.http_address}/")
+            _digits(page, theme)
+            _sentence(page, theme)
+        chromium.close()
+
+
+def trained(weights: Path) -> Path:
+    """The weights of the digits; trained, if they are not there."""
+    if not weights.exists():
+        weights.parent.mkdir(parents=True, exist_ok=True)
+        train_and_save(weights)
+    return weights
+
+
+def _sentences() -> Adapter:
+    return Sentences(directory=model_directory(), weights=model_directory() / "model.safetensors")
+
+
+def _digits(page: Page, theme: str) -> None:
+    _choose(page, "digits")
+    _ask(page)
+    for view in VIEWS:
+        page.click(f"nav a:text-is('{view}')")
+        if view == "Edits":
+            page.select_option("label:has-text('Part') select", "1")
+            page.select_option("label:has-text('How') select", "zero")
+            page.wait_for_selector("section:has(#downstream) .named-bars")
+        if view == "Gradients":
+            page.click("button:text-is('Ask for the gradient everywhere')")
+            page.wait_for_selector("section:has(#by-layer) .named-bars")
+        _draw(page, view, theme)
+
+
+def _sentence(page: Page, theme: str) -> None:
+    _choose(page, "sentences")
+    page.click("nav a:text-is('Ask')")
+    page.fill("textarea", "The doctor reads the drawing of a machine.")
+    _ask(page)
+    page.click("nav a:text-is('Explanations')")
+    page.wait_for_selector(".tokens")
+    _draw(page, "tokens", theme)
+
+
+def _choose(page: Page, model: str) -> None:
+    page.wait_for_selector("main[aria-busy=false]")
+    page.select_option(".chooser select", f"models/{model}/versions/1.0")
+    page.wait_for_selector("main[aria-busy=false]")
+
+
+def _ask(page: Page) -> None:
+    page.click(".strip button.primary")
+    page.wait_for_selector(".strip .said")
+
+
+def _draw(page: Page, name: str, theme: str) -> None:
+    page.wait_for_load_state("networkidle")
+    page.evaluate("new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn)))")
+    with Image.open(io.BytesIO(page.screenshot())) as shot:
+        small = shot.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
+        small.save(PICTURES / f"inspector-{name.lower().replace(' ', '-')}-{theme}.png", optimize=True)
+
+
+if __name__ == "__main__":
+    main()
