@@ -5,19 +5,26 @@ from __future__ import annotations
 import contextlib
 import random
 import socket
+import struct
+import time
 from collections.abc import Iterator
 
 import numpy as np
+import psutil
 import pytest
 from torch import nn
 
 import cutaway as ca
+from cutaway.client.request_builder import build_request
 from cutaway.client.transport import SERVICE
 from cutaway.config.settings import Settings
 from cutaway.gateway import serve
 from cutaway.gateway.embedded import Served
 from cutaway.gateway.http.connection import MAX_HEAD_BYTES
+from cutaway.v1 import inspection_service_pb2
+from cutaway.wire.requests import encode
 from tests.support.doors import post
+from tests.support.waiting import until
 
 RECEIVE_S = 1.0
 X = np.ones((1, 4), np.float32)
@@ -28,7 +35,7 @@ INSPECT = f"POST /{SERVICE}/Inspect HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type:
 @pytest.fixture(scope="module")
 def server() -> Iterator[Served]:
     settings = Settings(http_address="127.0.0.1:0", receive_timeout_s=RECEIVE_S, idle_timeout_s=RECEIVE_S)
-    with serve({"net": nn.Linear(4, 2)}, settings=settings) as running:
+    with serve({"net": nn.Linear(4, 2), "echo": nn.Identity()}, settings=settings) as running:
         yield running
 
 
@@ -69,7 +76,48 @@ def test_who_sends_too_slowly_is_told_and_left(server: Served, what: str) -> Non
 def test_a_connection_without_a_further_request_is_ended(server: Served) -> None:
     with connected(server) as connection:
         connection.sendall(b"GET /v1/models HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
-        assert everything(connection).endswith(b'{"models":["net"]}')
+        assert everything(connection).endswith(b'{"models":["echo","net"]}')
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_who_reads_nothing_is_left(server: Served, streamed: bool) -> None:
+    """A large reply waits for its reader no longer than a connection may be idle, whole or in pieces."""
+    large = np.ones((1, 4 << 20), np.float32)
+    if streamed:
+        request = inspection_service_pb2.InspectStreamRequest(request=encode(build_request("echo", {"input": large})))
+        data = request.SerializeToString()
+        path, kind, body = f"/{SERVICE}/InspectStream", "connect+proto", struct.pack(">BI", 0, len(data)) + data
+    else:
+        path, kind, body = (
+            f"/{SERVICE}/Inspect",
+            "proto",
+            encode(build_request("echo", {"input": large})).SerializeToString(),
+        )
+    with connected(server) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.sendall(_request(path, body, f"application/{kind}").replace(b"Connection: close\r\n", b""))
+        until(lambda: _ended(connection))
+    still_answers(server)
+
+
+def test_who_reads_slowly_gets_everything(server: Served) -> None:
+    """For much longer than a connection may be idle."""
+    request = encode(build_request("echo", {"input": np.ones((1, 8 << 20), np.float32)})).SerializeToString()
+    with connected(server) as connection:
+        connection.sendall(_request(f"/{SERVICE}/Inspect", request, "application/proto"))
+        got = 0
+        for part in range(1, 9):
+            time.sleep(RECEIVE_S / 3)
+            while got < part * (3 << 20):
+                got += len(connection.recv(1 << 18)) or pytest.fail(f"ended after {got} bytes")
+        assert got + len(everything(connection)) > 32 << 20
+
+
+def _ended(connection: socket.socket) -> bool:
+    """Whether the server's end of a connection is closed, though nothing of the reply was read."""
+    ours = connection.getsockname()
+    found = [each.status for each in psutil.Process().net_connections() if each.raddr == ours]
+    return psutil.CONN_ESTABLISHED not in found
 
 
 def test_a_head_has_an_end() -> None:

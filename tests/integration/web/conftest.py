@@ -90,7 +90,7 @@ class Deeply(Adapter):
         return Deep()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def site() -> Iterator[Served]:
     models: dict[str, Adapter] = {
         "digits": Digits(weights=WEIGHTS),
@@ -102,7 +102,7 @@ def site() -> Iterator[Served]:
         yield server
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # Playwright's event loop must not run beside the tests of other modules
 def browser() -> Iterator[Browser]:
     if not BROWSER:
         pytest.skip("no Chromium here: apt-get install chromium")

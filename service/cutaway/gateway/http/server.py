@@ -66,10 +66,10 @@ class HttpServer:
 
     def _config(self, application: ASGIApp) -> uvicorn.Config:
         settings = self._settings
-        limited = type("LimitedConnection", (Connection,), {"receive_timeout_s": settings.receive_timeout_s})
+        limits = {"receive_timeout_s": settings.receive_timeout_s, "idle_timeout_s": settings.idle_timeout_s}
         return uvicorn.Config(
             application,
-            http=limited,
+            http=type("LimitedConnection", (Connection,), limits),
             ws="none",
             lifespan="off",
             loop="none",
