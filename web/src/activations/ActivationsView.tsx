@@ -2,15 +2,19 @@
 
 import { useState } from "preact/hooks";
 import { HookPoint } from "@cutaway/client";
+import type { CaptureRequest } from "@cutaway/contract/capture_pb";
 import { Channels } from "./Channels.js";
-import { requestAt } from "./places.js";
 import { Sequence } from "./Sequence.js";
 import { partOf } from "../measures/numbers.js";
 import { layoutOf } from "../measures/layout.js";
 import { shapeText } from "../models/graph.js";
+import { leavesOf, requestAt } from "../models/places.js";
 import { Facts } from "../pictures/Facts.js";
 import type { ViewProps } from "../state/asked.js";
 import "./activations.css";
+
+/** How many layers are captured at once. */
+const MOST_LAYERS = 64;
 
 /** Shows one capture, and lets a person choose which. */
 export function ActivationsView(props: ViewProps): preact.JSX.Element {
@@ -69,13 +73,11 @@ export function ActivationsView(props: ViewProps): preact.JSX.Element {
   );
 }
 
-/** Returns requests for the output of every module that ran and has no module inside. */
-function everyLayer({ asked: { model } }: ViewProps): ReturnType<typeof requestAt>[] {
-  const names = model.modules.map(({ name }) => name);
-  const leaves = model.modules.filter(
-    ({ name, calls }) => calls > 0 && name !== "" && !names.some((each) => each.startsWith(`${name}.`)),
-  );
-  return leaves.slice(0, 64).map(({ name }) => requestAt(name, HookPoint.OUTPUT));
+/** Returns requests for the output of the first layers: modules that ran and have none inside. */
+function everyLayer({ asked: { model } }: ViewProps): CaptureRequest[] {
+  return leavesOf(model)
+    .slice(0, MOST_LAYERS)
+    .map(({ name }) => requestAt(name, HookPoint.OUTPUT));
 }
 
 function Nothing(props: ViewProps): preact.JSX.Element {

@@ -1,11 +1,10 @@
 /** What was captured, and what belongs together. */
 
-import { create } from "@bufbuild/protobuf";
 import { HookPoint, type Question } from "@cutaway/client";
-import { type CaptureRequest, CaptureRequestSchema } from "@cutaway/contract/capture_pb";
 import type { Part } from "../measures/numbers.js";
 import { statisticsOf } from "../measures/statistics.js";
 import { layoutOf, planeOf } from "../measures/layout.js";
+import { requestAt } from "../models/places.js";
 
 /** Orders of channels. */
 export const ORDERS = { index: "index", mean: "mean", norm: "norm", effect: "effect on the target" } as const;
@@ -22,12 +21,6 @@ export function gradientKey(key: string): string {
 export function withGradient(captures: Question["captures"], key: string): NonNullable<Question["captures"]> {
   const [value = ""] = key.split("@");
   return [...(captures ?? []), requestAt(value, HookPoint.GRAD_OUTPUT)];
-}
-
-/** Returns the request for one point of a module or an operator. */
-export function requestAt(value: string, point: HookPoint): CaptureRequest {
-  const where = value.includes(":") ? { case: "op" as const, value } : { case: "module" as const, value };
-  return create(CaptureRequestSchema, { where, points: [point] });
 }
 
 /**

@@ -1,10 +1,10 @@
 /** What is to come back from inside: captures and explanations, chosen one by one. */
 
-import { create } from "@bufbuild/protobuf";
 import { useState } from "preact/hooks";
 import { HookPoint, type ModelDetail } from "@cutaway/client";
-import { type CaptureRequest, CaptureRequestSchema } from "@cutaway/contract/capture_pb";
+import type { CaptureRequest } from "@cutaway/contract/capture_pb";
 import { Problem } from "../app/Problem.js";
+import { requestAt } from "../models/places.js";
 import { draft, failure } from "../state/asking.js";
 import { messageOf } from "../state/draft.js";
 import { METHODS, requestFor } from "./methods.js";
@@ -119,8 +119,7 @@ function AddCapture({ onAdd }: { onAdd: (added: CaptureRequest) => void }): prea
   const add = (): void => {
     const value = module.trim();
     if (value === "") return;
-    const where = value.includes(":") ? { case: "op" as const, value } : { case: "module" as const, value };
-    onAdd(create(CaptureRequestSchema, { where, points: [point] }));
+    onAdd(requestAt(value, point));
     setModule("");
   };
   return (

@@ -1,8 +1,9 @@
 /** What the model says: classes with their probabilities, or the elements of its outputs. */
 
 import { shapeText } from "../models/graph.js";
+import { Bars } from "../pictures/Bars.js";
 import type { Asked } from "../state/asked.js";
-import { type Bar, classBars, elementBars } from "./probabilities.js";
+import { classBars, elementBars } from "./probabilities.js";
 
 const MOST = 10;
 
@@ -22,39 +23,14 @@ export function Prediction({ asked, row }: { asked: Asked; row: number }): preac
               {classes ? ", probabilities" : ", first elements"}
             </figcaption>
             <Bars
-              bars={bars}
-              most={classes ? 1 : Math.max(...bars.map(({ value }) => Math.abs(value)), 1e-30)}
-              classes={classes}
+              bars={bars.map(({ label, value }) => ({ name: label, value }))}
+              {...(classes ? { lengthOf: (value: number) => value, textOf: percent } : {})}
             />
           </figure>
         );
       })}
       <Warnings asked={asked} />
     </>
-  );
-}
-
-function Bars({ bars, most, classes }: { bars: readonly Bar[]; most: number; classes: boolean }): preact.JSX.Element {
-  return (
-    <table class="bars">
-      <tbody>
-        {bars.map(({ index, label, value }) => (
-          <tr key={index} class={value < 0 ? "negative" : ""}>
-            <th scope="row" title={label}>
-              <bdi>{label}</bdi>
-            </th>
-            <td class="bar">
-              <svg viewBox="0 0 100 1" preserveAspectRatio="none" aria-hidden="true">
-                <rect width={(100 * Math.abs(value)) / most} height={1} />
-              </svg>
-            </td>
-            <td class="number" data-value={value}>
-              {classes ? percent(value) : value.toPrecision(4)}
-            </td>
-          </tr>
-        ))}
-      </tbody>
-    </table>
   );
 }
 

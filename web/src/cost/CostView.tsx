@@ -1,5 +1,6 @@
 /** View 7: what an answer cost. */
 
+import { Bars } from "../pictures/Bars.js";
 import type { ViewProps } from "../state/asked.js";
 import { bytesText, stagesOf, weights } from "./stages.js";
 import "./cost.css";
@@ -9,7 +10,6 @@ export function CostView({ asked: { reply, milliseconds, question } }: ViewProps
   const stages = stagesOf(reply, milliseconds);
   const total = Math.max(milliseconds, ...stages.map(({ begin, milliseconds: each }) => begin + each));
   const parts = weights(reply);
-  const heaviest = Math.max(1, ...parts.map(([, bytes]) => bytes));
   const { provenance } = reply.message;
   const facts: [string, string][] = [
     ["In all", `${milliseconds.toFixed(1)} ms`],
@@ -58,23 +58,7 @@ export function CostView({ asked: { reply, milliseconds, question } }: ViewProps
       </section>
       <section class="panel" aria-labelledby="bytes">
         <h2 id="bytes">What the numbers weigh</h2>
-        <table class="stages">
-          <tbody>
-            {parts.map(([name, bytes]) => (
-              <tr key={name}>
-                <th scope="row">{name}</th>
-                <td class="bar">
-                  <svg viewBox="0 0 100 1" preserveAspectRatio="none" aria-hidden="true">
-                    <rect width={(100 * bytes) / heaviest} height={1} />
-                  </svg>
-                </td>
-                <td class="number" data-value={bytes}>
-                  {bytesText(bytes)}
-                </td>
-              </tr>
-            ))}
-          </tbody>
-        </table>
+        <Bars bars={parts.map(([name, value]) => ({ name, value }))} textOf={bytesText} />
       </section>
     </div>
   );

@@ -3,6 +3,7 @@
 import type { ModelDetail, Tensor } from "@cutaway/client";
 import { numbersOf, sizeOf } from "../measures/numbers.js";
 import { statisticsOf } from "../measures/statistics.js";
+import { leavesOf } from "../models/places.js";
 
 /** A layer, and how far it was changed. */
 export interface Change {
@@ -14,10 +15,9 @@ export interface Change {
 /** The most numbers that are asked for, over all layers. */
 const MOST_NUMBERS = 2 ** 20;
 
-/** Returns the modules that ran and have no module inside, evenly chosen, as many as are not too large together. */
-export function layersBelow({ modules }: ModelDetail): string[] {
-  const names = new Set(modules.map(({ name }) => name.slice(0, Math.max(0, name.lastIndexOf(".")))));
-  const leaves = modules.filter(({ name, calls }) => calls > 0 && name !== "" && !names.has(name));
+/** Returns layers, evenly chosen, as many as are not too large together. */
+export function layersBelow(model: ModelDetail): string[] {
+  const leaves = leavesOf(model);
   const numbers = leaves.reduce((sum, { outputShapes }) => sum + sizeOf((outputShapes[0]?.sizes ?? []).map(Number)), 0);
   const step = Math.max(1, Math.ceil(numbers / MOST_NUMBERS), Math.ceil(leaves.length / 64));
   return leaves.filter((_, index) => index % step === 0).map(({ name }) => name);

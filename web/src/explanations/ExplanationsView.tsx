@@ -1,12 +1,11 @@
 /** View 4: explanations side by side, each with its verdict. */
 
-import { create } from "@bufbuild/protobuf";
-import { CaptureRequestSchema } from "@cutaway/contract/capture_pb";
 import { HookPoint } from "@cutaway/client";
 import { AgreementTable } from "./AgreementTable.js";
 import { backgroundOf } from "./backgrounds.js";
 import { Explanation } from "./Explanation.js";
 import { requestFor } from "../ask/methods.js";
+import { requestAt } from "../models/places.js";
 import type { ViewProps } from "../state/asked.js";
 import "./explanations.css";
 
@@ -39,11 +38,7 @@ export function ExplanationsView({ asked, row, ask }: ViewProps): preact.JSX.Ele
         <div class="tools">
           <button
             onClick={() => {
-              const whole = create(CaptureRequestSchema, {
-                where: { case: "module", value: "" },
-                points: [HookPoint.INPUT],
-              });
-              ask({ captures: [...(asked.question.captures ?? []), whole] });
+              ask({ captures: [...(asked.question.captures ?? []), requestAt("", HookPoint.INPUT)] });
             }}
           >
             Show what the model made of the file below

@@ -1,8 +1,7 @@
 /** View 6: gradients of the target at the inputs, through the layers, and at the parameters. */
 
 import { FLOATING } from "../ask/start.js";
-import { gradientsEverywhere, depthsOf } from "./depth.js";
-import { LogBars } from "./LogBars.js";
+import { depthsOf, gradientsEverywhere, onLogScale } from "./depth.js";
 import { backgroundOf, isImage } from "../explanations/backgrounds.js";
 import { Overlay } from "../explanations/Overlay.js";
 import { type Part, numbersOf, partOf } from "../measures/numbers.js";
@@ -35,7 +34,7 @@ export function GradientsView({ asked, row, ask }: ViewProps): preact.JSX.Elemen
         </div>
         {depths.length ? (
           <>
-            <LogBars bars={depths.map(({ name, size }) => ({ name, value: size }))} />
+            <Bars {...onLogScale(depths)} />
             <p class="muted small">
               The root of the mean square, on a scale of powers of ten, from the first layer to the last.
             </p>

@@ -1,10 +1,14 @@
 /** Where gradients vanish: how large they are, layer by layer. */
 
-import { create } from "@bufbuild/protobuf";
+import { scaleLog } from "d3-scale";
+import type { ComponentProps } from "preact";
 import { HookPoint, type ModelDetail } from "@cutaway/client";
-import { type CaptureRequest, CaptureRequestSchema } from "@cutaway/contract/capture_pb";
+import type { CaptureRequest } from "@cutaway/contract/capture_pb";
 import { numbersOf } from "../measures/numbers.js";
 import { statisticsOf } from "../measures/statistics.js";
+import { leavesOf, requestAt } from "../models/places.js";
+import type { Bars } from "../pictures/Bars.js";
+import { short } from "../pictures/text.js";
 import type { Asked } from "../state/asked.js";
 
 /** The most layers that are asked for at once. */
@@ -14,18 +18,14 @@ const MOST = 128;
 export interface Depth {
   readonly name: string;
   /** The root of the mean square, which does not grow with the layer's size. */
-  readonly size: number;
+  readonly value: number;
 }
 
-/** Returns requests for the gradient at the output of every module that ran and has no module inside. */
-export function gradientsEverywhere({ modules }: ModelDetail): CaptureRequest[] {
-  const names = modules.map(({ name }) => name);
-  return modules
-    .filter(({ name, calls }) => name && calls > 0 && !names.some((each) => each.startsWith(`${name}.`)))
+/** Returns requests for the gradient at the output of the first layers. */
+export function gradientsEverywhere(model: ModelDetail): CaptureRequest[] {
+  return leavesOf(model)
     .slice(0, MOST)
-    .map(({ name }) =>
-      create(CaptureRequestSchema, { where: { case: "module", value: name }, points: [HookPoint.GRAD_OUTPUT] }),
-    );
+    .map(({ name }) => requestAt(name, HookPoint.GRAD_OUTPUT));
 }
 
 /** Returns the captured gradients in the order of the model's modules. */
@@ -35,9 +35,21 @@ export function depthsOf({ model, reply }: Asked): Depth[] {
     .filter(([key]) => key.includes("@grad_output"))
     .map(([key, tensor]) => {
       const { norm, count } = statisticsOf(numbersOf(tensor));
-      return { name: key.replace("@grad_output", ""), size: norm / Math.sqrt(Math.max(1, count)) };
+      return { name: key.replace("@grad_output", ""), value: norm / Math.sqrt(Math.max(1, count)) };
     })
     .sort(
       (one, other) => (order.get(one.name.split("#")[0] ?? "") ?? 0) - (order.get(other.name.split("#")[0] ?? "") ?? 0),
     );
+}
+
+/** Returns sizes that differ by powers of ten as bars on a logarithmic scale; one of zero has none, and says so. */
+export function onLogScale(depths: readonly Depth[]): ComponentProps<typeof Bars> {
+  const sizes = depths.map(({ value }) => value).filter((value) => value > 0 && Number.isFinite(value));
+  const least = Math.min(...sizes, 1) / 10;
+  const length = scaleLog([least, Math.max(...sizes, least * 100)], [0, 1]).clamp(true);
+  return {
+    bars: depths,
+    lengthOf: (value) => (value > 0 ? length(value) : 0),
+    textOf: (value) => (value === 0 ? "0, vanished" : short(value)),
+  };
 }

@@ -1,13 +1,12 @@
 /** One place inside a model: what it is, and what can be done there. */
 
-import { create } from "@bufbuild/protobuf";
 import { HookPoint } from "@cutaway/client";
-import { CaptureRequestSchema } from "@cutaway/contract/capture_pb";
 import { METHODS, requestFor } from "../ask/methods.js";
 import { draft } from "../state/asking.js";
 import { messageOf } from "../state/draft.js";
 import { go } from "../state/route.js";
 import { shapeText } from "./graph.js";
+import { requestAt } from "./places.js";
 import type { Row } from "./tree.js";
 
 const LAYER_METHODS = METHODS.filter(({ of, options }) => of === "a layer" && options[0]?.kind === "layer");
@@ -15,12 +14,11 @@ const LAYER_METHODS = METHODS.filter(({ of, options }) => of === "a layer" && op
 /** Shows a place, and adds it to the question. */
 export function PlaceDetails({ row }: { row: Row | undefined }): preact.JSX.Element | null {
   if (row === undefined) return null;
-  const where = { case: row.kind === "module" ? "module" : "op", value: row.address } as const;
   const points = messageOf(draft.value)
     .captures.filter((each) => each.where.value === row.address)
     .flatMap((each) => (each.points.length ? each.points : [HookPoint.OUTPUT]));
   const capture = (point: HookPoint): void => {
-    const added = create(CaptureRequestSchema, { where, points: [point] });
+    const added = requestAt(row.address, point);
     draft.value = { ...draft.value, captures: [...(draft.value.captures ?? []), added] };
   };
   const explain = (field: string): void => {

@@ -9,16 +9,24 @@ export interface Named {
   readonly value: number;
 }
 
-/** Shows bars; the longest is `most`, or that of the largest magnitude. */
-export function Bars({ bars, most }: { bars: readonly Named[]; most?: number }): preact.JSX.Element {
-  const bound = most ?? Math.max(...bars.map(({ value }) => Math.abs(value)).filter(Number.isFinite), 1e-30);
+interface Props {
+  readonly bars: readonly Named[];
+  /** How long the bar of a number is, from 0 to 1; by default in proportion to the largest magnitude. */
+  readonly lengthOf?: (value: number) => number;
+  /** The number as people read it. */
+  readonly textOf?: (value: number) => string;
+}
+
+/** Shows the bars. */
+export function Bars({ bars, lengthOf, textOf = short }: Props): preact.JSX.Element {
+  const most = Math.max(...bars.map(({ value }) => Math.abs(value)).filter(Number.isFinite), 1e-30);
+  const part = lengthOf ?? ((value: number): number => (Number.isFinite(value) ? Math.abs(value) / most : 0));
   const signed = bars.some(({ value }) => value < 0);
   return (
     <table class={signed ? "named-bars signed" : "named-bars"}>
       <tbody>
         {bars.map(({ name, value }, index) => {
-          const part = Number.isFinite(value) ? Math.min(1, Math.abs(value) / bound) : 0;
-          const width = signed ? 50 * part : 100 * part;
+          const width = (signed ? 50 : 100) * part(value);
           return (
             <tr key={index} class={value < 0 ? "negative" : ""}>
               <th scope="row" title={name}>
@@ -30,7 +38,7 @@ export function Bars({ bars, most }: { bars: readonly Named[]; most?: number }):
                 </svg>
               </td>
               <td class="number" data-value={value}>
-                {short(value)}
+                {textOf(value)}
               </td>
             </tr>
           );
