@@ -3,11 +3,9 @@
 
 from __future__ import annotations
 
-import io
 import shutil
 from pathlib import Path
 
-from PIL import Image
 from playwright.sync_api import Page, ViewportSize, sync_playwright
 
 from cutaway.adapters import Adapter
@@ -22,9 +20,6 @@ PICTURES = Path("docs/pictures")
 WEIGHTS = Path("build/pictures/digits.safetensors")
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 SIZE = ViewportSize(width=1280, height=840)
-COLOURS = 256
-"""Of a picture's palette: fewer bytes, and nobody sees it."""
-
 VIEWS = ("Model", "Ask", "Activations", "Explanations", "Edits", "Gradients", "Cost", "Take along")
 
 
@@ -93,9 +88,7 @@ def _ask(page: Page) -> None:
 def _draw(page: Page, name: str, theme: str) -> None:
     page.wait_for_load_state("networkidle")
     page.evaluate("new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn)))")
-    with Image.open(io.BytesIO(page.screenshot())) as shot:
-        small = shot.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
-        small.save(PICTURES / f"inspector-{name.lower().replace(' ', '-')}-{theme}.png", optimize=True)
+    page.screenshot(path=PICTURES / f"inspector-{name.lower().replace(' ', '-')}-{theme}.png")
 
 
 if __name__ == "__main__":

@@ -33,7 +33,8 @@ export function Explanation({
       </div>
       {target !== undefined && (
         <p class="muted small">
-          of class <bdi>{asked.model.labels[Number(target)] ?? String(target)}</bdi>
+          of {asked.reply.classes.length ? "class" : "element"}{" "}
+          <bdi>{asked.model.labels[Number(target)] ?? String(target)}</bdi>
         </p>
       )}
       {message.error ? (

@@ -31,11 +31,12 @@ export function ExplanationsView({ asked, row, ask }: ViewProps): preact.JSX.Ele
       </section>
     );
   }
-  const ofFiles = Array.isArray(asked.question.inputs) && !backgroundOf(asked, row);
+  const { inputs } = asked.question;
+  const ofFiles = Array.isArray(inputs) && inputs.some((each) => typeof each !== "string") && !backgroundOf(asked, row);
   return (
     <>
       {ofFiles && (
-        <div class="tools">
+        <div class="tools unseen">
           <button
             onClick={() => {
               ask({ captures: [...(asked.question.captures ?? []), requestAt("", HookPoint.INPUT)] });
