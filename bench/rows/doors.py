@@ -25,6 +25,9 @@ _MODEL = "digits"
 Asked: TypeAlias = tuple[str, str, bytes]
 """``grpc`` or ``http``, the path of a `bench.rows.loads.Door`, and a request."""
 
+Ask: TypeAlias = Callable[[bytes], Asked]
+"""Returns a request of the contract as a protocol has it."""
+
 
 def connect(asked: bytes) -> Asked:
     """Returns the request by Connect."""
@@ -82,22 +85,33 @@ def _inference(asked: bytes) -> Any:
     return message
 
 
-def rate(bench: Bench, door: Callable[[bytes], Asked]) -> Found:
-    """Measures calls per second by ``door`` against gRPC."""
-    return _measured(bench, door, CALLERS)
+PROTOCOLS: tuple[tuple[str, str, Ask, float, float], ...] = (
+    ("connect", "by Connect", connect, 0.6, 2),
+    ("connect_json", "by Connect in JSON", connect_json, 0, 0),
+    ("grpc_web", "by gRPC-Web", grpc_web, 0, 0),
+    ("rest", "by REST, numbers in lists", rest, 0, 0),
+    ("v2", "by the Open Inference Protocol, in gRPC", v2, 0, 0),
+    ("v2_rest", "by the Open Inference Protocol, by REST", v2_rest, 0, 0),
+)
+"""Each protocol beside gRPC: name, words, requests, and the bounds of its rate and its latency; 0 for none."""
 
 
-def lone(bench: Bench, door: Callable[[bytes], Asked]) -> Found:
-    """Measures the latency of a lone caller by ``door`` against gRPC."""
-    return _measured(bench, door, 1)
+def rate(bench: Bench, ask: Ask) -> Found:
+    """Measures calls per second by ``ask`` against gRPC."""
+    return _measured(bench, ask, CALLERS)
 
 
-def _measured(bench: Bench, door: Callable[[bytes], Asked], callers: int) -> Found:
+def lone(bench: Bench, ask: Ask) -> Found:
+    """Measures the latency of a lone caller by ``ask`` against gRPC."""
+    return _measured(bench, ask, 1)
+
+
+def _measured(bench: Bench, ask: Ask, callers: int) -> Found:
     asked = payload(requests.inside())
     store = bench.store.of(_MODEL)
     with servers.cutaway(store, CUTAWAY_HTTP_ADDRESS="127.0.0.1:0") as server, Pipe("bench.parts.load") as pipe:
         load = Load(pipe)
-        kind, path, other = door(base64.b64decode(asked))
+        kind, path, other = ask(base64.b64decode(asked))
         address = server.address if kind == "grpc" else server.http_address
         sides = {"other": (Door(kind, address, path), [base64.b64encode(other).decode()])}
         sides["by gRPC"] = (inspect_door(server.address), [asked])

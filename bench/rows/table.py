@@ -8,6 +8,16 @@ from bench.row import Row
 from bench.rows import by_hand, doors, inside, jobs, large, loads
 from bench.rows.by_hand import EXPLAINED, INSIDE
 
+
+def _beside_grpc(name: str, words: str, ask: doors.Ask, least: float, most: float) -> tuple[Row, Row]:
+    """Returns the rows of a protocol: the rate of many callers, and the latency of a lone one, against gRPC."""
+    return (
+        Row(name, f"digits, 3 captures and the input's gradient, 32 callers: calls/s {words} / by gRPC", True, least,
+            partial(doors.rate, ask=ask)),
+        Row(f"{name}_lone", f"p50 of a lone caller: {words} / by gRPC", not most, most, partial(doors.lone, ask=ask)),
+    )  # fmt: skip
+
+
 TABLE = (
     Row("overhead", "ResNet-50, 3 captures and the input's gradient: p50 through gateway and TorchServe / "
         "hand-written hooks in process", False, 1.25, inside.overhead),
@@ -46,29 +56,7 @@ TABLE = (
         inside.check_same_pass),
     Row("check_independent", "an attribution with an independent check / alone: median over methods", False, 2.2,
         inside.check_independent),
-    Row("connect", "digits, 3 captures and the input's gradient, 32 callers: calls/s by Connect / by gRPC", True, 0.6,
-        partial(doors.rate, door=doors.connect)),
-    Row("connect_lone", "p50 of a lone caller: by Connect / by gRPC", False, 2,
-        partial(doors.lone, door=doors.connect)),
-    Row("connect_json", "32 callers: calls/s by Connect in JSON / by gRPC", True, 0,
-        partial(doors.rate, door=doors.connect_json)),
-    Row("connect_json_lone", "p50 of a lone caller: by Connect in JSON / by gRPC", True, 0,
-        partial(doors.lone, door=doors.connect_json)),
-    Row("grpc_web", "32 callers: calls/s by gRPC-Web / by gRPC", True, 0, partial(doors.rate, door=doors.grpc_web)),
-    Row("grpc_web_lone", "p50 of a lone caller: by gRPC-Web / by gRPC", True, 0,
-        partial(doors.lone, door=doors.grpc_web)),
-    Row("rest", "32 callers: calls/s by REST, numbers in lists / by gRPC", True, 0,
-        partial(doors.rate, door=doors.rest)),
-    Row("rest_lone", "p50 of a lone caller: by REST / by gRPC", True, 0,
-        partial(doors.lone, door=doors.rest)),
-    Row("v2", "32 callers: calls/s by the Open Inference Protocol, in gRPC / by gRPC", True, 0,
-        partial(doors.rate, door=doors.v2)),
-    Row("v2_lone", "p50 of a lone caller: by the Open Inference Protocol, in gRPC / by gRPC", True, 0,
-        partial(doors.lone, door=doors.v2)),
-    Row("v2_rest", "32 callers: calls/s by the Open Inference Protocol, by REST / by gRPC", True, 0,
-        partial(doors.rate, door=doors.v2_rest)),
-    Row("v2_rest_lone", "p50 of a lone caller: by the Open Inference Protocol, by REST / by gRPC", True, 0,
-        partial(doors.lone, door=doors.v2_rest)),
+    *(row for protocol in doors.PROTOCOLS for row in _beside_grpc(*protocol)),
     Row("jobs", "1,797 digits, three methods: a batch job / the same batches through Captum in a loop by hand: speed",
         True, 0.8, jobs.local),
     Row("jobs_ray", "the same job with checks, by two Ray workers / by one process: speed", True, 0, jobs.ray),
