@@ -3,14 +3,11 @@
 import { backgroundOf } from "./backgrounds.js";
 import { Overlay } from "./Overlay.js";
 import { Tokens } from "./Tokens.js";
-import type { Attribution } from "@cutaway/client";
-import { fromMessage } from "@cutaway/client";
+import { type Attribution, fromMessage } from "@cutaway/client";
 import { layoutOf } from "../measures/layout.js";
 import { partOf } from "../measures/numbers.js";
 import { Bars } from "../pictures/Bars.js";
-import { Legend } from "../pictures/Legend.js";
-import { pixelsOf, scaleOf } from "../pictures/colours.js";
-import { Picture } from "../pictures/Picture.js";
+import { HeatMap } from "../pictures/HeatMap.js";
 import type { Asked } from "../state/asked.js";
 
 const MOST_BARS = 40;
@@ -46,29 +43,11 @@ export function Values({
             ) : layout.rows === 1 ? (
               <Bars bars={largest(part.values, namesOf(asked, name))} />
             ) : (
-              <Rows values={part.values} width={layout.width} label={label} />
+              <HeatMap label={label} values={part.values} width={layout.width} signed />
             )}
           </figure>
         );
       })}
-    </>
-  );
-}
-
-function Rows({
-  values,
-  width,
-  label,
-}: {
-  values: ArrayLike<number>;
-  width: number;
-  label: string;
-}): preact.JSX.Element {
-  const scale = scaleOf(values, true);
-  return (
-    <>
-      <Picture label={label} values={values} width={width} pixels={pixelsOf(values, scale)} />
-      <Legend scale={scale} />
     </>
   );
 }

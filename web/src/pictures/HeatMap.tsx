@@ -1,0 +1,31 @@
+/** Rows of numbers in colours, a line of text high, with the scale. */
+
+import { useMemo } from "preact/hooks";
+import { pixelsOf, scaleOf } from "./colours.js";
+import { Legend } from "./Legend.js";
+import { Picture } from "./Picture.js";
+
+interface Props {
+  readonly label: string;
+  readonly values: ArrayLike<number>;
+  readonly width: number;
+  /** Whether zero is the middle of the scale, though no number is negative. */
+  readonly signed?: boolean;
+  /** What a row or a column is called. */
+  readonly nameOf?: (x: number, y: number) => string;
+}
+
+/** In CSS pixels. */
+const ROW_HEIGHT = 20;
+
+/** Shows the rows. */
+export function HeatMap({ values, signed = false, ...shown }: Props): preact.JSX.Element {
+  const scale = useMemo(() => scaleOf(values, signed), [values, signed]);
+  const pixels = useMemo(() => pixelsOf(values, scale), [values, scale]);
+  return (
+    <>
+      <Legend scale={scale} />
+      <Picture values={values} pixels={pixels} rowHeight={ROW_HEIGHT} {...shown} />
+    </>
+  );
+}
