@@ -92,6 +92,7 @@ def arrays_in(data: bytes, media_type: str, max_bytes: int) -> dict[str, Array]:
                 raise error(Reason.REQUEST_TOO_LARGE, f"the arrays have more than {max_bytes} bytes")
             return {name.removesuffix(".npy"): _array(io.BytesIO(archive.read(name))) for name in archive.namelist()}
     except (ValueError, EOFError, OSError, zipfile.BadZipFile, NotImplementedError, RuntimeError) as failure:
+        # zipfile raises the last two for members that are compressed in other ways, or encrypted.
         raise error(Reason.MALFORMED_REQUEST, f"the request is no {media_type}: {failure}"[:300]) from None
 
 
