@@ -93,6 +93,21 @@ def test_a_model_shows_its_example_where_it_is_asked_for() -> None:
     assert all(np.array_equal(shown[name], to_numpy(tensor)) for name, tensor in expected.items())
 
 
+def test_an_example_that_is_too_large_is_refused() -> None:
+    """Before it is sent; the rest of the model is told."""
+
+    class Wide(TensorAdapter):
+        def example(self) -> dict[str, Tensor]:
+            return {"input": torch.ones(1, 1 << 20)}
+
+    settings = Settings(max_message_bytes=1 << 20)
+    with serve({"wide": Wide(nn.Identity())}, settings=settings) as server, ca.Client(server.address) as client:
+        assert client.get_model("wide").outputs[0].shape == (1, 1 << 20)
+        with pytest.raises(ca.ResourceExhausted) as refused:
+            client.get_model("wide", example=True)
+    assert refused.value.reason == "REPLY_TOO_LARGE"
+
+
 def test_async_client_does_what_the_client_does(address: str) -> None:
     """AsyncClient has the same methods, awaited, and the same errors."""
 
@@ -100,6 +115,7 @@ def test_async_client_does_what_the_client_does(address: str) -> None:
         async with ca.AsyncClient(address) as client:
             assert [each.model for each in await client.list_models()] == ["net"]
             assert (await client.get_model("net")).labels == tuple("0123456789")
+            assert (await client.get_model("net", example=True)).example.keys() == {"image"}
             several = [client.inspect("net", {"image": IMAGE}, captures=["conv*"]) for _ in range(4)]
             results = await asyncio.gather(*several)
             with pytest.raises(ca.NotFound):

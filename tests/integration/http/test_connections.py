@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 import psutil
 import pytest
-from torch import nn
+from torch import Tensor, nn
 
 import cutaway as ca
 from cutaway.client.request_builder import build_request
@@ -32,10 +32,18 @@ HEAD = "POST /v1/models/net:predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type:
 INSPECT = f"POST /{SERVICE}/Inspect HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
 
 
+class Slow(nn.Module):
+    """Takes longer than a connection may be idle."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        time.sleep(2.5 * RECEIVE_S)
+        return input.float()
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[Served]:
     settings = Settings(http_address="127.0.0.1:0", receive_timeout_s=RECEIVE_S, idle_timeout_s=RECEIVE_S)
-    with serve({"net": nn.Linear(4, 2), "echo": nn.Identity()}, settings=settings) as running:
+    with serve({"net": nn.Linear(4, 2), "echo": nn.Identity(), "slow": Slow()}, settings=settings) as running:
         yield running
 
 
@@ -76,7 +84,7 @@ def test_who_sends_too_slowly_is_told_and_left(server: Served, what: str) -> Non
 def test_a_connection_without_a_further_request_is_ended(server: Served) -> None:
     with connected(server) as connection:
         connection.sendall(b"GET /v1/models HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
-        assert everything(connection).endswith(b'{"models":["echo","net"]}')
+        assert everything(connection).endswith(b'{"models":["echo","net","slow"]}')
 
 
 @pytest.mark.parametrize("streamed", [False, True])
@@ -111,6 +119,19 @@ def test_who_reads_slowly_gets_everything(server: Served) -> None:
             while got < part * (3 << 20):
                 got += len(connection.recv(1 << 18)) or pytest.fail(f"ended after {got} bytes")
         assert got + len(everything(connection)) > 32 << 20
+
+
+def test_who_has_read_a_large_reply_is_not_cut_later(server: Served) -> None:
+    """The next call, already sent, takes twice as long as a connection may be idle."""
+    large = encode(build_request("echo", {"input": np.ones((1, 2 << 20), np.float32)})).SerializeToString()
+    sent = _request(f"/{SERVICE}/Inspect", large, "application/proto").replace(b"Connection: close\r\n", b"")
+    body = b'{"instances": [[1, 2]]}'
+    with connected(server) as connection:
+        connection.sendall(sent + _request("/v1/models/slow:predict", body, "application/json"))
+        got = everything(connection)
+    assert len(got) > 8 << 20
+    assert got.endswith(b"}")
+    assert b'{"predictions": [[1.0, 2.0]]' in got[-2000:]
 
 
 def _ended(connection: socket.socket) -> bool:

@@ -173,6 +173,27 @@ class Doubtful(Adapter):
         return Hidden()
 
 
+class Text(Adapter):
+    """Five token ids, to three logits."""
+
+    inputs = (InputSpec("ids", "int64", (-1, 5)),)
+
+    def build(self) -> nn.Module:
+        torch.manual_seed(0)
+        return Embedded()
+
+
+class Embedded(nn.Module):
+    """The mean of embeddings, and a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(20, 6), nn.Linear(6, 3)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.words(ids).mean(1))
+
+
 @pytest.fixture(scope="module")
 def doubtful() -> Iterator[Served]:
     with serve({"hidden": Doubtful()}, settings=Settings(http_address="127.0.0.1:0")) as server:
@@ -240,6 +261,26 @@ def test_gradients_by_layer_are_those_of_numpy(answered: Inspector, site: Served
     assert names[0] == "conv1"
     assert names[-1] == "fc2"
     assert answered.values("section:has(#by-layer) td.number") == pytest.approx(sizes, rel=1e-4)
+
+
+def test_gradients_of_a_text_are_those_inside(browser: Browser) -> None:
+    """Token ids have no gradient, and are not asked for one; positions by features are a heat map."""
+    settings = Settings(http_address="127.0.0.1:0")
+    with (
+        serve({"tokens": Text()}, settings=settings) as server,
+        opened(browser, f"http://{server.http_address}") as page,
+    ):
+        page.open()
+        page.go("Ask")
+        page.ask()
+        page.go("Gradients")
+        page.page.click("button:text-is('Ask for the gradient everywhere')")
+        page.page.wait_for_selector("section:has(#by-layer) .named-bars")
+        assert page.texts("section:has(#by-layer) th") == ["words", "head"]
+        page.go("Activations")
+        page.page.click(".captured-place:has-text('words')")
+        page.page.wait_for_selector(".shown .picture canvas")
+        assert colours(page, ".shown .picture canvas").shape == (5, 6, 3)
 
 
 def test_what_goes_wrong_is_told_in_every_view(answered: Inspector) -> None:
