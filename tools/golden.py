@@ -37,6 +37,18 @@ _DEPTH = 9
 """How deep messages are filled; those that hold their own kind would have no end."""
 
 
+def reached(message: Any, seen: set[str]) -> Iterator[Any]:
+    """Yields a message and all that its fields hold, as descriptors, but those in ``seen``, and entries of maps."""
+    if message.full_name in seen:
+        return
+    seen.add(message.full_name)
+    if not message.GetOptions().map_entry:
+        yield message
+    for field in message.fields:
+        if field.message_type is not None:
+            yield from reached(field.message_type, seen)
+
+
 def messages() -> Iterator[tuple[str, Message]]:
     """Yields every message by its name: of each root as many as a single oneof in it has kinds."""
     for root in ROOTS:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from cutaway.gateway.http.instances import NPY, NPZ
 from cutaway.requests import InspectRequest
 from cutaway.v1 import inspection_service_pb2
 from cutaway.version import __version__
+from tools.golden import reached
 
 FILE = Path(__file__).parents[1] / "service" / "cutaway" / "gateway" / "http" / "openapi.json"
 
@@ -46,7 +46,7 @@ def description() -> dict[str, Any]:
     messages: dict[str, Descriptor] = {}
     for method in service.methods:
         for message in (method.input_type, method.output_type):
-            messages |= {each.full_name: each for each in _reached(message, set())}
+            messages |= {each.full_name: each for each in reached(message, set())}
     model = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
     known = _reference("cutaway.v1.GetModelResponse")
     paths: dict[str, Any] = {
@@ -81,18 +81,6 @@ def description() -> dict[str, Any]:
             "schemas": {name: _schema(message) for name, message in messages.items()} | {"Problem": _problem()},
         },
     }
-
-
-def _reached(message: Descriptor, seen: set[str]) -> Iterator[Descriptor]:
-    """Yields a message and all that its fields hold; not the entries of maps."""
-    if message.full_name in seen:
-        return
-    seen.add(message.full_name)
-    if not message.GetOptions().map_entry:
-        yield message
-    for field in message.fields:
-        if field.message_type is not None:
-            yield from _reached(field.message_type, seen)
 
 
 def _schema(message: Descriptor) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 from google.rpc import status_pb2
 
-from tools.golden import DIRECTORY, ROOTS, forms, messages
+from tools.golden import DIRECTORY, ROOTS, forms, messages, reached
 
 KINDS: dict[str, Any] = {root.DESCRIPTOR.name: root for root in ROOTS} | {"Status": status_pb2.Status}
 FILES = sorted(DIRECTORY.glob("*.binpb"))
@@ -54,10 +54,10 @@ def test_nothing_of_the_contract_is_left_out() -> None:
                     values |= {
                         f"{field.enum_type.full_name}.{field.enum_type.values_by_number[each].name}" for each in several
                     }
-    reached = {each.full_name: each for root in ROOTS for each in _reached(root.DESCRIPTOR, set())}
-    expected = {field.full_name for each in reached.values() for field in each.fields}
+    found = {each.full_name: each for root in ROOTS for each in reached(root.DESCRIPTOR, set())}
+    expected = {field.full_name for each in found.values() for field in each.fields}
     assert expected - fields == set()
-    enums = {field.enum_type for each in reached.values() for field in each.fields if field.enum_type is not None}
+    enums = {field.enum_type for each in found.values() for field in each.fields if field.enum_type is not None}
     known = {f"{enum.full_name}.{value.name}" for enum in enums for value in enum.values if value.number}
     assert known - values == set()
 
@@ -73,14 +73,3 @@ def _within(message: Message) -> Iterator[Message]:
         for each in several:
             if isinstance(each, Message):
                 yield from _within(each)
-
-
-def _reached(message: Any, seen: set[str]) -> Iterator[Any]:
-    if message.full_name in seen:
-        return
-    seen.add(message.full_name)
-    if not message.GetOptions().map_entry:
-        yield message
-    for field in message.fields:
-        if field.message_type is not None:
-            yield from _reached(field.message_type, seen)

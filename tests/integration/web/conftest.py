@@ -18,6 +18,7 @@ from examples.digits.digits_adapter import Digits
 from tests.support.digits import WEIGHTS
 from tests.support.pages import Inspector, opened, running_browser
 from tests.support.report_pages import BROWSER
+from tools.page_speed import Deep
 
 HOSTILE = ("<script>fault()</script>", "\u202eexe.png<img src=x onerror=fault()>", "long" * 25_000)
 """Labels that must stay texts."""
@@ -68,18 +69,6 @@ class Counts(nn.Module):
 
     def forward(self, counts: Tensor) -> Tensor:
         return counts * 1.0
-
-
-class Deep(nn.Module):
-    """Ten thousand modules."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(nn.Sequential(*(nn.Identity() for _ in range(9))) for _ in range(1000))
-        self.head = nn.Linear(2, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(x)
 
 
 class Deeply(Adapter):

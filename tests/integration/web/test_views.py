@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import quote
 
 import numpy as np
 import PIL.Image
@@ -14,6 +15,7 @@ import yaml
 
 import cutaway as ca
 from cutaway.gateway.embedded import Served
+from cutaway.results.named_arrays import named_tensors
 from tests.integration.web.conftest import HOSTILE
 from tests.support.pages import Inspector
 
@@ -212,5 +214,38 @@ def test_what_is_taken_along_gives_the_same(site: Served, inspector: Inspector, 
         inspector.page.click("button:text-is('Save the arrays')")
     download.value.save_as(tmp_path / "digits.npz")
     arrays = np.load(tmp_path / "digits.npz")
+    assert set(arrays.files) == {each.name for each in named_tensors(stored)}
     assert np.array_equal(arrays["output"], expected)
     assert np.array_equal(arrays["attribution:saliency:image"], stored.attributions[1].values["image"])
+
+
+def test_every_array_is_saved_by_its_name(site: Served, inspector: Inspector, tmp_path: Path) -> None:
+    """Those of the Python client's names, whatever an answer has: places of elements, predictions without the edit,
+    standard errors, a method in capitals."""
+    question = {
+        "model": "digits",
+        "captures": [{"module": "fc1", "reduction": {"topK": {"k": 2}}}, {"parameter": "conv1.bias"}],
+        "edits": [{"module": "conv1", "point": "HOOK_POINT_OUTPUT", "scale": {"factor": 0.5}}],
+        "compare": True,
+        "attributions": [{"lrp": {"rules": {"flatten": {"epsilon": 1e-9}}}}, {"kernelShap": {"nSamples": 80}}],
+        "check": {"mode": "CHECK_MODE_INDEPENDENT"},
+    }
+    inspector.page.goto("about:blank")
+    inspector.open(f"#/ask?question={quote(json.dumps(question))}")
+    inspector.give(IMAGE.tolist())
+    inspector.ask()
+    inspector.go("Take along")
+    for button, name in (("Save the explanation", "one.cutaway"), ("Save the arrays", "one.npz")):
+        with inspector.page.expect_download() as download:
+            inspector.page.click(f"button:text-is('{button}')")
+        download.value.save_as(tmp_path / name)
+    expected = {each.name: each.array for each in named_tensors(ca.Inspection.load(tmp_path / "one.cutaway"))}
+    assert {
+        "positions:fc1@output",
+        "unedited:output",
+        "attribution:lrp:image",
+        "standard_error:kernel_shap:image",
+    } < set(expected)
+    with np.load(tmp_path / "one.npz") as saved:
+        assert set(saved.files) == set(expected)
+        assert all(np.array_equal(saved[name], array) for name, array in expected.items())

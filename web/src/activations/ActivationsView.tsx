@@ -9,7 +9,7 @@ import { partOf } from "../measures/numbers.js";
 import { layoutOf } from "../measures/layout.js";
 import { shapeText } from "../models/graph.js";
 import { leavesOf, requestAt } from "../models/places.js";
-import { Facts } from "../pictures/Facts.js";
+import { Statistics } from "../pictures/Statistics.js";
 import type { ViewProps } from "../state/asked.js";
 import "./activations.css";
 
@@ -62,7 +62,7 @@ export function ActivationsView(props: ViewProps): preact.JSX.Element {
         <h2 id="activation">
           <bdi class="mono">{key}</bdi> <span class="muted">{shapeText(part.shape)}</span>
         </h2>
-        <Facts values={part.values} />
+        <Statistics values={part.values} />
         {layout.kind === "planes" ? (
           <Channels key={key} {...props} place={key} part={part} />
         ) : (

@@ -9,7 +9,7 @@ import { Choice } from "../app/Choice.js";
 import { layoutOf, planeOf } from "../measures/layout.js";
 import { type Part, partOf } from "../measures/numbers.js";
 import { pixelsOf, scaleOf } from "../pictures/colours.js";
-import { Facts } from "../pictures/Facts.js";
+import { Statistics } from "../pictures/Statistics.js";
 import { Legend } from "../pictures/Legend.js";
 import { Picture } from "../pictures/Picture.js";
 import { short } from "../pictures/text.js";
@@ -106,7 +106,7 @@ export function Channels({
             pixels={pixelsOf(plane.values, scale)}
             {...(square ? { nameOf: (x: number, y: number) => `${tokens[y] ?? ""} looks at ${tokens[x] ?? ""}` } : {})}
           />
-          <Facts values={plane.values} />
+          <Statistics values={plane.values} />
           {place.endsWith("@output") && (
             <button
               onClick={() => {

@@ -1,5 +1,6 @@
 /** View 7: what an answer cost. */
 
+import { Facts } from "../app/Facts.js";
 import { Bars } from "../pictures/Bars.js";
 import type { ViewProps } from "../state/asked.js";
 import { bytesText, stagesOf, weights } from "./stages.js";
@@ -47,14 +48,7 @@ export function CostView({ asked: { reply, milliseconds, question } }: ViewProps
       </section>
       <section class="panel" aria-labelledby="passes">
         <h2 id="passes">What was run</h2>
-        <dl class="facts">
-          {facts.map(([name, value]) => (
-            <div key={name}>
-              <dt>{name}</dt>
-              <dd>{value}</dd>
-            </div>
-          ))}
-        </dl>
+        <Facts facts={facts} />
       </section>
       <section class="panel" aria-labelledby="bytes">
         <h2 id="bytes">What the numbers weigh</h2>

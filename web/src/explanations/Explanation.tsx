@@ -2,24 +2,15 @@
 
 import type { Attribution } from "@cutaway/client";
 import { Checks } from "./Checks.js";
-import { Values } from "./Values.js";
+import { type ExplanationProps, Values } from "./Values.js";
 import { VerdictBadge } from "./VerdictBadge.js";
 import { comparedIn, worstOf } from "./verdicts.js";
 import { partOf } from "../measures/numbers.js";
 import { statisticsOf } from "../measures/statistics.js";
 import { short } from "../pictures/text.js";
-import type { Asked } from "../state/asked.js";
 
 /** Shows it, for one example. */
-export function Explanation({
-  asked,
-  row,
-  attribution,
-}: {
-  asked: Asked;
-  row: number;
-  attribution: Attribution;
-}): preact.JSX.Element {
+export function Explanation({ asked, row, attribution }: ExplanationProps): preact.JSX.Element {
   const { method, layer, message } = attribution;
   const compared = comparedIn(attribution, row);
   const target = message.targets[row];

@@ -12,16 +12,15 @@ import type { Asked } from "../state/asked.js";
 
 const MOST_BARS = 40;
 
+/** One explanation of an answer, for one example. */
+export interface ExplanationProps {
+  readonly asked: Asked;
+  readonly row: number;
+  readonly attribution: Attribution;
+}
+
 /** Shows them, a figure for each input or layer. */
-export function Values({
-  asked,
-  row,
-  attribution,
-}: {
-  asked: Asked;
-  row: number;
-  attribution: Attribution;
-}): preact.JSX.Element {
+export function Values({ asked, row, attribution }: ExplanationProps): preact.JSX.Element {
   const { tokens } = attribution.message;
   const texts = tokens?.texts[row]?.tokens ?? [];
   if (tokens?.values && texts.length > 0) {

@@ -7,7 +7,7 @@ import { Overlay } from "../explanations/Overlay.js";
 import { type Part, numbersOf, partOf } from "../measures/numbers.js";
 import { statisticsOf } from "../measures/statistics.js";
 import { Bars } from "../pictures/Bars.js";
-import { Facts } from "../pictures/Facts.js";
+import { Statistics } from "../pictures/Statistics.js";
 import type { Tensor } from "@cutaway/client";
 import type { Asked, ViewProps } from "../state/asked.js";
 import "./gradients.css";
@@ -74,7 +74,7 @@ function InputGradient({ name, gradient, asked, row }: InputProps): preact.JSX.E
       <h2>
         At the input <bdi class="mono">{name}</bdi>
       </h2>
-      <Facts values={gradient.values} />
+      <Statistics values={gradient.values} />
       {isImage(gradient) ? (
         <div class="pair">
           {[["Gradient", gradient] as const, ["Gradient × input", product] as const].map(

@@ -3,6 +3,7 @@
 import { signal } from "@preact/signals";
 import { useMemo, useState } from "preact/hooks";
 import { DataType } from "@cutaway/client";
+import { Facts } from "../app/Facts.js";
 import { model } from "../state/asking.js";
 import { Graph } from "./Graph.js";
 import { shapeText } from "./graph.js";
@@ -38,14 +39,7 @@ export function ModelsView(): preact.JSX.Element | null {
     <div class="models">
       <section class="panel" aria-labelledby="about">
         <h2 id="about">What it is</h2>
-        <dl class="facts">
-          {facts.map(([name, value]) => (
-            <div key={name}>
-              <dt>{name}</dt>
-              <dd>{value}</dd>
-            </div>
-          ))}
-        </dl>
+        <Facts facts={facts} />
         <Ports title="Takes" ports={detail.inputs} />
         <Ports title="Returns" ports={detail.outputs} />
       </section>

@@ -1,6 +1,7 @@
 /** One place inside a model: what it is, and what can be done there. */
 
 import { HookPoint } from "@cutaway/client";
+import { Facts } from "../app/Facts.js";
 import { METHODS, requestFor } from "../ask/methods.js";
 import { draft } from "../state/asking.js";
 import { messageOf } from "../state/draft.js";
@@ -38,16 +39,7 @@ export function PlaceDetails({ row }: { row: Row | undefined }): preact.JSX.Elem
       <h2 id="place">
         <bdi class="mono">{row.address || row.name}</bdi>
       </h2>
-      <dl class="facts">
-        {facts.map(([name, value]) => (
-          <div key={name + value}>
-            <dt>{name}</dt>
-            <dd>
-              <bdi>{value}</bdi>
-            </dd>
-          </div>
-        ))}
-      </dl>
+      <Facts facts={facts} />
       {row.address !== "" && (
         <div class="actions">
           {[HookPoint.OUTPUT, HookPoint.GRAD_OUTPUT].map((point) => (

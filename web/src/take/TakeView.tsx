@@ -1,5 +1,6 @@
 /** View 8: the question in other languages, and the answer as a file. */
 
+import type { ComponentChildren } from "preact";
 import { useState } from "preact/hooks";
 import { Choice } from "../app/Choice.js";
 import type { ViewProps } from "../state/asked.js";
@@ -54,51 +55,50 @@ export function TakeView({ asked }: ViewProps): preact.JSX.Element {
       <section class="panel" aria-labelledby="files">
         <h2 id="files">Keep the answer</h2>
         <dl class="keep">
-          <div>
-            <dt>
-              <button
-                onClick={() => {
-                  save(`${name}.cutaway`, storedFile(asked));
-                }}
-              >
-                Save the explanation
-              </button>
-            </dt>
-            <dd>
-              Question and answer in one file, inputs included. <code>cutaway verify {name}.cutaway</code> proves it
-              again.
-            </dd>
-          </div>
-          <div>
-            <dt>
-              <button
-                onClick={() => {
-                  save(`${name}.npz`, npzFile(asked));
-                }}
-              >
-                Save the arrays
-              </button>
-            </dt>
-            <dd>
-              Every tensor of the answer, for <code>numpy.load</code>.
-            </dd>
-          </div>
-          <div>
-            <dt>
-              <button
-                onClick={() => {
-                  save(QUESTION_FILE, jsonText(question));
-                }}
-              >
-                Save the question
-              </button>
-            </dt>
-            <dd>
-              The contract’s JSON, for <code>curl --data @{QUESTION_FILE}</code>.
-            </dd>
-          </div>
+          <Kept
+            title="Save the explanation"
+            onSave={() => {
+              save(`${name}.cutaway`, storedFile(asked));
+            }}
+          >
+            Question and answer in one file, inputs included. <code>cutaway verify {name}.cutaway</code> proves it
+            again.
+          </Kept>
+          <Kept
+            title="Save the arrays"
+            onSave={() => {
+              save(`${name}.npz`, npzFile(asked));
+            }}
+          >
+            Every tensor of the answer, for <code>numpy.load</code>.
+          </Kept>
+          <Kept
+            title="Save the question"
+            onSave={() => {
+              save(QUESTION_FILE, jsonText(question));
+            }}
+          >
+            The contract’s JSON, for <code>curl --data @{QUESTION_FILE}</code>.
+          </Kept>
         </dl>
       </section>
+    </div>
+  );
+}
+
+interface KeptProps {
+  readonly title: string;
+  readonly onSave: () => void;
+  readonly children: ComponentChildren;
+}
+
+function Kept({ title, onSave, children }: KeptProps): preact.JSX.Element {
+  return (
+    <div>
+      <dt>
+        <button onClick={onSave}>{title}</button>
+      </dt>
+      <dd>{children}</dd>
     </div>
   );
 }

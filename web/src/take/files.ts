@@ -6,8 +6,10 @@ import { bytesToHex } from "@noble/hashes/utils.js";
 import { zipSync, type Zippable } from "fflate";
 import { InspectRequestSchema, InspectResponseSchema } from "@cutaway/contract/inspection_pb";
 import { ProvenanceSchema } from "@cutaway/contract/model_pb";
-import type { Attribution, Tensor } from "@cutaway/client";
+import type { Capture } from "@cutaway/contract/capture_pb";
+import { type Attribution, byName, fromMessage, HookPoint, type Tensor } from "@cutaway/client";
 import { toNpy } from "../ask/arrays.js";
+import { METHODS } from "../ask/methods.js";
 import type { Asked } from "../state/asked.js";
 import { messageOf } from "../state/draft.js";
 import { snake } from "./plain.js";
@@ -32,11 +34,14 @@ export function storedFile({ question, reply: { message } }: Asked): Uint8Array 
   return zipped({ "manifest.json": new TextEncoder().encode(JSON.stringify(manifest, null, 2)), ...members });
 }
 
-/** Returns an NPZ file with every tensor of an answer, by the names that Python's client gives them. */
+/** Returns an NPZ file with every tensor of an answer, by the names of docs/open-inference.md. */
 export function npzFile({ reply }: Asked): Uint8Array {
+  const { uneditedPredictions, captures } = reply.message;
   const named: [string, Tensor][] = [
     ...Object.entries(reply.predictions),
+    ...prefixed("unedited:", byName(uneditedPredictions?.outputs ?? [])),
     ...prefixed("capture:", reply.captures),
+    ...captures.flatMap(positionsOf),
     ...prefixed("gradient:", reply.inputGradients),
     ...prefixed("parameter_gradient:", reply.parameterGradients),
     ...reply.attributions.flatMap(ofAttribution),
@@ -54,8 +59,26 @@ function prefixed(prefix: string, tensors: Readonly<Record<string, Tensor>>): [s
   return Object.entries(tensors).map(([name, tensor]) => [prefix + name, tensor]);
 }
 
-function ofAttribution({ method, values }: Attribution): [string, Tensor][] {
-  return prefixed(`attribution:${snake(method).replace(/^_/, "")}:`, values);
+/** Where the elements of a capture were, if it was reduced to its largest. */
+function positionsOf({ module, point, calls }: Capture): [string, Tensor][] {
+  const place = `positions:${module}@${HookPoint[point].toLowerCase()}`;
+  return calls.flatMap(({ leaves }) =>
+    leaves.flatMap(({ path, positions }): [string, Tensor][] =>
+      positions ? [[`${place}${path && ":"}${path}`, fromMessage(positions)]] : [],
+    ),
+  );
+}
+
+function ofAttribution({ method, values, message }: Attribution): [string, Tensor][] {
+  // Captum's class and the contract's message differ in capitals alone: LRP, Lrp.
+  const known = METHODS.find(({ name }) => name.toLowerCase() === method.toLowerCase());
+  const field = snake(known?.field ?? method);
+  const { ids, values: sums } = message.tokens ?? {};
+  return [
+    ...prefixed(`attribution:${field}:`, values),
+    ...prefixed(`standard_error:${field}:`, byName(message.standardErrors)),
+    ...prefixed(`tokens:${field}:`, ids && sums ? { ids: fromMessage(ids), values: fromMessage(sums) } : {}),
+  ];
 }
 
 /** Returns a ZIP archive whose members are stored as they are, at the first moment that ZIP knows. */

@@ -4,7 +4,7 @@ import { statisticsOf } from "../measures/statistics.js";
 import { short } from "./text.js";
 
 /** Shows what there is to say of some numbers. */
-export function Facts({ values }: { values: ArrayLike<number> }): preact.JSX.Element {
+export function Statistics({ values }: { values: ArrayLike<number> }): preact.JSX.Element {
   const found = statisticsOf(values);
   const facts: [string, string][] = [
     ["least", short(found.least)],
