@@ -5,12 +5,16 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import numpy as np
 from playwright.sync_api import Page, ViewportSize, sync_playwright
 
 from cutaway.adapters import Adapter
 from cutaway.config.settings import Settings
 from cutaway.gateway import serve
+from cutaway.jobs import Job, run
+from examples.digits.data import held_out
 from examples.digits.digits_adapter import Digits
 from examples.digits.train import train_and_save
 from examples.sentences.package import model_directory
@@ -27,13 +31,15 @@ def main() -> None:
     browser = next(filter(None, map(shutil.which, BROWSERS)))
     models: dict[str, Adapter] = {"digits": Digits(weights=trained(WEIGHTS)), "sentences": _sentences()}
     settings = Settings(http_address="127.0.0.1:0")
-    with serve(models, settings=settings) as server, sync_playwright() as playwright:
+    with serve(models, settings=settings) as server, sync_playwright() as playwright, TemporaryDirectory() as directory:
+        folder = _explained(server.address, Path(directory) / "explained")
         chromium = playwright.chromium.launch(executable_path=browser, args=["--no-sandbox", "--disable-gpu"])
         for theme in ("light", "dark"):
             page = chromium.new_page(viewport=SIZE, color_scheme=theme)
             page.goto(f"http://{server.http_address}/")
             _digits(page, theme)
             _sentence(page, theme)
+            _job(page, theme, folder)
         chromium.close()
 
 
@@ -72,6 +78,33 @@ def _sentence(page: Page, theme: str) -> None:
     page.click("nav a:text-is('Explanations')")
     page.wait_for_selector(".tokens")
     _draw(page, "tokens", theme)
+
+
+def _explained(address: str, folder: Path) -> Path:
+    """Rows that are computed as a job computes them."""
+    digits = held_out()
+    np.savez(folder.with_suffix(".npz"), image=digits.images[:200], label=digits.labels[:200])
+    job = Job(
+        model={"address": address, "name": "digits"},
+        data=str(folder.with_suffix(".npz")),
+        inputs={"image": {"column": "image"}},
+        label="label",
+        request={"attributions": ["integrated_gradients", {"method": "layer_grad_cam", "layer": "conv2"}, "deep_lift"]},
+        output={"folder": folder, "keep_inputs": True},
+        engine={"kind": "service"},
+    )
+    run(job)
+    return folder
+
+
+def _job(page: Page, theme: str, folder: Path) -> None:
+    page.click("nav a:text-is('Jobs')")
+    page.set_input_files(".jobs input[type=file]", folder)
+    page.select_option("select[aria-label='Order']", "least probable first")
+    page.click(".rows tbody tr:nth-child(2) button")
+    page.click("button:text-is('Ask the live model')")
+    page.wait_for_selector("button:text-is('Look inside')")
+    _draw(page, "Jobs", theme)
 
 
 def _choose(page: Page, model: str) -> None:

@@ -11,6 +11,8 @@ export default defineConfig(
     rules: {
       "@typescript-eslint/restrict-template-expressions": ["error", { allowNumber: true }],
       "@typescript-eslint/no-unused-vars": ["error", { ignoreRestSiblings: true }],
+      // Handlers are short.
+      "@typescript-eslint/no-confusing-void-expression": ["error", { ignoreArrowShorthand: true }],
       // It takes descriptors of generated code for enums.
       "@typescript-eslint/no-unsafe-enum-assignment": "off",
       // A page shows what a model says as text, never as markup.

@@ -63,6 +63,7 @@ class BatchBuilder:
         self._model = job.model.name or detail.model.model
         self._classes = {name: index for index, name in enumerate(detail.labels)}
         self._declared = {spec.name: spec.data_type for spec in detail.inputs}
+        self._media_type = next(iter(detail.media_types), "")  # what the adapter takes bytes without one for
         self._parameters = detail.provenance.data_type
         self._template = template._replace(request=self._with_typed_baselines(template.request))
         self._named = named_columns(job)
@@ -119,7 +120,7 @@ class BatchBuilder:
         inputs = self._job.inputs
         if isinstance(inputs, RawInput):
             with at("inputs.raw"):
-                return Raw(_as_bytes(_value(columns, "inputs.raw", row)), inputs.raw.media_type)
+                return Raw(_as_bytes(_value(columns, "inputs.raw", row)), inputs.raw.media_type or self._media_type)
         tensors = {}
         for name, spec in inputs.items():
             with at(f"inputs.{name}"):

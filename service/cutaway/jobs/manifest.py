@@ -12,13 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from google.protobuf import json_format
 
 from cutaway.errors import Reason, error
 from cutaway.jobs.folder import Folder
 from cutaway.jobs.records import Layout, about
+from cutaway.jobs.request_parsing import parse_request
 from cutaway.jobs.spec import Job
 from cutaway.results import ModelDetail
 from cutaway.version import __version__
+from cutaway.wire import requests as wire_requests
 
 SCHEMA = 1  # of the manifest; a reader refuses any other
 
@@ -60,6 +63,7 @@ class Manifest:
         schema: the version of this format.
         feature_columns: the columns of each input that is made from several.
         feature_names: the names of the features of each input: the model's, else its columns'.
+        question: the request for one row, without inputs, in the contract's JSON: what the inspector asks again.
     """
 
     job: dict[str, Any]
@@ -81,6 +85,7 @@ class Manifest:
     schema: int = SCHEMA
     feature_columns: dict[str, list[str]] = field(default_factory=dict)
     feature_names: dict[str, list[str]] = field(default_factory=dict)
+    question: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -89,6 +94,7 @@ class Manifest:
         """Returns the manifest of ``job``, still without the columns of its tables; ``features`` are the columns of
         each input that is made from several."""
         provenance = detail.provenance
+        asked = parse_request(job.request, job.target).request
         named = {spec.name: spec.feature_names for spec in detail.inputs if spec.feature_names}
         return cls(
             job=job.as_json(),
@@ -114,11 +120,12 @@ class Manifest:
             layout="",
             feature_columns={name: list(columns) for name, columns in features.items()},
             feature_names={name: list(names) for name, names in {**features, **named}.items()},
+            question=json_format.MessageToDict(wire_requests.encode(replace(asked, model=detail.model.model))),
         )
 
     def with_layout(self, layout: Layout) -> Manifest:
         """Returns the manifest with the columns of the tables."""
-        columns = {field.name: about(field) for field in layout.schema}
+        columns = {field.name: {**about(field), **_shape(field.type)} for field in layout.schema}
         serialised = base64.b64encode(layout.schema.serialize().to_pybytes()).decode()
         return replace(self, columns=columns, layout=serialised)
 
@@ -170,6 +177,11 @@ class Manifest:
             return cls(**fields)
         except (OSError, ValueError, TypeError, AttributeError) as failure:
             raise error(Reason.DATA_UNREADABLE, f"{folder.path} holds no job: {failure}", "folder") from None
+
+
+def _shape(arrow: Any) -> dict[str, str]:
+    """Returns the shape of a column of tensors as ``{"shape": "1,8,8"}``; of others, nothing."""
+    return {"shape": ",".join(map(str, arrow.shape))} if isinstance(arrow, pa.FixedShapeTensorType) else {}
 
 
 _MAX_FIELDS_NAMED = 3

@@ -54,7 +54,9 @@ class ShardWriter:
         table = records.table({"cutaway": counts, "cutaway.digest": self._task.manifest.digest})
         self._captures.write(rows, records.captures())  # before the file, which makes the shard count as written
         folder = self._task.folder
-        folder.write(folder.part(shard), lambda path: parquet.write_table(table, path, compression="zstd"))
+        folder.write(
+            folder.part(shard), lambda path: parquet.write_table(table, path, compression="zstd", write_page_index=True)
+        )
         return written
 
     def records(self, rows: range, tick: Tick) -> Records:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,15 @@ import polars
 import pytest
 import torch
 from captum.attr import IntegratedGradients, LayerGradCam, Saliency
+from google.protobuf import json_format
 
 from cutaway.errors import CutawayError, Reason
 from cutaway.jobs import Job, plan, read, run
 from cutaway.jobs.folder import Folder
+from cutaway.jobs.request_parsing import parse_request
 from cutaway.jobs.sources import Unreadable
+from cutaway.v1.inspection_pb2 import InspectRequest
+from cutaway.wire import requests as wire_requests
 from examples.digits.data import as_png, held_out
 from tests.support import digits as fixed
 from tests.support.jobs import REQUEST, Columns, alike, digits, digits_file, digits_job, digits_words, same
@@ -52,6 +57,18 @@ def test_values_are_captums(explained: Path) -> None:
         np.testing.assert_allclose(results[name], np.concatenate(parts), rtol=1e-5, atol=1e-6, err_msg=name)
     np.testing.assert_array_equal(results["target"], labels)
     np.testing.assert_array_equal(results["prediction"], results["output.output"].argmax(1))
+
+
+def test_the_manifest_says_what_was_asked(store: Path, explained: Path) -> None:
+    """The request for one row in the contract's JSON, and the shape of each column: all that another reader needs."""
+    manifest = read(explained).manifest
+    job = digits_job(store, explained)
+    asked = replace(parse_request(job.request, job.target).request, model="digits")
+    assert json_format.ParseDict(manifest.question, InspectRequest()) == wire_requests.encode(asked)
+    shapes = {name: about.get("shape") for name, about in manifest.columns.items()}
+    assert shapes["saliency.image"] == shapes["input.image"] == "1,8,8"
+    assert shapes["capture.fc1.output"] == "32"
+    assert shapes["probability"] is None
 
 
 def test_each_row_has_its_line(explained: Path) -> None:
@@ -305,7 +322,7 @@ def test_texts_have_tokens_and_shapes_of_their_own(store: Path, tmp_path: Path) 
     words: dict[str, Any] = {
         "model": {"archive": store / "sentences-1.0.mar"},
         "data": Columns({"text": texts}),
-        "inputs": {"raw": {"column": "text", "media_type": "text/plain"}},
+        "inputs": {"raw": {"column": "text"}},  # the adapter takes texts
         "request": {
             "attributions": [
                 {"method": "layer_integrated_gradients", "layer": "embeddings.word_embeddings", "n_steps": 4}

@@ -32,25 +32,14 @@ export function ActivationsView(props: ViewProps): preact.JSX.Element {
       <section class="panel" aria-labelledby="captured">
         <div class="tools">
           <h2 id="captured">Captured</h2>
-          <button
-            class="quiet"
-            onClick={() => {
-              ask({ captures: everyLayer(props) });
-            }}
-          >
+          <button class="quiet" onClick={() => ask({ captures: everyLayer(props) })}>
             Capture every layer
           </button>
         </div>
         <ul class="captured" aria-label="Places">
           {keys.map((each) => (
             <li key={each}>
-              <button
-                class="captured-place"
-                aria-pressed={each === key}
-                onClick={() => {
-                  setWanted(each);
-                }}
-              >
+              <button class="captured-place" aria-pressed={each === key} onClick={() => setWanted(each)}>
                 <bdi class="mono">{each}</bdi>
                 <span class="muted small">{shapeText(captures[each]?.shape ?? [])}</span>
               </button>
@@ -85,12 +74,7 @@ function Nothing(props: ViewProps): preact.JSX.Element {
     <section class="panel empty">
       <h2>Nothing was captured</h2>
       <p class="muted">Choose places in the model, or under Ask; or take the first sixty-four layers.</p>
-      <button
-        class="primary"
-        onClick={() => {
-          props.ask({ captures: everyLayer(props) });
-        }}
-      >
+      <button class="primary" onClick={() => props.ask({ captures: everyLayer(props) })}>
         Capture every layer
       </button>
     </section>

@@ -28,13 +28,9 @@ export function ChannelGrid({ part, scale, channels, chosen, onChoose }: Props):
   useEffect(() => {
     const box = canvas.current?.parentElement;
     if (!box) return;
-    const observer = new ResizeObserver(() => {
-      setWidth(box.clientWidth);
-    });
+    const observer = new ResizeObserver(() => setWidth(box.clientWidth));
     observer.observe(box);
-    return (): void => {
-      observer.disconnect();
-    };
+    return (): void => observer.disconnect();
   }, []);
   useEffect(() => {
     const context = canvas.current?.getContext("2d");
@@ -68,9 +64,9 @@ export function ChannelGrid({ part, scale, channels, chosen, onChoose }: Props):
         role="listbox"
         aria-label={`${channels.length} channels`}
         aria-activedescendant="chosen-channel"
-        onClick={({ offsetX, offsetY }) => {
-          choose(Math.floor(offsetY / (TILE + GAP)) * columns + Math.floor(offsetX / (TILE + GAP)));
-        }}
+        onClick={({ offsetX, offsetY }) =>
+          choose(Math.floor(offsetY / (TILE + GAP)) * columns + Math.floor(offsetX / (TILE + GAP)))
+        }
         onKeyDown={(event) => {
           const by = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -columns, ArrowDown: columns }[event.key];
           if (by === undefined) return;

@@ -50,11 +50,7 @@ export function Channels({
           onChoose={setOrder}
         />
         {order === "effect" && !gradient && gradientKey(place) !== "" && (
-          <button
-            onClick={() => {
-              ask({ captures: withGradient(asked.question.captures, place) });
-            }}
-          >
+          <button onClick={() => ask({ captures: withGradient(asked.question.captures, place) })}>
             Ask for the gradient here
           </button>
         )}
@@ -72,23 +68,13 @@ export function Channels({
           />
           {indices.length > PAGE && (
             <div class="tools">
-              <button
-                disabled={first === 0}
-                onClick={() => {
-                  setFirst(first - PAGE);
-                }}
-              >
+              <button disabled={first === 0} onClick={() => setFirst(first - PAGE)}>
                 Before
               </button>
               <span class="muted">
                 {first + 1}–{Math.min(first + PAGE, indices.length)} of {indices.length}
               </span>
-              <button
-                disabled={first + PAGE >= indices.length}
-                onClick={() => {
-                  setFirst(first + PAGE);
-                }}
-              >
+              <button disabled={first + PAGE >= indices.length} onClick={() => setFirst(first + PAGE)}>
                 Next
               </button>
             </div>

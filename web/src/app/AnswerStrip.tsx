@@ -65,12 +65,8 @@ function Said({ answer: { reply, milliseconds } }: { answer: Asked }): preact.JS
 function Elapsed({ began }: { began: number }): preact.JSX.Element {
   const [now, setNow] = useState(performance.now());
   useEffect(() => {
-    const timer = setInterval(() => {
-      setNow(performance.now());
-    }, 100);
-    return (): void => {
-      clearInterval(timer);
-    };
+    const timer = setInterval(() => setNow(performance.now()), 100);
+    return (): void => clearInterval(timer);
   }, []);
   return <span class="muted number">{(Math.max(0, now - began) / 1000).toFixed(1)} s</span>;
 }

@@ -17,14 +17,7 @@ export function Choice<T extends string>({ label, of, names, value, onChoose }: 
     <div class="choice" role="radiogroup" aria-label={label}>
       {of.map((each) => (
         <label key={each}>
-          <input
-            type="radio"
-            name={name}
-            checked={each === value}
-            onChange={() => {
-              onChoose(each);
-            }}
-          />
+          <input type="radio" name={name} checked={each === value} onChange={() => onChoose(each)} />
           <span>{names[each]}</span>
         </label>
       ))}

@@ -34,23 +34,11 @@ export function Header({ view }: { view: string }): preact.JSX.Element {
           value={theme.value}
           onChoose={(each) => (theme.value = each)}
         />
-        <button
-          class="quiet"
-          aria-expanded={asksToken}
-          onClick={() => {
-            setAsksToken(!asksToken);
-          }}
-        >
+        <button class="quiet" aria-expanded={asksToken} onClick={() => setAsksToken(!asksToken)}>
           {token.value ? "Token set" : "Token"}
         </button>
       </div>
-      {asksToken && (
-        <TokenForm
-          onDone={() => {
-            setAsksToken(false);
-          }}
-        />
-      )}
+      {asksToken && <TokenForm onDone={() => setAsksToken(false)} />}
       <nav aria-label="Views">
         {VIEWS.map(({ name, title }) => (
           <a

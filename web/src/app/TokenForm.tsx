@@ -26,22 +26,14 @@ export function TokenForm({ onDone }: { onDone?: () => void }): preact.JSX.Eleme
           autocomplete="off"
           spellcheck={false}
           value={text}
-          onInput={({ currentTarget }) => {
-            setText(currentTarget.value);
-          }}
+          onInput={({ currentTarget }) => setText(currentTarget.value)}
         />
       </label>
       <button class="primary" disabled={text.trim() === ""}>
         Use it
       </button>
       {token.value && (
-        <button
-          type="button"
-          class="quiet"
-          onClick={() => {
-            use("");
-          }}
-        >
+        <button type="button" class="quiet" onClick={() => use("")}>
           Forget it
         </button>
       )}

@@ -7,6 +7,7 @@ import { CostView } from "../cost/CostView.js";
 import { EditsView } from "../edits/EditsView.js";
 import { ExplanationsView } from "../explanations/ExplanationsView.js";
 import { GradientsView } from "../gradients/GradientsView.js";
+import { JobsView } from "../jobs/JobsView.js";
 import { ModelsView } from "../models/ModelsView.js";
 import type { ViewProps } from "../state/asked.js";
 import { ask, asked, row } from "../state/asking.js";
@@ -31,6 +32,7 @@ export const VIEWS: readonly View[] = [
   { name: "gradients", title: "Gradients", Shown: answered(GradientsView) },
   { name: "cost", title: "Cost", Shown: answered(CostView) },
   { name: "take", title: "Take along", Shown: answered(TakeView) },
+  { name: "jobs", title: "Jobs", Shown: JobsView },
 ];
 
 /** Returns a view of an answer, which says so where there is none yet. */
@@ -40,12 +42,7 @@ function answered(Shown: ComponentType<ViewProps>): ComponentType {
     return (
       <div class="panel empty">
         <p>Nothing has been asked yet.</p>
-        <button
-          class="primary"
-          onClick={() => {
-            go("ask");
-          }}
-        >
+        <button class="primary" onClick={() => go("ask")}>
           Ask something
         </button>
       </div>

@@ -6,7 +6,7 @@ import { Inputs } from "./Inputs.js";
 import { Prediction } from "./Prediction.js";
 import { Target } from "./Target.js";
 import { Problem } from "../app/Problem.js";
-import { asked, complete, draft, model, row } from "../state/asking.js";
+import { alter, asked, complete, draft, model, row } from "../state/asking.js";
 import "./ask.css";
 
 /** The fields of the contract that have a section of their own here. */
@@ -34,9 +34,7 @@ export function AskView(): preact.JSX.Element | null {
               <input
                 type="checkbox"
                 checked={gradients}
-                onChange={({ currentTarget }) => {
-                  draft.value = { ...draft.value, inputGradients: currentTarget.checked };
-                }}
+                onChange={({ currentTarget }) => alter({ inputGradients: currentTarget.checked })}
               />
               Gradient at the input
             </label>

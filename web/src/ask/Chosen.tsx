@@ -5,7 +5,7 @@ import { HookPoint, type ModelDetail } from "@cutaway/client";
 import type { CaptureRequest } from "@cutaway/contract/capture_pb";
 import { Problem } from "../app/Problem.js";
 import { requestAt } from "../models/places.js";
-import { draft, failure } from "../state/asking.js";
+import { alter, draft, failure } from "../state/asking.js";
 import { messageOf } from "../state/draft.js";
 import { METHODS, requestFor } from "./methods.js";
 import { MethodFields } from "./MethodFields.js";
@@ -36,18 +36,12 @@ export function Chosen({ detail }: { detail: ModelDetail }): preact.JSX.Element 
               <span class="muted">{pointsText(each)}</span>
               <Remove
                 what={each.where.value ?? ""}
-                onRemove={() => {
-                  draft.value = { ...draft.value, captures: captures.toSpliced(index, 1) };
-                }}
+                onRemove={() => alter({ captures: captures.toSpliced(index, 1) })}
               />
             </li>
           ))}
         </ul>
-        <AddCapture
-          onAdd={(added) => {
-            draft.value = { ...draft.value, captures: [...captures, added] };
-          }}
-        />
+        <AddCapture onAdd={(added) => alter({ captures: [...captures, added] })} />
         <Problem of={["captures"]} />
       </section>
       <section class="panel" aria-labelledby="explanations">
@@ -57,15 +51,11 @@ export function Chosen({ detail }: { detail: ModelDetail }): preact.JSX.Element 
             <li key={index} class={atFault(`attributions[${index}]`) ? "fault" : ""}>
               <MethodFields
                 request={each}
-                onChange={(changed) => {
-                  draft.value = { ...draft.value, attributions: attributions.with(index, changed) };
-                }}
+                onChange={(changed) => alter({ attributions: attributions.with(index, changed) })}
               />
               <Remove
                 what={each.method.case ?? ""}
-                onRemove={() => {
-                  draft.value = { ...draft.value, attributions: attributions.toSpliced(index, 1) };
-                }}
+                onRemove={() => alter({ attributions: attributions.toSpliced(index, 1) })}
               />
             </li>
           ))}
@@ -75,7 +65,7 @@ export function Chosen({ detail }: { detail: ModelDetail }): preact.JSX.Element 
           value=""
           onChange={({ currentTarget }) => {
             const layer = detail.modules.findLast(({ calls, name }) => calls > 0 && name !== "")?.name;
-            draft.value = { ...draft.value, attributions: [...attributions, requestFor(currentTarget.value, layer)] };
+            alter({ attributions: [...attributions, requestFor(currentTarget.value, layer)] });
           }}
         >
           <option value="">Add a method…</option>
@@ -131,9 +121,7 @@ function AddCapture({ onAdd }: { onAdd: (added: CaptureRequest) => void }): prea
           list="places"
           placeholder="module, operator or glob"
           value={module}
-          onInput={({ currentTarget }) => {
-            setModule(currentTarget.value);
-          }}
+          onInput={({ currentTarget }) => setModule(currentTarget.value)}
           onKeyDown={(event) => {
             if (event.key !== "Enter" || event.ctrlKey) return;
             event.preventDefault();
@@ -144,9 +132,7 @@ function AddCapture({ onAdd }: { onAdd: (added: CaptureRequest) => void }): prea
       <select
         aria-label="What of it"
         value={point}
-        onChange={({ currentTarget }) => {
-          setPoint(POINTS[currentTarget.selectedIndex]?.[0] ?? HookPoint.OUTPUT);
-        }}
+        onChange={({ currentTarget }) => setPoint(POINTS[currentTarget.selectedIndex]?.[0] ?? HookPoint.OUTPUT)}
       >
         {POINTS.map(([each, name]) => (
           <option key={each} value={each}>

@@ -91,38 +91,26 @@ export function Drawing({ spec, value = zeros(spec), onChange }: Props): preact.
         onKeyDown={onKeyDown}
       />
       <div class="actions">
-        <button
-          type="button"
-          class="quiet"
-          onClick={() => {
-            onChange(zeros(spec));
-          }}
-        >
+        <button type="button" class="quiet" onClick={() => onChange(zeros(spec))}>
           Clear
         </button>
         <button
           type="button"
           class="quiet"
-          onClick={() => {
+          onClick={() =>
             onChange(
               numbers(
                 elements(value).map((each) => 1 - each),
                 value.shape,
                 value.dataType,
               ),
-            );
-          }}
+            )
+          }
         >
           Invert
         </button>
         <label class="check">
-          <input
-            type="checkbox"
-            checked={live}
-            onChange={({ currentTarget }) => {
-              setLive(currentTarget.checked);
-            }}
-          />
+          <input type="checkbox" checked={live} onChange={({ currentTarget }) => setLive(currentTarget.checked)} />
           Ask while I draw
         </label>
       </div>

@@ -2,7 +2,7 @@
 
 import { useEffect, useState } from "preact/hooks";
 import type { Example } from "@cutaway/client";
-import { draft } from "../state/asking.js";
+import { alter, draft } from "../state/asking.js";
 
 type File_ = Exclude<Example, string>;
 
@@ -17,14 +17,12 @@ export function Files({ mediaTypes }: { mediaTypes: readonly string[] }): preact
       data: new Uint8Array(await file.arrayBuffer()),
       mediaType: file.type,
     }));
-    if (examples.length) draft.value = { ...draft.value, inputs: await Promise.all(examples) };
+    if (examples.length) alter({ inputs: await Promise.all(examples) });
   };
   return (
     <div
       class="files"
-      onDragOver={(event) => {
-        event.preventDefault();
-      }}
+      onDragOver={(event) => event.preventDefault()}
       onDrop={(event) => {
         event.preventDefault();
         void put(event.dataTransfer?.files);
@@ -59,9 +57,7 @@ function Picture({ file, number }: { file: File_; number: number }): preact.JSX.
   useEffect(() => {
     const made = URL.createObjectURL(new Blob([file.data], { type: file.mediaType }));
     setUrl(made);
-    return (): void => {
-      URL.revokeObjectURL(made);
-    };
+    return (): void => URL.revokeObjectURL(made);
   }, [file]);
   return <>{url && <img src={url} alt={`Example ${number}`} />}</>;
 }

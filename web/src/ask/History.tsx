@@ -13,13 +13,7 @@ export function History(): preact.JSX.Element | null {
       <ol class="history">
         {history.value.map((each, index) => (
           <li key={history.value.length - index}>
-            <button
-              type="button"
-              aria-current={each === asked.value}
-              onClick={() => {
-                recall(each);
-              }}
-            >
+            <button type="button" aria-current={each === asked.value} onClick={() => recall(each)}>
               <bdi>{said(each)}</bdi>
               <span class="muted small">
                 <bdi>{each.model.model?.model}</bdi>, {each.reply.attributions.length} explanations,{" "}
@@ -37,5 +31,5 @@ export function History(): preact.JSX.Element | null {
 export function said({ reply }: Asked): string {
   const [first] = reply.classes;
   if (!first) return Object.keys(reply.predictions).join(", ");
-  return `${first.label || `class ${first.index}`} ${percent(first.probability)}`;
+  return `${first.label || `class ${first.index}`}, ${percent(first.probability)}`;
 }

@@ -3,7 +3,7 @@
 import { useState } from "preact/hooks";
 import type { ModelDetail, Tensor } from "@cutaway/client";
 import { Choice } from "../app/Choice.js";
-import { draft } from "../state/asking.js";
+import { alter, draft } from "../state/asking.js";
 import { numbers } from "./arrays.js";
 import { Drawing } from "./Drawing.js";
 import { Files } from "./Files.js";
@@ -40,7 +40,7 @@ export function Inputs({ detail }: { detail: ModelDetail }): preact.JSX.Element 
           class="quiet example"
           onClick={() => {
             pick("tensors");
-            draft.value = { ...draft.value, inputs: exampleOf(detail) };
+            alter({ inputs: exampleOf(detail) });
           }}
         >
           Use the model’s example
@@ -63,7 +63,7 @@ function OneInput({ spec, inputs }: { spec: InputSpec; inputs: readonly InputSpe
   const own = tensors[spec.name];
   const put = (value: Tensor): void => {
     const rest = inputs.filter(({ name }) => !(name in tensors)).map((each) => [each.name, zeros(each)] as const);
-    draft.value = { ...draft.value, inputs: { ...Object.fromEntries(rest), ...tensors, [spec.name]: value } };
+    alter({ inputs: { ...Object.fromEntries(rest), ...tensors, [spec.name]: value } });
   };
   return (
     <fieldset class="one-input">

@@ -20,9 +20,7 @@ export function MethodFields({ request, onChange }: Props): preact.JSX.Element {
       <Field
         option={option}
         value={optionOf(request, option)}
-        onChange={(text) => {
-          onChange(withOption(request, option, text));
-        }}
+        onChange={(text) => onChange(withOption(request, option, text))}
       />
     </label>
   );
@@ -49,12 +47,7 @@ interface FieldProps {
 function Field({ option: { kind }, value, onChange }: FieldProps): preact.JSX.Element {
   if (kind === "boolean") {
     return (
-      <select
-        value={value}
-        onChange={({ currentTarget }) => {
-          onChange(currentTarget.value);
-        }}
-      >
+      <select value={value} onChange={({ currentTarget }) => onChange(currentTarget.value)}>
         <option value="">default</option>
         <option value="true">yes</option>
         <option value="false">no</option>
@@ -69,9 +62,7 @@ function Field({ option: { kind }, value, onChange }: FieldProps): preact.JSX.El
       {...(kind === "layer" ? { list: "places" } : {})}
       placeholder={kind === "number" ? "default" : ""}
       value={value}
-      onChange={({ currentTarget }) => {
-        onChange(currentTarget.value);
-      }}
+      onChange={({ currentTarget }) => onChange(currentTarget.value)}
     />
   );
 }

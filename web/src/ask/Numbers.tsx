@@ -50,20 +50,12 @@ export function Numbers({ spec, value, onChange }: Props): preact.JSX.Element {
             type="file"
             accept=".npy"
             onChange={({ currentTarget: { files } }) => {
-              void files?.[0]?.arrayBuffer().then((bytes) => {
-                take(() => fromNpy(new Uint8Array(bytes)));
-              });
+              void files?.[0]?.arrayBuffer().then((bytes) => take(() => fromNpy(new Uint8Array(bytes))));
             }}
           />
         </label>
         {spec.shape.length > 0 && (
-          <button
-            type="button"
-            class="quiet"
-            onClick={() => {
-              take(() => zeros(spec));
-            }}
-          >
+          <button type="button" class="quiet" onClick={() => take(() => zeros(spec))}>
             Zeros
           </button>
         )}

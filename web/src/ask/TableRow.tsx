@@ -14,9 +14,7 @@ interface Props {
 /** Takes a number for each feature. */
 export function TableRow({ spec, value = zeros(spec), onChange }: Props): preact.JSX.Element {
   const values = elements(value).slice(0, Number(spec.shape[1]));
-  const put = (changed: readonly number[]): void => {
-    onChange(numbers(changed, [1, values.length], spec.dataType));
-  };
+  const put = (changed: readonly number[]): void => onChange(numbers(changed, [1, values.length], spec.dataType));
   const paste = (event: ClipboardEvent, index: number): void => {
     const pasted = (event.clipboardData?.getData("text") ?? "")
       .split(/[\s,;]+/)
@@ -35,12 +33,8 @@ export function TableRow({ spec, value = zeros(spec), onChange }: Props): preact
             type="number"
             step="any"
             value={each}
-            onPaste={(event) => {
-              paste(event, index);
-            }}
-            onChange={({ currentTarget }) => {
-              put(values.with(index, currentTarget.valueAsNumber || 0));
-            }}
+            onPaste={(event) => paste(event, index)}
+            onChange={({ currentTarget }) => put(values.with(index, currentTarget.valueAsNumber || 0))}
           />
         </label>
       ))}

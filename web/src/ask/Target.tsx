@@ -3,7 +3,7 @@
 import { create } from "@bufbuild/protobuf";
 import type { ModelDetail } from "@cutaway/client";
 import { type Target as TargetMessage, TargetSchema } from "@cutaway/contract/target_pb";
-import { draft } from "../state/asking.js";
+import { alter, draft } from "../state/asking.js";
 import { messageOf } from "../state/draft.js";
 
 type Kind = TargetMessage["kind"];
@@ -20,7 +20,7 @@ const NAMES: readonly [NonNullable<Kind["case"]>, string][] = [
 export function Target({ detail }: { detail: ModelDetail }): preact.JSX.Element {
   const kind = messageOf(draft.value).target?.kind ?? { case: "predictedClass", value: {} };
   const put = (changed: Parameters<typeof create<typeof TargetSchema>>[1]): void => {
-    draft.value = { ...draft.value, target: create(TargetSchema, changed) };
+    alter({ target: create(TargetSchema, changed) });
   };
   const choose = (name: string): void => {
     if (name === "classIndex") put({ kind: { case: name, value: { indices: [0n] } } });
@@ -32,12 +32,7 @@ export function Target({ detail }: { detail: ModelDetail }): preact.JSX.Element 
     <div class="target">
       <label>
         <span>Explain</span>
-        <select
-          value={kind.case}
-          onChange={({ currentTarget }) => {
-            choose(currentTarget.value);
-          }}
-        >
+        <select value={kind.case} onChange={({ currentTarget }) => choose(currentTarget.value)}>
           {NAMES.map(([name, words]) => (
             <option key={name} value={name}>
               {words}
@@ -52,9 +47,9 @@ export function Target({ detail }: { detail: ModelDetail }): preact.JSX.Element 
           {detail.labels.length ? (
             <select
               value={String(kind.value.indices[0])}
-              onChange={({ currentTarget }) => {
-                put({ kind: { case: "classIndex", value: { indices: [BigInt(currentTarget.value)] } } });
-              }}
+              onChange={({ currentTarget }) =>
+                put({ kind: { case: "classIndex", value: { indices: [BigInt(currentTarget.value)] } } })
+              }
             >
               {detail.labels.map((label, index) => (
                 <option key={index} value={index}>
@@ -67,9 +62,9 @@ export function Target({ detail }: { detail: ModelDetail }): preact.JSX.Element 
               type="number"
               min={0}
               value={String(kind.value.indices[0])}
-              onChange={({ currentTarget }) => {
-                put({ kind: { case: "classIndex", value: { indices: [BigInt(currentTarget.value || 0)] } } });
-              }}
+              onChange={({ currentTarget }) =>
+                put({ kind: { case: "classIndex", value: { indices: [BigInt(currentTarget.value || 0)] } } })
+              }
             />
           )}
         </label>
@@ -81,9 +76,9 @@ export function Target({ detail }: { detail: ModelDetail }): preact.JSX.Element 
             type="number"
             min={1}
             value={kind.value.k}
-            onChange={({ currentTarget }) => {
-              put({ kind: { case: "topK", value: { k: Number(currentTarget.value) || 1 } } });
-            }}
+            onChange={({ currentTarget }) =>
+              put({ kind: { case: "topK", value: { k: Number(currentTarget.value) || 1 } } })
+            }
           />
         </label>
       )}

@@ -1,6 +1,6 @@
 /** Texts for the model to read, each an example. */
 
-import { draft } from "../state/asking.js";
+import { alter, draft } from "../state/asking.js";
 
 /** Takes texts. */
 export function Texts(): preact.JSX.Element {
@@ -9,7 +9,7 @@ export function Texts(): preact.JSX.Element {
     ? (given as readonly unknown[]).map((each) => (typeof each === "string" ? each : ""))
     : [""];
   const put = (changed: readonly string[]): void => {
-    draft.value = { ...draft.value, inputs: changed };
+    alter({ inputs: changed });
   };
   return (
     <div class="texts">
@@ -20,30 +20,16 @@ export function Texts(): preact.JSX.Element {
             rows={3}
             value={text}
             placeholder="Type or paste a text"
-            onInput={({ currentTarget }) => {
-              put(texts.with(index, currentTarget.value));
-            }}
+            onInput={({ currentTarget }) => put(texts.with(index, currentTarget.value))}
           />
         </label>
       ))}
       <div class="actions">
-        <button
-          type="button"
-          class="quiet"
-          onClick={() => {
-            put([...texts, " "]);
-          }}
-        >
+        <button type="button" class="quiet" onClick={() => put([...texts, " "])}>
           Add a text
         </button>
         {texts.length > 1 && (
-          <button
-            type="button"
-            class="quiet"
-            onClick={() => {
-              put(texts.slice(0, -1));
-            }}
-          >
+          <button type="button" class="quiet" onClick={() => put(texts.slice(0, -1))}>
             Remove the last
           </button>
         )}

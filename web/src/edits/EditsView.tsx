@@ -5,7 +5,7 @@ import { BeforeAfter } from "./BeforeAfter.js";
 import { axesOf, editOf, type Verb, VERBS, type Wanted } from "./edit.js";
 import { downstream, follow, tried, wanted } from "./live.js";
 import { Bars } from "../pictures/Bars.js";
-import { draft } from "../state/asking.js";
+import { alter } from "../state/asking.js";
 import type { ViewProps } from "../state/asked.js";
 import { go } from "../state/route.js";
 import "./edits.css";
@@ -27,16 +27,12 @@ export function EditsView({ asked, row }: ViewProps): preact.JSX.Element {
         <h2 id="change">Change</h2>
         <Change change={change} {...{ asked }} />
         <div class="tools">
-          <button
-            onClick={() => {
-              wanted.value = { ...change, amount: VERBS[change.verb].start };
-            }}
-          >
+          <button onClick={() => (wanted.value = { ...change, amount: VERBS[change.verb].start })}>
             Back to the start
           </button>
           <button
             onClick={() => {
-              draft.value = { ...draft.value, edits: [editOf(change)], compare: true };
+              alter({ edits: [editOf(change)], compare: true });
               go("ask");
             }}
           >
@@ -89,12 +85,7 @@ function Change({ change, asked: { model } }: { change: Wanted } & Pick<ViewProp
     <div class="change">
       <label>
         Place
-        <select
-          value={place}
-          onChange={({ currentTarget }) => {
-            set({ place: currentTarget.value, axis: 0, index: 0 });
-          }}
-        >
+        <select value={place} onChange={({ currentTarget }) => set({ place: currentTarget.value, axis: 0, index: 0 })}>
           {model.modules
             .filter(({ name, calls }) => name !== "" && (calls > 0 || name === place))
             .slice(0, 2000)
@@ -107,12 +98,7 @@ function Change({ change, asked: { model } }: { change: Wanted } & Pick<ViewProp
       </label>
       <label>
         Part
-        <select
-          value={axis}
-          onChange={({ currentTarget }) => {
-            set({ axis: Number(currentTarget.value), index: 0 });
-          }}
-        >
+        <select value={axis} onChange={({ currentTarget }) => set({ axis: Number(currentTarget.value), index: 0 })}>
           <option value={0}>all of it</option>
           {axes.map((each) => (
             <option key={each.axis} value={each.axis}>
@@ -161,9 +147,7 @@ function Change({ change, asked: { model } }: { change: Wanted } & Pick<ViewProp
             max={most}
             step={0.01}
             value={amount}
-            onInput={({ currentTarget }) => {
-              set({ amount: currentTarget.valueAsNumber });
-            }}
+            onInput={({ currentTarget }) => set({ amount: currentTarget.valueAsNumber })}
           />
         </label>
       )}

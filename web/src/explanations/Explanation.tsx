@@ -4,7 +4,7 @@ import type { Attribution } from "@cutaway/client";
 import { Checks } from "./Checks.js";
 import { type ExplanationProps, Values } from "./Values.js";
 import { VerdictBadge } from "./VerdictBadge.js";
-import { comparedIn, worstOf } from "./verdicts.js";
+import { comparedIn, shownAs, worstOf } from "./verdicts.js";
 import { partOf } from "../measures/numbers.js";
 import { statisticsOf } from "../measures/statistics.js";
 import { short } from "../pictures/text.js";
@@ -20,7 +20,9 @@ export function Explanation({ asked, row, attribution }: ExplanationProps): prea
         <h2>
           {method} {layer && <bdi class="mono muted">{layer}</bdi>}
         </h2>
-        {message.error === undefined && <VerdictBadge shown={worstOf(compared)} />}
+        {message.error === undefined && (
+          <VerdictBadge shown={shownAs(worstOf(compared.map(({ verdict }) => verdict)))} />
+        )}
       </div>
       {target !== undefined && (
         <p class="muted small">

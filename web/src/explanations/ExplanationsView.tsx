@@ -22,9 +22,7 @@ export function ExplanationsView({ asked, row, ask }: ViewProps): preact.JSX.Ele
         <p class="muted">Choose methods under Ask, or begin with three that explain the inputs.</p>
         <button
           class="primary"
-          onClick={() => {
-            ask({ attributions: USUAL.map((field) => requestFor(field)), attributionErrorsInPlace: true });
-          }}
+          onClick={() => ask({ attributions: USUAL.map((field) => requestFor(field)), attributionErrorsInPlace: true })}
         >
           Explain
         </button>
@@ -38,9 +36,7 @@ export function ExplanationsView({ asked, row, ask }: ViewProps): preact.JSX.Ele
       {ofFiles && (
         <div class="tools unseen">
           <button
-            onClick={() => {
-              ask({ captures: [...(asked.question.captures ?? []), requestAt("", HookPoint.INPUT)] });
-            }}
+            onClick={() => ask({ captures: [...(asked.question.captures ?? []), requestAt("", HookPoint.INPUT)] })}
           >
             Show what the model made of the file below
           </button>

@@ -46,9 +46,7 @@ export function Overlay({
               max={1}
               step={0.05}
               value={opacity}
-              onInput={({ currentTarget }) => {
-                setOpacity(currentTarget.valueAsNumber);
-              }}
+              onInput={({ currentTarget }) => setOpacity(currentTarget.valueAsNumber)}
             />
           </label>
         )}

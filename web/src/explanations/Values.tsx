@@ -1,11 +1,11 @@
 /** The values of one explanation, as what they are about: an image, a text, features. */
 
-import { backgroundOf } from "./backgrounds.js";
+import { type Background, backgroundOf } from "./backgrounds.js";
 import { Overlay } from "./Overlay.js";
 import { Tokens } from "./Tokens.js";
 import { type Attribution, fromMessage } from "@cutaway/client";
 import { layoutOf } from "../measures/layout.js";
-import { partOf } from "../measures/numbers.js";
+import { type Part, partOf } from "../measures/numbers.js";
 import { Bars } from "../pictures/Bars.js";
 import { HeatMap } from "../pictures/HeatMap.js";
 import type { Asked } from "../state/asked.js";
@@ -28,26 +28,46 @@ export function Values({ asked, row, attribution }: ExplanationProps): preact.JS
   }
   return (
     <>
-      {Object.entries(attribution.values).map(([name, tensor]) => {
-        const part = partOf(tensor, row);
-        const layout = layoutOf(part.shape);
-        const label = `${attribution.method} of ${name}`;
-        return (
-          <figure key={name}>
-            <figcaption class="muted small">
-              <bdi class="mono">{name}</bdi>
-            </figcaption>
-            {layout.kind === "planes" ? (
-              <Overlay part={part} under={backgroundOf(asked, row)} label={label} />
-            ) : layout.rows === 1 ? (
-              <Bars bars={largest(part.values, namesOf(asked, name))} />
-            ) : (
-              <HeatMap label={label} values={part.values} width={layout.width} signed />
-            )}
-          </figure>
-        );
-      })}
+      {Object.entries(attribution.values).map(([name, tensor]) => (
+        <Figure
+          key={name}
+          name={name}
+          label={`${attribution.method} of ${name}`}
+          part={partOf(tensor, row)}
+          under={backgroundOf(asked, row)}
+          names={namesOf(asked, name)}
+        />
+      ))}
     </>
+  );
+}
+
+interface FigureProps {
+  /** What the values belong to: an input or a layer. */
+  readonly name: string;
+  readonly label: string;
+  readonly part: Part;
+  readonly under: Background | undefined;
+  /** Of features. */
+  readonly names: readonly string[];
+}
+
+/** Shows values as their shape asks for: over an image, as bars, or as rows. */
+export function Figure({ name, label, part, under, names }: FigureProps): preact.JSX.Element {
+  const layout = layoutOf(part.shape);
+  return (
+    <figure>
+      <figcaption class="muted small">
+        <bdi class="mono">{name}</bdi>
+      </figcaption>
+      {layout.kind === "planes" ? (
+        <Overlay part={part} under={under} label={label} />
+      ) : layout.rows === 1 ? (
+        <Bars bars={largest(part.values, names)} />
+      ) : (
+        <HeatMap label={label} values={part.values} width={layout.width} signed />
+      )}
+    </figure>
   );
 }
 

@@ -22,12 +22,15 @@ export function backgroundOf({ question, reply }: Asked, row: number): Backgroun
     : Object.values(question.inputs as Record<string, Tensor>);
   const seen = Object.entries(reply.captures).filter(([key]) => key.startsWith("@input"));
   const image = [...sent, ...seen.map(([, each]) => each)].map((each) => partOf(each, row)).find(isImage);
-  if (image === undefined) return undefined;
-  const [channels = 1, height = 1, width = 1] = image.shape;
-  return { pixels: imageOf(image.values, channels), height, width };
+  return image && pictureOf(image);
+}
+
+/** Returns an image [channels, height, width] as pixels. */
+export function pictureOf({ values, shape: [channels = 1, height = 1, width = 1] }: Part): Background {
+  return { pixels: imageOf(values, channels), height, width };
 }
 
 /** Whether an example is an image [channels, height, width] with one or three channels. */
-export function isImage({ shape }: Part): boolean {
+export function isImage({ shape }: Pick<Part, "shape">): boolean {
   return shape.length === 3 && (shape[0] === 1 || shape[0] === 3) && Math.min(shape[1] ?? 0, shape[2] ?? 0) > 1;
 }

@@ -37,10 +37,9 @@ export function comparedIn({ checks }: Attribution, row: number): Compared[] {
 
 const WORST_FIRST = [Verdict.DISAGREES, Verdict.INCONCLUSIVE, Verdict.AGREES, Verdict.NOT_APPLICABLE];
 
-/** Returns how the worst of the verdicts is shown. */
-export function worstOf(compared: readonly Compared[]): Shown {
-  const worst = WORST_FIRST.find((each) => compared.some(({ verdict }) => verdict === each));
-  return shownAs(worst ?? Verdict.UNSPECIFIED);
+/** Returns the worst of some verdicts. */
+export function worstOf(verdicts: readonly Verdict[]): Verdict {
+  return WORST_FIRST.find((each) => verdicts.includes(each)) ?? Verdict.UNSPECIFIED;
 }
 
 /** Returns how a verdict is shown. */

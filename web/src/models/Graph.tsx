@@ -14,9 +14,8 @@ interface Props {
 export function Graph({ rows, chosen, onChoose }: Props): preact.JSX.Element {
   const [open, setOpen] = useState<ReadonlySet<string>>(() => new Set([""]));
   const { boxes, arrows, width, height } = useMemo(() => layoutOf(rows, open), [rows, open]);
-  const turn = ({ address }: Row): void => {
+  const turn = ({ address }: Row): void =>
     setOpen(new Set(open.has(address) ? [...open].filter((each) => each !== address) : [...open, address]));
-  };
   return (
     <section class="panel graph" aria-labelledby="graph">
       <h2 id="graph">The path of data</h2>

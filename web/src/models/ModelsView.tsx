@@ -51,9 +51,7 @@ export function ModelsView(): preact.JSX.Element | null {
               <input
                 type="checkbox"
                 checked={withOperators}
-                onChange={({ currentTarget }) => {
-                  setWithOperators(currentTarget.checked);
-                }}
+                onChange={({ currentTarget }) => setWithOperators(currentTarget.checked)}
               />
               Operators
             </label>

@@ -35,21 +35,14 @@ export function ModuleTree({ rows, chosen, onChoose }: Props): preact.JSX.Elemen
             type="search"
             placeholder="Search: conv, or a glob such as layer*.conv1"
             value={sought}
-            onInput={({ currentTarget }) => {
-              setSought(currentTarget.value);
-            }}
+            onInput={({ currentTarget }) => setSought(currentTarget.value)}
           />
         </label>
         <span class="muted count" role="status">
           {found.toLocaleString("en")} {found === 1 ? "place" : "places"}
         </span>
         {inner.length > 0 && (
-          <button
-            class="quiet"
-            onClick={() => {
-              setFolded(new Set(folded.size ? [] : inner));
-            }}
-          >
+          <button class="quiet" onClick={() => setFolded(new Set(folded.size ? [] : inner))}>
             {folded.size ? "Unfold all" : "Fold all"}
           </button>
         )}
@@ -74,9 +67,7 @@ function Rows({ shown, folded, chosen, onChoose, fold }: RowsProps): preact.JSX.
   useEffect(() => {
     const observer = new ResizeObserver(measure);
     if (box.current) observer.observe(box.current);
-    return (): void => {
-      observer.disconnect();
-    };
+    return (): void => observer.disconnect();
   }, []);
   const first = Math.max(0, Math.floor(view.top / ROW) - SPARE);
   const inSight = shown.slice(first, Math.ceil((view.top + view.height) / ROW) + SPARE);
@@ -125,12 +116,8 @@ function Rows({ shown, folded, chosen, onChoose, fold }: RowsProps): preact.JSX.
             at={first + index}
             isFolded={folded.has(row.address)}
             isChosen={row === chosen}
-            onChoose={() => {
-              onChoose(row);
-            }}
-            onFold={(close) => {
-              fold(row, close);
-            }}
+            onChoose={() => onChoose(row)}
+            onFold={(close) => fold(row, close)}
           />
         ))}
       </div>

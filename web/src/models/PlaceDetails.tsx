@@ -3,7 +3,7 @@
 import { HookPoint } from "@cutaway/client";
 import { Facts } from "../app/Facts.js";
 import { METHODS, requestFor } from "../ask/methods.js";
-import { draft } from "../state/asking.js";
+import { alter, draft } from "../state/asking.js";
 import { messageOf } from "../state/draft.js";
 import { go } from "../state/route.js";
 import { shapeText } from "./graph.js";
@@ -20,11 +20,11 @@ export function PlaceDetails({ row }: { row: Row | undefined }): preact.JSX.Elem
     .flatMap((each) => (each.points.length ? each.points : [HookPoint.OUTPUT]));
   const capture = (point: HookPoint): void => {
     const added = requestAt(row.address, point);
-    draft.value = { ...draft.value, captures: [...(draft.value.captures ?? []), added] };
+    alter({ captures: [...(draft.value.captures ?? []), added] });
   };
   const explain = (field: string): void => {
     const added = requestFor(field, row.address);
-    draft.value = { ...draft.value, attributions: [...(draft.value.attributions ?? []), added] };
+    alter({ attributions: [...(draft.value.attributions ?? []), added] });
     go("ask");
   };
   const facts: [string, string][] = [
@@ -43,13 +43,7 @@ export function PlaceDetails({ row }: { row: Row | undefined }): preact.JSX.Elem
       {row.address !== "" && (
         <div class="actions">
           {[HookPoint.OUTPUT, HookPoint.GRAD_OUTPUT].map((point) => (
-            <button
-              key={point}
-              disabled={points.includes(point)}
-              onClick={() => {
-                capture(point);
-              }}
-            >
+            <button key={point} disabled={points.includes(point)} onClick={() => capture(point)}>
               {points.includes(point) ? "Captured: " : "Capture the "}
               {point === HookPoint.OUTPUT ? "output" : "gradient"}
             </button>
@@ -58,9 +52,7 @@ export function PlaceDetails({ row }: { row: Row | undefined }): preact.JSX.Elem
             <select
               aria-label="Explain by this layer"
               value=""
-              onChange={({ currentTarget }) => {
-                explain(currentTarget.value);
-              }}
+              onChange={({ currentTarget }) => explain(currentTarget.value)}
             >
               <option value="">Explain by this layer…</option>
               {LAYER_METHODS.map(({ field, name }) => (

@@ -59,9 +59,7 @@ export function Picture({ label, values, width, pixels, nameOf, least = 256, row
         tabIndex={0}
         aria-label={`${label}, ${height} by ${width}. The arrow keys tell its numbers.`}
         onPointerMove={point}
-        onPointerLeave={() => {
-          setPlace(undefined);
-        }}
+        onPointerLeave={() => setPlace(undefined)}
         onKeyDown={step}
       />
       <output class="small muted number">

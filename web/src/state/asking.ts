@@ -58,9 +58,14 @@ export async function choose(name: string, linked?: Draft): Promise<void> {
   }
 }
 
+/** Changes parts of the question, without asking. */
+export function alter(parts: Partial<Draft>): void {
+  draft.value = { ...draft.value, ...parts };
+}
+
 /** Asks the question, with these parts changed; a newer call ends the one before. */
 export async function ask(change: Partial<Question> = {}): Promise<void> {
-  draft.value = { ...draft.value, ...change };
+  alter(change);
   const { inputs, ...rest } = draft.value;
   const detail = model.value;
   if (inputs === undefined || detail === undefined) return;

@@ -44,9 +44,7 @@ export function TakeView({ asked }: ViewProps): preact.JSX.Element {
           <input
             type="checkbox"
             checked={withInputs}
-            onChange={({ currentTarget }) => {
-              setWithInputs(currentTarget.checked);
-            }}
+            onChange={({ currentTarget }) => setWithInputs(currentTarget.checked)}
           />
           Put my input into the link
         </label>
@@ -55,29 +53,14 @@ export function TakeView({ asked }: ViewProps): preact.JSX.Element {
       <section class="panel" aria-labelledby="files">
         <h2 id="files">Keep the answer</h2>
         <dl class="keep">
-          <Kept
-            title="Save the explanation"
-            onSave={() => {
-              save(`${name}.cutaway`, storedFile(asked));
-            }}
-          >
+          <Kept title="Save the explanation" onSave={() => save(`${name}.cutaway`, storedFile(asked))}>
             Question and answer in one file, inputs included. <code>cutaway verify {name}.cutaway</code> proves it
             again.
           </Kept>
-          <Kept
-            title="Save the arrays"
-            onSave={() => {
-              save(`${name}.npz`, npzFile(asked));
-            }}
-          >
+          <Kept title="Save the arrays" onSave={() => save(`${name}.npz`, npzFile(asked))}>
             Every tensor of the answer, for <code>numpy.load</code>.
           </Kept>
-          <Kept
-            title="Save the question"
-            onSave={() => {
-              save(QUESTION_FILE, jsonText(question));
-            }}
-          >
+          <Kept title="Save the question" onSave={() => save(QUESTION_FILE, jsonText(question))}>
             The contract’s JSON, for <code>curl --data @{QUESTION_FILE}</code>.
           </Kept>
         </dl>
@@ -113,9 +96,7 @@ function Snippet({ text, label }: { text: string; label: string }): preact.JSX.E
       <button
         class="quiet"
         onClick={() => {
-          void copy(text).then(() => {
-            setCopied(text);
-          });
+          void copy(text).then(() => setCopied(text));
         }}
       >
         <span role="status">{copied === text ? "Copied" : "Copy"}</span>

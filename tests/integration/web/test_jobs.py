@@ -1,0 +1,183 @@
+"""The results of a job in the page: what its folder holds, and the way from a row to the live model."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cutaway.gateway.embedded import Served
+from cutaway.jobs import Job, Results, read, run
+from cutaway.jobs.sources import Unreadable
+from tests.support.jobs import REQUEST, Columns, digits
+from tests.support.pages import Inspector
+
+ROWS = 60
+BAD = 5
+
+
+def job_on(site: Served, model: str, folder: Path, data: Columns, inputs: Any, **more: Any) -> Path:
+    words: dict[str, Any] = {
+        "model": {"address": site.address, "name": model},
+        "data": data,
+        "inputs": inputs,
+        "output": {"folder": folder, "shard_rows": 16, "keep_inputs": True},
+        "engine": {"kind": "service", "batch": 8},
+    }
+    run(Job(**(words | more)))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(site: Served, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Digits, four shards; one cannot be decoded, and explanations are of the labels, one of which is wrong."""
+    data = digits(ROWS)
+    pixels, labels = list(data.by_name["pixels"]), np.array(data.by_name["digit"])
+    pixels[BAD] = Unreadable("cannot be decoded")
+    labels[7] = (labels[7] + 1) % 10
+    return job_on(
+        site,
+        "digits",
+        tmp_path_factory.mktemp("jobs") / "digits",
+        Columns({**data.by_name, "pixels": pixels, "digit": labels}),
+        {"image": {"column": "pixels"}},
+        id="name",
+        label="digit",
+        target="label",
+        request=REQUEST,
+    )
+
+
+def open_folder(inspector: Inspector, folder: Path) -> None:
+    inspector.go("Jobs")
+    inspector.page.set_input_files(".jobs input[type=file]", folder)
+
+
+def ids_of(results: Results, rows: Any) -> list[str]:
+    return [str(each) for each in results["id"][rows]]
+
+
+def test_the_table_is_that_of_the_folder(folder: Path, inspector: Inspector) -> None:
+    """Every row, by page; those that a filter leaves, in the order that is asked for."""
+    open_folder(inspector, folder)
+    results = read(folder)
+    good = np.arange(ROWS) != BAD
+    wrong = np.flatnonzero(good & (np.ma.filled(results["prediction"], -1) != results["label"]))
+    assert inspector.page.wait_for_selector(".rows tbody tr")
+    assert inspector.texts(".jobs .facts dd") == ["digits 1.0", "60", str(len(wrong)), "0", "0", "1"]
+    assert inspector.texts(".rows tbody th") == ids_of(results, slice(25))
+    inspector.page.click("button:text-is('Next')")
+    assert inspector.texts(".rows tbody th") == ids_of(results, slice(25, 50))
+    inspector.page.select_option("select[aria-label='Show']", "other class than the label")
+    assert 7 in wrong
+    assert inspector.texts(".rows tbody th") == ids_of(results, wrong)
+    inspector.page.select_option("select[aria-label='Show']", "bad rows")
+    assert inspector.texts(".rows tbody td:last-child") == ["DATA_UNREADABLE: inputs.image: cannot be decoded"]
+    inspector.page.select_option("select[aria-label='Show']", "all rows")
+    inspector.page.select_option("select[aria-label='Order']", "least probable first")
+    order = np.argsort(np.where(good, results["probability"], 2), kind="stable")
+    assert inspector.texts(".rows tbody th") == ids_of(results, order[:25])
+    inspector.page.fill(".jobs input[type=search]", "digit-7")
+    assert inspector.texts(".rows tbody th") == ["digit-7"]
+
+
+def test_a_row_is_asked_of_the_live_model(folder: Path, inspector: Inspector) -> None:
+    """With its input, its label as target, and the job's methods: the pictures are those that were stored."""
+    open_folder(inspector, folder)
+    inspector.page.click(".rows tbody tr:nth-child(8) button")
+    inspector.page.wait_for_selector(".one-row .picture canvas")
+    stored = {name: _pixels(inspector, index) for index, name in enumerate(inspector.texts(".one-row h3"))}
+    assert set(stored) == {"integrated_gradients", "saliency", "layer_grad_cam"}
+    assert inspector.texts(".one-row .verdict") == ["✓ agrees with the raw hooks"] * 3
+    inspector.page.click("button:text-is('Ask the live model')")
+    said = inspector.page.wait_for_selector(".one-row [role=status]")
+    assert inspector.serious() == []
+    results = read(folder)
+    name, probability = results["prediction_name"][7], results["probability"][7]
+    assert said
+    assert said.inner_text() == f"It says {name}, {100 * probability:.1f} %, with the weights of the job."
+    inspector.page.click("button:text-is('Look inside')")
+    inspector.page.wait_for_selector(".explanations .picture canvas")
+    targets = inspector.texts(".explanation h2 + *, .explanation p.muted.small")
+    assert f"of class {results['label'][7]}" in targets
+    for index, name in enumerate(("integrated_gradients", "saliency", "layer_grad_cam")):
+        np.testing.assert_allclose(_pixels(inspector, index), stored[name], atol=3, err_msg=name)
+
+
+def _pixels(inspector: Inspector, index: int) -> Any:
+    found = inspector.page.evaluate(
+        """(index) => {
+            const drawn = document.querySelectorAll(".explanation .picture canvas")[index];
+            return [...drawn.getContext("2d").getImageData(0, 0, drawn.width, drawn.height).data];
+        }""",
+        index,
+    )
+    return np.asarray(found, float)
+
+
+def test_rows_of_texts_and_tables(site: Served, inspector: Inspector, tmp_path: Path) -> None:
+    """Texts are sent as texts; features have their names; hostile classes are shown as they are."""
+    texts = ["banana", "eel", "igloo"]
+    both = {"attributions": ["saliency"]}
+    table = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
+    letters = job_on(
+        site, "letters", tmp_path / "letters", Columns({"t": texts}), {"raw": {"column": "t"}}, request=both
+    )
+    named = job_on(site, "named", tmp_path / "named", Columns({"x": table}), {"x": {"column": "x"}}, request=both)
+    open_folder(inspector, letters)
+    inspector.page.wait_for_selector(".rows td bdi.preview")
+    assert inspector.texts(".rows td bdi.preview") == texts
+    inspector.page.click(".rows tbody tr:nth-child(2) button")
+    inspector.page.click("button:text-is('Ask the live model')")
+    inspector.page.wait_for_selector(".one-row [role=status]")
+    inspector.go("Ask")
+    assert inspector.page.input_value(".texts textarea") == "eel"
+    open_folder(inspector, named)
+    inspector.page.click(".rows tbody tr:nth-child(1) button")
+    inspector.page.wait_for_selector(".one-row .named-bars")
+    assert set(inspector.texts(".one-row .named-bars th")) == {"a", "<b>b</b>", "c", "d"}
+
+
+def test_what_cannot_be_opened_is_said(folder: Path, inspector: Inspector, tmp_path: Path) -> None:
+    """No job, a damaged shard, another schema, a model that is not served, a job without inputs."""
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "notes.txt").write_text("nothing")
+    cases = {"empty": "the folder holds no job: it has no _manifest.json"}
+    damaged = shutil.copytree(folder, tmp_path / "damaged")
+    shard = damaged / "part-00001.parquet"
+    shard.write_bytes(shard.read_bytes()[: shard.stat().st_size // 2])
+    cases["damaged"] = "part-00001.parquet cannot be read"
+    newer = shutil.copytree(folder, tmp_path / "newer")
+    _change(newer, schema=99)
+    cases["newer"] = "the manifest has schema 99, not 1"
+    for name, words in cases.items():
+        open_folder(inspector, tmp_path / name)
+        inspector.page.wait_for_selector(f".jobs .problem:has-text('{words}')")
+    elsewhere = shutil.copytree(folder, tmp_path / "elsewhere")
+    _change(elsewhere, model="nobody")
+    open_folder(inspector, elsewhere)
+    inspector.page.click(".rows tbody tr:nth-child(1) button")
+    inspector.page.wait_for_selector("text=This server has no model nobody")
+
+
+def test_a_folder_of_an_earlier_version_opens(folder: Path, inspector: Inspector, tmp_path: Path) -> None:
+    """One without shapes and without the request: its rows are shown, and numbers in the order in which they are."""
+    older = shutil.copytree(folder, tmp_path / "older")
+    manifest = json.loads((older / "_manifest.json").read_text())
+    columns = {
+        name: {key: each for key, each in about.items() if key != "shape"}
+        for name, about in manifest["columns"].items()
+    }
+    _change(older, columns=columns, question={})
+    open_folder(inspector, older)
+    inspector.page.click(".rows tbody tr:nth-child(1) button")
+    inspector.page.wait_for_selector(".one-row .named-bars")
+
+
+def _change(folder: Path, **fields: Any) -> None:
+    path = folder / "_manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))

@@ -1,0 +1,135 @@
+/** View 9: the rows that a batch job explained. */
+
+import { signal } from "@preact/signals";
+import { useMemo, useState } from "preact/hooks";
+import { Facts } from "../app/Facts.js";
+import { type JobFolder, openFolder } from "./folder.js";
+import { RowDetails } from "./RowDetails.js";
+import { RowTable } from "./RowTable.js";
+import { KINDS, ORDERS, type Row, rowsIn, selected, type Wanted } from "./rows.js";
+import "./jobs.css";
+
+/** The folder that is open, and the row that is looked at: both stay while a person looks at other views. */
+const folder = signal<JobFolder | undefined>(undefined);
+const chosen = signal<Row | undefined>(undefined);
+const wanted = signal<Wanted>({ kind: "all rows", order: "as in the data", text: "" });
+
+/** Shows a folder, or asks for one. */
+export function JobsView(): preact.JSX.Element {
+  const open = folder.value;
+  const rows = useMemo(() => (open ? rowsIn(open) : []), [open]);
+  const shown = useMemo(() => selected(rows, wanted.value), [rows, wanted.value]);
+  return (
+    <div class="jobs">
+      <section class="panel" aria-labelledby="folder">
+        <h2 id="folder">Results of a job</h2>
+        <Opening />
+        {open && <Facts facts={factsOf(open, rows)} />}
+      </section>
+      {open && (
+        <section class="panel" aria-labelledby="rows">
+          <h2 id="rows">Rows</h2>
+          <Filters found={shown.length} />
+          <RowTable
+            key={JSON.stringify(wanted.value)}
+            folder={open}
+            rows={shown}
+            chosen={chosen.value}
+            onChoose={(row) => (chosen.value = row)}
+          />
+        </section>
+      )}
+      {open && chosen.value && <RowDetails key={chosen.value.number} folder={open} row={chosen.value} />}
+    </div>
+  );
+}
+
+function Opening(): preact.JSX.Element {
+  const [state, setState] = useState("");
+  const [wrong, setWrong] = useState(false);
+  const open = async (files: FileList | null): Promise<void> => {
+    if (!files?.length) return;
+    setState("Reading…");
+    setWrong(false);
+    try {
+      folder.value = await openFolder([...files]);
+      chosen.value = undefined;
+      setState(files[0]?.webkitRelativePath.split("/")[0] ?? "");
+    } catch (failure) {
+      setWrong(true);
+      setState(failure instanceof Error ? failure.message : String(failure));
+    }
+  };
+  return (
+    <div class="tools">
+      <label class="button">
+        Open a folder
+        <input
+          class="hidden"
+          type="file"
+          ref={(input) => input?.setAttribute("webkitdirectory", "")}
+          onChange={({ currentTarget }) => void open(currentTarget.files)}
+        />
+      </label>
+      <p class={wrong ? "problem" : "muted"} role="status">
+        {state || "One that cutaway batch run wrote. Nothing of it leaves this browser."}
+      </p>
+    </div>
+  );
+}
+
+function Filters({ found }: { found: number }): preact.JSX.Element {
+  const set = (part: Partial<Wanted>): void => {
+    wanted.value = { ...wanted.value, ...part };
+  };
+  const { kind, order, text } = wanted.value;
+  return (
+    <div class="tools">
+      <Select label="Show" of={KINDS} value={kind} onChoose={(each) => set({ kind: each })} />
+      <Select label="Order" of={ORDERS} value={order} onChoose={(each) => set({ order: each })} />
+      <label class="grow">
+        <span class="hidden">Search</span>
+        <input
+          type="search"
+          placeholder="Search: an id, a label or a prediction"
+          value={text}
+          onInput={({ currentTarget }) => set({ text: currentTarget.value })}
+        />
+      </label>
+      <span class="muted count" role="status">
+        {found.toLocaleString("en")} {found === 1 ? "row" : "rows"}
+      </span>
+    </div>
+  );
+}
+
+interface SelectProps<T extends string> {
+  readonly label: string;
+  readonly of: Readonly<Record<T, unknown>>;
+  readonly value: T;
+  readonly onChoose: (value: T) => void;
+}
+
+function Select<T extends string>({ label, of, value, onChoose }: SelectProps<T>): preact.JSX.Element {
+  return (
+    <select aria-label={label} value={value} onChange={({ currentTarget }) => onChoose(currentTarget.value as T)}>
+      {Object.keys(of).map((each) => (
+        <option key={each}>{each}</option>
+      ))}
+    </select>
+  );
+}
+
+function factsOf({ manifest, lines }: JobFolder, rows: readonly Row[]): [string, string][] {
+  const count = (kind: keyof typeof KINDS): string =>
+    rows.filter((row) => KINDS[kind](row)).length.toLocaleString("en");
+  const all = manifest.rows.toLocaleString("en");
+  return [
+    ["model", `${manifest.model} ${manifest.version}`],
+    ["rows", lines.length === manifest.rows ? all : `${lines.length.toLocaleString("en")} of ${all}`],
+    ["other class than the label", count("other class than the label")],
+    ["disagree", count("explanations that disagree")],
+    ["inconclusive", count("inconclusive checks")],
+    ["bad rows", count("bad rows")],
+  ];
+}

@@ -1,0 +1,59 @@
+/** The way from a stored row to the live model. */
+
+import type { ModelDetail, Question } from "@cutaway/client";
+import { alter, ask, choose, model } from "../state/asking.js";
+import { type Draft, fromText } from "../state/draft.js";
+import { models } from "../state/server.js";
+import { numbers } from "../ask/arrays.js";
+import { type Cells, cellsOf, columnsOf, type JobFolder, type Line, type Manifest, tensorIn } from "./folder.js";
+
+/** Returns the served model that the job was about: of its version, if that is served; undefined if there is none. */
+export function servedOf({ model, version }: Manifest): string | undefined {
+  const same = models.value.filter((each) => each.model === model);
+  return (same.find((each) => each.version === version) ?? same[0])?.name.replace(/^models\//, "");
+}
+
+/** Asks the live model what the job asked about a row; whoever looks at a single row wants it explained. */
+export async function askLive(folder: JobFolder, line: Line): Promise<void> {
+  const name = servedOf(folder.manifest);
+  if (name === undefined) return;
+  if (model.value?.model?.name !== `models/${name}`) await choose(name);
+  const detail = model.value;
+  if (detail?.model?.name !== `models/${name}`) return;
+  const inputs = inputsOf(folder.manifest, await cellsOf(line, columnsOf(folder.manifest, ["input"])), detail);
+  alter({ ...questionOf(folder.manifest, line), model: name, ...(inputs ? { inputs } : {}) });
+  await ask();
+}
+
+/** Returns the job's request with the random numbers and the target of a row; nothing where the folder has none. */
+export function questionOf({ question = {}, seed, job }: Manifest, { cells }: Line): Partial<Draft> {
+  if (Object.keys(question).length === 0) return {};
+  const { explainIf: _, ...rest } = fromText(JSON.stringify(question));
+  const target = cells["target"];
+  return {
+    ...rest,
+    options: { ...rest.options, seed: BigInt(seed) + BigInt(Number(cells["row"])) },
+    attributionErrorsInPlace: true,
+    ...(job.target === "label" && target != null
+      ? { target: { kind: { case: "classIndex", value: { indices: [BigInt(Number(target))] } } } }
+      : {}),
+  };
+}
+
+/** Returns the inputs that a row was computed from; undefined if the job kept none. */
+export function inputsOf({ columns }: Manifest, cells: Cells, { inputs }: ModelDetail): Question["inputs"] | undefined {
+  const raw = cells["input.raw"];
+  if (typeof raw === "string") return [raw];
+  if (raw instanceof Uint8Array) {
+    return [{ data: Uint8Array.from(raw), mediaType: columns["input.raw"]?.["media_type"] ?? "" }];
+  }
+  const named = Object.entries(cells).flatMap(([column, cell]) => {
+    const about = columns[column] ?? {};
+    const part = tensorIn(cell, about);
+    const spec = inputs.find(({ name }) => name === about["input"]);
+    return part && spec
+      ? [[spec.name, numbers(Array.from(part.values), [1, ...part.shape], spec.dataType)] as const]
+      : [];
+  });
+  return named.length ? Object.fromEntries(named) : undefined;
+}
