@@ -1,36 +1,14 @@
 /** The client: typed arrays in, typed arrays out. */
 
-import { create, type MessageInitShape } from "@bufbuild/protobuf";
 import { type Client as Calls, Code, createClient, type Interceptor } from "@connectrpc/connect";
 import { createConnectTransport } from "@connectrpc/connect-web";
 import { CutawayError } from "./errors.js";
-import { CaptureRequestSchema } from "./gen/cutaway/v1/capture_pb.js";
-import { type InspectRequest, InspectRequestSchema } from "./gen/cutaway/v1/inspection_pb.js";
+import type { InspectRequest } from "./gen/cutaway/v1/inspection_pb.js";
 import { InspectionService } from "./gen/cutaway/v1/inspection_service_pb.js";
 import type { Model, ModelDetail } from "./gen/cutaway/v1/model_pb.js";
+import { type Question, requestOf } from "./question.js";
 import { reassembled } from "./reassembly.js";
 import { inspection, type Inspection } from "./results.js";
-import { type Tensor, toMessage } from "./tensors.js";
-
-/** One example for the model to decode: a text, or the bytes of a file. */
-export type Example = string | { readonly data: Uint8Array<ArrayBuffer>; readonly mediaType: string };
-
-type Contract = Omit<
-  MessageInitShape<typeof InspectRequestSchema>,
-  "input" | "captures" | "inputGradients" | "$typeName"
->;
-
-/** A question. All that is not named here is as in the contract: `attributions`, `target`, `edits`, `check`, ... */
-export interface Question extends Contract {
-  /** `digits`, or `digits/versions/1.0`. */
-  model: string;
-  /** Tensors by the name of the argument; or examples for the model to decode. */
-  inputs: Readonly<Record<string, Tensor>> | readonly Example[];
-  /** What to return from inside the model; a name or glob alone is a module's output. */
-  captures?: readonly (string | MessageInitShape<typeof CaptureRequestSchema>)[];
-  /** True for every floating input, or names. */
-  inputGradients?: boolean | readonly string[];
-}
 
 /** How to call. */
 export interface CallOptions {
@@ -157,30 +135,4 @@ export class Client {
 
 async function* pieces<T>(replies: AsyncIterable<{ piece?: T }>): AsyncGenerator<T | undefined> {
   for await (const { piece } of replies) yield piece;
-}
-
-/** Returns a question as a request of the contract. */
-export function requestOf({ inputs, captures = [], inputGradients, ...rest }: Question): InspectRequest {
-  const names = Array.isArray(inputGradients) ? [...inputGradients] : [];
-  return create(InspectRequestSchema, {
-    ...rest,
-    input: inputOf(inputs),
-    captures: captures.map((each) =>
-      create(CaptureRequestSchema, typeof each === "string" ? { where: { case: "module", value: each } } : each),
-    ),
-    ...(inputGradients ? { inputGradients: { inputs: names } } : {}),
-  });
-}
-
-function inputOf(inputs: Question["inputs"]): NonNullable<MessageInitShape<typeof InspectRequestSchema>["input"]> {
-  if (Array.isArray(inputs)) {
-    const examples = (inputs as readonly Example[]).map((each) =>
-      typeof each === "string" ? { data: new TextEncoder().encode(each), mediaType: "text/plain" } : { ...each },
-    );
-    return { case: "raw", value: { examples } };
-  }
-  const named = Object.entries(inputs as Record<string, Tensor>).map(
-    ([name, each]) => [name, toMessage(each)] as const,
-  );
-  return { case: "tensors", value: { byName: Object.fromEntries(named) } };
 }

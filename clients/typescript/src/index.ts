@@ -1,14 +1,7 @@
 /** PyTorch models with their insides visible: a client for browsers and Node. */
 
-export {
-  Client,
-  type CallOptions,
-  type ClientOptions,
-  type Example,
-  type InspectOptions,
-  type Question,
-  requestOf,
-} from "./client.js";
+export { Client, type CallOptions, type ClientOptions, type InspectOptions } from "./client.js";
+export { type Example, type Question, questionOf, requestOf } from "./question.js";
 export { CutawayError } from "./errors.js";
 export { type Attribution, type Inspection, HookPoint, Verdict } from "./results.js";
 export { byName, fromMessage, tensor, type Tensor, type TypedArray } from "./tensors.js";

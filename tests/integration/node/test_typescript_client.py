@@ -43,6 +43,7 @@ from tests.support.digits import WEIGHTS
 from tests.support.documents import ROOT
 from tests.support.doors import message, outcome, plain, seeded
 from tests.support.mixed.mix import draw, small_models
+from tests.support.pages import opened, running_browser
 from tests.support.reply_equality import differences
 from tests.support.report_pages import BROWSER, in_a_browser
 from tests.support.serving import Server
@@ -72,6 +73,32 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
     settings = Settings(tokens=tokens, http_address="127.0.0.1:0", max_message_bytes=1 << 19)
     with serve({"net": nn.Sequential(nn.Linear(4, 64), nn.ReLU())}, settings=settings) as server:
         yield {"url": f"http://{server.http_address}", "token": "app"}
+
+
+def test_programs_from_the_inspector_run(built: Path, server: Server) -> None:
+    """What the page writes in TypeScript, for a short question and for one in a file, asks what the page asked."""
+    with running_browser() as browser, opened(browser, f"http://{server.http_address}") as inspector:
+        inspector.open()
+        inspector.choose("digits")
+        inspector.go("Ask")
+        for rows in (1, 70):
+            images = np.repeat(IMAGE, rows, 0)
+            inspector.give(images.tolist())
+            inspector.ask()
+            inspector.go("Take along")
+            inspector.page.click(".choice label:has-text('TypeScript')")
+            program = inspector.page.inner_text(".snippet pre")
+            with inspector.page.expect_download() as download:
+                inspector.page.click("button:text-is('Save the question')")
+            download.value.save_as(built / "question.json")
+            printed = "console.log(JSON.stringify([...result.predictions.output.data, result.attributions.length]));"
+            (built / "asked.mjs").write_text(program.replace(program.splitlines()[-1], printed))
+            done = subprocess.run(["node", "asked.mjs"], cwd=built, capture_output=True, text=True)
+            assert done.returncode == 0, done.stderr
+            with ca.Client(server.address) as client:
+                expected = client.inspect("digits", {"image": images}).predictions["output"]
+            assert json.loads(done.stdout) == [*expected.ravel().tolist(), 3]
+            inspector.go("Ask")
 
 
 def test_it_answers_as_python_does(built: Path, server: Server, guarded: dict[str, str], tmp_path: Path) -> None:

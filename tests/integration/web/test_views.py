@@ -10,13 +10,18 @@ from urllib.parse import quote
 
 import numpy as np
 import PIL.Image
+import pyarrow as pa
+import pyarrow.parquet as parquet
 import pytest
-import yaml
 
 import cutaway as ca
 from cutaway.gateway.embedded import Served
+from cutaway.jobs import Job, read
+from cutaway.jobs import run as run_job
 from cutaway.results.named_arrays import named_tensors
 from tests.integration.web.conftest import HOSTILE
+from tests.support.cli import cutaway
+from tests.support.digits import package_digits
 from tests.support.pages import Inspector
 
 IMAGE = np.asarray([(index % 17) / 16 for index in range(64)], np.float32).reshape(1, 1, 8, 8)
@@ -179,7 +184,7 @@ def test_stages_add_up(inspector: Inspector) -> None:
 
 
 def test_what_is_taken_along_gives_the_same(site: Served, inspector: Inspector, tmp_path: Path) -> None:
-    """Python and curl give the numbers of the page; the saved file is verified; YAML and the link ask the same."""
+    """Python and curl give the numbers of the page; the saved file is verified."""
     inspector.choose("digits")
     inspector.go("Ask")
     inspector.give(IMAGE.tolist())
@@ -200,16 +205,12 @@ def test_what_is_taken_along_gives_the_same(site: Served, inspector: Inspector, 
     assert reply["predictions"]["classes"][0]["label"] == str(expected.argmax())
     assert [each["checks"][0]["verdict"] for each in reply["attributions"]] == ["VERDICT_AGREES"] * 3
 
-    inspector.page.click(".choice label:has-text('job.yaml')")
-    job = yaml.safe_load(inspector.page.inner_text(".snippet pre"))
-    asked = [each["method"] for each in job["request"]["attributions"]]
-    assert asked == ["integrated_gradients", "saliency", "layer_grad_cam"]
-
     with inspector.page.expect_download() as download:
         inspector.page.click("button:text-is('Save the explanation')")
     download.value.save_as(tmp_path / "seven.cutaway")
     stored = ca.Inspection.load(tmp_path / "seven.cutaway")
     assert np.array_equal(stored.predictions["output"], expected)
+    assert cutaway("verify", tmp_path / "seven.cutaway", "--address", site.address).returncode == 0
     with inspector.page.expect_download() as download:
         inspector.page.click("button:text-is('Save the arrays')")
     download.value.save_as(tmp_path / "digits.npz")
@@ -217,6 +218,49 @@ def test_what_is_taken_along_gives_the_same(site: Served, inspector: Inspector, 
     assert set(arrays.files) == {each.name for each in named_tensors(stored)}
     assert np.array_equal(arrays["output"], expected)
     assert np.array_equal(arrays["attribution:saliency:image"], stored.attributions[1].values["image"])
+
+
+def test_a_job_taken_along_runs(inspector: Inspector, tmp_path: Path) -> None:
+    """It explains every row of a data set as the page explained one: beside the archive and the data that it names."""
+    inspector.choose("digits")
+    inspector.go("Ask")
+    inspector.give(IMAGE.tolist())
+    inspector.ask()
+    inspector.go("Take along")
+    inspector.page.click(".choice label:has-text('job.yaml')")
+    (tmp_path / "job.yaml").write_text(inspector.page.inner_text(".snippet pre"))
+    with inspector.page.expect_download() as download:
+        inspector.page.click("button:text-is('Save the explanation')")
+    download.value.save_as(tmp_path / "one.cutaway")
+    package_digits(tmp_path)
+    parquet.write_table(pa.table({"image": list(IMAGE.reshape(1, -1))}), tmp_path / "data.parquet")
+    run_job(Job.load(tmp_path / "job.yaml"))
+    rows = read(tmp_path / "explained")
+    shown = ca.Inspection.load(tmp_path / "one.cutaway").attributions
+    columns = ("integrated_gradients.image", "saliency.image", "layer_grad_cam.conv2")
+    for column, attribution in zip(columns, shown, strict=True):
+        (values,) = attribution.values.values()
+        np.testing.assert_allclose(rows[column], values, rtol=1e-4, atol=1e-6, err_msg=column)
+    assert np.array_equal(rows["input.image"], IMAGE)
+
+
+def test_a_long_question_is_taken_along_in_a_file(inspector: Inspector, tmp_path: Path) -> None:
+    """Programs read it from there: what has thousands of numbers is no text to look at."""
+    inspector.choose("digits")
+    inspector.go("Ask")
+    inspector.give(np.repeat(IMAGE, 70, 0).tolist())
+    inspector.ask()
+    inspector.go("Take along")
+    with inspector.page.expect_download() as download:
+        inspector.page.click("button:text-is('Save the question')")
+    download.value.save_as(tmp_path / "question.json")
+    program = inspector.page.inner_text(".snippet pre").replace("print(result)", "print(len(result.classes))")
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "70\n"
+    inspector.page.click(".choice label:has-text('curl')")
+    command = inspector.page.inner_text(".snippet pre")
+    reply = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert len(json.loads(reply.stdout)["predictions"]["classes"]) == 70
 
 
 def test_every_array_is_saved_by_its_name(site: Served, inspector: Inspector, tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ export const models = signal<readonly Model[]>([]);
 /** The caller's token; in memory only. */
 export const token = signal("");
 
-const HOME = new URL(".", globalThis.location.href);
+/** The address of the server that this page comes from. */
+export const HOME = new URL(".", globalThis.location.href);
 const LONGEST_CALL_MS = 600_000;
 const HEARTBEAT_MS = 4000;
 const RETRY_MS = 1000;

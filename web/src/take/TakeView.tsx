@@ -6,10 +6,11 @@ import { Choice } from "../app/Choice.js";
 import type { ViewProps } from "../state/asked.js";
 import { jsonOf } from "../state/draft.js";
 import { permalink } from "../state/route.js";
-import { token } from "../state/server.js";
+import { HOME, token } from "../state/server.js";
 import { npzFile, save, storedFile } from "./files.js";
+import { isForFile, jsonText, QUESTION_FILE } from "./json.js";
 import { pythonOf } from "./python.js";
-import { curlOf, jobOf, jsonText, QUESTION_FILE } from "./shell.js";
+import { curlOf, jobOf } from "./shell.js";
 import { typescriptOf } from "./typescript.js";
 import "./take.css";
 
@@ -21,12 +22,14 @@ export function TakeView({ asked }: ViewProps): preact.JSX.Element {
   const [form, setForm] = useState<(typeof FORMS)[number]>("python");
   const [withInputs, setWithInputs] = useState(false);
   const { question } = asked;
-  const server = { host: location.host, secure: location.protocol === "https:", hasToken: token.value !== "" };
+  const server = { url: HOME, hasToken: token.value !== "" };
   const written = {
     python: (): string => pythonOf(question, server),
     typescript: (): string => typescriptOf(question, server),
     curl: (): string => curlOf(question, server),
-    job: (): string => jobOf(question) ?? "# This question has parts that a job file has no words for here.\n",
+    job: (): string =>
+      jobOf(question, asked.model.model?.version ?? "1.0") ??
+      "# This question has parts that a job file has no words for here.\n",
   };
   const link = permalink("ask", JSON.stringify(jsonOf(question, withInputs)));
   const name = question.model.replaceAll("/", "-");
@@ -61,7 +64,7 @@ export function TakeView({ asked }: ViewProps): preact.JSX.Element {
             Every tensor of the answer, for <code>numpy.load</code>.
           </Kept>
           <Kept title="Save the question" onSave={() => save(QUESTION_FILE, jsonText(question))}>
-            The contract’s JSON, for <code>curl --data @{QUESTION_FILE}</code>.
+            The contract’s JSON{isForFile(question) && ", which the programs beside this read"}.
           </Kept>
         </dl>
       </section>

@@ -3,32 +3,21 @@
 import type { Question, Tensor } from "@cutaway/client";
 import { DataType } from "@cutaway/client";
 import { METHODS } from "../ask/methods.js";
-import { jsonOf } from "../state/draft.js";
+import { isForFile, QUESTION_FILE, type Server } from "./json.js";
 import { type Plain, type PlainMethod, plainOf, snake } from "./plain.js";
-
-/** The most numbers that are written into a program; more are in a file. */
-const MOST_WRITTEN = 1024;
-
-/** Where and as whom to ask. */
-export interface Server {
-  /** `127.0.0.1:8080` */
-  readonly host: string;
-  readonly secure: boolean;
-  readonly hasToken: boolean;
-}
 
 /** Returns the program. */
 export function pythonOf(question: Question, server: Server): string {
   const client = [
-    `"${server.host}"`,
+    `"${server.url.host}"`,
     'transport="connect"',
-    ...(server.secure ? ["tls=True"] : []),
+    ...(server.url.protocol === "https:" ? ["tls=True"] : []),
     ...(server.hasToken ? ['token=os.environ["CUTAWAY_TOKEN"]'] : []),
   ].join(", ");
   const plain = plainOf(question);
   const imports = server.hasToken ? "import os\n\n" : "";
-  if (plain === undefined) return `${imports}${ofJson(question, client)}`;
-  const { numpy, setup, argument } = inputsOf(question.inputs);
+  if (plain === undefined || isForFile(question)) return `${imports}${fromFile(client)}`;
+  const { setup, argument } = inputsOf(question.inputs);
   const captures = plain.captures.map(({ key, where, at }) => {
     const named = key === "module" ? literal(where) : `${key}=${literal(where)}`;
     return key === "module" && ["", "output"].includes(at.join())
@@ -45,7 +34,7 @@ export function pythonOf(question: Question, server: Server): string {
     ...(plain.errorsInPlace ? ["attribution_errors_in_place=True"] : []),
   ];
   return `${imports}import cutaway as ca
-${numpy ? "import numpy as np\n" : ""}${setup ? `\n${setup}` : ""}
+${setup ? "import numpy as np\n" : ""}${setup ? `\n${setup}` : ""}
 with ca.Client(${client}) as client:
     result = client.inspect(
 ${lines.map((line) => `        ${line},\n`).join("")}    )
@@ -53,45 +42,33 @@ print(result)
 `;
 }
 
-function ofJson(question: Question, client: string): string {
+function fromFile(client: string): string {
   return `import cutaway as ca
-from cutaway.v1 import inspection_pb2
+from cutaway.v1.inspection_pb2 import InspectRequest
 from cutaway.wire import requests
 from google.protobuf import json_format
 
-QUESTION = r"""${JSON.stringify(jsonOf(question, true))}"""
-
-request = requests.decode(json_format.Parse(QUESTION, inspection_pb2.InspectRequest()).SerializeToString())
+with open("${QUESTION_FILE}") as file:
+    request = requests.decode(json_format.Parse(file.read(), InspectRequest()).SerializeToString())
 with ca.Client(${client}) as client:
     result = client.ask(request)
 print(result)
 `;
 }
 
-function inputsOf(inputs: Question["inputs"]): { numpy: boolean; setup: string; argument: string } {
+function inputsOf(inputs: Question["inputs"]): { setup: string; argument: string } {
   if (Array.isArray(inputs)) {
-    const examples = (inputs as readonly unknown[]).map((each, index) =>
-      typeof each === "string"
-        ? literal(each)
-        : `ca.Raw(open("example${index}", "rb").read(), ${literal((each as { mediaType: string }).mediaType)})`,
-    );
-    return {
-      numpy: false,
-      setup: "",
-      argument: examples.length === 1 ? (examples[0] ?? "") : `[${examples.join(", ")}]`,
-    };
+    const texts = (inputs as readonly string[]).map(literal);
+    return { setup: "", argument: texts.length === 1 ? (texts[0] ?? "") : `[${texts.join(", ")}]` };
   }
   const tensors = Object.entries(inputs as Readonly<Record<string, Tensor>>);
-  const setup = tensors.map(([name, each], index) => `input${index} = ${arrayOf(name, each)}\n`).join("");
   return {
-    numpy: true,
-    setup,
+    setup: tensors.map(([, each], index) => `input${index} = ${arrayOf(each)}\n`).join(""),
     argument: `{${tensors.map(([name], index) => `${literal(name)}: input${index}`).join(", ")}}`,
   };
 }
 
-function arrayOf(name: string, { data, shape, dataType }: Tensor): string {
-  if (data.length > MOST_WRITTEN) return `np.load(${literal(`${name}.npy`)})`;
+function arrayOf({ data, shape, dataType }: Tensor): string {
   const numbers = Array.from(data as ArrayLike<number | bigint>, numberText);
   const type = dataType === DataType.BOOL ? "bool" : DataType[dataType].toLowerCase();
   return `np.array([${numbers.join(", ")}], np.${type}).reshape(${shape.join(", ")})`;

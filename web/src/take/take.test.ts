@@ -15,7 +15,7 @@ import { pythonOf } from "./python.js";
 import { curlOf, jobOf } from "./shell.js";
 import { typescriptOf } from "./typescript.js";
 
-const SERVER = { host: "127.0.0.1:8080", secure: false, hasToken: true };
+const SERVER = { url: new URL("http://127.0.0.1:8080/"), hasToken: true };
 const QUESTION: Question = {
   ...emptyDraft("digits"),
   inputs: { image: tensor(Float32Array.of(0.5, 1), [1, 2]) },
@@ -38,14 +38,14 @@ describe("programs", () => {
   it("fall back to the contract where Python has no plain word here", () => {
     const edited = { ...QUESTION, compare: true };
     expect(plainOf(edited)).toBeUndefined();
-    expect(pythonOf(edited, SERVER)).toContain("json_format.Parse(QUESTION");
-    expect(jobOf(edited)).toBeUndefined();
+    expect(pythonOf(edited, SERVER)).toContain("json_format.Parse(file.read()");
+    expect(jobOf(edited, "1.0")).toBeUndefined();
   });
 
   it("quote for the shell, for YAML and for TypeScript", () => {
     expect(curlOf(QUESTION, SERVER)).toContain(String.raw`it'\''s`);
-    expect(jobOf(QUESTION)).toContain('    - {method: layer_grad_cam, layer: "it\'s"}');
-    expect(jobOf(QUESTION)).toContain("target: 7");
+    expect(jobOf(QUESTION, "1.0")).toContain('    - {method: layer_grad_cam, layer: "it\'s"}');
+    expect(jobOf(QUESTION, "1.0")).toContain("target: 7");
     expect(typescriptOf(QUESTION, SERVER)).toContain('{ method: { case: "layerGradCam", value: { layer: "it\'s" } } }');
     expect(typescriptOf(QUESTION, SERVER)).toContain("indices: [7n]");
   });

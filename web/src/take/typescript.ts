@@ -11,24 +11,28 @@ import {
 import { DataType, type Question, type Tensor } from "@cutaway/client";
 import { InspectRequestSchema } from "@cutaway/contract/inspection_pb";
 import { messageOf } from "../state/draft.js";
-import type { Server } from "./python.js";
+import { isForFile, QUESTION_FILE, type Server } from "./json.js";
 
 /** Returns the program. */
-export function typescriptOf(question: Question, { host, secure, hasToken }: Server): string {
+export function typescriptOf(question: Question, { url, hasToken }: Server): string {
+  const inFile = isForFile(question);
+  const names = ["Client", ...(inFile ? ["questionOf"] : Array.isArray(question.inputs) ? [] : ["DataType", "tensor"])];
+  return `${inFile ? 'import { readFile } from "node:fs/promises";\n' : ""}import { ${names.join(", ")} } from "@cutaway/client";
+
+const client = new Client("${url.href}"${hasToken ? ", { token: process.env.CUTAWAY_TOKEN }" : ""});
+const result = await client.inspect(${inFile ? `questionOf(JSON.parse(await readFile("${QUESTION_FILE}", "utf8")))` : written(question)});
+console.log(result.predictions, result.attributions);
+`;
+}
+
+function written(question: Question): string {
   const message = messageOf({ ...question, inputGradients: false });
   message.input = { case: undefined };
   const { inputGradients } = question;
   const parts = partsOf(reflect(InspectRequestSchema, message));
   if (inputGradients) parts.push(`inputGradients: ${JSON.stringify(inputGradients)}`);
   parts.splice(1, 0, `inputs: ${inputsOf(question.inputs)}`);
-  const arrays = Array.isArray(question.inputs) ? "Client" : "Client, DataType, tensor";
-  return `import { ${arrays} } from "@cutaway/client";
-
-const client = new Client("${secure ? "https" : "http"}://${host}"${hasToken ? ", { token: process.env.CUTAWAY_TOKEN }" : ""});
-const result = await client.inspect({
-${parts.map((part) => `  ${part},\n`).join("")}});
-console.log(result.predictions, result.attributions);
-`;
+  return `{\n${parts.map((part) => `  ${part},\n`).join("")}}`;
 }
 
 /** Returns the fields that are set, as `name: value`. */
@@ -54,14 +58,7 @@ function literal(value: unknown): string {
 }
 
 function inputsOf(inputs: Question["inputs"]): string {
-  if (Array.isArray(inputs)) {
-    const examples = (inputs as Exclude<Question["inputs"], Readonly<Record<string, Tensor>>>).map((each) =>
-      typeof each === "string"
-        ? JSON.stringify(each)
-        : `{ data: Uint8Array.from([${each.data.join(", ")}]), mediaType: ${JSON.stringify(each.mediaType)} }`,
-    );
-    return `[${examples.join(", ")}]`;
-  }
+  if (Array.isArray(inputs)) return JSON.stringify(inputs);
   const tensors = Object.entries(inputs as Readonly<Record<string, Tensor>>);
   return `{ ${tensors.map(([name, each]) => `${JSON.stringify(name)}: ${tensorOf(each)}`).join(", ")} }`;
 }
