@@ -61,7 +61,8 @@ class Inspector:
     def ask(self) -> None:
         """Asks, and waits for the answer."""
         self.page.click(".strip button.primary")
-        self.page.wait_for_selector(".strip .said")
+        self.page.wait_for_selector(".strip .said, main .problem")
+        assert not self.texts("main .problem")
         self.page.wait_for_selector(".strip button.primary")
 
     def give(self, numbers: Any) -> None:

@@ -15,17 +15,19 @@ interface Props {
   readonly nameOf?: (x: number, y: number) => string;
 }
 
-/** In CSS pixels. */
+/** Of a row, and the greatest of all rows together, in CSS pixels. */
 const ROW_HEIGHT = 20;
+const MOST_HEIGHT = 960;
 
 /** Shows the rows. */
 export function HeatMap({ values, signed = false, ...shown }: Props): preact.JSX.Element {
   const scale = useMemo(() => scaleOf(values, signed), [values, signed]);
   const pixels = useMemo(() => pixelsOf(values, scale), [values, scale]);
+  const rowHeight = Math.min(ROW_HEIGHT, (MOST_HEIGHT * shown.width) / Math.max(1, values.length));
   return (
     <>
       <Legend scale={scale} />
-      <Picture values={values} pixels={pixels} rowHeight={ROW_HEIGHT} {...shown} />
+      <Picture values={values} pixels={pixels} rowHeight={rowHeight} {...shown} />
     </>
   );
 }
