@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
+import PIL.Image
 import pytest
 import torch
 from playwright.sync_api import Browser
@@ -105,6 +108,31 @@ def test_the_grid_is_the_channels(answered: Inspector, expected: ca.Inspection) 
     until(lambda: near(grid[top + 4 : top + 64 : 8, left + 4 : left + 64 : 8], large))
     answered.page.click(".grid canvas", position={"x": left + 10, "y": top + 10})
     answered.page.wait_for_selector(".large figcaption:has-text('Channel 5')")
+
+
+def test_pictures_are_saved(answered: Inspector, tmp_path: Path) -> None:
+    """A picture as PNG, each number a square of its colour; bars as SVG, with their labels and numbers."""
+    answered.go("Activations")
+    answered.page.hover(".large canvas")
+    with answered.page.expect_download() as download:
+        answered.page.click(".large .save")
+    download.value.save_as(tmp_path / "channel.png")
+    shown = colours(answered, ".large canvas")
+    with PIL.Image.open(tmp_path / "channel.png") as image:
+        saved = np.asarray(image.convert("RGB"))
+    zoom = saved.shape[0] // shown.shape[0]
+    assert zoom > 1
+    assert np.array_equal(saved, shown.repeat(zoom, 0).repeat(zoom, 1))
+    answered.go("Ask")
+    answered.page.hover(".prediction table")
+    with answered.page.expect_download() as download:
+        answered.page.click(".prediction .save")
+    download.value.save_as(tmp_path / "bars.svg")
+    texts = [
+        each.text or "" for each in ElementTree.parse(tmp_path / "bars.svg").getroot() if each.tag.endswith("text")
+    ]
+    assert texts[::2] == answered.texts(".prediction th")
+    assert texts[1::2] == answered.texts(".prediction td.number")
 
 
 def test_the_effect_of_channels_asks_for_its_gradient(answered: Inspector, site: Served) -> None:

@@ -3,6 +3,7 @@
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { planeOf } from "../measures/layout.js";
 import type { Part } from "../measures/numbers.js";
+import { savePng } from "../pictures/saving.js";
 import { pixelsOf, type Scale } from "../pictures/colours.js";
 
 interface Props {
@@ -57,7 +58,7 @@ export function ChannelGrid({ part, scale, channels, chosen, onChoose }: Props):
     if (channel !== undefined) onChoose(channel);
   };
   return (
-    <div class="grid">
+    <div class="grid savable">
       <canvas
         ref={canvas}
         tabIndex={0}
@@ -78,6 +79,13 @@ export function ChannelGrid({ part, scale, channels, chosen, onChoose }: Props):
           Channel {chosen}
         </span>
       </canvas>
+      <button
+        class="save quiet small"
+        title="Save the grid"
+        onClick={() => canvas.current && savePng("channels", canvas.current, 1)}
+      >
+        PNG
+      </button>
     </div>
   );
 }

@@ -5,6 +5,7 @@ import { effectOf, gradientKey, type Order, ORDERS, ordered, withGradient } from
 import { ChannelGrid } from "./ChannelGrid.js";
 import { wanted } from "../edits/live.js";
 import { go } from "../state/route.js";
+import { Pager } from "../app/Pager.js";
 import { Choice } from "../app/Choice.js";
 import { layoutOf, planeOf } from "../measures/layout.js";
 import { type Part, partOf } from "../measures/numbers.js";
@@ -66,19 +67,7 @@ export function Channels({
             chosen={large}
             onChoose={setChosen}
           />
-          {indices.length > PAGE && (
-            <div class="tools">
-              <button disabled={first === 0} onClick={() => setFirst(first - PAGE)}>
-                Before
-              </button>
-              <span class="muted">
-                {first + 1}–{Math.min(first + PAGE, indices.length)} of {indices.length}
-              </span>
-              <button disabled={first + PAGE >= indices.length} onClick={() => setFirst(first + PAGE)}>
-                Next
-              </button>
-            </div>
-          )}
+          <Pager first={first} page={PAGE} count={indices.length} onTurn={setFirst} />
         </div>
         <figure class="large">
           <figcaption>

@@ -1,6 +1,7 @@
 /** The last answer in one line, above every view; and what is under way. */
 
 import { useEffect, useState } from "preact/hooks";
+import { Select } from "./Select.js";
 import { percent } from "../ask/Prediction.js";
 import { ask, asked, cancel, complete, model, opening, row, rowsOf, since } from "../state/asking.js";
 import type { Asked } from "../state/asked.js";
@@ -27,13 +28,11 @@ export function AnswerStrip(): preact.JSX.Element | null {
       {rows > 1 && (
         <label>
           Example
-          <select value={row.value} onChange={({ currentTarget }) => (row.value = Number(currentTarget.value))}>
-            {Array.from({ length: rows }, (_, each) => (
-              <option key={each} value={each}>
-                {each + 1} of {rows}
-              </option>
-            ))}
-          </select>
+          <Select
+            of={Array.from({ length: rows }, (_, each) => [each, `${each + 1} of ${rows}`] as const)}
+            value={row.value}
+            onChoose={(each) => (row.value = each)}
+          />
         </label>
       )}
       <span class="grow" />

@@ -1,5 +1,6 @@
 /** What is wrong with the server, and what is done about it. */
 
+import { Panel } from "./Panel.js";
 import { TokenForm } from "./TokenForm.js";
 import { connect, standing } from "../state/server.js";
 
@@ -9,13 +10,12 @@ export function ServerNews(): preact.JSX.Element | null {
   if (!("failure" in news)) return null;
   if (news.kind === "refused") {
     return (
-      <section class="panel news" aria-labelledby="who">
-        <h2 id="who">The server asks who you are</h2>
+      <Panel id="who" title="The server asks who you are" kind="news">
         <p role="alert">
           <bdi>{news.failure.message}</bdi> <code>{news.failure.reason}</code>
         </p>
         <TokenForm />
-      </section>
+      </Panel>
     );
   }
   return (

@@ -1,5 +1,6 @@
 /** View 2: a question, and what the model says. */
 
+import { Panel } from "../app/Panel.js";
 import { Chosen } from "./Chosen.js";
 import { History } from "./History.js";
 import { Inputs } from "./Inputs.js";
@@ -21,13 +22,11 @@ export function AskView(): preact.JSX.Element | null {
     <div class="ask">
       <div class="question">
         <div class="column">
-          <section class="panel" aria-labelledby="input">
-            <h2 id="input">Input</h2>
+          <Panel id="input" title="Input">
             <Inputs key={detail.model?.name} detail={detail} />
             <Problem of={["tensors", "raw", "input"]} />
-          </section>
-          <section class="panel" aria-labelledby="about-what">
-            <h2 id="about-what">About what</h2>
+          </Panel>
+          <Panel id="about-what" title="About what">
             <Target detail={detail} />
             <Problem of={["target"]} />
             <label class="check">
@@ -39,19 +38,18 @@ export function AskView(): preact.JSX.Element | null {
               Gradient at the input
             </label>
             <Problem of={["input_gradients"]} />
-          </section>
+          </Panel>
         </div>
         <div class="column">
           <Chosen detail={detail} />
         </div>
       </div>
       <div class="answer">
-        <section class="panel" aria-labelledby="prediction">
-          <h2 id="prediction">Prediction</h2>
+        <Panel id="prediction" title="Prediction">
           {!complete.value && <p class="muted">Give the model an input, then ask.</p>}
           <Problem except={SECTIONS} />
           {asked.value && <Prediction asked={asked.value} row={row.value} />}
-        </section>
+        </Panel>
         <History />
       </div>
     </div>

@@ -1,13 +1,16 @@
 /** What is to come back from inside: captures and explanations, chosen one by one. */
 
+import { Panel } from "../app/Panel.js";
 import { useState } from "preact/hooks";
 import { HookPoint, type ModelDetail } from "@cutaway/client";
 import type { CaptureRequest } from "@cutaway/contract/capture_pb";
 import { Problem } from "../app/Problem.js";
+import { Select } from "../app/Select.js";
 import { requestAt } from "../models/places.js";
 import { alter, draft, failure } from "../state/asking.js";
 import { messageOf } from "../state/draft.js";
 import { METHODS, requestFor } from "./methods.js";
+import { MethodMenu } from "./MethodMenu.js";
 import { MethodFields } from "./MethodFields.js";
 
 const POINTS: readonly [HookPoint, string][] = [
@@ -27,8 +30,7 @@ export function Chosen({ detail }: { detail: ModelDetail }): preact.JSX.Element 
           <option key={name} value={name} />
         ))}
       </datalist>
-      <section class="panel" aria-labelledby="captures">
-        <h2 id="captures">Look at</h2>
+      <Panel id="captures" title="Look at">
         <ul class="chips">
           {captures.map((each, index) => (
             <li key={index} class={atFault(`captures[${index}]`) ? "fault" : ""}>
@@ -43,9 +45,8 @@ export function Chosen({ detail }: { detail: ModelDetail }): preact.JSX.Element 
         </ul>
         <AddCapture onAdd={(added) => alter({ captures: [...captures, added] })} />
         <Problem of={["captures"]} />
-      </section>
-      <section class="panel" aria-labelledby="explanations">
-        <h2 id="explanations">Explain by</h2>
+      </Panel>
+      <Panel id="explanations" title="Explain by">
         <ul class="methods">
           {attributions.map((each, index) => (
             <li key={index} class={atFault(`attributions[${index}]`) ? "fault" : ""}>
@@ -60,27 +61,16 @@ export function Chosen({ detail }: { detail: ModelDetail }): preact.JSX.Element 
             </li>
           ))}
         </ul>
-        <select
-          aria-label="Add a method"
-          value=""
-          onChange={({ currentTarget }) => {
+        <MethodMenu
+          label="Add a method"
+          methods={METHODS}
+          onChoose={(field) => {
             const layer = detail.modules.findLast(({ calls, name }) => calls > 0 && name !== "")?.name;
-            alter({ attributions: [...attributions, requestFor(currentTarget.value, layer)] });
+            alter({ attributions: [...attributions, requestFor(field, layer)] });
           }}
-        >
-          <option value="">Add a method…</option>
-          {(["inputs", "a layer", "a neuron"] as const).map((of) => (
-            <optgroup key={of} label={`Explains ${of}`}>
-              {METHODS.filter((each) => each.of === of).map(({ field, name }) => (
-                <option key={field} value={field}>
-                  {name}
-                </option>
-              ))}
-            </optgroup>
-          ))}
-        </select>
+        />
         <Problem of={["attributions"]} />
-      </section>
+      </Panel>
     </>
   );
 }
@@ -105,7 +95,7 @@ function Remove({ what, onRemove }: { what: string; onRemove: () => void }): pre
 
 function AddCapture({ onAdd }: { onAdd: (added: CaptureRequest) => void }): preact.JSX.Element {
   const [module, setModule] = useState("");
-  const [point, setPoint] = useState(HookPoint.OUTPUT);
+  const [point, setPoint] = useState<HookPoint>(HookPoint.OUTPUT);
   const add = (): void => {
     const value = module.trim();
     if (value === "") return;
@@ -129,17 +119,7 @@ function AddCapture({ onAdd }: { onAdd: (added: CaptureRequest) => void }): prea
           }}
         />
       </label>
-      <select
-        aria-label="What of it"
-        value={point}
-        onChange={({ currentTarget }) => setPoint(POINTS[currentTarget.selectedIndex]?.[0] ?? HookPoint.OUTPUT)}
-      >
-        {POINTS.map(([each, name]) => (
-          <option key={each} value={each}>
-            {name}
-          </option>
-        ))}
-      </select>
+      <Select label="What of it" of={POINTS} value={point} onChoose={setPoint} />
       <button type="button" onClick={add}>
         Add
       </button>

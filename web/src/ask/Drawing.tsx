@@ -94,21 +94,6 @@ export function Drawing({ spec, value = zeros(spec), onChange }: Props): preact.
         <button type="button" class="quiet" onClick={() => onChange(zeros(spec))}>
           Clear
         </button>
-        <button
-          type="button"
-          class="quiet"
-          onClick={() =>
-            onChange(
-              numbers(
-                elements(value).map((each) => 1 - each),
-                value.shape,
-                value.dataType,
-              ),
-            )
-          }
-        >
-          Invert
-        </button>
         <label class="check">
           <input type="checkbox" checked={live} onChange={({ currentTarget }) => setLive(currentTarget.checked)} />
           Ask while I draw

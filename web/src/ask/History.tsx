@@ -1,5 +1,6 @@
 /** What was asked during this visit. */
 
+import { Panel } from "../app/Panel.js";
 import { asked, history, recall } from "../state/asking.js";
 import type { Asked } from "../state/asked.js";
 import { percent } from "./Prediction.js";
@@ -8,8 +9,7 @@ import { percent } from "./Prediction.js";
 export function History(): preact.JSX.Element | null {
   if (history.value.length < 2) return null;
   return (
-    <section class="panel" aria-labelledby="history">
-      <h2 id="history">Asked before</h2>
+    <Panel id="history" title="Asked before">
       <ol class="history">
         {history.value.map((each, index) => (
           <li key={history.value.length - index}>
@@ -23,7 +23,7 @@ export function History(): preact.JSX.Element | null {
           </li>
         ))}
       </ol>
-    </section>
+    </Panel>
   );
 }
 

@@ -1,6 +1,7 @@
 /** One explanation that is asked for: its name, and the fields that may differ from their defaults. */
 
 import type { AttributionRequest } from "@cutaway/contract/attribution_pb";
+import { Select } from "../app/Select.js";
 import { methodIn, type Option, optionOf, withOption } from "./methods.js";
 
 interface Props {
@@ -38,6 +39,8 @@ export function MethodFields({ request, onChange }: Props): preact.JSX.Element {
   );
 }
 
+const YES_NO = [["", "default"], ["true", "yes"], ["false", "no"]] as const; // prettier-ignore
+
 interface FieldProps {
   readonly option: Option;
   readonly value: string;
@@ -45,15 +48,7 @@ interface FieldProps {
 }
 
 function Field({ option: { kind }, value, onChange }: FieldProps): preact.JSX.Element {
-  if (kind === "boolean") {
-    return (
-      <select value={value} onChange={({ currentTarget }) => onChange(currentTarget.value)}>
-        <option value="">default</option>
-        <option value="true">yes</option>
-        <option value="false">no</option>
-      </select>
-    );
-  }
+  if (kind === "boolean") return <Select of={YES_NO} value={value} onChoose={onChange} />;
   return (
     <input
       class={kind === "number" ? "" : "mono"}

@@ -3,12 +3,13 @@
 import { create } from "@bufbuild/protobuf";
 import type { ModelDetail } from "@cutaway/client";
 import { type Target as TargetMessage, TargetSchema } from "@cutaway/contract/target_pb";
+import { Select } from "../app/Select.js";
 import { alter, draft } from "../state/asking.js";
 import { messageOf } from "../state/draft.js";
 
 type Kind = TargetMessage["kind"];
 
-const NAMES: readonly [NonNullable<Kind["case"]>, string][] = [
+const NAMES: readonly (readonly [NonNullable<Kind["case"]>, string])[] = [
   ["predictedClass", "the predicted class"],
   ["classIndex", "a class"],
   ["topK", "the largest classes"],
@@ -27,44 +28,31 @@ export function Target({ detail }: { detail: ModelDetail }): preact.JSX.Element 
     else if (name === "topK") put({ kind: { case: name, value: { k: 2 } } });
     else if (name === "sum" || name === "norm" || name === "predictedClass") put({ kind: { case: name, value: {} } });
   };
+  const chooseClass = (index: number): void =>
+    put({ kind: { case: "classIndex", value: { indices: [BigInt(index)] } } });
+  const given = kind.case ?? "predictedClass";
   const known = NAMES.some(([name]) => name === kind.case);
   return (
     <div class="target">
       <label>
         <span>Explain</span>
-        <select value={kind.case} onChange={({ currentTarget }) => choose(currentTarget.value)}>
-          {NAMES.map(([name, words]) => (
-            <option key={name} value={name}>
-              {words}
-            </option>
-          ))}
-          {!known && <option value={kind.case}>{kind.case}, as in the link</option>}
-        </select>
+        <Select of={known ? NAMES : [...NAMES, [given, `${given}, as in the link`]]} value={given} onChoose={choose} />
       </label>
       {kind.case === "classIndex" && (
         <label>
           <span>Class</span>
           {detail.labels.length ? (
-            <select
-              value={String(kind.value.indices[0])}
-              onChange={({ currentTarget }) =>
-                put({ kind: { case: "classIndex", value: { indices: [BigInt(currentTarget.value)] } } })
-              }
-            >
-              {detail.labels.map((label, index) => (
-                <option key={index} value={index}>
-                  {label}
-                </option>
-              ))}
-            </select>
+            <Select
+              of={detail.labels.map((label, index) => [index, label] as const)}
+              value={Number(kind.value.indices[0])}
+              onChoose={chooseClass}
+            />
           ) : (
             <input
               type="number"
               min={0}
               value={String(kind.value.indices[0])}
-              onChange={({ currentTarget }) =>
-                put({ kind: { case: "classIndex", value: { indices: [BigInt(currentTarget.value || 0)] } } })
-              }
+              onChange={({ currentTarget }) => chooseClass(currentTarget.valueAsNumber || 0)}
             />
           )}
         </label>

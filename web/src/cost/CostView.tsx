@@ -1,5 +1,6 @@
 /** View 7: what an answer cost. */
 
+import { Panel } from "../app/Panel.js";
 import { Facts } from "../app/Facts.js";
 import { Bars } from "../pictures/Bars.js";
 import type { ViewProps } from "../state/asked.js";
@@ -22,8 +23,7 @@ export function CostView({ asked: { reply, milliseconds, question } }: ViewProps
   ];
   return (
     <div class="cost">
-      <section class="panel" aria-labelledby="time">
-        <h2 id="time">Where the time went</h2>
+      <Panel id="time" title="Where the time went">
         <table class="stages">
           <tbody>
             {stages.map(({ name, what, milliseconds: each, begin }) => (
@@ -45,15 +45,13 @@ export function CostView({ asked: { reply, milliseconds, question } }: ViewProps
             ))}
           </tbody>
         </table>
-      </section>
-      <section class="panel" aria-labelledby="passes">
-        <h2 id="passes">What was run</h2>
+      </Panel>
+      <Panel id="passes" title="What was run">
         <Facts facts={facts} />
-      </section>
-      <section class="panel" aria-labelledby="bytes">
-        <h2 id="bytes">What the numbers weigh</h2>
+      </Panel>
+      <Panel id="bytes" title="What the numbers weigh">
         <Bars bars={parts.map(([name, value]) => ({ name, value }))} textOf={bytesText} />
-      </section>
+      </Panel>
     </div>
   );
 }

@@ -1,9 +1,11 @@
 /** View 5: change what flows through the model, and see at once what comes of it. */
 
+import { Panel } from "../app/Panel.js";
 import { useEffect } from "preact/hooks";
 import { BeforeAfter } from "./BeforeAfter.js";
 import { axesOf, editOf, type Verb, VERBS, type Wanted } from "./edit.js";
 import { downstream, follow, tried, wanted } from "./live.js";
+import { Select } from "../app/Select.js";
 import { Bars } from "../pictures/Bars.js";
 import { alter } from "../state/asking.js";
 import type { ViewProps } from "../state/asked.js";
@@ -23,8 +25,7 @@ export function EditsView({ asked, row }: ViewProps): preact.JSX.Element {
   const now = tried.value;
   return (
     <div class="edits">
-      <section class="panel" aria-labelledby="change">
-        <h2 id="change">Change</h2>
+      <Panel id="change" title="Change">
         <Change change={change} {...{ asked }} />
         <div class="tools">
           <button onClick={() => (wanted.value = { ...change, amount: VERBS[change.verb].start })}>
@@ -39,7 +40,7 @@ export function EditsView({ asked, row }: ViewProps): preact.JSX.Element {
             Keep it in the question
           </button>
         </div>
-      </section>
+      </Panel>
       <section class="panel" aria-labelledby="comes" aria-live="polite">
         <h2 id="comes">What comes of it</h2>
         {now ? (
@@ -51,8 +52,7 @@ export function EditsView({ asked, row }: ViewProps): preact.JSX.Element {
           <p class="muted">Move the slider.</p>
         )}
       </section>
-      <section class="panel" aria-labelledby="downstream">
-        <h2 id="downstream">What it did downstream</h2>
+      <Panel id="downstream" title="What it did downstream">
         {downstream.value ? (
           <>
             <Bars bars={downstream.value.map(({ place, relative }) => ({ name: place, value: relative }))} />
@@ -63,7 +63,7 @@ export function EditsView({ asked, row }: ViewProps): preact.JSX.Element {
         ) : (
           <p class="muted">{now ? "Asking…" : "Nothing was changed yet."}</p>
         )}
-      </section>
+      </Panel>
     </div>
   );
 }
@@ -85,27 +85,22 @@ function Change({ change, asked: { model } }: { change: Wanted } & Pick<ViewProp
     <div class="change">
       <label>
         Place
-        <select value={place} onChange={({ currentTarget }) => set({ place: currentTarget.value, axis: 0, index: 0 })}>
-          {model.modules
+        <Select
+          of={model.modules
             .filter(({ name, calls }) => name !== "" && (calls > 0 || name === place))
             .slice(0, 2000)
-            .map(({ name, type }) => (
-              <option key={name} value={name}>
-                {name} ({type})
-              </option>
-            ))}
-        </select>
+            .map(({ name, type }) => [name, `${name} (${type})`] as const)}
+          value={place}
+          onChoose={(each) => set({ place: each, axis: 0, index: 0 })}
+        />
       </label>
       <label>
         Part
-        <select value={axis} onChange={({ currentTarget }) => set({ axis: Number(currentTarget.value), index: 0 })}>
-          <option value={0}>all of it</option>
-          {axes.map((each) => (
-            <option key={each.axis} value={each.axis}>
-              one {each.name}
-            </option>
-          ))}
-        </select>
+        <Select
+          of={[[0, "all of it"], ...axes.map((each) => [each.axis, `one ${each.name}`] as const)]}
+          value={axis}
+          onChoose={(each) => set({ axis: each, index: 0 })}
+        />
       </label>
       {chosen && (
         <label>
@@ -124,19 +119,11 @@ function Change({ change, asked: { model } }: { change: Wanted } & Pick<ViewProp
       )}
       <label>
         How
-        <select
+        <Select
+          of={(Object.keys(VERBS) as Verb[]).map((each) => [each, VERBS[each].name] as const)}
           value={verb}
-          onChange={({ currentTarget }) => {
-            const next = currentTarget.value as Verb;
-            set({ verb: next, amount: VERBS[next].start });
-          }}
-        >
-          {(Object.keys(VERBS) as Verb[]).map((each) => (
-            <option key={each} value={each}>
-              {VERBS[each].name}
-            </option>
-          ))}
-        </select>
+          onChoose={(each) => set({ verb: each, amount: VERBS[each].start })}
+        />
       </label>
       {label && (
         <label class="slider">

@@ -1,5 +1,6 @@
 /** How far explanations of the same thing agree with each other. */
 
+import { Panel } from "../app/Panel.js";
 import type { Attribution } from "@cutaway/client";
 import { agreementOf } from "../measures/agreement.js";
 import { partOf } from "../measures/numbers.js";
@@ -21,8 +22,7 @@ export function AgreementTable({
   );
   if (pairs.length === 0) return null;
   return (
-    <section class="panel" aria-labelledby="agreement">
-      <h2 id="agreement">Do the methods agree?</h2>
+    <Panel id="agreement" title="Do the methods agree?">
       <div class="wide">
         <table class="agreement">
           <thead>
@@ -47,7 +47,7 @@ export function AgreementTable({
           </tbody>
         </table>
       </div>
-    </section>
+    </Panel>
   );
 }
 

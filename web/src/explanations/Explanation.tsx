@@ -1,13 +1,13 @@
 /** One explanation: what it shows, whether it can be trusted, and its sums. */
 
 import type { Attribution } from "@cutaway/client";
+import { FactLine } from "../app/FactLine.js";
 import { Checks } from "./Checks.js";
 import { type ExplanationProps, Values } from "./Values.js";
 import { VerdictBadge } from "./VerdictBadge.js";
 import { comparedIn, shownAs, worstOf } from "./verdicts.js";
 import { partOf } from "../measures/numbers.js";
 import { statisticsOf } from "../measures/statistics.js";
-import { short } from "../pictures/text.js";
 
 /** Shows it, for one example. */
 export function Explanation({ asked, row, attribution }: ExplanationProps): preact.JSX.Element {
@@ -54,22 +54,14 @@ export function Explanation({ asked, row, attribution }: ExplanationProps): prea
 function Sums({ attribution, row }: { attribution: Attribution; row: number }): preact.JSX.Element {
   const { valueAtInput, valueAtBaseline, convergenceDelta } = attribution.message;
   const sums = Object.values(attribution.values).map((tensor) => statisticsOf(partOf(tensor, row).values).sum);
-  const facts: [string, number | undefined][] = [
-    ["sum", sums.reduce((total, each) => total + each, 0)],
-    ["target at the input", valueAtInput[row]],
-    ["at the baseline", valueAtBaseline[row]],
-    ["missing in the sum", convergenceDelta[row]],
-  ];
   return (
-    <dl class="line-of-facts small">
-      {facts.map(([name, value]) =>
-        value === undefined ? null : (
-          <div key={name}>
-            <dt class="muted">{name}</dt>
-            <dd>{short(value)}</dd>
-          </div>
-        ),
-      )}
-    </dl>
+    <FactLine
+      facts={[
+        ["sum", sums.reduce((total, each) => total + each, 0)],
+        ["target at the input", valueAtInput[row]],
+        ["at the baseline", valueAtBaseline[row]],
+        ["missing in the sum", convergenceDelta[row]],
+      ]}
+    />
   );
 }

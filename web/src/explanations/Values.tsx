@@ -71,7 +71,8 @@ export function Figure({ name, label, part, under, names }: FigureProps): preact
   );
 }
 
-function namesOf({ reply }: Asked, input: string): readonly string[] {
+/** Returns the names of the features of an input. */
+export function namesOf({ reply }: Asked, input: string): readonly string[] {
   return reply.message.featureNames.find((each) => each.input === input)?.names ?? [];
 }
 

@@ -1,9 +1,10 @@
 /** View 6: gradients of the target at the inputs, through the layers, and at the parameters. */
 
+import { Panel } from "../app/Panel.js";
 import { FLOATING } from "../ask/start.js";
 import { depthsOf, gradientsEverywhere, onLogScale } from "./depth.js";
-import { backgroundOf, isImage } from "../explanations/backgrounds.js";
-import { Overlay } from "../explanations/Overlay.js";
+import { backgroundOf } from "../explanations/backgrounds.js";
+import { Figure, namesOf } from "../explanations/Values.js";
 import { type Part, numbersOf, partOf } from "../measures/numbers.js";
 import { statisticsOf } from "../measures/statistics.js";
 import { Bars } from "../pictures/Bars.js";
@@ -47,11 +48,10 @@ export function GradientsView({ asked, row, ask }: ViewProps): preact.JSX.Elemen
         <InputGradient key={name} name={name} gradient={partOf(tensor, row)} asked={asked} row={row} />
       ))}
       {parameters.length > 0 && (
-        <section class="panel" aria-labelledby="parameters">
-          <h2 id="parameters">At parameters</h2>
+        <Panel id="parameters" title="At parameters">
           <Bars bars={parameters.map(([name, tensor]) => ({ name, value: statisticsOf(numbersOf(tensor)).norm }))} />
           <p class="muted small">Norms, over all examples.</p>
-        </section>
+        </Panel>
       )}
     </div>
   );
@@ -75,21 +75,21 @@ function InputGradient({ name, gradient, asked, row }: InputProps): preact.JSX.E
         At the input <bdi class="mono">{name}</bdi>
       </h2>
       <Statistics values={gradient.values} />
-      {isImage(gradient) ? (
-        <div class="pair">
-          {[["Gradient", gradient] as const, ["Gradient × input", product] as const].map(
-            ([title, part]) =>
-              part && (
-                <figure key={title}>
-                  <figcaption class="muted small">{title}</figcaption>
-                  <Overlay part={part} under={backgroundOf(asked, row)} label={`${title} at ${name}`} />
-                </figure>
-              ),
-          )}
-        </div>
-      ) : (
-        <Bars bars={Array.from(gradient.values.subarray(0, 40), (value, index) => ({ name: String(index), value }))} />
-      )}
+      <div class="pair">
+        {[["Gradient", gradient] as const, ["Gradient × input", product] as const].map(
+          ([title, part]) =>
+            part && (
+              <Figure
+                key={title}
+                name={title}
+                label={`${title} at ${name}`}
+                part={part}
+                under={backgroundOf(asked, row)}
+                names={namesOf(asked, name)}
+              />
+            ),
+        )}
+      </div>
     </section>
   );
 }

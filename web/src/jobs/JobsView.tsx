@@ -1,8 +1,10 @@
 /** View 9: the rows that a batch job explained. */
 
+import { Panel } from "../app/Panel.js";
 import { signal } from "@preact/signals";
 import { useMemo, useState } from "preact/hooks";
 import { Facts } from "../app/Facts.js";
+import { Select } from "../app/Select.js";
 import { type JobFolder, openFolder } from "./folder.js";
 import { RowDetails } from "./RowDetails.js";
 import { RowTable } from "./RowTable.js";
@@ -21,14 +23,12 @@ export function JobsView(): preact.JSX.Element {
   const shown = useMemo(() => selected(rows, wanted.value), [rows, wanted.value]);
   return (
     <div class="jobs">
-      <section class="panel" aria-labelledby="folder">
-        <h2 id="folder">Results of a job</h2>
+      <Panel id="folder" title="Results of a job">
         <Opening />
         {open && <Facts facts={factsOf(open, rows)} />}
-      </section>
+      </Panel>
       {open && (
-        <section class="panel" aria-labelledby="rows">
-          <h2 id="rows">Rows</h2>
+        <Panel id="rows" title="Rows">
           <Filters found={shown.length} />
           <RowTable
             key={JSON.stringify(wanted.value)}
@@ -37,7 +37,7 @@ export function JobsView(): preact.JSX.Element {
             chosen={chosen.value}
             onChoose={(row) => (chosen.value = row)}
           />
-        </section>
+        </Panel>
       )}
       {open && chosen.value && <RowDetails key={chosen.value.number} folder={open} row={chosen.value} />}
     </div>
@@ -85,8 +85,8 @@ function Filters({ found }: { found: number }): preact.JSX.Element {
   const { kind, order, text } = wanted.value;
   return (
     <div class="tools">
-      <Select label="Show" of={KINDS} value={kind} onChoose={(each) => set({ kind: each })} />
-      <Select label="Order" of={ORDERS} value={order} onChoose={(each) => set({ order: each })} />
+      <Select label="Show" of={named(KINDS)} value={kind} onChoose={(each) => set({ kind: each })} />
+      <Select label="Order" of={named(ORDERS)} value={order} onChoose={(each) => set({ order: each })} />
       <label class="grow">
         <span class="hidden">Search</span>
         <input
@@ -103,21 +103,8 @@ function Filters({ found }: { found: number }): preact.JSX.Element {
   );
 }
 
-interface SelectProps<T extends string> {
-  readonly label: string;
-  readonly of: Readonly<Record<T, unknown>>;
-  readonly value: T;
-  readonly onChoose: (value: T) => void;
-}
-
-function Select<T extends string>({ label, of, value, onChoose }: SelectProps<T>): preact.JSX.Element {
-  return (
-    <select aria-label={label} value={value} onChange={({ currentTarget }) => onChoose(currentTarget.value as T)}>
-      {Object.keys(of).map((each) => (
-        <option key={each}>{each}</option>
-      ))}
-    </select>
-  );
+function named<T extends string>(table: Readonly<Record<T, unknown>>): [T, string][] {
+  return (Object.keys(table) as T[]).map((each) => [each, each]);
 }
 
 function factsOf({ manifest, lines }: JobFolder, rows: readonly Row[]): [string, string][] {

@@ -1,6 +1,7 @@
 /** The rows of a job, a page at a time. */
 
 import { useEffect, useState } from "preact/hooks";
+import { Pager } from "../app/Pager.js";
 import { isImage, pictureOf } from "../explanations/backgrounds.js";
 import { shownAs } from "../explanations/verdicts.js";
 import { percent } from "../ask/Prediction.js";
@@ -67,19 +68,7 @@ export function RowTable({ folder, rows, chosen, onChoose }: Props): preact.JSX.
           </tbody>
         </table>
       </div>
-      {rows.length > PAGE && (
-        <div class="tools">
-          <button disabled={first === 0} onClick={() => setFirst(first - PAGE)}>
-            Previous
-          </button>
-          <span class="muted">
-            {first + 1} to {Math.min(first + PAGE, rows.length)} of {rows.length.toLocaleString("en")}
-          </span>
-          <button disabled={first + PAGE >= rows.length} onClick={() => setFirst(first + PAGE)}>
-            Next
-          </button>
-        </div>
-      )}
+      <Pager first={first} page={PAGE} count={rows.length} onTurn={setFirst} />
     </>
   );
 }

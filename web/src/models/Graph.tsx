@@ -1,5 +1,6 @@
 /** The path of data through the modules, as boxes that unfold. */
 
+import { Panel } from "../app/Panel.js";
 import { useMemo, useState } from "preact/hooks";
 import { layoutOf, MOST } from "./graph.js";
 import type { Row } from "./tree.js";
@@ -17,8 +18,7 @@ export function Graph({ rows, chosen, onChoose }: Props): preact.JSX.Element {
   const turn = ({ address }: Row): void =>
     setOpen(new Set(open.has(address) ? [...open].filter((each) => each !== address) : [...open, address]));
   return (
-    <section class="panel graph" aria-labelledby="graph">
-      <h2 id="graph">The path of data</h2>
+    <Panel id="graph" title="The path of data" kind="graph">
       <p class="muted">Modules that ran for the model’s own example, in the order of the tree.</p>
       <svg
         viewBox={`-1 -1 ${width + 2} ${height + 2}`}
@@ -68,7 +68,7 @@ export function Graph({ rows, chosen, onChoose }: Props): preact.JSX.Element {
         ))}
       </svg>
       {boxes.length >= MOST && <p class="muted">Only the first {MOST} boxes are drawn; fold some.</p>}
-    </section>
+    </Panel>
   );
 }
 

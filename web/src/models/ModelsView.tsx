@@ -1,5 +1,6 @@
 /** View 1: what a model is made of, and where one can look into it. */
 
+import { Panel } from "../app/Panel.js";
 import { signal } from "@preact/signals";
 import { useMemo, useState } from "preact/hooks";
 import { DataType } from "@cutaway/client";
@@ -37,12 +38,11 @@ export function ModelsView(): preact.JSX.Element | null {
   ];
   return (
     <div class="models">
-      <section class="panel" aria-labelledby="about">
-        <h2 id="about">What it is</h2>
+      <Panel id="about" title="What it is">
         <Facts facts={facts} />
         <Ports title="Takes" ports={detail.inputs} />
         <Ports title="Returns" ports={detail.outputs} />
-      </section>
+      </Panel>
       <section class="panel insides" aria-labelledby="insides">
         <div class="tools">
           <h2 id="insides">What is inside</h2>

@@ -2,6 +2,7 @@
 
 import { HookPoint } from "@cutaway/client";
 import { Facts } from "../app/Facts.js";
+import { MethodMenu } from "../ask/MethodMenu.js";
 import { METHODS, requestFor } from "../ask/methods.js";
 import { alter, draft } from "../state/asking.js";
 import { messageOf } from "../state/draft.js";
@@ -49,18 +50,7 @@ export function PlaceDetails({ row }: { row: Row | undefined }): preact.JSX.Elem
             </button>
           ))}
           {row.kind === "module" && (
-            <select
-              aria-label="Explain by this layer"
-              value=""
-              onChange={({ currentTarget }) => explain(currentTarget.value)}
-            >
-              <option value="">Explain by this layer…</option>
-              {LAYER_METHODS.map(({ field, name }) => (
-                <option key={field} value={field}>
-                  {name}
-                </option>
-              ))}
-            </select>
+            <MethodMenu label="Explain by this layer" methods={LAYER_METHODS} onChoose={explain} />
           )}
         </div>
       )}

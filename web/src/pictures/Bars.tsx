@@ -1,5 +1,6 @@
 /** Named numbers as bars, to the left or the right of zero. */
 
+import { save, svgOf } from "./saving.js";
 import { short } from "./text.js";
 import "./pictures.css";
 
@@ -22,28 +23,41 @@ export function Bars({ bars, lengthOf, textOf = short }: Props): preact.JSX.Elem
   const most = Math.max(...bars.map(({ value }) => Math.abs(value)).filter(Number.isFinite), 1e-30);
   const part = lengthOf ?? ((value: number): number => (Number.isFinite(value) ? Math.abs(value) / most : 0));
   const signed = bars.some(({ value }) => value < 0);
+  const places = bars.map(({ value }): [number, number] => {
+    const width = (signed ? 50 : 100) * part(value);
+    return [signed ? (value < 0 ? 50 - width : 50) : 0, width];
+  });
   return (
-    <table class={signed ? "named-bars signed" : "named-bars"}>
-      <tbody>
-        {bars.map(({ name, value }, index) => {
-          const width = (signed ? 50 : 100) * part(value);
-          return (
-            <tr key={index} class={value < 0 ? "negative" : ""}>
-              <th scope="row" title={name}>
-                <bdi>{name}</bdi>
-              </th>
-              <td class="bar">
-                <svg viewBox="0 0 100 1" preserveAspectRatio="none" aria-hidden="true">
-                  <rect x={signed ? (value < 0 ? 50 - width : 50) : 0} width={width} height={1} />
-                </svg>
-              </td>
-              <td class="number" data-value={value}>
-                {textOf(value)}
-              </td>
-            </tr>
-          );
-        })}
-      </tbody>
-    </table>
+    <div class="savable">
+      <table class={signed ? "named-bars signed" : "named-bars"}>
+        <tbody>
+          {bars.map(({ name, value }, index) => {
+            const [begin = 0, width = 0] = places[index] ?? [];
+            return (
+              <tr key={index} class={value < 0 ? "negative" : ""}>
+                <th scope="row" title={name}>
+                  <bdi>{name}</bdi>
+                </th>
+                <td class="bar">
+                  <svg viewBox="0 0 100 1" preserveAspectRatio="none" aria-hidden="true">
+                    <rect x={begin} width={width} height={1} />
+                  </svg>
+                </td>
+                <td class="number" data-value={value}>
+                  {textOf(value)}
+                </td>
+              </tr>
+            );
+          })}
+        </tbody>
+      </table>
+      <button
+        class="save quiet small"
+        title="Save the bars"
+        onClick={() => save("bars.svg", svgOf(bars, places, textOf))}
+      >
+        SVG
+      </button>
+    </div>
   );
 }

@@ -1,6 +1,7 @@
 /** Numbers as a picture, a pixel each; a pointer or the arrow keys tell the number at a place. */
 
 import { useEffect, useRef, useState } from "preact/hooks";
+import { savePng } from "./saving.js";
 import { short } from "./text.js";
 import "./pictures.css";
 
@@ -50,7 +51,7 @@ export function Picture({ label, values, width, pixels, nameOf, least = 256, row
     setPlace([clamped(x + dx, width), clamped(y + dy, height)]);
   };
   return (
-    <div class="picture">
+    <div class="picture savable">
       <canvas
         ref={canvas}
         width={width}
@@ -62,6 +63,13 @@ export function Picture({ label, values, width, pixels, nameOf, least = 256, row
         onPointerLeave={() => setPlace(undefined)}
         onKeyDown={step}
       />
+      <button
+        class="save quiet small"
+        title="Save the picture"
+        onClick={() => canvas.current && savePng("picture", canvas.current, scale)}
+      >
+        PNG
+      </button>
       <output class="small muted number">
         {place ? told(place, values[place[1] * width + place[0]] ?? Number.NaN, nameOf) : "\u00a0"}
       </output>

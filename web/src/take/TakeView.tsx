@@ -1,5 +1,6 @@
 /** View 8: the question in other languages, and the answer as a file. */
 
+import { Panel } from "../app/Panel.js";
 import type { ComponentChildren } from "preact";
 import { useState } from "preact/hooks";
 import { Choice } from "../app/Choice.js";
@@ -7,7 +8,8 @@ import type { ViewProps } from "../state/asked.js";
 import { jsonOf } from "../state/draft.js";
 import { permalink } from "../state/route.js";
 import { HOME, token } from "../state/server.js";
-import { npzFile, save, storedFile } from "./files.js";
+import { save } from "../pictures/saving.js";
+import { npzFile, storedFile } from "./files.js";
 import { isForFile, jsonText, QUESTION_FILE } from "./json.js";
 import { pythonOf } from "./python.js";
 import { curlOf, jobOf } from "./shell.js";
@@ -35,13 +37,11 @@ export function TakeView({ asked }: ViewProps): preact.JSX.Element {
   const name = question.model.replaceAll("/", "-");
   return (
     <div class="take">
-      <section class="panel" aria-labelledby="program">
-        <h2 id="program">Ask it elsewhere</h2>
+      <Panel id="program" title="Ask it elsewhere">
         <Choice label="As" of={FORMS} names={NAMES} value={form} onChoose={setForm} />
         <Snippet text={written[form]()} label={NAMES[form]} />
-      </section>
-      <section class="panel" aria-labelledby="link">
-        <h2 id="link">Link to this question</h2>
+      </Panel>
+      <Panel id="link" title="Link to this question">
         <p class="muted">What stands behind # is never sent to a server. The token is not in it.</p>
         <label class="check">
           <input
@@ -52,9 +52,8 @@ export function TakeView({ asked }: ViewProps): preact.JSX.Element {
           Put my input into the link
         </label>
         <Snippet text={link} label="link" />
-      </section>
-      <section class="panel" aria-labelledby="files">
-        <h2 id="files">Keep the answer</h2>
+      </Panel>
+      <Panel id="files" title="Keep the answer">
         <dl class="keep">
           <Kept title="Save the explanation" onSave={() => save(`${name}.cutaway`, storedFile(asked))}>
             Question and answer in one file, inputs included. <code>cutaway verify {name}.cutaway</code> proves it
@@ -67,7 +66,7 @@ export function TakeView({ asked }: ViewProps): preact.JSX.Element {
             The contract’s JSON{isForFile(question) && ", which the programs beside this read"}.
           </Kept>
         </dl>
-      </section>
+      </Panel>
     </div>
   );
 }

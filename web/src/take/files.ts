@@ -85,13 +85,3 @@ function ofAttribution({ method, values, message }: Attribution): [string, Tenso
 function zipped(files: Zippable): Uint8Array {
   return zipSync(files, { level: 0, mtime: new Date(1980, 0, 1) });
 }
-
-/** Has the browser save a file. */
-export function save(name: string, bytes: Uint8Array | string): void {
-  const url = URL.createObjectURL(new Blob([bytes as Uint8Array<ArrayBuffer> | string]));
-  const link = document.createElement("a");
-  link.href = url;
-  link.download = name;
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(url), 60_000);
-}

@@ -97,23 +97,11 @@ function fieldsOf(json: JsonObject): Record<string, Plain> | undefined {
       const inside = fieldsOf(value as JsonObject);
       if (inside === undefined) return undefined;
       Object.assign(fields, inside);
-    } else if (name === "baselines") {
-      const plain = baselinesOf(value as JsonObject);
-      if (plain === undefined) return undefined;
-      fields[name] = plain;
     } else if (isPlain(value))
       fields[snake(name)] = name === "quadrature" ? value.replace("QUADRATURE_", "").toLowerCase() : value;
     else return undefined;
   }
   return fields;
-}
-
-function baselinesOf(json: JsonObject): Plain | undefined {
-  const entries = Object.entries((json["byInput"] ?? {}) as JsonObject).map(([name, each]) => [
-    name,
-    (each as JsonObject)["scalar"],
-  ]);
-  return entries.every(([, scalar]) => typeof scalar === "number") ? (Object.fromEntries(entries) as Plain) : undefined;
 }
 
 function isPlain(value: JsonValue): value is string {
