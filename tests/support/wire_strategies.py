@@ -321,6 +321,7 @@ provenances = made(
     seed=st.integers(0, UNSIGNED_64),
     forwards=UNSIGNED_32,
     backwards=UNSIGNED_32,
+    companions=UNSIGNED_32,
     **dict.fromkeys(
         ["model", "version", "weights_sha256", "torch_version", "captum_version", "cutaway_version", "device"], texts
     ),

@@ -132,7 +132,14 @@ def _run_together(group: Group) -> dict[int, Outcome]:
         mains = run_main_pass(plans)
         for part, main, shared in zip(parts, mains, share_attributions(mains)):
             outcomes |= _finished(part, main, shared)
-    return outcomes
+    return {number: _accompanied(outcome, len(group) - 1) for number, outcome in outcomes.items()}
+
+
+def _accompanied(outcome: Outcome, companions: int) -> Outcome:
+    """Returns the outcome of a request that shared its pass with so many others."""
+    if not isinstance(outcome, InspectResult):
+        return outcome
+    return replace(outcome, provenance=replace(outcome.provenance, companions=companions))
 
 
 def _finished(part: Group, main: MainPass, shared: Mapping[int, AttributionResult]) -> dict[int, Outcome]:

@@ -155,7 +155,7 @@ class Warning:
 
 @dataclass(frozen=True)
 class Provenance:
-    """The model and the software that computed a result."""
+    """The model and the software that computed a result, its passes, and how many requests shared the forward pass."""
 
     model: str = ""
     version: str = ""
@@ -168,6 +168,7 @@ class Provenance:
     seed: int = 0
     forwards: int = 0
     backwards: int = 0
+    companions: int = 0
 
 
 @dataclass

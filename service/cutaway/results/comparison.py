@@ -18,7 +18,8 @@ _OWN = {
 }
 """Fields that hold how a reply was made, and what is left of rounding: no two runs need have these in common."""
 
-_CHANGES = [field.name for field in fields(Provenance) if field.name not in ("seed", "forwards", "backwards")]
+_OF_ONE_CALL = ("seed", "forwards", "backwards", "companions")
+_CHANGES = [field.name for field in fields(Provenance) if field.name not in _OF_ONE_CALL]
 
 
 @dataclass(frozen=True)

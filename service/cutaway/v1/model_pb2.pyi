@@ -323,6 +323,7 @@ class Provenance(_message.Message):
     SEED_FIELD_NUMBER: _builtins.int
     FORWARDS_FIELD_NUMBER: _builtins.int
     BACKWARDS_FIELD_NUMBER: _builtins.int
+    COMPANIONS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The model's name."""
     version: _builtins.str
@@ -345,6 +346,8 @@ class Provenance(_message.Message):
     """Forward passes run for this reply."""
     backwards: _builtins.int
     """Backward passes run for this reply."""
+    companions: _builtins.int
+    """Other requests that shared the forward pass."""
     def __init__(
         self,
         *,
@@ -359,10 +362,11 @@ class Provenance(_message.Message):
         seed: _builtins.int = ...,
         forwards: _builtins.int = ...,
         backwards: _builtins.int = ...,
+        companions: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backwards", b"backwards", "captum_version", b"captum_version", "cutaway_version", b"cutaway_version", "data_type", b"data_type", "device", b"device", "forwards", b"forwards", "model", b"model", "seed", b"seed", "torch_version", b"torch_version", "version", b"version", "weights_sha256", b"weights_sha256"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backwards", b"backwards", "captum_version", b"captum_version", "companions", b"companions", "cutaway_version", b"cutaway_version", "data_type", b"data_type", "device", b"device", "forwards", b"forwards", "model", b"model", "seed", b"seed", "torch_version", b"torch_version", "version", b"version", "weights_sha256", b"weights_sha256"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 from playwright.sync_api import Browser
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 import cutaway as ca
 from cutaway.adapters import Adapter
@@ -62,6 +63,7 @@ class Attentive(Sentences):
 
     def build(self) -> nn.Module:
         model = super().build()
+        assert isinstance(model, PreTrainedModel)
         model.set_attn_implementation("eager")
         return model
 

@@ -178,6 +178,7 @@ def test_stages_add_up(inspector: Inspector) -> None:
     total = float(inspector.texts(".facts div:has(dt:text-is('In all')) dd")[0].split()[0])
     assert len(stages) == 8
     assert sum(stages) == pytest.approx(total, abs=0.1)
+    assert "this one alone" in inspector.texts(".facts dd")
     weights = inspector.values("section:has(#bytes) td.number")
     assert weights[0] == 40  # ten logits
     assert weights[-1] == 64 * 4 * 3  # three explanations of an image, one of them a map that is smaller or equal

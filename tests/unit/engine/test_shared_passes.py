@@ -147,6 +147,11 @@ QUESTIONS: dict[str, InspectRequest] = {
 """Questions of every kind, which a batch may bring together."""
 
 
+def companions(answers: Sequence[Outcome]) -> list[int]:
+    """How many others shared the pass of each answer."""
+    return [each.provenance.companions for each in answers if isinstance(each, ca.InspectResult)]
+
+
 def images(seed: int, rows: int = 1, size: int = 6) -> Inputs:
     return {"x": torch.randn(rows, 1, size, size, generator=torch.Generator().manual_seed(seed)).double()}
 
@@ -179,7 +184,9 @@ def test_a_batch_runs_one_forward_and_one_backward() -> None:
     """Other layers, targets and gradients in one batch are one pass: that is what batches are for."""
     names = ("a slice", "a glob", "a reduction", "a loss", "a norm")
     asks = [Ask(QUESTIONS[name], images(seed)) for seed, name in enumerate(names * 3)]
-    assert passes(assert_as_alone(subject_of(NET().double()), asks)) == [(1, 1)] * 15
+    answers = assert_as_alone(subject_of(NET().double()), asks)
+    assert passes(answers) == [(1, 1)] * 15
+    assert companions(answers) == [14] * 15
 
 
 def test_paths_share_their_passes() -> None:
@@ -279,6 +286,7 @@ def assert_as_alone_or_random(how: str, subject: InspectedModel, asks: Sequence[
     if how == "dropout":  # no two runs are the same: but none is another's
         answers = inspect_all(subject, asks)
         assert passes(answers) == [(1, 1)] * 3
+        assert companions(answers) == [0] * 3
         assert len({each.predictions["output"].tobytes() for each in answers}) == 3  # type: ignore[union-attr]
     else:
         assert_as_alone(subject, asks)

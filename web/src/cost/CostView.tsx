@@ -17,6 +17,7 @@ export function CostView({ asked: { reply, milliseconds, question } }: ViewProps
     ["In all", `${milliseconds.toFixed(1)} ms`],
     ["Forward passes", `${provenance?.forwards ?? 0}`],
     ["Backward passes", `${provenance?.backwards ?? 0}`],
+    ["Requests in the same pass", company(provenance?.companions ?? 0)],
     ["Explanations", `${question.attributions?.length ?? 0}`],
     ["Seed", `${provenance?.seed ?? 0n}`],
     ["Device", provenance?.device ?? ""],
@@ -54,4 +55,8 @@ export function CostView({ asked: { reply, milliseconds, question } }: ViewProps
       </Panel>
     </div>
   );
+}
+
+function company(companions: number): string {
+  return companions ? `${companions + 1}, this one included` : "this one alone";
 }
