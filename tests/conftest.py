@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -56,6 +57,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """In xdist's processes only: a person who runs one test after another gets them in the order of their names."""
     if hasattr(config, "workerinput"):
         items[:] = scheduling.in_order(items)
+
+
+def pytest_collection_finish() -> None:
+    """Python's collector leaves alone what is there before the first test: a search of torch and of all that tests
+    import takes a second, and some tests ask for one after every step."""
+    gc.collect()
+    gc.freeze()
 
 
 HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")

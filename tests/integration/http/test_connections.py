@@ -72,11 +72,19 @@ SLOW = {
 }
 
 
+@pytest.fixture(scope="module")
+def slow(server: Served) -> Iterator[dict[str, socket.socket]]:
+    """All of them at once, so that their limits pass at the same time."""
+    with contextlib.ExitStack() as stack:
+        connections = {what: stack.enter_context(connected(server)) for what in SLOW}
+        for what, connection in connections.items():
+            connection.sendall(SLOW[what])
+        yield connections
+
+
 @pytest.mark.parametrize("what", SLOW)
-def test_who_sends_too_slowly_is_told_and_left(server: Served, what: str) -> None:
-    with connected(server) as connection:
-        connection.sendall(SLOW[what])
-        said = everything(connection)
+def test_who_sends_too_slowly_is_told_and_left(server: Served, slow: dict[str, socket.socket], what: str) -> None:
+    said = everything(slow[what])
     assert b"DEADLINE_EXCEEDED" in said or b"deadline_exceeded" in said or "body" not in what
     still_answers(server)
 

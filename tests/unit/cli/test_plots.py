@@ -113,6 +113,12 @@ def extents(figure: Figure) -> list[tuple[str, Bbox]]:
     return [(text.get_text(), text.get_window_extent(renderer)) for text in figure.texts]
 
 
+@pytest.fixture(scope="module")
+def drawn() -> str:
+    """What stands in the picture of an image model's answer, drawn once."""
+    return written(plots.figure(result_of_image_model(), {"image": numbers(2, 1, 8, 8)}))
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -123,10 +129,9 @@ def extents(figure: Figure) -> list[tuple[str, Bbox]]:
         *("net 2.0", "zero  (25.0%)", "explained: class 0, value 1.5", "example 1 of 2", "weights 01234567"),
     ],
 )
-def test_everything_that_came_back_has_a_panel(words: str) -> None:
+def test_everything_that_came_back_has_a_panel(drawn: str, words: str) -> None:
     """Each thing that was asked for is in the picture, under its name and with its shape."""
-    result = result_of_image_model()
-    assert words in written(plots.figure(result, {"image": numbers(2, 1, 8, 8)}))
+    assert words in drawn
 
 
 def test_verdicts_stand_beside_what_they_are_about() -> None:

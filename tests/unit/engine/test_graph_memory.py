@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -39,15 +37,6 @@ def asked(kind: type[ca.Attribution], **more: Any) -> ca.Attribution:
     if issubclass(kind, Expectation):
         given["baselines"] = {"x": np.zeros((2, 1, 4, 4), np.float32)}
     return kind(**given, **more)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def what_was_there() -> Iterator[None]:
-    """Is left alone by Python's collector: searching all of torch for new graphs takes a second each time."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.mark.parametrize("kind", list(METHODS.kinds.values()), ids=lambda kind: kind.__name__)
