@@ -19,6 +19,7 @@ ONE_SERVER = (
     "test_mixed_requests",
     "test_serve",
     "test_typescript_client",
+    "test_real_models",
     "test_same_answers",
     "test_stored",
     "test_token_sums",
