@@ -54,18 +54,20 @@ class BatchBuilder:
 
     Attributes:
         inputs: the sections of the job that name inputs.
+        request: the request for the first row, without its inputs and without its label as target.
     """
 
     def __init__(
         self, job: Job, template: RequestTemplate, detail: ModelDetail, features: Mapping[str, Sequence[str]]
     ) -> None:
         self._job = job
-        self._model = job.model.name or detail.model.model
         self._classes = {name: index for index, name in enumerate(detail.labels)}
         self._declared = {spec.name: spec.data_type for spec in detail.inputs}
         self._media_type = next(iter(detail.media_types), "")  # what the adapter takes bytes without one for
         self._parameters = detail.provenance.data_type
-        self._template = template._replace(request=self._with_typed_baselines(template.request))
+        self._by_label = template.by_label
+        asked = replace(template.request, model=job.model.name or detail.model.model, seed=job.request.seed)
+        self.request = self._with_typed_baselines(asked)
         self._named = named_columns(job)
         self._features = {f"inputs.{name}": tuple(columns) for name, columns in features.items()}
         self.inputs = tuple(section for section in [*self._named, *self._features] if section.startswith("inputs."))
@@ -104,15 +106,15 @@ class BatchBuilder:
             if row in bad:
                 continue
             try:
-                classes[row] = self._class_index(columns, row) if self._template.by_label else 0
+                classes[row] = self._class_index(columns, row) if self._by_label else 0
                 examples[row] = self._example(columns, row)
             except CutawayError as failure:
                 bad[row] = failure
         if not examples:
             return Batch(tuple(rows), bad, None)
         present = [row if row in examples else next(iter(examples)) for row in rows]
-        request = replace(self._template.request, model=self._model, seed=self._job.request.seed + first + rows[0])
-        if self._template.by_label:
+        request = replace(self.request, seed=self._job.request.seed + first + rows[0])
+        if self._by_label:
             request = replace(request, target=ClassIndex(tuple(classes[row] for row in present)))
         return Batch(tuple(rows), bad, _with_inputs(request, [examples[row] for row in present]))
 

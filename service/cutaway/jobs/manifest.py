@@ -15,6 +15,7 @@ import pyarrow as pa
 from google.protobuf import json_format
 
 from cutaway.errors import Reason, error
+from cutaway.jobs.batch_inputs import BatchBuilder
 from cutaway.jobs.folder import Folder
 from cutaway.jobs.records import Layout, about
 from cutaway.jobs.request_parsing import parse_request
@@ -63,7 +64,7 @@ class Manifest:
         schema: the version of this format.
         feature_columns: the columns of each input that is made from several.
         feature_names: the names of the features of each input: the model's, else its columns'.
-        question: the request for one row, without inputs, in the contract's JSON: what the inspector asks again.
+        question: the request for the first row, without inputs, in the contract's JSON: what the inspector asks again.
     """
 
     job: dict[str, Any]
@@ -94,7 +95,7 @@ class Manifest:
         """Returns the manifest of ``job``, still without the columns of its tables; ``features`` are the columns of
         each input that is made from several."""
         provenance = detail.provenance
-        asked = parse_request(job.request, job.target).request
+        asked = BatchBuilder(job, parse_request(job.request, job.target), detail, features).request
         named = {spec.name: spec.feature_names for spec in detail.inputs if spec.feature_names}
         return cls(
             job=job.as_json(),
@@ -120,7 +121,7 @@ class Manifest:
             layout="",
             feature_columns={name: list(columns) for name, columns in features.items()},
             feature_names={name: list(names) for name, names in {**features, **named}.items()},
-            question=json_format.MessageToDict(wire_requests.encode(replace(asked, model=detail.model.model))),
+            question=json_format.MessageToDict(wire_requests.encode(asked)),
         )
 
     def with_layout(self, layout: Layout) -> Manifest:

@@ -120,14 +120,22 @@ def _pixels(inspector: Inspector, index: int) -> Any:
 
 
 def test_rows_of_texts_and_tables(site: Served, inspector: Inspector, tmp_path: Path) -> None:
-    """Texts are sent as texts; features have their names; hostile classes are shown as they are."""
+    """Texts are sent as texts; features have their names; baselines have the type of their input."""
     texts = ["banana", "eel", "igloo"]
     both = {"attributions": ["saliency"]}
     table = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
     letters = job_on(
         site, "letters", tmp_path / "letters", Columns({"t": texts}), {"raw": {"column": "t"}}, request=both
     )
-    named = job_on(site, "named", tmp_path / "named", Columns({"x": table}), {"x": {"column": "x"}}, request=both)
+    path = {"method": "integrated_gradients", "baselines": {"x": np.ones((1, 4)).tolist()}, "n_steps": 8}
+    named = job_on(
+        site,
+        "named",
+        tmp_path / "named",
+        Columns({"x": table}),
+        {"x": {"column": "x"}},
+        request={"attributions": [path]},
+    )
     open_folder(inspector, letters)
     inspector.page.wait_for_selector(".rows td bdi.preview")
     assert inspector.texts(".rows td bdi.preview") == texts
@@ -137,9 +145,14 @@ def test_rows_of_texts_and_tables(site: Served, inspector: Inspector, tmp_path: 
     inspector.go("Ask")
     assert inspector.page.input_value(".texts textarea") == "eel"
     open_folder(inspector, named)
-    inspector.page.click(".rows tbody tr:nth-child(1) button")
+    inspector.page.click(".rows tbody tr:nth-child(2) button")
     inspector.page.wait_for_selector(".one-row .named-bars")
-    assert set(inspector.texts(".one-row .named-bars th")) == {"a", "<b>b</b>", "c", "d"}
+    names, stored = inspector.texts(".one-row .named-bars th"), inspector.values(".one-row .named-bars td.number")
+    assert set(names) == {"a", "<b>b</b>", "c", "d"}
+    inspector.page.click("button:text-is('Ask the live model')")
+    inspector.page.click("button:text-is('Look inside')")
+    assert inspector.texts(".explanation .named-bars th") == names
+    np.testing.assert_allclose(inspector.values(".explanation .named-bars td.number"), stored, rtol=1e-4, atol=1e-6)
 
 
 def test_what_cannot_be_opened_is_said(folder: Path, inspector: Inspector, tmp_path: Path) -> None:

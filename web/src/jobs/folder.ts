@@ -11,12 +11,11 @@ export interface Manifest {
   readonly version: string;
   readonly labels: readonly string[];
   readonly weights_sha256: string;
-  readonly seed: number;
   readonly rows: number;
   /** What each column is: its `kind`, `attribution`, `method`, `layer`, `input`, `shape`, ... */
   readonly columns: Readonly<Record<string, Readonly<Record<string, string>>>>;
   readonly feature_names?: Readonly<Record<string, readonly string[]>>;
-  /** The request for one row, without inputs, in the contract's JSON; missing in folders of earlier versions. */
+  /** The request for the first row, without inputs, in the contract's JSON; missing in folders of earlier versions. */
   readonly question?: object;
   readonly job: { readonly target: unknown };
 }

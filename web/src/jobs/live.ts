@@ -25,14 +25,13 @@ export async function askLive(folder: JobFolder, line: Line): Promise<void> {
   await ask();
 }
 
-/** Returns the job's request with the random numbers and the target of a row; nothing where the folder has none. */
-export function questionOf({ question = {}, seed, job }: Manifest, { cells }: Line): Partial<Draft> {
+/** Returns the job's request with the target of a row; nothing where the folder has none. */
+export function questionOf({ question = {}, job }: Manifest, { cells }: Line): Partial<Draft> {
   if (Object.keys(question).length === 0) return {};
   const { explainIf: _, ...rest } = fromText(JSON.stringify(question));
   const target = cells["target"];
   return {
     ...rest,
-    options: { ...rest.options, seed: BigInt(seed) + BigInt(Number(cells["row"])) },
     attributionErrorsInPlace: true,
     ...(job.target === "label" && target != null
       ? { target: { kind: { case: "classIndex", value: { indices: [BigInt(Number(target))] } } } }
