@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,14 @@ def asked(kind: type[ca.Attribution], **more: Any) -> ca.Attribution:
     if issubclass(kind, Expectation):
         given["baselines"] = {"x": np.zeros((2, 1, 4, 4), np.float32)}
     return kind(**given, **more)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def what_was_there() -> None:
+    """Is left alone by Python's collector, what earlier tests left included: searching all of it for new graphs takes
+    half a second each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.mark.parametrize("kind", list(METHODS.kinds.values()), ids=lambda kind: kind.__name__)
