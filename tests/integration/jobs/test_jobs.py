@@ -60,7 +60,7 @@ def test_values_are_captums(explained: Path) -> None:
 
 
 def test_the_manifest_says_what_was_asked(store: Path, explained: Path) -> None:
-    """The request for the first row in the contract's JSON, and the shape of each column: all that another reader needs."""
+    """The first row's request in the contract's JSON, and the shape of each column: all that another reader needs."""
     manifest = read(explained).manifest
     job = digits_job(store, explained)
     asked = replace(parse_request(job.request, job.target).request, model="digits", seed=0)

@@ -1,5 +1,6 @@
 /** Why the last call failed, beside the field that is at fault. */
 
+import { Failure } from "./Failure.js";
 import { ask, failure } from "../state/asking.js";
 
 /** Shows a failure of the fields that begin with `of`, or of any but those that begin with `except`. */
@@ -16,18 +17,12 @@ export function Problem({
     fields.some((each) => /^\w*/.exec(problem.field)?.[0] === each);
   if (of ? !isAbout(of) : isAbout(except ?? [])) return null;
   return (
-    <div class="problem" role="alert">
-      <p>
-        <bdi>{problem.message}</bdi>
-      </p>
-      <p class="small">
-        <code>{problem.reason}</code> {problem.field && <bdi class="mono">{problem.field}</bdi>}
-      </p>
+    <Failure error={problem}>
       {problem.retryAfterMs !== undefined && (
         <button type="button" onClick={() => void ask()}>
           Ask again
         </button>
       )}
-    </div>
+    </Failure>
   );
 }

@@ -1,6 +1,7 @@
 /** One explanation: what it shows, whether it can be trusted, and its sums. */
 
 import type { Attribution } from "@cutaway/client";
+import { Failure } from "../app/Failure.js";
 import { FactLine } from "../app/FactLine.js";
 import { Checks } from "./Checks.js";
 import { type ExplanationProps, Values } from "./Values.js";
@@ -31,14 +32,7 @@ export function Explanation({ asked, row, attribution }: ExplanationProps): prea
         </p>
       )}
       {message.error ? (
-        <div class="problem" role="alert">
-          <p>
-            <bdi>{message.error.message}</bdi>
-          </p>
-          <p class="small">
-            <code>{message.error.reason}</code> <bdi class="mono">{message.error.field}</bdi>
-          </p>
-        </div>
+        <Failure error={message.error} />
       ) : (
         <>
           <Values asked={asked} row={row} attribution={attribution} />

@@ -1,7 +1,6 @@
 /** One row of a job: what was stored about it, beside the live model's answer to the same question. */
 
 import { useEffect, useState } from "preact/hooks";
-import { percent } from "../ask/Prediction.js";
 import { isImage, pictureOf } from "../explanations/backgrounds.js";
 import { Tokens } from "../explanations/Tokens.js";
 import { Figure } from "../explanations/Values.js";
@@ -26,19 +25,6 @@ export function RowDetails({ folder, row }: { folder: JobFolder; row: Row }): pr
       <h2 id="one-row">
         Row <bdi class="short">{row.id || row.number}</bdi>
       </h2>
-      <p class="muted">
-        {row.label && (
-          <>
-            label <bdi class="short">{row.label}</bdi>,{" "}
-          </>
-        )}
-        {row.prediction && (
-          <>
-            predicted <bdi class="short">{row.prediction}</bdi>
-            {row.probability !== undefined && `, ${percent(row.probability)}`}
-          </>
-        )}
-      </p>
       {row.problem && (
         <p class="problem">
           <bdi>{row.problem}</bdi>
