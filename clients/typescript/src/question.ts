@@ -2,6 +2,7 @@
 
 import { create, fromJson, type JsonValue, type MessageInitShape } from "@bufbuild/protobuf";
 import { CaptureRequestSchema } from "./gen/cutaway/v1/capture_pb.js";
+import type { RawInput } from "./gen/cutaway/v1/input_pb.js";
 import { type InspectRequest, InspectRequestSchema } from "./gen/cutaway/v1/inspection_pb.js";
 import { fromMessage, type Tensor, toMessage } from "./tensors.js";
 
@@ -51,7 +52,11 @@ function inputOf(inputs: Question["inputs"]): NonNullable<MessageInitShape<typeo
   return { case: "tensors", value: { byName: Object.fromEntries(named) } };
 }
 
-/** Returns the question in the contract's JSON, such as a file has it; without inputs, if the JSON has none. */
+/**
+ * Returns the question in the contract's JSON, such as a file has it; without inputs, if the JSON has none.
+ *
+ * @throws Error if it is none.
+ */
 export function questionOf(json: JsonValue): Question {
   // With its type name it would be taken for a whole message, whose parts need no conversion.
   const { $typeName, input, inputGradients, ...rest } = fromJson(InspectRequestSchema, json);
@@ -65,10 +70,18 @@ export function questionOf(json: JsonValue): Question {
 
 function inputsOf({ case: kind, value }: InspectRequest["input"]): Question["inputs"] {
   if (kind === "raw") {
-    return value.examples.map(({ data, mediaType }) =>
-      mediaType === "text/plain" ? new TextDecoder().decode(data) : { data: Uint8Array.from(data), mediaType },
-    );
+    return value.examples.map(exampleOf);
   }
   const named = kind === "tensors" ? Object.entries(value.byName) : [];
   return Object.fromEntries(named.map(([name, each]): [string, Tensor] => [name, fromMessage(each)]));
+}
+
+/** Returns a text as a text, if its bytes are UTF-8; whatever it is returned as, the same bytes are sent. */
+function exampleOf({ data, mediaType }: RawInput): Example {
+  try {
+    if (mediaType === "text/plain") return new TextDecoder("utf-8", { fatal: true, ignoreBOM: true }).decode(data);
+  } catch {
+    // They stay bytes.
+  }
+  return { data: Uint8Array.from(data), mediaType };
 }

@@ -29,6 +29,13 @@ describe("a question", () => {
     expect(jsonOf(DRAFT, true)).toHaveProperty("tensors.byName.image");
   });
 
+  it("keeps every byte of its texts", () => {
+    const data = [Uint8Array.of(0xef, 0xbb, 0xbf, 0x61), Uint8Array.of(0x61, 0xff)];
+    const examples = data.map((each) => ({ data: each, mediaType: "text/plain" }));
+    const text = JSON.stringify(jsonOf({ ...emptyDraft("texts"), inputs: examples }, true));
+    expect(JSON.stringify(jsonOf(fromText(text), true))).toBe(text);
+  });
+
   it("is no question if a field is unknown", () => {
     expect(() => fromText('{"nobody": 1}')).toThrow("nobody");
   });
