@@ -12,6 +12,7 @@ import duckdb
 import numpy as np
 import pandas
 import polars
+import pyarrow.parquet as parquet
 import pytest
 import torch
 from captum.attr import IntegratedGradients, LayerGradCam, Saliency
@@ -69,6 +70,8 @@ def test_the_manifest_says_what_was_asked(store: Path, explained: Path) -> None:
     assert shapes["saliency.image"] == shapes["input.image"] == "1,8,8"
     assert shapes["capture.fc1.output"] == "32"
     assert shapes["probability"] is None
+    pages = parquet.read_metadata(explained / "part-00000.parquet").row_group(0)
+    assert all(pages.column(index).has_offset_index for index in range(pages.num_columns))
 
 
 def test_each_row_has_its_line(explained: Path) -> None:

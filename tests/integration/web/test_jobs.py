@@ -6,8 +6,10 @@ import json
 import shutil
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
+import pyarrow.parquet as parquet
 import pytest
 
 from cutaway.gateway.embedded import Served
@@ -108,6 +110,23 @@ def test_a_row_is_asked_of_the_live_model(folder: Path, inspector: Inspector) ->
         np.testing.assert_allclose(_pixels(inspector, index), stored[name], atol=3, err_msg=name)
 
 
+def test_nothing_of_another_question_goes_to_the_live_model(folder: Path, site: Served, inspector: Inspector) -> None:
+    """Neither a condition that a person had set, nor the input of the row before."""
+    question = {"model": "digits", "explainIf": {"probabilityAtLeast": 1.5}, "edits": [], "compare": True}
+    inspector.page.goto("about:blank")
+    inspector.open(f"#/ask?question={quote(json.dumps(question))}")
+    open_folder(inspector, folder)
+    inspector.page.click(".rows tbody tr:nth-child(8) button")
+    inspector.page.click("button:text-is('Ask the live model')")
+    inspector.page.click("button:text-is('Look inside')")
+    inspector.page.wait_for_selector(".explanations .picture canvas")
+    assert set(inspector.texts(".explanation > .tools .verdict")) == {"✓ agrees with the raw hooks"}
+    inspector.go("Jobs")
+    inspector.page.click(f".rows tbody tr:nth-child({BAD + 1}) button")
+    inspector.page.wait_for_selector("text=The job could not use this row")
+    assert inspector.texts("button:text-is('Ask the live model')") == []
+
+
 def _pixels(inspector: Inspector, index: int) -> Any:
     found = inspector.page.evaluate(
         """(index) => {
@@ -170,6 +189,11 @@ def test_what_cannot_be_opened_is_said(folder: Path, inspector: Inspector, tmp_p
     for name, words in cases.items():
         open_folder(inspector, tmp_path / name)
         inspector.page.wait_for_selector(f".jobs .problem:has-text('{words}')")
+    torn = shutil.copytree(folder, tmp_path / "torn")
+    _tear(torn / "part-00000.parquet", "saliency.image")
+    open_folder(inspector, torn)
+    inspector.page.click(".rows tbody tr:nth-child(1) button")
+    inspector.page.wait_for_selector(".one-row .problem:has-text('part-00000.parquet cannot be read')")
     elsewhere = shutil.copytree(folder, tmp_path / "elsewhere")
     _change(elsewhere, model="nobody")
     open_folder(inspector, elsewhere)
@@ -189,6 +213,17 @@ def test_a_folder_of_an_earlier_version_opens(folder: Path, inspector: Inspector
     open_folder(inspector, older)
     inspector.page.click(".rows tbody tr:nth-child(1) button")
     inspector.page.wait_for_selector(".one-row .named-bars")
+
+
+def _tear(path: Path, column: str) -> None:
+    """Overwrites the pages of one column."""
+    chunks = parquet.read_metadata(path).row_group(0)
+    for index in range(chunks.num_columns):
+        chunk = chunks.column(index)
+        if chunk.path_in_schema.startswith(column):
+            with path.open("r+b") as file:
+                file.seek(chunk.dictionary_page_offset or chunk.data_page_offset)
+                file.write(b"\xff" * chunk.total_compressed_size)
 
 
 def _change(folder: Path, **fields: Any) -> None:

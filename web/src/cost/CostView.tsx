@@ -4,7 +4,7 @@ import { Panel } from "../app/Panel.js";
 import { Facts } from "../app/Facts.js";
 import { Bars } from "../pictures/Bars.js";
 import type { ViewProps } from "../state/asked.js";
-import { bytesText, stagesOf, weights } from "./stages.js";
+import { bytesText, companyText, stagesOf, weights } from "./stages.js";
 import "./cost.css";
 
 /** Shows time, passes and bytes. */
@@ -17,7 +17,7 @@ export function CostView({ asked: { reply, milliseconds, question } }: ViewProps
     ["In all", `${milliseconds.toFixed(1)} ms`],
     ["Forward passes", `${provenance?.forwards ?? 0}`],
     ["Backward passes", `${provenance?.backwards ?? 0}`],
-    ["Requests in the same pass", company(provenance?.companions ?? 0)],
+    ["Requests in the same pass", companyText(provenance?.companions ?? 0)],
     ["Explanations", `${question.attributions?.length ?? 0}`],
     ["Seed", `${provenance?.seed ?? 0n}`],
     ["Device", provenance?.device ?? ""],
@@ -55,8 +55,4 @@ export function CostView({ asked: { reply, milliseconds, question } }: ViewProps
       </Panel>
     </div>
   );
-}
-
-function company(companions: number): string {
-  return companions ? `${companions + 1}, this one included` : "this one alone";
 }

@@ -59,3 +59,8 @@ export function bytesText(bytes: number): string {
   const power = Math.min(units.length - 1, bytes > 0 ? Math.floor(Math.log2(bytes) / 10) : 0);
   return `${(bytes / 1024 ** power).toLocaleString("en", { maximumFractionDigits: 1 })} ${units[power] ?? ""}`;
 }
+
+/** Returns how many requests were in a pass, as people read it. */
+export function companyText(companions: number): string {
+  return companions ? `${companions + 1}, this one included` : "this one alone";
+}

@@ -72,7 +72,8 @@ function Opening(): preact.JSX.Element {
         />
       </label>
       <p class={wrong ? "problem" : "muted"} role="status">
-        {state || "One that cutaway batch run wrote. Nothing of it leaves this browser."}
+        {state ||
+          "One that cutaway batch run wrote. It is read here; of a row that the live model is asked about, the input is sent."}
       </p>
     </div>
   );

@@ -2,7 +2,7 @@
 
 import { useState } from "preact/hooks";
 import { said } from "../ask/History.js";
-import { asked, failure, since } from "../state/asking.js";
+import { since } from "../state/asking.js";
 import type { Asked } from "../state/asked.js";
 import { go } from "../state/route.js";
 import { columnsOf, type JobFolder } from "./folder.js";
@@ -24,11 +24,9 @@ export function Live({ folder, row }: { folder: JobFolder; row: Row }): preact.J
       </p>
     );
   }
-  const ask = async (): Promise<void> => {
-    await askLive(folder, row.line);
-    if (failure.value === undefined) setAnswer(asked.value);
-  };
-  const same = answer?.model.provenance?.weightsSha256 === manifest.weights_sha256;
+  if (row.problem) return <p class="muted">The job could not use this row, and kept no input of it.</p>;
+  const ask = async (): Promise<void> => setAnswer(await askLive(folder, row.line));
+  const same = answer?.reply.message.provenance?.weightsSha256 === manifest.weights_sha256;
   return (
     <div class="actions">
       <button class="primary" disabled={since.value !== undefined} onClick={() => void ask()}>

@@ -1,23 +1,22 @@
 /** One row of a job: what was stored about it, beside the live model's answer to the same question. */
 
-import { useEffect, useState } from "preact/hooks";
 import { isImage, pictureOf } from "../explanations/backgrounds.js";
 import { Tokens } from "../explanations/Tokens.js";
 import { Figure } from "../explanations/Values.js";
 import { VerdictBadge } from "../explanations/VerdictBadge.js";
 import { shownAs } from "../explanations/verdicts.js";
 import { short } from "../pictures/text.js";
-import { type Cells, cellsOf, columnsOf, type JobFolder, type Manifest, tensorIn } from "./folder.js";
+import { type Cells, columnsOf, type JobFolder, type Manifest, tensorIn } from "./folder.js";
 import { Live } from "./Live.js";
 import { type Row, verdictOf } from "./rows.js";
+import { useCells } from "./useCells.js";
 
 const TENSORS = ["attribution", "token_attribution", "input", "tokens"];
 
 /** Shows the row. */
 export function RowDetails({ folder, row }: { folder: JobFolder; row: Row }): preact.JSX.Element {
   const { manifest } = folder;
-  const [cells, setCells] = useState<Cells | undefined>(undefined);
-  useEffect(() => void cellsOf(row.line, columnsOf(manifest, TENSORS)).then(setCells), [manifest, row]);
+  const { cells, failure = row.problem } = useCells(row.line, columnsOf(manifest, TENSORS));
   const columns = columnsOf(manifest, ["attribution"]);
   const names = new Set(columns.map((column) => manifest.columns[column]?.["attribution"] ?? ""));
   return (
@@ -25,9 +24,9 @@ export function RowDetails({ folder, row }: { folder: JobFolder; row: Row }): pr
       <h2 id="one-row">
         Row <bdi class="short">{row.id || row.number}</bdi>
       </h2>
-      {row.problem && (
+      {failure && (
         <p class="problem">
-          <bdi>{row.problem}</bdi>
+          <bdi>{failure}</bdi>
         </p>
       )}
       <Live folder={folder} row={row} />

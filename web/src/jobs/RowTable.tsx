@@ -1,13 +1,14 @@
 /** The rows of a job, a page at a time. */
 
-import { useEffect, useState } from "preact/hooks";
+import { useState } from "preact/hooks";
 import { Pager } from "../app/Pager.js";
 import { isImage, pictureOf } from "../explanations/backgrounds.js";
 import { shownAs } from "../explanations/verdicts.js";
 import { percent } from "../ask/Prediction.js";
 import { sizeOf } from "../measures/numbers.js";
-import { type Cells, cellsOf, columnsOf, type JobFolder, tensorIn } from "./folder.js";
+import { columnsOf, type JobFolder, tensorIn } from "./folder.js";
 import type { Row } from "./rows.js";
+import { useCells } from "./useCells.js";
 
 const PAGE = 25;
 const LARGEST_PREVIEW = 4096;
@@ -96,9 +97,7 @@ function isSmallImage(shape: readonly number[]): boolean {
 }
 
 function Preview({ folder, row, column }: { folder: JobFolder; row: Row; column: string }): preact.JSX.Element | null {
-  const [cells, setCells] = useState<Cells>({});
-  useEffect(() => void cellsOf(row.line, [column]).then(setCells), [row, column]);
-  const cell = cells[column];
+  const cell = useCells(row.line, [column]).cells?.[column];
   if (typeof cell === "string") return <bdi class="preview">{cell}</bdi>;
   if (Array.isArray(cell) && typeof cell[0] === "string") {
     return <bdi class="preview">{cell.slice(0, MOST_TOKENS).join(" ")}</bdi>;

@@ -44,7 +44,7 @@ export interface JobFolder {
 
 const SCHEMA = 1;
 const SMALL = ["row", "id", "label", "prediction", "prediction_name", "probability", "target"];
-const OUTCOMES = ["verdict", "reason", "largest_error", "skipped", "error", "error_message"];
+const OUTCOMES = ["verdict", "reason", "largest_error", "error", "error_message"];
 
 /**
  * Opens a folder.
@@ -62,8 +62,7 @@ export async function openFolder(files: readonly File[]): Promise<JobFolder> {
   for (const part of parts.sort((one, other) => one.name.localeCompare(other.name))) {
     try {
       const shard = { file: part, metadata: await parquetMetadataAsync(bufferOf(part)) };
-      const rows = await read(shard, columns);
-      lines.push(...rows.map((cells, at) => ({ cells, shard, at })));
+      for (const [at, cells] of (await read(shard, columns)).entries()) lines.push({ cells, shard, at });
     } catch (failure) {
       throw new Error(`${part.name} cannot be read: ${String(failure)}`, { cause: failure });
     }

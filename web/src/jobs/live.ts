@@ -1,7 +1,9 @@
 /** The way from a stored row to the live model. */
 
 import type { ModelDetail, Question } from "@cutaway/client";
-import { alter, ask, choose, model } from "../state/asking.js";
+import { startOf } from "../ask/start.js";
+import type { Asked } from "../state/asked.js";
+import { ask, choose, draft, model } from "../state/asking.js";
 import { type Draft, fromText } from "../state/draft.js";
 import { models } from "../state/server.js";
 import { numbers } from "../ask/arrays.js";
@@ -13,21 +15,26 @@ export function servedOf({ model, version }: Manifest): string | undefined {
   return (same.find((each) => each.version === version) ?? same[0])?.name.replace(/^models\//, "");
 }
 
-/** Asks the live model what the job asked about a row; whoever looks at a single row wants it explained. */
-export async function askLive(folder: JobFolder, line: Line): Promise<void> {
-  const name = servedOf(folder.manifest);
-  if (name === undefined) return;
+/**
+ * Asks the live model what the job asked about a row, and nothing else.
+ *
+ * @returns the answer; undefined if there is none, or a newer call came before it.
+ */
+export async function askLive({ manifest }: JobFolder, line: Line): Promise<Asked | undefined> {
+  const name = servedOf(manifest);
+  if (name === undefined) return undefined;
   if (model.value?.model?.name !== `models/${name}`) await choose(name);
   const detail = model.value;
-  if (detail?.model?.name !== `models/${name}`) return;
-  const inputs = inputsOf(folder.manifest, await cellsOf(line, columnsOf(folder.manifest, ["input"])), detail);
-  alter({ ...questionOf(folder.manifest, line), model: name, ...(inputs ? { inputs } : {}) });
-  await ask();
+  if (detail?.model?.name !== `models/${name}`) return undefined;
+  const inputs = inputsOf(manifest, await cellsOf(line, columnsOf(manifest, ["input"])), detail);
+  draft.value = { ...(questionOf(manifest, line) ?? startOf(detail, name)), model: name, inputs };
+  return ask();
 }
 
-/** Returns the job's request with the target of a row; nothing where the folder has none. */
-export function questionOf({ question = {}, job }: Manifest, { cells }: Line): Partial<Draft> {
-  if (Object.keys(question).length === 0) return {};
+/** Returns the job's request with the target of a row, without the condition of its explanations; undefined if the
+ * folder has no request. */
+function questionOf({ question = {}, job }: Manifest, { cells }: Line): Draft | undefined {
+  if (Object.keys(question).length === 0) return undefined;
   const { explainIf: _, ...rest } = fromText(JSON.stringify(question));
   const target = cells["target"];
   return {
@@ -39,8 +46,8 @@ export function questionOf({ question = {}, job }: Manifest, { cells }: Line): P
   };
 }
 
-/** Returns the inputs that a row was computed from; undefined if the job kept none. */
-export function inputsOf({ columns }: Manifest, cells: Cells, { inputs }: ModelDetail): Question["inputs"] | undefined {
+/** Returns the inputs that a row was computed from, as far as the model has inputs of these names. */
+function inputsOf({ columns }: Manifest, cells: Cells, { inputs }: ModelDetail): Question["inputs"] {
   const raw = cells["input.raw"];
   if (typeof raw === "string") return [raw];
   if (raw instanceof Uint8Array) {
@@ -54,5 +61,5 @@ export function inputsOf({ columns }: Manifest, cells: Cells, { inputs }: ModelD
       ? [[spec.name, numbers(Array.from(part.values), [1, ...part.shape], spec.dataType)] as const]
       : [];
   });
-  return named.length ? Object.fromEntries(named) : undefined;
+  return Object.fromEntries(named);
 }

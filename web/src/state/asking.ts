@@ -63,12 +63,16 @@ export function alter(parts: Partial<Draft>): void {
   draft.value = { ...draft.value, ...parts };
 }
 
-/** Asks the question, with these parts changed; a newer call ends the one before. */
-export async function ask(change: Partial<Question> = {}): Promise<void> {
+/**
+ * Asks the question, with these parts changed; a newer call ends the one before.
+ *
+ * @returns the answer; undefined if there is none, or a newer call came before it.
+ */
+export async function ask(change: Partial<Question> = {}): Promise<Asked | undefined> {
   alter(change);
   const { inputs, ...rest } = draft.value;
   const detail = model.value;
-  if (inputs === undefined || detail === undefined) return;
+  if (inputs === undefined || detail === undefined) return undefined;
   const question: Question = { ...rest, inputs };
   const call = renewed();
   const began = performance.now();
@@ -76,10 +80,13 @@ export async function ask(change: Partial<Question> = {}): Promise<void> {
   failure.value = undefined;
   try {
     const reply = await client.value.inspect(question, { signal: call.signal });
-    if (call.signal.aborted) return;
-    show({ model: detail, question, reply, milliseconds: performance.now() - began });
+    if (call.signal.aborted) return undefined;
+    const answer = { model: detail, question, reply, milliseconds: performance.now() - began };
+    show(answer);
+    return answer;
   } catch (error) {
     if (!call.signal.aborted) failure.value = note(error);
+    return undefined;
   } finally {
     if (!call.signal.aborted) since.value = undefined;
   }

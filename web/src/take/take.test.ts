@@ -7,7 +7,7 @@ import { type Inspection, type Question, tensor } from "@cutaway/client";
 import { InspectResponseSchema } from "@cutaway/contract/inspection_pb";
 import { ModelDetailSchema } from "@cutaway/contract/model_pb";
 import { requestFor } from "../ask/methods.js";
-import { stagesOf, weights } from "../cost/stages.js";
+import { companyText, stagesOf, weights } from "../cost/stages.js";
 import { emptyDraft } from "../state/draft.js";
 import { npzFile, storedFile } from "./files.js";
 import { plainOf } from "./plain.js";
@@ -78,6 +78,10 @@ describe("files", () => {
 });
 
 describe("cost", () => {
+  it("says how many requests were in the pass", () => {
+    expect([0, 3].map(companyText)).toEqual(["this one alone", "4, this one included"]);
+  });
+
   it("puts stages behind one another, and what the server does not see at the end", () => {
     const stages = stagesOf(REPLY, 10);
     expect(stages.map(({ begin }) => begin)).toEqual([0, 1, 1, 3, 3, 3, 7, 7]);
