@@ -41,8 +41,11 @@ QUEUE = 16
 def main() -> None:
     """Run them, each on a server of its own."""
     parser = argparse.ArgumentParser(prog="soak", description="Slow proofs that the server holds up.")
-    parser.add_argument("trials", nargs="*", default=[*TRIALS, *ALONE], choices=[*TRIALS, *ALONE], metavar="TRIAL")
-    for name in parser.parse_args().trials:
+    parser.add_argument("trials", nargs="*", metavar="TRIAL", help=f"all by default: {', '.join([*TRIALS, *ALONE])}")
+    trials = parser.parse_args().trials or [*TRIALS, *ALONE]
+    if unknown := {*trials} - {*TRIALS, *ALONE}:
+        parser.error(f"no trial is named {', '.join(sorted(unknown))}")
+    for name in trials:
         print(f"{name}:", flush=True)
         for line in _found(name):
             print(f"    {line}", flush=True)

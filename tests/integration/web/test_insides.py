@@ -104,7 +104,7 @@ def test_the_grid_is_the_channels(answered: Inspector, expected: ca.Inspection) 
     answered.page.wait_for_selector(".grid canvas")
     grid, large = colours(answered, ".grid canvas"), drawn(answered, values[5], float(np.abs(values).max()))
     columns = grid.shape[1] // 68
-    top, left = 68 * (5 // columns) + 2, 68 * (5 % columns) + 2
+    top, left = 84 * (5 // columns) + 2, 68 * (5 % columns) + 2
     until(lambda: near(grid[top + 4 : top + 64 : 8, left + 4 : left + 64 : 8], large))
     answered.page.click(".grid canvas", position={"x": left + 10, "y": top + 10})
     answered.page.wait_for_selector(".large figcaption:has-text('Channel 5')")
@@ -140,15 +140,15 @@ def test_the_effect_of_channels_asks_for_its_gradient(answered: Inspector, site:
     answered.go("Activations")
     answered.page.wait_for_selector(".large canvas")
     answered.page.click(".choice label:has-text('effect')")
-    answered.page.click("button:text-is('Ask for the gradient here')")
     with ca.Client(site.address) as client:
         both = client.inspect("digits", {"image": IMAGE}, captures=[ca.Capture("conv1", at=("output", "grad_output"))])
     (call,) = both.captures["conv1"].calls
     effects = (call.leaves[ca.Point.OUTPUT][""] * call.leaves[ca.Point.GRAD_OUTPUT][""])[0].sum((1, 2))
     largest = int(np.argmax(np.abs(effects)))
     answered.page.wait_for_selector(f".large figcaption:has-text('Channel {largest}')")
-    told = answered.texts(".large figcaption .muted")[0]
-    assert number(told.rpartition(" ")[2]) == pytest.approx(float(effects[largest]), rel=1e-3)
+    answered.page.wait_for_selector("p:has-text('what the target, the logit of')")
+    words = answered.texts(".large figcaption .muted")[0]
+    assert number(words.rpartition(" ")[2]) == pytest.approx(float(effects[largest]), rel=1e-3)
 
 
 def test_explanations_have_their_values_and_verdicts(answered: Inspector, expected: ca.Inspection) -> None:
@@ -162,22 +162,39 @@ def test_explanations_have_their_values_and_verdicts(answered: Inspector, expect
     sums = answered.texts(".explanation .line-of-facts")[0].split()
     assert number(sums[1]) == pytest.approx(float(gradients.values["image"].sum()), rel=1e-3)
     values = gradients.values["image"][0, 0]
-    answered.page.locator(".opacity input").first.fill("1")
-    bound = np.abs(values).max()
-    cover = (np.abs(values) / bound)[:, :, None]
+    answered.page.locator(".opacity input").first.fill("0.5")
     below = np.rint(255 * IMAGE[0, 0] / IMAGE.max())[:, :, None]
-    overlaid = below + (drawn(answered, values, float(bound)).astype(float) - below) * cover
+    overlaid = below + (drawn(answered, values, float(np.abs(values).max())).astype(float) - below) * 0.5
     until(lambda: near(colours(answered, ".explanation canvas"), np.rint(overlaid)))
+    row, column = np.unravel_index(int(values.argmin()), values.shape)
+    assert f"most against it: {told(values.min())} at row {row}, column {column}." in answered.texts(".extremes")[0]
 
 
 def test_agreement_of_methods_is_that_of_numpy(answered: Inspector, expected: ca.Inspection) -> None:
-    """The two that explain the same input."""
+    """The two that explain the same input: by magnitude, because one has no signs; the third is named."""
     answered.go("Explanations")
     answered.page.wait_for_selector(".explanation canvas")
     one, other = (each.values["image"].ravel().astype(np.float64) for each in expected.attributions[:2])
-    (row,) = answered.texts(".agreement tbody tr")
-    cosine = number(row.split("\\t")[1] if "\\t" in row else row.split()[3])
+    one, other = abs(one), abs(other)
+    cosine = number(answered.texts(".agreement td")[0])
     assert cosine == pytest.approx(one @ other / np.linalg.norm(one) / np.linalg.norm(other), rel=1e-3)
+    assert "Saliency has no signs" in answered.texts(".agreement tbody th")[0]
+    assert answered.texts("section:has(#agreement) > p bdi") == ["LayerGradCam of conv2"]
+
+
+def test_methods_are_asked_as_they_are_added_and_mended_where_they_fail(answered: Inspector) -> None:
+    """What has no default gets a value; what Captum cannot do is told at the method, and in the line above all."""
+    for method in ("occlusion", "deepLiftShap", "neuronConductance", "lrp"):
+        answered.page.select_option("select[aria-label='Add a method']", method)
+    answered.page.click(".strip button.primary")
+    answered.page.wait_for_selector(".strip .bad:has-text('1 of 7 explanations failed')")
+    assert answered.page.locator(".methods .problem").count() == 1
+    answered.page.wait_for_selector(".methods li.fault:has-text('LRP') .problem:has-text('flatten')")
+    answered.page.fill(".methods li.fault label:has-text('rules') input", '{"flatten": {"epsilon": 1e-9}}')
+    answered.page.click(".strip button.primary")
+    until(lambda: answered.page.locator(".strip .bad, .methods .problem").count() == 0)
+    answered.go("Explanations")
+    assert len(answered.texts(".explanation > .tools .verdict")) == 7
 
 
 class Hidden(nn.Module):
@@ -268,6 +285,11 @@ def test_an_edit_is_tried_live(answered: Inspector, site: Served) -> None:
         zip(answered.texts("section:has(#downstream) th"), answered.values("section:has(#downstream) td.number"))
     )
     assert changes["relu3"] == pytest.approx(np.linalg.norm(other - one) / np.linalg.norm(one), rel=1e-4)
+    change = logits[1] - logits[0]
+    assert f"({told(change[order[0]], 3)})" in answered.texts(".before-after tbody tr")[0]
+    most = max(changes, key=changes.__getitem__)
+    assert answered.texts("section:has(#downstream) > p")[0].startswith(f"{most} moved most: by ")
+    assert "conv1" not in changes
     answered.page.select_option("label:has-text('How') select", "scale")
     answered.page.locator(".slider input").fill("1")
     until(lambda: set(answered.values("section:has(#downstream) td.number")) == {0.0})
@@ -289,6 +311,31 @@ def test_gradients_by_layer_are_those_of_numpy(answered: Inspector, site: Served
     assert names[0] == "conv1"
     assert names[-1] == "fc2"
     assert answered.values("section:has(#by-layer) td.number") == pytest.approx(sizes, rel=1e-4)
+    (words, _) = answered.texts("section:has(#by-layer) > p")
+    assert f"at {names[int(np.argmin(sizes))]} to " in words
+    assert words.startswith("It vanishes nowhere" if min(sizes) >= 1e-3 * max(sizes) else "It vanishes, below")
+
+
+def test_gradients_of_parameters_are_those_of_pytorch(answered: Inspector, site: Served) -> None:
+    """All by their norms, and the numbers of one; or those of one module, chosen in the tree."""
+    answered.go("Gradients")
+    answered.page.click("button:text-is('Ask for the gradient at every parameter')")
+    answered.page.wait_for_selector("section:has(#parameters) .named-bars")
+    with ca.Client(site.address) as client:
+        found = client.inspect("digits", {"image": IMAGE}, captures=[ca.Capture(parameter="**")]).parameter_gradients
+    assert answered.texts("section:has(#parameters) th") == list(found)
+    norms = [float(np.linalg.norm(gradient)) for gradient in found.values()]
+    assert answered.values("section:has(#parameters) td.number") == pytest.approx(norms, rel=1e-4)
+    answered.page.select_option("select[aria-label='Parameter']", "fc1.weight")
+    gradient = found["fc1.weight"]
+    bound = float(np.abs(gradient).max())
+    until(lambda: near(colours(answered, "section:has(#parameters) .picture canvas"), drawn(answered, gradient, bound)))
+    answered.go("Model")
+    answered.page.click(".place .name bdi:text-is('conv2')")
+    answered.page.click("button:text-is('Capture the gradients of its parameters')")
+    answered.page.wait_for_selector("button:text-is('Captured: gradients of its parameters')")
+    answered.go("Ask")
+    answered.page.wait_for_selector(".chips li:has-text('conv2.**'):has-text('gradient of the parameter')")
 
 
 def test_gradients_of_a_text_are_those_inside(browser: Browser) -> None:
@@ -339,3 +386,9 @@ def test_the_views_can_be_used_by_everybody(theme: str, answered: Inspector) -> 
 def number(text: str) -> float:
     """What the page wrote for people."""
     return float(text.replace("−", "-"))
+
+
+def told(value: float, digits: int = 4) -> str:
+    """A number as the page writes it for people, with its sign."""
+    text = f"{value:.{digits}g}".replace("-", "−")
+    return f"+{text}" if value > 0 else text

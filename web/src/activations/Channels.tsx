@@ -14,7 +14,7 @@ import { Statistics } from "../pictures/Statistics.js";
 import { Legend } from "../pictures/Legend.js";
 import { Picture } from "../pictures/Picture.js";
 import { short } from "../pictures/text.js";
-import type { ViewProps } from "../state/asked.js";
+import { targetText, type ViewProps } from "../state/asked.js";
 import { tokensOf } from "./tokens.js";
 
 const PAGE = 128;
@@ -32,10 +32,10 @@ export function Channels({
   const [first, setFirst] = useState(0);
   const other = asked.reply.captures[gradientKey(place)];
   const gradient = useMemo(() => (other ? partOf(other, row) : undefined), [other, row]);
-  const indices = useMemo(() => ordered(part, order, gradient), [part, order, gradient]);
+  const channels = useMemo(() => ordered(part, order, gradient), [part, order, gradient]);
   const scale = useMemo(() => scaleOf(part.values), [part]);
   const layout = layoutOf(part.shape);
-  const large = chosen ?? indices[0] ?? 0;
+  const large = chosen ?? channels[0]?.index ?? 0;
   const plane = planeOf(part, large);
   const tokens = tokensOf(asked, row);
   const square = layout.kind === "planes" && layout.height === layout.width && tokens.length === layout.height;
@@ -45,29 +45,34 @@ export function Channels({
         <span class="muted">Sorted by</span>
         <Choice
           label="Sorted by"
-          of={["index", "mean", "norm", "effect"]}
+          of={gradientKey(place) ? ["index", "mean", "norm", "effect"] : ["index", "mean", "norm"]}
           names={ORDERS}
           value={order}
-          onChoose={setOrder}
+          onChoose={(each) => {
+            setOrder(each);
+            setChosen(undefined);
+            if (each === "effect" && !gradient) ask({ captures: withGradient(asked.question.captures, place) });
+          }}
         />
-        {order === "effect" && !gradient && gradientKey(place) !== "" && (
-          <button onClick={() => ask({ captures: withGradient(asked.question.captures, place) })}>
-            Ask for the gradient here
-          </button>
-        )}
         <span class="grow" />
         <Legend scale={scale} />
       </div>
+      {order === "effect" && (
+        <p class="muted small">
+          Gradient × activation, summed over a channel: what the target, {targetText(asked, row)}, would lose, to first
+          order, if the channel were zero.
+        </p>
+      )}
       <div class="channels">
         <div>
           <ChannelGrid
             part={part}
             scale={scale}
-            channels={indices.slice(first, first + PAGE)}
+            channels={channels.slice(first, first + PAGE)}
             chosen={large}
             onChoose={setChosen}
           />
-          <Pager first={first} page={PAGE} count={indices.length} onTurn={setFirst} />
+          <Pager first={first} page={PAGE} count={channels.length} onTurn={setFirst} />
         </div>
         <figure class="large">
           <figcaption>

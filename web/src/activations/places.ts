@@ -12,6 +12,12 @@ export const ORDERS = { index: "index", mean: "mean", norm: "norm", effect: "eff
 /** An order of channels. */
 export type Order = keyof typeof ORDERS;
 
+/** A channel, and the number that it is sorted by; none where it is sorted by its index. */
+export interface Channel {
+  readonly index: number;
+  readonly value?: number;
+}
+
 /** Returns the key of the gradient at a captured output; "" if the capture is none. */
 export function gradientKey(key: string): string {
   return key.includes("@output") ? key.replace("@output", "@grad_output") : "";
@@ -25,15 +31,17 @@ export function withGradient(captures: Question["captures"], key: string): NonNu
 
 /**
  * Returns the channels in an order, the largest first but for the index. The effect of a channel is the sum of
- * gradient × activation: what the target would lose to first order if the channel were zero.
+ * gradient × activation: what the target would lose, to first order, if the channel were zero.
  */
-export function ordered(part: Part, order: Order, gradient: Part | undefined): number[] {
+export function ordered(part: Part, order: Order, gradient: Part | undefined): Channel[] {
   const layout = layoutOf(part.shape);
   const planes = layout.kind === "planes" ? layout.planes : 0;
-  const indices = Array.from({ length: planes }, (_, plane) => plane);
-  if (order === "index" || (order === "effect" && gradient === undefined)) return indices;
-  const keys = indices.map((plane) => keyOf(planeOf(part, plane), order, gradient && planeOf(gradient, plane)));
-  return indices.sort((one, other) => Math.abs(keys[other] ?? 0) - Math.abs(keys[one] ?? 0) || one - other);
+  const channels = Array.from({ length: planes }, (_, index): Channel => {
+    const value = measureOf(planeOf(part, index), order, gradient && planeOf(gradient, index));
+    return { index, ...(value === undefined ? {} : { value }) };
+  });
+  const size = ({ value = 0 }: Channel): number => Math.abs(value);
+  return channels.sort((one, other) => size(other) - size(one) || one.index - other.index);
 }
 
 /** Returns the sum of gradient × activation. */
@@ -43,8 +51,9 @@ export function effectOf({ values }: Part, gradient: Part): number {
   return sum;
 }
 
-function keyOf(plane: Part, order: Order, gradient: Part | undefined): number {
-  if (order === "effect" && gradient) return effectOf(plane, gradient);
+function measureOf(plane: Part, order: Order, gradient: Part | undefined): number | undefined {
+  if (order === "index") return undefined;
+  if (order === "effect") return gradient && effectOf(plane, gradient);
   const found = statisticsOf(plane.values);
   return order === "mean" ? found.mean : found.norm;
 }

@@ -51,12 +51,18 @@ export function AnswerStrip(): preact.JSX.Element | null {
 
 function Said({ answer: { reply, milliseconds } }: { answer: Asked }): preact.JSX.Element {
   const own = reply.classes[row.value];
+  const failed = reply.attributions.filter(({ message }) => message.error).length;
   return (
     <>
       <bdi class="said">{own ? own.label || `class ${own.index}` : Object.keys(reply.predictions).join(", ")}</bdi>
       <span class="muted">
         {own && percent(own.probability)} in {milliseconds.toFixed(0)} ms
       </span>
+      {failed > 0 && (
+        <span class="bad">
+          {failed} of {reply.attributions.length} explanations failed
+        </span>
+      )}
     </>
   );
 }

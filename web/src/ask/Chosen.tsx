@@ -4,25 +4,32 @@ import { Panel } from "../app/Panel.js";
 import { useState } from "preact/hooks";
 import { HookPoint, type ModelDetail } from "@cutaway/client";
 import type { CaptureRequest } from "@cutaway/contract/capture_pb";
+import { Failure } from "../app/Failure.js";
 import { Problem } from "../app/Problem.js";
 import { Select } from "../app/Select.js";
-import { requestAt } from "../models/places.js";
-import { alter, draft, failure } from "../state/asking.js";
+import { leavesOf, parameterAt, requestAt } from "../models/places.js";
+import { alter, asked, draft, failure } from "../state/asking.js";
 import { messageOf } from "../state/draft.js";
 import { METHODS, requestFor } from "./methods.js";
 import { MethodMenu } from "./MethodMenu.js";
 import { MethodFields } from "./MethodFields.js";
+
+/** What stands for a parameter among points, of which it has none. */
+const PARAMETER = HookPoint.UNSPECIFIED;
 
 const POINTS: readonly [HookPoint, string][] = [
   [HookPoint.OUTPUT, "output"],
   [HookPoint.GRAD_OUTPUT, "gradient at the output"],
   [HookPoint.INPUT, "input"],
   [HookPoint.GRAD_INPUT, "gradient at the input"],
+  [PARAMETER, "gradient of the parameter"],
 ];
 
 /** Shows what is chosen, and lets a person choose more. */
 export function Chosen({ detail }: { detail: ModelDetail }): preact.JSX.Element {
   const { captures, attributions } = messageOf(draft.value);
+  const answer = asked.value?.question.attributions === draft.value.attributions ? asked.value : undefined;
+  const errors = answer?.reply.attributions.map(({ message }) => message.error) ?? [];
   return (
     <>
       <datalist id="places">
@@ -49,15 +56,18 @@ export function Chosen({ detail }: { detail: ModelDetail }): preact.JSX.Element 
       <Panel id="explanations" title="Explain by">
         <ul class="methods">
           {attributions.map((each, index) => (
-            <li key={index} class={atFault(`attributions[${index}]`) ? "fault" : ""}>
+            <li key={index} class={errors[index] || atFault(`attributions[${index}]`) ? "fault" : ""}>
               <MethodFields
                 request={each}
+                inputs={detail.inputs}
+                failed={errors[index] !== undefined}
                 onChange={(changed) => alter({ attributions: attributions.with(index, changed) })}
               />
               <Remove
                 what={each.method.case ?? ""}
                 onRemove={() => alter({ attributions: attributions.toSpliced(index, 1) })}
               />
+              {errors[index] && <Failure error={errors[index]} />}
             </li>
           ))}
         </ul>
@@ -65,8 +75,7 @@ export function Chosen({ detail }: { detail: ModelDetail }): preact.JSX.Element 
           label="Add a method"
           methods={METHODS}
           onChoose={(field) => {
-            const layer = detail.modules.findLast(({ calls, name }) => calls > 0 && name !== "")?.name;
-            alter({ attributions: [...attributions, requestFor(field, layer)] });
+            alter({ attributions: [...attributions, requestFor(field, detail, layerFor(field, detail))] });
           }}
         />
         <Problem of={["attributions"]} />
@@ -75,11 +84,22 @@ export function Chosen({ detail }: { detail: ModelDetail }): preact.JSX.Element 
   );
 }
 
+/** Returns the layer that a method begins with, where it was not asked for yet: the last convolution, or the last layer
+ * but that of the output. */
+function layerFor(field: string, detail: ModelDetail): string {
+  const used = messageOf(draft.value).attributions.map(({ method: { case: name, value } }) =>
+    name === field && "layer" in value ? value.layer : "",
+  );
+  const leaves = leavesOf(detail).filter(({ name }) => !used.includes(name));
+  return (leaves.findLast(({ type }) => /^Conv[123]d$/.test(type)) ?? leaves.at(-2) ?? leaves.at(-1))?.name ?? "";
+}
+
 function atFault(field: string): boolean {
   return failure.value?.field.startsWith(field) ?? false;
 }
 
-function pointsText({ points }: CaptureRequest): string {
+function pointsText({ points, where }: CaptureRequest): string {
+  if (where.case === "parameter") return "gradient of the parameter";
   return POINTS.filter(([point]) => points.includes(point))
     .map(([, name]) => name)
     .join(", ");
@@ -99,7 +119,7 @@ function AddCapture({ onAdd }: { onAdd: (added: CaptureRequest) => void }): prea
   const add = (): void => {
     const value = module.trim();
     if (value === "") return;
-    onAdd(requestAt(value, point));
+    onAdd(point === PARAMETER ? parameterAt(value) : requestAt(value, point));
     setModule("");
   };
   return (
@@ -109,7 +129,7 @@ function AddCapture({ onAdd }: { onAdd: (added: CaptureRequest) => void }): prea
         <input
           class="mono"
           list="places"
-          placeholder="module, operator or glob"
+          placeholder={point === PARAMETER ? "parameter or glob: conv1.weight, **" : "module, operator or glob"}
           value={module}
           onInput={({ currentTarget }) => setModule(currentTarget.value)}
           onKeyDown={(event) => {

@@ -3,8 +3,7 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import type { Tensor } from "@cutaway/client";
 import { ask, row } from "../state/asking.js";
-import { elements, numbers } from "./arrays.js";
-import { zeros } from "./Inputs.js";
+import { elements, numbers, zeros } from "./arrays.js";
 import type { InputSpec } from "./ways.js";
 
 interface Props {

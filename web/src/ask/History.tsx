@@ -16,7 +16,8 @@ export function History(): preact.JSX.Element | null {
             <button type="button" aria-current={each === asked.value} onClick={() => recall(each)}>
               <bdi>{said(each)}</bdi>
               <span class="muted small">
-                <bdi>{each.model.model?.model}</bdi>, {each.reply.attributions.length} explanations,{" "}
+                <bdi>{each.model.model?.model}</bdi>,{" "}
+                {each.reply.attributions.filter(({ message }) => !message.error).length} explanations,{" "}
                 {each.milliseconds.toFixed(0)} ms
               </span>
             </button>

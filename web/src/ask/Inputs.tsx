@@ -4,14 +4,14 @@ import { useState } from "preact/hooks";
 import type { ModelDetail, Tensor } from "@cutaway/client";
 import { Choice } from "../app/Choice.js";
 import { alter, draft } from "../state/asking.js";
-import { numbers } from "./arrays.js";
+import { zeros } from "./arrays.js";
 import { Drawing } from "./Drawing.js";
 import { Files } from "./Files.js";
 import { Numbers } from "./Numbers.js";
 import { TableRow } from "./TableRow.js";
 import { exampleOf } from "./start.js";
 import { Texts } from "./Texts.js";
-import { type InputSpec, oneExample, type TensorWay, tensorWaysOf, type Way, waysOf } from "./ways.js";
+import { type InputSpec, type TensorWay, tensorWaysOf, type Way, waysOf } from "./ways.js";
 
 const NAMES: Readonly<Record<Way | TensorWay, string>> = {
   files: "File",
@@ -77,11 +77,4 @@ function OneInput({ spec, inputs }: { spec: InputSpec; inputs: readonly InputSpe
       {way === "numbers" && <Numbers spec={spec} value={own} onChange={put} />}
     </fieldset>
   );
-}
-
-/** Returns one example of zeros. */
-export function zeros(spec: InputSpec): Tensor {
-  const shape = oneExample(spec);
-  const size = shape.reduce((product, each) => product * each, 1);
-  return numbers(new Array<number>(size).fill(0), shape, spec.dataType);
 }

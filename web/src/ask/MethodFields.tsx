@@ -1,36 +1,35 @@
 /** One explanation that is asked for: its name, and the fields that may differ from their defaults. */
 
+import { useState } from "preact/hooks";
+import { DataType } from "@cutaway/client";
 import type { AttributionRequest } from "@cutaway/contract/attribution_pb";
 import { Select } from "../app/Select.js";
-import { methodIn, type Option, optionOf, withOption } from "./methods.js";
+import { methodIn, type Option, optionOf, optionsFor, tensorAt, tensorJson, withOption } from "./methods.js";
+import { Numbers } from "./Numbers.js";
+import type { InputSpec } from "./ways.js";
 
 interface Props {
   readonly request: AttributionRequest;
+  readonly inputs: readonly InputSpec[];
+  /** Whether the last answer has an error for it: then all fields are shown. */
+  readonly failed: boolean;
   readonly onChange: (changed: AttributionRequest) => void;
 }
 
 /** Shows a method with its fields; those that have defaults are folded away. */
-export function MethodFields({ request, onChange }: Props): preact.JSX.Element {
+export function MethodFields({ request, inputs, failed, onChange }: Props): preact.JSX.Element {
   const method = methodIn(request);
-  const options = method?.options ?? [];
-  const required = options.filter(({ kind }) => kind === "layer" || kind === "indices");
-  const further = options.filter((each) => !required.includes(each));
-  const field = (option: Option): preact.JSX.Element => (
-    <label key={option.label}>
-      <span>{option.label}</span>
-      <Field
-        option={option}
-        value={optionOf(request, option)}
-        onChange={(text) => onChange(withOption(request, option, text))}
-      />
-    </label>
+  const options = method ? optionsFor(method, inputs) : [];
+  const further = options.filter(({ required }) => !required);
+  const field = (option: (typeof options)[number]): preact.JSX.Element => (
+    <Field key={option.label} {...{ request, option, onChange }} {...(option.input ? { input: option.input } : {})} />
   );
   return (
     <div class="method">
       <strong>{method?.name ?? "?"}</strong>
-      {required.length > 0 && <div class="fields">{required.map(field)}</div>}
+      <div class="fields">{options.filter(({ required }) => required).map(field)}</div>
       {further.length > 0 && (
-        <details>
+        <details open={failed}>
           <summary class="muted small">Options</summary>
           <div class="fields">{further.map(field)}</div>
         </details>
@@ -39,25 +38,54 @@ export function MethodFields({ request, onChange }: Props): preact.JSX.Element {
   );
 }
 
-const YES_NO = [["", "default"], ["true", "yes"], ["false", "no"]] as const; // prettier-ignore
+const DEFAULT = ["", "default"] as const;
+const YES_NO = [DEFAULT, ["true", "yes"], ["false", "no"]] as const;
+const HINTS: Partial<Record<Option["kind"], string>> = { number: "default", json: "{}, the contract’s JSON" };
 
-interface FieldProps {
+interface FieldProps extends Pick<Props, "request" | "onChange"> {
   readonly option: Option;
-  readonly value: string;
-  readonly onChange: (text: string) => void;
+  readonly input?: InputSpec;
 }
 
-function Field({ option: { kind }, value, onChange }: FieldProps): preact.JSX.Element {
-  if (kind === "boolean") return <Select of={YES_NO} value={value} onChoose={onChange} />;
+function Field({ request, option, input, onChange }: FieldProps): preact.JSX.Element {
+  const { kind, label, choices } = option;
+  const [wrong, setWrong] = useState("");
+  const value = optionOf(request, option);
+  const put = (text: string): void => {
+    try {
+      onChange(withOption(request, option, text));
+      setWrong("");
+    } catch (failure) {
+      setWrong(failure instanceof Error ? failure.message : String(failure));
+    }
+  };
+  if (kind === "tensor" && input) {
+    const spec = option.path.includes("masks") ? { ...input, dataType: DataType.INT64 } : input;
+    return (
+      <fieldset>
+        <legend class="muted small">{label}</legend>
+        <Numbers spec={spec} value={tensorAt(request, option)} onChange={(tensor) => put(tensorJson(tensor))} />
+      </fieldset>
+    );
+  }
+  const named = (choices ?? []).map((each) => [each, each.replace(/^[A-Z]+_/, "").toLowerCase()] as const);
   return (
-    <input
-      class={kind === "number" ? "" : "mono"}
-      type={kind === "number" ? "number" : "text"}
-      step="any"
-      {...(kind === "layer" ? { list: "places" } : {})}
-      placeholder={kind === "number" ? "default" : ""}
-      value={value}
-      onChange={({ currentTarget }) => onChange(currentTarget.value)}
-    />
+    <label>
+      <span>{label}</span>
+      {kind === "boolean" || kind === "choice" ? (
+        <Select of={choices ? [DEFAULT, ...named] : YES_NO} value={value} onChoose={put} />
+      ) : (
+        <input
+          class={kind === "number" ? "" : "mono"}
+          type={kind === "number" ? "number" : "text"}
+          step="any"
+          {...(kind === "layer" ? { list: "places" } : {})}
+          placeholder={HINTS[kind] ?? ""}
+          value={value}
+          onChange={({ currentTarget }) => put(currentTarget.value)}
+        />
+      )}
+      {wrong && <span class="bad small">{wrong}</span>}
+    </label>
   );
 }

@@ -3,8 +3,7 @@
 import { useState } from "preact/hooks";
 import { DataType, type Tensor } from "@cutaway/client";
 import { shapeText } from "../models/graph.js";
-import { fromLists, fromNpy } from "./arrays.js";
-import { zeros } from "./Inputs.js";
+import { fromLists, fromNpy, zeros } from "./arrays.js";
 import type { InputSpec } from "./ways.js";
 
 interface Props {

@@ -1,8 +1,7 @@
 /** One row of a table: a number for each feature, typed, or pasted from a spreadsheet. */
 
 import type { Tensor } from "@cutaway/client";
-import { elements, numbers } from "./arrays.js";
-import { zeros } from "./Inputs.js";
+import { elements, numbers, zeros } from "./arrays.js";
 import type { InputSpec } from "./ways.js";
 
 interface Props {

@@ -1,25 +1,42 @@
 /** Tensors from what people have: lists of numbers, NPY files. */
 
-import { DataType, tensor, type Tensor, type TypedArray } from "@cutaway/client";
+import { DataType, tensor, type Tensor } from "@cutaway/client";
+import { sizeOf } from "../measures/numbers.js";
+import { type InputSpec, oneExample } from "./ways.js";
 
 type Nested = number | boolean | readonly Nested[];
 
-const ARRAYS: Readonly<Partial<Record<DataType, (values: readonly number[]) => TypedArray>>> = {
-  [DataType.FLOAT64]: (values) => Float64Array.from(values),
-  [DataType.INT8]: (values) => Int8Array.from(values),
-  [DataType.INT16]: (values) => Int16Array.from(values),
-  [DataType.INT32]: (values) => Int32Array.from(values),
-  [DataType.INT64]: (values) => BigInt64Array.from(values, (each) => BigInt(Math.trunc(each))),
-  [DataType.UINT8]: (values) => Uint8Array.from(values),
-  [DataType.BOOL]: (values) => Uint8Array.from(values, (each) => (each ? 1 : 0)),
-};
+/** What NPY calls each type, and its arrays; those of `BOOL` are bytes. */
+const TYPES = [
+  [DataType.FLOAT32, "<f4", Float32Array],
+  [DataType.FLOAT64, "<f8", Float64Array],
+  [DataType.INT8, "|i1", Int8Array],
+  [DataType.INT16, "<i2", Int16Array],
+  [DataType.INT32, "<i4", Int32Array],
+  [DataType.INT64, "<i8", BigInt64Array],
+  [DataType.UINT8, "|u1", Uint8Array],
+  [DataType.BOOL, "|b1", Uint8Array],
+] as const;
 
 /** Returns a tensor of numbers in the type that an input has; `FLOAT32` where it says none, or half precision. */
 export function numbers(values: readonly number[], shape: readonly number[], type: DataType): Tensor {
-  const make = ARRAYS[type];
-  return make
-    ? tensor(make(values), shape, type === DataType.BOOL ? type : undefined)
-    : tensor(Float32Array.from(values), shape);
+  const [own, , Kind] = TYPES.find(([each]) => each === type) ?? TYPES[0];
+  if (Kind === BigInt64Array)
+    return tensor(
+      Kind.from(values, (each) => BigInt(Math.trunc(each))),
+      shape,
+    );
+  return tensor(
+    (Kind as Float32ArrayConstructor).from(own === DataType.BOOL ? values.map((each) => (each ? 1 : 0)) : values),
+    shape,
+    own,
+  );
+}
+
+/** Returns examples of zeros. */
+export function zeros(spec: InputSpec, rows = 1): Tensor {
+  const shape = oneExample(spec).with(0, rows);
+  return numbers(new Array<number>(sizeOf(shape)).fill(0), shape, spec.dataType);
 }
 
 /** Returns the elements of a tensor as plain numbers. */
@@ -55,17 +72,6 @@ function flatten(nested: Nested, shape: readonly number[], into: number[]): void
   }
 }
 
-const NPY: Readonly<Record<string, [(bytes: ArrayBuffer) => TypedArray, DataType?]>> = {
-  "<f4": [(bytes) => new Float32Array(bytes)],
-  "<f8": [(bytes) => new Float64Array(bytes)],
-  "|i1": [(bytes) => new Int8Array(bytes)],
-  "<i2": [(bytes) => new Int16Array(bytes)],
-  "<i4": [(bytes) => new Int32Array(bytes)],
-  "<i8": [(bytes) => new BigInt64Array(bytes)],
-  "|u1": [(bytes) => new Uint8Array(bytes)],
-  "|b1": [(bytes) => new Uint8Array(bytes), DataType.BOOL],
-};
-
 /**
  * Reads an NPY file.
  *
@@ -80,28 +86,17 @@ export function fromNpy(bytes: Uint8Array): Tensor {
   const end = begin + (wide ? view.getUint32(8, true) : view.getUint16(8, true));
   const header = new TextDecoder().decode(bytes.slice(begin, end));
   const type = /'descr':\s*'([^']+)'/.exec(header)?.[1] ?? "";
-  const known = NPY[type];
-  if (known === undefined) throw new Error(`numbers of the type ${type || "of this file"} are not read here`);
+  const [own, , Kind] = TYPES.find(([, each]) => each === type) ?? [];
+  if (Kind === undefined) throw new Error(`numbers of the type ${type || "of this file"} are not read here`);
   if (/'fortran_order':\s*True/.test(header))
     throw new Error("the file is in Fortran's order; save numpy.ascontiguousarray");
   const shape = (/'shape':\s*\(([^)]*)\)/.exec(header)?.[1] ?? "").match(/\d+/g)?.map(Number) ?? [];
-  return tensor(known[0](bytes.slice(end).buffer), shape, known[1]);
+  return tensor(new Kind(bytes.slice(end).buffer), shape, own);
 }
-
-const DESCRIPTIONS: readonly [new (...size: never[]) => TypedArray, string][] = [
-  [Float32Array, "<f4"],
-  [Float64Array, "<f8"],
-  [Int8Array, "|i1"],
-  [Int16Array, "<i2"],
-  [Int32Array, "<i4"],
-  [BigInt64Array, "<i8"],
-  [Uint8Array, "|u1"],
-];
 
 /** Returns a tensor as an NPY file; half precision as float32. */
 export function toNpy({ data, shape, dataType }: Tensor): Uint8Array {
-  const plain = DESCRIPTIONS.find(([kind]) => data instanceof kind)?.[1] ?? "";
-  const type = dataType === DataType.BOOL ? "|b1" : plain;
+  const [, type] = TYPES.find(([each]) => each === dataType) ?? TYPES[0];
   const sizes = shape.length === 1 ? `${shape[0] ?? 0},` : shape.join(", ");
   const text = `{'descr': '${type}', 'fortran_order': False, 'shape': (${sizes}), }`;
   const header = text.padEnd(Math.ceil((text.length + 11) / 64) * 64 - 11) + "\n";

@@ -1,11 +1,12 @@
 /** Inputs, methods and predictions, as pure functions. */
 
 import { DataType, type ModelDetail, tensor } from "@cutaway/client";
-import { ModelDetailSchema } from "@cutaway/contract/model_pb";
+import { Quadrature } from "@cutaway/contract/attribution_pb";
+import { InputSpecSchema, ModelDetailSchema, ModuleSchema } from "@cutaway/contract/model_pb";
 import { create, type MessageInitShape } from "@bufbuild/protobuf";
 import { describe, expect, it } from "vitest";
-import { elements, fromLists, fromNpy, toNpy } from "./arrays.js";
-import { METHODS, optionOf, requestFor, withOption } from "./methods.js";
+import { elements, fromLists, fromNpy, numbers, toNpy } from "./arrays.js";
+import { methodIn, METHODS, optionOf, optionsFor, requestFor, tensorJson, withOption } from "./methods.js";
 import { classBars, elementBars, softmax } from "./probabilities.js";
 import { startOf } from "./start.js";
 import { oneExample, tensorWaysOf, waysOf } from "./ways.js";
@@ -43,25 +44,67 @@ describe("methods", () => {
   it("are all of the contract", () => {
     expect(METHODS).toHaveLength(38);
     expect(METHODS.filter(({ of }) => of === "a neuron")).toHaveLength(9);
-    expect(METHODS.find(({ field }) => field === "layerGradCam")?.options.map(({ label }) => label)).toEqual([
-      "layer",
-      "relu",
-    ]);
+    const { options = [] } = METHODS.find(({ field }) => field === "layerGradCam") ?? {};
+    expect(options.map(({ label }) => label).slice(0, 3)).toEqual(["layer", "relu", "noise: combination"]);
   });
 
   it("get and lose options", () => {
-    const [steps] = METHODS.find(({ field }) => field === "integratedGradients")?.options ?? [];
+    const [, steps] = METHODS.find(({ field }) => field === "integratedGradients")?.options ?? [];
     if (steps === undefined) throw new Error("no option");
-    const asked = withOption(requestFor("integratedGradients"), steps, "32");
+    const asked = withOption(requestFor("integratedGradients", { inputs: [] }), steps, "32");
     expect(asked.method).toMatchObject({ value: { path: { nSteps: 32 } } });
     expect(optionOf(asked, steps)).toBe("32");
     expect(optionOf(withOption(asked, steps, ""), steps)).toBe("");
-    const neuron = METHODS.find(({ field }) => field === "neuronGradient")?.options ?? [];
-    const at = neuron.reduce(
-      (made, option) => withOption(made, option, option.kind === "layer" ? "conv1" : "3, 1"),
-      requestFor("neuronGradient"),
-    );
-    expect(at.method).toMatchObject({ value: { neuron: { module: "conv1", index: { positions: [3n, 1n] } } } });
+  });
+
+  it("can be asked as they are added: what has no default has a value", () => {
+    const detail = {
+      inputs: [create(InputSpecSchema, { name: "image", shape: [-1n, 1n, 8n, 8n], dataType: DataType.FLOAT32 })],
+      modules: [create(ModuleSchema, { name: "conv1", outputShapes: [{ sizes: [1n, 16n, 8n, 8n] }] })],
+    };
+    for (const { field } of METHODS) {
+      const request = requestFor(field, detail, "conv1");
+      const method = methodIn(request);
+      for (const option of method ? optionsFor(method, detail.inputs) : [])
+        expect([field, option.label, optionOf(request, option) !== ""]).toEqual([
+          field,
+          option.label,
+          option.required ?? false,
+        ]);
+    }
+    expect(requestFor("occlusion", detail).method).toMatchObject({
+      value: { windows: { image: { sizes: [1n, 2n, 2n] } } },
+    });
+    const neuron = requestFor("neuronGradient", detail, "conv1");
+    expect(neuron.method).toMatchObject({ value: { neuron: { module: "conv1", index: { positions: [0n, 0n, 0n] } } } });
+  });
+
+  it("have fields for all that the contract has: numbers, choices, tensors, and JSON", () => {
+    const inputs = [create(InputSpecSchema, { name: "ids", shape: [-1n, 4n], dataType: DataType.INT64 })];
+    const put = (field: string, label: string, text: string): object => {
+      const method = METHODS.find((each) => each.field === field);
+      const option = method && optionsFor(method, inputs).find((each) => each.label === label);
+      if (!option) throw new Error(`${field} has no ${label}`);
+      const request = withOption(requestFor(field, { inputs }, "words"), option, text);
+      expect(optionOf(request, option)).not.toBe("");
+      expect(optionOf(withOption(request, option, ""), option)).toBe("");
+      return request;
+    };
+    expect(put("layerIntegratedGradients", "baseline", "3")).toMatchObject({
+      method: { value: { path: { baselines: { byInput: { ids: { kind: { case: "tokenId", value: 3n } } } } } } },
+    });
+    expect(put("integratedGradients", "quadrature", "QUADRATURE_RIEMANN_LEFT")).toMatchObject({
+      method: { value: { path: { quadrature: Quadrature.RIEMANN_LEFT } } },
+    });
+    expect(put("lrp", "rules", '{"flatten": {"epsilon": 1e-9}}')).toMatchObject({
+      method: { value: { rules: { flatten: { kind: { case: "epsilon", value: 1e-9 } } } } },
+    });
+    expect(put("saliency", "noise: n samples", "7")).toMatchObject({ noiseTunnel: { nSamples: 7 } });
+    expect(() => put("lrp", "rules", "{flatten}")).toThrow();
+    const mask = tensorJson(numbers([0, 0, 1, 1], [1, 4], DataType.INT64));
+    expect(put("featureAblation", "mask", mask)).toMatchObject({
+      method: { value: { masks: { byInput: { ids: { shape: [1n, 4n] } } } } },
+    });
   });
 });
 

@@ -1,13 +1,11 @@
 /** The question that a person starts from: prediction, a few places inside, and explanations that fit the model. */
 
-import { byName, DataType, type ModelDetail, type Question } from "@cutaway/client";
+import { byName, type ModelDetail, type Question } from "@cutaway/client";
 import { type Draft, emptyDraft } from "../state/draft.js";
 import { elements } from "./arrays.js";
 import { requestFor } from "./methods.js";
-import { tensorWaysOf, waysOf } from "./ways.js";
+import { FLOATING, tensorWaysOf, waysOf } from "./ways.js";
 
-/** The types that gradients can be of; a model that does not say may take any. */
-export const FLOATING = [DataType.UNSPECIFIED, DataType.FLOAT16, DataType.BFLOAT16, DataType.FLOAT32, DataType.FLOAT64];
 const MOST_CAPTURES = 6;
 
 /** Returns the first question about a model. */
@@ -22,9 +20,9 @@ export function startOf(detail: ModelDetail, name: string): Draft {
     ...(isTelling(detail) ? { inputs: exampleOf(detail) } : {}),
     captures: spread(inner, MOST_CAPTURES),
     attributions: [
-      ...(floating ? [requestFor("integratedGradients"), requestFor("saliency")] : []),
-      ...(floating && last !== undefined ? [requestFor("layerGradCam", last)] : []),
-      ...(!floating && embedding !== undefined ? [requestFor("layerIntegratedGradients", embedding)] : []),
+      ...(floating ? [requestFor("integratedGradients", detail), requestFor("saliency", detail)] : []),
+      ...(floating && last !== undefined ? [requestFor("layerGradCam", detail, last)] : []),
+      ...(!floating && embedding !== undefined ? [requestFor("layerIntegratedGradients", detail, embedding)] : []),
     ],
     inputGradients: floating,
     attributionErrorsInPlace: true,

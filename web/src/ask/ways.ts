@@ -11,6 +11,9 @@ export type TensorWay = "draw" | "table" | "numbers";
 /** A way to give the whole input. */
 export type Way = "files" | "text" | "tensors";
 
+/** The types that gradients can be of; a model that does not say may take any. */
+export const FLOATING = [DataType.UNSPECIFIED, DataType.FLOAT16, DataType.BFLOAT16, DataType.FLOAT32, DataType.FLOAT64];
+
 const LARGEST_DRAWING = 64;
 const LONGEST_TABLE = 256;
 

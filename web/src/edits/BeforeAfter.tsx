@@ -4,7 +4,7 @@ import type { ModelDetail } from "@cutaway/client";
 import type { Tried } from "./live.js";
 import { classBars, elementBars, rowOf, softmax } from "../ask/probabilities.js";
 import { percent } from "../ask/Prediction.js";
-import { short } from "../pictures/text.js";
+import { minus, short, signed } from "../pictures/text.js";
 
 const MOST = 10;
 
@@ -27,17 +27,23 @@ export function BeforeAfter({ tried: { before, after }, model, classes, row }: P
     ? 1
     : Math.max(...bars.map(({ value, index }) => Math.max(Math.abs(value), Math.abs(values[index] ?? 0))), 1e-30);
   const told = classes ? percent : short;
+  const [logits, edited] = [rowOf(one, row), rowOf(other, row)];
   return (
     <table class="before-after">
       <thead>
         <tr>
           <th scope="col" />
-          <th scope="col">Before</th>
-          <th scope="col">After</th>
-          <th scope="col">
+          <th scope="col" class="then">
+            Before
+          </th>
+          <th scope="col" class="now">
+            After
+          </th>
+          <th scope="col" class="bar">
             <span class="hidden">Both</span>
           </th>
           <th scope="col">Difference</th>
+          {classes && <th scope="col">Logit (difference)</th>}
         </tr>
       </thead>
       <tbody>
@@ -60,11 +66,25 @@ export function BeforeAfter({ tried: { before, after }, model, classes, row }: P
                   <rect class="now" y={1.1} width={(100 * Math.abs(now)) / most} height={0.9} />
                 </svg>
               </td>
-              <td class="number">{classes ? `${short(100 * (now - value))} points` : short(now - value)}</td>
+              <td class="number">
+                {classes
+                  ? signed(now - value, `${minus((100 * (now - value)).toFixed(1))} points`)
+                  : signed(now - value)}
+              </td>
+              {classes && <Logit before={logits[index] ?? Number.NaN} after={edited[index] ?? Number.NaN} />}
             </tr>
           );
         })}
       </tbody>
     </table>
+  );
+}
+
+/** What gradients are of: the number before the softmax. */
+function Logit({ before, after }: { before: number; after: number }): preact.JSX.Element {
+  return (
+    <td class="number" title={`${short(before)} before, ${short(after)} after`}>
+      {short(after, 3)} <span class="muted">({signed(after - before, short(after - before, 3))})</span>
+    </td>
   );
 }

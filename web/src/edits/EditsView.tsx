@@ -4,6 +4,7 @@ import { Panel } from "../app/Panel.js";
 import { useEffect } from "preact/hooks";
 import { BeforeAfter } from "./BeforeAfter.js";
 import { axesOf, editOf, type Verb, VERBS, type Wanted } from "./edit.js";
+import { type Change, movedText } from "./downstream.js";
 import { downstream, follow, tried, wanted } from "./live.js";
 import { Select } from "../app/Select.js";
 import { Bars } from "../pictures/Bars.js";
@@ -23,6 +24,7 @@ export function EditsView({ asked, row }: ViewProps): preact.JSX.Element {
       model.modules.map(({ name }) => name),
     );
   const now = tried.value;
+  const behind = (changes: readonly Change[]): Change[] => changes.filter(({ place }) => place !== change.place);
   return (
     <div class="edits">
       <Panel id="change" title="Change">
@@ -41,7 +43,7 @@ export function EditsView({ asked, row }: ViewProps): preact.JSX.Element {
           </button>
         </div>
       </Panel>
-      <section class="panel" aria-labelledby="comes" aria-live="polite">
+      <section class="panel wide" aria-labelledby="comes" aria-live="polite">
         <h2 id="comes">What comes of it</h2>
         {now ? (
           <>
@@ -55,7 +57,8 @@ export function EditsView({ asked, row }: ViewProps): preact.JSX.Element {
       <Panel id="downstream" title="What it did downstream">
         {downstream.value ? (
           <>
-            <Bars bars={downstream.value.map(({ place, relative }) => ({ name: place, value: relative }))} />
+            <p>{movedText(behind(downstream.value))}</p>
+            <Bars bars={behind(downstream.value).map(({ place, relative }) => ({ name: place, value: relative }))} />
             <p class="muted small">
               The norm of the difference, by that of the layer without the change, over all examples.
             </p>

@@ -3,6 +3,7 @@
 import type { ModelDetail, Tensor } from "@cutaway/client";
 import { numbersOf, sizeOf } from "../measures/numbers.js";
 import { statisticsOf } from "../measures/statistics.js";
+import { short } from "../pictures/text.js";
 import { leavesOf } from "../models/places.js";
 
 /** A layer, and how far it was changed. */
@@ -32,6 +33,14 @@ export function changesBetween(
     const other = after[place];
     return other ? [{ place: place.replace("@output", ""), relative: relativeChange(tensor, other) }] : [];
   });
+}
+
+/** Returns which layer moved most, in words. */
+export function movedText(changes: readonly Change[]): string {
+  const [most] = [...changes].sort((one, other) => other.relative - one.relative);
+  return most && most.relative > 0
+    ? `${most.place} moved most: by ${short(100 * most.relative)} % of its norm.`
+    : "No other layer moved.";
 }
 
 /** Returns the norm of the difference by the norm of the first; 0 where they are the same. */

@@ -2,42 +2,47 @@
 
 import { Panel } from "../app/Panel.js";
 import type { Attribution } from "@cutaway/client";
-import { agreementOf } from "../measures/agreement.js";
+import { type Agreement, agreementOf } from "../measures/agreement.js";
 import { partOf } from "../measures/numbers.js";
 import { short } from "../pictures/text.js";
 
-/** Shows each pair of explanations with the same names and shapes; nothing where there is none. */
-export function AgreementTable({
-  attributions,
-  row,
-}: {
-  attributions: readonly Attribution[];
-  row: number;
-}): preact.JSX.Element | null {
-  const pairs = attributions.flatMap((one, index) =>
-    attributions.slice(index + 1).flatMap((other) => {
-      const [left, right] = [joined(one, row), joined(other, row)];
-      return shapesOf(one) === shapesOf(other) && left.length > 1 ? [{ one, other, ...agreementOf(left, right) }] : [];
-    }),
-  );
-  if (pairs.length === 0) return null;
+interface Props {
+  readonly attributions: readonly Attribution[];
+  readonly row: number;
+}
+
+interface Pair extends Agreement {
+  readonly one: Attribution;
+  readonly other: Attribution;
+  /** Which of the two has no signs, so that magnitudes are compared; undefined where signs are. */
+  readonly unsigned?: Attribution;
+}
+
+/** Shows each pair of explanations with the same names and shapes, and names the others; nothing for one alone. */
+export function AgreementTable({ attributions, row }: Props): preact.JSX.Element | null {
+  const made = attributions.filter(({ message }) => !message.error);
+  const pairs = made.flatMap((one, at) => made.slice(at + 1).flatMap((other) => pairOf(one, other, row) ?? []));
+  const alone = made.filter((each) => !pairs.some(({ one, other }) => one === each || other === each));
+  if (made.length < 2) return null;
   return (
     <Panel id="agreement" title="Do the methods agree?">
       <div class="wide">
         <table class="agreement">
           <thead>
             <tr>
-              <th scope="col">Methods</th>
-              <th scope="col">Cosine</th>
-              <th scope="col">Rank correlation</th>
-              <th scope="col">Largest tenth in common</th>
+              {["Methods", "Cosine", "Rank correlation", "Largest tenth in common"].map((title) => (
+                <th key={title} scope="col">
+                  {title}
+                </th>
+              ))}
             </tr>
           </thead>
           <tbody>
-            {pairs.map(({ one, other, cosine, ranks, top }, index) => (
+            {pairs.map(({ one, other, cosine, ranks, top, unsigned }, index) => (
               <tr key={index}>
                 <th scope="row">
-                  {one.method} and {other.method}
+                  {nameOf(one)} and {nameOf(other)}
+                  {unsigned && <p class="muted small">magnitudes: {nameOf(unsigned)} has no signs here</p>}
                 </th>
                 <td class="number">{short(cosine)}</td>
                 <td class="number">{short(ranks)}</td>
@@ -47,14 +52,34 @@ export function AgreementTable({
           </tbody>
         </table>
       </div>
+      {alone.length > 0 && (
+        <p class="muted small">
+          Not compared, because no other method explains the same places: <bdi>{alone.map(nameOf).join(", ")}</bdi>.
+        </p>
+      )}
     </Panel>
   );
+}
+
+function nameOf({ method, layer }: Attribution): string {
+  return layer ? `${method} of ${layer}` : method;
+}
+
+/** Compares two; where only one of them has signs, their magnitudes. */
+function pairOf(one: Attribution, other: Attribution, row: number): Pair | undefined {
+  const [left, right] = [joined(one, row), joined(other, row)];
+  if (shapesOf(one) !== shapesOf(other) || left.length < 2) return undefined;
+  const [isLeft, isRight] = [left, right].map((values) => values.some((value) => value < 0));
+  if (isLeft === isRight) return { one, other, ...agreementOf(left, right) };
+  return { one, other, unsigned: isLeft ? other : one, ...agreementOf(left.map(Math.abs), right.map(Math.abs)) };
 }
 
 function joined({ values }: Attribution, row: number): Float64Array {
   return Float64Array.from(Object.values(values).flatMap((tensor) => Array.from(partOf(tensor, row).values)));
 }
 
-function shapesOf({ values }: Attribution): string {
-  return JSON.stringify(Object.entries(values).map(([name, { shape }]) => [name, shape]));
+/** What two explanations must have in common to be compared: places, and whether they are about the target or a neuron. */
+function shapesOf({ method, layer, values }: Attribution): string {
+  const neuron = method.startsWith("Neuron") ? layer : "";
+  return JSON.stringify([neuron, Object.entries(values).map(([name, { shape }]) => [name, shape])]);
 }

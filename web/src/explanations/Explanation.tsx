@@ -7,6 +7,7 @@ import { Checks } from "./Checks.js";
 import { type ExplanationProps, Values } from "./Values.js";
 import { VerdictBadge } from "./VerdictBadge.js";
 import { comparedIn, shownAs, worstOf } from "./verdicts.js";
+import { go } from "../state/route.js";
 import { partOf } from "../measures/numbers.js";
 import { statisticsOf } from "../measures/statistics.js";
 
@@ -32,7 +33,9 @@ export function Explanation({ asked, row, attribution }: ExplanationProps): prea
         </p>
       )}
       {message.error ? (
-        <Failure error={message.error} />
+        <Failure error={message.error}>
+          <button onClick={() => go("ask")}>Change it under Ask</button>
+        </Failure>
       ) : (
         <>
           <Values asked={asked} row={row} attribution={attribution} />

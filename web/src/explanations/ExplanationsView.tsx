@@ -22,7 +22,9 @@ export function ExplanationsView({ asked, row, ask }: ViewProps): preact.JSX.Ele
         <p class="muted">Choose methods under Ask, or begin with three that explain the inputs.</p>
         <button
           class="primary"
-          onClick={() => ask({ attributions: USUAL.map((field) => requestFor(field)), attributionErrorsInPlace: true })}
+          onClick={() =>
+            ask({ attributions: USUAL.map((field) => requestFor(field, asked.model)), attributionErrorsInPlace: true })
+          }
         >
           Explain
         </button>

@@ -4,11 +4,13 @@ import { useMemo, useState } from "preact/hooks";
 import type { Background } from "./backgrounds.js";
 import { flattened } from "../measures/layout.js";
 import type { Part } from "../measures/numbers.js";
+import { statisticsOf } from "../measures/statistics.js";
 import { enlarged, laidOver, pixelsOf, scaleOf } from "../pictures/colours.js";
 import { Legend } from "../pictures/Legend.js";
 import { Picture } from "../pictures/Picture.js";
+import { signed } from "../pictures/text.js";
 
-const OPACITY = 0.9;
+const OPACITY = 0.75;
 
 /** Shows the sum over channels; an explanation of a layer is enlarged to the size of the image. */
 export function Overlay({
@@ -36,6 +38,7 @@ export function Overlay({
   return (
     <div class="overlay">
       <Picture label={label} values={values} width={size[1]} pixels={pixels} />
+      <p class="small muted extremes">{extremesText(map.values, width)}</p>
       <div class="tools">
         {under && (
           <label class="small muted opacity">
@@ -54,4 +57,15 @@ export function Overlay({
       </div>
     </div>
   );
+}
+
+/** Returns where the largest numbers of both signs are, in words. */
+function extremesText(values: Part["values"], width: number): string {
+  const { least, most } = statisticsOf(values);
+  const told = (value: number): string => {
+    const index = values.indexOf(value);
+    return `${signed(value)} at row ${Math.floor(index / width)}, column ${index % width}`;
+  };
+  if (!(most > least)) return "";
+  return least < 0 ? `Most for the target: ${told(most)}; most against it: ${told(least)}.` : `Most: ${told(most)}.`;
 }

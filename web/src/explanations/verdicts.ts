@@ -31,7 +31,13 @@ export interface Compared {
 export function comparedIn({ checks }: Attribution, row: number): Compared[] {
   return checks.map((check) => {
     const { maxRelativeError: error, verdict, reason, cause } = check.rows[row] ?? check;
-    return { check, verdict, error, reason, cause: cause === Cause.UNSPECIFIED ? "" : Cause[cause] };
+    return {
+      check,
+      verdict,
+      error,
+      reason,
+      cause: [Cause.UNSPECIFIED, Cause.UNKNOWN].includes(cause) ? "" : Cause[cause],
+    };
   });
 }
 

@@ -1,23 +1,27 @@
 /** View 6: gradients of the target at the inputs, through the layers, and at the parameters. */
 
+import type { ComponentChildren } from "preact";
+import { useState } from "preact/hooks";
 import { Panel } from "../app/Panel.js";
-import { FLOATING } from "../ask/start.js";
-import { depthsOf, gradientsEverywhere, onLogScale } from "./depth.js";
+import { FLOATING } from "../ask/ways.js";
+import { depthsOf, depthText, gradientsEverywhere, onLogScale } from "./depth.js";
 import { backgroundOf } from "../explanations/backgrounds.js";
 import { Figure, namesOf } from "../explanations/Values.js";
 import { type Part, numbersOf, partOf } from "../measures/numbers.js";
 import { statisticsOf } from "../measures/statistics.js";
+import { Select } from "../app/Select.js";
+import { parameterAt } from "../models/places.js";
 import { Bars } from "../pictures/Bars.js";
+import { HeatMap } from "../pictures/HeatMap.js";
 import { Statistics } from "../pictures/Statistics.js";
 import type { Tensor } from "@cutaway/client";
-import type { Asked, ViewProps } from "../state/asked.js";
+import { type Asked, targetText, type ViewProps } from "../state/asked.js";
 import "./gradients.css";
 
 /** Shows them for one example; those of parameters are of all examples together. */
 export function GradientsView({ asked, row, ask }: ViewProps): preact.JSX.Element {
   const depths = depthsOf(asked);
   const atInputs = Object.entries(asked.reply.inputGradients);
-  const parameters = Object.entries(asked.reply.parameterGradients);
   const everywhere = (): void => {
     const { captures } = asked.question;
     const floating = asked.model.inputs.some(({ dataType }) => FLOATING.includes(dataType));
@@ -31,30 +35,73 @@ export function GradientsView({ asked, row, ask }: ViewProps): preact.JSX.Elemen
       <section class="panel" aria-labelledby="by-layer">
         <div class="tools">
           <h2 id="by-layer">Layer by layer</h2>
-          <button onClick={everywhere}>Ask for the gradient everywhere</button>
+          <button class={depths.length > 1 ? "" : "primary"} onClick={everywhere}>
+            Ask for the gradient everywhere
+          </button>
         </div>
-        {depths.length ? (
+        {depths.length > 1 ? (
           <>
+            <p>{depthText(depths)}</p>
             <Bars {...onLogScale(depths)} />
             <p class="muted small">
-              The root of the mean square, on a scale of powers of ten, from the first layer to the last.
+              Of {targetText(asked, row)}: the root of the mean square of the gradient at each layer’s output, over all
+              examples, on a logarithmic scale, from the first layer to the last.
             </p>
           </>
         ) : (
-          <p class="muted">No gradient inside the model was asked for.</p>
+          <p class="muted">Gradients inside the model were not asked for yet.</p>
         )}
       </section>
       {atInputs.map(([name, tensor]) => (
         <InputGradient key={name} name={name} gradient={partOf(tensor, row)} asked={asked} row={row} />
       ))}
-      {parameters.length > 0 && (
-        <Panel id="parameters" title="At parameters">
-          <Bars bars={parameters.map(([name, tensor]) => ({ name, value: statisticsOf(numbersOf(tensor)).norm }))} />
-          <p class="muted small">Norms, over all examples.</p>
-        </Panel>
-      )}
+      <Parameters gradients={asked.reply.parameterGradients}>
+        <button onClick={() => ask({ captures: [...(asked.question.captures ?? []), parameterAt("**")] })}>
+          Ask for the gradient at every parameter
+        </button>
+      </Parameters>
     </div>
   );
+}
+
+interface ParametersProps {
+  readonly gradients: Readonly<Record<string, Tensor>>;
+  readonly children: ComponentChildren;
+}
+
+/** The norm of each, and the numbers of one; else the way to ask for them. */
+function Parameters({ gradients, children }: ParametersProps): preact.JSX.Element {
+  const names = Object.keys(gradients);
+  const [chosen, choose] = useState("");
+  const name = names.includes(chosen) ? chosen : (names[0] ?? "");
+  const one = gradients[name];
+  if (!one) {
+    return (
+      <Panel id="parameters" title="At parameters">
+        <div class="tools">{children}</div>
+      </Panel>
+    );
+  }
+  const values = numbersOf(one);
+  const bars = Object.entries(gradients).map(([each, tensor]) => ({ name: each, value: normOf(tensor) }));
+  return (
+    <Panel id="parameters" title="At parameters">
+      <Bars bars={bars} />
+      <p class="muted small">Norms, over all examples.</p>
+      <Select label="Parameter" of={names.map((each) => [each, each] as const)} value={name} onChoose={choose} />
+      <Statistics values={values} />
+      <HeatMap
+        label={`Gradient at ${name}`}
+        values={values}
+        width={values.length / (one.shape.length > 1 ? (one.shape[0] ?? 1) : 1)}
+        signed
+      />
+    </Panel>
+  );
+}
+
+function normOf(tensor: Tensor): number {
+  return statisticsOf(numbersOf(tensor)).norm;
 }
 
 interface InputProps {

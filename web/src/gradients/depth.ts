@@ -42,6 +42,24 @@ export function depthsOf({ model, reply }: Asked): Depth[] {
     );
 }
 
+/** A gradient that is smaller than the largest by this factor has vanished. */
+const VANISHED = 1e-3;
+
+/** Returns where gradients vanish, in words. */
+export function depthText(depths: readonly Depth[]): string {
+  const broken = depths.filter(({ value }) => !Number.isFinite(value)).map(({ name }) => name);
+  if (broken.length) return `The gradient is not finite at ${broken.join(", ")}.`;
+  const [least, ...rest] = [...depths].sort((one, other) => one.value - other.value);
+  const most = rest.at(-1);
+  if (!least || !most) return "";
+  if (most.value === 0) return "The gradient is zero everywhere.";
+  const range = `from ${short(least.value)} at ${least.name} to ${short(most.value)} at ${most.name}`;
+  const gone = depths.filter(({ value }) => value < VANISHED * most.value).map(({ name }) => name);
+  return gone.length
+    ? `It vanishes, below a thousandth of the largest, at ${gone.join(", ")}: ${range}.`
+    : `It vanishes nowhere: ${range}, all within a factor of ${short(most.value / least.value, 2)}.`;
+}
+
 /** Returns sizes that differ by powers of ten as bars on a logarithmic scale; one of zero has none, and says so. */
 export function onLogScale(depths: readonly Depth[]): ComponentProps<typeof Bars> {
   const sizes = depths.map(({ value }) => value).filter((value) => value > 0 && Number.isFinite(value));
@@ -49,6 +67,7 @@ export function onLogScale(depths: readonly Depth[]): ComponentProps<typeof Bars
   const length = scaleLog([least, Math.max(...sizes, least * 100)], [0, 1]).clamp(true);
   return {
     bars: depths,
+    ticks: length.ticks(4).filter((tick) => Number.isInteger(Math.round(1e6 * Math.log10(tick)) / 1e6)),
     lengthOf: (value) => (value > 0 ? length(value) : 0),
     textOf: (value) => (value === 0 ? "0, vanished" : short(value)),
   };

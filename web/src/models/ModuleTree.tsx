@@ -6,6 +6,7 @@ import { foldedAtFirst, type Row, type Shown, shownRows } from "./tree.js";
 
 const ROW = 28;
 const SPARE = 8;
+const HEADS = ["Module", "Type", "Output", "Parameters", "Calls"];
 
 interface Props {
   readonly rows: readonly Row[];
@@ -79,7 +80,7 @@ function Rows({ shown, folded, chosen, onChoose, fold }: RowsProps): preact.JSX.
     const top = ROW * Math.min(Math.max(index, 0), shown.length - 1);
     const { scrollTop, clientHeight } = box.current;
     if (top < scrollTop) box.current.scrollTop = top;
-    else if (top + ROW > scrollTop + clientHeight) box.current.scrollTop = top + ROW - clientHeight;
+    else if (top + 2 * ROW > scrollTop + clientHeight) box.current.scrollTop = top + 2 * ROW - clientHeight;
   };
   const onKeyDown = (event: KeyboardEvent): void => {
     const page = Math.max(1, Math.floor(view.height / ROW) - 1);
@@ -104,10 +105,19 @@ function Rows({ shown, folded, chosen, onChoose, fold }: RowsProps): preact.JSX.
       aria-rowcount={shown.length}
       aria-activedescendant={at >= first && at < first + inSight.length ? `place-${at}` : undefined}
       tabIndex={0}
-      style={{ blockSize: `min(70vh, ${Math.max(8, shown.length) * ROW}px)` }}
+      style={{ blockSize: `min(70vh, ${(Math.max(8, shown.length) + 1) * ROW}px)` }}
       onScroll={measure}
       onKeyDown={onKeyDown}
     >
+      <div role="rowgroup" class="heads">
+        <div role="row" class="place">
+          {HEADS.map((head, index) => (
+            <span key={head} role="columnheader" class={index > 1 ? "number" : ""}>
+              {head}
+            </span>
+          ))}
+        </div>
+      </div>
       <div role="rowgroup" style={{ height: `${shown.length * ROW}px` }} class="all">
         {inSight.map(({ row, match }, index) => (
           <TreeRow
@@ -177,7 +187,7 @@ function TreeRow({ row, match, at, isFolded, isChosen, onChoose, onFold }: TreeR
         {row.parameters ? row.parameters.toLocaleString("en") : ""}
       </span>
       <span role="gridcell" class="number calls muted">
-        {row.calls > 1 ? `${row.calls} calls` : row.calls ? "" : "no call"}
+        {row.calls || "none"}
       </span>
     </div>
   );

@@ -11,6 +11,11 @@ export function requestAt(value: string, point: HookPoint): CaptureRequest {
   return create(CaptureRequestSchema, { where, points: [point] });
 }
 
+/** Returns the request for the gradient of a parameter, or of all that a glob names. */
+export function parameterAt(value: string): CaptureRequest {
+  return create(CaptureRequestSchema, { where: { case: "parameter", value } });
+}
+
 /** Returns the modules that ran for the model's own example and have no module inside, in the order of the tree. */
 export function leavesOf({ modules }: ModelDetail): Module[] {
   const around = new Set(modules.map(({ name }) => name.slice(0, Math.max(0, name.lastIndexOf(".")))));

@@ -16,10 +16,12 @@ interface Props {
   readonly lengthOf?: (value: number) => number;
   /** The number as people read it. */
   readonly textOf?: (value: number) => string;
+  /** Numbers that are marked on the scale below the bars. */
+  readonly ticks?: readonly number[];
 }
 
 /** Shows the bars. */
-export function Bars({ bars, lengthOf, textOf = short }: Props): preact.JSX.Element {
+export function Bars({ bars, lengthOf, textOf = short, ticks = [] }: Props): preact.JSX.Element {
   const most = Math.max(...bars.map(({ value }) => Math.abs(value)).filter(Number.isFinite), 1e-30);
   const part = lengthOf ?? ((value: number): number => (Number.isFinite(value) ? Math.abs(value) / most : 0));
   const signed = bars.some(({ value }) => value < 0);
@@ -50,6 +52,20 @@ export function Bars({ bars, lengthOf, textOf = short }: Props): preact.JSX.Elem
             );
           })}
         </tbody>
+        {ticks.length > 0 && (
+          <tfoot aria-hidden="true">
+            <tr>
+              <td />
+              <td class="ticks">
+                {ticks.map((tick) => (
+                  <span key={tick} style={{ insetInlineStart: `${100 * part(tick)}%` }}>
+                    {short(tick)}
+                  </span>
+                ))}
+              </td>
+            </tr>
+          </tfoot>
+        )}
       </table>
       <button
         class="save quiet small"

@@ -57,10 +57,7 @@ export function imageOf(values: ArrayLike<number>, channels: number): Uint8Clamp
   return pixels;
 }
 
-/**
- * Returns the picture of some numbers over another of the same size. A number of the scale's largest magnitude covers it
- * by `opacity`, from 0 to 1; a smaller one by as much less; zero leaves it as it is.
- */
+/** Returns the picture of some numbers over another of the same size, which it covers by `opacity`, from 0 to 1. */
 export function laidOver(
   values: ArrayLike<number>,
   scale: Scale,
@@ -68,12 +65,7 @@ export function laidOver(
   opacity: number,
 ): Uint8ClampedArray<ArrayBuffer> {
   const upper = pixelsOf(values, scale);
-  const bound = Math.max(Math.abs(scale.least), Math.abs(scale.most)) || 1;
-  return Uint8ClampedArray.from(lower, (below, index) => {
-    const strength = Math.min(1, Math.abs(values[index >> 2] ?? 0) / bound);
-    const cover = opacity * (Number.isFinite(strength) ? strength : 1);
-    return below + ((upper[index] ?? 0) - below) * cover;
-  });
+  return Uint8ClampedArray.from(lower, (below, index) => below + ((upper[index] ?? 0) - below) * opacity);
 }
 
 /** Returns numbers [height, width] as many times larger as a picture needs: each is repeated. */

@@ -2,7 +2,7 @@
 
 import { describe, expect, it } from "vitest";
 import { enlarged, imageOf, laidOver, pixelsOf, scaleOf } from "./colours.js";
-import { short } from "./text.js";
+import { short, signed } from "./text.js";
 
 /** The ends of viridis, and the ends and the middle of red to blue. */
 const [DARK, BRIGHT] = [[68, 1, 84], [253, 231, 37]] as const; // prettier-ignore
@@ -42,10 +42,11 @@ describe("images", () => {
     expect(colours(imageOf([1, 0, 0], 3))).toEqual([[255, 0, 0]]);
   });
 
-  it("are covered as far as a number is large", () => {
+  it("are covered by as much as a person wants", () => {
     const under = Uint8ClampedArray.from([100, 100, 100, 255, 100, 100, 100, 255]);
     const scale = scaleOf([0, 2], true);
-    expect(colours(laidOver([0, 2], scale, under, 1))).toEqual([[100, 100, 100], RED]);
+    const [middle] = colours(pixelsOf([0], scale));
+    expect(colours(laidOver([0, 2], scale, under, 1))).toEqual([middle, RED]);
     expect(colours(laidOver([0, 2], scale, under, 0))).toEqual([[100, 100, 100], [100, 100, 100]]); // prettier-ignore
   });
 
@@ -56,8 +57,9 @@ describe("images", () => {
 
 describe("numbers", () => {
   it("are short", () => {
-    expect([0, -1.23456, 1e-5, 12345678, Number.NaN, -Infinity].map(short)).toEqual([
+    expect([0, -1.23456, 1e-5, 12345678, Number.NaN, -Infinity].map((each) => short(each))).toEqual([
       ...["0", "−1.235", "1.00e−5", "1.23e+7", "NaN", "−∞"],
     ]);
+    expect([short(1.23456, 3), signed(0.5), signed(-0.5), signed(0)]).toEqual(["1.23", "+0.5", "−0.5", "0"]);
   });
 });

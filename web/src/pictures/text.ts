@@ -1,10 +1,22 @@
 /** Numbers as people read them. */
 
 /** Returns a number in a few digits, with a real minus. */
-export function short(value: number): string {
+export function short(value: number, digits = 4): string {
   if (!Number.isFinite(value)) return Number.isNaN(value) ? "NaN" : value > 0 ? "∞" : "−∞";
   const size = Math.abs(value);
   const text =
-    size !== 0 && (size < 1e-3 || size >= 1e6) ? value.toExponential(2) : String(Number(value.toPrecision(4)));
+    size !== 0 && (size < 1e-3 || size >= 1e6)
+      ? value.toExponential(digits - 2)
+      : String(Number(value.toPrecision(digits)));
+  return minus(text);
+}
+
+/** Returns a number's text with a real minus. */
+export function minus(text: string): string {
   return text.replaceAll("-", "−");
+}
+
+/** Returns a difference, with its sign. */
+export function signed(value: number, text = short(value)): string {
+  return value > 0 ? `+${text}` : text;
 }

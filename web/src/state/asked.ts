@@ -20,3 +20,19 @@ export interface ViewProps {
   /** Asks again with these parts of the question changed; a newer call ends the one before. */
   readonly ask: (change: Partial<Question>) => void;
 }
+
+/** Returns what gradients of an answer are of, in words. */
+export function targetText(
+  {
+    model,
+    reply: {
+      message: { predictions },
+      classes,
+    },
+  }: Asked,
+  row: number,
+): string {
+  const index = predictions?.targets[row];
+  if (index === undefined || predictions?.targetsPerExample) return "the target that was asked for";
+  return `the ${classes.length ? "logit of" : "output"} “${model.labels[Number(index)] ?? String(index)}”`;
+}

@@ -10,7 +10,7 @@ const DRAFT: Draft = {
   ...emptyDraft("digits"),
   inputs: { image: tensor(Float32Array.of(0.5, -1), [1, 2]) },
   captures: ["conv1", { where: { case: "op", value: ":add#0" }, points: [HookPoint.GRAD_OUTPUT] }],
-  attributions: [requestFor("layerGradCam", "conv2")],
+  attributions: [requestFor("layerGradCam", { inputs: [] }, "conv2")],
   inputGradients: ["image"],
   compare: true,
 };

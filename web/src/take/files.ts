@@ -70,8 +70,7 @@ function positionsOf({ module, point, calls }: Capture): [string, Tensor][] {
 }
 
 function ofAttribution({ method, values, message }: Attribution): [string, Tensor][] {
-  // Captum's class and the contract's message differ in capitals alone: LRP, Lrp.
-  const known = METHODS.find(({ name }) => name.toLowerCase() === method.toLowerCase());
+  const known = METHODS.find(({ name }) => name === method);
   const field = snake(known?.field ?? method);
   const { ids, values: sums } = message.tokens ?? {};
   return [

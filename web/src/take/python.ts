@@ -82,7 +82,7 @@ function numberText(each: number | bigint): string {
 function methodOf({ name, fields }: PlainMethod): string {
   const known = METHODS.find((each) => snake(each.field) === name)?.name ?? name;
   const words = Object.entries(fields).map(([field, value]) => `${field}=${literal(value)}`);
-  return `ca.${known === "Lrp" ? "LRP" : known.replace(/Lrp$/, "LRP")}(${words.join(", ")})`;
+  return `ca.${known}(${words.join(", ")})`;
 }
 
 function targetOf(target: Plain): string {

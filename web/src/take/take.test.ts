@@ -20,7 +20,7 @@ const QUESTION: Question = {
   ...emptyDraft("digits"),
   inputs: { image: tensor(Float32Array.of(0.5, 1), [1, 2]) },
   captures: ["conv1"],
-  attributions: [requestFor("layerGradCam", "it's")],
+  attributions: [requestFor("layerGradCam", { inputs: [] }, "it's")],
   target: { kind: { case: "classIndex", value: { indices: [7n] } } },
   inputGradients: true,
 };
