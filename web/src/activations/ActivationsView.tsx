@@ -1,13 +1,14 @@
 /** View 3: what the model has inside, for one example. */
 
 import { useState } from "preact/hooks";
-import { HookPoint } from "@cutaway/client";
+import { HookPoint, type ModelDetail } from "@cutaway/client";
 import type { CaptureRequest } from "@cutaway/contract/capture_pb";
+import { Empty } from "../app/Empty.js";
 import { Channels } from "./Channels.js";
 import { Sequence } from "./Sequence.js";
 import { partOf } from "../measures/numbers.js";
 import { layoutOf } from "../measures/layout.js";
-import { shapeText } from "../models/graph.js";
+import { shapeText } from "../pictures/text.js";
 import { leavesOf, requestAt } from "../models/places.js";
 import { Statistics } from "../pictures/Statistics.js";
 import type { ViewProps } from "../state/asked.js";
@@ -24,7 +25,17 @@ export function ActivationsView(props: ViewProps): preact.JSX.Element {
   const [wanted, setWanted] = useState("");
   const key = keys.includes(wanted) ? wanted : (keys.find((each) => captures[each]?.shape.length === 4) ?? keys[0]);
   const tensor = key === undefined ? undefined : captures[key];
-  if (key === undefined || tensor === undefined) return <Nothing {...props} />;
+  const everyLayer = (): void => ask({ captures: layersOf(asked.model) });
+  if (key === undefined || tensor === undefined) {
+    return (
+      <Empty
+        title="Nothing was captured"
+        text="Choose places in the model, or under Ask; or take the first sixty-four layers."
+        action="Capture every layer"
+        onAct={everyLayer}
+      />
+    );
+  }
   const part = partOf(tensor, row);
   const layout = layoutOf(part.shape);
   return (
@@ -32,7 +43,7 @@ export function ActivationsView(props: ViewProps): preact.JSX.Element {
       <section class="panel" aria-labelledby="captured">
         <div class="tools">
           <h2 id="captured">Captured</h2>
-          <button class="quiet" onClick={() => ask({ captures: everyLayer(props) })}>
+          <button class="quiet" onClick={everyLayer}>
             Capture every layer
           </button>
         </div>
@@ -63,20 +74,8 @@ export function ActivationsView(props: ViewProps): preact.JSX.Element {
 }
 
 /** Returns requests for the output of the first layers: modules that ran and have none inside. */
-function everyLayer({ asked: { model } }: ViewProps): CaptureRequest[] {
+function layersOf(model: ModelDetail): CaptureRequest[] {
   return leavesOf(model)
     .slice(0, MOST_LAYERS)
     .map(({ name }) => requestAt(name, HookPoint.OUTPUT));
-}
-
-function Nothing(props: ViewProps): preact.JSX.Element {
-  return (
-    <section class="panel empty">
-      <h2>Nothing was captured</h2>
-      <p class="muted">Choose places in the model, or under Ask; or take the first sixty-four layers.</p>
-      <button class="primary" onClick={() => props.ask({ captures: everyLayer(props) })}>
-        Capture every layer
-      </button>
-    </section>
-  );
 }

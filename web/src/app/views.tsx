@@ -6,6 +6,7 @@ import { AskView } from "../ask/AskView.js";
 import { CostView } from "../cost/CostView.js";
 import { EditsView } from "../edits/EditsView.js";
 import { ExplanationsView } from "../explanations/ExplanationsView.js";
+import { Empty } from "./Empty.js";
 import { GradientsView } from "../gradients/GradientsView.js";
 import { JobsView } from "../jobs/JobsView.js";
 import { ModelsView } from "../models/ModelsView.js";
@@ -39,13 +40,6 @@ export const VIEWS: readonly View[] = [
 function answered(Shown: ComponentType<ViewProps>): ComponentType {
   return function Answered(): preact.JSX.Element {
     if (asked.value) return <Shown asked={asked.value} row={row.value} ask={(change) => void ask(change)} />;
-    return (
-      <div class="panel empty">
-        <p>Nothing has been asked yet.</p>
-        <button class="primary" onClick={() => go("ask")}>
-          Ask something
-        </button>
-      </div>
-    );
+    return <Empty title="Nothing has been asked yet." action="Ask something" onAct={() => go("ask")} />;
   };
 }

@@ -1,5 +1,6 @@
 /** View 2: a question, and what the model says. */
 
+import { Check } from "../app/Check.js";
 import { Panel } from "../app/Panel.js";
 import { Chosen } from "./Chosen.js";
 import { History } from "./History.js";
@@ -29,14 +30,11 @@ export function AskView(): preact.JSX.Element | null {
           <Panel id="about-what" title="About what">
             <Target detail={detail} />
             <Problem of={["target"]} />
-            <label class="check">
-              <input
-                type="checkbox"
-                checked={gradients}
-                onChange={({ currentTarget }) => alter({ inputGradients: currentTarget.checked })}
-              />
-              Gradient at the input
-            </label>
+            <Check
+              label="Gradient at the input"
+              checked={gradients}
+              onCheck={(inputGradients) => alter({ inputGradients })}
+            />
             <Problem of={["input_gradients"]} />
           </Panel>
         </div>

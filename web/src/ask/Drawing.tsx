@@ -2,6 +2,7 @@
 
 import { useEffect, useRef, useState } from "preact/hooks";
 import type { Tensor } from "@cutaway/client";
+import { Check } from "../app/Check.js";
 import { ask, row } from "../state/asking.js";
 import { elements, numbers, zeros } from "./arrays.js";
 import type { InputSpec } from "./ways.js";
@@ -93,10 +94,7 @@ export function Drawing({ spec, value = zeros(spec), onChange }: Props): preact.
         <button type="button" class="quiet" onClick={() => onChange(zeros(spec))}>
           Clear
         </button>
-        <label class="check">
-          <input type="checkbox" checked={live} onChange={({ currentTarget }) => setLive(currentTarget.checked)} />
-          Ask while I draw
-        </label>
+        <Check label="Ask while I draw" checked={live} onCheck={setLive} />
       </div>
       <p class="muted small" role="status">
         {at}

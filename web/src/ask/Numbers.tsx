@@ -2,7 +2,7 @@
 
 import { useState } from "preact/hooks";
 import { DataType, type Tensor } from "@cutaway/client";
-import { shapeText } from "../models/graph.js";
+import { shapeText } from "../pictures/text.js";
 import { fromLists, fromNpy, zeros } from "./arrays.js";
 import type { InputSpec } from "./ways.js";
 

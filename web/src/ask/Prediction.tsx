@@ -1,6 +1,6 @@
 /** What the model says: classes with their probabilities, or the elements of its outputs. */
 
-import { shapeText } from "../models/graph.js";
+import { shapeText } from "../pictures/text.js";
 import { Bars } from "../pictures/Bars.js";
 import type { Asked } from "../state/asked.js";
 import { classBars, elementBars } from "./probabilities.js";

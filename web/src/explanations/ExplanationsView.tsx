@@ -1,6 +1,7 @@
 /** View 4: explanations side by side, each with its verdict. */
 
 import { HookPoint } from "@cutaway/client";
+import { Empty } from "../app/Empty.js";
 import { AgreementTable } from "./AgreementTable.js";
 import { backgroundOf } from "./backgrounds.js";
 import { Explanation } from "./Explanation.js";
@@ -17,18 +18,14 @@ export function ExplanationsView({ asked, row, ask }: ViewProps): preact.JSX.Ele
   const { attributions } = asked.reply;
   if (attributions.length === 0) {
     return (
-      <section class="panel empty">
-        <h2>No explanation was asked for</h2>
-        <p class="muted">Choose methods under Ask, or begin with three that explain the inputs.</p>
-        <button
-          class="primary"
-          onClick={() =>
-            ask({ attributions: USUAL.map((field) => requestFor(field, asked.model)), attributionErrorsInPlace: true })
-          }
-        >
-          Explain
-        </button>
-      </section>
+      <Empty
+        title="No explanation was asked for"
+        text="Choose methods under Ask, or begin with three that explain the inputs."
+        action="Explain"
+        onAct={() =>
+          ask({ attributions: USUAL.map((each) => requestFor(each, asked.model)), attributionErrorsInPlace: true })
+        }
+      />
     );
   }
   const { inputs } = asked.question;

@@ -4,6 +4,7 @@ import { Panel } from "../app/Panel.js";
 import { signal } from "@preact/signals";
 import { useMemo, useState } from "preact/hooks";
 import { Facts } from "../app/Facts.js";
+import { Search } from "../app/Search.js";
 import { Select } from "../app/Select.js";
 import { type JobFolder, openFolder } from "./folder.js";
 import { RowDetails } from "./RowDetails.js";
@@ -88,18 +89,11 @@ function Filters({ found }: { found: number }): preact.JSX.Element {
     <div class="tools">
       <Select label="Show" of={named(KINDS)} value={kind} onChoose={(each) => set({ kind: each })} />
       <Select label="Order" of={named(ORDERS)} value={order} onChoose={(each) => set({ order: each })} />
-      <label class="grow">
-        <span class="hidden">Search</span>
-        <input
-          type="search"
-          placeholder="Search: an id, a label or a prediction"
-          value={text}
-          onInput={({ currentTarget }) => set({ text: currentTarget.value })}
-        />
-      </label>
-      <span class="muted count" role="status">
-        {found.toLocaleString("en")} {found === 1 ? "row" : "rows"}
-      </span>
+      <Search
+        hint="Search: an id, a label or a prediction"
+        words={["row", "rows"]}
+        {...{ value: text, found, onSearch: (each: string): void => set({ text: each }) }}
+      />
     </div>
   );
 }

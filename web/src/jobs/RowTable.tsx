@@ -3,6 +3,7 @@
 import { useState } from "preact/hooks";
 import { Pager } from "../app/Pager.js";
 import { isImage, pictureOf } from "../explanations/backgrounds.js";
+import { VerdictBadge } from "../explanations/VerdictBadge.js";
 import { shownAs } from "../explanations/verdicts.js";
 import { percent } from "../ask/Prediction.js";
 import { sizeOf } from "../measures/numbers.js";
@@ -63,7 +64,9 @@ export function RowTable({ folder, rows, chosen, onChoose }: Props): preact.JSX.
                   {row.wrong && <span class="hidden"> is not the label</span>}
                 </td>
                 <td class="number">{row.probability === undefined ? "" : percent(row.probability)}</td>
-                <td>{row.problem ? <bdi class="bad">{row.problem}</bdi> : <Outcome row={row} />}</td>
+                <td>
+                  {row.problem ? <bdi class="bad">{row.problem}</bdi> : <VerdictBadge shown={shownAs(row.verdict)} />}
+                </td>
               </tr>
             ))}
           </tbody>
@@ -71,15 +74,6 @@ export function RowTable({ folder, rows, chosen, onChoose }: Props): preact.JSX.
       </div>
       <Pager first={first} page={PAGE} count={rows.length} onTurn={setFirst} />
     </>
-  );
-}
-
-function Outcome({ row: { verdict } }: { row: Row }): preact.JSX.Element {
-  const { sign, word, tone } = shownAs(verdict);
-  return (
-    <span class={tone}>
-      <span aria-hidden="true">{sign}</span> {word}
-    </span>
   );
 }
 

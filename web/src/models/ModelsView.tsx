@@ -1,5 +1,6 @@
 /** View 1: what a model is made of, and where one can look into it. */
 
+import { Check } from "../app/Check.js";
 import { Panel } from "../app/Panel.js";
 import { signal } from "@preact/signals";
 import { useMemo, useState } from "preact/hooks";
@@ -7,7 +8,7 @@ import { DataType } from "@cutaway/client";
 import { Facts } from "../app/Facts.js";
 import { model } from "../state/asking.js";
 import { Graph } from "./Graph.js";
-import { shapeText } from "./graph.js";
+import { shapeText } from "../pictures/text.js";
 import { ModuleTree } from "./ModuleTree.js";
 import { PlaceDetails } from "./PlaceDetails.js";
 import { type Row, rowsOf } from "./tree.js";
@@ -47,14 +48,7 @@ export function ModelsView(): preact.JSX.Element | null {
         <div class="tools">
           <h2 id="insides">What is inside</h2>
           {detail.operators.length > 0 && (
-            <label class="check">
-              <input
-                type="checkbox"
-                checked={withOperators}
-                onChange={({ currentTarget }) => setWithOperators(currentTarget.checked)}
-              />
-              Operators
-            </label>
+            <Check label="Operators" checked={withOperators} onCheck={setWithOperators} />
           )}
         </div>
         <ModuleTree key={detail.model?.name} rows={rows} chosen={place} onChoose={onChoose} />

@@ -1,7 +1,8 @@
 /** The module tree: of ten thousand modules, only those in sight are in the page. */
 
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { shapeText } from "./graph.js";
+import { Search } from "../app/Search.js";
+import { shapeText } from "../pictures/text.js";
 import { foldedAtFirst, type Row, type Shown, shownRows } from "./tree.js";
 
 const ROW = 28;
@@ -30,18 +31,11 @@ export function ModuleTree({ rows, chosen, onChoose }: Props): preact.JSX.Elemen
   return (
     <>
       <div class="tools">
-        <label class="grow">
-          <span class="hidden">Search modules</span>
-          <input
-            type="search"
-            placeholder="Search: conv, or a glob such as layer*.conv1"
-            value={sought}
-            onInput={({ currentTarget }) => setSought(currentTarget.value)}
-          />
-        </label>
-        <span class="muted count" role="status">
-          {found.toLocaleString("en")} {found === 1 ? "place" : "places"}
-        </span>
+        <Search
+          hint="Search: conv, or a glob such as layer*.conv1"
+          words={["place", "places"]}
+          {...{ value: sought, found, onSearch: setSought }}
+        />
         {inner.length > 0 && (
           <button class="quiet" onClick={() => setFolded(new Set(folded.size ? [] : inner))}>
             {folded.size ? "Unfold all" : "Fold all"}

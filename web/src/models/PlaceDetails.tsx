@@ -8,7 +8,7 @@ import { METHODS, requestFor } from "../ask/methods.js";
 import { alter, ask, draft, model } from "../state/asking.js";
 import { messageOf } from "../state/draft.js";
 import { go } from "../state/route.js";
-import { shapeText } from "./graph.js";
+import { shapeText } from "../pictures/text.js";
 import { parameterAt, requestAt } from "./places.js";
 import type { Row } from "./tree.js";
 

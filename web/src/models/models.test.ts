@@ -4,7 +4,7 @@ import { create } from "@bufbuild/protobuf";
 import { ModelDetailSchema } from "@cutaway/contract/model_pb";
 import { describe, expect, it } from "vitest";
 import { matches } from "./glob.js";
-import { layoutOf } from "./graph.js";
+import { pathOf, type Step } from "./path.js";
 import { foldedAtFirst, rowsOf, shownRows } from "./tree.js";
 
 const DETAIL = create(ModelDetailSchema, {
@@ -79,17 +79,12 @@ describe("the tree", () => {
 });
 
 describe("the path of data", () => {
-  it("draws what ran, inside what is open", () => {
-    const closed = layoutOf(ROWS, new Set([""]));
-    expect(closed.boxes.map(({ row }) => row.address)).toEqual(["", "layer1", "fc"]);
-    const open = layoutOf(ROWS, new Set(["", "layer1"]));
-    expect(open.boxes.map(({ row }) => row.address)).toEqual(["", "layer1", "layer1.0", "fc"]);
-    expect(open.arrows.map(({ shape }) => shape)).toEqual(["1 × 4"]);
-    const [outer, group, inner] = open.boxes;
-    if (!outer || !group || !inner) throw new Error("too few boxes");
-    expect(inner.x).toBeGreaterThan(group.x);
-    expect(group.x + group.width).toBeGreaterThanOrEqual(inner.x + inner.width);
-    expect(group.y + group.height).toBeGreaterThan(inner.y + inner.height);
-    expect(open.height).toBeGreaterThanOrEqual(outer.y + outer.height);
+  const written = (steps: readonly Step[]): string =>
+    steps.map(({ row, inside }) => row.name + (inside ? `(${written(inside)})` : "")).join(" ");
+
+  it("is what ran, inside what is open", () => {
+    expect(written(pathOf(ROWS, new Set()))).toBe("Net");
+    expect(written(pathOf(ROWS, new Set([""])))).toBe("Net(layer1 fc)");
+    expect(written(pathOf(ROWS, new Set(["", "layer1"])))).toBe("Net(layer1(0) fc)");
   });
 });

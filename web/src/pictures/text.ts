@@ -20,3 +20,8 @@ export function minus(text: string): string {
 export function signed(value: number, text = short(value)): string {
   return value > 0 ? `+${text}` : text;
 }
+
+/** Returns a shape as people read it: `1 × 16 × 8 × 8`. */
+export function shapeText(shape: readonly number[]): string {
+  return shape.map((size) => (size < 0 ? "any" : `${size}`)).join(" × ");
+}

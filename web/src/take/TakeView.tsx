@@ -1,5 +1,6 @@
 /** View 8: the question in other languages, and the answer as a file. */
 
+import { Check } from "../app/Check.js";
 import { Panel } from "../app/Panel.js";
 import type { ComponentChildren } from "preact";
 import { useState } from "preact/hooks";
@@ -43,14 +44,7 @@ export function TakeView({ asked }: ViewProps): preact.JSX.Element {
       </Panel>
       <Panel id="link" title="Link to this question">
         <p class="muted">What stands behind # is never sent to a server. The token is not in it.</p>
-        <label class="check">
-          <input
-            type="checkbox"
-            checked={withInputs}
-            onChange={({ currentTarget }) => setWithInputs(currentTarget.checked)}
-          />
-          Put my input into the link
-        </label>
+        <Check label="Put my input into the link" checked={withInputs} onCheck={setWithInputs} />
         <Snippet text={link} label="link" />
       </Panel>
       <Panel id="files" title="Keep the answer">

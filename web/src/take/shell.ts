@@ -25,7 +25,7 @@ export function jobOf(question: Question, version: string): string | undefined {
     `model: {archive: ${text(`${name}-${version}.mar`)}} # the model's archive`,
     "data: {path: data.parquet} # the data set",
     ...inputsOf(question.inputs),
-    ...(plain.target === undefined ? [] : [`target: ${flow(plain.target)}`]),
+    ...(plain.target === undefined ? [] : [`target: ${text(plain.target)}`]),
     "request:",
     ...requestOf(plain),
     "output: {folder: explained, keep_inputs: true}",
@@ -47,27 +47,13 @@ function inputsOf(inputs: Question["inputs"]): string[] {
 function requestOf({ captures, methods, inputGradients }: PlainQuestion): string[] {
   return [
     ...(methods.length ? ["  attributions:"] : []),
-    ...methods.map(({ name, fields }) => `    - ${flow({ method: name, ...fields })}`),
+    ...methods.map(({ name, fields }) => `    - ${text({ method: name, ...fields })}`),
     ...(captures.length ? ["  captures:"] : []),
-    ...captures.map(({ key, where, at }) => `    - ${flow({ [key]: where, ...(at.length ? { at } : {}) })}`),
+    ...captures.map(({ key, where, at }) => `    - ${text({ [key]: where, ...(at.length ? { at } : {}) })}`),
     ...(inputGradients ? ["  input_gradients: true"] : []),
     "  check: same_pass",
   ];
 }
 
-/** Returns a value as YAML writes it in one line. */
-function flow(value: Plain): string {
-  if (typeof value === "string") return text(value);
-  if (typeof value !== "object") return String(value);
-  if (Array.isArray(value)) return `[${(value as readonly Plain[]).map(flow).join(", ")}]`;
-  return `{${Object.entries(value)
-    .map(([name, each]) => `${text(name)}: ${flow(each)}`)
-    .join(", ")}}`;
-}
-
-/** Returns a text as YAML reads it: quoted, unless it is a plain word. */
-function text(word: string): string {
-  return /^[A-Za-z_][\w./-]*$/.test(word) && !/^(y|n|yes|no|on|off|true|false|null)$/i.test(word)
-    ? word
-    : JSON.stringify(word);
-}
+/** Returns a value as YAML reads it in one line: as JSON, which is YAML. */
+const text: (value: Plain) => string = JSON.stringify;

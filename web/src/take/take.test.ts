@@ -44,7 +44,7 @@ describe("programs", () => {
 
   it("quote for the shell, for YAML and for TypeScript", () => {
     expect(curlOf(QUESTION, SERVER)).toContain(String.raw`it'\''s`);
-    expect(jobOf(QUESTION, "1.0")).toContain('    - {method: layer_grad_cam, layer: "it\'s"}');
+    expect(jobOf(QUESTION, "1.0")).toContain('    - {"method":"layer_grad_cam","layer":"it\'s"}');
     expect(jobOf(QUESTION, "1.0")).toContain("target: 7");
     expect(typescriptOf(QUESTION, SERVER)).toContain('"layer": "it\'s"');
     expect(typescriptOf(QUESTION, SERVER)).toContain("tensor(Float32Array.from([0.5, 1]), [1, 2], DataType.FLOAT32)");
