@@ -51,6 +51,8 @@ def decode(code: int, details: str, trailers: Iterable[tuple[str, str | bytes]])
                 return failure
         except DecodeError:
             pass  # bytes that a proxy made: only the plain status can be used
+    if code == Code.UNAVAILABLE and _REFUSED_STREAM in details:
+        return error(Reason.OVERLOADED, "the server refused a call that it did not read: too many at once; try again")
     if code in (Code.UNAVAILABLE, _CANCELLED):
         return error(Reason.SERVER_UNREACHABLE, _why_unreachable(details))
     if code == Code.DEADLINE_EXCEEDED:
@@ -65,6 +67,10 @@ def from_failure(failure: worker_pb2.Failure) -> CutawayError:
 
 _CANCELLED = 1
 """The gRPC status of a call that a server accepted while it shut down, and never replies to."""
+
+_REFUSED_STREAM = "RST_STREAM with error code 7"
+"""What gRPC says of a call beyond those that one connection may have at once (RFC 9113, REFUSED_STREAM): that a server
+which is late with earlier ones has not yet let go."""
 
 _PLAIN_REASONS = {
     int(Code.RESOURCE_EXHAUSTED): Reason.REQUEST_TOO_LARGE,
