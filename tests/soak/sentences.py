@@ -12,7 +12,10 @@ from cutaway.jobs.report import write_report
 from examples.sentences.package import package
 from tests.support.manifests import ROOT
 
-PAGES = ("README.md", "docs/architecture.md", "docs/security.md", "docs/operations.md", "docs/batch.md")
+PAGES = (
+    "README.md",
+    *(f"docs/{name}.md" for name in ("architecture", "checks", "security", "operations", "batch", "inspector")),
+)
 FEWEST = 200
 
 

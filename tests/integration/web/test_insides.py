@@ -295,6 +295,29 @@ def test_an_edit_is_tried_live(answered: Inspector, site: Served) -> None:
     until(lambda: set(answered.values("section:has(#downstream) td.number")) == {0.0})
 
 
+def test_nothing_of_another_model_or_question_is_shown(answered: Inspector) -> None:
+    """Neither a channel, nor a change that was tried, nor what came of it."""
+    answered.go("Activations")
+    answered.page.click(".choice label:has-text('norm')")
+    answered.page.click("button:text-is('What happens without it?')")
+    answered.page.wait_for_selector("section:has(#downstream) .named-bars")
+    answered.go("Ask")
+    answered.give((IMAGE[:, :, ::-1] * 0.5).tolist())
+    answered.ask()
+    answered.go("Edits")
+    answered.page.wait_for_selector("section:has(#downstream) .named-bars")  # the change is tried on the new image
+    before = answered.values(".before-after td[data-value]")[0]
+    answered.go("Ask")
+    assert before == pytest.approx(max(answered.values(".prediction td.number")), abs=1e-6)
+    answered.choose("named")
+    answered.ask()
+    answered.go("Edits")
+    answered.page.wait_for_selector("p:text-is('Move the slider.')")
+    assert answered.page.locator(".before-after, section:has(#downstream) .named-bars").count() == 0
+    assert answered.page.input_value("label:has-text('Place') select") == "fc"
+    assert answered.page.locator("main .problem").count() == 0
+
+
 def test_gradients_by_layer_are_those_of_numpy(answered: Inspector, site: Served) -> None:
     """From the first layer to the last; and at the input."""
     answered.go("Gradients")

@@ -60,7 +60,8 @@ function Said({ answer: { reply, milliseconds } }: { answer: Asked }): preact.JS
       </span>
       {failed > 0 && (
         <span class="bad">
-          {failed} of {reply.attributions.length} explanations failed
+          {failed} of {reply.attributions.length} {reply.attributions.length === 1 ? "explanation" : "explanations"}{" "}
+          failed
         </span>
       )}
     </>

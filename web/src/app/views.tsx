@@ -39,7 +39,15 @@ export const VIEWS: readonly View[] = [
 /** Returns a view of an answer, which says so where there is none yet. */
 function answered(Shown: ComponentType<ViewProps>): ComponentType {
   return function Answered(): preact.JSX.Element {
-    if (asked.value) return <Shown asked={asked.value} row={row.value} ask={(change) => void ask(change)} />;
+    if (asked.value)
+      return (
+        <Shown
+          key={asked.value.model.model?.name}
+          asked={asked.value}
+          row={row.value}
+          ask={(change) => void ask(change)}
+        />
+      );
     return <Empty title="Nothing has been asked yet." action="Ask something" onAct={() => go("ask")} />;
   };
 }

@@ -84,14 +84,16 @@ export function Chosen({ detail }: { detail: ModelDetail }): preact.JSX.Element 
   );
 }
 
-/** Returns the layer that a method begins with, where it was not asked for yet: the last convolution, or the last layer
- * but that of the output. */
+/** Returns the layer that a method begins with, where it was not asked for yet: the last convolution, the
+ * embedding of tokens, or the last layer but that of the output. */
 function layerFor(field: string, detail: ModelDetail): string {
   const used = messageOf(draft.value).attributions.map(({ method: { case: name, value } }) =>
     name === field && "layer" in value ? value.layer : "",
   );
   const leaves = leavesOf(detail).filter(({ name }) => !used.includes(name));
-  return (leaves.findLast(({ type }) => /^Conv[123]d$/.test(type)) ?? leaves.at(-2) ?? leaves.at(-1))?.name ?? "";
+  const usual =
+    leaves.findLast(({ type }) => /^Conv[123]d$/.test(type)) ?? leaves.find(({ type }) => type === "Embedding");
+  return (usual ?? leaves.at(-2) ?? leaves.at(-1))?.name ?? "";
 }
 
 function atFault(field: string): boolean {

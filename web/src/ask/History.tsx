@@ -16,9 +16,7 @@ export function History(): preact.JSX.Element | null {
             <button type="button" aria-current={each === asked.value} onClick={() => recall(each)}>
               <bdi>{said(each)}</bdi>
               <span class="muted small">
-                <bdi>{each.model.model?.model}</bdi>,{" "}
-                {each.reply.attributions.filter(({ message }) => !message.error).length} explanations,{" "}
-                {each.milliseconds.toFixed(0)} ms
+                <bdi>{each.model.model?.model}</bdi>, {madeText(each)}, {each.milliseconds.toFixed(0)} ms
               </span>
             </button>
           </li>
@@ -26,6 +24,11 @@ export function History(): preact.JSX.Element | null {
       </ol>
     </Panel>
   );
+}
+
+function madeText({ reply }: Asked): string {
+  const made = reply.attributions.filter(({ message }) => !message.error).length;
+  return made === 1 ? "1 explanation" : `${made} explanations`;
 }
 
 /** Returns an answer in a few words. */

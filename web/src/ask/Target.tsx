@@ -10,9 +10,9 @@ import { messageOf } from "../state/draft.js";
 type Kind = TargetMessage["kind"];
 
 const NAMES: readonly (readonly [NonNullable<Kind["case"]>, string])[] = [
-  ["predictedClass", "the predicted class"],
-  ["classIndex", "a class"],
-  ["topK", "the largest classes"],
+  ["predictedClass", "the largest output: the predicted class"],
+  ["classIndex", "one output: a class"],
+  ["topK", "the largest outputs"],
   ["sum", "the sum of the output"],
   ["norm", "the norm of the output"],
 ];

@@ -4,7 +4,7 @@ import { effect, signal } from "@preact/signals";
 import { byName, type Inspection, type Question, type Tensor } from "@cutaway/client";
 import { editOf, type Wanted } from "./edit.js";
 import { type Change, changesBetween, layersBelow } from "./downstream.js";
-import { asked, failure } from "../state/asking.js";
+import { asked, failure, model } from "../state/asking.js";
 import type { Asked } from "../state/asked.js";
 import { client, note } from "../state/server.js";
 
@@ -27,6 +27,14 @@ export const downstream = signal<readonly Change[] | undefined>(undefined);
 
 /** How long a slider must rest before the layers are asked for. */
 const REST_MS = 250;
+
+effect(() => {
+  if (model.value !== undefined) wanted.value = undefined; // what was chosen was for the model before
+});
+
+effect(() => {
+  if (asked.value !== undefined) tried.value = downstream.value = undefined; // what came of it was for another question
+});
 
 let running = new AbortController();
 let unedited: { readonly asked: Asked; readonly reply: Promise<Inspection> } | undefined;
