@@ -1,4 +1,4 @@
-"""A server that is late lets gRPC refuse calls unread: the caller hears that there are too many, not that none answers."""
+"""A server that is late lets gRPC refuse calls unread: the caller hears that there are too many."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REFUSED_STREAM = 7
 
 @pytest.fixture
 def refusing() -> Iterator[str]:
-    """The address of a server that resets each stream as soon as it begins: HTTP/2 by hand, which gRPC cannot be made to do."""
+    """The address of a server that resets each stream as soon as it begins: HTTP/2 by hand, as gRPC never does it."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         threading.Thread(target=_refuse_all, args=(listening,), daemon=True).start()
         yield f"127.0.0.1:{listening.getsockname()[1]}"
