@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -293,6 +294,25 @@ def test_an_edit_is_tried_live(answered: Inspector, site: Served) -> None:
     answered.page.select_option("label:has-text('How') select", "scale")
     answered.page.locator(".slider input").fill("1")
     until(lambda: set(answered.values("section:has(#downstream) td.number")) == {0.0})
+
+
+def test_a_change_that_fails_leaves_nothing_of_the_one_before(answered: Inspector) -> None:
+    """What went wrong, and not the numbers of another place of the slider; the next change works again."""
+    answered.go("Edits")
+    answered.page.locator(".slider input").fill("1.5")
+    answered.page.wait_for_selector("section:has(#downstream) .named-bars")
+    answered.go("Ask")
+    answered.ask()
+    answered.expected.append("ERR_FAILED")
+    calls = itertools.count()
+    answered.page.route("**/Inspect", lambda route: route.abort() if next(calls) == 1 else route.continue_())
+    answered.go("Edits")  # asks for predictions, and then for the layers without the change: this is cut off
+    answered.page.wait_for_selector("main .problem")
+    answered.page.wait_for_selector("p:text-is('Move the slider.')")
+    assert answered.page.locator(".before-after, section:has(#downstream) .named-bars").count() == 0
+    answered.page.locator(".slider input").fill("0.5")
+    answered.page.wait_for_selector("section:has(#downstream) .named-bars")
+    assert answered.page.locator("main .problem").count() == 0
 
 
 def test_nothing_of_another_model_or_question_is_shown(answered: Inspector) -> None:

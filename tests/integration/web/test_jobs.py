@@ -215,6 +215,16 @@ def test_a_folder_of_an_earlier_version_opens(folder: Path, inspector: Inspector
     inspector.page.wait_for_selector(".one-row .named-bars")
 
 
+def test_other_weights_than_those_of_the_job_are_told(folder: Path, inspector: Inspector, tmp_path: Path) -> None:
+    """The answer names its own; whoever compares pictures must know."""
+    trained = shutil.copytree(folder, tmp_path / "trained")
+    _change(trained, weights_sha256="0" * 64)
+    open_folder(inspector, trained)
+    inspector.page.click(".rows tbody tr:nth-child(1) button")
+    inspector.page.click("button:text-is('Ask the live model')")
+    inspector.page.wait_for_selector(".one-row [role=status]:has-text('Its weights are not those of the job.')")
+
+
 def _tear(path: Path, column: str) -> None:
     """Overwrites the pages of one column."""
     chunks = parquet.read_metadata(path).row_group(0)

@@ -99,7 +99,7 @@ def test_bars_are_the_prediction(site: Served, inspector: Inspector) -> None:
     assert inspector.texts(".prediction th") == [str(index) for index in order]
     assert inspector.texts(".strip .said") == [result.classes[0].label]
     inspector.expected.append("400")
-    inspector.page.fill(".method input.mono", "conv9")
+    inspector.page.fill(".method input[list=places]", "conv9")
     inspector.page.fill(".one-input textarea", "[[1, 2]]")
     inspector.page.click(".strip button.primary")
     problem = inspector.page.wait_for_selector("section:has(#input) .problem")

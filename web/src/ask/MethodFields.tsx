@@ -4,7 +4,8 @@ import { useState } from "preact/hooks";
 import { DataType } from "@cutaway/client";
 import type { AttributionRequest } from "@cutaway/contract/attribution_pb";
 import { Select } from "../app/Select.js";
-import { methodIn, type Option, optionOf, optionsFor, tensorAt, tensorJson, withOption } from "./methods.js";
+import { methodIn } from "./methods.js";
+import { type Option, optionOf, optionsFor, tensorAt, tensorJson, withOption } from "./options.js";
 import { Numbers } from "./Numbers.js";
 import type { InputSpec } from "./ways.js";
 

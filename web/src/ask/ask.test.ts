@@ -6,7 +6,8 @@ import { InputSpecSchema, ModelDetailSchema, ModuleSchema } from "@cutaway/contr
 import { create, type MessageInitShape } from "@bufbuild/protobuf";
 import { describe, expect, it } from "vitest";
 import { elements, fromLists, fromNpy, numbers, toNpy } from "./arrays.js";
-import { methodIn, METHODS, optionOf, optionsFor, requestFor, tensorJson, withOption } from "./methods.js";
+import { methodIn, METHODS, requestFor } from "./methods.js";
+import { optionOf, optionsFor, tensorJson, withOption } from "./options.js";
 import { classBars, elementBars, softmax } from "./probabilities.js";
 import { startOf } from "./start.js";
 import { oneExample, tensorWaysOf, waysOf } from "./ways.js";
@@ -45,7 +46,10 @@ describe("methods", () => {
     expect(METHODS).toHaveLength(38);
     expect(METHODS.filter(({ of }) => of === "a neuron")).toHaveLength(9);
     const { options = [] } = METHODS.find(({ field }) => field === "layerGradCam") ?? {};
-    expect(options.map(({ label }) => label).slice(0, 3)).toEqual(["layer", "relu", "noise: combination"]);
+    expect(options.map(({ label, kind }) => `${label}, ${kind}`)).toEqual([
+      ...["layer, layer", "relu, boolean", "target, json", "inputs, json", "noise: combination, choice"],
+      ...["noise: n samples, number", "noise: stdev, number", "metrics, json"],
+    ]);
   });
 
   it("get and lose options", () => {

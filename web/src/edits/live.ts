@@ -65,10 +65,18 @@ async function attempt(change: Wanted, answer: Asked, signal: AbortSignal): Prom
     await new Promise((resume) => setTimeout(resume, REST_MS));
     signal.throwIfAborted();
     const captures = layersBelow(answer.model);
-    if (unedited?.asked !== answer) unedited = { asked: answer, reply: client.value.inspect({ ...bare, captures }) };
-    const [one, other] = await Promise.all([unedited.reply, client.value.inspect({ ...edited, captures }, { signal })]);
+    const layers = (question: Question, options = {}): Promise<Inspection> =>
+      client.value.inspect({ ...question, captures }, options);
+    if (unedited?.asked !== answer) {
+      unedited = { asked: answer, reply: layers(bare) };
+      unedited.reply.catch(() => (unedited = undefined)); // the next change asks again
+    }
+    const [one, other] = await Promise.all([unedited.reply, layers(edited, { signal })]);
+    signal.throwIfAborted();
     downstream.value = changesBetween(one.captures, other.captures);
   } catch (error) {
-    if (!signal.aborted) failure.value = note(error);
+    if (signal.aborted) return;
+    failure.value = note(error);
+    tried.value = downstream.value = undefined; // what is shown belongs to another change
   }
 }
