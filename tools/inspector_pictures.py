@@ -100,7 +100,7 @@ def _explained(address: str, folder: Path) -> Path:
 def _job(page: Page, theme: str, folder: Path) -> None:
     page.click("nav a:text-is('Jobs')")
     page.set_input_files(".jobs input[type=file]", folder)
-    page.select_option("select[aria-label='Order']", "least probable first")
+    page.select_option("label:has-text('Order') select", "least probable first")
     page.click(".rows tbody tr:nth-child(2) button")
     page.click("button:text-is('Ask the live model')")
     page.wait_for_selector("button:text-is('Look inside')")

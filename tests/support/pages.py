@@ -39,7 +39,7 @@ class Inspector:
         self.url = url
         self.faults: list[str] = []
         self.expected: list[str] = []
-        page.set_default_timeout(20_000)
+        page.set_default_timeout(120_000)
         page.on("pageerror", lambda error: self.faults.append(str(error)))
         page.on("console", lambda message: self.faults.append(message.text) if message.type == "error" else None)
 

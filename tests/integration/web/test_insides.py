@@ -369,7 +369,7 @@ def test_gradients_of_parameters_are_those_of_pytorch(answered: Inspector, site:
     assert answered.texts("section:has(#parameters) th") == list(found)
     norms = [float(np.linalg.norm(gradient)) for gradient in found.values()]
     assert answered.values("section:has(#parameters) td.number") == pytest.approx(norms, rel=1e-4)
-    answered.page.select_option("select[aria-label='Parameter']", "fc1.weight")
+    answered.page.select_option("label:has-text('Parameter') select", "fc1.weight")
     gradient = found["fc1.weight"]
     bound = float(np.abs(gradient).max())
     until(lambda: near(colours(answered, "section:has(#parameters) .picture canvas"), drawn(answered, gradient, bound)))

@@ -74,13 +74,13 @@ def test_the_table_is_that_of_the_folder(folder: Path, inspector: Inspector) -> 
     assert inspector.texts(".rows tbody th") == ids_of(results, slice(25))
     inspector.page.click("button:text-is('Next')")
     assert inspector.texts(".rows tbody th") == ids_of(results, slice(25, 50))
-    inspector.page.select_option("select[aria-label='Show']", "other class than the label")
+    inspector.page.select_option("label:has-text('Show') select", "other class than the label")
     assert 7 in wrong
     assert inspector.texts(".rows tbody th") == ids_of(results, wrong)
-    inspector.page.select_option("select[aria-label='Show']", "bad rows")
+    inspector.page.select_option("label:has-text('Show') select", "bad rows")
     assert inspector.texts(".rows tbody td:last-child") == ["DATA_UNREADABLE: inputs.image: cannot be decoded"]
-    inspector.page.select_option("select[aria-label='Show']", "all rows")
-    inspector.page.select_option("select[aria-label='Order']", "least probable first")
+    inspector.page.select_option("label:has-text('Show') select", "all rows")
+    inspector.page.select_option("label:has-text('Order') select", "least probable first")
     order = np.argsort(np.where(good, results["probability"], 2), kind="stable")
     assert inspector.texts(".rows tbody th") == ids_of(results, order[:25])
     inspector.page.fill(".jobs input[type=search]", "digit-7")
@@ -175,7 +175,9 @@ def test_rows_of_texts_and_tables(site: Served, inspector: Inspector, tmp_path: 
 
 
 def test_what_cannot_be_opened_is_said(folder: Path, inspector: Inspector, tmp_path: Path) -> None:
-    """No job, a damaged shard, another schema, a model that is not served, a job without inputs."""
+    """No job, a damaged shard, another schema, a model that is not served; the folder before is gone at once."""
+    open_folder(inspector, folder)
+    inspector.page.wait_for_selector(".rows tbody tr")
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "notes.txt").write_text("nothing")
     cases = {"empty": "the folder holds no job: it has no _manifest.json"}
@@ -189,6 +191,7 @@ def test_what_cannot_be_opened_is_said(folder: Path, inspector: Inspector, tmp_p
     for name, words in cases.items():
         open_folder(inspector, tmp_path / name)
         inspector.page.wait_for_selector(f".jobs .problem:has-text('{words}')")
+        assert inspector.page.locator(".rows, .one-row").count() == 0
     torn = shutil.copytree(folder, tmp_path / "torn")
     _tear(torn / "part-00000.parquet", "saliency.image")
     open_folder(inspector, torn)

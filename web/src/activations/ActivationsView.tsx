@@ -3,7 +3,7 @@
 import { useState } from "preact/hooks";
 import { HookPoint, type ModelDetail } from "@cutaway/client";
 import type { CaptureRequest } from "@cutaway/contract/capture_pb";
-import { Empty } from "../app/Empty.js";
+import { Empty, Panel } from "../app/parts.js";
 import { Channels } from "./Channels.js";
 import { Sequence } from "./Sequence.js";
 import { partOf } from "../measures/numbers.js";
@@ -40,13 +40,15 @@ export function ActivationsView(props: ViewProps): preact.JSX.Element {
   const layout = layoutOf(part.shape);
   return (
     <div class="activations">
-      <section class="panel" aria-labelledby="captured">
-        <div class="tools">
-          <h2 id="captured">Captured</h2>
+      <Panel
+        id="captured"
+        title="Captured"
+        beside={
           <button class="quiet" onClick={everyLayer}>
             Capture every layer
           </button>
-        </div>
+        }
+      >
         <ul class="captured" aria-label="Places">
           {keys.map((each) => (
             <li key={each}>
@@ -57,18 +59,19 @@ export function ActivationsView(props: ViewProps): preact.JSX.Element {
             </li>
           ))}
         </ul>
-      </section>
-      <section class="panel shown" aria-labelledby="activation">
-        <h2 id="activation">
-          <bdi class="mono">{key}</bdi> <span class="muted">{shapeText(part.shape)}</span>
-        </h2>
+      </Panel>
+      <Panel
+        id="activation"
+        title={[<bdi class="mono">{key}</bdi>, " ", <span class="muted">{shapeText(part.shape)}</span>]}
+        kind="shown"
+      >
         <Statistics values={part.values} />
         {layout.kind === "planes" ? (
           <Channels key={key} {...props} place={key} part={part} />
         ) : (
           <Sequence {...props} part={part} label={key} />
         )}
-      </section>
+      </Panel>
     </div>
   );
 }

@@ -1,21 +1,18 @@
 /** Channels as a grid of small pictures, and one of them large. */
 
 import { useMemo, useState } from "preact/hooks";
-import { effectOf, gradientKey, type Order, ORDERS, ordered, withGradient } from "./places.js";
+import { effectOf, gradientKey, type Order, ORDERS, ordered, withGradient, tokensOf } from "./places.js";
 import { ChannelGrid } from "./ChannelGrid.js";
 import { wanted } from "../edits/live.js";
 import { go } from "../state/route.js";
-import { Pager } from "../app/Pager.js";
-import { Choice } from "../app/Choice.js";
+import { Pager, Choice } from "../app/controls.js";
 import { layoutOf, planeOf } from "../measures/layout.js";
 import { type Part, partOf } from "../measures/numbers.js";
 import { pixelsOf, scaleOf } from "../pictures/colours.js";
 import { Statistics } from "../pictures/Statistics.js";
-import { Legend } from "../pictures/Legend.js";
-import { Picture } from "../pictures/Picture.js";
+import { Legend, Picture } from "../pictures/Picture.js";
 import { short } from "../pictures/text.js";
 import { targetText, type ViewProps } from "../state/asked.js";
-import { tokensOf } from "./tokens.js";
 
 const PAGE = 128;
 

@@ -1,10 +1,10 @@
 /** Rows of numbers: a vector as bars, positions of a sequence as a heat map. */
 
-import { tokensOf } from "./tokens.js";
+import { tokensOf } from "./places.js";
 import { layoutOf } from "../measures/layout.js";
 import type { Part } from "../measures/numbers.js";
 import { Bars } from "../pictures/Bars.js";
-import { HeatMap } from "../pictures/HeatMap.js";
+import { HeatMap } from "../pictures/Picture.js";
 import type { ViewProps } from "../state/asked.js";
 
 const MOST_BARS = 64;

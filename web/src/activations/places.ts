@@ -5,6 +5,7 @@ import type { Part } from "../measures/numbers.js";
 import { statisticsOf } from "../measures/statistics.js";
 import { layoutOf, planeOf } from "../measures/layout.js";
 import { requestAt } from "../models/places.js";
+import type { Asked } from "../state/asked.js";
 
 /** Orders of channels. */
 export const ORDERS = { index: "index", mean: "mean", norm: "norm", effect: "effect on the target" } as const;
@@ -56,4 +57,11 @@ function measureOf(plane: Part, order: Order, gradient: Part | undefined): numbe
   if (order === "effect") return gradient && effectOf(plane, gradient);
   const found = statisticsOf(plane.values);
   return order === "mean" ? found.mean : found.norm;
+}
+
+/** Returns the texts; none where no explanation has them. */
+export function tokensOf({ reply }: Asked, row: number): readonly string[] {
+  return (
+    reply.attributions.map(({ message }) => message.tokens?.texts[row]?.tokens ?? []).find((each) => each.length) ?? []
+  );
 }

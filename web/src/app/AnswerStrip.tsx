@@ -1,7 +1,7 @@
 /** The last answer in one line, above every view; and what is under way. */
 
 import { useEffect, useState } from "preact/hooks";
-import { Select } from "./Select.js";
+import { Select } from "./controls.js";
 import { percent } from "../ask/Prediction.js";
 import { ask, asked, cancel, complete, model, opening, row, rowsOf, since } from "../state/asking.js";
 import type { Asked } from "../state/asked.js";
@@ -26,14 +26,12 @@ export function AnswerStrip(): preact.JSX.Element | null {
         )}
       </output>
       {rows > 1 && (
-        <label>
-          Example
-          <Select
-            of={Array.from({ length: rows }, (_, each) => [each, `${each + 1} of ${rows}`] as const)}
-            value={row.value}
-            onChoose={(each) => (row.value = each)}
-          />
-        </label>
+        <Select
+          label="Example"
+          of={Array.from({ length: rows }, (_, each) => [each, `${each + 1} of ${rows}`] as const)}
+          value={row.value}
+          onChoose={(each) => (row.value = each)}
+        />
       )}
       <span class="grow" />
       {began !== undefined && <Elapsed began={began} />}

@@ -1,7 +1,7 @@
 /** The top of the page: which model, which view, which theme, whose token. */
 
 import { useState } from "preact/hooks";
-import { Choice } from "./Choice.js";
+import { Choice } from "./controls.js";
 import { TokenForm } from "./TokenForm.js";
 import { VIEWS } from "./views.js";
 import { choose, draft, opening } from "../state/asking.js";

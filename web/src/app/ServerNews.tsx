@@ -1,6 +1,6 @@
 /** What is wrong with the server, and what is done about it. */
 
-import { Panel } from "./Panel.js";
+import { Panel } from "./parts.js";
 import { TokenForm } from "./TokenForm.js";
 import { connect, standing } from "../state/server.js";
 

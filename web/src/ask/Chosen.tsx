@@ -1,18 +1,16 @@
 /** What is to come back from inside: captures and explanations, chosen one by one. */
 
-import { Panel } from "../app/Panel.js";
+import { Panel } from "../app/parts.js";
 import { useState } from "preact/hooks";
 import { HookPoint, type ModelDetail } from "@cutaway/client";
 import type { CaptureRequest } from "@cutaway/contract/capture_pb";
-import { Failure } from "../app/Failure.js";
-import { Problem } from "../app/Problem.js";
-import { Select } from "../app/Select.js";
+import { Failure, Problem } from "../app/problems.js";
+import { Select } from "../app/controls.js";
 import { leavesOf, parameterAt, requestAt } from "../models/places.js";
 import { alter, asked, draft, failure } from "../state/asking.js";
 import { messageOf } from "../state/draft.js";
 import { METHODS, requestFor } from "./methods.js";
-import { MethodMenu } from "./MethodMenu.js";
-import { MethodFields } from "./MethodFields.js";
+import { MethodMenu, MethodFields } from "./MethodFields.js";
 
 /** What stands for a parameter among points, of which it has none. */
 const PARAMETER = HookPoint.UNSPECIFIED;

@@ -2,7 +2,7 @@
 
 import { useEffect, useRef, useState } from "preact/hooks";
 import type { Tensor } from "@cutaway/client";
-import { Check } from "../app/Check.js";
+import { Check } from "../app/controls.js";
 import { ask, row } from "../state/asking.js";
 import { elements, numbers, zeros } from "./arrays.js";
 import type { InputSpec } from "./ways.js";

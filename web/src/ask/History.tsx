@@ -1,6 +1,6 @@
 /** What was asked during this visit. */
 
-import { Panel } from "../app/Panel.js";
+import { Panel } from "../app/parts.js";
 import { asked, history, recall } from "../state/asking.js";
 import type { Asked } from "../state/asked.js";
 import { percent } from "./Prediction.js";

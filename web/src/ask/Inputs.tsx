@@ -2,7 +2,7 @@
 
 import { useState } from "preact/hooks";
 import type { ModelDetail, Tensor } from "@cutaway/client";
-import { Choice } from "../app/Choice.js";
+import { Choice } from "../app/controls.js";
 import { alter, draft } from "../state/asking.js";
 import { zeros } from "./arrays.js";
 import { Drawing } from "./Drawing.js";

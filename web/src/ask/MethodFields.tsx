@@ -3,8 +3,8 @@
 import { useState } from "preact/hooks";
 import { DataType } from "@cutaway/client";
 import type { AttributionRequest } from "@cutaway/contract/attribution_pb";
-import { Select } from "../app/Select.js";
-import { methodIn } from "./methods.js";
+import { Select } from "../app/controls.js";
+import { methodIn, type Method } from "./methods.js";
 import { type Option, optionOf, optionsFor, tensorAt, tensorJson, withOption } from "./options.js";
 import { Numbers } from "./Numbers.js";
 import type { InputSpec } from "./ways.js";
@@ -69,24 +69,44 @@ function Field({ request, option, input, onChange }: FieldProps): preact.JSX.Ele
       </fieldset>
     );
   }
-  const named = (choices ?? []).map((each) => [each, each.replace(/^[A-Z]+_/, "").toLowerCase()] as const);
+  if (kind === "boolean" || kind === "choice") {
+    const named = (choices ?? []).map((each) => [each, each.replace(/^[A-Z]+_/, "").toLowerCase()] as const);
+    return <Select label={label} of={choices ? [DEFAULT, ...named] : YES_NO} value={value} onChoose={put} />;
+  }
   return (
     <label>
       <span>{label}</span>
-      {kind === "boolean" || kind === "choice" ? (
-        <Select of={choices ? [DEFAULT, ...named] : YES_NO} value={value} onChoose={put} />
-      ) : (
-        <input
-          class={kind === "number" ? "" : "mono"}
-          type={kind === "number" ? "number" : "text"}
-          step="any"
-          {...(kind === "layer" ? { list: "places" } : {})}
-          placeholder={HINTS[kind] ?? ""}
-          value={value}
-          onChange={({ currentTarget }) => put(currentTarget.value)}
-        />
-      )}
+      <input
+        class={kind === "number" ? "" : "mono"}
+        type={kind === "number" ? "number" : "text"}
+        step="any"
+        {...(kind === "layer" ? { list: "places" } : {})}
+        placeholder={HINTS[kind] ?? ""}
+        value={value}
+        onChange={({ currentTarget }) => put(currentTarget.value)}
+      />
       {wrong && <span class="bad small">{wrong}</span>}
     </label>
+  );
+}
+
+interface MenuProps {
+  readonly label: string;
+  readonly methods: readonly Method[];
+  /** Takes the field of a method. */
+  readonly onChoose: (field: string) => void;
+}
+
+/** Methods to choose from, one after another, by what they explain. */
+export function MethodMenu({ label, methods, onChoose }: MenuProps): preact.JSX.Element {
+  return (
+    <select aria-label={label} value="" onChange={({ currentTarget }) => onChoose(currentTarget.value)}>
+      <option value="">{label}…</option>
+      {[...new Set(methods.map(({ of }) => of))].map((of) => (
+        <optgroup key={of} label={`Explains ${of}`}>
+          {methods.map((each) => each.of === of && <option value={each.field}>{each.name}</option>)}
+        </optgroup>
+      ))}
+    </select>
   );
 }

@@ -2,6 +2,7 @@
 
 import { useState } from "preact/hooks";
 import { DataType, type Tensor } from "@cutaway/client";
+import { FileButton } from "../app/controls.js";
 import { shapeText } from "../pictures/text.js";
 import { fromLists, fromNpy, zeros } from "./arrays.js";
 import type { InputSpec } from "./ways.js";
@@ -42,17 +43,12 @@ export function Numbers({ spec, value, onChange }: Props): preact.JSX.Element {
         />
       </label>
       <div class="actions">
-        <label class="button">
+        <FileButton
+          accept=".npy"
+          onOpen={([file]) => void file?.arrayBuffer().then((bytes) => take(() => fromNpy(new Uint8Array(bytes))))}
+        >
           NPY file
-          <input
-            class="hidden"
-            type="file"
-            accept=".npy"
-            onChange={({ currentTarget: { files } }) => {
-              void files?.[0]?.arrayBuffer().then((bytes) => take(() => fromNpy(new Uint8Array(bytes))));
-            }}
-          />
-        </label>
+        </FileButton>
         {spec.shape.length > 0 && (
           <button type="button" class="quiet" onClick={() => take(() => zeros(spec))}>
             Zeros

@@ -1,74 +1,55 @@
 /** The number that gradients and attributions are about. */
 
-import { create } from "@bufbuild/protobuf";
+import { create, type MessageInitShape } from "@bufbuild/protobuf";
 import type { ModelDetail } from "@cutaway/client";
 import { type Target as TargetMessage, TargetSchema } from "@cutaway/contract/target_pb";
-import { Select } from "../app/Select.js";
+import { NumberField, Select } from "../app/controls.js";
 import { alter, draft } from "../state/asking.js";
 import { messageOf } from "../state/draft.js";
 
-type Kind = TargetMessage["kind"];
+type Kind = NonNullable<MessageInitShape<typeof TargetSchema>["kind"]>;
 
-const NAMES: readonly (readonly [NonNullable<Kind["case"]>, string])[] = [
-  ["predictedClass", "the largest output: the predicted class"],
-  ["classIndex", "one output: a class"],
-  ["topK", "the largest outputs"],
-  ["sum", "the sum of the output"],
-  ["norm", "the norm of the output"],
-];
+/** Kinds of targets, in words, and what each begins with. */
+const KINDS = {
+  predictedClass: ["the largest output: the predicted class", { case: "predictedClass", value: {} }],
+  classIndex: ["one output: a class", { case: "classIndex", value: { indices: [0n] } }],
+  topK: ["the largest outputs", { case: "topK", value: { k: 2 } }],
+  sum: ["the sum of the output", { case: "sum", value: {} }],
+  norm: ["the norm of the output", { case: "norm", value: {} }],
+} as const satisfies Partial<Record<NonNullable<TargetMessage["kind"]["case"]>, readonly [string, Kind]>>;
 
 /** Lets a person choose the target. */
-export function Target({ detail }: { detail: ModelDetail }): preact.JSX.Element {
-  const kind = messageOf(draft.value).target?.kind ?? { case: "predictedClass", value: {} };
-  const put = (changed: Parameters<typeof create<typeof TargetSchema>>[1]): void => {
-    alter({ target: create(TargetSchema, changed) });
-  };
-  const choose = (name: string): void => {
-    if (name === "classIndex") put({ kind: { case: name, value: { indices: [0n] } } });
-    else if (name === "topK") put({ kind: { case: name, value: { k: 2 } } });
-    else if (name === "sum" || name === "norm" || name === "predictedClass") put({ kind: { case: name, value: {} } });
-  };
-  const chooseClass = (index: number): void =>
-    put({ kind: { case: "classIndex", value: { indices: [BigInt(index)] } } });
+export function Target({ detail: { labels } }: { detail: ModelDetail }): preact.JSX.Element {
+  const kind = messageOf(draft.value).target?.kind ?? { case: undefined };
   const given = kind.case ?? "predictedClass";
-  const known = NAMES.some(([name]) => name === kind.case);
+  const names = Object.entries(KINDS).map(([name, [words]]) => [name as keyof typeof KINDS, words] as const);
+  const simple = given in KINDS && !(kind.case === "classIndex" && kind.value.indices.length !== 1);
+  const put = (changed: Kind): void => alter({ target: create(TargetSchema, { kind: changed }) });
+  const putClass = (index: number): void => put({ case: "classIndex", value: { indices: [BigInt(index)] } });
   return (
     <div class="target">
-      <label>
-        <span>Explain</span>
-        <Select of={known ? NAMES : [...NAMES, [given, `${given}, as in the link`]]} value={given} onChoose={choose} />
-      </label>
-      {kind.case === "classIndex" && (
-        <label>
-          <span>Class</span>
-          {detail.labels.length ? (
-            <Select
-              of={detail.labels.map((label, index) => [index, label] as const)}
-              value={Number(kind.value.indices[0])}
-              onChoose={chooseClass}
-            />
-          ) : (
-            <input
-              type="number"
-              min={0}
-              value={String(kind.value.indices[0])}
-              onChange={({ currentTarget }) => chooseClass(currentTarget.valueAsNumber || 0)}
-            />
-          )}
-        </label>
+      <Select
+        label="Explain"
+        of={simple ? names : [...names, ["", `${given}, as in the link`] as const]}
+        value={simple ? (given as keyof typeof KINDS) : ""}
+        onChoose={(name) => name && put(KINDS[name][1])}
+      />
+      {simple && kind.case === "classIndex" && labels.length > 0 && (
+        <Select
+          label="Class"
+          of={labels.map((label, index) => [index, label] as const)}
+          value={Number(kind.value.indices[0])}
+          onChoose={putClass}
+        />
+      )}
+      {simple && kind.case === "classIndex" && labels.length === 0 && (
+        <NumberField label="Class" value={Number(kind.value.indices[0])} least={0} onChange={putClass} />
       )}
       {kind.case === "topK" && (
-        <label>
-          <span>How many</span>
-          <input
-            type="number"
-            min={1}
-            value={kind.value.k}
-            onChange={({ currentTarget }) =>
-              put({ kind: { case: "topK", value: { k: Number(currentTarget.value) || 1 } } })
-            }
-          />
-        </label>
+        <NumberField
+          label="How many"
+          {...{ value: kind.value.k, least: 1, onChange: (k: number): void => put({ case: "topK", value: { k } }) }}
+        />
       )}
     </div>
   );

@@ -1,15 +1,10 @@
 /** Where the time of an answer went, and what its parts weigh. */
 
 import type { Inspection } from "@cutaway/client";
+import type { Named } from "../pictures/Bars.js";
 
-/** A stage of a call. */
-export interface Stage {
-  readonly name: string;
-  readonly what: string;
-  readonly milliseconds: number;
-  /** Milliseconds from the call until it began; stages follow one another. */
-  readonly begin: number;
-}
+/** A stage of a call: its milliseconds, and those from the call until it began; stages follow one another. */
+type Stage = Required<Named>;
 
 const STAGES = [
   ["queueMs", "Queue", "waiting for a worker, and the way to it"],
@@ -24,33 +19,27 @@ const STAGES = [
 /** Returns the stages in their order; the last one is what the server did not see: the network, and this page. */
 export function stagesOf({ message: { timings } }: Inspection, milliseconds: number): Stage[] {
   let begin = 0;
-  const stages = STAGES.map(([field, name, what]) => {
-    const stage = { name, what, milliseconds: timings?.[field] ?? 0, begin };
-    begin += stage.milliseconds;
+  const stages = STAGES.map(([field, name, about]) => {
+    const stage = { name, about, value: timings?.[field] ?? 0, begin };
+    begin += stage.value;
     return stage;
   });
   const rest = Math.max(0, milliseconds - begin);
-  return [...stages, { name: "Network and page", what: "all that the server does not see", milliseconds: rest, begin }];
+  return [...stages, { name: "Network and page", about: "all that the server does not see", value: rest, begin }];
 }
 
 /** Returns the bytes of the numbers in a reply, by the part that they are in. */
-export function weights({
-  predictions,
-  captures,
-  inputGradients,
-  parameterGradients,
-  attributions,
-}: Inspection): [string, number][] {
-  const sum = (tensors: Inspection["predictions"]): number =>
-    Object.values(tensors).reduce((total, { data }) => total + data.byteLength, 0);
-  const parts: [string, number][] = [
-    ["Predictions", sum(predictions)],
-    ["Captures", sum(captures)],
-    ["Gradients at inputs", sum(inputGradients)],
-    ["Gradients at parameters", sum(parameterGradients)],
-    ["Attributions", attributions.reduce((total, { values }) => total + sum(values), 0)],
+export function weights(reply: Inspection): Named[] {
+  const sum = (...parts: Inspection["predictions"][]): number =>
+    parts.flatMap((tensors) => Object.values(tensors)).reduce((total, { data }) => total + data.byteLength, 0);
+  const parts = [
+    { name: "Predictions", value: sum(reply.predictions) },
+    { name: "Captures", value: sum(reply.captures) },
+    { name: "Gradients at inputs", value: sum(reply.inputGradients) },
+    { name: "Gradients at parameters", value: sum(reply.parameterGradients) },
+    { name: "Attributions", value: sum(...reply.attributions.map(({ values }) => values)) },
   ];
-  return parts.filter(([, bytes]) => bytes > 0);
+  return parts.filter(({ value }) => value > 0);
 }
 
 /** Returns a number of bytes as people read it. */

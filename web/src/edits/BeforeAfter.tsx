@@ -2,6 +2,7 @@
 
 import type { ModelDetail } from "@cutaway/client";
 import type { Tried } from "./live.js";
+import { Heads } from "../app/parts.js";
 import { classBars, elementBars, rowOf, softmax } from "../ask/probabilities.js";
 import { percent } from "../ask/Prediction.js";
 import { minus, short, signed } from "../pictures/text.js";
@@ -21,60 +22,39 @@ export function BeforeAfter({ tried: { before, after }, model, classes, row }: P
   const name = Object.keys(before)[0] ?? "";
   const [one, other] = [before[name], after[name]];
   if (!one || !other) return <p class="muted">The model returned nothing to compare.</p>;
-  const values = classes ? softmax(rowOf(other, row)) : rowOf(other, row);
-  const bars = classes ? classBars(one, row, model, MOST) : elementBars(one, row, MOST);
-  const most = classes
-    ? 1
-    : Math.max(...bars.map(({ value, index }) => Math.max(Math.abs(value), Math.abs(values[index] ?? 0))), 1e-30);
-  const told = classes ? percent : short;
   const [logits, edited] = [rowOf(one, row), rowOf(other, row)];
+  const bars = classes ? classBars(one, row, model, MOST) : elementBars(one, row, MOST);
+  const values = classes ? softmax(edited) : edited;
+  const rows = bars.map((bar) => ({ ...bar, now: values[bar.index] ?? Number.NaN }));
+  const most = classes ? 1 : Math.max(...rows.flatMap(({ value, now }) => [Math.abs(value), Math.abs(now)]), 1e-30);
+  const told = classes ? percent : short;
   return (
     <table class="before-after">
-      <thead>
-        <tr>
-          <th scope="col" />
-          <th scope="col" class="then">
-            Before
-          </th>
-          <th scope="col" class="now">
-            After
-          </th>
-          <th scope="col" class="bar">
-            <span class="hidden">Both</span>
-          </th>
-          <th scope="col">Difference</th>
-          {classes && <th scope="col">Logit (difference)</th>}
-        </tr>
-      </thead>
+      <Heads of={["", "Before", "After", "", "Difference", ...(classes ? ["Logit (difference)"] : [])]} />
       <tbody>
-        {bars.map(({ index, label, value }) => {
-          const now = values[index] ?? Number.NaN;
-          return (
-            <tr key={index}>
-              <th scope="row" title={label}>
-                <bdi>{label}</bdi>
-              </th>
-              <td class="number" data-value={value}>
-                {told(value)}
-              </td>
-              <td class="number" data-value={now}>
-                {told(now)}
-              </td>
-              <td class="bar">
-                <svg viewBox="0 0 100 2" preserveAspectRatio="none" aria-hidden="true">
-                  <rect class="then" width={(100 * Math.abs(value)) / most} height={0.9} />
-                  <rect class="now" y={1.1} width={(100 * Math.abs(now)) / most} height={0.9} />
-                </svg>
-              </td>
-              <td class="number">
-                {classes
-                  ? signed(now - value, `${minus((100 * (now - value)).toFixed(1))} points`)
-                  : signed(now - value)}
-              </td>
-              {classes && <Logit before={logits[index] ?? Number.NaN} after={edited[index] ?? Number.NaN} />}
-            </tr>
-          );
-        })}
+        {rows.map(({ index, label, value, now }) => (
+          <tr key={index}>
+            <th scope="row" title={label}>
+              <bdi>{label}</bdi>
+            </th>
+            <td class="number" data-value={value}>
+              {told(value)}
+            </td>
+            <td class="number" data-value={now}>
+              {told(now)}
+            </td>
+            <td class="bar">
+              <svg viewBox="0 0 100 2" preserveAspectRatio="none" aria-hidden="true">
+                <rect class="then" width={(100 * Math.abs(value)) / most} height={0.9} />
+                <rect class="now" y={1.1} width={(100 * Math.abs(now)) / most} height={0.9} />
+              </svg>
+            </td>
+            <td class="number">
+              {classes ? signed(now - value, `${minus((100 * (now - value)).toFixed(1))} points`) : signed(now - value)}
+            </td>
+            {classes && <Logit before={logits[index] ?? Number.NaN} after={edited[index] ?? Number.NaN} />}
+          </tr>
+        ))}
       </tbody>
     </table>
   );

@@ -1,12 +1,12 @@
 /** View 5: change what flows through the model, and see at once what comes of it. */
 
-import { Panel } from "../app/Panel.js";
 import { useEffect } from "preact/hooks";
 import { BeforeAfter } from "./BeforeAfter.js";
-import { axesOf, editOf, type Verb, VERBS, type Wanted } from "./edit.js";
+import { axesOf, editOf, startOf, type Verb, VERBS, type Wanted } from "./edit.js";
 import { type Change, movedText } from "./downstream.js";
 import { downstream, follow, tried, wanted } from "./live.js";
-import { Select } from "../app/Select.js";
+import { NumberField, Select, Slider } from "../app/controls.js";
+import { Panel } from "../app/parts.js";
 import { Bars } from "../pictures/Bars.js";
 import { alter } from "../state/asking.js";
 import type { ViewProps } from "../state/asked.js";
@@ -14,21 +14,15 @@ import { go } from "../state/route.js";
 import "./edits.css";
 
 /** Shows the change beside what it does. */
-export function EditsView({ asked, row }: ViewProps): preact.JSX.Element {
-  const { model, reply } = asked;
+export function EditsView({ asked: { model, reply }, row }: ViewProps): preact.JSX.Element {
   useEffect(follow, []);
-  const change =
-    wanted.value ??
-    startOf(
-      Object.keys(reply.captures),
-      model.modules.map(({ name }) => name),
-    );
+  const change = wanted.value ?? startOf(model, Object.keys(reply.captures));
   const now = tried.value;
-  const behind = (changes: readonly Change[]): Change[] => changes.filter(({ place }) => place !== change.place);
+  const behind = (changes: readonly Change[]): Change[] => changes.filter(({ name }) => name !== change.place);
   return (
     <div class="edits">
       <Panel id="change" title="Change">
-        <Change change={change} {...{ asked }} />
+        <Fields change={change} model={model} />
         <div class="tools">
           <button onClick={() => (wanted.value = { ...change, amount: VERBS[change.verb].start })}>
             Back to the start
@@ -43,22 +37,23 @@ export function EditsView({ asked, row }: ViewProps): preact.JSX.Element {
           </button>
         </div>
       </Panel>
-      <section class="panel wide" aria-labelledby="comes" aria-live="polite">
-        <h2 id="comes">What comes of it</h2>
-        {now ? (
-          <>
-            <BeforeAfter tried={now} model={model} classes={reply.classes.length > 0} row={row} />
-            <p class="muted small">{now.milliseconds.toFixed(0)} ms from the change to the answer</p>
-          </>
-        ) : (
-          <p class="muted">Move the slider.</p>
-        )}
-      </section>
+      <Panel id="comes" title="What comes of it" kind="wide">
+        <div aria-live="polite">
+          {now ? (
+            <>
+              <BeforeAfter tried={now} model={model} classes={reply.classes.length > 0} row={row} />
+              <p class="muted small">{now.milliseconds.toFixed(0)} ms from the change to the answer</p>
+            </>
+          ) : (
+            <p class="muted">Move the slider.</p>
+          )}
+        </div>
+      </Panel>
       <Panel id="downstream" title="What it did downstream">
         {downstream.value ? (
           <>
             <p>{movedText(behind(downstream.value))}</p>
-            <Bars bars={behind(downstream.value).map(({ place, relative }) => ({ name: place, value: relative }))} />
+            <Bars bars={behind(downstream.value)} />
             <p class="muted small">
               The norm of the difference, by that of the layer without the change, over all examples.
             </p>
@@ -71,12 +66,8 @@ export function EditsView({ asked, row }: ViewProps): preact.JSX.Element {
   );
 }
 
-function startOf(captured: readonly string[], modules: readonly string[]): Wanted {
-  const place = captured.find((key) => key.endsWith("@output"))?.replace("@output", "") ?? modules[1] ?? "";
-  return { place, verb: "scale", amount: VERBS.scale.start, axis: 0, index: 0 };
-}
-
-function Change({ change, asked: { model } }: { change: Wanted } & Pick<ViewProps, "asked">): preact.JSX.Element {
+/** What is changed: where, which part of it, and how. */
+function Fields({ change, model }: { change: Wanted } & Pick<ViewProps["asked"], "model">): preact.JSX.Element {
   const { place, verb, amount, axis, index } = change;
   const { label, least, most } = VERBS[verb];
   const axes = axesOf(model, place);
@@ -86,60 +77,41 @@ function Change({ change, asked: { model } }: { change: Wanted } & Pick<ViewProp
   };
   return (
     <div class="change">
-      <label>
-        Place
-        <Select
-          of={model.modules
-            .filter(({ name, calls }) => name !== "" && (calls > 0 || name === place))
-            .slice(0, 2000)
-            .map(({ name, type }) => [name, `${name} (${type})`] as const)}
-          value={place}
-          onChoose={(each) => set({ place: each, axis: 0, index: 0 })}
-        />
-      </label>
-      <label>
-        Part
-        <Select
-          of={[[0, "all of it"], ...axes.map((each) => [each.axis, `one ${each.name}`] as const)]}
-          value={axis}
-          onChoose={(each) => set({ axis: each, index: 0 })}
-        />
-      </label>
+      <Select
+        label="Place"
+        of={model.modules
+          .filter(({ name, calls }) => name !== "" && (calls > 0 || name === place))
+          .slice(0, 2000)
+          .map(({ name, type }) => [name, `${name} (${type})`] as const)}
+        value={place}
+        onChoose={(each) => set({ place: each, axis: 0, index: 0 })}
+      />
+      <Select
+        label="Part"
+        of={[[0, "all of it"], ...axes.map((each) => [each.axis, `one ${each.name}`] as const)]}
+        value={axis}
+        onChoose={(each) => set({ axis: each, index: 0 })}
+      />
       {chosen && (
-        <label>
-          Which {chosen.name}, of {chosen.size}
-          <input
-            type="number"
-            min={0}
-            max={chosen.size - 1}
-            value={index}
-            onInput={({ currentTarget }) => {
-              const wish = Math.trunc(currentTarget.valueAsNumber);
-              if (wish >= 0 && wish < chosen.size) set({ index: wish });
-            }}
-          />
-        </label>
-      )}
-      <label>
-        How
-        <Select
-          of={(Object.keys(VERBS) as Verb[]).map((each) => [each, VERBS[each].name] as const)}
-          value={verb}
-          onChoose={(each) => set({ verb: each, amount: VERBS[each].start })}
+        <NumberField
+          label={`Which ${chosen.name}, of ${chosen.size}`}
+          value={index}
+          least={0}
+          most={chosen.size - 1}
+          onChange={(each) => set({ index: each })}
         />
-      </label>
+      )}
+      <Select
+        label="How"
+        of={(Object.keys(VERBS) as Verb[]).map((each) => [each, VERBS[each].name] as const)}
+        value={verb}
+        onChoose={(each) => set({ verb: each, amount: VERBS[each].start })}
+      />
       {label && (
-        <label class="slider">
-          {label} <span class="number">{amount.toFixed(2)}</span>
-          <input
-            type="range"
-            min={least}
-            max={most}
-            step={0.01}
-            value={amount}
-            onInput={({ currentTarget }) => set({ amount: currentTarget.valueAsNumber })}
-          />
-        </label>
+        <Slider
+          label={`${label} ${amount.toFixed(2)}`}
+          {...{ value: amount, least, most, step: 0.01, onSlide: (each: number): void => set({ amount: each }) }}
+        />
       )}
     </div>
   );

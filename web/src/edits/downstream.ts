@@ -3,15 +3,12 @@
 import type { ModelDetail, Tensor } from "@cutaway/client";
 import { numbersOf, sizeOf } from "../measures/numbers.js";
 import { statisticsOf } from "../measures/statistics.js";
+import type { Named } from "../pictures/Bars.js";
 import { short } from "../pictures/text.js";
 import { leavesOf } from "../models/places.js";
 
-/** A layer, and how far it was changed. */
-export interface Change {
-  readonly place: string;
-  /** The norm of the difference by that of the layer without the change; infinite where the latter is zero. */
-  readonly relative: number;
-}
+/** A layer, and the norm of its difference by that of the layer without the change; infinite where the latter is zero. */
+export type Change = Named;
 
 /** The most numbers that are asked for, over all layers. */
 const MOST_NUMBERS = 2 ** 20;
@@ -31,15 +28,15 @@ export function changesBetween(
 ): Change[] {
   return Object.entries(before).flatMap(([place, tensor]) => {
     const other = after[place];
-    return other ? [{ place: place.replace("@output", ""), relative: relativeChange(tensor, other) }] : [];
+    return other ? [{ name: place.replace("@output", ""), value: relativeChange(tensor, other) }] : [];
   });
 }
 
 /** Returns which layer moved most, in words. */
 export function movedText(changes: readonly Change[]): string {
-  const [most] = [...changes].sort((one, other) => other.relative - one.relative);
-  return most && most.relative > 0
-    ? `${most.place} moved most: by ${short(100 * most.relative)} % of its norm.`
+  const [most] = [...changes].sort((one, other) => other.value - one.value);
+  return most && most.value > 0
+    ? `${most.name} moved most: by ${short(100 * most.value)} % of its norm.`
     : "No other layer moved.";
 }
 

@@ -68,3 +68,9 @@ export function axesOf({ modules, operators }: ModelDetail, place: string): Axis
     sizes.length === 4 ? ["channel", "row", "column"] : sizes.length === 3 ? ["position", "feature"] : ["unit"];
   return sizes.slice(1).map((size, at) => ({ axis: at + 1, name: names[at] ?? `axis ${at + 1}`, size }));
 }
+
+/** Returns the change that a person begins with: at the first captured output, where it changes nothing yet. */
+export function startOf({ modules }: ModelDetail, captured: readonly string[]): Wanted {
+  const place = captured.find((key) => key.endsWith("@output"))?.replace("@output", "") ?? modules[1]?.name ?? "";
+  return { place, verb: "scale", amount: VERBS.scale.start, axis: 0, index: 0 };
+}

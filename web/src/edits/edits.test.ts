@@ -45,9 +45,9 @@ describe("downstream", () => {
     const zero = tensor(Float32Array.of(0, 0), [1, 2]);
     const before = { "a@output": one, "b@output": one, "c@output": zero, "gone@output": one };
     expect(changesBetween(before, { "a@output": other, "b@output": one, "c@output": one })).toEqual([
-      { place: "a", relative: 1 },
-      { place: "b", relative: 0 },
-      { place: "c", relative: Infinity },
+      { name: "a", value: 1 },
+      { name: "b", value: 0 },
+      { name: "c", value: Infinity },
     ]);
   });
 

@@ -1,6 +1,6 @@
 /** How far explanations of the same thing agree with each other. */
 
-import { Panel } from "../app/Panel.js";
+import { Heads, Panel } from "../app/parts.js";
 import type { Attribution } from "@cutaway/client";
 import { type Agreement, agreementOf } from "../measures/agreement.js";
 import { partOf } from "../measures/numbers.js";
@@ -28,15 +28,7 @@ export function AgreementTable({ attributions, row }: Props): preact.JSX.Element
     <Panel id="agreement" title="Do the methods agree?">
       <div class="wide">
         <table class="agreement">
-          <thead>
-            <tr>
-              {["Methods", "Cosine", "Rank correlation", "Largest tenth in common"].map((title) => (
-                <th key={title} scope="col">
-                  {title}
-                </th>
-              ))}
-            </tr>
-          </thead>
+          <Heads of={["Methods", "Cosine", "Rank correlation", "Largest tenth in common"]} />
           <tbody>
             {pairs.map(({ one, other, cosine, ranks, top, unsigned }, index) => (
               <tr key={index}>

@@ -1,8 +1,7 @@
 /** What was compared, how far it was apart, and what a person can do about it. */
 
 import { Verdict } from "@cutaway/client";
-import { VerdictBadge } from "./VerdictBadge.js";
-import { type Compared, shownAs } from "./verdicts.js";
+import { VerdictBadge, type Compared, shownAs } from "./verdicts.js";
 import { short } from "../pictures/text.js";
 
 /** Powers of ten on the scale of errors, around the tolerance. */

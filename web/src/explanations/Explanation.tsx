@@ -1,12 +1,11 @@
 /** One explanation: what it shows, whether it can be trusted, and its sums. */
 
 import type { Attribution } from "@cutaway/client";
-import { Failure } from "../app/Failure.js";
-import { FactLine } from "../app/FactLine.js";
+import { Failure } from "../app/problems.js";
+import { FactLine } from "../app/parts.js";
 import { Checks } from "./Checks.js";
 import { type ExplanationProps, Values } from "./Values.js";
-import { VerdictBadge } from "./VerdictBadge.js";
-import { comparedIn, shownAs, worstOf } from "./verdicts.js";
+import { VerdictBadge, comparedIn, shownAs, worstOf } from "./verdicts.js";
 import { go } from "../state/route.js";
 import { partOf } from "../measures/numbers.js";
 import { statisticsOf } from "../measures/statistics.js";

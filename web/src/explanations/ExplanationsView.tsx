@@ -1,7 +1,7 @@
 /** View 4: explanations side by side, each with its verdict. */
 
 import { HookPoint } from "@cutaway/client";
-import { Empty } from "../app/Empty.js";
+import { Empty } from "../app/parts.js";
 import { AgreementTable } from "./AgreementTable.js";
 import { backgroundOf } from "./backgrounds.js";
 import { Explanation } from "./Explanation.js";

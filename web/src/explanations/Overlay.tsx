@@ -2,26 +2,24 @@
 
 import { useMemo, useState } from "preact/hooks";
 import type { Background } from "./backgrounds.js";
+import { Slider } from "../app/controls.js";
 import { flattened } from "../measures/layout.js";
 import type { Part } from "../measures/numbers.js";
 import { statisticsOf } from "../measures/statistics.js";
 import { enlarged, laidOver, pixelsOf, scaleOf } from "../pictures/colours.js";
-import { Legend } from "../pictures/Legend.js";
-import { Picture } from "../pictures/Picture.js";
+import { Legend, Picture } from "../pictures/Picture.js";
 import { signed } from "../pictures/text.js";
 
 const OPACITY = 0.75;
 
+interface Props {
+  readonly part: Part;
+  readonly under: Background | undefined;
+  readonly label: string;
+}
+
 /** Shows the sum over channels; an explanation of a layer is enlarged to the size of the image. */
-export function Overlay({
-  part,
-  under,
-  label,
-}: {
-  part: Part;
-  under: Background | undefined;
-  label: string;
-}): preact.JSX.Element {
+export function Overlay({ part, under, label }: Props): preact.JSX.Element {
   const [opacity, setOpacity] = useState(OPACITY);
   const map = useMemo(() => flattened(part), [part]);
   const [height = 1, width = 1] = map.shape;
@@ -41,17 +39,10 @@ export function Overlay({
       <p class="small muted extremes">{extremesText(map.values, width)}</p>
       <div class="tools">
         {under && (
-          <label class="small muted opacity">
-            Opacity
-            <input
-              type="range"
-              min={0}
-              max={1}
-              step={0.05}
-              value={opacity}
-              onInput={({ currentTarget }) => setOpacity(currentTarget.valueAsNumber)}
-            />
-          </label>
+          <Slider
+            label="Opacity"
+            {...{ value: opacity, least: 0, most: 1, step: 0.05, kind: "opacity small muted", onSlide: setOpacity }}
+          />
         )}
         <Legend scale={scale} />
       </div>

@@ -1,7 +1,7 @@
 /** A text whose tokens have the colour of what each adds. */
 
 import { pixelsOf, scaleOf } from "../pictures/colours.js";
-import { Legend } from "../pictures/Legend.js";
+import { Legend } from "../pictures/Picture.js";
 import { short } from "../pictures/text.js";
 
 /** Shows the tokens; each has its number as a title, and beside it for those who cannot point. */

@@ -7,7 +7,7 @@ import { type Attribution, fromMessage } from "@cutaway/client";
 import { layoutOf } from "../measures/layout.js";
 import { type Part, partOf } from "../measures/numbers.js";
 import { Bars } from "../pictures/Bars.js";
-import { HeatMap } from "../pictures/HeatMap.js";
+import { HeatMap } from "../pictures/Picture.js";
 import type { Asked } from "../state/asked.js";
 
 const MOST_BARS = 40;

@@ -2,17 +2,17 @@
 
 import type { ComponentChildren } from "preact";
 import { useState } from "preact/hooks";
-import { Panel } from "../app/Panel.js";
+import { Panel } from "../app/parts.js";
 import { FLOATING } from "../ask/ways.js";
 import { depthsOf, depthText, gradientsEverywhere, onLogScale } from "./depth.js";
 import { backgroundOf } from "../explanations/backgrounds.js";
 import { Figure, namesOf } from "../explanations/Values.js";
 import { type Part, numbersOf, partOf } from "../measures/numbers.js";
 import { statisticsOf } from "../measures/statistics.js";
-import { Select } from "../app/Select.js";
+import { Select } from "../app/controls.js";
 import { parameterAt } from "../models/places.js";
 import { Bars } from "../pictures/Bars.js";
-import { HeatMap } from "../pictures/HeatMap.js";
+import { HeatMap } from "../pictures/Picture.js";
 import { Statistics } from "../pictures/Statistics.js";
 import type { Tensor } from "@cutaway/client";
 import { type Asked, targetText, type ViewProps } from "../state/asked.js";

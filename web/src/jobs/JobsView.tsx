@@ -1,11 +1,9 @@
 /** View 9: the rows that a batch job explained. */
 
-import { Panel } from "../app/Panel.js";
+import { Panel, Facts } from "../app/parts.js";
 import { signal } from "@preact/signals";
-import { useMemo, useState } from "preact/hooks";
-import { Facts } from "../app/Facts.js";
-import { Search } from "../app/Search.js";
-import { Select } from "../app/Select.js";
+import { useMemo, useRef, useState } from "preact/hooks";
+import { FileButton, Search, Select } from "../app/controls.js";
 import { type JobFolder, openFolder } from "./folder.js";
 import { RowDetails } from "./RowDetails.js";
 import { RowTable } from "./RowTable.js";
@@ -48,30 +46,28 @@ export function JobsView(): preact.JSX.Element {
 function Opening(): preact.JSX.Element {
   const [state, setState] = useState("");
   const [wrong, setWrong] = useState(false);
-  const open = async (files: FileList | null): Promise<void> => {
-    if (!files?.length) return;
+  const latest = useRef<readonly File[]>([]);
+  const open = async (files: readonly File[]): Promise<void> => {
+    latest.current = files;
+    folder.value = chosen.value = undefined;
     setState("Reading…");
     setWrong(false);
     try {
-      folder.value = await openFolder([...files]);
-      chosen.value = undefined;
+      const read = await openFolder(files);
+      if (latest.current !== files) return; // a newer folder was chosen meanwhile
+      folder.value = read;
       setState(files[0]?.webkitRelativePath.split("/")[0] ?? "");
     } catch (failure) {
+      if (latest.current !== files) return;
       setWrong(true);
       setState(failure instanceof Error ? failure.message : String(failure));
     }
   };
   return (
     <div class="tools">
-      <label class="button">
+      <FileButton accept="" onOpen={(files) => void open(files)}>
         Open a folder
-        <input
-          class="hidden"
-          type="file"
-          ref={(input) => input?.setAttribute("webkitdirectory", "")}
-          onChange={({ currentTarget }) => void open(currentTarget.files)}
-        />
-      </label>
+      </FileButton>
       <p class={wrong ? "problem" : "muted"} role="status">
         {state ||
           "One that cutaway batch run wrote. It is read here; of a row that the live model is asked about, the input is sent."}

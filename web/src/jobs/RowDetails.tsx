@@ -3,8 +3,7 @@
 import { isImage, pictureOf } from "../explanations/backgrounds.js";
 import { Tokens } from "../explanations/Tokens.js";
 import { Figure } from "../explanations/Values.js";
-import { VerdictBadge } from "../explanations/VerdictBadge.js";
-import { shownAs } from "../explanations/verdicts.js";
+import { VerdictBadge, shownAs } from "../explanations/verdicts.js";
 import { short } from "../pictures/text.js";
 import { type Cells, columnsOf, type JobFolder, type Manifest, tensorIn } from "./folder.js";
 import { Live } from "./Live.js";

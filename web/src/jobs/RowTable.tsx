@@ -1,10 +1,10 @@
 /** The rows of a job, a page at a time. */
 
 import { useState } from "preact/hooks";
-import { Pager } from "../app/Pager.js";
+import { Heads } from "../app/parts.js";
+import { Pager } from "../app/controls.js";
 import { isImage, pictureOf } from "../explanations/backgrounds.js";
-import { VerdictBadge } from "../explanations/VerdictBadge.js";
-import { shownAs } from "../explanations/verdicts.js";
+import { VerdictBadge, shownAs } from "../explanations/verdicts.js";
 import { percent } from "../ask/Prediction.js";
 import { sizeOf } from "../measures/numbers.js";
 import { columnsOf, type JobFolder, tensorIn } from "./folder.js";
@@ -32,15 +32,7 @@ export function RowTable({ folder, rows, chosen, onChoose }: Props): preact.JSX.
     <>
       <div class="wide">
         <table class="rows">
-          <thead>
-            <tr>
-              {titles.filter(Boolean).map((each) => (
-                <th key={each} scope="col">
-                  {each}
-                </th>
-              ))}
-            </tr>
-          </thead>
+          <Heads of={titles.filter((each) => typeof each === "string")} />
           <tbody>
             {rows.slice(first, first + PAGE).map((row) => (
               <tr key={row.number} class={row === chosen ? "chosen" : ""}>

@@ -1,6 +1,6 @@
 /** The path of data through the modules, as boxes that unfold: the page's own layout places them. */
 
-import { Panel } from "../app/Panel.js";
+import { Panel } from "../app/parts.js";
 import { useMemo, useState } from "preact/hooks";
 import { shapeText } from "../pictures/text.js";
 import { pathOf, type Step } from "./path.js";

@@ -1,11 +1,10 @@
 /** View 1: what a model is made of, and where one can look into it. */
 
-import { Check } from "../app/Check.js";
-import { Panel } from "../app/Panel.js";
+import { Check } from "../app/controls.js";
+import { Panel, Facts } from "../app/parts.js";
 import { signal } from "@preact/signals";
 import { useMemo, useState } from "preact/hooks";
 import { DataType } from "@cutaway/client";
-import { Facts } from "../app/Facts.js";
 import { model } from "../state/asking.js";
 import { Graph } from "./Graph.js";
 import { shapeText } from "../pictures/text.js";
@@ -44,15 +43,16 @@ export function ModelsView(): preact.JSX.Element | null {
         <Ports title="Takes" ports={detail.inputs} />
         <Ports title="Returns" ports={detail.outputs} />
       </Panel>
-      <section class="panel insides" aria-labelledby="insides">
-        <div class="tools">
-          <h2 id="insides">What is inside</h2>
-          {detail.operators.length > 0 && (
-            <Check label="Operators" checked={withOperators} onCheck={setWithOperators} />
-          )}
-        </div>
+      <Panel
+        id="insides"
+        title="What is inside"
+        kind="insides"
+        beside={
+          detail.operators.length > 0 && <Check label="Operators" checked={withOperators} onCheck={setWithOperators} />
+        }
+      >
         <ModuleTree key={detail.model?.name} rows={rows} chosen={place} onChoose={onChoose} />
-      </section>
+      </Panel>
       <div class="beside">
         <PlaceDetails row={place ?? rows[0]} />
         <Graph key={detail.model?.name} rows={modules} chosen={place} onChoose={onChoose} />

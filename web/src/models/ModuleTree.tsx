@@ -1,7 +1,7 @@
 /** The module tree: of ten thousand modules, only those in sight are in the page. */
 
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { Search } from "../app/Search.js";
+import { Search } from "../app/controls.js";
 import { shapeText } from "../pictures/text.js";
 import { foldedAtFirst, type Row, type Shown, shownRows } from "./tree.js";
 

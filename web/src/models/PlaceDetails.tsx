@@ -2,8 +2,8 @@
 
 import { HookPoint } from "@cutaway/client";
 import type { CaptureRequest } from "@cutaway/contract/capture_pb";
-import { Facts } from "../app/Facts.js";
-import { MethodMenu } from "../ask/MethodMenu.js";
+import { Facts } from "../app/parts.js";
+import { MethodMenu } from "../ask/MethodFields.js";
 import { METHODS, requestFor } from "../ask/methods.js";
 import { alter, ask, draft, model } from "../state/asking.js";
 import { messageOf } from "../state/draft.js";

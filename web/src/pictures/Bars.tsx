@@ -8,6 +8,10 @@ import "./pictures.css";
 export interface Named {
   readonly name: string;
   readonly value: number;
+  /** Where it begins on the scale, if not at zero. */
+  readonly begin?: number;
+  /** More about it, below its name. */
+  readonly about?: string;
 }
 
 interface Props {
@@ -25,20 +29,21 @@ export function Bars({ bars, lengthOf, textOf = short, ticks = [] }: Props): pre
   const most = Math.max(...bars.map(({ value }) => Math.abs(value)).filter(Number.isFinite), 1e-30);
   const part = lengthOf ?? ((value: number): number => (Number.isFinite(value) ? Math.abs(value) / most : 0));
   const signed = bars.some(({ value }) => value < 0);
-  const places = bars.map(({ value }): [number, number] => {
+  const places = bars.map(({ value, begin }): [number, number] => {
     const width = (signed ? 50 : 100) * part(value);
-    return [signed ? (value < 0 ? 50 - width : 50) : 0, width];
+    return [signed ? (value < 0 ? 50 - width : 50) : begin ? 100 * part(begin) : 0, width];
   });
   return (
     <div class="savable">
       <table class={signed ? "named-bars signed" : "named-bars"}>
         <tbody>
-          {bars.map(({ name, value }, index) => {
+          {bars.map(({ name, value, about }, index) => {
             const [begin = 0, width = 0] = places[index] ?? [];
             return (
               <tr key={index} class={value < 0 ? "negative" : ""}>
                 <th scope="row" title={name}>
                   <bdi>{name}</bdi>
+                  {about && <span class="muted small">{about}</span>}
                 </th>
                 <td class="bar">
                   <svg viewBox="0 0 100 1" preserveAspectRatio="none" aria-hidden="true">

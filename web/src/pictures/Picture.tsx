@@ -1,8 +1,9 @@
-/** Numbers as a picture, a pixel each; a pointer or the arrow keys tell the number at a place. */
+/** Numbers as a picture, a pixel each, with what its colours mean; a pointer or the arrow keys tell the number at a place. */
 
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useRef, useState, useMemo } from "preact/hooks";
 import { savePng } from "./saving.js";
 import { short } from "./text.js";
+import { pixelsOf, scaleOf, type Scale } from "./colours.js";
 import "./pictures.css";
 
 interface Props {
@@ -90,4 +91,50 @@ function clamped(place: number, size: number): number {
 
 function told([x, y]: readonly [number, number], value: number, nameOf: Props["nameOf"]): string {
   return `${nameOf?.(x, y) ?? `row ${y}, column ${x}`}: ${short(value)}`;
+}
+
+interface HeatMapProps {
+  readonly label: string;
+  readonly values: ArrayLike<number>;
+  readonly width: number;
+  /** Whether zero is the middle of the scale, though no number is negative. */
+  readonly signed?: boolean;
+  /** What a row or a column is called. */
+  readonly nameOf?: (x: number, y: number) => string;
+}
+
+/** Of a row, and the greatest of all rows together, in CSS pixels. */
+const ROW_HEIGHT = 20;
+const MOST_HEIGHT = 960;
+
+/** Shows the rows. */
+export function HeatMap({ values, signed = false, ...shown }: HeatMapProps): preact.JSX.Element {
+  const scale = useMemo(() => scaleOf(values, signed), [values, signed]);
+  const pixels = useMemo(() => pixelsOf(values, scale), [values, scale]);
+  const rowHeight = Math.min(ROW_HEIGHT, (MOST_HEIGHT * shown.width) / Math.max(1, values.length));
+  return (
+    <>
+      <Legend scale={scale} />
+      <Picture values={values} pixels={pixels} rowHeight={rowHeight} {...shown} />
+    </>
+  );
+}
+
+const WIDTH = 256;
+
+/** Shows a scale with its ends. */
+export function Legend({ scale }: { scale: Scale }): preact.JSX.Element {
+  const canvas = useRef<HTMLCanvasElement>(null);
+  useEffect(() => {
+    const { least, most } = scale;
+    const values = Array.from({ length: WIDTH }, (_, index) => least + ((most - least) * index) / (WIDTH - 1));
+    canvas.current?.getContext("2d")?.putImageData(new ImageData(pixelsOf(values, scale), WIDTH, 1), 0, 0);
+  }, [scale]);
+  return (
+    <div class="legend small muted">
+      <span>{short(scale.least)}</span>
+      <canvas ref={canvas} width={WIDTH} height={1} aria-hidden="true" />
+      <span>{short(scale.most)}</span>
+    </div>
+  );
 }

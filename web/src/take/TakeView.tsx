@@ -1,10 +1,9 @@
 /** View 8: the question in other languages, and the answer as a file. */
 
-import { Check } from "../app/Check.js";
-import { Panel } from "../app/Panel.js";
+import { Check, Choice } from "../app/controls.js";
+import { Panel } from "../app/parts.js";
 import type { ComponentChildren } from "preact";
 import { useState } from "preact/hooks";
-import { Choice } from "../app/Choice.js";
 import type { ViewProps } from "../state/asked.js";
 import { jsonOf } from "../state/draft.js";
 import { permalink } from "../state/route.js";

@@ -1,9 +1,7 @@
 /** A question as plain words: what Python's client and YAML call its parts. Only common parts have such words. */
 
 import type { JsonObject, JsonValue } from "@bufbuild/protobuf";
-import { DataType, HookPoint } from "@cutaway/client";
-import type { CaptureRequest } from "@cutaway/contract/capture_pb";
-import { type Draft, jsonOf, messageOf } from "../state/draft.js";
+import { type Draft, jsonOf } from "../state/draft.js";
 
 /** A value that every language writes. */
 export type Plain = string | number | boolean | readonly Plain[] | { readonly [name: string]: Plain };
@@ -37,34 +35,32 @@ const KNOWN = ["model", "target", "captures", "attributions", "inputGradients", 
 /** Returns the question in plain words; undefined if it has parts without any. */
 export function plainOf(draft: Draft): PlainQuestion | undefined {
   const json = jsonOf(draft, false);
-  const { captures } = messageOf(draft);
+  const list = (key: string): JsonObject[] => (json[key] ?? []) as JsonObject[];
   const target = targetOf((json["target"] ?? {}) as JsonObject);
-  const methods = ((json["attributions"] ?? []) as JsonObject[]).map(methodOf);
-  const simple = Object.keys(json).every((key) => KNOWN.includes(key)) && captures.every(isSimple);
+  const captures = list("captures")
+    .map(captureOf)
+    .filter((each) => each !== undefined);
+  const methods = list("attributions")
+    .map(methodOf)
+    .filter((each) => each !== undefined);
+  const all = captures.length === list("captures").length && methods.length === list("attributions").length;
   const named = ((json["inputGradients"] ?? {}) as JsonObject)["inputs"] !== undefined;
-  if (!simple || named || target === undefined || methods.includes(undefined)) return undefined;
+  if (!all || named || target === undefined || !Object.keys(json).every((key) => KNOWN.includes(key))) return undefined;
   return {
     model: draft.model,
     ...(target === "" ? {} : { target }),
-    captures: captures.map(({ where, points }) => ({
-      key: where.case ?? "module",
-      where: where.value ?? "",
-      at: points.map((point) => HookPoint[point].toLowerCase()),
-    })),
-    methods: methods.filter((each) => each !== undefined),
+    captures,
+    methods,
     inputGradients: json["inputGradients"] !== undefined,
     errorsInPlace: json["attributionErrorsInPlace"] === true,
   };
 }
 
-function isSimple({ reduction, slices, dataType, call, path }: CaptureRequest): boolean {
-  return (
-    reduction === undefined &&
-    slices.length === 0 &&
-    dataType === DataType.UNSPECIFIED &&
-    call === undefined &&
-    path === ""
-  );
+function captureOf({ points = [], ...json }: JsonObject): PlainCapture | undefined {
+  const [[key, where] = ["", ""], ...rest] = Object.entries(json);
+  if ((key !== "module" && key !== "op" && key !== "parameter") || rest.length > 0) return undefined;
+  const at = (points as string[]).map((point) => point.replace("HOOK_POINT_", "").toLowerCase());
+  return { key, where: where as string, at };
 }
 
 /** Returns "" for the predicted class; undefined for a target without plain words. */

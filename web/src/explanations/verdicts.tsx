@@ -52,3 +52,12 @@ export function worstOf(verdicts: readonly Verdict[]): Verdict {
 export function shownAs(verdict: Verdict): Shown {
   return SHOWN[verdict];
 }
+
+/** Shows the verdict. */
+export function VerdictBadge({ shown }: { shown: Shown }): preact.JSX.Element {
+  return (
+    <span class={`verdict ${shown.tone}`}>
+      <span aria-hidden="true">{shown.sign}</span> {shown.word}
+    </span>
+  );
+}

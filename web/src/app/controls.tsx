@@ -1,0 +1,201 @@
+/** What a person sets: one of many, yes or no, numbers, files; and ways through long lists. */
+
+import { useId } from "preact/hooks";
+import type { ComponentChildren } from "preact";
+
+interface CheckProps {
+  readonly label: string;
+  readonly checked: boolean;
+  readonly onCheck: (checked: boolean) => void;
+}
+
+/** One thing that is, or is not. */
+export function Check({ label, checked, onCheck }: CheckProps): preact.JSX.Element {
+  return (
+    <label class="check">
+      <input type="checkbox" checked={checked} onChange={({ currentTarget }) => onCheck(currentTarget.checked)} />
+      {label}
+    </label>
+  );
+}
+
+interface ChoiceProps<T extends string> {
+  readonly label: string;
+  readonly of: readonly T[];
+  readonly names: Readonly<Record<T, string>>;
+  readonly value: T;
+  readonly onChoose: (value: T) => void;
+}
+
+/** One of a few, side by side. */
+export function Choice<T extends string>({ label, of, names, value, onChoose }: ChoiceProps<T>): preact.JSX.Element {
+  const name = useId();
+  return (
+    <div class="choice" role="radiogroup" aria-label={label}>
+      {of.map((each) => (
+        <label key={each}>
+          <input type="radio" name={name} checked={each === value} onChange={() => onChoose(each)} />
+          <span>{names[each]}</span>
+        </label>
+      ))}
+    </div>
+  );
+}
+
+interface SelectProps<T extends string | number> {
+  readonly label: string;
+  /** Values, each with its words. */
+  readonly of: readonly (readonly [T, string])[];
+  readonly value: T;
+  readonly onChoose: (value: T) => void;
+}
+
+/** One of many, in a list that opens. */
+export function Select<T extends string | number>({ label, of, value, onChoose }: SelectProps<T>): preact.JSX.Element {
+  return (
+    <label>
+      <span>{label}</span>
+      <select value={value} onChange={({ currentTarget }) => onChoose(of[currentTarget.selectedIndex]?.[0] ?? value)}>
+        {of.map(([each, words]) => (
+          <option key={each} value={each}>
+            {words}
+          </option>
+        ))}
+      </select>
+    </label>
+  );
+}
+
+interface NumberProps {
+  readonly label: string;
+  readonly value: number;
+  readonly least: number;
+  readonly most?: number;
+  readonly onChange: (value: number) => void;
+}
+
+/** A whole number from `least` to `most`; others are not taken. */
+export function NumberField({ label, value, least, most = 2 ** 31, onChange }: NumberProps): preact.JSX.Element {
+  return (
+    <label>
+      <span>{label}</span>
+      <input
+        type="number"
+        min={least}
+        max={most}
+        value={value}
+        onInput={({ currentTarget }) => {
+          const given = Math.trunc(currentTarget.valueAsNumber);
+          if (given >= least && given <= most) onChange(given);
+        }}
+      />
+    </label>
+  );
+}
+
+interface SliderProps {
+  readonly label: string;
+  readonly value: number;
+  readonly least: number;
+  readonly most: number;
+  readonly step: number;
+  /** A further class. */
+  readonly kind?: string;
+  readonly onSlide: (value: number) => void;
+}
+
+/** A number that a person slides; each position on the way is told. */
+export function Slider({ label, value, least, most, step, kind = "", onSlide }: SliderProps): preact.JSX.Element {
+  return (
+    <label class={`slider ${kind}`}>
+      <span>{label}</span>
+      <input
+        type="range"
+        {...{ min: least, max: most, step, value }}
+        onInput={({ currentTarget }) => onSlide(currentTarget.valueAsNumber)}
+      />
+    </label>
+  );
+}
+
+interface FileProps {
+  readonly children: ComponentChildren;
+  /** The ending of the file; "" for a folder. */
+  readonly accept: string;
+  readonly onOpen: (files: readonly File[]) => void;
+}
+
+/** A button that opens a file, or a folder; the same one again too, if it was changed meanwhile. */
+export function FileButton({ children, accept, onOpen }: FileProps): preact.JSX.Element {
+  return (
+    <label class="button">
+      {children}
+      <input
+        class="hidden"
+        type="file"
+        {...(accept ? { accept } : { webkitdirectory: true })}
+        onChange={({ currentTarget }) => {
+          const files = [...(currentTarget.files ?? [])];
+          currentTarget.value = "";
+          if (files.length) onOpen(files);
+        }}
+      />
+    </label>
+  );
+}
+
+interface SearchProps {
+  readonly hint: string;
+  readonly value: string;
+  /** What there is one of, and what there are many of. */
+  readonly words: readonly [string, string];
+  readonly found: number;
+  readonly onSearch: (text: string) => void;
+}
+
+/** A field to search a list by, with how many were found. */
+export function Search({ hint, value, words, found, onSearch }: SearchProps): preact.JSX.Element {
+  return (
+    <>
+      <label class="grow">
+        <span class="hidden">Search</span>
+        <input
+          type="search"
+          placeholder={hint}
+          value={value}
+          onInput={({ currentTarget }) => onSearch(currentTarget.value)}
+        />
+      </label>
+      <span class="muted count" role="status">
+        {found.toLocaleString("en")} {words[found === 1 ? 0 : 1]}
+      </span>
+    </>
+  );
+}
+
+interface PagerProps {
+  /** The first that is shown, from 0. */
+  readonly first: number;
+  /** How many a page has. */
+  readonly page: number;
+  readonly count: number;
+  readonly onTurn: (first: number) => void;
+}
+
+/** Turns pages of a long list; nothing where one has all. */
+export function Pager({ first, page, count, onTurn }: PagerProps): preact.JSX.Element | null {
+  if (count <= page) return null;
+  return (
+    <div class="tools">
+      <button disabled={first === 0} onClick={() => onTurn(first - page)}>
+        Previous
+      </button>
+      <span class="muted">
+        {first + 1} to {Math.min(first + page, count)} of {count.toLocaleString("en")}
+      </span>
+      <button disabled={first + page >= count} onClick={() => onTurn(first + page)}>
+        Next
+      </button>
+    </div>
+  );
+}

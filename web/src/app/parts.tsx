@@ -1,0 +1,105 @@
+/** What views are made of: parts with titles, facts, heads of tables. */
+
+import type { ComponentChildren } from "preact";
+import { short } from "../pictures/text.js";
+
+interface PanelProps {
+  readonly id: string;
+  readonly title: ComponentChildren;
+  /** What stands beside the title. */
+  readonly beside?: ComponentChildren;
+  /** A further class. */
+  readonly kind?: string;
+  readonly children: ComponentChildren;
+}
+
+/** A part of a view under its title. */
+export function Panel({ id, title, beside, kind = "", children }: PanelProps): preact.JSX.Element {
+  const head = <h2 id={id}>{title}</h2>;
+  return (
+    <section class={`panel ${kind}`} aria-labelledby={id}>
+      {beside ? (
+        <div class="tools">
+          {head}
+          {beside}
+        </div>
+      ) : (
+        head
+      )}
+      {children}
+    </section>
+  );
+}
+
+interface EmptyProps {
+  readonly title: string;
+  readonly text?: string;
+  /** The words of the button. */
+  readonly action: string;
+  readonly onAct: () => void;
+}
+
+/** Why there is nothing, and the way on. */
+export function Empty({ title, text, action, onAct }: EmptyProps): preact.JSX.Element {
+  return (
+    <section class="panel empty">
+      <h2>{title}</h2>
+      {text && <p class="muted">{text}</p>}
+      <button class="primary" onClick={onAct}>
+        {action}
+      </button>
+    </section>
+  );
+}
+
+/** Names and what they stand for, side by side. */
+export function Facts({ facts }: { facts: readonly (readonly [string, string])[] }): preact.JSX.Element {
+  return (
+    <dl class="facts">
+      {facts.map(([name, value]) => (
+        <div key={name + value}>
+          <dt>{name}</dt>
+          <dd>
+            <bdi>{value}</bdi>
+          </dd>
+        </div>
+      ))}
+    </dl>
+  );
+}
+
+/** Names and numbers in a line; without those that are undefined. */
+export function FactLine({ facts }: { facts: readonly (readonly [string, number | undefined])[] }): preact.JSX.Element {
+  return (
+    <dl class="line-of-facts small">
+      {facts.map(
+        ([name, value]) =>
+          value !== undefined && (
+            <div key={name} class={name === "not finite" ? "bad" : ""}>
+              <dt class="muted">{name}</dt>
+              <dd>{name === "zeros" ? `${(100 * value).toFixed(1)} %` : short(value)}</dd>
+            </div>
+          ),
+      )}
+    </dl>
+  );
+}
+
+/** The heads of a table's columns; one without a text is left empty. */
+export function Heads({ of }: { of: readonly string[] }): preact.JSX.Element {
+  return (
+    <thead>
+      <tr>
+        {of.map((each, index) =>
+          each ? (
+            <th key={index} scope="col">
+              {each}
+            </th>
+          ) : (
+            <td key={index} />
+          ),
+        )}
+      </tr>
+    </thead>
+  );
+}
