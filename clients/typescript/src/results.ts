@@ -30,6 +30,8 @@ export interface Inspection {
   readonly classes: readonly ClassPrediction[];
   /** By name: `conv1@output`; a further call of a module has `#1`, and a tensor inside a structure its path. */
   readonly captures: Readonly<Record<string, Tensor>>;
+  /** The same, with the place of each. */
+  readonly captured: readonly Captured[];
   /** By input name, of the input's shape. */
   readonly inputGradients: Readonly<Record<string, Tensor>>;
   /** By parameter name. */
@@ -45,10 +47,12 @@ const WORST_FIRST = [Verdict.DISAGREES, Verdict.INCONCLUSIVE, Verdict.AGREES, Ve
 
 /** Returns the result in a reply. */
 export function inspection(message: InspectResponse): Inspection {
+  const captured = message.captures.flatMap(capturedIn);
   return {
     predictions: byName(message.predictions?.outputs ?? []),
     classes: message.predictions?.classes ?? [],
-    captures: Object.fromEntries(message.captures.flatMap(captured)),
+    captures: Object.fromEntries(captured.map(({ name, tensor }) => [name, tensor])),
+    captured,
     inputGradients: byName(message.inputGradients),
     parameterGradients: byName(message.parameterGradients),
     attributions: message.attributions.map(attribution),
@@ -56,12 +60,28 @@ export function inspection(message: InspectResponse): Inspection {
   };
 }
 
-function captured({ module, point, calls }: Capture): [string, Tensor][] {
-  const where = HookPoint[point].toLowerCase();
-  return calls.flatMap(({ leaves }, number) =>
-    leaves.flatMap(({ path, tensor }): [string, Tensor][] => {
-      const place = `${module}@${where}${number ? `#${number}` : ""}${path ? `:${path}` : ""}`;
-      return tensor === undefined ? [] : [[place, fromMessage(tensor)]];
+/** A captured tensor, and where it was. */
+export interface Captured {
+  /** Its name in `Inspection.captures`. */
+  readonly name: string;
+  /** The module, or the operator's address. */
+  readonly module: string;
+  readonly point: HookPoint;
+  /** Which call of the module, from 0, of how many that were captured. */
+  readonly call: number;
+  readonly calls: number;
+  /** Where it was in the structure that the module took or returned; "" for a tensor alone. */
+  readonly path: string;
+  readonly tensor: Tensor;
+}
+
+function capturedIn({ module, point, calls }: Capture): Captured[] {
+  const where = `${module}@${HookPoint[point].toLowerCase()}`;
+  return calls.flatMap(({ leaves }, call) =>
+    leaves.flatMap(({ path, tensor }): Captured[] => {
+      const name = `${where}${call ? `#${call}` : ""}${path ? `:${path}` : ""}`;
+      const place = { name, module, point, call, calls: calls.length, path };
+      return tensor === undefined ? [] : [{ ...place, tensor: fromMessage(tensor) }];
     }),
   );
 }

@@ -5,28 +5,28 @@ import { HookPoint, type ModelDetail } from "@cutaway/client";
 import type { CaptureRequest } from "@cutaway/contract/capture_pb";
 import { Empty, Panel } from "../app/parts.js";
 import { Channels } from "./Channels.js";
+import { axesAt } from "./places.js";
 import { Sequence } from "./Sequence.js";
-import { partOf } from "../measures/numbers.js";
 import { layoutOf } from "../measures/layout.js";
 import { shapeText } from "../pictures/text.js";
 import { leavesOf, requestAt } from "../models/places.js";
 import { Statistics } from "../pictures/Statistics.js";
-import type { ViewProps } from "../state/asked.js";
+import { exampleOf, type ViewProps } from "../state/asked.js";
 import "./activations.css";
 
 /** How many layers are captured at once. */
 const MOST_LAYERS = 64;
 
 /** Shows one capture, and lets a person choose which. */
-export function ActivationsView(props: ViewProps): preact.JSX.Element {
-  const { asked, row, ask } = props;
-  const { captures } = asked.reply;
-  const keys = Object.keys(captures);
+export function ActivationsView({ asked, row, ask }: ViewProps): preact.JSX.Element {
+  const { captured } = asked.reply;
   const [wanted, setWanted] = useState("");
-  const key = keys.includes(wanted) ? wanted : (keys.find((each) => captures[each]?.shape.length === 4) ?? keys[0]);
-  const tensor = key === undefined ? undefined : captures[key];
+  const one =
+    captured.find(({ name }) => name === wanted) ??
+    captured.find(({ tensor }) => tensor.shape.length > 3) ??
+    captured[0];
   const everyLayer = (): void => ask({ captures: layersOf(asked.model) });
-  if (key === undefined || tensor === undefined) {
+  if (one === undefined) {
     return (
       <Empty
         title="Nothing was captured"
@@ -36,25 +36,22 @@ export function ActivationsView(props: ViewProps): preact.JSX.Element {
       />
     );
   }
-  const part = partOf(tensor, row);
-  const layout = layoutOf(part.shape);
+  const part = exampleOf(asked, one.tensor, row);
+  const View = layoutOf(part.shape).kind === "planes" ? Channels : Sequence;
+  const everyLayerButton = (
+    <button class="quiet" onClick={everyLayer}>
+      Capture every layer
+    </button>
+  );
   return (
     <div class="activations">
-      <Panel
-        id="captured"
-        title="Captured"
-        beside={
-          <button class="quiet" onClick={everyLayer}>
-            Capture every layer
-          </button>
-        }
-      >
+      <Panel id="captured" title="Captured" beside={everyLayerButton}>
         <ul class="captured" aria-label="Places">
-          {keys.map((each) => (
-            <li key={each}>
-              <button class="captured-place" aria-pressed={each === key} onClick={() => setWanted(each)}>
-                <bdi class="mono">{each}</bdi>
-                <span class="muted small">{shapeText(captures[each]?.shape ?? [])}</span>
+          {captured.map(({ name, tensor }) => (
+            <li key={name}>
+              <button class="captured-place" aria-pressed={name === one.name} onClick={() => setWanted(name)}>
+                <bdi class="mono">{name}</bdi>
+                <span class="muted small">{shapeText(tensor.shape)}</span>
               </button>
             </li>
           ))}
@@ -62,15 +59,14 @@ export function ActivationsView(props: ViewProps): preact.JSX.Element {
       </Panel>
       <Panel
         id="activation"
-        title={[<bdi class="mono">{key}</bdi>, " ", <span class="muted">{shapeText(part.shape)}</span>]}
+        title={[<bdi class="mono">{one.name}</bdi>, " ", <span class="muted">{shapeText(part.shape)}</span>]}
         kind="shown"
       >
-        <Statistics values={part.values} />
-        {layout.kind === "planes" ? (
-          <Channels key={key} {...props} place={key} part={part} />
-        ) : (
-          <Sequence {...props} part={part} label={key} />
+        {part.shape === one.tensor.shape && (
+          <p class="muted small">Its first axis is not that of the examples: all of it is shown.</p>
         )}
+        <Statistics values={part.values} />
+        <View key={one.name} {...{ asked, row, ask, part }} captured={one} axes={axesAt(asked, one, part)} />
       </Panel>
     </div>
   );

@@ -11,26 +11,28 @@ import { pixelsOf, type Scale } from "../pictures/colours.js";
 interface Props {
   readonly part: Part;
   readonly scale: Scale;
+  /** The size of a picture on the screen, in CSS pixels. */
+  readonly tile: number;
   /** Which channels, in this order. */
   readonly channels: readonly Channel[];
   readonly chosen: number;
+  readonly nameOf: (channel: number) => string;
   readonly onChoose: (channel: number) => void;
 }
 
-/** Size of a picture on the screen, and the space around it, in CSS pixels. */
-const TILE = 64;
+/** The space around a picture, and the height of the line below it, in CSS pixels. */
 const GAP = 4;
-/** Height of the line below a picture. */
 const LINE = 16;
-const STEP = TILE + LINE + GAP;
 
-/** Shows the grid; a click or the arrow keys choose a channel. */
-export function ChannelGrid({ part, scale, channels, chosen, onChoose }: Props): preact.JSX.Element {
+/** Shows the grid; a click or the arrow keys choose a channel, a pointer tells the number below it. */
+export function ChannelGrid({ part, scale, tile, channels, chosen, nameOf, onChoose }: Props): preact.JSX.Element {
   const canvas = useRef<HTMLCanvasElement>(null);
-  const [width, setWidth] = useState(8 * (TILE + GAP));
-  const columns = Math.max(1, Math.floor((width + GAP) / (TILE + GAP)));
+  const [width, setWidth] = useState(640);
+  const [told, tell] = useState("");
+  const [across, down] = [tile + GAP, tile + LINE + GAP];
+  const columns = Math.max(1, Math.floor((width + GAP) / across));
   const rows = Math.ceil(channels.length / columns);
-  const tiles = useMemo(() => channels.map(({ index }) => tileOf(part, index, scale)), [part, channels, scale]);
+  const pictures = useMemo(() => channels.map(({ index }) => pictureOf(part, index, scale)), [part, channels, scale]);
   useEffect(() => {
     const box = canvas.current?.parentElement;
     if (!box) return;
@@ -42,33 +44,46 @@ export function ChannelGrid({ part, scale, channels, chosen, onChoose }: Props):
     const context = canvas.current?.getContext("2d");
     if (!canvas.current || !context) return;
     const ratio = Math.max(1, Math.round(devicePixelRatio));
-    canvas.current.width = ratio * columns * (TILE + GAP);
-    canvas.current.height = ratio * Math.max(1, rows) * STEP;
-    canvas.current.style.setProperty("width", `${columns * (TILE + GAP)}px`);
+    canvas.current.width = ratio * columns * across;
+    canvas.current.height = ratio * Math.max(1, rows) * down;
+    canvas.current.style.setProperty("width", `${columns * across}px`);
     context.scale(ratio, ratio);
     context.imageSmoothingEnabled = false;
     const style = getComputedStyle(canvas.current);
     context.font = `11px ${style.fontFamily}`;
-    tiles.forEach((tile, index) => {
-      const { width: across, height: down } = tile;
-      const zoom = TILE / Math.max(across, down);
-      const [x, y] = [(index % columns) * (TILE + GAP), Math.floor(index / columns) * STEP];
-      context.drawImage(tile, x + 2, y + 2, across * zoom, down * zoom);
-      const channel = channels[index];
+    channels.forEach(({ index, value }, at) => {
+      const picture = pictures[at];
+      if (!picture) return;
+      const zoom = tile / Math.max(picture.width, picture.height);
+      const [x, y] = [(at % columns) * across, Math.floor(at / columns) * down];
+      context.drawImage(picture, x + 2, y + 2, picture.width * zoom, picture.height * zoom);
       context.fillStyle = style.color;
       context.textAlign = "left";
-      context.fillText(String(channel?.index), x + 2, y + TILE + LINE - 2);
+      context.fillText(String(index), x + 2, y + tile + LINE - 2, tile / 2);
       context.textAlign = "right";
-      if (channel?.value !== undefined) context.fillText(short(channel.value, 3), x + TILE + 2, y + TILE + LINE - 2);
-      if (channel?.index !== chosen) return;
+      if (value !== undefined) context.fillText(short(value, 3), x + tile + 2, y + tile + LINE - 2, tile / 1.5);
+      if (index !== chosen) return;
       context.strokeStyle = style.getPropertyValue("--accent");
       context.lineWidth = 2;
-      context.strokeRect(x + 1, y + 1, TILE + 2, TILE + 2);
+      context.strokeRect(x + 1, y + 1, tile + 2, tile + 2);
     });
-  }, [tiles, columns, rows, channels, chosen]);
-  const choose = (index: number): void => {
-    const channel = channels[index];
+  }, [pictures, tile, columns, rows, channels, chosen]);
+  const at = ({ offsetX, offsetY }: MouseEvent): Channel | undefined =>
+    channels[Math.floor(offsetY / down) * columns + Math.floor(offsetX / across)];
+  const choose = (channel: Channel | undefined): void => {
     if (channel !== undefined) onChoose(channel.index);
+  };
+  const point = (event: MouseEvent): void => {
+    const { index = 0 } = at(event) ?? {};
+    const { values, shape } = planeOf(part, index);
+    const [height = 1, wide = 1] = shape;
+    const zoom = tile / Math.max(height, wide);
+    const [x, y] = [event.offsetX % across, event.offsetY % down].map((each) => Math.floor((each - 2) / zoom)) as [
+      number,
+      number,
+    ];
+    const inside = at(event) && x >= 0 && y >= 0 && x < wide && y < height;
+    tell(inside ? `${nameOf(index)}, row ${y}, column ${x}: ${short(values[y * wide + x] ?? Number.NaN)}` : "");
   };
   return (
     <div class="grid savable">
@@ -78,20 +93,21 @@ export function ChannelGrid({ part, scale, channels, chosen, onChoose }: Props):
         role="listbox"
         aria-label={`${channels.length} channels`}
         aria-activedescendant="chosen-channel"
-        onClick={({ offsetX, offsetY }) =>
-          choose(Math.floor(offsetY / STEP) * columns + Math.floor(offsetX / (TILE + GAP)))
-        }
+        onClick={(event) => choose(at(event))}
+        onPointerMove={point}
+        onPointerLeave={() => tell("")}
         onKeyDown={(event) => {
           const by = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -columns, ArrowDown: columns }[event.key];
           if (by === undefined) return;
           event.preventDefault();
-          choose(channels.findIndex(({ index }) => index === chosen) + by);
+          choose(channels[channels.findIndex(({ index }) => index === chosen) + by]);
         }}
       >
         <span id="chosen-channel" role="option" aria-selected>
-          Channel {chosen}
+          {nameOf(chosen)}
         </span>
       </canvas>
+      <output class="small muted number">{told || "\u00a0"}</output>
       <button
         class="save quiet small"
         title="Save the grid"
@@ -103,10 +119,10 @@ export function ChannelGrid({ part, scale, channels, chosen, onChoose }: Props):
   );
 }
 
-function tileOf(part: Part, channel: number, scale: Scale): OffscreenCanvas {
+function pictureOf(part: Part, channel: number, scale: Scale): OffscreenCanvas {
   const { values, shape } = planeOf(part, channel);
   const [height = 1, width = 1] = shape;
-  const tile = new OffscreenCanvas(width, height);
-  tile.getContext("2d")?.putImageData(new ImageData(pixelsOf(values, scale), width, height), 0, 0);
-  return tile;
+  const picture = new OffscreenCanvas(width, height);
+  picture.getContext("2d")?.putImageData(new ImageData(pixelsOf(values, scale), width, height), 0, 0);
+  return picture;
 }

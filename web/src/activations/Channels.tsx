@@ -1,34 +1,34 @@
 /** Channels as a grid of small pictures, and one of them large. */
 
 import { useMemo, useState } from "preact/hooks";
-import { effectOf, gradientKey, type Order, ORDERS, ordered, withGradient, tokensOf } from "./places.js";
+import { HookPoint } from "@cutaway/client";
+import { canChange, type CapturedProps, effectOf, gradientAt, type Order } from "./places.js";
+import { ordered, ORDERS, tokensOf } from "./places.js";
 import { ChannelGrid } from "./ChannelGrid.js";
-import { wanted } from "../edits/live.js";
-import { go } from "../state/route.js";
-import { Pager, Choice } from "../app/controls.js";
-import { layoutOf, planeOf } from "../measures/layout.js";
-import { type Part, partOf } from "../measures/numbers.js";
+import { Choice, Pager, Slider } from "../app/controls.js";
+import { placeAt } from "../edits/edit.js";
+import { tryWithout } from "../edits/live.js";
+import { layoutOf, placeOf, planeOf } from "../measures/layout.js";
+import { requestAt } from "../models/places.js";
 import { pixelsOf, scaleOf } from "../pictures/colours.js";
 import { Statistics } from "../pictures/Statistics.js";
 import { Legend, Picture } from "../pictures/Picture.js";
 import { short } from "../pictures/text.js";
-import { targetText, type ViewProps } from "../state/asked.js";
+import { gradientOf, targetText } from "../state/asked.js";
 
 const PAGE = 128;
 
 /** Shows the channels of one capture. */
-export function Channels({
-  asked,
-  row,
-  ask,
-  place,
-  part,
-}: ViewProps & { place: string; part: Part }): preact.JSX.Element {
+export function Channels({ asked, row, ask, captured, part, axes }: CapturedProps): preact.JSX.Element {
   const [order, setOrder] = useState<Order>("index");
   const [chosen, setChosen] = useState<number | undefined>(undefined);
   const [first, setFirst] = useState(0);
-  const other = asked.reply.captures[gradientKey(place)];
-  const gradient = useMemo(() => (other ? partOf(other, row) : undefined), [other, row]);
+  const [tile, setTile] = useState(64);
+  const { module, point } = captured;
+  const gradient = useMemo(() => {
+    const found = point === HookPoint.OUTPUT ? gradientAt(asked, captured) : undefined;
+    return found && gradientOf(asked, found.tensor, row);
+  }, [asked, captured, row]);
   const channels = useMemo(() => ordered(part, order, gradient), [part, order, gradient]);
   const scale = useMemo(() => scaleOf(part.values), [part]);
   const layout = layoutOf(part.shape);
@@ -36,22 +36,28 @@ export function Channels({
   const plane = planeOf(part, large);
   const tokens = tokensOf(asked, row);
   const square = layout.kind === "planes" && layout.height === layout.width && tokens.length === layout.height;
+  const nameOf = (index: number): string =>
+    placeOf(part, index)
+      .map((at, axis) => `${axes[axis] ?? ""} ${at}`)
+      .join(", ");
   return (
     <>
       <div class="tools">
         <span class="muted">Sorted by</span>
         <Choice
           label="Sorted by"
-          of={gradientKey(place) ? ["index", "mean", "norm", "effect"] : ["index", "mean", "norm"]}
+          of={point === HookPoint.OUTPUT ? ["index", "mean", "norm", "effect"] : ["index", "mean", "norm"]}
           names={ORDERS}
           value={order}
           onChoose={(each) => {
             setOrder(each);
             setChosen(undefined);
-            if (each === "effect" && !gradient) ask({ captures: withGradient(asked.question.captures, place) });
+            if (each === "effect" && !gradient)
+              ask({ captures: [...(asked.question.captures ?? []), requestAt(module, HookPoint.GRAD_OUTPUT)] });
           }}
         />
         <span class="grow" />
+        <Slider label="Zoom" kind="small muted" {...{ value: tile, least: 24, most: 192, step: 8, onSlide: setTile }} />
         <Legend scale={scale} />
       </div>
       {order === "effect" && (
@@ -63,8 +69,7 @@ export function Channels({
       <div class="channels">
         <div>
           <ChannelGrid
-            part={part}
-            scale={scale}
+            {...{ part, scale, tile, nameOf }}
             channels={channels.slice(first, first + PAGE)}
             chosen={large}
             onChoose={setChosen}
@@ -73,24 +78,19 @@ export function Channels({
         </div>
         <figure class="large">
           <figcaption>
-            Channel {large}
+            {nameOf(large)}
             {gradient && <span class="muted"> effect {short(effectOf(plane, planeOf(gradient, large)))}</span>}
           </figcaption>
           <Picture
-            label={`Channel ${large} of ${place}`}
+            label={`${nameOf(large)} of ${captured.name}`}
             values={plane.values}
             width={plane.shape[1] ?? 1}
             pixels={pixelsOf(plane.values, scale)}
             {...(square ? { nameOf: (x: number, y: number) => `${tokens[y] ?? ""} looks at ${tokens[x] ?? ""}` } : {})}
           />
           <Statistics values={plane.values} />
-          {place.endsWith("@output") && (
-            <button
-              onClick={() => {
-                wanted.value = { place: place.replace("@output", ""), verb: "zero", amount: 0, axis: 1, index: large };
-                go("edits");
-              }}
-            >
+          {canChange(asked, captured) && (
+            <button onClick={() => tryWithout(placeAt(captured), placeOf(part, large))}>
               What happens without it?
             </button>
           )}

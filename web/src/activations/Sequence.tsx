@@ -1,25 +1,59 @@
 /** Rows of numbers: a vector as bars, positions of a sequence as a heat map. */
 
-import { tokensOf } from "./places.js";
+import { useState } from "preact/hooks";
+import { canChange, type CapturedProps, tokensOf } from "./places.js";
 import { layoutOf } from "../measures/layout.js";
-import type { Part } from "../measures/numbers.js";
+import { placeAt } from "../edits/edit.js";
+import { tryWithout } from "../edits/live.js";
 import { Bars } from "../pictures/Bars.js";
 import { HeatMap } from "../pictures/Picture.js";
-import type { ViewProps } from "../state/asked.js";
 
 const MOST_BARS = 64;
+/** A longer vector is shown in rows of this length. */
+const LONGEST = 256;
 
-/** Shows a part without channels. */
-export function Sequence({ asked, row, part, label }: ViewProps & { part: Part; label: string }): preact.JSX.Element {
+/** Shows a part without channels; a click or the Enter key chooses a number, which can be tried without. */
+export function Sequence({ asked, row, part, captured, axes }: CapturedProps): preact.JSX.Element {
+  const [chosen, choose] = useState<readonly number[] | undefined>(undefined);
   const layout = layoutOf(part.shape);
-  const tokens = tokensOf(asked, row);
   const rows = layout.kind === "rows" ? layout.rows : 1;
-  const nameOf = (x: number, y: number): string =>
-    rows === 1 ? `element ${x}` : `${tokens.length === rows ? (tokens[y] ?? "") : `position ${y}`}, feature ${x}`;
+  const tokens = tokensOf(asked, row);
+  const vector = part.shape.length < 2;
+  const width = vector ? Math.min(layout.width, LONGEST) : layout.width;
+  const textOf = (index: number, axis: number): string =>
+    (axis === 0 && !vector && tokens.length === rows && tokens[index]) || `${axes[axis] ?? ""} ${index}`;
+  const placeOf = (x: number, y: number): number[] => (vector ? [y * width + x] : [y, x]);
   return (
     <>
-      <HeatMap label={label} values={part.values} width={layout.width} nameOf={nameOf} />
-      {rows === 1 && (
+      <HeatMap
+        label={captured.name}
+        values={part.values}
+        width={width}
+        nameOf={(x, y) => placeOf(x, y).map(textOf).join(", ")}
+        onChoose={(x, y) => choose(placeOf(x, y))}
+      />
+      {canChange(asked, captured) && (
+        <div class="tools">
+          {chosen ? (
+            chosen.map((index, axis) => (
+              <button
+                key={axis}
+                onClick={() =>
+                  tryWithout(
+                    placeAt(captured),
+                    chosen.map((_, each) => (each === axis ? index : undefined)),
+                  )
+                }
+              >
+                What happens without <bdi>{textOf(index, axis)}</bdi>?
+              </button>
+            ))
+          ) : (
+            <span class="muted small">Click a place to try what happens without it.</span>
+          )}
+        </div>
+      )}
+      {vector && (
         <Bars
           bars={Array.from(part.values.subarray(0, MOST_BARS), (value, index) => ({ name: String(index), value }))}
         />

@@ -1,11 +1,19 @@
 /** What was captured, and what belongs together. */
 
-import { HookPoint, type Question } from "@cutaway/client";
+import { type Captured, HookPoint } from "@cutaway/client";
 import type { Part } from "../measures/numbers.js";
 import { statisticsOf } from "../measures/statistics.js";
-import { layoutOf, planeOf } from "../measures/layout.js";
-import { requestAt } from "../models/places.js";
-import type { Asked } from "../state/asked.js";
+import { axisNames, layoutOf, planeOf } from "../measures/layout.js";
+import { type Asked, rowsOf, type ViewProps, wholeOutputs } from "../state/asked.js";
+
+/** What shows one captured tensor takes. */
+export interface CapturedProps extends ViewProps {
+  readonly captured: Captured;
+  /** Its numbers for the example that is shown. */
+  readonly part: Part;
+  /** What the axes of `part` are called. */
+  readonly axes: readonly string[];
+}
 
 /** Orders of channels. */
 export const ORDERS = { index: "index", mean: "mean", norm: "norm", effect: "effect on the target" } as const;
@@ -19,15 +27,28 @@ export interface Channel {
   readonly value?: number;
 }
 
-/** Returns the key of the gradient at a captured output; "" if the capture is none. */
-export function gradientKey(key: string): string {
-  return key.includes("@output") ? key.replace("@output", "@grad_output") : "";
+/** Returns the gradient that was captured at an output; undefined if none was. */
+export function gradientAt({ reply }: Asked, { module, call, path }: Captured): Captured | undefined {
+  return reply.captured.find(
+    (each) =>
+      each.module === module && each.point === HookPoint.GRAD_OUTPUT && each.call === call && each.path === path,
+  );
 }
 
-/** Returns the captures of a question with the gradient at one place added. */
-export function withGradient(captures: Question["captures"], key: string): NonNullable<Question["captures"]> {
-  const [value = ""] = key.split("@");
-  return [...(captures ?? []), requestAt(value, HookPoint.GRAD_OUTPUT)];
+/** Returns what the axes of one example of a captured tensor are called. */
+export function axesAt({ model, reply }: Asked, captured: Captured, { shape }: Part): readonly string[] {
+  const { module, point, tensor } = captured;
+  if (shape === tensor.shape) return shape.map((_, axis) => `axis ${axis}`);
+  const type = model.modules.find(({ name }) => name === module)?.type;
+  const ofGradient = point === HookPoint.GRAD_INPUT || point === HookPoint.GRAD_OUTPUT;
+  return ofGradient && reply.message.predictions?.targetsPerExample
+    ? ["target", ...axisNames(shape.length - 1, type)]
+    : axisNames(shape.length, type);
+}
+
+/** Whether a part of what is shown can be changed by its indices. */
+export function canChange(asked: Asked, captured: Captured): boolean {
+  return captured.tensor.shape[0] === rowsOf(asked) && wholeOutputs(asked).includes(captured);
 }
 
 /**
@@ -41,7 +62,7 @@ export function ordered(part: Part, order: Order, gradient: Part | undefined): C
     const value = measureOf(planeOf(part, index), order, gradient && planeOf(gradient, index));
     return { index, ...(value === undefined ? {} : { value }) };
   });
-  const size = ({ value = 0 }: Channel): number => Math.abs(value);
+  const size = ({ value = 0 }: Channel): number => (Number.isNaN(value) ? Infinity : Math.abs(value));
   return channels.sort((one, other) => size(other) - size(one) || one.index - other.index);
 }
 

@@ -3,15 +3,15 @@
 import { useEffect, useState } from "preact/hooks";
 import { Select } from "./controls.js";
 import { percent } from "../ask/Prediction.js";
-import { ask, asked, cancel, complete, model, opening, row, rowsOf, since } from "../state/asking.js";
-import type { Asked } from "../state/asked.js";
+import { ask, asked, cancel, complete, model, opening, row, since } from "../state/asking.js";
+import { type Asked, rowsOf } from "../state/asked.js";
 
 /** Shows the line, from which every view can ask. */
 export function AnswerStrip(): preact.JSX.Element | null {
   const answer = asked.value;
   const began = since.value;
   if (model.value === undefined) return null;
-  const rows = answer ? rowsOf(answer.reply) : 1;
+  const rows = answer ? rowsOf(answer) : 1;
   return (
     <div class="strip">
       <output>

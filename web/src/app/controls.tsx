@@ -68,13 +68,14 @@ export function Select<T extends string | number>({ label, of, value, onChoose }
 
 interface NumberProps {
   readonly label: string;
-  readonly value: number;
+  readonly value: number | undefined;
   readonly least: number;
   readonly most?: number;
-  readonly onChange: (value: number) => void;
+  /** Takes undefined where a person leaves it empty. */
+  readonly onChange: (value: number | undefined) => void;
 }
 
-/** A whole number from `least` to `most`; others are not taken. */
+/** A whole number from `least` to `most`, or all of them; others are not taken. */
 export function NumberField({ label, value, least, most = 2 ** 31, onChange }: NumberProps): preact.JSX.Element {
   return (
     <label>
@@ -83,10 +84,12 @@ export function NumberField({ label, value, least, most = 2 ** 31, onChange }: N
         type="number"
         min={least}
         max={most}
-        value={value}
+        placeholder="all"
+        value={value ?? ""}
         onInput={({ currentTarget }) => {
           const given = Math.trunc(currentTarget.valueAsNumber);
-          if (given >= least && given <= most) onChange(given);
+          if (currentTarget.value === "") onChange(undefined);
+          else if (given >= least && given <= most) onChange(given);
         }}
       />
     </label>

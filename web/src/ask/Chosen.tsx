@@ -27,7 +27,8 @@ const POINTS: readonly [HookPoint, string][] = [
 export function Chosen({ detail }: { detail: ModelDetail }): preact.JSX.Element {
   const { captures, attributions } = messageOf(draft.value);
   const answer = asked.value?.question.attributions === draft.value.attributions ? asked.value : undefined;
-  const errors = answer?.reply.attributions.map(({ message }) => message.error) ?? [];
+  const failed = answer?.reply.attributions.flatMap(({ message }) => message.error ?? []) ?? [];
+  const errors = attributions.map((_, index) => failed.find(({ field }) => field.startsWith(`attributions[${index}]`)));
   return (
     <>
       <datalist id="places">

@@ -25,7 +25,7 @@ export function Target({ detail: { labels } }: { detail: ModelDetail }): preact.
   const names = Object.entries(KINDS).map(([name, [words]]) => [name as keyof typeof KINDS, words] as const);
   const simple = given in KINDS && !(kind.case === "classIndex" && kind.value.indices.length !== 1);
   const put = (changed: Kind): void => alter({ target: create(TargetSchema, { kind: changed }) });
-  const putClass = (index: number): void => put({ case: "classIndex", value: { indices: [BigInt(index)] } });
+  const putClass = (index = 0): void => put({ case: "classIndex", value: { indices: [BigInt(index)] } });
   return (
     <div class="target">
       <Select
@@ -48,7 +48,7 @@ export function Target({ detail: { labels } }: { detail: ModelDetail }): preact.
       {kind.case === "topK" && (
         <NumberField
           label="How many"
-          {...{ value: kind.value.k, least: 1, onChange: (k: number): void => put({ case: "topK", value: { k } }) }}
+          {...{ value: kind.value.k, least: 1, onChange: (k = 1): void => put({ case: "topK", value: { k } }) }}
         />
       )}
     </div>

@@ -1,24 +1,21 @@
 /** Two predictions beside each other, and the difference. */
 
-import type { ModelDetail } from "@cutaway/client";
 import type { Tried } from "./live.js";
 import { Heads } from "../app/parts.js";
 import { classBars, elementBars, rowOf, softmax } from "../ask/probabilities.js";
 import { percent } from "../ask/Prediction.js";
+import type { ViewProps } from "../state/asked.js";
 import { minus, short, signed } from "../pictures/text.js";
 
 const MOST = 10;
 
-interface Props {
-  readonly tried: Tried;
-  readonly model: ModelDetail;
-  /** Whether the first output is logits of classes. */
-  readonly classes: boolean;
-  readonly row: number;
+interface Props extends Pick<ViewProps, "asked" | "row"> {
+  readonly tried: Pick<Tried, "before" | "after">;
 }
 
 /** Shows the largest classes before the change, or the first elements. */
-export function BeforeAfter({ tried: { before, after }, model, classes, row }: Props): preact.JSX.Element {
+export function BeforeAfter({ tried: { before, after }, asked: { model, reply }, row }: Props): preact.JSX.Element {
+  const classes = reply.classes.length > 0;
   const name = Object.keys(before)[0] ?? "";
   const [one, other] = [before[name], after[name]];
   if (!one || !other) return <p class="muted">The model returned nothing to compare.</p>;

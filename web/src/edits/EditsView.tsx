@@ -2,7 +2,7 @@
 
 import { useEffect } from "preact/hooks";
 import { BeforeAfter } from "./BeforeAfter.js";
-import { axesOf, editOf, startOf, type Verb, VERBS, type Wanted } from "./edit.js";
+import { axesOf, editOf, placesOf, placeText, startOf, type Verb, VERBS, type Wanted } from "./edit.js";
 import { type Change, movedText } from "./downstream.js";
 import { downstream, follow, tried, wanted } from "./live.js";
 import { NumberField, Select, Slider } from "../app/controls.js";
@@ -14,15 +14,15 @@ import { go } from "../state/route.js";
 import "./edits.css";
 
 /** Shows the change beside what it does. */
-export function EditsView({ asked: { model, reply }, row }: ViewProps): preact.JSX.Element {
+export function EditsView({ asked, row }: ViewProps): preact.JSX.Element {
   useEffect(follow, []);
-  const change = wanted.value ?? startOf(model, Object.keys(reply.captures));
+  const change = wanted.value ?? startOf(asked);
   const now = tried.value;
-  const behind = (changes: readonly Change[]): Change[] => changes.filter(({ name }) => name !== change.place);
+  const behind = (changes: readonly Change[]): Change[] => changes.filter(({ name }) => name !== change.place.address);
   return (
     <div class="edits">
       <Panel id="change" title="Change">
-        <Fields change={change} model={model} />
+        <Fields change={change} asked={asked} />
         <div class="tools">
           <button onClick={() => (wanted.value = { ...change, amount: VERBS[change.verb].start })}>
             Back to the start
@@ -41,7 +41,7 @@ export function EditsView({ asked: { model, reply }, row }: ViewProps): preact.J
         <div aria-live="polite">
           {now ? (
             <>
-              <BeforeAfter tried={now} model={model} classes={reply.classes.length > 0} row={row} />
+              <BeforeAfter tried={now} asked={asked} row={row} />
               <p class="muted small">{now.milliseconds.toFixed(0)} ms from the change to the answer</p>
             </>
           ) : (
@@ -67,11 +67,11 @@ export function EditsView({ asked: { model, reply }, row }: ViewProps): preact.J
 }
 
 /** What is changed: where, which part of it, and how. */
-function Fields({ change, model }: { change: Wanted } & Pick<ViewProps["asked"], "model">): preact.JSX.Element {
-  const { place, verb, amount, axis, index } = change;
+function Fields({ change, asked }: { change: Wanted } & Pick<ViewProps, "asked">): preact.JSX.Element {
+  const { place, verb, amount, at } = change;
   const { label, least, most } = VERBS[verb];
-  const axes = axesOf(model, place);
-  const chosen = axes.find((each) => each.axis === axis);
+  const places = placesOf(asked);
+  const axes = axesOf(asked, place);
   const set = (part: Partial<Wanted>): void => {
     wanted.value = { ...change, ...part };
   };
@@ -79,28 +79,20 @@ function Fields({ change, model }: { change: Wanted } & Pick<ViewProps["asked"],
     <div class="change">
       <Select
         label="Place"
-        of={model.modules
-          .filter(({ name, calls }) => name !== "" && (calls > 0 || name === place))
-          .slice(0, 2000)
-          .map(({ name, type }) => [name, `${name} (${type})`] as const)}
-        value={place}
-        onChoose={(each) => set({ place: each, axis: 0, index: 0 })}
+        of={places.map((each) => [placeText(each), placeText(each)] as const)}
+        value={placeText(place)}
+        onChoose={(chosen) => set({ place: places.find((each) => placeText(each) === chosen) ?? place, at: [] })}
       />
-      <Select
-        label="Part"
-        of={[[0, "all of it"], ...axes.map((each) => [each.axis, `one ${each.name}`] as const)]}
-        value={axis}
-        onChoose={(each) => set({ axis: each, index: 0 })}
-      />
-      {chosen && (
+      {axes.map(({ name, size }, axis) => (
         <NumberField
-          label={`Which ${chosen.name}, of ${chosen.size}`}
-          value={index}
+          key={axis}
+          label={`Which ${name}, of ${size}`}
+          value={at[axis]}
           least={0}
-          most={chosen.size - 1}
-          onChange={(each) => set({ index: each })}
+          most={size - 1}
+          onChange={(index) => set({ at: axes.map((_, each) => (each === axis ? index : at[each])) })}
         />
-      )}
+      ))}
       <Select
         label="How"
         of={(Object.keys(VERBS) as Verb[]).map((each) => [each, VERBS[each].name] as const)}

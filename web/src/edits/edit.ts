@@ -1,22 +1,32 @@
 /** One change that a person tries: where, what part of it, and how. */
 
 import { create } from "@bufbuild/protobuf";
-import { HookPoint, type ModelDetail } from "@cutaway/client";
+import { type Captured, HookPoint } from "@cutaway/client";
 import { type Edit, EditSchema } from "@cutaway/contract/edit_pb";
+import { axisNames } from "../measures/layout.js";
+import { type Asked, wholeOutputs } from "../state/asked.js";
+
+const MOST_PLACES = 2000;
 
 /** What a person may do to what comes out of a place. */
 export type Verb = "scale" | "zero" | "add" | "clamp";
 
+/** What is changed: what a module or an operator returned, in one call or in all, one tensor of it or all. */
+export interface Place {
+  /** The module, or the operator's address. */
+  readonly address: string;
+  readonly call?: number;
+  readonly path?: string;
+}
+
 /** A change as it is chosen on the page. */
 export interface Wanted {
-  /** The module, or the operator's address. */
-  readonly place: string;
+  readonly place: Place;
   readonly verb: Verb;
   /** The factor, what is added, or the upper bound. */
   readonly amount: number;
-  /** The axis whose element `index` alone is changed; 0 for all of it. */
-  readonly axis: number;
-  readonly index: number;
+  /** The index along each axis behind that of the batch; undefined for all of an axis. */
+  readonly at: readonly (number | undefined)[];
 }
 
 /** How a verb is shown. */
@@ -38,7 +48,7 @@ export const VERBS: Readonly<Record<Verb, Slider>> = {
 };
 
 /** Returns the edit of the contract. */
-export function editOf({ place, verb, amount, axis, index }: Wanted): Edit {
+export function editOf({ place: { address, call, path = "" }, verb, amount, at }: Wanted): Edit {
   const kinds = {
     scale: { case: "scale", value: { factor: amount } },
     add: { case: "add", value: { addend: { case: "scalar", value: amount } } },
@@ -46,31 +56,58 @@ export function editOf({ place, verb, amount, axis, index }: Wanted): Edit {
     zero: { case: "zero", value: {} },
   } as const;
   return create(EditSchema, {
-    where: place.includes(":") ? { case: "op", value: place } : { case: "module", value: place },
+    where: address.includes(":") ? { case: "op", value: address } : { case: "module", value: address },
     point: HookPoint.OUTPUT,
     kind: kinds[verb],
-    slices: axis === 0 ? [] : [{ axis, start: BigInt(index), stop: BigInt(index + 1) }],
+    path,
+    ...(call === undefined ? {} : { call }),
+    slices: at.flatMap((index, axis) =>
+      index === undefined ? [] : [{ axis: axis + 1, start: BigInt(index), stop: BigInt(index + 1) }],
+    ),
   });
 }
 
-/** An axis that a part can be chosen along. */
+/** Returns a place in words. */
+export function placeText({ address, call, path }: Place): string {
+  return [address, call === undefined ? "" : `call ${call}`, path ? `tensor ${path}` : ""].filter(Boolean).join(", ");
+}
+
+/** Returns where a captured output is changed. */
+export function placeAt({ module, call, calls, path }: Captured): Place {
+  return { address: module, path, ...(calls > 1 ? { call } : {}) };
+}
+
+type Parts = Pick<Asked, "model" | "question" | "reply">;
+
+/** Returns the places that a person can choose: what was captured first, then every module that ran. */
+export function placesOf(asked: Parts): Place[] {
+  const { model } = asked;
+  const modules = model.modules.filter(({ name, calls }) => name !== "" && (calls > 0 || model.example.length === 0));
+  const all: Place[] = [...wholeOutputs(asked).map(placeAt), ...modules.map(({ name }) => ({ address: name }))];
+  return [...new Map(all.map((place) => [placeText(place), place])).values()].slice(0, MOST_PLACES);
+}
+
+/** An axis behind that of the batch. */
 export interface Axis {
-  readonly axis: number;
   readonly name: string;
   readonly size: number;
 }
 
-/** Returns the axes of what a place returned for the model's own example, but for that of the batch. */
-export function axesOf({ modules, operators }: ModelDetail, place: string): Axis[] {
-  const found = modules.find(({ name }) => name === place) ?? operators.find(({ address }) => address === place);
-  const sizes = (found?.outputShapes[0]?.sizes ?? []).map(Number);
-  const names =
-    sizes.length === 4 ? ["channel", "row", "column"] : sizes.length === 3 ? ["position", "feature"] : ["unit"];
-  return sizes.slice(1).map((size, at) => ({ axis: at + 1, name: names[at] ?? `axis ${at + 1}`, size }));
+/** Returns the axes of a place: of what was captured there, or of what it returned for the model's own example. */
+export function axesOf(asked: Parts, { address, call = 0, path = "" }: Place): Axis[] {
+  const { model } = asked;
+  const found = model.modules.find(({ name }) => name === address);
+  const known = found ?? model.operators.find((each) => each.address === address);
+  const captured = wholeOutputs(asked).find(
+    (each) => each.module === address && each.call === call && each.path === path,
+  );
+  const [, ...sizes] = captured?.tensor.shape ?? known?.outputShapes[0]?.sizes.map(Number) ?? [];
+  const names = axisNames(sizes.length, found?.type);
+  return sizes.map((size, axis) => ({ size, name: names[axis] ?? "" }));
 }
 
-/** Returns the change that a person begins with: at the first captured output, where it changes nothing yet. */
-export function startOf({ modules }: ModelDetail, captured: readonly string[]): Wanted {
-  const place = captured.find((key) => key.endsWith("@output"))?.replace("@output", "") ?? modules[1]?.name ?? "";
-  return { place, verb: "scale", amount: VERBS.scale.start, axis: 0, index: 0 };
+/** Returns the change that a person begins with: at the first place, where it changes nothing yet. */
+export function startOf(asked: Parts): Wanted {
+  const [place = { address: "" }] = placesOf(asked);
+  return { place, verb: "scale", amount: VERBS.scale.start, at: [] };
 }

@@ -1,24 +1,32 @@
 /** Changes as edits of the contract, and what they do downstream. */
 
 import { create, toJson } from "@bufbuild/protobuf";
-import { tensor } from "@cutaway/client";
+import { type Captured, HookPoint, type Inspection, tensor } from "@cutaway/client";
 import { EditSchema } from "@cutaway/contract/edit_pb";
 import { ModelDetailSchema } from "@cutaway/contract/model_pb";
 import { describe, expect, it } from "vitest";
 import { changesBetween, layersBelow } from "./downstream.js";
-import { axesOf, editOf, type Wanted } from "./edit.js";
+import { axesOf, editOf, placesOf, placeText, type Wanted } from "./edit.js";
 
-const CHANGE: Wanted = { place: "conv1", verb: "scale", amount: 0.5, axis: 0, index: 0 };
+const inspection = (captured: readonly Captured[]): Inspection => ({ captured }) as unknown as Inspection;
+
+const CHANGE: Wanted = { place: { address: "conv1" }, verb: "scale", amount: 0.5, at: [] };
 
 describe("edits", () => {
   it("are those of the contract", () => {
     const point = "HOOK_POINT_OUTPUT";
     expect(toJson(EditSchema, editOf(CHANGE))).toEqual({ module: "conv1", point, scale: { factor: 0.5 } });
-    expect(toJson(EditSchema, editOf({ ...CHANGE, place: "a:relu#0", verb: "zero", axis: 1, index: 3 }))).toEqual({
+    expect(toJson(EditSchema, editOf({ ...CHANGE, place: { address: "a:relu#0" }, verb: "zero", at: [3] }))).toEqual({
       op: "a:relu#0",
       point,
       zero: {},
       slices: [{ axis: 1, start: "3", stop: "4" }],
+    });
+    const second = { address: "lstm", call: 1, path: "[0]" };
+    expect(toJson(EditSchema, editOf({ ...CHANGE, place: second, at: [undefined, 7] }))).toMatchObject({
+      call: 1,
+      path: "[0]",
+      slices: [{ axis: 2, start: "7", stop: "8" }],
     });
     expect(toJson(EditSchema, editOf({ ...CHANGE, verb: "clamp", amount: 0 }))).toMatchObject({
       clamp: { maximum: 0 },
@@ -26,16 +34,19 @@ describe("edits", () => {
     expect(toJson(EditSchema, editOf({ ...CHANGE, verb: "add", amount: -1 }))).toMatchObject({ add: { scalar: -1 } });
   });
 
-  it("are along the axes of the place", () => {
-    const detail = create(ModelDetailSchema, {
-      modules: [{ name: "conv1", outputShapes: [{ sizes: [1n, 16n, 8n, 8n] }] }, { name: "silent" }],
-    });
-    expect(axesOf(detail, "conv1").map(({ axis, name, size }) => [axis, name, size])).toEqual([
-      [1, "channel", 16],
-      [2, "row", 8],
-      [3, "column", 8],
-    ]);
-    expect(axesOf(detail, "silent")).toEqual([]);
+  it("are along the axes of the place, as it was captured, or for the model's own example", () => {
+    const sizes = [1n, 16n, 8n, 8n];
+    const model = create(ModelDetailSchema, { modules: [{ name: "conv1", calls: 1, outputShapes: [{ sizes }] }] });
+    const lstm = { module: "lstm", point: HookPoint.OUTPUT, call: 1, calls: 2, path: "[0]" };
+    const captured = [{ ...lstm, name: "lstm@output#1:[0]", tensor: tensor(new Float32Array(6), [1, 2, 3]) }];
+    const asked = { model, question: { model: "m", inputs: {} }, reply: inspection(captured) };
+    const channels = [{ name: "channel", size: 16 }, { name: "row", size: 8 }, { name: "column", size: 8 }]; // prettier-ignore
+    const positions = [{ name: "position", size: 2 }, { name: "feature", size: 3 }]; // prettier-ignore
+    expect(placesOf(asked).map(placeText)).toEqual(["lstm, call 1, tensor [0]", "conv1"]);
+    expect(placesOf(asked).map((place) => axesOf(asked, place))).toEqual([positions, channels]);
+    expect(axesOf(asked, { address: "silent" })).toEqual([]);
+    const cut = { ...asked, question: { ...asked.question, captures: [{ slices: [{ axis: 1 }] }] } };
+    expect(placesOf(cut).map(placeText)).toEqual(["conv1"]);
   });
 });
 

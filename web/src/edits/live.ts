@@ -2,10 +2,11 @@
 
 import { effect, signal } from "@preact/signals";
 import { byName, type Inspection, type Question, type Tensor } from "@cutaway/client";
-import { editOf, type Wanted } from "./edit.js";
+import { editOf, type Place, type Wanted } from "./edit.js";
 import { type Change, changesBetween, layersBelow } from "./downstream.js";
 import { asked, failure, model } from "../state/asking.js";
 import type { Asked } from "../state/asked.js";
+import { go } from "../state/route.js";
 import { client, note } from "../state/server.js";
 
 /** Predictions with and without the change. */
@@ -24,6 +25,12 @@ export const tried = signal<Tried | undefined>(undefined);
 
 /** How far it changed the layers, in the order of the tree; undefined while that is not known. */
 export const downstream = signal<readonly Change[] | undefined>(undefined);
+
+/** Opens the change that sets a part of a place to zero; `at` are its indices behind the batch. */
+export function tryWithout(place: Place, at: Wanted["at"]): void {
+  wanted.value = { place, verb: "zero", amount: 0, at };
+  go("edits");
+}
 
 /** How long a slider must rest before the layers are asked for. */
 const REST_MS = 250;

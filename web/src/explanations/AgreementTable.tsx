@@ -3,13 +3,8 @@
 import { Heads, Panel } from "../app/parts.js";
 import type { Attribution } from "@cutaway/client";
 import { type Agreement, agreementOf } from "../measures/agreement.js";
-import { partOf } from "../measures/numbers.js";
+import { type Asked, exampleOf, type ViewProps } from "../state/asked.js";
 import { short } from "../pictures/text.js";
-
-interface Props {
-  readonly attributions: readonly Attribution[];
-  readonly row: number;
-}
 
 interface Pair extends Agreement {
   readonly one: Attribution;
@@ -19,9 +14,9 @@ interface Pair extends Agreement {
 }
 
 /** Shows each pair of explanations with the same names and shapes, and names the others; nothing for one alone. */
-export function AgreementTable({ attributions, row }: Props): preact.JSX.Element | null {
-  const made = attributions.filter(({ message }) => !message.error);
-  const pairs = made.flatMap((one, at) => made.slice(at + 1).flatMap((other) => pairOf(one, other, row) ?? []));
+export function AgreementTable({ asked, row }: Pick<ViewProps, "asked" | "row">): preact.JSX.Element | null {
+  const made = asked.reply.attributions.filter(({ message }) => !message.error);
+  const pairs = made.flatMap((one, at) => made.slice(at + 1).flatMap((other) => pairOf(asked, one, other, row) ?? []));
   const alone = made.filter((each) => !pairs.some(({ one, other }) => one === each || other === each));
   if (made.length < 2) return null;
   return (
@@ -58,16 +53,16 @@ function nameOf({ method, layer }: Attribution): string {
 }
 
 /** Compares two; where only one of them has signs, their magnitudes. */
-function pairOf(one: Attribution, other: Attribution, row: number): Pair | undefined {
-  const [left, right] = [joined(one, row), joined(other, row)];
+function pairOf(asked: Asked, one: Attribution, other: Attribution, row: number): Pair | undefined {
+  const [left, right] = [one, other].map((each) => joined(asked, each, row)) as [Float64Array, Float64Array];
   if (shapesOf(one) !== shapesOf(other) || left.length < 2) return undefined;
   const [isLeft, isRight] = [left, right].map((values) => values.some((value) => value < 0));
   if (isLeft === isRight) return { one, other, ...agreementOf(left, right) };
   return { one, other, unsigned: isLeft ? other : one, ...agreementOf(left.map(Math.abs), right.map(Math.abs)) };
 }
 
-function joined({ values }: Attribution, row: number): Float64Array {
-  return Float64Array.from(Object.values(values).flatMap((tensor) => Array.from(partOf(tensor, row).values)));
+function joined(asked: Asked, { values }: Attribution, row: number): Float64Array {
+  return Float64Array.from(Object.values(values).flatMap((tensor) => Array.from(exampleOf(asked, tensor, row).values)));
 }
 
 /** What two explanations must have in common to be compared: places, and whether they are about the target or a neuron. */

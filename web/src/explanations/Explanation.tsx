@@ -1,13 +1,12 @@
 /** One explanation: what it shows, whether it can be trusted, and its sums. */
 
-import type { Attribution } from "@cutaway/client";
 import { Failure } from "../app/problems.js";
 import { FactLine } from "../app/parts.js";
 import { Checks } from "./Checks.js";
 import { type ExplanationProps, Values } from "./Values.js";
 import { VerdictBadge, comparedIn, shownAs, worstOf } from "./verdicts.js";
 import { go } from "../state/route.js";
-import { partOf } from "../measures/numbers.js";
+import { exampleOf } from "../state/asked.js";
 import { statisticsOf } from "../measures/statistics.js";
 
 /** Shows it, for one example. */
@@ -35,10 +34,12 @@ export function Explanation({ asked, row, attribution }: ExplanationProps): prea
         <Failure error={message.error}>
           <button onClick={() => go("ask")}>Change it under Ask</button>
         </Failure>
+      ) : asked.reply.message.explainedRows[row] === false ? (
+        <p class="muted">This example does not meet the question’s condition, and was not explained.</p>
       ) : (
         <>
           <Values asked={asked} row={row} attribution={attribution} />
-          <Sums attribution={attribution} row={row} />
+          <Sums {...{ asked, row, attribution }} />
           <Checks compared={compared} />
         </>
       )}
@@ -47,9 +48,11 @@ export function Explanation({ asked, row, attribution }: ExplanationProps): prea
 }
 
 /** The sum of the values beside the change of the target, where the method promises that they are equal. */
-function Sums({ attribution, row }: { attribution: Attribution; row: number }): preact.JSX.Element {
-  const { valueAtInput, valueAtBaseline, convergenceDelta } = attribution.message;
-  const sums = Object.values(attribution.values).map((tensor) => statisticsOf(partOf(tensor, row).values).sum);
+function Sums({ asked, row, attribution }: ExplanationProps): preact.JSX.Element {
+  const { valueAtInput, valueAtBaseline, convergenceDelta, metrics } = attribution.message;
+  const sums = Object.values(attribution.values).map(
+    (tensor) => statisticsOf(exampleOf(asked, tensor, row).values).sum,
+  );
   return (
     <FactLine
       facts={[
@@ -57,6 +60,7 @@ function Sums({ attribution, row }: { attribution: Attribution; row: number }): 
         ["target at the input", valueAtInput[row]],
         ["at the baseline", valueAtBaseline[row]],
         ["missing in the sum", convergenceDelta[row]],
+        ...metrics.map(({ name, values }) => [name.replaceAll("_", " "), values[row]] as const),
       ]}
     />
   );

@@ -46,7 +46,7 @@ export function ExplanationsView({ asked, row, ask }: ViewProps): preact.JSX.Ele
           <Explanation key={index} asked={asked} row={row} attribution={attribution} />
         ))}
       </div>
-      <AgreementTable attributions={attributions} row={row} />
+      <AgreementTable asked={asked} row={row} />
     </>
   );
 }

@@ -4,8 +4,16 @@ import { pixelsOf, scaleOf } from "../pictures/colours.js";
 import { Legend } from "../pictures/Picture.js";
 import { short } from "../pictures/text.js";
 
-/** Shows the tokens; each has its number as a title, and beside it for those who cannot point. */
-export function Tokens({ texts, values }: { texts: readonly string[]; values: ArrayLike<number> }): preact.JSX.Element {
+interface Props {
+  readonly texts: readonly string[];
+  readonly values: ArrayLike<number>;
+  /** Tries what happens without a token. */
+  readonly onChoose?: (index: number) => void;
+}
+
+/** Shows the tokens; each has its number as a title, and below it for those who cannot point. */
+export function Tokens({ texts, values, onChoose }: Props): preact.JSX.Element {
+  const Tag = onChoose ? "button" : "span";
   const scale = scaleOf(values, true);
   const pixels = pixelsOf(values, scale);
   return (
@@ -13,16 +21,18 @@ export function Tokens({ texts, values }: { texts: readonly string[]; values: Ar
       <ol class="tokens">
         {texts.map((text, index) => (
           <li key={index}>
-            <span
-              ref={(element) => {
+            <Tag
+              class="token"
+              onClick={() => onChoose?.(index)}
+              ref={(element: HTMLElement | null) => {
                 const [red, green, blue] = pixels.subarray(4 * index, 4 * index + 3);
                 element?.style.setProperty("--colour", `rgb(${red} ${green} ${blue})`);
                 element?.style.setProperty("--on", isDark(red, green, blue) ? "#ffffff" : "#000000");
               }}
-              title={`${text}: ${short(values[index] ?? Number.NaN)}`}
+              title={`${text}: ${short(values[index] ?? Number.NaN)}${onChoose ? ". What happens without it?" : ""}`}
             >
               <bdi>{text}</bdi>
-            </span>
+            </Tag>
             <small class="muted number">{short(values[index] ?? Number.NaN)}</small>
           </li>
         ))}

@@ -4,11 +4,12 @@ import { type Background, backgroundOf } from "./backgrounds.js";
 import { Overlay } from "./Overlay.js";
 import { Tokens } from "./Tokens.js";
 import { type Attribution, fromMessage } from "@cutaway/client";
+import { tryWithout } from "../edits/live.js";
 import { layoutOf } from "../measures/layout.js";
-import { type Part, partOf } from "../measures/numbers.js";
+import type { Part } from "../measures/numbers.js";
 import { Bars } from "../pictures/Bars.js";
 import { HeatMap } from "../pictures/Picture.js";
-import type { Asked } from "../state/asked.js";
+import { type Asked, exampleOf } from "../state/asked.js";
 
 const MOST_BARS = 40;
 
@@ -24,7 +25,10 @@ export function Values({ asked, row, attribution }: ExplanationProps): preact.JS
   const { tokens } = attribution.message;
   const texts = tokens?.texts[row]?.tokens ?? [];
   if (tokens?.values && texts.length > 0) {
-    return <Tokens texts={texts} values={partOf(fromMessage(tokens.values), row).values} />;
+    const { values } = exampleOf(asked, fromMessage(tokens.values), row);
+    return (
+      <Tokens texts={texts} values={values} onChoose={(index) => tryWithout({ address: attribution.layer }, [index])} />
+    );
   }
   return (
     <>
@@ -33,7 +37,7 @@ export function Values({ asked, row, attribution }: ExplanationProps): preact.JS
           key={name}
           name={name}
           label={`${attribution.method} of ${name}`}
-          part={partOf(tensor, row)}
+          part={exampleOf(asked, tensor, row)}
           under={backgroundOf(asked, row)}
           names={namesOf(asked, name)}
         />

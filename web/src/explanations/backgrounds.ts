@@ -1,9 +1,9 @@
 /** The image that an explanation is laid over: as the model got it. */
 
-import type { Tensor } from "@cutaway/client";
-import { type Part, partOf } from "../measures/numbers.js";
+import { HookPoint, type Tensor } from "@cutaway/client";
+import type { Part } from "../measures/numbers.js";
 import { imageOf } from "../pictures/colours.js";
-import type { Asked } from "../state/asked.js";
+import { type Asked, exampleOf } from "../state/asked.js";
 
 /** An image as pixels. */
 export interface Background {
@@ -16,12 +16,11 @@ export interface Background {
  * Returns the image among the tensors that went in: an input of the question, or what a hook saw going into the model,
  * which is the only way to know what an adapter made of a file. Undefined if there is none.
  */
-export function backgroundOf({ question, reply }: Asked, row: number): Background | undefined {
-  const sent: readonly Tensor[] = Array.isArray(question.inputs)
-    ? []
-    : Object.values(question.inputs as Record<string, Tensor>);
-  const seen = Object.entries(reply.captures).filter(([key]) => key.startsWith("@input"));
-  const image = [...sent, ...seen.map(([, each]) => each)].map((each) => partOf(each, row)).find(isImage);
+export function backgroundOf(asked: Asked, row: number): Background | undefined {
+  const { inputs } = asked.question;
+  const sent = Array.isArray(inputs) ? [] : Object.values(inputs as Readonly<Record<string, Tensor>>);
+  const seen = asked.reply.captured.filter(({ module, point }) => module === "" && point === HookPoint.INPUT);
+  const image = [...sent, ...seen.map(({ tensor }) => tensor)].map((each) => exampleOf(asked, each, row)).find(isImage);
   return image && pictureOf(image);
 }
 

@@ -7,7 +7,7 @@ import { FLOATING } from "../ask/ways.js";
 import { depthsOf, depthText, gradientsEverywhere, onLogScale } from "./depth.js";
 import { backgroundOf } from "../explanations/backgrounds.js";
 import { Figure, namesOf } from "../explanations/Values.js";
-import { type Part, numbersOf, partOf } from "../measures/numbers.js";
+import { type Part, numbersOf } from "../measures/numbers.js";
 import { statisticsOf } from "../measures/statistics.js";
 import { Select } from "../app/controls.js";
 import { parameterAt } from "../models/places.js";
@@ -15,7 +15,7 @@ import { Bars } from "../pictures/Bars.js";
 import { HeatMap } from "../pictures/Picture.js";
 import { Statistics } from "../pictures/Statistics.js";
 import type { Tensor } from "@cutaway/client";
-import { type Asked, targetText, type ViewProps } from "../state/asked.js";
+import { type Asked, exampleOf, gradientOf, targetText, type ViewProps } from "../state/asked.js";
 import "./gradients.css";
 
 /** Shows them for one example; those of parameters are of all examples together. */
@@ -53,7 +53,7 @@ export function GradientsView({ asked, row, ask }: ViewProps): preact.JSX.Elemen
         )}
       </section>
       {atInputs.map(([name, tensor]) => (
-        <InputGradient key={name} name={name} gradient={partOf(tensor, row)} asked={asked} row={row} />
+        <InputGradient key={name} name={name} gradient={gradientOf(asked, tensor, row)} asked={asked} row={row} />
       ))}
       <Parameters gradients={asked.reply.parameterGradients}>
         <button onClick={() => ask({ captures: [...(asked.question.captures ?? []), parameterAt("**")] })}>
@@ -115,7 +115,7 @@ function InputGradient({ name, gradient, asked, row }: InputProps): preact.JSX.E
   const sent = Array.isArray(asked.question.inputs)
     ? undefined
     : (asked.question.inputs as Record<string, Tensor>)[name];
-  const product = sent && times(gradient, partOf(sent, row));
+  const product = sent && times(gradient, exampleOf(asked, sent, row));
   return (
     <section class="panel" aria-label={`Gradient at ${name}`}>
       <h2>

@@ -17,6 +17,31 @@ export function layoutOf(shape: readonly number[]): Layout {
   return { kind: "planes", planes: shape.slice(0, -2).reduce((product, size) => product * size, 1), height, width };
 }
 
+/** What the axes behind that of the batch are called, by how many there are. */
+const AXES = [
+  [],
+  ["unit"],
+  ["position", "feature"],
+  ["channel", "row", "column"],
+  ["channel", "depth", "row", "column"],
+];
+
+/** Returns what the axes of one example are called; those of one-dimensional convolutions and pools are channels first. */
+export function axisNames(count: number, type = ""): readonly string[] {
+  if (count === 2 && type.endsWith("1d")) return ["channel", "position"];
+  return AXES[count] ?? Array.from({ length: count }, (_, axis) => `axis ${axis + 1}`);
+}
+
+/** Returns the place of a plane along the axes before its own two. */
+export function placeOf({ shape }: Pick<Part, "shape">, plane: number): number[] {
+  const place: number[] = [];
+  for (const size of shape.slice(0, -2).reverse()) {
+    place.unshift(plane % size);
+    plane = Math.floor(plane / size);
+  }
+  return place;
+}
+
 /** Returns one plane of a part that has planes. */
 export function planeOf({ values, shape }: Part, plane: number): Part {
   const [height = 1, width = 1] = shape.slice(-2);

@@ -54,12 +54,12 @@ describe("parts", () => {
   );
 
   it("are one example each", () => {
-    expect(partOf(whole, 1)).toEqual({ values: whole.data.subarray(12), shape: [3, 2, 2] });
-    expect([...planeOf(partOf(whole, 1), 2).values]).toEqual([20, 21, 22, 23]);
+    expect(partOf(whole, 1, 2)).toEqual({ values: whole.data.subarray(12), shape: [3, 2, 2] });
+    expect([...planeOf(partOf(whole, 1, 2), 2).values]).toEqual([20, 21, 22, 23]);
   });
 
   it("with several channels are one picture by their sum", () => {
-    expect([...flattened(partOf(whole, 0)).values]).toEqual([0 + 4 + 8, 1 + 5 + 9, 2 + 6 + 10, 3 + 7 + 11]);
+    expect([...flattened(partOf(whole, 0, 2)).values]).toEqual([0 + 4 + 8, 1 + 5 + 9, 2 + 6 + 10, 3 + 7 + 11]);
   });
 
   it("of 64-bit whole numbers are numbers", () => {

@@ -16,11 +16,11 @@ export function numbersOf({ data }: Tensor): Numbers {
   return data instanceof BigInt64Array ? Float64Array.from(data, Number) : data;
 }
 
-/** Returns one example of a tensor; of a tensor with fewer examples, such as a parameter's gradient, all of it. */
-export function partOf(tensor: Tensor, row: number): Part {
-  const [rows = 1, ...shape] = tensor.shape;
+/** Returns one example of a tensor; all of it, where its first axis is not that of the `rows` examples. */
+export function partOf(tensor: Tensor, row: number, rows: number): Part {
+  const [first, ...shape] = tensor.shape;
   const values = numbersOf(tensor);
-  if (row >= rows) return { values, shape: tensor.shape };
+  if (first !== rows) return { values, shape: tensor.shape };
   const size = sizeOf(shape);
   return { values: values.subarray(row * size, (row + 1) * size), shape };
 }

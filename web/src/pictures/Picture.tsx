@@ -6,7 +6,7 @@ import { short } from "./text.js";
 import { pixelsOf, scaleOf, type Scale } from "./colours.js";
 import "./pictures.css";
 
-interface Props {
+interface PictureProps {
   /** What it shows, for those who do not see it. */
   readonly label: string;
   /** The numbers, row by row. */
@@ -16,41 +16,65 @@ interface Props {
   readonly pixels: Uint8ClampedArray<ArrayBuffer>;
   /** What a row or a column is called. */
   readonly nameOf?: (x: number, y: number) => string;
-  /** The least size of its longer side on the screen, in CSS pixels. */
-  readonly least?: number;
+  /** Takes the place that a person clicks, or where the Enter key is pressed. */
+  readonly onChoose?: (x: number, y: number) => void;
   /** The height of a row in CSS pixels, where its numbers need not be squares: then it is as wide as there is room. */
   readonly rowHeight?: number;
 }
 
+/** The least size of the longer side on the screen, and the most of a pixel, in CSS pixels. */
+const LEAST = 256;
 const MOST_SCALE = 48;
+/** The most pixels along one side that every browser draws. */
+const MOST_PIXELS = 32_767;
 
 /** Shows the picture with crisp pixels. */
-export function Picture({ label, values, width, pixels, nameOf, least = 256, rowHeight }: Props): preact.JSX.Element {
+export function Picture({
+  label,
+  values,
+  width,
+  pixels,
+  nameOf,
+  onChoose,
+  rowHeight,
+}: PictureProps): preact.JSX.Element {
   const canvas = useRef<HTMLCanvasElement>(null);
   const [place, setPlace] = useState<readonly [number, number] | undefined>(undefined);
-  const height = Math.max(1, Math.round(pixels.length / 4 / width));
-  const scale = Math.min(MOST_SCALE, Math.max(1, Math.ceil(least / Math.max(width, height))));
+  const height = Math.max(1, Math.ceil(values.length / width));
+  const scale = Math.min(MOST_SCALE, Math.max(1, Math.ceil(LEAST / Math.max(width, height))));
   useEffect(() => {
     const drawn = canvas.current;
-    if (drawn === null || pixels.length === 0) return;
-    drawn.getContext("2d")?.putImageData(new ImageData(pixels, width, height), 0, 0);
+    if (drawn === null || pixels.length === 0 || Math.max(width, height) > MOST_PIXELS) return;
+    const image = new ImageData(width, height);
+    image.data.set(pixels); // the last row may be shorter
+    drawn.getContext("2d")?.putImageData(image, 0, 0);
     drawn.style.setProperty("width", rowHeight ? "100%" : `${width * scale}px`);
     drawn.style.setProperty("height", rowHeight ? `${height * rowHeight}px` : "auto");
   }, [pixels, width, height, scale, rowHeight]);
+  const move = (x: number, y: number): void => {
+    const to = [clamped(x, width), clamped(y, height)] as const;
+    if (to[1] * width + to[0] < values.length) setPlace(to);
+  };
   const point = ({ offsetX, offsetY }: PointerEvent): void => {
     const drawn = canvas.current;
     if (drawn === null) return;
     const x = Math.floor((offsetX / drawn.clientWidth) * width);
     const y = Math.floor((offsetY / drawn.clientHeight) * height);
-    setPlace([clamped(x, width), clamped(y, height)]);
+    move(x, y);
+  };
+  const choose = (): void => {
+    if (place) onChoose?.(...place);
   };
   const step = (event: KeyboardEvent): void => {
+    if (event.key === "Enter" && !event.ctrlKey) choose();
     const [dx, dy] = STEPS[event.key] ?? [0, 0];
     if (dx === 0 && dy === 0) return;
     event.preventDefault();
     const [x, y] = place ?? [-dx, -dy];
-    setPlace([clamped(x + dx, width), clamped(y + dy, height)]);
+    move(x + dx, y + dy);
   };
+  if (Math.max(width, height) > MOST_PIXELS)
+    return <p class="muted">{`${height} by ${width} numbers are more than a picture can have on one side.`}</p>;
   return (
     <div class="picture savable">
       <canvas
@@ -59,8 +83,9 @@ export function Picture({ label, values, width, pixels, nameOf, least = 256, row
         height={height}
         role="img"
         tabIndex={0}
-        aria-label={`${label}, ${height} by ${width}. The arrow keys tell its numbers.`}
+        aria-label={`${label}, ${height} by ${width}. The arrow keys tell its numbers${onChoose ? ", the Enter key chooses one" : ""}.`}
         onPointerMove={point}
+        onClick={choose}
         onPointerLeave={() => setPlace(undefined)}
         onKeyDown={step}
       />
@@ -89,18 +114,13 @@ function clamped(place: number, size: number): number {
   return Math.min(size - 1, Math.max(0, place));
 }
 
-function told([x, y]: readonly [number, number], value: number, nameOf: Props["nameOf"]): string {
+function told([x, y]: readonly [number, number], value: number, nameOf: PictureProps["nameOf"]): string {
   return `${nameOf?.(x, y) ?? `row ${y}, column ${x}`}: ${short(value)}`;
 }
 
-interface HeatMapProps {
-  readonly label: string;
-  readonly values: ArrayLike<number>;
-  readonly width: number;
+interface HeatMapProps extends Omit<PictureProps, "pixels" | "rowHeight"> {
   /** Whether zero is the middle of the scale, though no number is negative. */
   readonly signed?: boolean;
-  /** What a row or a column is called. */
-  readonly nameOf?: (x: number, y: number) => string;
 }
 
 /** Of a row, and the greatest of all rows together, in CSS pixels. */

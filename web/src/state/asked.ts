@@ -1,6 +1,15 @@
 /** What every view shows: a question, and what came back. */
 
-import type { Inspection, ModelDetail, Question } from "@cutaway/client";
+import {
+  type Captured,
+  HookPoint,
+  type Inspection,
+  type ModelDetail,
+  type Question,
+  type Tensor,
+} from "@cutaway/client";
+import { messageOf } from "./draft.js";
+import { type Part, partOf, sizeOf } from "../measures/numbers.js";
 
 /** A question with its answer. */
 export interface Asked {
@@ -21,18 +30,40 @@ export interface ViewProps {
   readonly ask: (change: Partial<Question>) => void;
 }
 
+/** Returns how many examples an answer is about. */
+export function rowsOf({ question: { inputs }, reply: { classes, predictions } }: Asked): number {
+  const given: readonly unknown[] = Array.isArray(inputs) ? inputs : [undefined];
+  const tensors = [
+    ...Object.values(predictions),
+    ...(inputs === given ? [] : Object.values(inputs as typeof predictions)),
+  ];
+  return classes.length || (tensors.find(({ shape }) => shape.length)?.shape[0] ?? given.length);
+}
+
+/** Returns what was captured at outputs, as far as the question left it whole. */
+export function wholeOutputs({ question, reply }: Pick<Asked, "question" | "reply">): Captured[] {
+  const whole = messageOf(question).captures.every(
+    ({ reduction, slices, call }) => reduction === undefined && slices.length === 0 && call === undefined,
+  );
+  return whole ? reply.captured.filter(({ point }) => point === HookPoint.OUTPUT) : [];
+}
+
+/** Returns one example of a tensor of an answer. */
+export function exampleOf(asked: Asked, tensor: Tensor, row: number): Part {
+  return partOf(tensor, row, rowsOf(asked));
+}
+
+/** Returns one example of a gradient, of the largest target where there are several. */
+export function gradientOf(asked: Asked, tensor: Tensor, row: number): Part {
+  const { values, shape } = exampleOf(asked, tensor, row);
+  if (!asked.reply.message.predictions?.targetsPerExample) return { values, shape };
+  return { values: values.subarray(0, sizeOf(shape.slice(1))), shape: shape.slice(1) };
+}
+
 /** Returns what gradients of an answer are of, in words. */
-export function targetText(
-  {
-    model,
-    reply: {
-      message: { predictions },
-      classes,
-    },
-  }: Asked,
-  row: number,
-): string {
-  const index = predictions?.targets[row];
-  if (index === undefined || predictions?.targetsPerExample) return "the target that was asked for";
+export function targetText({ model, reply: { message, classes } }: Asked, row: number): string {
+  const { targets = [], targetsPerExample = 0 } = message.predictions ?? {};
+  const index = targets[row * Math.max(1, targetsPerExample)];
+  if (index === undefined) return "the target that was asked for";
   return `the ${classes.length ? "logit of" : "output"} “${model.labels[Number(index)] ?? String(index)}”`;
 }

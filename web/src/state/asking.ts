@@ -2,7 +2,7 @@
 
 import { computed, signal } from "@preact/signals";
 import { CutawayError, type Inspection, type ModelDetail, type Question } from "@cutaway/client";
-import type { Asked } from "./asked.js";
+import { type Asked, rowsOf } from "./asked.js";
 import { type Draft, emptyDraft } from "./draft.js";
 import { client, note } from "./server.js";
 import { startOf } from "../ask/start.js";
@@ -110,13 +110,8 @@ export function recall(earlier: Asked): void {
 
 function show(answer: Asked): void {
   asked.value = answer;
-  row.value = Math.min(row.value, Math.max(0, rowsOf(answer.reply) - 1));
+  row.value = Math.min(row.value, Math.max(0, rowsOf(answer) - 1));
   history.value = kept([answer, ...history.value]);
-}
-
-/** Returns how many examples a reply has. */
-export function rowsOf({ predictions, classes }: Inspection): number {
-  return classes.length || (Object.values(predictions)[0]?.shape[0] ?? 1);
 }
 
 /** Returns as many as fit into the memory that a page may take. */

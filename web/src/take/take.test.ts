@@ -54,6 +54,7 @@ describe("programs", () => {
 const REPLY: Inspection = {
   predictions: { output: tensor(Float32Array.of(1, 2), [1, 2]) },
   classes: [],
+  captured: [],
   captures: { "conv1@output": tensor(Float32Array.of(3), [1, 1]) },
   inputGradients: {},
   parameterGradients: {},

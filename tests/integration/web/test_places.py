@@ -1,0 +1,156 @@
+"""Places that are no pictures: structures, further calls, axes of every number, several targets. What a person changes by
+clicking is what is shown there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+import pytest
+import torch
+from playwright.sync_api import Browser
+from torch import Tensor, nn
+
+import cutaway as ca
+from cutaway.adapters import Adapter
+from cutaway.config.settings import Settings
+from cutaway.gateway import serve
+from cutaway.gateway.embedded import Served
+from cutaway.results import InputSpec
+from tests.support.pages import Inspector, opened
+from tests.support.waiting import until
+
+CLIPS = np.random.default_rng(0).normal(size=(2, 2, 3, 4, 4)).astype(np.float32)
+
+
+class Clips(nn.Module):
+    """A three-dimensional convolution, a layer that is called twice, one that returns a structure, one time first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.act, self.lstm = nn.Conv3d(2, 4, 1), nn.Tanh(), nn.LSTM(4, 5, batch_first=True)
+        self.times, self.head = nn.Identity(), nn.Linear(5, 3)
+
+    def forward(self, clips: Tensor) -> Tensor:
+        steps, _ = self.lstm(self.act(self.conv(clips)).mean((3, 4)).transpose(1, 2))
+        return self.head(self.act(self.times(steps.transpose(0, 1))[-1]))
+
+
+class Odd(Adapter):
+    """It, with labels."""
+
+    inputs = (InputSpec("clips", "float32", (-1, 2, 3, 4, 4)),)
+    labels = ("a", "b", "c")
+
+    def build(self) -> nn.Module:
+        torch.manual_seed(0)
+        return Clips()
+
+
+@pytest.fixture(scope="module")
+def odd() -> Iterator[Served]:
+    with serve({"odd": Odd()}, settings=Settings(http_address="127.0.0.1:0")) as server:
+        yield server
+
+
+def asked(browser: Browser, odd: Served, **parts: Any) -> Any:
+    """The page with an answer about the clips."""
+
+    def answered() -> Iterator[Inspector]:
+        with opened(browser, f"http://{odd.http_address}") as page:
+            page.open(f"#/ask?question={quote(json.dumps({'model': 'odd', **parts}))}")
+            page.page.fill(".one-input textarea", json.dumps(CLIPS.tolist()))
+            page.ask()
+            yield page
+
+    return answered()
+
+
+def shown(page: Inspector, odd: Served, edit: ca.Edit, row: int = 0) -> bool:
+    """Whether the page shows what the Python client gets with ``edit``: the logits of an example."""
+    with ca.Client(odd.address) as client:
+        result = client.inspect("odd", {"clips": CLIPS}, edits=[edit], compare=True)
+    order = np.argsort(-result.unedited["output"][row])
+    expected = [f"{each:.3g}".replace("-", "−") for each in result.predictions["output"][row][order]]
+    return [each.split(" ")[0] for each in page.texts(".before-after td:last-child")] == expected
+
+
+def test_what_is_clicked_is_what_is_changed(browser: Browser, odd: Served) -> None:
+    """A step of one tensor of a structure, a unit of the second call of a layer, one channel and depth of a clip."""
+    captures = [{"module": name} for name in ("lstm", "act", "conv", "times")]
+    for page in asked(browser, odd, captures=captures):
+        page.go("Activations")
+        page.page.click(".captured-place:has(bdi:text-is('lstm@output:[0]'))")
+        page.page.focus(".shown .picture canvas")
+        for key in ("ArrowDown", "ArrowDown", "ArrowDown", "ArrowRight", "Enter"):
+            page.page.keyboard.press(key)
+        assert page.texts(".shown .tools button") == [
+            "What happens without position 2?",
+            "What happens without feature 1?",
+        ]
+        page.page.click("button:has-text('without position 2')")
+        until(lambda: shown(page, odd, ca.Zero("lstm", path="[0]", slices=(ca.Slice(1, 2, 3),))))
+        assert page.page.input_value("label:has-text('Place') select") == "lstm, tensor [0]"
+
+        page.go("Activations")
+        page.page.click(".captured-place:has(bdi:text-is('act@output#1'))")
+        page.page.select_option(".strip select", "1")
+        page.page.focus(".shown .picture canvas")
+        page.page.keyboard.press("ArrowRight")
+        page.page.keyboard.press("Enter")
+        page.page.click("button:has-text('without unit 0')")
+        edit = ca.Zero("act", call=1, slices=(ca.Slice(1, 0, 1),))
+        until(lambda: shown(page, odd, edit, row=1))
+
+        page.go("Activations")
+        page.page.click(".captured-place:has(bdi:text-is('conv@output'))")
+        page.page.focus(".grid canvas")
+        for _ in range(5):
+            page.page.keyboard.press("ArrowRight")
+        page.page.wait_for_selector(".large figcaption:has-text('channel 1, depth 2')")
+        page.page.click("button:text-is('What happens without it?')")
+        slices = (ca.Slice(1, 1, 2), ca.Slice(2, 2, 3))
+        until(lambda: shown(page, odd, ca.Zero("conv", slices=slices), row=1))
+        page.page.fill("label:has-text('Which depth') input", "")
+        until(lambda: shown(page, odd, ca.Zero("conv", slices=slices[:1]), row=1))
+
+        page.go("Activations")
+        page.page.click(".captured-place:has(bdi:text-is('times@output'))")
+        page.page.wait_for_selector("p:has-text('Its first axis is not that of the examples')")
+        assert page.texts(".shown h2 .muted") == ["3 × 2 × 5"]
+        assert page.texts("button:has-text('without')") == []
+
+
+def test_what_was_cut_cannot_be_changed_by_its_indices(browser: Browser, odd: Served) -> None:
+    """Channel 0 of a capture that begins with the third is another one in the model."""
+    for page in asked(browser, odd, captures=[{"module": "conv", "slices": [{"axis": 1, "start": 2}]}]):
+        page.go("Activations")
+        page.page.wait_for_selector(".large canvas")
+        assert page.texts("button:has-text('without')") == []
+
+
+def test_of_several_targets_the_largest_is_shown(browser: Browser, odd: Served) -> None:
+    """Effects of channels, gradients at the input, and their product: those of the predicted class."""
+    wanted = {"captures": [{"module": "conv", "points": ["HOOK_POINT_OUTPUT", "HOOK_POINT_GRAD_OUTPUT"]}]}
+    with ca.Client(odd.address) as client:
+        capture = ca.Capture("conv", at=("output", "grad_output"))
+        result = client.inspect("odd", {"clips": CLIPS}, captures=[capture], input_gradients=True)
+    label = ("a", "b", "c")[result.classes[1].index]
+    (call,) = result.captures["conv"].calls
+    effects = (call.leaves[ca.Point.OUTPUT][""] * call.leaves[ca.Point.GRAD_OUTPUT][""])[1].sum((2, 3)).ravel()
+    gradient = result.input_gradients["clips"][1]
+    for page in asked(browser, odd, target={"topK": {"k": 2}}, inputGradients={}, **wanted):
+        page.page.select_option(".strip select", "1")
+        page.go("Activations")
+        page.page.click(".choice label:has-text('effect')")
+        page.page.wait_for_selector(f"p:has-text('the logit of “{label}”')")
+        text = page.texts(".large figcaption .muted")[0].replace("−", "-")
+        assert float(text.rpartition(" ")[2]) == pytest.approx(effects[np.abs(effects).argmax()], rel=2e-3)
+        page.go("Gradients")
+        norm = page.page.locator("section:has(h2:has-text('At the input')) .line-of-facts dd").nth(4).inner_text()
+        assert float(norm) == pytest.approx(np.linalg.norm(gradient), rel=1e-3)
+        titles = page.texts("section:has(h2:has-text('At the input')) figcaption")
+        assert titles == ["Gradient", "Gradient × input"]
