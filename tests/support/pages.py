@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
@@ -102,3 +103,11 @@ def opened(browser: Browser, url: str, **options: Any) -> Iterator[Inspector]:
         context.close()
     faults = [each for each in inspector.faults if not any(part in each for part in inspector.expected)]
     assert not faults, faults
+
+
+@contextmanager
+def asking(browser: Browser, address: str, model: str, **parts: Any) -> Iterator[Inspector]:
+    """The page with a question to which only the input is missing."""
+    with opened(browser, f"http://{address}") as inspector:
+        inspector.open(f"#/ask?question={quote(json.dumps({'model': model, **parts}))}")
+        yield inspector

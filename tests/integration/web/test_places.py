@@ -1,12 +1,11 @@
-"""Places that are no pictures: structures, further calls, axes of every number, several targets. What a person changes by
-clicking is what is shown there."""
+"""Places of every kind: structures, further calls, any number of axes, several targets. A click changes what it shows."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
-from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -20,7 +19,7 @@ from cutaway.config.settings import Settings
 from cutaway.gateway import serve
 from cutaway.gateway.embedded import Served
 from cutaway.results import InputSpec
-from tests.support.pages import Inspector, opened
+from tests.support.pages import Inspector, asking
 from tests.support.waiting import until
 
 CLIPS = np.random.default_rng(0).normal(size=(2, 2, 3, 4, 4)).astype(np.float32)
@@ -56,32 +55,28 @@ def odd() -> Iterator[Served]:
         yield server
 
 
-def asked(browser: Browser, odd: Served, **parts: Any) -> Any:
+@contextmanager
+def answered(browser: Browser, odd: Served, **parts: Any) -> Iterator[Inspector]:
     """The page with an answer about the clips."""
-
-    def answered() -> Iterator[Inspector]:
-        with opened(browser, f"http://{odd.http_address}") as page:
-            page.open(f"#/ask?question={quote(json.dumps({'model': 'odd', **parts}))}")
-            page.page.fill(".one-input textarea", json.dumps(CLIPS.tolist()))
-            page.ask()
-            yield page
-
-    return answered()
+    with asking(browser, odd.http_address, "odd", **parts) as page:
+        page.page.fill(".one-input textarea", json.dumps(CLIPS.tolist()))
+        page.ask()
+        yield page
 
 
-def shown(page: Inspector, odd: Served, edit: ca.Edit, row: int = 0) -> bool:
-    """Whether the page shows what the Python client gets with ``edit``: the logits of an example."""
+def wait_for(page: Inspector, odd: Served, edit: ca.Edit, row: int = 0) -> None:
+    """Waits until the page shows what the Python client gets with ``edit``: the logits of an example."""
     with ca.Client(odd.address) as client:
         result = client.inspect("odd", {"clips": CLIPS}, edits=[edit], compare=True)
     order = np.argsort(-result.unedited["output"][row])
     expected = [f"{each:.3g}".replace("-", "−") for each in result.predictions["output"][row][order]]
-    return [each.split(" ")[0] for each in page.texts(".before-after td:last-child")] == expected
+    until(lambda: [each.split(" ")[0] for each in page.texts(".before-after td:last-child")] == expected)
 
 
 def test_what_is_clicked_is_what_is_changed(browser: Browser, odd: Served) -> None:
     """A step of one tensor of a structure, a unit of the second call of a layer, one channel and depth of a clip."""
     captures = [{"module": name} for name in ("lstm", "act", "conv", "times")]
-    for page in asked(browser, odd, captures=captures):
+    with answered(browser, odd, captures=captures) as page:
         page.go("Activations")
         page.page.click(".captured-place:has(bdi:text-is('lstm@output:[0]'))")
         page.page.focus(".shown .picture canvas")
@@ -92,7 +87,7 @@ def test_what_is_clicked_is_what_is_changed(browser: Browser, odd: Served) -> No
             "What happens without feature 1?",
         ]
         page.page.click("button:has-text('without position 2')")
-        until(lambda: shown(page, odd, ca.Zero("lstm", path="[0]", slices=(ca.Slice(1, 2, 3),))))
+        wait_for(page, odd, ca.Zero("lstm", path="[0]", slices=(ca.Slice(1, 2, 3),)))
         assert page.page.input_value("label:has-text('Place') select") == "lstm, tensor [0]"
 
         page.go("Activations")
@@ -103,7 +98,7 @@ def test_what_is_clicked_is_what_is_changed(browser: Browser, odd: Served) -> No
         page.page.keyboard.press("Enter")
         page.page.click("button:has-text('without unit 0')")
         edit = ca.Zero("act", call=1, slices=(ca.Slice(1, 0, 1),))
-        until(lambda: shown(page, odd, edit, row=1))
+        wait_for(page, odd, edit, row=1)
 
         page.go("Activations")
         page.page.click(".captured-place:has(bdi:text-is('conv@output'))")
@@ -113,9 +108,9 @@ def test_what_is_clicked_is_what_is_changed(browser: Browser, odd: Served) -> No
         page.page.wait_for_selector(".large figcaption:has-text('channel 1, depth 2')")
         page.page.click("button:text-is('What happens without it?')")
         slices = (ca.Slice(1, 1, 2), ca.Slice(2, 2, 3))
-        until(lambda: shown(page, odd, ca.Zero("conv", slices=slices), row=1))
+        wait_for(page, odd, ca.Zero("conv", slices=slices), row=1)
         page.page.fill("label:has-text('Which depth') input", "")
-        until(lambda: shown(page, odd, ca.Zero("conv", slices=slices[:1]), row=1))
+        wait_for(page, odd, ca.Zero("conv", slices=slices[:1]), row=1)
 
         page.go("Activations")
         page.page.click(".captured-place:has(bdi:text-is('times@output'))")
@@ -126,7 +121,7 @@ def test_what_is_clicked_is_what_is_changed(browser: Browser, odd: Served) -> No
 
 def test_what_was_cut_cannot_be_changed_by_its_indices(browser: Browser, odd: Served) -> None:
     """Channel 0 of a capture that begins with the third is another one in the model."""
-    for page in asked(browser, odd, captures=[{"module": "conv", "slices": [{"axis": 1, "start": 2}]}]):
+    with answered(browser, odd, captures=[{"module": "conv", "slices": [{"axis": 1, "start": 2}]}]) as page:
         page.go("Activations")
         page.page.wait_for_selector(".large canvas")
         assert page.texts("button:has-text('without')") == []
@@ -142,7 +137,7 @@ def test_of_several_targets_the_largest_is_shown(browser: Browser, odd: Served) 
     (call,) = result.captures["conv"].calls
     effects = (call.leaves[ca.Point.OUTPUT][""] * call.leaves[ca.Point.GRAD_OUTPUT][""])[1].sum((2, 3)).ravel()
     gradient = result.input_gradients["clips"][1]
-    for page in asked(browser, odd, target={"topK": {"k": 2}}, inputGradients={}, **wanted):
+    with answered(browser, odd, target={"topK": {"k": 2}}, inputGradients={}, **wanted) as page:
         page.page.select_option(".strip select", "1")
         page.go("Activations")
         page.page.click(".choice label:has-text('effect')")

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from io import BytesIO
-from typing import Any
-from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -26,18 +21,10 @@ from examples.sentences.sentences_adapter import Sentences
 from examples.tumours.data import held_out
 from examples.tumours.tumours_adapter import FEATURES, Tumours
 from tests.support import tumours
-from tests.support.pages import Inspector, opened
+from tests.support.pages import asking
 from tests.support.serving import Server
 
 TEXT = "The doctor reads the drawing of a machine."
-
-
-@contextmanager
-def asking(browser: Browser, address: str, model: str, **parts: Any) -> Iterator[Inspector]:
-    """The page with a question to which only the input is missing."""
-    with opened(browser, f"http://{address}") as inspector:
-        inspector.open(f"#/ask?question={quote(json.dumps({'model': model, **parts}))}")
-        yield inspector
 
 
 def test_a_text_in_torchserve(browser: Browser, server: Server) -> None:
