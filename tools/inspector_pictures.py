@@ -61,7 +61,7 @@ def _digits(page: Page, theme: str) -> None:
     for view in VIEWS:
         page.click(f"nav a:text-is('{view}')")
         if view == "Edits":
-            page.select_option("label:has-text('Part') select", "1")
+            page.fill("label:has-text('Which channel') input", "0")
             page.select_option("label:has-text('How') select", "zero")
             page.wait_for_selector("section:has(#downstream) .named-bars")
         if view == "Gradients":

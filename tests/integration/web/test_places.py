@@ -1,4 +1,4 @@
-"""Places of every kind: structures, further calls, any number of axes, several targets. A click changes what it shows."""
+"""Places of every kind: structures, further calls, any number of axes, several targets. A click tries what it shows."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ function AddCapture({ onAdd }: { onAdd: (added: CaptureRequest) => void }): prea
           }}
         />
       </label>
-      <Select label="What of it" of={POINTS} value={point} onChoose={setPoint} />
+      <Select label="at" of={POINTS} value={point} onChoose={setPoint} />
       <button type="button" onClick={add}>
         Add
       </button>

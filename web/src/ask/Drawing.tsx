@@ -66,7 +66,7 @@ export function Drawing({ spec, value = zeros(spec), onChange }: Props): preact.
     event.preventDefault();
     if (event.key === " " && live) void ask();
   };
-  const at = `Row ${Math.floor(cursor / width) + 1}, column ${(cursor % width) + 1}: ${Number(value.data[begin + cursor])}`;
+  const at = `row ${Math.floor(cursor / width)}, column ${cursor % width}: ${Number(value.data[begin + cursor])}`;
   return (
     <div class="drawing">
       <canvas
