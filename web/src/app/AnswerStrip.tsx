@@ -2,7 +2,7 @@
 
 import { useEffect, useState } from "preact/hooks";
 import { Select } from "./controls.js";
-import { percent } from "../ask/Prediction.js";
+import { percent } from "../pictures/text.js";
 import { ask, asked, cancel, complete, model, opening, row, since } from "../state/asking.js";
 import { type Asked, rowsOf } from "../state/asked.js";
 

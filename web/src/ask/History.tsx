@@ -3,7 +3,7 @@
 import { Panel } from "../app/parts.js";
 import { asked, history, recall } from "../state/asking.js";
 import type { Asked } from "../state/asked.js";
-import { percent } from "./Prediction.js";
+import { percent } from "../pictures/text.js";
 
 /** Lists earlier questions; each shows itself again, with its answer. */
 export function History(): preact.JSX.Element | null {

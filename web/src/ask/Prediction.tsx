@@ -1,43 +1,37 @@
 /** What the model says: classes with their probabilities, or the elements of its outputs. */
 
-import { shapeText } from "../pictures/text.js";
+import { byName } from "@cutaway/client";
+import { BeforeAfter } from "../edits/BeforeAfter.js";
+import { percent, shapeText } from "../pictures/text.js";
 import { Bars } from "../pictures/Bars.js";
 import type { Asked } from "../state/asked.js";
-import { classBars, elementBars } from "./probabilities.js";
+import { areLogits, barsOf } from "./probabilities.js";
 
-const MOST = 10;
-
-/** Shows the prediction of one example. */
+/** Shows the prediction of one example, and what it was without the edits of the question. */
 export function Prediction({ asked, row }: { asked: Asked; row: number }): preact.JSX.Element {
-  const { model, reply } = asked;
-  const outputs = Object.entries(reply.predictions);
+  const { reply } = asked;
+  const unedited = byName(reply.message.uneditedPredictions?.outputs ?? []);
   return (
     <>
-      {outputs.map(([name, output], index) => {
-        const classes = index === 0 && reply.classes.length > 0 && output.shape.length === 2;
-        const bars = classes ? classBars(output, row, model, MOST) : elementBars(output, row, MOST);
-        return (
-          <figure key={name} class="prediction">
-            <figcaption class="muted small">
-              <bdi class="mono">{name}</bdi> {shapeText(output.shape)}
-              {classes ? ", probabilities" : ", first elements"}
-            </figcaption>
+      {Object.entries(reply.predictions).map(([name, output]) => (
+        <figure key={name} class="prediction">
+          <figcaption class="muted small">
+            <bdi class="mono">{name}</bdi> {shapeText(output.shape)}
+            {areLogits(asked, name) ? ", probabilities" : ", first elements"}
+          </figcaption>
+          {unedited[name] ? (
+            <BeforeAfter tried={{ before: unedited, after: reply.predictions }} {...{ asked, row, name }} />
+          ) : (
             <Bars
-              bars={bars.map(({ label, value }) => ({ name: label, value }))}
-              {...(classes ? { lengthOf: (value: number) => value, textOf: percent } : {})}
+              bars={barsOf(asked, name, output, row)}
+              {...(areLogits(asked, name) ? { lengthOf: (value: number) => value, textOf: percent } : {})}
             />
-          </figure>
-        );
-      })}
+          )}
+        </figure>
+      ))}
       <Warnings asked={asked} />
     </>
   );
-}
-
-/** Returns a probability as people read it. */
-export function percent(probability: number): string {
-  if (probability < 0.0005) return "< 0.1 %";
-  return `${(100 * probability).toFixed(probability > 0.9995 ? 2 : 1)} %`;
 }
 
 function Warnings({ asked: { reply } }: { asked: Asked }): preact.JSX.Element | null {

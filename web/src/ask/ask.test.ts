@@ -8,7 +8,8 @@ import { describe, expect, it } from "vitest";
 import { elements, fromLists, fromNpy, numbers, toNpy } from "./arrays.js";
 import { methodIn, METHODS, requestFor } from "./methods.js";
 import { optionOf, optionsFor, tensorJson, withOption } from "./options.js";
-import { classBars, elementBars, softmax } from "./probabilities.js";
+import { barsOf, softmax } from "./probabilities.js";
+import type { Asked } from "../state/asked.js";
 import { startOf } from "./start.js";
 import { oneExample, tensorWaysOf, waysOf } from "./ways.js";
 
@@ -114,6 +115,12 @@ describe("methods", () => {
 
 describe("predictions", () => {
   const logits = tensor(Float32Array.of(0, 0, 0, 1, 3, 2), [2, 3]);
+  const asked = (classes: readonly object[]): Asked =>
+    ({
+      model: detail({ labels: ["a", "b"] }),
+      question: { model: "m", inputs: {} },
+      reply: { classes, predictions: { logits, other: logits } },
+    }) as unknown as Asked;
 
   it("are probabilities where there are classes", () => {
     // numpy: exp([1, 3, 2]) / sum
@@ -121,13 +128,14 @@ describe("predictions", () => {
     softmax([1, 3, 2]).forEach((each, index) => {
       expect(each).toBeCloseTo(expected[index] ?? NaN, 7);
     });
-    const bars = classBars(logits, 1, detail({ labels: ["a", "b"] }), 2);
-    expect(bars.map(({ label }) => label)).toEqual(["b", "2"]);
+    const bars = barsOf(asked([{}, {}]), "logits", logits, 1);
+    expect(bars.map(({ name }) => name)).toEqual(["b", "2", "a"]);
     expect(softmax([1000, 0])).toEqual([1, 0]);
   });
 
   it("are elements otherwise", () => {
-    expect(elementBars(logits, 1, 2).map(({ value }) => value)).toEqual([1, 3]);
+    expect(barsOf(asked([{}, {}]), "other", logits, 1).map(({ value }) => value)).toEqual([1, 3, 2]);
+    expect(barsOf(asked([]), "logits", logits, 1).map(({ value }) => value)).toEqual([1, 3, 2]);
   });
 });
 

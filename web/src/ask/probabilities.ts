@@ -1,15 +1,15 @@
-/** A prediction as people compare it: one number for each class. */
+/** A prediction as people compare it: one number for each class, or element. */
 
-import type { ModelDetail, Tensor } from "@cutaway/client";
-import { elements } from "./arrays.js";
+import type { Tensor } from "@cutaway/client";
+import type { Named } from "../pictures/Bars.js";
+import { type Asked, exampleOf } from "../state/asked.js";
 
 /** One class, or one element of an output. */
-export interface Bar {
+export interface Bar extends Named {
   readonly index: number;
-  readonly label: string;
-  /** The probability, from 0 to 1; or the element itself. */
-  readonly value: number;
 }
+
+const MOST = 10;
 
 /** Returns the softmax of logits. */
 export function softmax(logits: readonly number[]): number[] {
@@ -19,25 +19,24 @@ export function softmax(logits: readonly number[]): number[] {
   return powers.map((each) => each / sum);
 }
 
+/** Whether an output is the logits of classes: the first one, of a model that has classes. */
+export function areLogits({ reply }: Asked, name: string): boolean {
+  return reply.classes.length > 0 && name === (Object.keys(reply.predictions)[0] ?? name);
+}
+
 /** Returns the elements of one example of an output. */
-export function rowOf(output: Tensor, row: number): number[] {
-  const length = output.shape.slice(1).reduce((product, size) => product * size, 1);
-  return elements(output).slice(row * length, (row + 1) * length);
+export function rowOf(asked: Asked, output: Tensor, row: number): number[] {
+  return Array.from(exampleOf(asked, output, row).values);
 }
 
-/** Returns the largest `most` classes of one example of logits [batch, classes], the largest first. */
-export function classBars(logits: Tensor, row: number, { labels }: ModelDetail, most: number): Bar[] {
-  const bars = softmax(rowOf(logits, row)).map((value, index) => ({
-    index,
-    label: labels[index] ?? `${index}`,
-    value,
-  }));
-  return bars.sort((one, other) => other.value - one.value).slice(0, most);
-}
-
-/** Returns the first `most` elements of one example of an output that has no classes. */
-export function elementBars(output: Tensor, row: number, most: number): Bar[] {
-  return rowOf(output, row)
-    .slice(0, most)
-    .map((value, index) => ({ index, label: `${index}`, value }));
+/** Returns the most probable classes of one example, the largest first; or the first elements of an output that is no logits. */
+export function barsOf(asked: Asked, name: string, output: Tensor, row: number): Bar[] {
+  const { labels } = asked.model;
+  const elements = rowOf(asked, output, row);
+  if (!areLogits(asked, name))
+    return elements.slice(0, MOST).map((value, index) => ({ index, name: `${index}`, value }));
+  return softmax(elements)
+    .map((value, index) => ({ index, name: labels[index] ?? `${index}`, value }))
+    .sort((one, other) => other.value - one.value)
+    .slice(0, MOST);
 }

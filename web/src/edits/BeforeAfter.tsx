@@ -2,34 +2,34 @@
 
 import type { Tried } from "./live.js";
 import { Heads } from "../app/parts.js";
-import { classBars, elementBars, rowOf, softmax } from "../ask/probabilities.js";
-import { percent } from "../ask/Prediction.js";
+import { areLogits, barsOf, rowOf, softmax } from "../ask/probabilities.js";
 import type { ViewProps } from "../state/asked.js";
-import { minus, short, signed } from "../pictures/text.js";
-
-const MOST = 10;
+import { minus, percent, short, signed } from "../pictures/text.js";
 
 interface Props extends Pick<ViewProps, "asked" | "row"> {
   readonly tried: Pick<Tried, "before" | "after">;
+  /** The output; by default the first. */
+  readonly name?: string;
 }
 
 /** Shows the largest classes before the change, or the first elements. */
-export function BeforeAfter({ tried: { before, after }, asked: { model, reply }, row }: Props): preact.JSX.Element {
-  const classes = reply.classes.length > 0;
-  const name = Object.keys(before)[0] ?? "";
-  const [one, other] = [before[name], after[name]];
+export function BeforeAfter({ tried: { before, after }, asked, row, name }: Props): preact.JSX.Element {
+  const output = name ?? Object.keys(before)[0] ?? "";
+  const [one, other] = [before[output], after[output]];
   if (!one || !other) return <p class="muted">The model returned nothing to compare.</p>;
-  const [logits, edited] = [rowOf(one, row), rowOf(other, row)];
-  const bars = classes ? classBars(one, row, model, MOST) : elementBars(one, row, MOST);
+  const classes = areLogits(asked, output);
+  const [logits, edited] = [rowOf(asked, one, row), rowOf(asked, other, row)];
   const values = classes ? softmax(edited) : edited;
-  const rows = bars.map((bar) => ({ ...bar, now: values[bar.index] ?? Number.NaN }));
-  const most = classes ? 1 : Math.max(...rows.flatMap(({ value, now }) => [Math.abs(value), Math.abs(now)]), 1e-30);
+  const rows = barsOf(asked, output, one, row).map((bar) => ({ ...bar, now: values[bar.index] ?? Number.NaN }));
+  const sizes = rows.flatMap(({ value, now }) => [Math.abs(value), Math.abs(now)]).filter(Number.isFinite);
+  const most = classes ? 1 : Math.max(...sizes, 1e-30);
+  const length = (value: number): number => (Number.isFinite(value) ? (100 * Math.abs(value)) / most : 0);
   const told = classes ? percent : short;
   return (
     <table class="before-after">
       <Heads of={["", "Before", "After", "", "Difference", ...(classes ? ["Logit (difference)"] : [])]} />
       <tbody>
-        {rows.map(({ index, label, value, now }) => (
+        {rows.map(({ index, name: label, value, now }) => (
           <tr key={index}>
             <th scope="row" title={label}>
               <bdi>{label}</bdi>
@@ -42,8 +42,8 @@ export function BeforeAfter({ tried: { before, after }, asked: { model, reply },
             </td>
             <td class="bar">
               <svg viewBox="0 0 100 2" preserveAspectRatio="none" aria-hidden="true">
-                <rect class="then" width={(100 * Math.abs(value)) / most} height={0.9} />
-                <rect class="now" y={1.1} width={(100 * Math.abs(now)) / most} height={0.9} />
+                <rect class="then" width={length(value)} height={0.9} />
+                <rect class="now" y={1.1} width={length(now)} height={0.9} />
               </svg>
             </td>
             <td class="number">

@@ -5,7 +5,7 @@ import { Heads } from "../app/parts.js";
 import { Pager } from "../app/controls.js";
 import { isImage, pictureOf } from "../explanations/backgrounds.js";
 import { VerdictBadge, shownAs } from "../explanations/verdicts.js";
-import { percent } from "../ask/Prediction.js";
+import { percent } from "../pictures/text.js";
 import { sizeOf } from "../measures/numbers.js";
 import { columnsOf, type JobFolder, tensorIn } from "./folder.js";
 import type { Row } from "./rows.js";

@@ -27,7 +27,8 @@ interface Props {
 /** Shows the bars. */
 export function Bars({ bars, lengthOf, textOf = short, ticks = [] }: Props): preact.JSX.Element {
   const most = Math.max(...bars.map(({ value }) => Math.abs(value)).filter(Number.isFinite), 1e-30);
-  const part = lengthOf ?? ((value: number): number => (Number.isFinite(value) ? Math.abs(value) / most : 0));
+  const length = lengthOf ?? ((value: number): number => Math.abs(value) / most);
+  const part = (value: number): number => (Number.isFinite(value) ? length(value) : 0);
   const signed = bars.some(({ value }) => value < 0);
   const places = bars.map(({ value, begin }): [number, number] => {
     const width = (signed ? 50 : 100) * part(value);

@@ -25,3 +25,9 @@ export function signed(value: number, text = short(value)): string {
 export function shapeText(shape: readonly number[]): string {
   return shape.map((size) => (size < 0 ? "any" : `${size}`)).join(" × ");
 }
+
+/** Returns a probability as people read it. */
+export function percent(probability: number): string {
+  if (probability < 0.0005) return "< 0.1 %";
+  return `${(100 * probability).toFixed(probability > 0.9995 ? 2 : 1)} %`;
+}
