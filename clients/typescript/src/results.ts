@@ -28,7 +28,7 @@ export interface Inspection {
   readonly predictions: Readonly<Record<string, Tensor>>;
   /** The predicted class of each example; empty for a model without classes. */
   readonly classes: readonly ClassPrediction[];
-  /** By name: `conv1@output`; a further call of a module has `#1`, and a tensor inside a structure its path. */
+  /** By name: `conv1@output`; a tensor inside a structure has its path, `lstm@output:[0]`, and one of a further call `#1`. */
   readonly captures: Readonly<Record<string, Tensor>>;
   /** The same, with the place of each. */
   readonly captured: readonly Captured[];
@@ -79,7 +79,7 @@ function capturedIn({ module, point, calls }: Capture): Captured[] {
   const where = `${module}@${HookPoint[point].toLowerCase()}`;
   return calls.flatMap(({ leaves }, call) =>
     leaves.flatMap(({ path, tensor }): Captured[] => {
-      const name = `${where}${call ? `#${call}` : ""}${path ? `:${path}` : ""}`;
+      const name = `${where}${path && `:${path}`}${call ? `#${call}` : ""}`;
       const place = { name, module, point, call, calls: calls.length, path };
       return tensor === undefined ? [] : [{ ...place, tensor: fromMessage(tensor) }];
     }),

@@ -15,7 +15,7 @@ export type TypedArray = Float32Array | Float64Array | Int8Array | Int16Array | 
 
 /** A dense array of numbers. */
 export interface Tensor {
-  /** The elements, row-major. Those of `FLOAT16` and `BFLOAT16` are widened to 32 bits. */
+  /** The elements, row-major. Those of `FLOAT16` and `BFLOAT16` have 32 bits here; they are rounded when they are sent. */
   readonly data: TypedArray;
   /** Size of each axis, outermost first. */
   readonly shape: readonly number[];
@@ -26,11 +26,17 @@ export interface Tensor {
 interface Kind {
   readonly bytes: number;
   readonly read: (bytes: ArrayBuffer) => TypedArray;
+  /** How elements are written that have other bytes here. */
+  readonly write?: (value: number) => number;
 }
 
 const KINDS: Readonly<Partial<Record<DataType, Kind>>> = {
-  [DataType.FLOAT16]: { bytes: 2, read: (bytes) => Float32Array.from(new Uint16Array(bytes), halfToNumber) },
-  [DataType.BFLOAT16]: { bytes: 2, read: widened },
+  [DataType.FLOAT16]: {
+    bytes: 2,
+    read: (bytes) => Float32Array.from(new Uint16Array(bytes), halfToNumber),
+    write: numberToHalf,
+  },
+  [DataType.BFLOAT16]: { bytes: 2, read: widened, write: narrowed },
   [DataType.FLOAT32]: { bytes: 4, read: (bytes) => new Float32Array(bytes) },
   [DataType.FLOAT64]: { bytes: 8, read: (bytes) => new Float64Array(bytes) },
   [DataType.INT8]: { bytes: 1, read: (bytes) => new Int8Array(bytes) },
@@ -71,7 +77,9 @@ export function tensor(data: TypedArray, shape: readonly number[], dataType?: Da
 }
 
 /** Returns a tensor as a message of the contract. */
-export function toMessage({ data, shape, dataType }: Tensor): MessageInitShape<typeof TensorSchema> {
+export function toMessage({ data: own, shape, dataType }: Tensor): MessageInitShape<typeof TensorSchema> {
+  const write = KINDS[dataType]?.write;
+  const data = write ? Uint16Array.from(own as ArrayLike<number>, write) : own;
   const bytes = new Uint8Array(data.buffer, data.byteOffset, data.byteLength);
   return { dataType, shape: shape.map(BigInt), data: bytes as Uint8Array<ArrayBuffer> };
 }
@@ -108,6 +116,25 @@ function elements(shape: readonly number[]): number {
 function widened(bytes: ArrayBuffer): Float32Array {
   const wide = new Uint32Array(new Uint16Array(bytes)).map((bits) => bits << 16);
   return new Float32Array(wide.buffer);
+}
+
+/** Returns the 16 bits of the nearest bfloat16, an even one of two. */
+function narrowed(value: number): number {
+  if (Number.isNaN(value)) return 0x7fc0;
+  const [bits = 0] = new Uint32Array(Float32Array.of(value).buffer);
+  return (bits + 0x7fff + ((bits >>> 16) & 1)) >>> 16;
+}
+
+/** Returns the 16 bits of the nearest number of half precision, an even one of two. */
+function numberToHalf(value: number): number {
+  if (Number.isNaN(value)) return 0x7e00;
+  const sign = value < 0 || Object.is(value, -0) ? 0x8000 : 0;
+  const size = Math.abs(value);
+  if (size >= 65520) return sign | 0x7c00;
+  const exponent = Math.max(-14, Math.floor(Math.log2(size)));
+  const units = size / 2 ** (exponent - 10);
+  const rounded = Math.round(units) - (units % 1 === 0.5 && Math.round(units) % 2 ? 1 : 0);
+  return sign + ((exponent + 14) << 10) + rounded; // a carry out of the fraction goes into the exponent
 }
 
 function halfToNumber(bits: number): number {

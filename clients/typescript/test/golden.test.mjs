@@ -2,11 +2,13 @@
 import assert from "node:assert/strict";
 import { readFileSync, readdirSync } from "node:fs";
 import { test } from "node:test";
-import { createRegistry, equals, fromBinary, fromJsonString, toBinary, toJsonString } from "@bufbuild/protobuf";
+import { create, createRegistry, equals, fromBinary, fromJsonString, toBinary, toJsonString } from "@bufbuild/protobuf";
 import { file_cutaway_v1_inspection_service as service } from "../dist/gen/cutaway/v1/inspection_service_pb.js";
 import * as inspection from "../dist/gen/cutaway/v1/inspection_pb.js";
 import * as calls from "../dist/gen/cutaway/v1/inspection_service_pb.js";
 import { file_google_rpc_error_details as details } from "../dist/gen/google/rpc/error_details_pb.js";
+import { TensorSchema } from "../dist/gen/cutaway/v1/tensor_pb.js";
+import { DataType, fromMessage, tensor, toMessage } from "../dist/index.js";
 import * as status from "../dist/gen/google/rpc/status_pb.js";
 
 const directory = process.env.CUTAWAY_GOLDEN ?? "../../protos/testdata";
@@ -25,5 +27,35 @@ for (const file of readdirSync(directory).filter((name) => name.endsWith(".binpb
     );
     assert.deepEqual([...toBinary(schema, message)], [...bytes]);
     assert.equal(message.$unknown, undefined);
+  });
+}
+
+const places = Array.from({ length: 2 ** 16 }, (_, bits) => bits);
+
+/** From which bits on, without the sign, a number is none; and numbers that have no place of their own, with theirs. */
+const halves = {
+  FLOAT16: {
+    dataType: DataType.FLOAT16,
+    infinity: 0x7c00,
+    rounded: { [1 + 2 ** -11]: 0x3c00, [1 + 3 * 2 ** -11]: 0x3c02, 65520: 0x7c00, [2 ** -25]: 0, [1.5 * 2 ** -24]: 2 },
+  },
+  BFLOAT16: {
+    dataType: DataType.BFLOAT16,
+    infinity: 0x7f80,
+    rounded: { [1 + 2 ** -8]: 0x3f80, [1 + 3 * 2 ** -8]: 0x3f82, 3.4e38: 0x7f80 },
+  },
+};
+
+for (const [name, { dataType, infinity, rounded }] of Object.entries(halves)) {
+  test(`every number of ${name} comes back as it was, others are rounded to the nearest, even one`, () => {
+    const written = (/** @type {Float32Array} */ data) =>
+      new Uint16Array(toMessage(tensor(data, [data.length], dataType)).data?.slice().buffer ?? new ArrayBuffer());
+    const bytes = new Uint8Array(Uint16Array.from(places).buffer);
+    const { data } = fromMessage(create(TensorSchema, { dataType, shape: [BigInt(2 ** 16)], data: bytes }));
+    const back = written(/** @type {Float32Array} */ (data));
+    const isNumber = (/** @type {number} */ bits) => (bits & 0x7fff) <= infinity;
+    for (const bits of places) assert.ok(isNumber(bits) ? back[bits] === bits : !isNumber(back[bits] ?? 0), `${bits}`);
+    const others = Float32Array.from(Object.keys(rounded), Number);
+    assert.deepEqual([...written(others)], Object.values(rounded));
   });
 }

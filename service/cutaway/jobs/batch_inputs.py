@@ -212,15 +212,15 @@ def _label(value: Any) -> int | str | None:
         return value if isinstance(value, str) else None
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
-    if isinstance(value, _NUMBERS):
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, (int, float)):
         if value != value:  # NaN
             return None
         if abs(value) < _INT64 and value == int(value):
             return int(value)
     return str(value)[:_MAX_LABEL_CHARACTERS]
 
-
-_NUMBERS = (int, float, np.number, np.bool_)
 _INT64 = 2**63
 _MAX_LABEL_CHARACTERS = 80
 _MAX_CLASSES_NAMED = 20

@@ -1,7 +1,8 @@
 /** What a person sets: one of many, yes or no, numbers, files; and ways through long lists. */
 
-import { useId } from "preact/hooks";
+import { useId, useState } from "preact/hooks";
 import type { ComponentChildren } from "preact";
+import { exact } from "../pictures/text.js";
 
 interface CheckProps {
   readonly label: string;
@@ -67,37 +68,51 @@ export function Select<T extends string | number>({ label, of, value, onChoose }
 }
 
 interface NumberProps {
-  readonly label: string;
+  readonly label: ComponentChildren;
   readonly value: number | undefined;
-  readonly least: number;
+  readonly least?: number;
   readonly most?: number;
+  readonly whole?: boolean;
+  /** What stands there when it is empty, which is allowed then. */
+  readonly empty?: string;
   /** Takes undefined where a person leaves it empty. */
   readonly onChange: (value: number | undefined) => void;
 }
 
-/** A whole number from `least` to `most`, or all of them; others are not taken. */
-export function NumberField({ label, value, least, most = 2 ** 31, onChange }: NumberProps): preact.JSX.Element {
+/** A number that a person types; what is none, or too large, is said and not taken. */
+export function NumberField({ label, value, empty, onChange, ...range }: NumberProps): preact.JSX.Element {
+  const [text, setText] = useState<string | undefined>(undefined);
+  const { least = -Infinity, most = Infinity, whole = false } = range;
+  const fits = (given: string): boolean => {
+    const number = given.trim() === "" ? Number.NaN : Number(given);
+    return (given === "" && empty !== undefined) || (number >= least && number <= most && !(whole && number % 1));
+  };
+  const wrong = text !== undefined && !fits(text);
   return (
     <label>
       <span>{label}</span>
       <input
-        type="number"
-        min={least}
-        max={most}
-        placeholder="all"
-        value={value ?? ""}
-        onInput={({ currentTarget }) => {
-          const given = Math.trunc(currentTarget.valueAsNumber);
-          if (currentTarget.value === "") onChange(undefined);
-          else if (given >= least && given <= most) onChange(given);
+        inputMode="decimal"
+        placeholder={empty ?? ""}
+        aria-invalid={wrong}
+        value={text ?? (value === undefined ? "" : exact(value))}
+        onInput={({ currentTarget: { value: given } }) => {
+          setText(given);
+          if (fits(given)) onChange(given === "" ? undefined : Number(given));
         }}
+        onBlur={() => setText(wrong ? text : undefined)}
       />
+      {wrong && (
+        <span class="bad small" role="alert">
+          {most < Infinity ? `from ${least} to ${most}` : `a ${whole ? "whole " : ""}number`}
+        </span>
+      )}
     </label>
   );
 }
 
 interface SliderProps {
-  readonly label: string;
+  readonly label: ComponentChildren;
   readonly value: number;
   readonly least: number;
   readonly most: number;
@@ -111,7 +126,7 @@ interface SliderProps {
 export function Slider({ label, value, least, most, step, kind = "", onSlide }: SliderProps): preact.JSX.Element {
   return (
     <label class={`slider ${kind}`}>
-      <span>{label}</span>
+      {label}
       <input
         type="range"
         {...{ min: least, max: most, step, value }}

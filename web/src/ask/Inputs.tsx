@@ -61,9 +61,9 @@ function OneInput({ spec, inputs }: { spec: InputSpec; inputs: readonly InputSpe
   const given = draft.value.inputs;
   const tensors = given && !Array.isArray(given) ? (given as Readonly<Record<string, Tensor>>) : {};
   const own = tensors[spec.name];
-  const put = (value: Tensor): void => {
+  const put = (value: Tensor | undefined): void => {
     const rest = inputs.filter(({ name }) => !(name in tensors)).map((each) => [each.name, zeros(each)] as const);
-    alter({ inputs: { ...Object.fromEntries(rest), ...tensors, [spec.name]: value } });
+    alter({ inputs: value && { ...Object.fromEntries(rest), ...tensors, [spec.name]: value } });
   };
   return (
     <fieldset class="one-input">

@@ -65,7 +65,11 @@ function Field({ request, option, input, onChange }: FieldProps): preact.JSX.Ele
     return (
       <fieldset>
         <legend class="muted small">{label}</legend>
-        <Numbers spec={spec} value={tensorAt(request, option)} onChange={(tensor) => put(tensorJson(tensor))} />
+        <Numbers
+          spec={spec}
+          value={tensorAt(request, option)}
+          onChange={(tensor) => tensor && put(tensorJson(tensor))}
+        />
       </fieldset>
     );
   }

@@ -10,7 +10,8 @@ import type { InputSpec } from "./ways.js";
 interface Props {
   readonly spec: InputSpec;
   readonly value: Tensor | undefined;
-  readonly onChange: (value: Tensor) => void;
+  /** Takes undefined where a person has typed what is no tensor. */
+  readonly onChange: (value: Tensor | undefined) => void;
 }
 
 /** Takes lists or a file, the batch as the outermost axis. */
@@ -22,6 +23,7 @@ export function Numbers({ spec, value, onChange }: Props): preact.JSX.Element {
       onChange(read());
       setWrong("");
     } catch (failure) {
+      onChange(undefined);
       setWrong(failure instanceof Error ? failure.message : String(failure));
     }
   };
@@ -29,7 +31,7 @@ export function Numbers({ spec, value, onChange }: Props): preact.JSX.Element {
     <div class="numbers">
       <label>
         <span class="muted small">
-          Nested lists, the batch first: {shapeText(spec.shape.map(Number)) || "any shape"}
+          Nested lists, the batch first, or lines of numbers: {shapeText(spec.shape.map(Number)) || "any shape"}
         </span>
         <textarea
           class="mono"

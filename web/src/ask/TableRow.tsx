@@ -1,6 +1,8 @@
 /** One row of a table: a number for each feature, typed, or pasted from a spreadsheet. */
 
 import type { Tensor } from "@cutaway/client";
+import { NumberField } from "../app/controls.js";
+import { row } from "../state/asking.js";
 import { elements, numbers, zeros } from "./arrays.js";
 import type { InputSpec } from "./ways.js";
 
@@ -10,32 +12,32 @@ interface Props {
   readonly onChange: (value: Tensor) => void;
 }
 
-/** Takes a number for each feature. */
+/** Takes a number for each feature of the example that is shown; others stay as they are. */
 export function TableRow({ spec, value = zeros(spec), onChange }: Props): preact.JSX.Element {
-  const values = elements(value).slice(0, Number(spec.shape[1]));
-  const put = (changed: readonly number[]): void => onChange(numbers(changed, [1, values.length], spec.dataType));
-  const paste = (event: ClipboardEvent, index: number): void => {
+  const [rows = 1, width = 0] = value.shape;
+  const begin = Math.min(row.value, rows - 1) * width;
+  const all = elements(value);
+  const put = (at: number, changed: readonly number[]): void =>
+    onChange(numbers(all.toSpliced(begin + at, changed.length, ...changed), value.shape, spec.dataType));
+  const paste = (event: ClipboardEvent, at: number): void => {
     const pasted = (event.clipboardData?.getData("text") ?? "")
       .split(/[\s,;]+/)
       .filter((each) => each !== "")
       .map(Number);
     if (pasted.length < 2 || !pasted.every(Number.isFinite)) return;
     event.preventDefault();
-    put(values.map((each, at) => pasted[at - index] ?? each));
+    put(at, pasted.slice(0, width - at));
   };
   return (
     <div class="features">
-      {values.map((each, index) => (
-        <label key={index}>
-          <bdi>{spec.featureNames[index] ?? `feature ${index}`}</bdi>
-          <input
-            type="number"
-            step="any"
+      {all.slice(begin, begin + width).map((each, at) => (
+        <div key={`${begin} ${at}`} onPaste={(event) => paste(event, at)}>
+          <NumberField
+            label={<bdi>{spec.featureNames[at] ?? `feature ${at}`}</bdi>}
             value={each}
-            onPaste={(event) => paste(event, index)}
-            onChange={({ currentTarget }) => put(values.with(index, currentTarget.valueAsNumber || 0))}
+            onChange={(number = 0) => put(at, [number])}
           />
-        </label>
+        </div>
       ))}
     </div>
   );

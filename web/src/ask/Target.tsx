@@ -43,12 +43,17 @@ export function Target({ detail: { labels } }: { detail: ModelDetail }): preact.
         />
       )}
       {simple && kind.case === "classIndex" && labels.length === 0 && (
-        <NumberField label="Class" value={Number(kind.value.indices[0])} least={0} onChange={putClass} />
+        <NumberField label="Class" value={Number(kind.value.indices[0])} least={0} whole onChange={putClass} />
       )}
       {kind.case === "topK" && (
         <NumberField
           label="How many"
-          {...{ value: kind.value.k, least: 1, onChange: (k = 1): void => put({ case: "topK", value: { k } }) }}
+          {...{
+            value: kind.value.k,
+            least: 1,
+            whole: true,
+            onChange: (k = 1): void => put({ case: "topK", value: { k } }),
+          }}
         />
       )}
     </div>

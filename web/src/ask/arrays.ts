@@ -45,12 +45,23 @@ export function elements({ data }: Tensor): number[] {
 }
 
 /**
- * Reads nested lists: `[[0, 1], [2, 3]]`, whose outermost axis is the batch.
+ * Reads nested lists: `[[0, 1], [2, 3]]`, whose outermost axis is the batch; or lines of numbers, each an example.
  *
  * @throws Error that says what is wrong.
  */
 export function fromLists(text: string, type: DataType): Tensor {
-  const nested = JSON.parse(text) as Nested;
+  const lines = text.trim().split("\n");
+  const nested = text.trim().startsWith("[")
+    ? (JSON.parse(text) as Nested)
+    : lines.map(
+        (line) =>
+          JSON.parse(
+            `[${line
+              .trim()
+              .split(/[\s,;]+/)
+              .join()}]`,
+          ) as Nested,
+      );
   const shape: number[] = [];
   for (let inside: Nested | undefined = nested; Array.isArray(inside); inside = (inside as readonly Nested[])[0]) {
     shape.push((inside as readonly Nested[]).length);

@@ -1,6 +1,8 @@
 /** Two predictions beside each other, and the difference. */
 
 import type { Tried } from "./live.js";
+import { relativeChange } from "./downstream.js";
+import { cosine } from "../measures/agreement.js";
 import { Heads } from "../app/parts.js";
 import { areLogits, barsOf, rowOf, softmax } from "../ask/probabilities.js";
 import type { ViewProps } from "../state/asked.js";
@@ -23,37 +25,51 @@ export function BeforeAfter({ tried: { before, after }, asked, row, name }: Prop
   const rows = barsOf(asked, output, one, row).map((bar) => ({ ...bar, now: values[bar.index] ?? Number.NaN }));
   const sizes = rows.flatMap(({ value, now }) => [Math.abs(value), Math.abs(now)]).filter(Number.isFinite);
   const most = classes ? 1 : Math.max(...sizes, 1e-30);
-  const length = (value: number): number => (Number.isFinite(value) ? (100 * Math.abs(value)) / most : 0);
+  const zero = rows.some(({ value, now }) => value < 0 || now < 0) ? 50 : 0;
+  const bar = (value: number): { x: number; width: number; height: number } => {
+    const width = Number.isFinite(value) ? ((100 - zero) * Math.abs(value)) / most : 0;
+    return { x: value < 0 ? zero - width : zero, width, height: 0.9 };
+  };
   const told = classes ? percent : short;
   return (
-    <table class="before-after">
-      <Heads of={["", "Before", "After", "", "Difference", ...(classes ? ["Logit (difference)"] : [])]} />
-      <tbody>
-        {rows.map(({ index, name: label, value, now }) => (
-          <tr key={index}>
-            <th scope="row" title={label}>
-              <bdi>{label}</bdi>
-            </th>
-            <td class="number" data-value={value}>
-              {told(value)}
-            </td>
-            <td class="number" data-value={now}>
-              {told(now)}
-            </td>
-            <td class="bar">
-              <svg viewBox="0 0 100 2" preserveAspectRatio="none" aria-hidden="true">
-                <rect class="then" width={length(value)} height={0.9} />
-                <rect class="now" y={1.1} width={length(now)} height={0.9} />
-              </svg>
-            </td>
-            <td class="number">
-              {classes ? signed(now - value, `${minus((100 * (now - value)).toFixed(1))} points`) : signed(now - value)}
-            </td>
-            {classes && <Logit before={logits[index] ?? Number.NaN} after={edited[index] ?? Number.NaN} />}
-          </tr>
-        ))}
-      </tbody>
-    </table>
+    <>
+      <table class="before-after">
+        <Heads of={["", "Before", "After", "", "Difference", ...(classes ? ["Logit (difference)"] : [])]} />
+        <tbody>
+          {rows.map(({ index, name: label, value, now }) => (
+            <tr key={index}>
+              <th scope="row" title={label}>
+                <bdi>{label}</bdi>
+              </th>
+              <td class="number" data-value={value}>
+                {told(value)}
+              </td>
+              <td class="number" data-value={now}>
+                {told(now)}
+              </td>
+              <td class="bar">
+                <svg viewBox="0 0 100 2" preserveAspectRatio="none" aria-hidden="true">
+                  <rect class="then" {...bar(value)} />
+                  <rect class="now" y={1.1} {...bar(now)} />
+                </svg>
+              </td>
+              <td class="number">
+                {classes
+                  ? signed(now - value, `${minus((100 * (now - value)).toFixed(1))} points`)
+                  : signed(now - value)}
+              </td>
+              {classes && <Logit before={logits[index] ?? Number.NaN} after={edited[index] ?? Number.NaN} />}
+            </tr>
+          ))}
+        </tbody>
+      </table>
+      {!classes && logits.length > 1 && (
+        <p class="small">
+          All {logits.length} elements: cosine {short(cosine(logits, edited))}, changed by{" "}
+          {short(100 * relativeChange(logits, edited))} % of the norm.
+        </p>
+      )}
+    </>
   );
 }
 

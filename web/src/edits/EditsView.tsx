@@ -8,6 +8,8 @@ import { downstream, follow, tried, wanted } from "./live.js";
 import { NumberField, Select, Slider } from "../app/controls.js";
 import { Panel } from "../app/parts.js";
 import { Bars } from "../pictures/Bars.js";
+import { short } from "../pictures/text.js";
+import { leavesOf } from "../models/places.js";
 import { alter } from "../state/asking.js";
 import type { ViewProps } from "../state/asked.js";
 import { go } from "../state/route.js";
@@ -53,9 +55,10 @@ export function EditsView({ asked, row }: ViewProps): preact.JSX.Element {
         {downstream.value ? (
           <>
             <p>{movedText(behind(downstream.value))}</p>
-            <Bars bars={behind(downstream.value)} />
+            <Bars bars={behind(downstream.value)} textOf={(value) => `${short(100 * value)} %`} paths />
             <p class="muted small">
-              The norm of the difference, by that of the layer without the change, over all examples.
+              The norm of the difference, by that of the layer without the change, over all examples; of{" "}
+              {downstream.value.length} layers out of {leavesOf(asked.model).length}.
             </p>
           </>
         ) : (
@@ -85,11 +88,13 @@ function Fields({ change, asked }: { change: Wanted } & Pick<ViewProps, "asked">
       />
       {axes.map(({ name, size }, axis) => (
         <NumberField
-          key={axis}
-          label={`Which ${name}, of ${size}`}
+          key={`${placeText(place)} ${axis}`}
+          label={`Which ${name}, from 0${size === undefined ? "" : ` to ${size - 1}`}`}
           value={at[axis]}
           least={0}
-          most={size - 1}
+          most={(size ?? Infinity) - 1}
+          whole
+          empty="all"
           onChange={(index) => set({ at: axes.map((_, each) => (each === axis ? index : at[each])) })}
         />
       ))}
@@ -100,10 +105,13 @@ function Fields({ change, asked }: { change: Wanted } & Pick<ViewProps, "asked">
         onChoose={(each) => set({ verb: each, amount: VERBS[each].start })}
       />
       {label && (
-        <Slider
-          label={`${label} ${amount.toFixed(2)}`}
-          {...{ value: amount, least, most, step: 0.01, onSlide: (each: number): void => set({ amount: each }) }}
-        />
+        <>
+          <NumberField label={label} value={amount} onChange={(each = 0) => set({ amount: each })} />
+          <Slider
+            label={<span class="hidden">{label}</span>}
+            {...{ value: amount, least, most, step: 0.01, onSlide: (each: number): void => set({ amount: each }) }}
+          />
+        </>
       )}
     </div>
   );

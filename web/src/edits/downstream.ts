@@ -28,7 +28,9 @@ export function changesBetween(
 ): Change[] {
   return Object.entries(before).flatMap(([place, tensor]) => {
     const other = after[place];
-    return other ? [{ name: place.replace("@output", ""), value: relativeChange(tensor, other) }] : [];
+    return other
+      ? [{ name: place.replace("@output", ""), value: relativeChange(numbersOf(tensor), numbersOf(other)) }]
+      : [];
   });
 }
 
@@ -41,9 +43,7 @@ export function movedText(changes: readonly Change[]): string {
 }
 
 /** Returns the norm of the difference by the norm of the first; 0 where they are the same. */
-export function relativeChange(before: Tensor, after: Tensor): number {
-  const [one, other] = [numbersOf(before), numbersOf(after)];
-  const difference = Float64Array.from(one, (value, index) => (other[index] ?? Number.NaN) - value);
-  const { norm } = statisticsOf(difference);
-  return norm === 0 ? 0 : norm / statisticsOf(one).norm;
+export function relativeChange(before: ArrayLike<number>, after: ArrayLike<number>): number {
+  const { norm } = statisticsOf(Float64Array.from(before, (value, index) => (after[index] ?? Number.NaN) - value));
+  return norm === 0 ? 0 : norm / statisticsOf(before).norm;
 }

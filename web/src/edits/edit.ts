@@ -90,10 +90,11 @@ export function placesOf(asked: Parts): Place[] {
 /** An axis behind that of the batch. */
 export interface Axis {
   readonly name: string;
-  readonly size: number;
+  /** Undefined where it may be another than that of the model's own example. */
+  readonly size: number | undefined;
 }
 
-/** Returns the axes of a place: of what was captured there, or of what it returned for the model's own example. */
+/** Returns the axes of a place: of what was captured there, or as many as for the model's own example. */
 export function axesOf(asked: Parts, { address, call = 0, path = "" }: Place): Axis[] {
   const { model } = asked;
   const found = model.modules.find(({ name }) => name === address);
@@ -101,9 +102,9 @@ export function axesOf(asked: Parts, { address, call = 0, path = "" }: Place): A
   const captured = wholeOutputs(asked).find(
     (each) => each.module === address && each.call === call && each.path === path,
   );
-  const [, ...sizes] = captured?.tensor.shape ?? known?.outputShapes[0]?.sizes.map(Number) ?? [];
+  const [, ...sizes] = captured?.tensor.shape ?? known?.outputShapes[0]?.sizes ?? [];
   const names = axisNames(sizes.length, found?.type);
-  return sizes.map((size, axis) => ({ size, name: names[axis] ?? "" }));
+  return sizes.map((size, axis) => ({ size: captured && Number(size), name: names[axis] ?? "" }));
 }
 
 /** Returns the change that a person begins with: at the first place, where it changes nothing yet. */

@@ -40,8 +40,11 @@ describe("edits", () => {
     const lstm = { module: "lstm", point: HookPoint.OUTPUT, call: 1, calls: 2, path: "[0]" };
     const captured = [{ ...lstm, name: "lstm@output#1:[0]", tensor: tensor(new Float32Array(6), [1, 2, 3]) }];
     const asked = { model, question: { model: "m", inputs: {} }, reply: inspection(captured) };
-    const channels = [{ name: "channel", size: 16 }, { name: "row", size: 8 }, { name: "column", size: 8 }]; // prettier-ignore
-    const positions = [{ name: "position", size: 2 }, { name: "feature", size: 3 }]; // prettier-ignore
+    const channels = ["channel", "row", "column"].map((name) => ({ name, size: undefined }));
+    const positions = [
+      { name: "position", size: 2 },
+      { name: "feature", size: 3 },
+    ];
     expect(placesOf(asked).map(placeText)).toEqual(["lstm, call 1, tensor [0]", "conv1"]);
     expect(placesOf(asked).map((place) => axesOf(asked, place))).toEqual([positions, channels]);
     expect(axesOf(asked, { address: "silent" })).toEqual([]);

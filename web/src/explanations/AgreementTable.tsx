@@ -13,6 +13,15 @@ interface Pair extends Agreement {
   readonly unsigned?: Attribution;
 }
 
+/** What a cosine says, from which on. */
+const WORDS = [
+  [0.9, "much the same"],
+  [0.5, "alike in part"],
+  [0.1, "hardly alike"],
+  [-0.1, "nothing in common"],
+  [-1.1, "opposed"],
+] as const;
+
 /** Shows each pair of explanations with the same names and shapes, and names the others; nothing for one alone. */
 export function AgreementTable({ asked, row }: Pick<ViewProps, "asked" | "row">): preact.JSX.Element | null {
   const made = asked.reply.attributions.filter(({ message }) => !message.error);
@@ -23,7 +32,7 @@ export function AgreementTable({ asked, row }: Pick<ViewProps, "asked" | "row">)
     <Panel id="agreement" title="Do the methods agree?">
       <div class="wide">
         <table class="agreement">
-          <Heads of={["Methods", "Cosine", "Rank correlation", "Largest tenth in common"]} />
+          <Heads of={["Methods", "Cosine", "Rank correlation", "Largest tenth in common", "In words"]} />
           <tbody>
             {pairs.map(({ one, other, cosine, ranks, top, unsigned }, index) => (
               <tr key={index}>
@@ -34,6 +43,7 @@ export function AgreementTable({ asked, row }: Pick<ViewProps, "asked" | "row">)
                 <td class="number">{short(cosine)}</td>
                 <td class="number">{short(ranks)}</td>
                 <td class="number">{(100 * top).toFixed(0)} %</td>
+                <td>{WORDS.find(([least]) => cosine >= least)?.[1] ?? "cannot be compared: one is constant"}</td>
               </tr>
             ))}
           </tbody>

@@ -15,7 +15,7 @@ export function Checks({ compared }: { compared: readonly Compared[] }): preact.
       {compared.map(({ check, verdict, error, reason, cause }, index) => (
         <li key={index}>
           <p>
-            <VerdictBadge shown={shownAs(verdict)} />
+            <VerdictBadge shown={shownAs(verdict)} brief />
           </p>
           <p class="small muted">
             <bdi>{check.compared}</bdi>

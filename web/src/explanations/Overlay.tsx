@@ -58,5 +58,5 @@ function extremesText(values: Part["values"], width: number): string {
     return `${signed(value)} at row ${Math.floor(index / width)}, column ${index % width}`;
   };
   if (!(most > least)) return "";
-  return least < 0 ? `Most for the target: ${told(most)}; most against it: ${told(least)}.` : `Most: ${told(most)}.`;
+  return least < 0 ? `Largest: ${told(most)}; least: ${told(least)}.` : `Largest: ${told(most)}.`;
 }

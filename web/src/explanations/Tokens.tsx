@@ -11,7 +11,7 @@ interface Props {
   readonly onChoose?: (index: number) => void;
 }
 
-/** Shows the tokens; each has its number as a title, and below it for those who cannot point. */
+/** Shows the tokens without their padding; each has its number as a title, and below it for those who cannot point. */
 export function Tokens({ texts, values, onChoose }: Props): preact.JSX.Element {
   const Tag = onChoose ? "button" : "span";
   const scale = scaleOf(values, true);
@@ -19,7 +19,7 @@ export function Tokens({ texts, values, onChoose }: Props): preact.JSX.Element {
   return (
     <>
       <ol class="tokens">
-        {texts.map((text, index) => (
+        {texts.slice(0, endOf(texts, values)).map((text, index) => (
           <li key={index}>
             <Tag
               class="token"
@@ -44,4 +44,11 @@ export function Tokens({ texts, values, onChoose }: Props): preact.JSX.Element {
 
 function isDark(red = 0, green = 0, blue = 0): boolean {
   return 0.299 * red + 0.587 * green + 0.114 * blue < 140;
+}
+
+/** Returns how many tokens come before the padding: repetitions of the last token that all have 0. */
+function endOf(texts: readonly string[], values: ArrayLike<number>): number {
+  let end = texts.length;
+  while (end > 0 && texts[end - 1] === texts.at(-1) && values[end - 1] === 0) end--;
+  return end || texts.length;
 }

@@ -3,11 +3,12 @@
 import { type Background, backgroundOf } from "./backgrounds.js";
 import { Overlay } from "./Overlay.js";
 import { Tokens } from "./Tokens.js";
-import { type Attribution, fromMessage } from "@cutaway/client";
+import { type Attribution, fromMessage, type Tensor } from "@cutaway/client";
 import { tryWithout } from "../edits/live.js";
 import { layoutOf } from "../measures/layout.js";
 import type { Part } from "../measures/numbers.js";
-import { Bars } from "../pictures/Bars.js";
+import { Bars, type Named } from "../pictures/Bars.js";
+import { exact } from "../pictures/text.js";
 import { HeatMap } from "../pictures/Picture.js";
 import { type Asked, exampleOf } from "../state/asked.js";
 
@@ -40,6 +41,7 @@ export function Values({ asked, row, attribution }: ExplanationProps): preact.JS
           part={exampleOf(asked, tensor, row)}
           under={backgroundOf(asked, row)}
           names={namesOf(asked, name)}
+          beside={inputOf(asked, name, row)}
         />
       ))}
     </>
@@ -54,10 +56,12 @@ interface FigureProps {
   readonly under: Background | undefined;
   /** Of features. */
   readonly names: readonly string[];
+  /** The numbers that the values are about. */
+  readonly beside?: Part["values"] | undefined;
 }
 
 /** Shows values as their shape asks for: over an image, as bars, or as rows. */
-export function Figure({ name, label, part, under, names }: FigureProps): preact.JSX.Element {
+export function Figure({ name, label, part, under, names, beside }: FigureProps): preact.JSX.Element {
   const layout = layoutOf(part.shape);
   return (
     <figure>
@@ -67,7 +71,7 @@ export function Figure({ name, label, part, under, names }: FigureProps): preact
       {layout.kind === "planes" ? (
         <Overlay part={part} under={under} label={label} />
       ) : layout.rows === 1 ? (
-        <Bars bars={largest(part.values, names)} />
+        <Bars bars={largest(part.values, names, beside)} />
       ) : (
         <HeatMap label={label} values={part.values} width={layout.width} signed />
       )}
@@ -80,8 +84,18 @@ export function namesOf({ reply }: Asked, input: string): readonly string[] {
   return reply.message.featureNames.find((each) => each.input === input)?.names ?? [];
 }
 
-function largest(values: ArrayLike<number>, names: readonly string[]): { name: string; value: number }[] {
-  return Array.from(values, (value, index) => ({ name: names[index] ?? `element ${index}`, value }))
+/** Returns the numbers of an input of the question; undefined if it is none. */
+function inputOf(asked: Asked, name: string, row: number): Part["values"] | undefined {
+  const { inputs } = asked.question;
+  const tensor = Array.isArray(inputs) ? undefined : (inputs as Readonly<Record<string, Tensor>>)[name];
+  return tensor && exampleOf(asked, tensor, row).values;
+}
+
+function largest(values: ArrayLike<number>, names: readonly string[], beside?: ArrayLike<number>): Named[] {
+  return Array.from(values, (value, index) => {
+    const input = beside?.[index];
+    return { name: names[index] ?? `element ${index}`, value, ...(input === undefined ? {} : { about: exact(input) }) };
+  })
     .sort((one, other) => Math.abs(other.value) - Math.abs(one.value))
     .slice(0, MOST_BARS);
 }

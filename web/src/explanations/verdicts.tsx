@@ -53,11 +53,17 @@ export function shownAs(verdict: Verdict): Shown {
   return SHOWN[verdict];
 }
 
+interface Props {
+  readonly shown: Shown;
+  /** Whether what it was compared with stands beside it. */
+  readonly brief?: boolean;
+}
+
 /** Shows the verdict. */
-export function VerdictBadge({ shown }: { shown: Shown }): preact.JSX.Element {
+export function VerdictBadge({ shown: { tone, sign, word }, brief = false }: Props): preact.JSX.Element {
   return (
-    <span class={`verdict ${shown.tone}`}>
-      <span aria-hidden="true">{shown.sign}</span> {shown.word}
+    <span class={`verdict ${tone}`}>
+      <span aria-hidden="true">{sign}</span> {brief ? word.replace(" with the raw hooks", "") : word}
     </span>
   );
 }

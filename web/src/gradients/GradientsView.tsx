@@ -42,7 +42,7 @@ export function GradientsView({ asked, row, ask }: ViewProps): preact.JSX.Elemen
         {depths.length > 1 ? (
           <>
             <p>{depthText(depths)}</p>
-            <Bars {...onLogScale(depths)} />
+            <Bars {...onLogScale(depths)} paths />
             <p class="muted small">
               Of {targetText(asked, row)}: the root of the mean square of the gradient at each layer’s output, over all
               examples, on a logarithmic scale, from the first layer to the last.
@@ -86,7 +86,7 @@ function Parameters({ gradients, children }: ParametersProps): preact.JSX.Elemen
   const bars = Object.entries(gradients).map(([each, tensor]) => ({ name: each, value: normOf(tensor) }));
   return (
     <Panel id="parameters" title="At parameters">
-      <Bars bars={bars} />
+      <Bars bars={bars} paths />
       <p class="muted small">Norms, over all examples.</p>
       <Select label="Parameter" of={names.map((each) => [each, each] as const)} value={name} onChoose={choose} />
       <Statistics values={values} />

@@ -76,7 +76,7 @@ function Stored({ manifest, row, cells, name }: StoredProps): preact.JSX.Element
 function StoredValues({ manifest, cells, name, tokens }: StoredProps & { tokens: unknown }): preact.JSX.Element {
   const texts = cells["tokens"] as readonly string[] | undefined;
   const values = tensorIn(tokens, {})?.values;
-  if (texts && values) return <Tokens texts={withoutPadding(texts, values)} values={values} />;
+  if (texts && values) return <Tokens texts={texts} values={values} />;
   const columns = columnsOf(manifest, ["attribution"]).filter(
     (each) => manifest.columns[each]?.["attribution"] === name,
   );
@@ -106,11 +106,4 @@ function imageIn(manifest: Manifest, cells: Cells): ReturnType<typeof pictureOf>
   const images = columnsOf(manifest, ["input"]).map((name) => tensorIn(cells[name], manifest.columns[name] ?? {}));
   const image = images.find((each) => each && isImage(each));
   return image && pictureOf(image);
-}
-
-/** Returns the tokens before the padding: repetitions of the last token that all have 0. */
-function withoutPadding(texts: readonly string[], values: ArrayLike<number>): readonly string[] {
-  let end = texts.length;
-  while (end > 0 && texts[end - 1] === texts.at(-1) && values[end - 1] === 0) end--;
-  return end > 0 ? texts.slice(0, end) : texts;
 }

@@ -20,12 +20,14 @@ interface Props {
   readonly lengthOf?: (value: number) => number;
   /** The number as people read it. */
   readonly textOf?: (value: number) => string;
+  /** Whether names are paths, whose ends tell them apart. */
+  readonly paths?: boolean;
   /** Numbers that are marked on the scale below the bars. */
   readonly ticks?: readonly number[];
 }
 
 /** Shows the bars. */
-export function Bars({ bars, lengthOf, textOf = short, ticks = [] }: Props): preact.JSX.Element {
+export function Bars({ bars, lengthOf, textOf = short, paths = false, ticks = [] }: Props): preact.JSX.Element {
   const most = Math.max(...bars.map(({ value }) => Math.abs(value)).filter(Number.isFinite), 1e-30);
   const length = lengthOf ?? ((value: number): number => Math.abs(value) / most);
   const part = (value: number): number => (Number.isFinite(value) ? length(value) : 0);
@@ -42,7 +44,7 @@ export function Bars({ bars, lengthOf, textOf = short, ticks = [] }: Props): pre
             const [begin = 0, width = 0] = places[index] ?? [];
             return (
               <tr key={index} class={value < 0 ? "negative" : ""}>
-                <th scope="row" title={name}>
+                <th scope="row" title={name} class={paths ? "path" : ""}>
                   <bdi>{name}</bdi>
                   {about && <span class="muted small">{about}</span>}
                 </th>

@@ -34,6 +34,7 @@ export function svgOf(
   places: readonly (readonly [number, number])[],
   textOf: (value: number) => string,
 ): string {
+  const signed = bars.some(({ value }) => value < 0);
   const size = { width: LABEL + BAR + NUMBER, height: ROW * bars.length };
   const drawing = document.implementation.createDocument("http://www.w3.org/2000/svg", "svg");
   const add = (kind: string, attributes: Readonly<Record<string, string | number>>, text = ""): void => {
@@ -54,7 +55,7 @@ export function svgOf(
       y: y + 4,
       width: (BAR * length) / 100,
       height: ROW - 8,
-      fill: value < 0 ? "#a92b22" : "#0f6e73",
+      fill: value < 0 ? "#2f79b5" : signed ? "#c1423c" : "#0f6e73",
     });
     add("text", { x: LABEL + BAR + 8, y: y + 14 }, textOf(value));
   });

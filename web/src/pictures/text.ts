@@ -11,6 +11,12 @@ export function short(value: number, digits = 4): string {
   return minus(text);
 }
 
+/** Returns the shortest text of a number that is the same number in single precision, where it has that. */
+export function exact(value: number): string {
+  const rounded = Number(value.toPrecision(7));
+  return String(Math.fround(rounded) === value ? rounded : value);
+}
+
 /** Returns a number's text with a real minus. */
 export function minus(text: string): string {
   return text.replaceAll("-", "−");
@@ -18,6 +24,7 @@ export function minus(text: string): string {
 
 /** Returns a difference, with its sign. */
 export function signed(value: number, text = short(value)): string {
+  if (!/[1-9∞]/.test(text)) return text.replace("−", "");
   return value > 0 ? `+${text}` : text;
 }
 

@@ -5,7 +5,7 @@ import { type Question, questionOf, requestOf } from "@cutaway/client";
 import { type InspectRequest, InspectRequestSchema } from "@cutaway/contract/inspection_pb";
 
 /** A question that may still lack its inputs. */
-export type Draft = Omit<Question, "inputs"> & { inputs?: Question["inputs"] };
+export type Draft = Omit<Question, "inputs"> & { inputs?: Question["inputs"] | undefined };
 
 /** Returns the draft as a message of the contract: how its parts are read. */
 export function messageOf({ inputs, ...rest }: Draft): InspectRequest {
