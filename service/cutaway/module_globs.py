@@ -33,5 +33,5 @@ def glob_matcher(pattern: str) -> Callable[[str], bool]:
     It remembers names: a model has the same ones in each request.
     """
     parts = re.split(r"(\*\*|\*|\?)", pattern)
-    expression = re2.compile("".join(_WILDCARDS.get(part, re2.escape(part)) for part in parts))
+    expression = re2.compile("(?s)" + "".join(_WILDCARDS.get(part, re2.escape(part)) for part in parts))
     return lru_cache(maxsize=2048)(lambda name: expression.fullmatch(name) is not None)

@@ -22,6 +22,8 @@ from cutaway.module_globs import glob_matcher
         ("***", ["", "a", "a.b"], []),
         ("**:relu#*", ["a.b:relu#0", ":relu#12"], ["a.b:relu6#0"]),
         ("a+(b|c)*", ["a+(b|c)d"], ["aab"]),
+        ("**:*#*", ["a\nb:relu#0"], ["a\nb"]),
+        ("a?b*", ["a\nb\n"], ["ab"]),
     ],
 )
 def test_what_a_glob_matches(pattern: str, matching: list[str], others: list[str]) -> None:

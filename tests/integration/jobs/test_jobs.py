@@ -452,7 +452,7 @@ def test_a_model_that_exits_costs_its_row(store: Path, tmp_path: Path) -> None:
 def test_what_is_no_class_is_no_label(store: Path, tmp_path: Path) -> None:
     """A label that is no whole number, or none at all, is told as it is, and makes a bad row where it is the target."""
     data = digits(8)
-    labels = [1.0, np.float32(2), 3.5, float("nan"), float("inf"), 2**70, "4", None]
+    labels = [np.bool_(True), np.float32(2), 3.5, float("nan"), float("inf"), 2**70, "4", None]
     data.by_name["digit"] = labels
     run(digits_job(store, tmp_path / "told", data=data))
     told = ["1", "2", "3.5", None, "inf", str(2**70), "4", None]

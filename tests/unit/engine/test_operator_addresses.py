@@ -291,7 +291,7 @@ def test_one_operator_asked_for_twice_in_the_same_way_comes_once() -> None:
     assert set(result.captures[":relu#0"].calls[0].leaves) == set(OUTGOING)
 
 
-@pytest.mark.parametrize("name", ["a:b", "c#1", "with space", "ünïcode", "p:q#r", "Σ"])
+@pytest.mark.parametrize("name", ["a:b", "c#1", "with space", "ünïcode", "p:q#r", "Σ", "new\nline"])
 def test_a_module_may_have_any_name(name: str) -> None:
     """An address is cut at its last colon."""
 

@@ -39,7 +39,7 @@ RunningModule: TypeAlias = tuple[str, dict[str, int]]
 
 def is_address(name: str) -> bool:
     """Returns whether ``name`` is an operator's address, and not a module's name."""
-    return "#" in name and re.search(r":[^:.#]+#[\d*?]+$", name) is not None
+    return "#" in name and re.search(r":[^:.#]+#[\d*?]+\Z", name) is not None
 
 
 def nearest_addresses(address: str, ran: Sequence[str]) -> str:
