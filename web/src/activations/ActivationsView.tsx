@@ -66,7 +66,9 @@ export function ActivationsView({ asked, row, ask }: ViewProps): preact.JSX.Elem
           <p class="muted small">Its first axis is not that of the examples: all of it is shown.</p>
         )}
         <Statistics values={part.values} />
-        <View key={one.name} {...{ asked, row, ask, part }} captured={one} axes={axesAt(asked, one, part)} />
+        {part.values.length > 0 && (
+          <View key={one.name} {...{ asked, row, ask, part }} captured={one} axes={axesAt(asked, one, part)} />
+        )}
       </Panel>
     </div>
   );

@@ -6,6 +6,7 @@ import { planeOf } from "../measures/layout.js";
 import type { Part } from "../measures/numbers.js";
 import { short } from "../pictures/text.js";
 import { savePng } from "../pictures/saving.js";
+import { theme } from "../state/theme.js";
 import { pixelsOf, type Scale } from "../pictures/colours.js";
 
 interface Props {
@@ -21,7 +22,7 @@ interface Props {
 }
 
 /** The space around a picture, and the height of the line below it, in CSS pixels. */
-const GAP = 4;
+const GAP = 8;
 const LINE = 16;
 
 /** Shows the grid; a click or the arrow keys choose a channel, a pointer tells the number below it. */
@@ -67,7 +68,7 @@ export function ChannelGrid({ part, scale, tile, channels, chosen, nameOf, onCho
       context.lineWidth = 2;
       context.strokeRect(x + 1, y + 1, tile + 2, tile + 2);
     });
-  }, [pictures, tile, columns, rows, channels, chosen]);
+  }, [pictures, tile, columns, rows, channels, chosen, theme.value]);
   const at = ({ offsetX, offsetY }: MouseEvent): Channel | undefined =>
     channels[Math.floor(offsetY / down) * columns + Math.floor(offsetX / across)];
   const choose = (channel: Channel | undefined): void => {

@@ -24,11 +24,11 @@ export function Channels({ asked, row, ask, captured, part, axes }: CapturedProp
   const [chosen, setChosen] = useState<number | undefined>(undefined);
   const [first, setFirst] = useState(0);
   const [tile, setTile] = useState(64);
-  const { module, point } = captured;
+  const whole = canChange(asked, captured);
   const gradient = useMemo(() => {
-    const found = point === HookPoint.OUTPUT ? gradientAt(asked, captured) : undefined;
+    const found = whole ? gradientAt(asked, captured) : undefined;
     return found && gradientOf(asked, found.tensor, row);
-  }, [asked, captured, row]);
+  }, [asked, captured, row, whole]);
   const channels = useMemo(() => ordered(part, order, gradient), [part, order, gradient]);
   const scale = useMemo(() => scaleOf(part.values), [part]);
   const layout = layoutOf(part.shape);
@@ -46,14 +46,16 @@ export function Channels({ asked, row, ask, captured, part, axes }: CapturedProp
         <span class="muted">Sorted by</span>
         <Choice
           label="Sorted by"
-          of={point === HookPoint.OUTPUT ? ["index", "mean", "norm", "effect"] : ["index", "mean", "norm"]}
+          of={whole ? ["index", "mean", "norm", "effect"] : ["index", "mean", "norm"]}
           names={ORDERS}
           value={order}
           onChoose={(each) => {
             setOrder(each);
             setChosen(undefined);
             if (each === "effect" && !gradient)
-              ask({ captures: [...(asked.question.captures ?? []), requestAt(module, HookPoint.GRAD_OUTPUT)] });
+              ask({
+                captures: [...(asked.question.captures ?? []), requestAt(captured.module, HookPoint.GRAD_OUTPUT)],
+              });
           }}
         />
         <span class="grow" />
@@ -89,7 +91,7 @@ export function Channels({ asked, row, ask, captured, part, axes }: CapturedProp
             {...(square ? { nameOf: (x: number, y: number) => `${tokens[y] ?? ""} looks at ${tokens[x] ?? ""}` } : {})}
           />
           <Statistics values={plane.values} />
-          {canChange(asked, captured) && (
+          {whole && (
             <button onClick={() => tryWithout(placeAt(captured), placeOf(part, large))}>
               What happens without it?
             </button>

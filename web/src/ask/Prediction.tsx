@@ -5,15 +5,17 @@ import { BeforeAfter } from "../edits/BeforeAfter.js";
 import { percent, shapeText } from "../pictures/text.js";
 import { Bars } from "../pictures/Bars.js";
 import type { Asked } from "../state/asked.js";
-import { areLogits, barsOf } from "./probabilities.js";
+import { areLogits, barsOf, outputsOf } from "./probabilities.js";
 
 /** Shows the prediction of one example, and what it was without the edits of the question. */
 export function Prediction({ asked, row }: { asked: Asked; row: number }): preact.JSX.Element {
   const { reply } = asked;
+  const outputs = outputsOf(reply);
   const unedited = byName(reply.message.uneditedPredictions?.outputs ?? []);
   return (
     <>
-      {Object.entries(reply.predictions).map(([name, output]) => (
+      {outputs.length === 0 && <p class="muted">Nothing came back: the question leaves predictions out.</p>}
+      {outputs.map(([name, output]) => (
         <figure key={name} class="prediction">
           <figcaption class="muted small">
             <bdi class="mono">{name}</bdi> {shapeText(output.shape)}

@@ -119,7 +119,11 @@ describe("predictions", () => {
     ({
       model: detail({ labels: ["a", "b"] }),
       question: { model: "m", inputs: {} },
-      reply: { classes, predictions: { logits, other: logits } },
+      reply: {
+        classes,
+        predictions: { logits, other: logits },
+        message: { predictions: { outputs: [{ name: "logits" }] } },
+      },
     }) as unknown as Asked;
 
   it("are probabilities where there are classes", () => {

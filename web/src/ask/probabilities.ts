@@ -1,6 +1,7 @@
 /** A prediction as people compare it: one number for each class, or element. */
 
-import type { Tensor } from "@cutaway/client";
+import type { Inspection, Tensor } from "@cutaway/client";
+import { statisticsOf } from "../measures/statistics.js";
 import type { Named } from "../pictures/Bars.js";
 import { type Asked, exampleOf } from "../state/asked.js";
 
@@ -11,9 +12,17 @@ export interface Bar extends Named {
 
 const MOST = 10;
 
+/** Returns the outputs in the order of the model, which keys of an object lose where they are numbers. */
+export function outputsOf({ message, predictions }: Inspection): [string, Tensor][] {
+  return (message.predictions?.outputs ?? []).flatMap(({ name }) => {
+    const output = predictions[name];
+    return output ? [[name, output]] : [];
+  });
+}
+
 /** Returns the softmax of logits. */
 export function softmax(logits: readonly number[]): number[] {
-  const most = Math.max(...logits);
+  const { most } = statisticsOf(logits);
   const powers = logits.map((each) => Math.exp(each - most));
   const sum = powers.reduce((total, each) => total + each, 0);
   return powers.map((each) => each / sum);
@@ -21,7 +30,7 @@ export function softmax(logits: readonly number[]): number[] {
 
 /** Whether an output is the logits of classes: the first one, of a model that has classes. */
 export function areLogits({ reply }: Asked, name: string): boolean {
-  return reply.classes.length > 0 && name === (Object.keys(reply.predictions)[0] ?? name);
+  return reply.classes.length > 0 && name === (reply.message.predictions?.outputs[0]?.name ?? name);
 }
 
 /** Returns the elements of one example of an output. */

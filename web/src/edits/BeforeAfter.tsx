@@ -4,7 +4,7 @@ import type { Tried } from "./live.js";
 import { relativeChange } from "./downstream.js";
 import { cosine } from "../measures/agreement.js";
 import { Heads } from "../app/parts.js";
-import { areLogits, barsOf, rowOf, softmax } from "../ask/probabilities.js";
+import { areLogits, barsOf, outputsOf, rowOf, softmax } from "../ask/probabilities.js";
 import type { ViewProps } from "../state/asked.js";
 import { minus, percent, short, signed } from "../pictures/text.js";
 
@@ -16,7 +16,7 @@ interface Props extends Pick<ViewProps, "asked" | "row"> {
 
 /** Shows the largest classes before the change, or the first elements. */
 export function BeforeAfter({ tried: { before, after }, asked, row, name }: Props): preact.JSX.Element {
-  const output = name ?? Object.keys(before)[0] ?? "";
+  const output = name ?? outputsOf(asked.reply)[0]?.[0] ?? Object.keys(before)[0] ?? "";
   const [one, other] = [before[output], after[output]];
   if (!one || !other) return <p class="muted">The model returned nothing to compare.</p>;
   const classes = areLogits(asked, output);

@@ -36,6 +36,8 @@ export function changesBetween(
 
 /** Returns which layer moved most, in words. */
 export function movedText(changes: readonly Change[]): string {
+  const broken = changes.filter(({ value }) => Number.isNaN(value)).map(({ name }) => name);
+  if (broken.length) return `Not finite with the change: ${broken.join(", ")}.`;
   const [most] = [...changes].sort((one, other) => other.value - one.value);
   return most && most.value > 0
     ? `${most.name} moved most: by ${short(100 * most.value)} % of its norm.`

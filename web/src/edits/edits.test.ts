@@ -5,7 +5,7 @@ import { type Captured, HookPoint, type Inspection, tensor } from "@cutaway/clie
 import { EditSchema } from "@cutaway/contract/edit_pb";
 import { ModelDetailSchema } from "@cutaway/contract/model_pb";
 import { describe, expect, it } from "vitest";
-import { changesBetween, layersBelow } from "./downstream.js";
+import { changesBetween, layersBelow, movedText } from "./downstream.js";
 import { axesOf, editOf, placesOf, placeText, type Wanted } from "./edit.js";
 
 const inspection = (captured: readonly Captured[]): Inspection => ({ captured }) as unknown as Inspection;
@@ -63,6 +63,13 @@ describe("downstream", () => {
       { name: "b", value: 0 },
       { name: "c", value: Infinity },
     ]);
+  });
+
+  it("is told in words", () => {
+    const changes = [0.5, 0.25].map((value, index) => ({ name: `l${index}`, value }));
+    expect(movedText(changes)).toBe("l0 moved most: by 50 % of its norm.");
+    expect(movedText([{ name: "l0", value: 0 }])).toBe("No other layer moved.");
+    expect(movedText([...changes, { name: "l2", value: Number.NaN }])).toBe("Not finite with the change: l2.");
   });
 
   it("is asked of layers that ran and have none inside, as many as are not too large", () => {

@@ -11,6 +11,8 @@ import { client, note } from "../state/server.js";
 
 /** Predictions with and without the change. */
 export interface Tried {
+  /** The answer whose question was changed. */
+  readonly asked: Asked;
   readonly before: Readonly<Record<string, Tensor>>;
   readonly after: Readonly<Record<string, Tensor>>;
   /** Milliseconds from the slider to the answer. */
@@ -26,6 +28,11 @@ export const tried = signal<Tried | undefined>(undefined);
 /** How far it changed the layers, in the order of the tree; undefined while that is not known. */
 export const downstream = signal<readonly Change[] | undefined>(undefined);
 
+/** Forgets what came of a change. */
+function forget(): void {
+  tried.value = downstream.value = undefined;
+}
+
 /** Opens the change that sets a part of a place to zero; `at` are its indices behind the batch. */
 export function tryWithout(place: Place, at: Wanted["at"]): void {
   wanted.value = { place, verb: "zero", amount: 0, at };
@@ -39,21 +46,17 @@ effect(() => {
   if (model.value !== undefined) wanted.value = undefined; // what was chosen was for the model before
 });
 
-effect(() => {
-  if (asked.value !== undefined) tried.value = downstream.value = undefined; // what came of it was for another question
-});
-
-let running = new AbortController();
 let unedited: { readonly asked: Asked; readonly reply: Promise<Inspection> } | undefined;
 
-/** Tries changes from now on, as they are chosen. */
+/** Tries changes as they are chosen, until the function that it returns is called. */
 export function follow(): () => void {
   return effect(() => {
     const [change, answer] = [wanted.value, asked.value];
-    running.abort();
+    if (tried.peek()?.asked !== answer) forget(); // what came of it was for another question
     if (change === undefined || answer === undefined) return;
-    running = new AbortController();
+    const running = new AbortController();
     void attempt(change, answer, running.signal);
+    return (): void => running.abort();
   });
 }
 
@@ -67,7 +70,7 @@ async function attempt(change: Wanted, answer: Asked, signal: AbortSignal): Prom
     if (signal.aborted) return;
     failure.value = undefined;
     const before = byName(message.uneditedPredictions?.outputs ?? []);
-    tried.value = { before, after, milliseconds: performance.now() - began };
+    tried.value = { asked: answer, before, after, milliseconds: performance.now() - began };
     downstream.value = undefined;
     await new Promise((resume) => setTimeout(resume, REST_MS));
     signal.throwIfAborted();
@@ -84,6 +87,6 @@ async function attempt(change: Wanted, answer: Asked, signal: AbortSignal): Prom
   } catch (error) {
     if (signal.aborted) return;
     failure.value = note(error);
-    tried.value = downstream.value = undefined; // what is shown belongs to another change
+    forget(); // what is shown belongs to another change
   }
 }

@@ -42,8 +42,10 @@ export function AgreementTable({ asked, row }: Pick<ViewProps, "asked" | "row">)
                 </th>
                 <td class="number">{short(cosine)}</td>
                 <td class="number">{short(ranks)}</td>
-                <td class="number">{(100 * top).toFixed(0)} %</td>
-                <td>{WORDS.find(([least]) => cosine >= least)?.[1] ?? "cannot be compared: one is constant"}</td>
+                <td class="number">{short(100 * top, 2)} %</td>
+                <td>
+                  {WORDS.find(([least]) => cosine >= least)?.[1] ?? "cannot be compared: one is zero or not finite"}
+                </td>
               </tr>
             ))}
           </tbody>

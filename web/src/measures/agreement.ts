@@ -10,9 +10,10 @@ export interface Agreement {
   readonly top: number;
 }
 
-/** Returns how alike two arrays of one length are; NaN where one of them is constant. */
+/** Returns how alike two arrays of one length are; NaN where one of them is constant, or has what is not finite. */
 export function agreementOf(one: ArrayLike<number>, other: ArrayLike<number>): Agreement {
   const tenth = Math.max(1, Math.round(one.length / 10));
+  if (!Number.isFinite(cosine(one, other))) return { cosine: Number.NaN, ranks: Number.NaN, top: Number.NaN };
   return {
     cosine: cosine(one, other),
     ranks: rankCorrelation(one, other),

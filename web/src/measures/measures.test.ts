@@ -3,7 +3,7 @@
 import { tensor } from "@cutaway/client";
 import { describe, expect, it } from "vitest";
 import { agreementOf, ranks, topOverlap } from "./agreement.js";
-import { flattened, layoutOf, planeOf } from "./layout.js";
+import { axisNames, flattened, layoutOf, placeOf, planeOf } from "./layout.js";
 import { numbersOf, partOf } from "./numbers.js";
 import { statisticsOf } from "./statistics.js";
 
@@ -20,6 +20,9 @@ describe("statistics", () => {
 
   it("count what is not finite, and leave it out", () => {
     expect(statisticsOf([1, Number.NaN, Infinity, 3])).toMatchObject({ least: 1, most: 3, mean: 2, notFinite: 2 });
+    const { NaN: none } = Number;
+    expect(statisticsOf([1, none])).toMatchObject({ sum: none, norm: none });
+    expect(statisticsOf([1, -Infinity])).toMatchObject({ sum: -Infinity, norm: Infinity });
     expect(statisticsOf([])).toMatchObject({ least: Number.NaN, mean: Number.NaN, norm: 0, zeros: 0 });
   });
 });
@@ -36,6 +39,7 @@ describe("agreement", () => {
   it("of a constant is no number", () => {
     expect(agreementOf([0, 0], [1, 2]).cosine).toBeNaN();
     expect(agreementOf([1, 1], [1, 2]).ranks).toBeNaN();
+    expect(agreementOf([1, 2, Number.NaN], [1, 2, 3])).toEqual({ cosine: NaN, ranks: NaN, top: NaN });
   });
 
   it("counts the largest magnitudes at the same places", () => {
@@ -56,6 +60,17 @@ describe("parts", () => {
   it("are one example each", () => {
     expect(partOf(whole, 1, 2)).toEqual({ values: whole.data.subarray(12), shape: [3, 2, 2] });
     expect([...planeOf(partOf(whole, 1, 2), 2).values]).toEqual([20, 21, 22, 23]);
+  });
+
+  it("are all of a tensor whose first axis is another one", () => {
+    expect(partOf(whole, 0, 5)).toEqual({ values: whole.data, shape: [2, 3, 2, 2] });
+    expect(placeOf({ shape: [2, 3, 2, 2] }, 4)).toEqual([1, 1]);
+    expect([axisNames(1), axisNames(2), axisNames(2, "Conv1d"), axisNames(5)]).toEqual([
+      ["unit"],
+      ["position", "feature"],
+      ["channel", "position"],
+      [1, 2, 3, 4, 5].map((axis) => `axis ${axis}`),
+    ]);
   });
 
   it("with several channels are one picture by their sum", () => {

@@ -1,6 +1,6 @@
 /** What there is to say of many numbers in a few. */
 
-/** Numbers in short; those that are not finite are counted, and left out of the rest. */
+/** Numbers in short: sum and norm of all, NaN if one is NaN; the rest of those that are finite, which are counted. */
 export interface Statistics {
   readonly least: number;
   readonly most: number;
@@ -19,9 +19,13 @@ export interface Statistics {
 /** Returns the statistics of some numbers. */
 export function statisticsOf(values: ArrayLike<number>): Statistics {
   let [least, most, sum, squares, zeros, finite] = [Infinity, -Infinity, 0, 0, 0, 0];
+  let rest = 0; // the sum of what is not finite, which is not finite either
   for (let index = 0; index < values.length; index++) {
     const value = values[index] ?? Number.NaN;
-    if (!Number.isFinite(value)) continue;
+    if (!Number.isFinite(value)) {
+      rest += value;
+      continue;
+    }
     finite++;
     sum += value;
     squares += value * value;
@@ -33,10 +37,10 @@ export function statisticsOf(values: ArrayLike<number>): Statistics {
   return {
     least: finite ? least : Number.NaN,
     most: finite ? most : Number.NaN,
-    sum,
+    sum: sum + rest,
     mean,
     deviation: Math.sqrt(Math.max(0, squares / Math.max(1, finite) - mean * mean)),
-    norm: Math.sqrt(squares),
+    norm: Math.sqrt(squares) + Math.abs(rest),
     zeros: zeros / Math.max(1, values.length),
     notFinite: values.length - finite,
     count: values.length,

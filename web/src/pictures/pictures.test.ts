@@ -2,7 +2,7 @@
 
 import { describe, expect, it } from "vitest";
 import { enlarged, imageOf, laidOver, pixelsOf, scaleOf } from "./colours.js";
-import { short, signed } from "./text.js";
+import { exact, short, signed } from "./text.js";
 
 /** The ends of viridis, and the ends and the middle of red to blue. */
 const [DARK, BRIGHT] = [[68, 1, 84], [253, 231, 37]] as const; // prettier-ignore
@@ -57,9 +57,12 @@ describe("images", () => {
 
 describe("numbers", () => {
   it("are short", () => {
-    expect([0, -1.23456, 1e-5, 12345678, Number.NaN, -Infinity].map((each) => short(each))).toEqual([
-      ...["0", "−1.235", "1.00e−5", "1.23e+7", "NaN", "−∞"],
+    expect([0, -1.23456, 1e-5, 12345678.5, 50256, Number.NaN, -Infinity].map((each) => short(each))).toEqual([
+      ...["0", "−1.235", "1.00e−5", "1.23e+7", "50256", "NaN", "−∞"],
     ]);
     expect([short(1.23456, 3), signed(0.5), signed(-0.5), signed(0)]).toEqual(["1.23", "+0.5", "−0.5", "0"]);
+    expect([signed(-1e-9, "−0.0 points"), exact(Math.fround(17.08)), exact(1 / 3)]).toEqual([
+      ...["0.0 points", "17.08", "0.3333333333333333"],
+    ]);
   });
 });

@@ -4,6 +4,7 @@
 export function short(value: number, digits = 4): string {
   if (!Number.isFinite(value)) return Number.isNaN(value) ? "NaN" : value > 0 ? "∞" : "−∞";
   const size = Math.abs(value);
+  if (Number.isSafeInteger(value) && size < 1e9) return minus(String(value));
   const text =
     size !== 0 && (size < 1e-3 || size >= 1e6)
       ? value.toExponential(digits - 2)
