@@ -110,7 +110,7 @@ function Fields({ change, model }: { change: Wanted } & Pick<ViewProps["asked"],
       {label && (
         <Slider
           label={`${label} ${amount.toFixed(2)}`}
-          {...{ value: amount, least, most, step: 0.01, onSlide: (each: number): void => set({ amount: each }) }}
+          {...{ value: amount, least, most, step: 0.01, onChange: (each: number): void => set({ amount: each }) }}
         />
       )}
     </div>

@@ -1,6 +1,6 @@
 /** What every view shows: a question, and what came back. */
 
-import type { Inspection, ModelDetail, Question } from "@cutaway/client";
+import type { Inspection, ModelDetail, Question, Tensor } from "@cutaway/client";
 
 /** A question with its answer. */
 export interface Asked {
@@ -22,17 +22,14 @@ export interface ViewProps {
 }
 
 /** Returns what gradients of an answer are of, in words. */
-export function targetText(
-  {
-    model,
-    reply: {
-      message: { predictions },
-      classes,
-    },
-  }: Asked,
-  row: number,
-): string {
+export function targetText({ model, reply }: Asked, row: number): string {
+  const { predictions } = reply.message;
   const index = predictions?.targets[row];
   if (index === undefined || predictions?.targetsPerExample) return "the target that was asked for";
-  return `the ${classes.length ? "logit of" : "output"} “${model.labels[Number(index)] ?? String(index)}”`;
+  return `the ${reply.classes.length ? "logit of" : "output"} “${model.labels[Number(index)] ?? String(index)}”`;
+}
+
+/** Returns the bytes of the numbers of all these tensors. */
+export function bytesOf(...parts: readonly Readonly<Record<string, Tensor>>[]): number {
+  return parts.flatMap((tensors) => Object.values(tensors)).reduce((sum, { data }) => sum + data.byteLength, 0);
 }
