@@ -59,7 +59,11 @@ export function Channels({ asked, row, ask, captured, part, axes }: CapturedProp
           }}
         />
         <span class="grow" />
-        <Slider label="Zoom" kind="small muted" {...{ value: tile, least: 24, most: 192, step: 8, onSlide: setTile }} />
+        <Slider
+          label="Zoom"
+          kind="small muted"
+          {...{ value: tile, least: 24, most: 192, step: 8, onChange: setTile }}
+        />
         <Legend scale={scale} />
       </div>
       {order === "effect" && (

@@ -15,15 +15,7 @@ export function AnswerStrip(): preact.JSX.Element | null {
   return (
     <div class="strip">
       <output>
-        {opening.value === undefined ? (
-          answer ? (
-            <Said answer={answer} />
-          ) : (
-            <span class="muted">{complete.value ? "Ready to ask" : "No input yet"}</span>
-          )
-        ) : (
-          <span class="muted">Opening {opening.value}…</span>
-        )}
+        {answer && opening.value === undefined ? <Said answer={answer} /> : <span class="muted">{waitingText()}</span>}
       </output>
       {rows > 1 && (
         <Select
@@ -34,21 +26,30 @@ export function AnswerStrip(): preact.JSX.Element | null {
         />
       )}
       <span class="grow" />
-      {began !== undefined && <Elapsed began={began} />}
       {began === undefined ? (
         <button class="primary" disabled={!complete.value} title="Ctrl+Enter" onClick={() => void ask()}>
           {answer ? "Ask again" : "Ask"}
         </button>
       ) : (
-        <button onClick={cancel}>Stop</button>
+        <>
+          <Elapsed began={began} />
+          <button onClick={cancel}>Stop</button>
+          <progress aria-label="The server works" />
+        </>
       )}
-      {began !== undefined && <progress aria-label="The server works" />}
     </div>
   );
 }
 
+/** Returns what there is to say while there is no answer. */
+function waitingText(): string {
+  if (opening.value !== undefined) return `Opening ${opening.value}…`;
+  return complete.value ? "Ready to ask" : "No input yet";
+}
+
 function Said({ answer: { reply, milliseconds } }: { answer: Asked }): preact.JSX.Element {
   const own = reply.classes[row.value];
+  const all = reply.attributions.length;
   const failed = reply.attributions.filter(({ message }) => message.error).length;
   return (
     <>
@@ -58,8 +59,7 @@ function Said({ answer: { reply, milliseconds } }: { answer: Asked }): preact.JS
       </span>
       {failed > 0 && (
         <span class="bad">
-          {failed} of {reply.attributions.length} {reply.attributions.length === 1 ? "explanation" : "explanations"}{" "}
-          failed
+          {failed} of {all} {all === 1 ? "explanation" : "explanations"} failed
         </span>
       )}
     </>

@@ -6,16 +6,16 @@ import { Problem } from "./problems.js";
 import { ServerNews } from "./ServerNews.js";
 import { VIEWS } from "./views.js";
 import { model, opening } from "../state/asking.js";
-import { view as current } from "../state/route.js";
+import { place } from "../state/route.js";
 import { models, standing } from "../state/server.js";
 
 /** Shows the page. */
 export function App(): preact.JSX.Element {
-  const view = VIEWS.find(({ name }) => name === current.value) ?? VIEWS[0];
+  const view = VIEWS.find(({ name }) => name === place.value.view) ?? VIEWS[0];
   const opens = standing.value.kind === "connecting" || opening.value !== undefined;
   return (
     <>
-      <Header view={view?.name ?? ""} />
+      <Header view={view.name} />
       <AnswerStrip />
       <main tabIndex={-1} aria-busy={opens}>
         {opens && !model.value && (
@@ -24,8 +24,8 @@ export function App(): preact.JSX.Element {
           </p>
         )}
         <ServerNews />
-        {(view?.name !== "ask" || !model.value) && <Problem />}
-        {model.value && view && <view.Shown />}
+        {(view.name !== "ask" || !model.value) && <Problem />}
+        {model.value && <view.Shown />}
         {!model.value && standing.value.kind === "ready" && !opens && models.value.length === 0 && (
           <p class="muted">No model is served to you.</p>
         )}

@@ -2,11 +2,11 @@
 
 import { useState } from "preact/hooks";
 import { Choice } from "./controls.js";
-import { TokenForm } from "./TokenForm.js";
+import { TokenForm } from "./ServerNews.js";
 import { VIEWS } from "./views.js";
 import { choose, draft, opening } from "../state/asking.js";
 import { writeFragment } from "../state/fragment.js";
-import { question } from "../state/route.js";
+import { place } from "../state/route.js";
 import { models, token } from "../state/server.js";
 import { THEMES, theme } from "../state/theme.js";
 
@@ -43,7 +43,7 @@ export function Header({ view }: { view: string }): preact.JSX.Element {
         {VIEWS.map(({ name, title }) => (
           <a
             key={name}
-            href={writeFragment({ view: name, question: question.value })}
+            href={writeFragment({ ...place.value, view: name })}
             aria-current={name === view ? "page" : undefined}
           >
             {title}

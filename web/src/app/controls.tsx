@@ -116,21 +116,21 @@ interface SliderProps {
   readonly value: number;
   readonly least: number;
   readonly most: number;
+  readonly onChange: (value: number) => void;
   readonly step: number;
   /** A further class. */
   readonly kind?: string;
-  readonly onSlide: (value: number) => void;
 }
 
 /** A number that a person slides; each position on the way is told. */
-export function Slider({ label, value, least, most, step, kind = "", onSlide }: SliderProps): preact.JSX.Element {
+export function Slider({ label, value, least, most, step, kind = "", onChange }: SliderProps): preact.JSX.Element {
   return (
     <label class={`slider ${kind}`}>
       {label}
       <input
         type="range"
         {...{ min: least, max: most, step, value }}
-        onInput={({ currentTarget }) => onSlide(currentTarget.valueAsNumber)}
+        onInput={({ currentTarget }) => onChange(currentTarget.valueAsNumber)}
       />
     </label>
   );

@@ -30,12 +30,11 @@ interface ProblemProps {
 }
 
 /** Shows why the last call failed: a failure of the fields that begin with `of`, or of any but those that begin with `except`. */
-export function Problem({ of, except }: ProblemProps): preact.JSX.Element | null {
+export function Problem({ of, except = [] }: ProblemProps): preact.JSX.Element | null {
   const problem = failure.value;
   if (problem === undefined) return null;
-  const isAbout = (fields: readonly string[]): boolean =>
-    fields.some((each) => /^\w*/.exec(problem.field)?.[0] === each);
-  if (of ? !isAbout(of) : isAbout(except ?? [])) return null;
+  const [field = ""] = /^\w*/.exec(problem.field) ?? [];
+  if (of ? !of.includes(field) : except.includes(field)) return null;
   return (
     <Failure error={problem}>
       {problem.retryAfterMs !== undefined && (

@@ -4,7 +4,7 @@ import { effect, untracked } from "@preact/signals";
 import { CutawayError } from "@cutaway/client";
 import { ask, choose, failure, model } from "../state/asking.js";
 import { fromText } from "../state/draft.js";
-import { follow, question } from "../state/route.js";
+import { follow, place } from "../state/route.js";
 import { connect, models, standing, watch } from "../state/server.js";
 import { applyTheme } from "../state/theme.js";
 
@@ -18,7 +18,7 @@ export function start(): void {
   effect(() => {
     if (standing.value.kind !== "ready" || models.value.length === 0) return;
     untracked(() => {
-      if (model.value === undefined) openLink(question.value);
+      if (model.value === undefined) openLink(place.value.question);
     });
   });
   void connect();

@@ -24,7 +24,7 @@ export interface View {
 }
 
 /** All views. */
-export const VIEWS: readonly View[] = [
+export const VIEWS: readonly [View, ...View[]] = [
   { name: "models", title: "Model", Shown: ModelsView },
   { name: "ask", title: "Ask", Shown: AskView },
   { name: "activations", title: "Activations", Shown: answered(ActivationsView) },
@@ -39,15 +39,9 @@ export const VIEWS: readonly View[] = [
 /** Returns a view of an answer, which says so where there is none yet. */
 function answered(Shown: ComponentType<ViewProps>): ComponentType {
   return function Answered(): preact.JSX.Element {
-    if (asked.value)
-      return (
-        <Shown
-          key={asked.value.model.model?.name}
-          asked={asked.value}
-          row={row.value}
-          ask={(change) => void ask(change)}
-        />
-      );
-    return <Empty title="Nothing has been asked yet." action="Ask something" onAct={() => go("ask")} />;
+    const answer = asked.value;
+    if (!answer) return <Empty title="Nothing has been asked yet." action="Ask something" onAct={() => go("ask")} />;
+    const { model } = answer.model;
+    return <Shown key={model?.name} asked={answer} row={row.value} ask={(change) => void ask(change)} />;
   };
 }

@@ -109,7 +109,7 @@ function Fields({ change, asked }: { change: Wanted } & Pick<ViewProps, "asked">
           <NumberField label={label} value={amount} onChange={(each = 0) => set({ amount: each })} />
           <Slider
             label={<span class="hidden">{label}</span>}
-            {...{ value: amount, least, most, step: 0.01, onSlide: (each: number): void => set({ amount: each }) }}
+            {...{ value: amount, least, most, step: 0.01, onChange: (each: number): void => set({ amount: each }) }}
           />
         </>
       )}

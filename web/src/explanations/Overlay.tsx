@@ -41,7 +41,7 @@ export function Overlay({ part, under, label }: Props): preact.JSX.Element {
         {under && (
           <Slider
             label="Opacity"
-            {...{ value: opacity, least: 0, most: 1, step: 0.05, kind: "opacity small muted", onSlide: setOpacity }}
+            {...{ value: opacity, least: 0, most: 1, step: 0.05, kind: "opacity small muted", onChange: setOpacity }}
           />
         )}
         <Legend scale={scale} />

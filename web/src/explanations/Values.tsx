@@ -3,7 +3,7 @@
 import { type Background, backgroundOf } from "./backgrounds.js";
 import { Overlay } from "./Overlay.js";
 import { Tokens } from "./Tokens.js";
-import { type Attribution, fromMessage, type Tensor } from "@cutaway/client";
+import { type Attribution, fromMessage } from "@cutaway/client";
 import { tryWithout } from "../edits/live.js";
 import { layoutOf } from "../measures/layout.js";
 import type { Part } from "../measures/numbers.js";
@@ -11,6 +11,7 @@ import { Bars, type Named } from "../pictures/Bars.js";
 import { exact } from "../pictures/text.js";
 import { HeatMap } from "../pictures/Picture.js";
 import { type Asked, exampleOf } from "../state/asked.js";
+import { tensorsIn } from "../state/draft.js";
 
 const MOST_BARS = 40;
 
@@ -86,8 +87,7 @@ export function namesOf({ reply }: Asked, input: string): readonly string[] {
 
 /** Returns the numbers of an input of the question; undefined if it is none. */
 function inputOf(asked: Asked, name: string, row: number): Part["values"] | undefined {
-  const { inputs } = asked.question;
-  const tensor = Array.isArray(inputs) ? undefined : (inputs as Readonly<Record<string, Tensor>>)[name];
+  const tensor = tensorsIn(asked.question)[name];
   return tensor && exampleOf(asked, tensor, row).values;
 }
 

@@ -2,44 +2,26 @@
 
 import { scaleLog } from "d3-scale";
 import type { ComponentProps } from "preact";
-import { HookPoint, type ModelDetail } from "@cutaway/client";
-import type { CaptureRequest } from "@cutaway/contract/capture_pb";
 import { numbersOf } from "../measures/numbers.js";
 import { statisticsOf } from "../measures/statistics.js";
-import { leavesOf, requestAt } from "../models/places.js";
-import type { Bars } from "../pictures/Bars.js";
+import type { Bars, Named } from "../pictures/Bars.js";
 import { short } from "../pictures/text.js";
 import type { Asked } from "../state/asked.js";
 
-/** The most layers that are asked for at once. */
-const MOST = 128;
-
-/** A layer, and how large the gradient is there. */
-export interface Depth {
-  readonly name: string;
-  /** The root of the mean square, which does not grow with the layer's size. */
-  readonly value: number;
-}
-
-/** Returns requests for the gradient at the output of the first layers. */
-export function gradientsEverywhere(model: ModelDetail): CaptureRequest[] {
-  return leavesOf(model)
-    .slice(0, MOST)
-    .map(({ name }) => requestAt(name, HookPoint.GRAD_OUTPUT));
-}
+/** A layer, and how large the gradient is there: the root of the mean square, which does not grow with its size. */
+export type Depth = Named;
 
 /** Returns the captured gradients in the order of the model's modules. */
 export function depthsOf({ model, reply }: Asked): Depth[] {
   const order = new Map(model.modules.map(({ name }, index) => [name, index]));
+  const rank = ({ name }: Depth): number => order.get(name.split("#")[0] ?? "") ?? 0;
   return Object.entries(reply.captures)
     .filter(([key]) => key.includes("@grad_output"))
     .map(([key, tensor]) => {
       const { norm, count } = statisticsOf(numbersOf(tensor));
       return { name: key.replace("@grad_output", ""), value: norm / Math.sqrt(Math.max(1, count)) };
     })
-    .sort(
-      (one, other) => (order.get(one.name.split("#")[0] ?? "") ?? 0) - (order.get(other.name.split("#")[0] ?? "") ?? 0),
-    );
+    .sort((one, other) => rank(one) - rank(other));
 }
 
 /** A gradient that is smaller than the largest by this factor has vanished. */

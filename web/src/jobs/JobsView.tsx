@@ -1,41 +1,27 @@
 /** View 9: the rows that a batch job explained. */
 
 import { Panel, Facts } from "../app/parts.js";
-import { signal } from "@preact/signals";
-import { useMemo, useRef, useState } from "preact/hooks";
+import { useRef, useState } from "preact/hooks";
 import { FileButton, Search, Select } from "../app/controls.js";
 import { type JobFolder, openFolder } from "./folder.js";
 import { RowDetails } from "./RowDetails.js";
 import { RowTable } from "./RowTable.js";
-import { KINDS, ORDERS, type Row, rowsIn, selected, type Wanted } from "./rows.js";
+import { chosen, folder, KINDS, ORDERS, rows, shown, type Wanted, wanted } from "./rows.js";
 import "./jobs.css";
-
-/** The folder that is open, and the row that is looked at: both stay while a person looks at other views. */
-const folder = signal<JobFolder | undefined>(undefined);
-const chosen = signal<Row | undefined>(undefined);
-const wanted = signal<Wanted>({ kind: "all rows", order: "as in the data", text: "" });
 
 /** Shows a folder, or asks for one. */
 export function JobsView(): preact.JSX.Element {
   const open = folder.value;
-  const rows = useMemo(() => (open ? rowsIn(open) : []), [open]);
-  const shown = useMemo(() => selected(rows, wanted.value), [rows, wanted.value]);
   return (
     <div class="jobs">
       <Panel id="folder" title="Results of a job">
         <Opening />
-        {open && <Facts facts={factsOf(open, rows)} />}
+        {open && <Facts facts={factsOf(open)} />}
       </Panel>
       {open && (
         <Panel id="rows" title="Rows">
-          <Filters found={shown.length} />
-          <RowTable
-            key={JSON.stringify(wanted.value)}
-            folder={open}
-            rows={shown}
-            chosen={chosen.value}
-            onChoose={(row) => (chosen.value = row)}
-          />
+          <Filters />
+          <RowTable key={JSON.stringify(wanted.value)} folder={open} />
         </Panel>
       )}
       {open && chosen.value && <RowDetails key={chosen.value.number} folder={open} row={chosen.value} />}
@@ -44,24 +30,19 @@ export function JobsView(): preact.JSX.Element {
 }
 
 function Opening(): preact.JSX.Element {
-  const [state, setState] = useState("");
-  const [wrong, setWrong] = useState(false);
+  const [{ text, wrong }, setState] = useState({ text: "", wrong: false });
   const latest = useRef<readonly File[]>([]);
   const open = async (files: readonly File[]): Promise<void> => {
     latest.current = files;
     folder.value = chosen.value = undefined;
-    setState("Reading…");
-    setWrong(false);
-    try {
-      const read = await openFolder(files);
-      if (latest.current !== files) return; // a newer folder was chosen meanwhile
-      folder.value = read;
-      setState(files[0]?.webkitRelativePath.split("/")[0] ?? "");
-    } catch (failure) {
-      if (latest.current !== files) return;
-      setWrong(true);
-      setState(failure instanceof Error ? failure.message : String(failure));
-    }
+    setState({ text: "Reading…", wrong: false });
+    const read = await openFolder(files).catch((failure: unknown) =>
+      failure instanceof Error ? failure : new Error(String(failure)),
+    );
+    if (latest.current !== files) return; // a newer folder was chosen meanwhile
+    const failed = read instanceof Error;
+    if (!failed) folder.value = read;
+    setState({ text: failed ? read.message : (files[0]?.webkitRelativePath.split("/")[0] ?? ""), wrong: failed });
   };
   return (
     <div class="tools">
@@ -69,14 +50,14 @@ function Opening(): preact.JSX.Element {
         Open a folder
       </FileButton>
       <p class={wrong ? "problem" : "muted"} role="status">
-        {state ||
+        {text ||
           "One that cutaway batch run wrote. It is read here; of a row that the live model is asked about, the input is sent."}
       </p>
     </div>
   );
 }
 
-function Filters({ found }: { found: number }): preact.JSX.Element {
+function Filters(): preact.JSX.Element {
   const set = (part: Partial<Wanted>): void => {
     wanted.value = { ...wanted.value, ...part };
   };
@@ -88,7 +69,7 @@ function Filters({ found }: { found: number }): preact.JSX.Element {
       <Search
         hint="Search: an id, a label or a prediction"
         words={["row", "rows"]}
-        {...{ value: text, found, onSearch: (each: string): void => set({ text: each }) }}
+        {...{ value: text, found: shown.value.length, onSearch: (each: string): void => set({ text: each }) }}
       />
     </div>
   );
@@ -98,9 +79,9 @@ function named<T extends string>(table: Readonly<Record<T, unknown>>): [T, strin
   return (Object.keys(table) as T[]).map((each) => [each, each]);
 }
 
-function factsOf({ manifest, lines }: JobFolder, rows: readonly Row[]): [string, string][] {
+function factsOf({ manifest, lines }: JobFolder): [string, string][] {
   const count = (kind: keyof typeof KINDS): string =>
-    rows.filter((row) => KINDS[kind](row)).length.toLocaleString("en");
+    rows.value.filter((row) => KINDS[kind](row)).length.toLocaleString("en");
   const all = manifest.rows.toLocaleString("en");
   return [
     ["model", `${manifest.model} ${manifest.version}`],

@@ -7,14 +7,14 @@ import { ask, choose, draft, model, since } from "../state/asking.js";
 import { type Draft, fromText } from "../state/draft.js";
 import { models } from "../state/server.js";
 import { numbers } from "../ask/arrays.js";
-import { type Cells, cellsOf, columnsOf, type JobFolder, type Line, type Manifest, tensorIn } from "./folder.js";
+import { cellsOf, columnsOf, type JobFolder, type Line, type Manifest, tensorIn } from "./folder.js";
 import { useState } from "preact/hooks";
 import { said } from "../ask/History.js";
 import { go } from "../state/route.js";
 import type { Row } from "./rows.js";
 
 /** Returns the served model that the job was about: of its version, if that is served; undefined if there is none. */
-export function servedOf({ model, version }: Manifest): string | undefined {
+function servedOf({ model, version }: Manifest): string | undefined {
   const same = models.value.filter((each) => each.model === model);
   return (same.find((each) => each.version === version) ?? same[0])?.name.replace(/^models\//, "");
 }
@@ -24,13 +24,14 @@ export function servedOf({ model, version }: Manifest): string | undefined {
  *
  * @returns the answer; undefined if there is none, or a newer call came before it.
  */
-export async function askLive({ manifest }: JobFolder, line: Line): Promise<Asked | undefined> {
+async function askLive(folder: JobFolder, line: Line): Promise<Asked | undefined> {
+  const { manifest } = folder;
   const name = servedOf(manifest);
   if (name === undefined) return undefined;
   if (model.value?.model?.name !== `models/${name}`) await choose(name);
   const detail = model.value;
   if (detail?.model?.name !== `models/${name}`) return undefined;
-  const inputs = inputsOf(manifest, await cellsOf(line, columnsOf(manifest, ["input"])), detail);
+  const inputs = await inputsOf(folder, line, detail);
   draft.value = { ...(questionOf(manifest, line) ?? startOf(detail, name)), model: name, inputs };
   return ask();
 }
@@ -51,19 +52,20 @@ function questionOf({ question = {}, job }: Manifest, { cells }: Line): Draft | 
 }
 
 /** Returns the inputs that a row was computed from, as far as the model has inputs of these names. */
-function inputsOf({ columns }: Manifest, cells: Cells, { inputs }: ModelDetail): Question["inputs"] {
+async function inputsOf(folder: JobFolder, line: Line, { inputs }: ModelDetail): Promise<Question["inputs"]> {
+  const columns = columnsOf(folder, ["input"]);
+  const cells = await cellsOf(line, columns);
   const raw = cells["input.raw"];
   if (typeof raw === "string") return [raw];
   if (raw instanceof Uint8Array) {
-    return [{ data: Uint8Array.from(raw), mediaType: columns["input.raw"]?.["media_type"] ?? "" }];
+    const column = columns.find(({ name }) => name === "input.raw");
+    return [{ data: Uint8Array.from(raw), mediaType: column?.["media_type"] ?? "" }];
   }
-  const named = Object.entries(cells).flatMap(([column, cell]) => {
-    const about = columns[column] ?? {};
-    const part = tensorIn(cell, about);
-    const spec = inputs.find(({ name }) => name === about["input"]);
-    return part && spec
-      ? [[spec.name, numbers(Array.from(part.values), [1, ...part.shape], spec.dataType)] as const]
-      : [];
+  const named = columns.flatMap((column) => {
+    const part = tensorIn(cells, column);
+    const spec = inputs.find(({ name }) => name === column["input"]);
+    if (!part || !spec) return [];
+    return [[spec.name, numbers(Array.from(part.values), [1, ...part.shape], spec.dataType)] as const];
   });
   return Object.fromEntries(named);
 }
@@ -75,7 +77,7 @@ export function Live({ folder, row }: { folder: JobFolder; row: Row }): preact.J
   if (servedOf(manifest) === undefined) {
     return <p class="muted">This server has no model {manifest.model}: it cannot be asked about the row.</p>;
   }
-  if (columnsOf(manifest, ["input"]).length === 0) {
+  if (columnsOf(folder, ["input"]).length === 0) {
     return (
       <p class="muted">
         The job kept no inputs, so the model cannot be asked about the row: run it with{" "}

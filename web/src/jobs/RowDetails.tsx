@@ -5,19 +5,16 @@ import { Tokens } from "../explanations/Tokens.js";
 import { Figure } from "../explanations/Values.js";
 import { VerdictBadge, shownAs } from "../explanations/verdicts.js";
 import { short } from "../pictures/text.js";
-import { type Cells, columnsOf, type JobFolder, type Manifest, tensorIn } from "./folder.js";
+import { type Cells, columnsOf, type JobFolder, tensorIn, useCells } from "./folder.js";
 import { Live } from "./Live.js";
 import { type Row, verdictOf } from "./rows.js";
-import { useCells } from "./useCells.js";
 
 const TENSORS = ["attribution", "token_attribution", "input", "tokens"];
 
 /** Shows the row. */
 export function RowDetails({ folder, row }: { folder: JobFolder; row: Row }): preact.JSX.Element {
-  const { manifest } = folder;
-  const { cells, failure = row.problem } = useCells(row.line, columnsOf(manifest, TENSORS));
-  const columns = columnsOf(manifest, ["attribution"]);
-  const names = new Set(columns.map((column) => manifest.columns[column]?.["attribution"] ?? ""));
+  const { cells, failure = row.problem } = useCells(row.line, columnsOf(folder, TENSORS));
+  const names = new Set(columnsOf(folder, ["attribution"]).map(({ attribution = "" }) => attribution));
   return (
     <section class="panel one-row" aria-labelledby="one-row" ref={bringIntoView}>
       <h2 id="one-row">
@@ -30,7 +27,7 @@ export function RowDetails({ folder, row }: { folder: JobFolder; row: Row }): pr
       )}
       <Live folder={folder} row={row} />
       <div class="explanations">
-        {cells && [...names].map((name) => <Stored key={name} {...{ manifest, row, cells, name }} />)}
+        {cells && [...names].map((name) => <Stored key={name} {...{ folder, row, cells, name }} />)}
       </div>
     </section>
   );
@@ -42,7 +39,7 @@ function bringIntoView(drawn: HTMLElement | null): void {
 }
 
 interface StoredProps {
-  readonly manifest: Manifest;
+  readonly folder: JobFolder;
   readonly row: Row;
   readonly cells: Cells;
   /** Of the attribution. */
@@ -50,60 +47,53 @@ interface StoredProps {
 }
 
 /** One attribution of the row as it was stored. */
-function Stored({ manifest, row, cells, name }: StoredProps): preact.JSX.Element {
-  const column = (kind: string): string =>
-    columnsOf(manifest, [kind]).find((each) => manifest.columns[each]?.["attribution"] === name) ?? "";
-  const { cells: outcome } = row.line;
-  const reason = outcome[column("reason")];
+function Stored({ folder, row, cells, name }: StoredProps): preact.JSX.Element {
+  const { cells: stored } = row.line;
+  const outcome = (kind: string): unknown => columnsOf(folder, [kind], name).map((each) => stored[each.name] ?? "")[0];
+  const [verdict, reason] = [outcome("verdict"), outcome("reason")];
   return (
     <article class="explanation">
       <div class="tools">
         <h3>
           <bdi>{name}</bdi>
         </h3>
-        {column("verdict") && <VerdictBadge shown={shownAs(verdictOf(outcome[column("verdict")]))} />}
+        {verdict !== undefined && <VerdictBadge shown={shownAs(verdictOf(verdict))} />}
       </div>
-      <StoredValues {...{ manifest, row, cells, name }} tokens={cells[column("token_attribution")]} />
+      <Values {...{ folder, cells, name }} />
       {typeof reason === "string" && reason !== "" && (
         <p class="small">
-          <bdi>{reason}</bdi> <span class="muted">(error {short(Number(outcome[column("largest_error")]))})</span>
+          <bdi>{reason}</bdi> <span class="muted">(error {short(Number(outcome("largest_error")))})</span>
         </p>
       )}
     </article>
   );
 }
 
-function StoredValues({ manifest, cells, name, tokens }: StoredProps & { tokens: unknown }): preact.JSX.Element {
+/** The values of an attribution: over the tokens of a text, or a figure for each input or layer. */
+function Values({ folder, cells, name }: Omit<StoredProps, "row">): preact.JSX.Element {
   const texts = cells["tokens"] as readonly string[] | undefined;
-  const values = tensorIn(tokens, {})?.values;
+  const [values] = columnsOf(folder, ["token_attribution"], name).map((column) => tensorIn(cells, column)?.values);
   if (texts && values) return <Tokens texts={texts} values={values} />;
-  const columns = columnsOf(manifest, ["attribution"]).filter(
-    (each) => manifest.columns[each]?.["attribution"] === name,
-  );
+  const image = columnsOf(folder, ["input"])
+    .flatMap((column) => tensorIn(cells, column) ?? [])
+    .find(isImage);
   return (
     <>
-      {columns.map((column) => {
-        const { input = "", layer = "", ...about } = manifest.columns[column] ?? {};
-        const part = tensorIn(cells[column], about);
+      {columnsOf(folder, ["attribution"], name).map((column) => {
+        const { input = "", layer = "" } = column;
+        const part = tensorIn(cells, column);
         if (part === undefined) return <p class="muted">Nothing was stored.</p>;
-        const names = manifest.feature_names?.[input] ?? [];
         return (
           <Figure
-            key={column}
+            key={column.name}
             name={input || layer}
-            label={column}
+            label={column.name}
             part={part}
-            under={imageIn(manifest, cells)}
-            names={names}
+            under={image && pictureOf(image)}
+            names={folder.manifest.feature_names?.[input] ?? []}
           />
         );
       })}
     </>
   );
-}
-
-function imageIn(manifest: Manifest, cells: Cells): ReturnType<typeof pictureOf> | undefined {
-  const images = columnsOf(manifest, ["input"]).map((name) => tensorIn(cells[name], manifest.columns[name] ?? {}));
-  const image = images.find((each) => each && isImage(each));
-  return image && pictureOf(image);
 }

@@ -7,26 +7,18 @@ import { isImage, pictureOf } from "../explanations/backgrounds.js";
 import { VerdictBadge, shownAs } from "../explanations/verdicts.js";
 import { percent } from "../pictures/text.js";
 import { sizeOf } from "../measures/numbers.js";
-import { columnsOf, type JobFolder, tensorIn } from "./folder.js";
-import type { Row } from "./rows.js";
-import { useCells } from "./useCells.js";
+import { type Column, columnsOf, type JobFolder, sizesOf, tensorIn, useCells } from "./folder.js";
+import { chosen, type Row, shown } from "./rows.js";
 
 const PAGE = 25;
 const LARGEST_PREVIEW = 4096;
 const MOST_TOKENS = 16;
 
-interface Props {
-  readonly folder: JobFolder;
-  readonly rows: readonly Row[];
-  readonly chosen: Row | undefined;
-  readonly onChoose: (row: Row) => void;
-}
-
-/** Shows rows, each with its input where that is small. */
-export function RowTable({ folder, rows, chosen, onChoose }: Props): preact.JSX.Element {
+/** Shows the rows that a person chose to see, each with its input where that is small. */
+export function RowTable({ folder }: { folder: JobFolder }): preact.JSX.Element {
   const [first, setFirst] = useState(0);
   const preview = previewOf(folder);
-  const labelled = columnsOf(folder.manifest, ["label"]).length > 0;
+  const labelled = columnsOf(folder, ["label"]).length > 0;
   const titles = ["Row", preview && "Input", labelled && "Label", "Prediction", "Probability", "Checks"];
   return (
     <>
@@ -34,16 +26,16 @@ export function RowTable({ folder, rows, chosen, onChoose }: Props): preact.JSX.
         <table class="rows">
           <Heads of={titles.filter((each) => typeof each === "string")} />
           <tbody>
-            {rows.slice(first, first + PAGE).map((row) => (
-              <tr key={row.number} class={row === chosen ? "chosen" : ""}>
+            {shown.value.slice(first, first + PAGE).map((row) => (
+              <tr key={row.number} class={row === chosen.value ? "chosen" : ""}>
                 <th scope="row">
-                  <button class="quiet" aria-pressed={row === chosen} onClick={() => onChoose(row)}>
+                  <button class="quiet" aria-pressed={row === chosen.value} onClick={() => (chosen.value = row)}>
                     <bdi class="short">{row.id || row.number}</bdi>
                   </button>
                 </th>
                 {preview && (
                   <td>
-                    <Preview folder={folder} row={row} column={preview} />
+                    <Preview row={row} column={preview} />
                   </td>
                 )}
                 {labelled && (
@@ -64,31 +56,28 @@ export function RowTable({ folder, rows, chosen, onChoose }: Props): preact.JSX.
           </tbody>
         </table>
       </div>
-      <Pager first={first} page={PAGE} count={rows.length} onTurn={setFirst} />
+      <Pager first={first} page={PAGE} count={shown.value.length} onTurn={setFirst} />
     </>
   );
 }
 
 /** Returns the column that shows what a row is: tokens, a small image, or a text. */
-function previewOf({ manifest }: JobFolder): string | undefined {
-  return columnsOf(manifest, ["tokens", "input"]).find((name) => {
-    const about = manifest.columns[name] ?? {};
-    const shape = (about["shape"] ?? "").split(",").map(Number);
-    return about["kind"] === "tokens" || about["media_type"]?.startsWith("text/") || isSmallImage(shape);
+function previewOf(folder: JobFolder): Column | undefined {
+  return columnsOf(folder, ["tokens", "input"]).find((column) => {
+    const shape = sizesOf(column);
+    const isSmallImage = isImage({ shape }) && sizeOf(shape) <= LARGEST_PREVIEW;
+    return column["kind"] === "tokens" || column["media_type"]?.startsWith("text/") || isSmallImage;
   });
 }
 
-function isSmallImage(shape: readonly number[]): boolean {
-  return isImage({ shape }) && sizeOf(shape) <= LARGEST_PREVIEW;
-}
-
-function Preview({ folder, row, column }: { folder: JobFolder; row: Row; column: string }): preact.JSX.Element | null {
-  const cell = useCells(row.line, [column]).cells?.[column];
+function Preview({ row, column }: { row: Row; column: Column }): preact.JSX.Element | null {
+  const { cells = {} } = useCells(row.line, [column]);
+  const cell = cells[column.name];
   if (typeof cell === "string") return <bdi class="preview">{cell}</bdi>;
   if (Array.isArray(cell) && typeof cell[0] === "string") {
     return <bdi class="preview">{cell.slice(0, MOST_TOKENS).join(" ")}</bdi>;
   }
-  const part = tensorIn(cell, folder.manifest.columns[column] ?? {});
+  const part = tensorIn(cells, column);
   if (part === undefined || !isImage(part)) return null;
   const { pixels, width, height } = pictureOf(part);
   return (

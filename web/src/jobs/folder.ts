@@ -1,7 +1,8 @@
 /** The folder that a job wrote: rows without their tensors at once, and the tensors of those that are looked at. */
 
 import { decompress } from "fzstd";
-import { type FileMetaData, parquetMetadataAsync, parquetReadObjects } from "hyparquet";
+import { type AsyncBuffer, type FileMetaData, parquetMetadataAsync, parquetReadObjects } from "hyparquet";
+import { useEffect, useState } from "preact/hooks";
 import { sizeOf, type Part } from "../measures/numbers.js";
 
 /** Where the results come from: what this page needs of `_manifest.json`. */
@@ -12,12 +13,17 @@ export interface Manifest {
   readonly labels: readonly string[];
   readonly weights_sha256: string;
   readonly rows: number;
-  /** What each column is: its `kind`, `attribution`, `method`, `layer`, `input`, `shape`, ... */
-  readonly columns: Readonly<Record<string, Readonly<Record<string, string>>>>;
+  readonly columns: Readonly<Record<string, Omit<Column, "name">>>;
   readonly feature_names?: Readonly<Record<string, readonly string[]>>;
   /** The request for the first row, without inputs, in the contract's JSON; missing in folders of earlier versions. */
   readonly question?: object;
   readonly job: { readonly target: unknown };
+}
+
+/** A column, and what it is: its `kind`, `attribution`, `method`, `layer`, `input`, `shape`, ... */
+export interface Column {
+  readonly name: string;
+  readonly [about: string]: string | undefined;
 }
 
 /** The cells of one row, by the names of their columns. */
@@ -29,9 +35,8 @@ interface Shard {
 }
 
 /** One row, and where it is. */
-export interface Line {
+export interface Line extends Shard {
   readonly cells: Cells;
-  readonly shard: Shard;
   /** Its index in the shard. */
   readonly at: number;
 }
@@ -39,6 +44,7 @@ export interface Line {
 /** A folder, and all of its rows without their tensors. */
 export interface JobFolder {
   readonly manifest: Manifest;
+  readonly columns: readonly Column[];
   readonly lines: readonly Line[];
 }
 
@@ -57,53 +63,84 @@ export async function openFolder(files: readonly File[]): Promise<JobFolder> {
   const manifest = JSON.parse(await file.text()) as Manifest;
   if (manifest.schema !== SCHEMA) throw new Error(`the manifest has schema ${manifest.schema}, not ${SCHEMA}`);
   const parts = files.filter(({ name }) => /^part-\d+\.parquet$/.test(name));
-  const columns = columnsOf(manifest, [...SMALL, ...OUTCOMES]);
+  const columns = Object.entries(manifest.columns).map(([name, about]): Column => ({ ...about, name }));
+  const small = columnsOf({ columns }, [...SMALL, ...OUTCOMES]);
   const lines: Line[] = [];
   for (const part of parts.sort((one, other) => one.name.localeCompare(other.name))) {
     try {
       const shard = { file: part, metadata: await parquetMetadataAsync(bufferOf(part)) };
-      for (const [at, cells] of (await read(shard, columns)).entries()) lines.push({ cells, shard, at });
+      for (const [at, cells] of (await read(shard, small)).entries()) lines.push({ ...shard, cells, at });
     } catch (failure) {
       throw new Error(`${part.name} cannot be read: ${String(failure)}`, { cause: failure });
     }
   }
-  return { manifest, lines };
+  return { manifest, columns, lines };
 }
 
-/** Returns the names of the columns of these kinds. */
-export function columnsOf({ columns }: Manifest, kinds: readonly string[]): string[] {
-  return Object.keys(columns).filter((name) => kinds.includes(columns[name]?.["kind"] ?? ""));
+/** Returns the columns of these kinds; those of one attribution, if it is named. */
+export function columnsOf({ columns }: Pick<JobFolder, "columns">, kinds: readonly string[], name?: string): Column[] {
+  return columns.filter(
+    ({ kind = "", attribution }) => kinds.includes(kind) && (name === undefined || attribution === name),
+  );
 }
 
 /** Reads columns of one row. */
-export async function cellsOf({ shard, at }: Line, columns: readonly string[]): Promise<Cells> {
-  const [cells = {}] = await read(shard, columns, at, at + 1);
+export async function cellsOf(line: Line, columns: readonly Column[]): Promise<Cells> {
+  const [cells = {}] = await read(line, columns, line.at);
   return cells;
 }
 
+/** What was read of a row, or why it cannot be read. */
+type Read = Readonly<Partial<{ line: Line; cells: Cells; failure: string }>>;
+
+/** Returns columns of a row; neither cells nor a failure while they are read, and never those of another row. */
+export function useCells(line: Line, columns: readonly Column[]): Read {
+  const [read, setRead] = useState<Read>({});
+  useEffect(() => {
+    let current = true;
+    const put = (found: Read): void => {
+      if (current) setRead({ line, ...found });
+    };
+    cellsOf(line, columns).then(
+      (cells) => put({ cells }),
+      (failure: unknown) => put({ failure: `${line.file.name} cannot be read: ${String(failure)}` }),
+    );
+    return (): void => {
+      current = false;
+    };
+  }, [line, columns.map(({ name }) => name).join()]);
+  return read.line === line ? read : {};
+}
+
+/** Returns the sizes of a tensor in a column, without the axis of rows; none where rows differ. */
+export function sizesOf({ shape = "" }: Column): number[] {
+  return shape.split(",").filter(Boolean).map(Number);
+}
+
 /** Returns the tensor in a cell, which has the shape of its column, or its own; undefined if there is none. */
-export function tensorIn(cell: unknown, { shape = "" }: Readonly<Record<string, string>>): Part | undefined {
+export function tensorIn(cells: Cells, column: Column): Part | undefined {
+  const cell = cells[column.name];
   const ragged = cell as { values?: readonly unknown[]; shape?: readonly number[] } | null | undefined;
   const flat = Array.isArray(cell) ? (cell as readonly unknown[]) : ragged?.values;
   if (flat === undefined) return undefined;
   const values = Float64Array.from(flat, Number);
-  const sizes = ragged?.shape ?? shape.split(",").filter(Boolean).map(Number);
+  const sizes = ragged?.shape ?? sizesOf(column);
   return { values, shape: sizeOf(sizes) === values.length ? sizes : [values.length] };
 }
 
-async function read(shard: Shard, columns: readonly string[], rowStart?: number, rowEnd?: number): Promise<Cells[]> {
+/** Reads columns of one row of a shard, or of all. */
+async function read({ file, metadata }: Shard, columns: readonly Column[], at?: number): Promise<Cells[]> {
   return parquetReadObjects({
-    file: bufferOf(shard.file),
-    metadata: shard.metadata,
-    columns: [...columns],
-    ...(rowStart === undefined ? {} : { rowStart }),
-    ...(rowEnd === undefined ? {} : { rowEnd }),
+    file: bufferOf(file),
+    metadata,
+    columns: columns.map(({ name }) => name),
+    ...(at === undefined ? {} : { rowStart: at, rowEnd: at + 1 }),
     utf8: false, // bytes that are no text stay bytes
     useOffsetIndex: true, // of large tensors, only the pages with these rows
     compressors: { ZSTD: (bytes, size) => decompress(bytes, new Uint8Array(size)) },
   });
 }
 
-function bufferOf(file: File): { byteLength: number; slice: (start: number, end?: number) => Promise<ArrayBuffer> } {
+function bufferOf(file: File): AsyncBuffer {
   return { byteLength: file.size, slice: (start, end) => file.slice(start, end).arrayBuffer() };
 }

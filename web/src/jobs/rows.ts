@@ -1,8 +1,9 @@
 /** Rows as a person looks for them: what is wrong with each, and which ones to show. */
 
+import { computed, signal } from "@preact/signals";
 import { Verdict } from "@cutaway/client";
 import { worstOf } from "../explanations/verdicts.js";
-import { columnsOf, type JobFolder, type Line, type Manifest } from "./folder.js";
+import { columnsOf, type JobFolder, type Line } from "./folder.js";
 
 /** What a person may ask to see; each is a question about one row. */
 export const KINDS = {
@@ -49,39 +50,48 @@ export interface Wanted {
   readonly text: string;
 }
 
-/** Returns all rows of a folder. */
-export function rowsIn({ manifest, lines }: JobFolder): Row[] {
-  const verdicts = columnsOf(manifest, ["verdict"]);
-  const errors = columnsOf(manifest, ["largest_error"]);
-  return lines.map((line) => rowOf(manifest, line, verdicts, errors));
-}
+/** The folder that is open; it stays open while a person looks at other views. */
+export const folder = signal<JobFolder | undefined>(undefined);
 
-function rowOf(manifest: Manifest, line: Line, verdicts: readonly string[], errors: readonly string[]): Row {
+/** The row that is looked at. */
+export const chosen = signal<Row | undefined>(undefined);
+
+/** What a person chose to see. */
+export const wanted = signal<Wanted>({ kind: "all rows", order: "as in the data", text: "" });
+
+/** All rows of the folder. */
+export const rows = computed(() => {
+  const open = folder.value;
+  return open ? open.lines.map((line) => rowOf(open, line)) : [];
+});
+
+/** The rows of the kind and with the text that a person chose, in the order that was chosen. */
+export const shown = computed(() => {
+  const sought = wanted.value.text.trim().toLowerCase();
+  const [isKind, rank] = [KINDS[wanted.value.kind], ORDERS[wanted.value.order]];
+  return rows.value
+    .filter(isKind)
+    .filter(({ id, label, prediction }) => [id, label, prediction].some((each) => each.toLowerCase().includes(sought)))
+    .sort((one, other) => rank(one) - rank(other));
+});
+
+function rowOf(folder: JobFolder, line: Line): Row {
   const { cells } = line;
+  const errors = columnsOf(folder, ["largest_error"]).map(({ name }) => Number(cells[name] ?? 0));
   const [label, index] = [cells["label"], cells["prediction"]];
   const own = text(cells["prediction_name"]) || text(index);
   return {
     line,
     number: Number(cells["row"]),
     id: text(cells["id"]),
-    label: typeof label === "bigint" ? (manifest.labels[Number(label)] ?? text(label)) : text(label),
+    label: typeof label === "bigint" ? (folder.manifest.labels[Number(label)] ?? text(label)) : text(label),
     prediction: own,
     probability: typeof cells["probability"] === "number" ? cells["probability"] : undefined,
     wrong: label != null && index != null && label !== index && label !== own,
-    verdict: worstOf(verdicts.map((name) => verdictOf(cells[name]))),
-    error: Math.max(0, ...errors.map((name) => Number(cells[name] ?? 0)).filter((each) => !Number.isNaN(each))),
+    verdict: worstOf(columnsOf(folder, ["verdict"]).map(({ name }) => verdictOf(cells[name]))),
+    error: Math.max(0, ...errors.filter((each) => !Number.isNaN(each))),
     problem: cells["error"] == null ? "" : `${text(cells["error"])}: ${text(cells["error_message"])}`,
   };
-}
-
-/** Returns the rows that a person chose to see. */
-export function selected(rows: readonly Row[], { kind, order, text: part }: Wanted): Row[] {
-  const sought = part.trim().toLowerCase();
-  const rank = ORDERS[order];
-  return rows
-    .filter((row) => KINDS[kind](row))
-    .filter(({ id, label, prediction }) => [id, label, prediction].some((each) => each.toLowerCase().includes(sought)))
-    .sort((one, other) => rank(one) - rank(other));
 }
 
 /** Returns the verdict that a cell names. */

@@ -4,7 +4,7 @@ import { Check } from "../app/controls.js";
 import { Panel, Facts } from "../app/parts.js";
 import { signal } from "@preact/signals";
 import { useMemo, useState } from "preact/hooks";
-import { DataType } from "@cutaway/client";
+import { DataType, type ModelDetail } from "@cutaway/client";
 import { model } from "../state/asking.js";
 import { Graph } from "./Graph.js";
 import { shapeText } from "../pictures/text.js";
@@ -24,9 +24,7 @@ export function ModelsView(): preact.JSX.Element | null {
   const rows = useMemo(() => (detail && withOperators ? rowsOf(detail) : modules), [detail, modules, withOperators]);
   if (detail === undefined) return null;
   const { provenance } = detail;
-  const onChoose = ({ address }: Row): void => {
-    chosen.value = address;
-  };
+  const onChoose = ({ address }: Row): string => (chosen.value = address);
   const place = rows.find(({ address }) => address === chosen.value);
   const facts: [string, string][] = [
     ["Parameters", (rows[0]?.parameters ?? 0).toLocaleString("en")],
@@ -61,11 +59,7 @@ export function ModelsView(): preact.JSX.Element | null {
   );
 }
 
-interface Port {
-  readonly name: string;
-  readonly dataType: DataType;
-  readonly shape: readonly bigint[];
-}
+type Port = Pick<ModelDetail["outputs"][number], "name" | "dataType" | "shape">;
 
 function Ports({ title, ports }: { title: string; ports: readonly Port[] }): preact.JSX.Element {
   return (

@@ -3,31 +3,20 @@
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { Search } from "../app/controls.js";
 import { shapeText } from "../pictures/text.js";
-import { foldedAtFirst, type Row, type Shown, shownRows } from "./tree.js";
+import { foldable, foldedAtFirst, type Row, type RowsProps, type Shown, shownRows, turned } from "./tree.js";
 
 const ROW = 28;
 const SPARE = 8;
 const HEADS = ["Module", "Type", "Output", "Parameters", "Calls"];
 
-interface Props {
-  readonly rows: readonly Row[];
-  readonly chosen: Row | undefined;
-  readonly onChoose: (row: Row) => void;
-}
-
 /** Shows rows that can be folded, searched and chosen. */
-export function ModuleTree({ rows, chosen, onChoose }: Props): preact.JSX.Element {
-  const [folded, setFolded] = useState(() => foldedAtFirst(rows));
+export function ModuleTree({ rows, chosen, onChoose }: RowsProps): preact.JSX.Element {
+  const [folded, setFolded] = useState<ReadonlySet<string>>(() => foldedAtFirst(rows));
   const [sought, setSought] = useState("");
   const shown = useMemo(() => shownRows(rows, folded, sought.trim()), [rows, folded, sought]);
-  const fold = (row: Row, close: boolean): void => {
-    const next = new Set(folded);
-    if (close) next.add(row.address);
-    else next.delete(row.address);
-    setFolded(next);
-  };
+  const turn = ({ address }: Row): void => setFolded(turned(folded, address));
   const found = sought.trim() ? shown.filter(({ match }) => match).length : rows.length;
-  const inner = rows.filter(({ size, depth }) => size > 0 && depth > 0).map(({ address }) => address);
+  const inner = foldable(rows);
   return (
     <>
       <div class="tools">
@@ -42,18 +31,19 @@ export function ModuleTree({ rows, chosen, onChoose }: Props): preact.JSX.Elemen
           </button>
         )}
       </div>
-      <Rows {...{ shown, folded, chosen, onChoose, fold }} />
+      <Rows {...{ shown, folded, chosen, onChoose, turn }} />
     </>
   );
 }
 
-interface RowsProps extends Omit<Props, "rows"> {
+interface ShownProps extends Omit<RowsProps, "rows"> {
   readonly shown: readonly Shown[];
   readonly folded: ReadonlySet<string>;
-  readonly fold: (row: Row, close: boolean) => void;
+  /** Folds a row, or unfolds it. */
+  readonly turn: (row: Row) => void;
 }
 
-function Rows({ shown, folded, chosen, onChoose, fold }: RowsProps): preact.JSX.Element {
+function Rows({ shown, folded, chosen, onChoose, turn }: ShownProps): preact.JSX.Element {
   const box = useRef<HTMLDivElement>(null);
   const [view, setView] = useState({ top: 0, height: 600 });
   const measure = (): void => {
@@ -68,27 +58,24 @@ function Rows({ shown, folded, chosen, onChoose, fold }: RowsProps): preact.JSX.
   const inSight = shown.slice(first, Math.ceil((view.top + view.height) / ROW) + SPARE);
   const at = shown.findIndex(({ row }) => row === chosen);
   const goTo = (index: number): void => {
-    const { row } = shown[Math.min(Math.max(index, 0), shown.length - 1)] ?? {};
+    const to = Math.min(Math.max(index, 0), shown.length - 1);
+    const { row } = shown[to] ?? {};
     if (row === undefined || !box.current) return;
     onChoose(row);
-    const top = ROW * Math.min(Math.max(index, 0), shown.length - 1);
     const { scrollTop, clientHeight } = box.current;
-    if (top < scrollTop) box.current.scrollTop = top;
-    else if (top + 2 * ROW > scrollTop + clientHeight) box.current.scrollTop = top + 2 * ROW - clientHeight;
+    box.current.scrollTop = Math.min(ROW * to, Math.max(scrollTop, ROW * (to + 2) - clientHeight));
   };
   const onKeyDown = (event: KeyboardEvent): void => {
-    const page = Math.max(1, Math.floor(view.height / ROW) - 1);
-    const steps: Record<string, number> = { ArrowDown: 1, ArrowUp: -1, PageDown: page, PageUp: -page };
     const current = shown[at]?.row;
-    if (event.key in steps) goTo(at + (steps[event.key] ?? 0));
-    else if (event.key === "Home") goTo(0);
-    else if (event.key === "End") goTo(shown.length - 1);
-    else if (event.key === "ArrowRight" && current && folded.has(current.address)) fold(current, false);
-    else if (event.key === "ArrowRight") goTo(at + 1);
-    else if (event.key === "ArrowLeft" && current?.size && !folded.has(current.address)) fold(current, true);
-    else if (event.key === "ArrowLeft") goTo(above(shown, at));
-    else return;
+    const page = Math.max(1, Math.floor(view.height / ROW) - 1);
+    const above = shown.findLastIndex(({ row }, index) => index < at && row.depth < (current?.depth ?? 0));
+    const arrows = { ArrowDown: at + 1, ArrowRight: at + 1, ArrowUp: at - 1, ArrowLeft: above };
+    const jumps = { PageDown: at + page, PageUp: at - page, Home: 0, End: shown.length };
+    const to = new Map(Object.entries({ ...arrows, ...jumps })).get(event.key);
+    if (to === undefined) return;
     event.preventDefault();
+    if (current?.size && event.key === (folded.has(current.address) ? "ArrowRight" : "ArrowLeft")) turn(current);
+    else goTo(to);
   };
   return (
     <div
@@ -114,39 +101,19 @@ function Rows({ shown, folded, chosen, onChoose, fold }: RowsProps): preact.JSX.
       </div>
       <div role="rowgroup" style={{ height: `${shown.length * ROW}px` }} class="all">
         {inSight.map(({ row, match }, index) => (
-          <TreeRow
-            key={row.address}
-            {...{ row, match }}
-            at={first + index}
-            isFolded={folded.has(row.address)}
-            isChosen={row === chosen}
-            onChoose={() => onChoose(row)}
-            onFold={(close) => fold(row, close)}
-          />
+          <TreeRow key={row.address} {...{ row, match, folded, chosen, onChoose, turn }} at={first + index} />
         ))}
       </div>
     </div>
   );
 }
 
-function above(shown: readonly Shown[], at: number): number {
-  const depth = shown[at]?.row.depth ?? 0;
-  return Math.max(
-    0,
-    shown.slice(0, Math.max(at, 0)).findLastIndex(({ row }) => row.depth < depth),
-  );
-}
-
-interface TreeRowProps extends Shown {
+interface TreeRowProps extends Shown, Omit<ShownProps, "shown"> {
   readonly at: number;
-  readonly isFolded: boolean;
-  readonly isChosen: boolean;
-  readonly onChoose: () => void;
-  readonly onFold: (close: boolean) => void;
 }
 
-function TreeRow({ row, match, at, isFolded, isChosen, onChoose, onFold }: TreeRowProps): preact.JSX.Element {
-  const mark = row.size === 0 ? "" : isFolded ? "▸" : "▾";
+function TreeRow({ row, match, at, folded, chosen, onChoose, turn }: TreeRowProps): preact.JSX.Element {
+  const isFolded = folded.has(row.address);
   return (
     <div
       id={`place-${at}`}
@@ -154,20 +121,14 @@ function TreeRow({ row, match, at, isFolded, isChosen, onChoose, onFold }: TreeR
       class={`place ${row.kind} ${match ? "" : "passed"}`}
       aria-level={row.depth + 1}
       aria-rowindex={at + 1}
-      aria-selected={isChosen}
+      aria-selected={row === chosen}
       aria-expanded={row.size === 0 ? undefined : !isFolded}
       style={{ transform: `translateY(${at * ROW}px)` }}
-      onClick={onChoose}
+      onClick={() => onChoose(row)}
     >
       <span role="gridcell" class="name" style={{ paddingInlineStart: `${row.depth * 14}px` }}>
-        <span
-          class="mark"
-          aria-hidden="true"
-          onClick={() => {
-            if (row.size) onFold(!isFolded);
-          }}
-        >
-          {mark}
+        <span class="mark" aria-hidden="true" onClick={() => row.size && turn(row)}>
+          {row.size > 0 && (isFolded ? "▸" : "▾")}
         </span>
         <bdi title={row.address}>{row.name}</bdi>
       </span>

@@ -2,7 +2,7 @@
 
 import { HookPoint } from "@cutaway/client";
 import type { CaptureRequest } from "@cutaway/contract/capture_pb";
-import { Facts } from "../app/parts.js";
+import { Facts, Panel } from "../app/parts.js";
 import { MethodMenu } from "../ask/MethodFields.js";
 import { METHODS, requestFor } from "../ask/methods.js";
 import { alter, ask, draft, model } from "../state/asking.js";
@@ -12,26 +12,31 @@ import { shapeText } from "../pictures/text.js";
 import { parameterAt, requestAt } from "./places.js";
 import type { Row } from "./tree.js";
 
+const { OUTPUT, GRAD_OUTPUT } = HookPoint;
 const LAYER_METHODS = METHODS.filter(({ of, options }) => of === "a layer" && options[0]?.kind === "layer");
-
-/** Returns the name of the view that shows these points. */
-function viewOf(points: readonly HookPoint[]): string {
-  return points.includes(HookPoint.OUTPUT) ? "activations" : "gradients";
-}
 
 /** Shows a place, and adds it to the question. */
 export function PlaceDetails({ row }: { row: Row | undefined }): preact.JSX.Element | null {
   if (row === undefined) return null;
-  const points = messageOf(draft.value)
-    .captures.filter((each) => each.where.value === row.address)
-    .flatMap((each) => (each.points.length ? each.points : [HookPoint.OUTPUT]));
+  const { captures } = messageOf(draft.value);
+  const points = captures
+    .filter(({ where }) => where.value === row.address)
+    .flatMap((each) => (each.points.length ? each.points : [OUTPUT]));
   const all = `${row.address}.**`;
-  const hasAll = messageOf(draft.value).captures.some(({ where }) => where.value === all);
-  const capture = (added: CaptureRequest): void => alter({ captures: [...(draft.value.captures ?? []), added] });
+  const hasAll = captures.some(({ where }) => where.value === all);
+  const capture = (what: string, request: CaptureRequest, done: boolean): preact.JSX.Element => (
+    <button disabled={done} onClick={() => alter({ captures: [...captures, request] })}>
+      {done ? "Captured: " : "Capture the "}
+      {what}
+    </button>
+  );
   const explain = (field: string): void => {
     const added = requestFor(field, model.value ?? { inputs: [] }, row.address);
     alter({ attributions: [...(draft.value.attributions ?? []), added] });
     go("ask");
+  };
+  const show = async (): Promise<void> => {
+    if (await ask()) go(points.includes(OUTPUT) ? "activations" : "gradients");
   };
   const facts: [string, string][] = [
     ["Type", row.type],
@@ -41,38 +46,23 @@ export function PlaceDetails({ row }: { row: Row | undefined }): preact.JSX.Elem
     ...row.aliases.map((alias): [string, string] => ["Also named", alias]),
   ];
   return (
-    <section class="panel" aria-labelledby="place">
-      <h2 id="place">
-        <bdi class="mono">{row.address || row.name}</bdi>
-      </h2>
+    <Panel id="place" title={<bdi class="mono">{row.address || row.name}</bdi>}>
       <Facts facts={facts} />
       {row.address !== "" && (
         <div class="actions">
-          {[HookPoint.OUTPUT, HookPoint.GRAD_OUTPUT].map((point) => (
-            <button
-              key={point}
-              disabled={points.includes(point)}
-              onClick={() => capture(requestAt(row.address, point))}
-            >
-              {points.includes(point) ? "Captured: " : "Capture the "}
-              {point === HookPoint.OUTPUT ? "output" : "gradient"}
-            </button>
-          ))}
-          {row.kind === "module" && row.parameters > 0 && (
-            <button disabled={hasAll} onClick={() => capture(parameterAt(all))}>
-              {hasAll ? "Captured: " : "Capture the "}gradients of its parameters
-            </button>
-          )}
+          {capture("output", requestAt(row.address, OUTPUT), points.includes(OUTPUT))}
+          {capture("gradient", requestAt(row.address, GRAD_OUTPUT), points.includes(GRAD_OUTPUT))}
+          {row.parameters > 0 && capture("gradients of its parameters", parameterAt(all), hasAll)}
           {row.kind === "module" && (
             <MethodMenu label="Explain by this layer" methods={LAYER_METHODS} onChoose={explain} />
           )}
           {(points.length > 0 || hasAll) && (
-            <button class="quiet" onClick={() => void ask().then((answer) => answer && go(viewOf(points)))}>
+            <button class="quiet" onClick={() => void show()}>
               Ask, and show it
             </button>
           )}
         </div>
       )}
-    </section>
+    </Panel>
   );
 }

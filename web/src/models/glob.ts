@@ -1,19 +1,13 @@
 /** Globs as the contract has them: `*` and `?` within one part of a dotted name, `**` across parts. */
 
-/** Whether a text is a glob. */
-export function isGlob(text: string): boolean {
-  return /[*?]/.test(text);
-}
-
 /** Whether a whole name matches a glob; in time linear in the length of either, unlike regular expressions. */
 export function matches(pattern: string, name: string): boolean {
   const parts = pattern.match(/\*\*|[^]/gu) ?? [];
-  let reached = new Set([0]);
   const skipping = (from: Set<number>): Set<number> => {
     for (const at of from) if (parts[at]?.startsWith("*")) from.add(at + 1);
     return from;
   };
-  reached = skipping(reached);
+  let reached = skipping(new Set([0]));
   for (const letter of name) {
     const next = new Set<number>();
     for (const at of reached) {

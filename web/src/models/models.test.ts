@@ -4,7 +4,7 @@ import { create } from "@bufbuild/protobuf";
 import { ModelDetailSchema } from "@cutaway/contract/model_pb";
 import { describe, expect, it } from "vitest";
 import { matches } from "./glob.js";
-import { pathOf, type Step } from "./path.js";
+import { pathOf, type Step } from "./Graph.js";
 import { foldedAtFirst, rowsOf, shownRows } from "./tree.js";
 
 const DETAIL = create(ModelDetailSchema, {

@@ -1,7 +1,8 @@
 /** The module tree as rows: which are shown, as it is folded and searched. */
 
 import type { ModelDetail } from "@cutaway/client";
-import { isGlob, matches } from "./glob.js";
+import type { Module } from "@cutaway/contract/model_pb";
+import { matches } from "./glob.js";
 
 /** A module, or an operator inside one. */
 export interface Row {
@@ -20,6 +21,13 @@ export interface Row {
   readonly aliases: readonly string[];
 }
 
+/** What a picture of the rows takes. */
+export interface RowsProps {
+  readonly rows: readonly Row[];
+  readonly chosen: Row | undefined;
+  readonly onChoose: (row: Row) => void;
+}
+
 /** A row that is shown. */
 export interface Shown {
   readonly row: Row;
@@ -34,26 +42,23 @@ export function rowsOf({ modules, operators }: Pick<ModelDetail, "modules" | "op
     const module = each.address.slice(0, each.address.lastIndexOf(":"));
     inside.set(module, [...(inside.get(module) ?? []), each]);
   }
-  const rows: { -readonly [key in keyof Row]: Row[key] }[] = [];
-  const open: (typeof rows)[number][] = [];
-  const add = (row: Row): void => {
-    while (open.length > row.depth) open.pop();
+  const rows: (Row & { size: number })[] = [];
+  const open: typeof rows = [];
+  const add = (row: Omit<Row, "size" | "shapes">, outputs: Module["outputShapes"]): void => {
+    open.length = Math.min(open.length, row.depth);
     for (const above of open) above.size++;
-    const added = { ...row };
+    const added = { ...row, size: 0, shapes: outputs.map(({ sizes }) => sizes.map(Number)) };
     rows.push(added);
     open.push(added);
   };
-  for (const module of modules) {
-    const { name, type, calls, aliases, outputShapes, parameters } = module;
-    const depth = name === "" ? 0 : name.split(".").length;
-    const shapes = outputShapes.map(({ sizes }) => sizes.map(Number));
-    const last = name === "" ? (modules[0]?.type ?? "") : name.slice(name.lastIndexOf(".") + 1);
-    const row = { address: name, name: last, type, calls, aliases, shapes, parameters: Number(parameters) };
-    add({ ...row, kind: "module", depth, size: 0 });
-    for (const { address, outputShapes: sizes, calls: times } of inside.get(name) ?? []) {
-      const operator = { address, name: address.slice(address.lastIndexOf(":") + 1), type: "operator", calls: times };
-      const outputs = sizes.map((each) => each.sizes.map(Number));
-      add({ ...operator, kind: "operator", depth: depth + 1, size: 0, shapes: outputs, parameters: 0, aliases: [] });
+  for (const { name: address, type, calls, aliases, outputShapes, parameters } of modules) {
+    const depth = address === "" ? 0 : address.split(".").length;
+    const name = address.slice(address.lastIndexOf(".") + 1) || type;
+    add({ address, name, kind: "module", type, depth, parameters: Number(parameters), calls, aliases }, outputShapes);
+    for (const operator of inside.get(address) ?? []) {
+      const own = { address: operator.address, calls: operator.calls, name: operator.address.split(":").at(-1) ?? "" };
+      const none = { kind: "operator", type: "operator", parameters: 0, aliases: [] } as const;
+      add({ ...own, ...none, depth: depth + 1 }, operator.outputShapes);
     }
   }
   return rows;
@@ -65,38 +70,40 @@ export function shownRows(rows: readonly Row[], folded: ReadonlySet<string>, sou
 }
 
 function unfolded(rows: readonly Row[], folded: ReadonlySet<string>): Shown[] {
-  const shown: Shown[] = [];
-  for (let at = 0; at < rows.length; at++) {
-    const row = rows[at];
-    if (row === undefined) break;
-    shown.push({ row, match: true });
-    if (folded.has(row.address)) at += row.size;
-  }
-  return shown;
+  let next = 0;
+  return rows.flatMap((row, at) => {
+    if (at < next) return [];
+    next = at + 1 + (folded.has(row.address) ? row.size : 0);
+    return [{ row, match: true }];
+  });
 }
 
 function found(rows: readonly Row[], sought: string): Shown[] {
   const small = sought.toLowerCase();
-  const fits = isGlob(sought)
+  const fits = /[*?]/.test(sought)
     ? ({ address }: Row): boolean => matches(sought, address)
     : ({ address, type }: Row): boolean => `${address} ${type}`.toLowerCase().includes(small);
-  const shown = new Map<Row, boolean>();
-  const above: Row[] = [];
-  for (const row of rows) {
-    above.length = Math.min(above.length, row.depth);
-    if (fits(row)) {
-      for (const each of above) if (!shown.has(each)) shown.set(each, false);
-      shown.set(row, true);
-    }
-    above.push(row);
-  }
-  return [...shown].map(([row, match]) => ({ row, match }));
+  const all = rows.map(fits);
+  return rows.flatMap((row, at) => {
+    const [match = false, ...below] = all.slice(at, at + 1 + row.size);
+    return match || below.includes(true) ? [{ row, match }] : [];
+  });
 }
 
 const LARGE = 300;
 
+/** Returns the addresses of what can be folded: all that has rows below it, but for the model. */
+export function foldable(rows: readonly Row[]): string[] {
+  return rows.filter(({ size, depth }) => size > 0 && depth > 0).map(({ address }) => address);
+}
+
 /** Returns what is folded at first: of a large model, all below the first level. */
 export function foldedAtFirst(rows: readonly Row[]): Set<string> {
-  const folded = rows.filter(({ size, depth }) => size > 0 && depth >= 1);
-  return new Set(rows.length > LARGE ? folded.map(({ address }) => address) : []);
+  return new Set(rows.length > LARGE ? foldable(rows) : []);
+}
+
+/** Returns addresses with one of them more, or less if it is there. */
+export function turned(addresses: ReadonlySet<string>, address: string): ReadonlySet<string> {
+  const others = [...addresses].filter((each) => each !== address);
+  return new Set(addresses.has(address) ? others : [...others, address]);
 }

@@ -8,7 +8,7 @@ import {
   type Question,
   type Tensor,
 } from "@cutaway/client";
-import { messageOf } from "./draft.js";
+import { messageOf, tensorsIn } from "./draft.js";
 import { type Part, partOf, sizeOf } from "../measures/numbers.js";
 
 /** A question with its answer. */
@@ -31,13 +31,10 @@ export interface ViewProps {
 }
 
 /** Returns how many examples an answer is about. */
-export function rowsOf({ question: { inputs }, reply: { classes, predictions } }: Asked): number {
-  const given: readonly unknown[] = Array.isArray(inputs) ? inputs : [undefined];
-  const tensors = [
-    ...Object.values(predictions),
-    ...(inputs === given ? [] : Object.values(inputs as typeof predictions)),
-  ];
-  return classes.length || (tensors.find(({ shape }) => shape.length)?.shape[0] ?? given.length);
+export function rowsOf({ question, reply: { classes, predictions } }: Asked): number {
+  const tensors = [...Object.values(predictions), ...Object.values(tensorsIn(question))];
+  const [first = 1] = tensors.find(({ shape }) => shape.length)?.shape ?? [question.inputs.length];
+  return classes.length || Number(first);
 }
 
 /** Returns what was captured at outputs, as far as the question left it whole. */
@@ -66,4 +63,9 @@ export function targetText({ model, reply: { message, classes } }: Asked, row: n
   const index = targets[row * Math.max(1, targetsPerExample)];
   if (index === undefined) return "the target that was asked for";
   return `the ${classes.length ? "logit of" : "output"} “${model.labels[Number(index)] ?? String(index)}”`;
+}
+
+/** Returns the bytes of the numbers of all these tensors. */
+export function bytesOf(...parts: readonly Readonly<Record<string, Tensor>>[]): number {
+  return parts.flatMap((tensors) => Object.values(tensors)).reduce((sum, { data }) => sum + data.byteLength, 0);
 }

@@ -1,8 +1,8 @@
 /** Asking: the question, what is under way, and what came back. */
 
 import { computed, signal } from "@preact/signals";
-import { CutawayError, type Inspection, type ModelDetail, type Question } from "@cutaway/client";
-import { type Asked, rowsOf } from "./asked.js";
+import { CutawayError, type ModelDetail, type Question } from "@cutaway/client";
+import { type Asked, bytesOf, rowsOf } from "./asked.js";
 import { type Draft, emptyDraft } from "./draft.js";
 import { client, note } from "./server.js";
 import { startOf } from "../ask/start.js";
@@ -41,21 +41,14 @@ let running = new AbortController();
 
 /** Reads the module tree of a model, and starts a question about it; or keeps the one that a link brought. */
 export async function choose(name: string, linked?: Draft): Promise<void> {
-  cancel();
-  const call = running;
-  opening.value = name;
-  failure.value = undefined;
-  try {
-    const detail = await client.value.model(name, { operators: true, example: true, signal: call.signal });
-    if (call.signal.aborted) return;
+  await newest(async (signal) => {
+    opening.value = name;
+    const detail = await client.value.model(name, { operators: true, example: true, signal });
+    signal.throwIfAborted();
     model.value = detail;
     draft.value = { ...startOf(detail, name), ...linked };
     asked.value = undefined;
-  } catch (error) {
-    if (!call.signal.aborted) failure.value = note(error);
-  } finally {
-    if (!call.signal.aborted) opening.value = undefined;
-  }
+  });
 }
 
 /** Changes parts of the question, without asking. */
@@ -74,28 +67,39 @@ export async function ask(change: Partial<Question> = {}): Promise<Asked | undef
   const detail = model.value;
   if (inputs === undefined || detail === undefined) return undefined;
   const question: Question = { ...rest, inputs };
-  const call = renewed();
-  const began = performance.now();
-  since.value = began;
+  return newest(async (signal) => {
+    const began = performance.now();
+    since.value = began;
+    const reply = await client.value.inspect(question, { signal });
+    signal.throwIfAborted();
+    const answer = { model: detail, question, reply, milliseconds: performance.now() - began };
+    asked.value = answer;
+    row.value = Math.min(row.value, Math.max(0, rowsOf(answer) - 1));
+    history.value = kept([answer, ...history.value]);
+    return answer;
+  });
+}
+
+/** Runs a call, which ends the one before; returns undefined where it fails, or a newer one ends it. */
+async function newest<T>(call: (signal: AbortSignal) => Promise<T>): Promise<T | undefined> {
+  cancel();
+  const { signal } = running;
   failure.value = undefined;
   try {
-    const reply = await client.value.inspect(question, { signal: call.signal });
-    if (call.signal.aborted) return undefined;
-    const answer = { model: detail, question, reply, milliseconds: performance.now() - began };
-    show(answer);
-    return answer;
+    return await call(signal);
   } catch (error) {
-    if (!call.signal.aborted) failure.value = note(error);
+    if (!signal.aborted) failure.value = note(error);
     return undefined;
   } finally {
-    if (!call.signal.aborted) since.value = undefined;
+    if (!signal.aborted) since.value = opening.value = undefined;
   }
 }
 
-/** Ends the running question. */
+/** Ends the running call. */
 export function cancel(): void {
-  renewed();
-  since.value = undefined;
+  running.abort();
+  running = new AbortController();
+  since.value = opening.value = undefined;
 }
 
 /** Shows an earlier question with its answer. */
@@ -108,28 +112,11 @@ export function recall(earlier: Asked): void {
   row.value = 0;
 }
 
-function show(answer: Asked): void {
-  asked.value = answer;
-  row.value = Math.min(row.value, Math.max(0, rowsOf(answer) - 1));
-  history.value = kept([answer, ...history.value]);
-}
-
 /** Returns as many as fit into the memory that a page may take. */
 function kept(answers: readonly Asked[]): readonly Asked[] {
   let bytes = 0;
   return answers.slice(0, MOST_KEPT).filter(({ reply }, index) => {
-    bytes += bytesOf(reply);
+    bytes += bytesOf(reply.captures); // what is large in it
     return index === 0 || bytes <= MOST_KEPT_BYTES;
   });
-}
-
-/** Returns the bytes of all captures of a reply, which are what is large in it. */
-function bytesOf({ captures }: Inspection): number {
-  return Object.values(captures).reduce((sum, { data }) => sum + data.byteLength, 0);
-}
-
-function renewed(): AbortController {
-  running.abort();
-  running = new AbortController();
-  return running;
 }

@@ -1,7 +1,7 @@
 /** The question as a person makes it, and as the contract's JSON. */
 
 import { type JsonObject, toJson } from "@bufbuild/protobuf";
-import { type Question, questionOf, requestOf } from "@cutaway/client";
+import { type Question, questionOf, requestOf, type Tensor } from "@cutaway/client";
 import { type InspectRequest, InspectRequestSchema } from "@cutaway/contract/inspection_pb";
 
 /** A question that may still lack its inputs. */
@@ -15,10 +15,8 @@ export function messageOf({ inputs, ...rest }: Draft): InspectRequest {
 }
 
 /** Returns the draft in the contract's JSON; with its inputs only if a person wants them there. */
-export function jsonOf(draft: Draft, withInputs: boolean): JsonObject {
-  const message = messageOf(draft);
-  if (!withInputs) message.input = { case: undefined };
-  return toJson(InspectRequestSchema, message) as JsonObject;
+export function jsonOf({ inputs, ...rest }: Draft, withInputs: boolean): JsonObject {
+  return toJson(InspectRequestSchema, messageOf(withInputs && inputs ? { ...rest, inputs } : rest)) as JsonObject;
 }
 
 /**
@@ -29,6 +27,11 @@ export function jsonOf(draft: Draft, withInputs: boolean): JsonObject {
 export function fromText(text: string): Draft {
   const { inputs, ...rest } = questionOf(JSON.parse(text) as JsonObject);
   return Object.keys(inputs).length ? { ...rest, inputs } : rest;
+}
+
+/** Returns the tensors that a question gives, by name; none where it has examples for the model to decode. */
+export function tensorsIn({ inputs }: Question): Readonly<Record<string, Tensor>> {
+  return Array.isArray(inputs) ? {} : (inputs as Readonly<Record<string, Tensor>>);
 }
 
 /** Returns a draft for a model, with nothing asked yet. */

@@ -58,19 +58,14 @@ export function note(failure: unknown): CutawayError {
 export function watch(): void {
   const look = async (): Promise<void> => {
     if (standing.value.kind === "lost") await connect();
-    else if (standing.value.kind === "ready" && !document.hidden && !(await reached())) {
-      standing.value = { kind: "lost", failure: new CutawayError("SERVER_UNREACHABLE", "the server does not answer") };
-    }
+    else if (standing.value.kind === "ready" && !document.hidden && !(await reached()))
+      note(new CutawayError("SERVER_UNREACHABLE", "the server does not answer"));
     setTimeout(() => void look(), standing.value.kind === "lost" ? RETRY_MS : HEARTBEAT_MS);
   };
   setTimeout(() => void look(), HEARTBEAT_MS);
 }
 
 async function reached(): Promise<boolean> {
-  try {
-    await fetch(HOME, { method: "HEAD", cache: "no-store" });
-    return true;
-  } catch {
-    return false;
-  }
+  const reply = await fetch(HOME, { method: "HEAD", cache: "no-store" }).catch(() => undefined);
+  return reply !== undefined;
 }

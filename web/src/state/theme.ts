@@ -14,11 +14,11 @@ export const theme = signal<Theme>(THEMES.find((each) => each === localStorage.g
 /** Keeps the page in the chosen theme from now on. */
 export function applyTheme(): void {
   const dark = matchMedia("(prefers-color-scheme: dark)");
-  const systemIsDark = signal(dark.matches);
-  dark.addEventListener("change", () => (systemIsDark.value = dark.matches));
-  effect(() => {
-    const isDark = theme.value === "dark" || (theme.value === "system" && systemIsDark.value);
+  const apply = (): void => {
+    const isDark = theme.value === "dark" || (theme.value === "system" && dark.matches);
     document.documentElement.dataset["theme"] = isDark ? "dark" : "light";
     localStorage.setItem("theme", theme.value);
-  });
+  };
+  dark.addEventListener("change", apply);
+  effect(apply);
 }

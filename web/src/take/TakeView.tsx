@@ -6,45 +6,37 @@ import type { ComponentChildren } from "preact";
 import { useState } from "preact/hooks";
 import type { ViewProps } from "../state/asked.js";
 import { jsonOf } from "../state/draft.js";
-import { permalink } from "../state/route.js";
+import { writeFragment } from "../state/fragment.js";
 import { HOME, token } from "../state/server.js";
 import { save } from "../pictures/saving.js";
 import { npzFile, storedFile } from "./files.js";
-import { isForFile, jsonText, QUESTION_FILE } from "./json.js";
+import { curlOf, isForFile, jsonText, QUESTION_FILE, typescriptOf } from "./contract.js";
+import { jobOf } from "./job.js";
 import { pythonOf } from "./python.js";
-import { curlOf, jobOf } from "./shell.js";
-import { typescriptOf } from "./typescript.js";
 import "./take.css";
 
 const FORMS = ["python", "typescript", "curl", "job"] as const;
 const NAMES = { python: "Python", typescript: "TypeScript", curl: "curl", job: "job.yaml" };
+const PROGRAMS = { python: pythonOf, typescript: typescriptOf, curl: curlOf, job: jobOf };
 
 /** Shows the question as programs, and saves files. */
 export function TakeView({ asked }: ViewProps): preact.JSX.Element {
   const [form, setForm] = useState<(typeof FORMS)[number]>("python");
   const [withInputs, setWithInputs] = useState(false);
   const { question } = asked;
-  const server = { url: HOME, hasToken: token.value !== "" };
-  const written = {
-    python: (): string => pythonOf(question, server),
-    typescript: (): string => typescriptOf(question, server),
-    curl: (): string => curlOf(question, server),
-    job: (): string =>
-      jobOf(question, asked.model.model?.version ?? "1.0") ??
-      "# This question has parts that a job file has no words for here.\n",
-  };
-  const link = permalink("ask", JSON.stringify(jsonOf(question, withInputs)));
+  const server = { url: HOME, hasToken: token.value !== "", version: asked.model.model?.version ?? "1.0" };
+  const fragment = writeFragment({ view: "ask", question: JSON.stringify(jsonOf(question, withInputs)) });
   const name = question.model.replaceAll("/", "-");
   return (
     <div class="take">
       <Panel id="program" title="Ask it elsewhere">
         <Choice label="As" of={FORMS} names={NAMES} value={form} onChoose={setForm} />
-        <Snippet text={written[form]()} label={NAMES[form]} />
+        <Snippet text={PROGRAMS[form](question, server)} label={NAMES[form]} />
       </Panel>
       <Panel id="link" title="Link to this question">
         <p class="muted">What stands behind # is never sent to a server. The token is not in it.</p>
         <Check label="Put my input into the link" checked={withInputs} onCheck={setWithInputs} />
-        <Snippet text={link} label="link" />
+        <Snippet text={new URL(fragment, location.href).href} label="link" />
       </Panel>
       <Panel id="files" title="Keep the answer">
         <dl class="keep">
@@ -88,12 +80,7 @@ function Snippet({ text, label }: { text: string; label: string }): preact.JSX.E
       <pre tabIndex={0} aria-label={label}>
         {text}
       </pre>
-      <button
-        class="quiet"
-        onClick={() => {
-          void copy(text).then(() => setCopied(text));
-        }}
-      >
+      <button class="quiet" onClick={() => void copy(text).then(() => setCopied(text))}>
         <span role="status">{copied === text ? "Copied" : "Copy"}</span>
       </button>
     </div>

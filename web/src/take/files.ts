@@ -16,9 +16,8 @@ import { snake } from "./plain.js";
 
 /** Returns the file of docs/stored.md. */
 export function storedFile({ question, reply: { message } }: Asked): Uint8Array {
-  const request = messageOf(question);
   const members = {
-    "request.binpb": toBinary(InspectRequestSchema, request),
+    "request.binpb": toBinary(InspectRequestSchema, messageOf(question)),
     "reply.binpb": toBinary(InspectResponseSchema, message),
   };
   const sums = Object.entries(members).map(([name, data]) => [
@@ -62,10 +61,9 @@ function prefixed(prefix: string, tensors: Readonly<Record<string, Tensor>>): [s
 /** Where the elements of a capture were, if it was reduced to its largest. */
 function positionsOf({ module, point, calls }: Capture): [string, Tensor][] {
   const place = `positions:${module}@${HookPoint[point].toLowerCase()}`;
-  return calls.flatMap(({ leaves }) =>
-    leaves.flatMap(({ path, positions }): [string, Tensor][] =>
-      positions ? [[`${place}${path && ":"}${path}`, fromMessage(positions)]] : [],
-    ),
+  const leaves = calls.flatMap((call) => call.leaves);
+  return leaves.flatMap(({ path, positions }): [string, Tensor][] =>
+    positions ? [[`${place}${path && ":"}${path}`, fromMessage(positions)]] : [],
   );
 }
 

@@ -1,107 +1,85 @@
 /** A question as plain words: what Python's client and YAML call its parts. Only common parts have such words. */
 
 import type { JsonObject, JsonValue } from "@bufbuild/protobuf";
+import { METHODS } from "../ask/methods.js";
 import { type Draft, jsonOf } from "../state/draft.js";
 
 /** A value that every language writes. */
-export type Plain = string | number | boolean | readonly Plain[] | { readonly [name: string]: Plain };
+export type Plain = string | number | boolean | readonly Plain[] | Fields;
 
-/** A capture. */
-export interface PlainCapture {
-  readonly key: "module" | "op" | "parameter";
-  readonly where: string;
-  readonly at: readonly string[];
+/** Values by their names. */
+export interface Fields {
+  readonly [name: string]: Plain;
 }
 
-/** A method with its fields. */
-export interface PlainMethod {
-  /** Its name in the contract: `layer_grad_cam`. */
-  readonly name: string;
-  readonly fields: Readonly<Record<string, Plain>>;
-}
-
-/** A question without its inputs. */
+/** A question without its model and its inputs. */
 export interface PlainQuestion {
-  readonly model: string;
-  readonly target?: Plain;
-  readonly captures: readonly PlainCapture[];
-  readonly methods: readonly PlainMethod[];
+  /** "" for the predicted class. */
+  readonly target: Plain;
+  /** Each with a `module`, `op` or `parameter`, and with `at` where that is not the output alone. */
+  readonly captures: readonly Fields[];
+  /** Each with its `method` as the contract names it, `layer_grad_cam`, and the method's own fields. */
+  readonly attributions: readonly Fields[];
   readonly inputGradients: boolean;
   readonly errorsInPlace: boolean;
 }
 
-const KNOWN = ["model", "target", "captures", "attributions", "inputGradients", "attributionErrorsInPlace"];
-
 /** Returns the question in plain words; undefined if it has parts without any. */
 export function plainOf(draft: Draft): PlainQuestion | undefined {
-  const json = jsonOf(draft, false);
-  const list = (key: string): JsonObject[] => (json[key] ?? []) as JsonObject[];
-  const target = targetOf((json["target"] ?? {}) as JsonObject);
-  const captures = list("captures")
-    .map(captureOf)
-    .filter((each) => each !== undefined);
-  const methods = list("attributions")
-    .map(methodOf)
-    .filter((each) => each !== undefined);
-  const all = captures.length === list("captures").length && methods.length === list("attributions").length;
-  const named = ((json["inputGradients"] ?? {}) as JsonObject)["inputs"] !== undefined;
-  if (!all || named || target === undefined || !Object.keys(json).every((key) => KNOWN.includes(key))) return undefined;
+  const { model, target, inputGradients, attributionErrorsInPlace, ...json } = jsonOf(draft, false);
+  const { captures: places, attributions: methods, ...others } = json;
+  const plain = targetOf((target ?? {}) as JsonObject);
+  const captures = all(places, captureOf);
+  const attributions = all(methods, methodOf);
+  const wordless = { ...others, ...(inputGradients as JsonObject | undefined) }; // gradients at named inputs have no word either
+  if (!captures || !attributions || plain === undefined || Object.keys(wordless).length > 0) return undefined;
   return {
-    model: draft.model,
-    ...(target === "" ? {} : { target }),
+    target: plain,
     captures,
-    methods,
-    inputGradients: json["inputGradients"] !== undefined,
-    errorsInPlace: json["attributionErrorsInPlace"] === true,
+    attributions,
+    inputGradients: inputGradients !== undefined,
+    errorsInPlace: attributionErrorsInPlace === true,
   };
 }
 
-function captureOf({ points = [], ...json }: JsonObject): PlainCapture | undefined {
-  const [[key, where] = ["", ""], ...rest] = Object.entries(json);
-  if ((key !== "module" && key !== "op" && key !== "parameter") || rest.length > 0) return undefined;
-  const at = (points as string[]).map((point) => point.replace("HOOK_POINT_", "").toLowerCase());
-  return { key, where: where as string, at };
+/** Returns each part in plain words; undefined if one has none. */
+function all(parts: JsonValue | undefined, wordOf: (part: JsonObject) => Fields | undefined): Fields[] | undefined {
+  const words = ((parts ?? []) as JsonObject[]).map(wordOf);
+  return words.every((each) => each !== undefined) ? words : undefined;
 }
 
-/** Returns "" for the predicted class; undefined for a target without plain words. */
+/** Returns a target, "" for the predicted class; undefined for one without plain words. */
 function targetOf(json: JsonObject): Plain | undefined {
-  const [[kind, value] = ["", undefined], ...rest] = Object.entries(json);
+  const [[kind, value] = ["predictedClass", {}], ...rest] = Object.entries(json);
+  const fields = value as JsonObject;
   if (rest.length > 0) return undefined;
-  if (kind === "" || kind === "predictedClass") return "";
+  if (kind === "predictedClass") return "";
   if (kind === "classIndex") {
-    const indices = (value as { indices: string[] }).indices.map(Number);
-    return indices.length === 1 ? (indices[0] ?? 0) : indices;
+    const [first = 0, ...others] = (fields["indices"] as string[]).map(Number);
+    return others.length ? [first, ...others] : first;
   }
-  if (kind === "topK") return { top_k: Number((value as JsonObject)["k"]) };
-  if (kind === "sum" || (kind === "norm" && Object.keys(value as JsonObject).length === 0)) return { [kind]: {} };
-  return undefined;
+  if (kind === "topK") return { top_k: Number(fields["k"]) };
+  return kind === "sum" || (kind === "norm" && Object.keys(fields).length === 0) ? { [kind]: {} } : undefined;
 }
 
-const OF_ATTRIBUTION = ["target", "inputs", "noiseTunnel", "metrics"];
+function captureOf({ points = [], ...json }: JsonObject): Fields | undefined {
+  const [[key, where] = ["", ""], ...rest] = Object.entries(json);
+  if (!["module", "op", "parameter"].includes(key) || rest.length > 0) return undefined;
+  const names = (points as string[]).map((point) => point.replace("HOOK_POINT_", "").toLowerCase());
+  const [at = "output", ...others] = names;
+  return { [key]: where as string, ...(others.length ? { at: names } : at === "output" ? {} : { at }) };
+}
 
-function methodOf(json: JsonObject): PlainMethod | undefined {
+function methodOf(json: JsonObject): Fields | undefined {
   const [[name, value] = ["", {}], ...rest] = Object.entries(json);
-  if (name === "" || rest.length > 0 || OF_ATTRIBUTION.includes(name)) return undefined;
-  const fields = fieldsOf(value as JsonObject);
-  return fields && { name: snake(name), fields };
-}
-
-function fieldsOf(json: JsonObject): Record<string, Plain> | undefined {
-  const fields: Record<string, Plain> = {};
-  for (const [name, value] of Object.entries(json)) {
-    if (name === "path") {
-      const inside = fieldsOf(value as JsonObject);
-      if (inside === undefined) return undefined;
-      Object.assign(fields, inside);
-    } else if (isPlain(value))
-      fields[snake(name)] = name === "quadrature" ? value.replace("QUADRATURE_", "").toLowerCase() : value;
-    else return undefined;
+  if (rest.length > 0 || !METHODS.some(({ field }) => field === name)) return undefined;
+  const { path = {}, ...others } = value as JsonObject;
+  const fields: Record<string, Plain> = { method: snake(name) };
+  for (const [key, each] of Object.entries({ ...others, ...(path as JsonObject) })) {
+    if (typeof each === "object") return undefined;
+    fields[snake(key)] = key === "quadrature" ? String(each).replace("QUADRATURE_", "").toLowerCase() : each;
   }
   return fields;
-}
-
-function isPlain(value: JsonValue): value is string {
-  return typeof value !== "object";
 }
 
 /** Returns a name of JSON as the contract has it: `nSteps` as `n_steps`. */

@@ -1,10 +1,10 @@
 /** A question as a Python program. */
 
-import type { Question, Tensor } from "@cutaway/client";
-import { DataType } from "@cutaway/client";
+import { DataType, type Question, type Tensor } from "@cutaway/client";
 import { METHODS } from "../ask/methods.js";
-import { isForFile, QUESTION_FILE, type Server } from "./json.js";
-import { type Plain, type PlainMethod, plainOf, snake } from "./plain.js";
+import { tensorsIn } from "../state/draft.js";
+import { isForFile, QUESTION_FILE, type Server } from "./contract.js";
+import { type Fields, type Plain, plainOf, snake } from "./plain.js";
 
 /** Returns the program. */
 export function pythonOf(question: Question, server: Server): string {
@@ -17,20 +17,15 @@ export function pythonOf(question: Question, server: Server): string {
   const plain = plainOf(question);
   const imports = server.hasToken ? "import os\n\n" : "";
   if (plain === undefined || isForFile(question)) return `${imports}${fromFile(client)}`;
-  const { setup, argument } = inputsOf(question.inputs);
-  const captures = plain.captures.map(({ key, where, at }) => {
-    const named = key === "module" ? literal(where) : `${key}=${literal(where)}`;
-    return key === "module" && ["", "output"].includes(at.join())
-      ? named
-      : `ca.Capture(${named}${at.length ? `, at=${literal(at.length === 1 ? (at[0] ?? "") : at)}` : ""})`;
-  });
+  const { target, captures, attributions } = plain;
+  const { setup, argument } = inputsOf(question);
   const lines = [
-    literal(plain.model),
+    literal(question.model),
     argument,
-    ...(plain.target === undefined ? [] : [`target=${targetOf(plain.target)}`]),
-    ...(captures.length ? [`captures=[${captures.join(", ")}]`] : []),
+    ...(target === "" ? [] : [`target=${targetOf(target)}`]),
+    ...(captures.length ? [`captures=[${captures.map(captureOf).join(", ")}]`] : []),
     ...(plain.inputGradients ? ["input_gradients=True"] : []),
-    ...(plain.methods.length ? [`attributions=[${plain.methods.map(methodOf).join(", ")}]`] : []),
+    ...(attributions.length ? [`attributions=[${attributions.map(methodOf).join(", ")}]`] : []),
     ...(plain.errorsInPlace ? ["attribution_errors_in_place=True"] : []),
   ];
   return `${imports}import cutaway as ca
@@ -56,12 +51,12 @@ print(result)
 `;
 }
 
-function inputsOf(inputs: Question["inputs"]): { setup: string; argument: string } {
-  if (Array.isArray(inputs)) {
-    const texts = (inputs as readonly string[]).map(literal);
+function inputsOf(question: Question): { setup: string; argument: string } {
+  if (Array.isArray(question.inputs)) {
+    const texts = (question.inputs as readonly string[]).map(literal);
     return { setup: "", argument: texts.length === 1 ? (texts[0] ?? "") : `[${texts.join(", ")}]` };
   }
-  const tensors = Object.entries(inputs as Readonly<Record<string, Tensor>>);
+  const tensors = Object.entries(tensorsIn(question));
   return {
     setup: tensors.map(([, each], index) => `input${index} = ${arrayOf(each)}\n`).join(""),
     argument: `{${tensors.map(([name], index) => `${literal(name)}: input${index}`).join(", ")}}`,
@@ -79,24 +74,30 @@ function numberText(each: number | bigint): string {
   return /\d|e/.test(text) && text !== "Infinity" ? text : `float("${text}")`;
 }
 
-function methodOf({ name, fields }: PlainMethod): string {
-  const known = METHODS.find((each) => snake(each.field) === name)?.name ?? name;
-  const words = Object.entries(fields).map(([field, value]) => `${field}=${literal(value)}`);
-  return `ca.${known}(${words.join(", ")})`;
+function captureOf({ module, ...fields }: Fields): string {
+  const words = [...(module === undefined ? [] : [literal(module)]), ...keywords(fields)];
+  return module !== undefined && words.length === 1 ? literal(module) : `ca.Capture(${words.join(", ")})`;
+}
+
+function methodOf({ method, ...fields }: Fields): string {
+  const known = METHODS.find(({ field }) => snake(field) === method)?.name;
+  return `ca.${known ?? ""}(${keywords(fields).join(", ")})`;
+}
+
+/** Returns values as keyword arguments. */
+function keywords(fields: Fields): string[] {
+  return Object.entries(fields).map(([name, value]) => `${name}=${literal(value)}`);
 }
 
 function targetOf(target: Plain): string {
   if (typeof target !== "object" || Array.isArray(target)) return literal(target);
-  const [[kind, value] = ["", {}]] = Object.entries(target);
+  const [[kind, value] = ["", 0]] = Object.entries(target);
   return kind === "top_k" ? `ca.TopK(${literal(value)})` : `ca.Output${kind === "sum" ? "Sum" : "Norm"}()`;
 }
 
-/** Returns a value as Python writes it. */
+/** Returns a value as Python writes it; several as a tuple. */
 function literal(value: Plain): string {
   if (typeof value === "boolean") return value ? "True" : "False";
   if (typeof value !== "object") return JSON.stringify(value);
-  if (Array.isArray(value)) return `[${(value as readonly Plain[]).map(literal).join(", ")}]`;
-  return `{${Object.entries(value)
-    .map(([name, each]) => `${JSON.stringify(name)}: ${literal(each)}`)
-    .join(", ")}}`;
+  return `(${Object.values(value).map(literal).join(", ")})`;
 }

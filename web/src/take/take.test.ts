@@ -3,19 +3,19 @@
 import { create } from "@bufbuild/protobuf";
 import { unzipSync } from "fflate";
 import { describe, expect, it } from "vitest";
-import { type Inspection, type Question, tensor } from "@cutaway/client";
+import { HookPoint, type Inspection, type Question, tensor } from "@cutaway/client";
 import { InspectResponseSchema } from "@cutaway/contract/inspection_pb";
 import { ModelDetailSchema } from "@cutaway/contract/model_pb";
 import { requestFor } from "../ask/methods.js";
-import { companyText, stagesOf, weights } from "../cost/stages.js";
+import { companyText, stagesOf, weights } from "../cost/CostView.js";
 import { emptyDraft } from "../state/draft.js";
+import { curlOf, typescriptOf } from "./contract.js";
 import { npzFile, storedFile } from "./files.js";
+import { jobOf } from "./job.js";
 import { plainOf } from "./plain.js";
 import { pythonOf } from "./python.js";
-import { curlOf, jobOf } from "./shell.js";
-import { typescriptOf } from "./typescript.js";
 
-const SERVER = { url: new URL("http://127.0.0.1:8080/"), hasToken: true };
+const SERVER = { url: new URL("http://127.0.0.1:8080/"), hasToken: true, version: "1.0" };
 const QUESTION: Question = {
   ...emptyDraft("digits"),
   inputs: { image: tensor(Float32Array.of(0.5, 1), [1, 2]) },
@@ -35,17 +35,33 @@ describe("programs", () => {
     expect(program).toContain("target=7");
   });
 
+  it("name places and points as Python's client takes them", () => {
+    const points = [HookPoint.OUTPUT, HookPoint.GRAD_OUTPUT];
+    const captures: Question["captures"] = [
+      { where: { case: "op", value: ":add#0" }, points: [HookPoint.GRAD_OUTPUT] },
+      { where: { case: "module", value: "conv1" }, points },
+      { where: { case: "parameter", value: "**" } },
+    ];
+    const program = pythonOf({ ...QUESTION, captures }, SERVER);
+    expect(program).toContain('ca.Capture(op=":add#0", at="grad_output")');
+    expect(program).toContain('ca.Capture("conv1", at=("output", "grad_output"))');
+    expect(program).toContain('ca.Capture(parameter="**")');
+    expect(jobOf({ ...QUESTION, captures }, SERVER)).toContain(
+      '    - {"module":"conv1","at":["output","grad_output"]}',
+    );
+  });
+
   it("fall back to the contract where Python has no plain word here", () => {
     const edited = { ...QUESTION, compare: true };
     expect(plainOf(edited)).toBeUndefined();
     expect(pythonOf(edited, SERVER)).toContain("json_format.Parse(file.read()");
-    expect(jobOf(edited, "1.0")).toBeUndefined();
+    expect(jobOf(edited, SERVER)).toMatch(/^# .* no words for here/);
   });
 
   it("quote for the shell, for YAML and for TypeScript", () => {
     expect(curlOf(QUESTION, SERVER)).toContain(String.raw`it'\''s`);
-    expect(jobOf(QUESTION, "1.0")).toContain('    - {"method":"layer_grad_cam","layer":"it\'s"}');
-    expect(jobOf(QUESTION, "1.0")).toContain("target: 7");
+    expect(jobOf(QUESTION, SERVER)).toContain('    - {"method":"layer_grad_cam","layer":"it\'s"}');
+    expect(jobOf(QUESTION, SERVER)).toContain("target: 7");
     expect(typescriptOf(QUESTION, SERVER)).toContain('"layer": "it\'s"');
     expect(typescriptOf(QUESTION, SERVER)).toContain("tensor(Float32Array.from([0.5, 1]), [1, 2], DataType.FLOAT32)");
   });
