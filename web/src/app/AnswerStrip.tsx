@@ -2,8 +2,11 @@
 
 import { useEffect, useState } from "preact/hooks";
 import { Select } from "./controls.js";
+import { Verdict } from "@cutaway/client";
+import { outputsOf } from "../ask/probabilities.js";
+import { verdictOn } from "../explanations/verdicts.js";
 import { percent } from "../pictures/text.js";
-import { ask, asked, cancel, complete, model, opening, row, since } from "../state/asking.js";
+import { ask, asked, cancel, changed, complete, model, opening, row, since } from "../state/asking.js";
 import { type Asked, rowsOf } from "../state/asked.js";
 
 /** Shows the line, from which every view can ask. */
@@ -27,8 +30,8 @@ export function AnswerStrip(): preact.JSX.Element | null {
       )}
       <span class="grow" />
       {began === undefined ? (
-        <button class="primary" disabled={!complete.value} title="Ctrl+Enter" onClick={() => void ask()}>
-          {answer ? "Ask again" : "Ask"}
+        <button class="primary" disabled={!complete.value} title="Ctrl+Enter" onClick={submit}>
+          {answer && !changed.value ? "Ask again" : "Ask"}
         </button>
       ) : (
         <>
@@ -47,21 +50,35 @@ function waitingText(): string {
   return complete.value ? "Ready to ask" : "No input yet";
 }
 
-function Said({ answer: { reply, milliseconds } }: { answer: Asked }): preact.JSX.Element {
+/** Asks what the page shows: not while a field has what is not taken. */
+export function submit(): void {
+  const wrong = document.querySelector<HTMLElement>("main [aria-invalid=true]");
+  if (wrong) wrong.focus();
+  else void ask();
+}
+
+function Said({ answer: { question, reply, milliseconds } }: { answer: Asked }): preact.JSX.Element {
   const own = reply.classes[row.value];
-  const all = reply.attributions.length;
   const failed = reply.attributions.filter(({ message }) => message.error).length;
+  const wrong = reply.attributions.filter((each) => verdictOn(each, row.value) === Verdict.DISAGREES).length;
+  const counted = (count: number): string =>
+    `${count} of ${reply.attributions.length} ${reply.attributions.length === 1 ? "explanation" : "explanations"}`;
   return (
     <>
-      <bdi class="said">{own ? own.label || `class ${own.index}` : Object.keys(reply.predictions).join(", ")}</bdi>
+      <bdi class="said">
+        {own
+          ? own.label || `class ${own.index}`
+          : outputsOf(reply)
+              .map(([name]) => name)
+              .join(", ")}
+      </bdi>
       <span class="muted">
         {own && percent(own.probability)} in {milliseconds.toFixed(0)} ms
       </span>
-      {failed > 0 && (
-        <span class="bad">
-          {failed} of {all} {all === 1 ? "explanation" : "explanations"} failed
-        </span>
-      )}
+      {question.edits?.length && <span class="unsure">edited</span>}
+      {failed > 0 && <span class="bad">{counted(failed)} failed</span>}
+      {wrong > 0 && <span class="bad">{counted(wrong)} wrong: the raw hooks disagree</span>}
+      {changed.value && <span class="unsure">The question has changed since.</span>}
     </>
   );
 }

@@ -2,9 +2,10 @@
 
 import { effect, untracked } from "@preact/signals";
 import { CutawayError } from "@cutaway/client";
-import { ask, choose, failure, model } from "../state/asking.js";
+import { submit } from "./AnswerStrip.js";
+import { choose, failure, history, model, recall } from "../state/asking.js";
 import { fromText } from "../state/draft.js";
-import { follow, place } from "../state/route.js";
+import { follow, linkText, place } from "../state/route.js";
 import { connect, models, standing, watch } from "../state/server.js";
 import { applyTheme } from "../state/theme.js";
 
@@ -13,7 +14,7 @@ export function start(): void {
   applyTheme();
   follow(openLink);
   addEventListener("keydown", (event) => {
-    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) void ask();
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) submit();
   });
   effect(() => {
     if (standing.value.kind !== "ready" || models.value.length === 0) return;
@@ -25,12 +26,17 @@ export function start(): void {
   watch();
 }
 
-/** Opens the model and the question of a link. It is not asked: a link alone makes nobody's server work. */
+/**
+ * Opens the model and the question of a link, with its answer if it was asked during this visit; for a model alone, a
+ * question to start from. It is not asked: a link alone makes nobody's server work.
+ */
 function openLink(text: string): void {
+  const earlier = text === "" ? undefined : history.value.find(({ question }) => linkText(question) === text);
   const first = models.value[0]?.model ?? "";
   try {
-    const draft = text === "" ? undefined : fromText(text);
-    void choose(draft?.model ?? first, draft);
+    const draft = text === "" ? { model: first } : fromText(text);
+    if (earlier) recall(earlier);
+    else void choose(draft.model, Object.keys(draft).length > 1 ? draft : undefined);
   } catch (error) {
     if (model.value === undefined) void choose(first);
     const why = error instanceof Error ? error.message : String(error);

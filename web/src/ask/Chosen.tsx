@@ -8,7 +8,8 @@ import { Failure, Problem } from "../app/problems.js";
 import { Select } from "../app/controls.js";
 import { leavesOf, parameterAt, requestAt } from "../models/places.js";
 import { alter, asked, draft, failure } from "../state/asking.js";
-import { messageOf } from "../state/draft.js";
+import { jsonOf, messageOf } from "../state/draft.js";
+import { editText } from "../edits/edit.js";
 import { METHODS, requestFor } from "./methods.js";
 import { MethodMenu, MethodFields } from "./MethodFields.js";
 
@@ -52,6 +53,7 @@ export function Chosen({ detail }: { detail: ModelDetail }): preact.JSX.Element 
         <AddCapture onAdd={(added) => alter({ captures: [...captures, added] })} />
         <Problem of={["captures"]} />
       </Panel>
+      <Others />
       <Panel id="explanations" title="Explain by">
         <ul class="methods">
           {attributions.map((each, index) => (
@@ -83,6 +85,43 @@ export function Chosen({ detail }: { detail: ModelDetail }): preact.JSX.Element 
   );
 }
 
+/** Parts of a question that have a place of their own on this page. */
+const PLACED = ["model", "inputs", "target", "captures", "attributions", "inputGradients", "attributionErrorsInPlace"];
+
+/** What else is in the question: edits, a condition, checks, arguments, ...; each can be taken out. */
+function Others(): preact.JSX.Element | null {
+  const { edits = [], compare: _, ...others } = draft.value;
+  const json = jsonOf(draft.value, false);
+  const rest = Object.keys(others).filter((part) => !PLACED.includes(part) && part in json);
+  if (edits.length + rest.length === 0) return null;
+  const removeEdit = (index: number): void => {
+    const left = edits.toSpliced(index, 1);
+    alter(left.length ? { edits: left } : { edits: undefined, compare: undefined });
+  };
+  return (
+    <Panel id="others" title="Also in the question">
+      <ul class="chips">
+        {edits.map((edit, index) => (
+          <li key={index} class={atFault(`edits[${index}]`) ? "fault" : ""}>
+            <bdi class="mono">{editText(edit)}</bdi>
+            <Remove what={editText(edit)} onRemove={() => removeEdit(index)} />
+          </li>
+        ))}
+        {rest.map((part) => (
+          <li key={part}>
+            <bdi class="mono">{`${part}: ${JSON.stringify(json[part]).slice(0, LONGEST)}`}</bdi>
+            <Remove what={part} onRemove={() => alter({ [part]: undefined })} />
+          </li>
+        ))}
+      </ul>
+      <Problem of={["edits"]} />
+    </Panel>
+  );
+}
+
+/** How much of another part is shown. */
+const LONGEST = 200;
+
 /** Returns the layer that a method begins with, where it was not asked for yet: the last convolution, the
  * embedding of tokens, or the last layer but that of the output. */
 function layerFor(field: string, detail: ModelDetail): string {
@@ -108,7 +147,15 @@ function pointsText({ points, where }: CaptureRequest): string {
 
 function Remove({ what, onRemove }: { what: string; onRemove: () => void }): preact.JSX.Element {
   return (
-    <button type="button" class="remove" aria-label={`Remove ${what}`} onClick={onRemove}>
+    <button
+      type="button"
+      class="remove"
+      aria-label={`Remove ${what}`}
+      onClick={({ currentTarget }) => {
+        currentTarget.closest("section")?.querySelector<HTMLElement>("select, input, h2")?.focus();
+        onRemove();
+      }}
+    >
       ×
     </button>
   );

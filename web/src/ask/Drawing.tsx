@@ -20,6 +20,7 @@ export function Drawing({ spec, value = zeros(spec), onChange }: Props): preact.
   const [, , height = 1, width = 1] = value.shape;
   const canvas = useRef<HTMLCanvasElement>(null);
   const [live, setLive] = useState(false);
+  const [erases, setErases] = useState(false);
   const [cursor, setCursor] = useState(0);
   const [ink, setInk] = useState<number | undefined>(undefined);
   const size = height * width;
@@ -58,6 +59,10 @@ export function Drawing({ spec, value = zeros(spec), onChange }: Props): preact.
     if (live) void ask();
   };
   const toggled = (at: number): number => (Number(latest.current.data[begin + at]) > 0.5 ? 0 : 1);
+  const clear = (): void => {
+    const data = elements(value).fill(0, begin, begin + size);
+    onChange(numbers(data, value.shape, value.dataType));
+  };
   const onKeyDown = (event: KeyboardEvent): void => {
     const steps: Record<string, number> = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -width, ArrowDown: width };
     if (event.key in steps) setCursor((cursor + (steps[event.key] ?? 0) + size) % size);
@@ -77,7 +82,7 @@ export function Drawing({ spec, value = zeros(spec), onChange }: Props): preact.
         role="application"
         aria-label={`Drawing, ${height} by ${width} pixels. Arrow keys move, the space bar draws.`}
         onPointerDown={(event) => {
-          const to = toggled(cellAt(event));
+          const to = erases ? 0 : 1;
           event.currentTarget.setPointerCapture(event.pointerId);
           setInk(to);
           setCursor(cellAt(event));
@@ -91,9 +96,10 @@ export function Drawing({ spec, value = zeros(spec), onChange }: Props): preact.
         onKeyDown={onKeyDown}
       />
       <div class="actions">
-        <button type="button" class="quiet" onClick={() => onChange(zeros(spec))}>
+        <button type="button" class="quiet" onClick={clear}>
           Clear
         </button>
+        <Check label="Erase" checked={erases} onCheck={setErases} />
         <Check label="Ask while I draw" checked={live} onCheck={setLive} />
       </div>
       <p class="muted small" role="status">

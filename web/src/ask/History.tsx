@@ -5,6 +5,9 @@ import { asked, history, recall } from "../state/asking.js";
 import type { Asked } from "../state/asked.js";
 import { percent } from "../pictures/text.js";
 
+/** How much of a text is shown. */
+const MOST = 40;
+
 /** Lists earlier questions; each shows itself again, with its answer. */
 export function History(): preact.JSX.Element | null {
   if (history.value.length < 2) return null;
@@ -16,7 +19,7 @@ export function History(): preact.JSX.Element | null {
             <button type="button" aria-current={each === asked.value} onClick={() => recall(each)}>
               <bdi>{said(each)}</bdi>
               <span class="muted small">
-                <bdi>{each.model.model?.model}</bdi>, {madeText(each)}, {each.milliseconds.toFixed(0)} ms
+                <bdi>{each.model.model?.model}</bdi>, {aboutText(each)}
               </span>
             </button>
           </li>
@@ -26,9 +29,16 @@ export function History(): preact.JSX.Element | null {
   );
 }
 
-function madeText({ reply }: Asked): string {
+/** Returns what tells a question from others: its text, its changes, its explanations, and when it was asked. */
+function aboutText({ question: { inputs, edits = [] }, reply, when }: Asked): string {
+  const [first] = Array.isArray(inputs) ? (inputs as readonly unknown[]) : [];
   const made = reply.attributions.filter(({ message }) => !message.error).length;
-  return made === 1 ? "1 explanation" : `${made} explanations`;
+  return [
+    ...(typeof first === "string" ? [`“${first.length > MOST ? `${first.slice(0, MOST)}…` : first}”`] : []),
+    ...(edits.length ? ["edited"] : []),
+    made === 1 ? "1 explanation" : `${made} explanations`,
+    when.toLocaleTimeString("en-GB"),
+  ].join(", ");
 }
 
 /** Returns an answer in a few words. */

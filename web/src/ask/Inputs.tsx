@@ -26,23 +26,17 @@ const NAMES: Readonly<Record<Way | TensorWay, string>> = {
 export function Inputs({ detail }: { detail: ModelDetail }): preact.JSX.Element {
   const ways = waysOf(detail);
   const given = draft.value.inputs;
-  const [picked, pick] = useState<Way | undefined>(undefined);
+  const [picked, setPicked] = useState<{ way: Way; given: typeof given } | undefined>(undefined);
+  const pick = (chosen: Way): void => setPicked({ way: chosen, given });
   const found = Array.isArray(given) ? ways.find((each) => each !== "tensors") : given ? "tensors" : undefined;
-  const way = picked ?? found ?? ways[0] ?? "tensors";
+  const way = (picked?.given === given ? picked?.way : undefined) ?? found ?? ways[0] ?? "tensors";
   const required = detail.inputs.filter(({ optional }) => !optional);
   const drawn = required.length === 1 && required[0] && tensorWaysOf(required[0])[0] === "draw";
   const names = drawn ? { ...NAMES, tensors: "Draw or numbers" } : NAMES;
   return (
     <>
       {detail.example.length > 0 && (
-        <button
-          type="button"
-          class="quiet example"
-          onClick={() => {
-            pick("tensors");
-            alter({ inputs: exampleOf(detail) });
-          }}
-        >
+        <button type="button" class="quiet example" onClick={() => alter({ inputs: exampleOf(detail) })}>
           Use the model’s example
         </button>
       )}
@@ -65,11 +59,20 @@ function OneInput({ spec, inputs }: { spec: InputSpec; inputs: readonly InputSpe
     const rest = inputs.filter(({ name }) => !(name in tensors)).map((each) => [each.name, zeros(each)] as const);
     alter({ inputs: value && { ...Object.fromEntries(rest), ...tensors, [spec.name]: value } });
   };
+  const leaveOut = (): void => {
+    const { [spec.name]: _, ...others } = tensors;
+    alter({ inputs: others });
+  };
   return (
     <fieldset class="one-input">
       <legend>
         <bdi class="mono">{spec.name}</bdi>
         {spec.optional && <span class="muted"> may be left out</span>}
+        {spec.optional && own && (
+          <button type="button" class="quiet" onClick={leaveOut}>
+            Leave it out
+          </button>
+        )}
       </legend>
       {ways.length > 1 && <Choice label={`Give ${spec.name} as`} of={ways} names={NAMES} value={way} onChoose={pick} />}
       {way === "draw" && <Drawing spec={spec} value={own} onChange={put} />}

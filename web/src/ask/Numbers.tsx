@@ -4,7 +4,7 @@ import { useState } from "preact/hooks";
 import { DataType, type Tensor } from "@cutaway/client";
 import { FileButton } from "../app/controls.js";
 import { shapeText } from "../pictures/text.js";
-import { fromLists, fromNpy, zeros } from "./arrays.js";
+import { fromLists, fromNpy, toLists, zeros } from "./arrays.js";
 import type { InputSpec } from "./ways.js";
 
 interface Props {
@@ -14,13 +14,21 @@ interface Props {
   readonly onChange: (value: Tensor | undefined) => void;
 }
 
+/** A tensor with more numbers is not shown as lists. */
+const MOST_NUMBERS = 1024;
+
 /** Takes lists or a file, the batch as the outermost axis. */
 export function Numbers({ spec, value, onChange }: Props): preact.JSX.Element {
-  const [text, setText] = useState("");
+  const [typed, setTyped] = useState<{ text: string; value?: Tensor } | undefined>(undefined);
   const [wrong, setWrong] = useState("");
-  const take = (read: () => Tensor): void => {
+  const isTyped = typed !== undefined && (wrong !== "" || typed.value === value);
+  const own = value && value.data.length <= MOST_NUMBERS ? toLists(value) : "";
+  const take = (read: () => Tensor, text?: string): void => {
+    setTyped(text === undefined ? undefined : { text });
     try {
-      onChange(read());
+      const found = read();
+      onChange(found);
+      if (text !== undefined) setTyped({ text, value: found });
       setWrong("");
     } catch (failure) {
       onChange(undefined);
@@ -36,12 +44,9 @@ export function Numbers({ spec, value, onChange }: Props): preact.JSX.Element {
         <textarea
           class="mono"
           rows={4}
-          value={text}
+          value={isTyped ? typed.text : own}
           aria-invalid={wrong !== ""}
-          onInput={({ currentTarget }) => {
-            setText(currentTarget.value);
-            take(() => fromLists(currentTarget.value, spec.dataType));
-          }}
+          onInput={({ currentTarget: { value: text } }) => take(() => fromLists(text, spec.dataType), text)}
         />
       </label>
       <div class="actions">

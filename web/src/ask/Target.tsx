@@ -11,12 +11,18 @@ type Kind = NonNullable<MessageInitShape<typeof TargetSchema>["kind"]>;
 
 /** Kinds of targets, in words, and what each begins with. */
 const KINDS = {
-  predictedClass: ["the largest output: the predicted class", { case: "predictedClass", value: {} }],
-  classIndex: ["one output: a class", { case: "classIndex", value: { indices: [0n] } }],
-  topK: ["the largest outputs", { case: "topK", value: { k: 2 } }],
+  predictedClass: [
+    "the largest element: the predicted class, if there are classes",
+    { case: "predictedClass", value: {} },
+  ],
+  classIndex: ["one element: a class", { case: "classIndex", value: { indices: [0n] } }],
+  topK: ["the largest elements", { case: "topK", value: { k: 2 } }],
   sum: ["the sum of the output", { case: "sum", value: {} }],
   norm: ["the norm of the output", { case: "norm", value: {} }],
 } as const satisfies Partial<Record<NonNullable<TargetMessage["kind"]["case"]>, readonly [string, Kind]>>;
+
+/** The most labels that a list has. */
+const MOST_LABELS = 5000;
 
 /** Lets a person choose the target. */
 export function Target({ detail: { labels } }: { detail: ModelDetail }): preact.JSX.Element {
@@ -34,7 +40,7 @@ export function Target({ detail: { labels } }: { detail: ModelDetail }): preact.
         value={simple ? (given as keyof typeof KINDS) : ""}
         onChoose={(name) => name && put(KINDS[name][1])}
       />
-      {simple && kind.case === "classIndex" && labels.length > 0 && (
+      {simple && kind.case === "classIndex" && labels.length > 0 && labels.length <= MOST_LABELS && (
         <Select
           label="Class"
           of={labels.map((label, index) => [index, label] as const)}
@@ -42,7 +48,7 @@ export function Target({ detail: { labels } }: { detail: ModelDetail }): preact.
           onChoose={putClass}
         />
       )}
-      {simple && kind.case === "classIndex" && labels.length === 0 && (
+      {simple && kind.case === "classIndex" && (labels.length === 0 || labels.length > MOST_LABELS) && (
         <NumberField label="Class" value={Number(kind.value.indices[0])} least={0} whole onChange={putClass} />
       )}
       {kind.case === "topK" && (

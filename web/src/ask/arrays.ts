@@ -2,14 +2,17 @@
 
 import { DataType, tensor, type Tensor } from "@cutaway/client";
 import { sizeOf } from "../measures/numbers.js";
+import { exact } from "../pictures/text.js";
 import { type InputSpec, oneExample } from "./ways.js";
 
 type Nested = number | boolean | readonly Nested[];
 
-/** What NPY calls each type, and its arrays; those of `BOOL` are bytes. */
+/** What NPY calls each type, and its arrays; those of `BOOL` are bytes, those of half precision are not read. */
 const TYPES = [
   [DataType.FLOAT32, "<f4", Float32Array],
   [DataType.FLOAT64, "<f8", Float64Array],
+  [DataType.FLOAT16, "", Float32Array],
+  [DataType.BFLOAT16, "", Float32Array],
   [DataType.INT8, "|i1", Int8Array],
   [DataType.INT16, "<i2", Int16Array],
   [DataType.INT32, "<i4", Int32Array],
@@ -18,19 +21,34 @@ const TYPES = [
   [DataType.BOOL, "|b1", Uint8Array],
 ] as const;
 
-/** Returns a tensor of numbers in the type that an input has; `FLOAT32` where it says none, or half precision. */
+/**
+ * Returns a tensor of numbers in the type that an input has; `FLOAT32` where it says none.
+ *
+ * @throws Error if a number is none of that type.
+ */
 export function numbers(values: readonly number[], shape: readonly number[], type: DataType): Tensor {
   const [own, , Kind] = TYPES.find(([each]) => each === type) ?? TYPES[0];
-  if (Kind === BigInt64Array)
-    return tensor(
-      Kind.from(values, (each) => BigInt(Math.trunc(each))),
-      shape,
-    );
-  return tensor(
-    (Kind as Float32ArrayConstructor).from(own === DataType.BOOL ? values.map((each) => (each ? 1 : 0)) : values),
-    shape,
-    own,
-  );
+  if (Kind === Float32Array || Kind === Float64Array) return tensor(Kind.from(values), shape, own);
+  const whole = own === DataType.BOOL ? values.map((each) => Number(each !== 0)) : values;
+  const wrong = whole.find((each) => !Number.isSafeInteger(each));
+  if (wrong !== undefined) throw new Error(`${wrong} is no whole number, or a larger one than lists can hold`);
+  const data = Kind === BigInt64Array ? Kind.from(whole, BigInt) : (Kind as Int32ArrayConstructor).from(whole);
+  const index = whole.findIndex((each, at) => Number(data[at]) !== each);
+  if (index >= 0)
+    throw new Error(`${values[index] ?? ""} is too large, or too small, for ${DataType[own].toLowerCase()}`);
+  return tensor(data, shape, own);
+}
+
+/** Returns a tensor as nested lists, as `fromLists` reads them. */
+export function toLists(value: Tensor): string {
+  const nested = (flat: readonly string[], [, ...inner]: readonly number[]): string => {
+    const size = sizeOf(inner);
+    const parts = inner.length
+      ? Array.from({ length: flat.length / size }, (_, at) => nested(flat.slice(at * size, (at + 1) * size), inner))
+      : flat;
+    return `[${parts.join(", ")}]`;
+  };
+  return nested(elements(value).map(exact), value.shape);
 }
 
 /** Returns examples of zeros. */

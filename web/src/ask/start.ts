@@ -1,5 +1,7 @@
 /** The question that a person starts from: prediction, a few places inside, and explanations that fit the model. */
 
+import { create } from "@bufbuild/protobuf";
+import { TargetSchema } from "@cutaway/contract/target_pb";
 import { byName, type ModelDetail, type Question } from "@cutaway/client";
 import { type Draft, emptyDraft } from "../state/draft.js";
 import { elements } from "./arrays.js";
@@ -8,16 +10,20 @@ import { FLOATING, tensorWaysOf, waysOf } from "./ways.js";
 
 const MOST_CAPTURES = 6;
 
-/** Returns the first question about a model. */
+/** Returns the first question about a model: what can be asked of its inputs and its first output. */
 export function startOf(detail: ModelDetail, name: string): Draft {
-  const floating = detail.inputs.some(({ dataType }) => FLOATING.includes(dataType));
+  const [output] = detail.outputs;
+  const differentiable = output === undefined || FLOATING.includes(output.dataType);
+  const byClass = output === undefined || output.shape.length === 2;
+  const floating = differentiable && detail.inputs.some(({ dataType }) => FLOATING.includes(dataType));
   const parts = detail.modules.filter((each) => each.name !== "");
   const inner = parts.filter(({ type }) => /^(Conv[123]d|Linear)$/.test(type)).map((each) => each.name);
   const last = parts.findLast(({ type }) => /^Conv2d$/.test(type))?.name;
-  const embedding = parts.find(({ type }) => type === "Embedding")?.name;
+  const embedding = differentiable ? parts.find(({ type }) => type === "Embedding")?.name : undefined;
   return {
     ...emptyDraft(name),
     ...(isTelling(detail) ? { inputs: exampleOf(detail) } : {}),
+    ...(byClass ? {} : { target: create(TargetSchema, { kind: { case: "sum", value: {} } }) }),
     captures: spread(inner, MOST_CAPTURES),
     attributions: [
       ...(floating ? [requestFor("integratedGradients", detail), requestFor("saliency", detail)] : []),

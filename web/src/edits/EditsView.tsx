@@ -73,7 +73,7 @@ export function EditsView({ asked, row }: ViewProps): preact.JSX.Element {
 function Fields({ change, asked }: { change: Wanted } & Pick<ViewProps, "asked">): preact.JSX.Element {
   const { place, verb, amount, at } = change;
   const { label, least, most } = VERBS[verb];
-  const places = placesOf(asked);
+  const places = [place, ...placesOf(asked).filter((each) => placeText(each) !== placeText(place))];
   const axes = axesOf(asked, place);
   const set = (part: Partial<Wanted>): void => {
     wanted.value = { ...change, ...part };

@@ -1,9 +1,10 @@
 /** One change that a person tries: where, what part of it, and how. */
 
-import { create } from "@bufbuild/protobuf";
+import { create, type MessageInitShape } from "@bufbuild/protobuf";
 import { type Captured, HookPoint } from "@cutaway/client";
 import { type Edit, EditSchema } from "@cutaway/contract/edit_pb";
 import { axisNames } from "../measures/layout.js";
+import { whereIs } from "../models/places.js";
 import { type Asked, wholeOutputs } from "../state/asked.js";
 
 const MOST_PLACES = 2000;
@@ -56,7 +57,7 @@ export function editOf({ place: { address, call, path = "" }, verb, amount, at }
     zero: { case: "zero", value: {} },
   } as const;
   return create(EditSchema, {
-    where: address.includes(":") ? { case: "op", value: address } : { case: "module", value: address },
+    where: whereIs(address),
     point: HookPoint.OUTPUT,
     kind: kinds[verb],
     path,
@@ -72,6 +73,15 @@ export function placeText({ address, call, path }: Place): string {
   return [address, call === undefined ? "" : `call ${call}`, path ? `tensor ${path}` : ""].filter(Boolean).join(", ");
 }
 
+/** Returns an edit of the contract in words. */
+export function editText({ where, kind, slices, call, path }: MessageInitShape<typeof EditSchema>): string {
+  const parts = (slices ?? []).map(
+    ({ axis = 0, start = 0n, stop }) => `axis ${axis}: ${start} to ${stop ?? "its end"}`,
+  );
+  const place = placeText({ address: where?.value ?? "", ...(call === undefined ? {} : { call }), path: path ?? "" });
+  return [`${kind?.case ?? "edit"} ${place}`, ...parts].join(", ");
+}
+
 /** Returns where a captured output is changed. */
 export function placeAt({ module, call, calls, path }: Captured): Place {
   return { address: module, path, ...(calls > 1 ? { call } : {}) };
@@ -84,7 +94,7 @@ export function placesOf(asked: Parts): Place[] {
   const { model } = asked;
   const modules = model.modules.filter(({ name, calls }) => name !== "" && (calls > 0 || model.example.length === 0));
   const all: Place[] = [...wholeOutputs(asked).map(placeAt), ...modules.map(({ name }) => ({ address: name }))];
-  return [...new Map(all.map((place) => [placeText(place), place])).values()].slice(0, MOST_PLACES);
+  return [...new Map(all.slice(0, MOST_PLACES).map((place) => [placeText(place), place])).values()];
 }
 
 /** An axis behind that of the batch. */

@@ -2,7 +2,7 @@
 
 import { effect, signal } from "@preact/signals";
 import { byName, type Inspection, type Question, type Tensor } from "@cutaway/client";
-import { editOf, type Place, type Wanted } from "./edit.js";
+import { editOf, type Place, VERBS, type Wanted } from "./edit.js";
 import { type Change, changesBetween, layersBelow } from "./downstream.js";
 import { asked, failure, model } from "../state/asking.js";
 import type { Asked } from "../state/asked.js";
@@ -31,6 +31,12 @@ export const downstream = signal<readonly Change[] | undefined>(undefined);
 /** Forgets what came of a change. */
 function forget(): void {
   tried.value = downstream.value = undefined;
+}
+
+/** Opens a change at a place, which changes nothing yet. */
+export function tryAt(place: Place): void {
+  wanted.value = { place, verb: "scale", amount: VERBS.scale.start, at: [] };
+  go("edits");
 }
 
 /** Opens the change that sets a part of a place to zero; `at` are its indices behind the batch. */

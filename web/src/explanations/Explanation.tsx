@@ -4,30 +4,32 @@ import { Failure } from "../app/problems.js";
 import { FactLine } from "../app/parts.js";
 import { Checks } from "./Checks.js";
 import { type ExplanationProps, Values } from "./Values.js";
-import { VerdictBadge, comparedIn, shownAs, worstOf } from "./verdicts.js";
+import { VerdictBadge, comparedIn, shownAs, verdictOn } from "./verdicts.js";
+import { messageOf } from "../state/draft.js";
 import { go } from "../state/route.js";
-import { exampleOf } from "../state/asked.js";
+import { elementOf, exampleOf } from "../state/asked.js";
 import { statisticsOf } from "../measures/statistics.js";
 
 /** Shows it, for one example. */
 export function Explanation({ asked, row, attribution }: ExplanationProps): preact.JSX.Element {
   const { method, layer, message } = attribution;
   const compared = comparedIn(attribution, row);
+  const { attributions } = messageOf(asked.question);
+  const smoothed = attributions[asked.reply.attributions.indexOf(attribution)]?.noiseTunnel !== undefined;
   const target = message.targets[row];
+  const explained = target === undefined ? undefined : elementOf(asked, Number(target));
   return (
     <article class="panel explanation">
       <div class="tools">
         <h2>
-          {method} {layer && <bdi class="mono muted">{layer}</bdi>}
+          {method} {smoothed && "with noise "}
+          {layer && <bdi class="mono muted">{layer}</bdi>}
         </h2>
-        {message.error === undefined && (
-          <VerdictBadge shown={shownAs(worstOf(compared.map(({ verdict }) => verdict)))} />
-        )}
+        {message.error === undefined && <VerdictBadge shown={shownAs(verdictOn(attribution, row))} />}
       </div>
-      {target !== undefined && (
+      {explained && (
         <p class="muted small">
-          of {asked.reply.classes.length ? "class" : "element"}{" "}
-          <bdi>{asked.model.labels[Number(target)] ?? String(target)}</bdi>
+          of {explained.kind} <bdi>{explained.name}</bdi>
         </p>
       )}
       {message.error ? (

@@ -29,7 +29,8 @@ export function ExplanationsView({ asked, row, ask }: ViewProps): preact.JSX.Ele
     );
   }
   const { inputs } = asked.question;
-  const ofFiles = Array.isArray(inputs) && inputs.some((each) => typeof each !== "string") && !backgroundOf(asked, row);
+  const ofFiles =
+    Array.isArray(inputs) && inputs.some((each) => typeof each !== "string") && !backgroundOf(asked, row, "");
   return (
     <>
       {ofFiles && (

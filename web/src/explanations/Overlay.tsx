@@ -1,12 +1,11 @@
 /** An explanation over the image that it is about. */
 
 import { useMemo, useState } from "preact/hooks";
-import type { Background } from "./backgrounds.js";
 import { Slider } from "../app/controls.js";
 import { flattened } from "../measures/layout.js";
 import type { Part } from "../measures/numbers.js";
 import { statisticsOf } from "../measures/statistics.js";
-import { enlarged, laidOver, pixelsOf, scaleOf } from "../pictures/colours.js";
+import { type Pixels, enlarged, enlargedPicture, laidOver, pixelsOf, scaleOf } from "../pictures/colours.js";
 import { Legend, Picture } from "../pictures/Picture.js";
 import { signed } from "../pictures/text.js";
 
@@ -14,28 +13,31 @@ const OPACITY = 0.75;
 
 interface Props {
   readonly part: Part;
-  readonly under: Background | undefined;
+  readonly under: Pixels | undefined;
   readonly label: string;
 }
 
-/** Shows the sum over channels; an explanation of a layer is enlarged to the size of the image. */
+/** Shows the sum over channels; the smaller of explanation and image is enlarged to the size of the other. */
 export function Overlay({ part, under, label }: Props): preact.JSX.Element {
   const [opacity, setOpacity] = useState(OPACITY);
   const map = useMemo(() => flattened(part), [part]);
   const [height = 1, width = 1] = map.shape;
   const scale = useMemo(() => scaleOf(map.values, true), [map]);
   const size = useMemo(
-    (): readonly [number, number] => (under ? [under.height, under.width] : [height, width]),
+    (): readonly [number, number] => [Math.max(height, under?.height ?? 0), Math.max(width, under?.width ?? 0)],
     [under, height, width],
   );
   const values = useMemo(() => enlarged(map.values, [height, width], size), [map, height, width, size]);
+  const below = useMemo(() => under && enlargedPicture(under, size), [under, size]);
   const pixels = useMemo(
-    () => (under ? laidOver(values, scale, under.pixels, opacity) : pixelsOf(values, scale)),
-    [values, scale, under, opacity],
+    () => (below ? laidOver(values, scale, below, opacity) : pixelsOf(values, scale)),
+    [values, scale, below, opacity],
   );
+  const nameOf = (x: number, y: number): string =>
+    `row ${Math.floor((y * height) / size[0])}, column ${Math.floor((x * width) / size[1])}`;
   return (
     <div class="overlay">
-      <Picture label={label} values={values} width={size[1]} pixels={pixels} />
+      <Picture {...{ label, values, pixels, nameOf }} width={size[1]} />
       <p class="small muted extremes">{extremesText(map.values, width)}</p>
       <div class="tools">
         {under && (

@@ -1,12 +1,13 @@
 /** The values of one explanation, as what they are about: an image, a text, features. */
 
-import { type Background, backgroundOf } from "./backgrounds.js";
+import { backgroundOf } from "./backgrounds.js";
 import { Overlay } from "./Overlay.js";
 import { Tokens } from "./Tokens.js";
 import { type Attribution, fromMessage } from "@cutaway/client";
 import { tryWithout } from "../edits/live.js";
 import { layoutOf } from "../measures/layout.js";
 import type { Part } from "../measures/numbers.js";
+import type { Pixels } from "../pictures/colours.js";
 import { Bars, type Named } from "../pictures/Bars.js";
 import { exact } from "../pictures/text.js";
 import { HeatMap } from "../pictures/Picture.js";
@@ -40,7 +41,7 @@ export function Values({ asked, row, attribution }: ExplanationProps): preact.JS
           name={name}
           label={`${attribution.method} of ${name}`}
           part={exampleOf(asked, tensor, row)}
-          under={backgroundOf(asked, row)}
+          under={backgroundOf(asked, row, name)}
           names={namesOf(asked, name)}
           beside={inputOf(asked, name, row)}
         />
@@ -54,7 +55,7 @@ interface FigureProps {
   readonly name: string;
   readonly label: string;
   readonly part: Part;
-  readonly under: Background | undefined;
+  readonly under: Pixels | undefined;
   /** Of features. */
   readonly names: readonly string[];
   /** The numbers that the values are about. */

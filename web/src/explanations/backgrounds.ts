@@ -1,31 +1,29 @@
 /** The image that an explanation is laid over: as the model got it. */
 
-import { HookPoint, type Tensor } from "@cutaway/client";
+import { HookPoint } from "@cutaway/client";
 import type { Part } from "../measures/numbers.js";
-import { imageOf } from "../pictures/colours.js";
+import { imageOf, type Pixels } from "../pictures/colours.js";
 import { type Asked, exampleOf } from "../state/asked.js";
-
-/** An image as pixels. */
-export interface Background {
-  readonly pixels: Uint8ClampedArray<ArrayBuffer>;
-  readonly height: number;
-  readonly width: number;
-}
+import { tensorsIn } from "../state/draft.js";
 
 /**
- * Returns the image among the tensors that went in: an input of the question, or what a hook saw going into the model,
- * which is the only way to know what an adapter made of a file. Undefined if there is none.
+ * Returns the image that an explanation of an input or a layer is laid over: the input itself, or for a layer the first
+ * image among the inputs; as it was sent, or as a hook saw it going into the model, which is the only way to know what an
+ * adapter made of a file. Undefined if there is none.
  */
-export function backgroundOf(asked: Asked, row: number): Background | undefined {
-  const { inputs } = asked.question;
-  const sent = Array.isArray(inputs) ? [] : Object.values(inputs as Readonly<Record<string, Tensor>>);
-  const seen = asked.reply.captured.filter(({ module, point }) => module === "" && point === HookPoint.INPUT);
-  const image = [...sent, ...seen.map(({ tensor }) => tensor)].map((each) => exampleOf(asked, each, row)).find(isImage);
+export function backgroundOf(asked: Asked, row: number, name: string): Pixels | undefined {
+  const sent = Object.entries(tensorsIn(asked.question));
+  const seen = asked.reply.captured.flatMap(({ module, point, path, tensor }) =>
+    module === "" && point === HookPoint.INPUT ? [[path, tensor] as const] : [],
+  );
+  const all = [...sent, ...seen];
+  const own = all.filter(([each]) => each === name);
+  const image = (own.length ? own : all).map(([, each]) => exampleOf(asked, each, row)).find(isImage);
   return image && pictureOf(image);
 }
 
 /** Returns an image [channels, height, width] as pixels. */
-export function pictureOf({ values, shape: [channels = 1, height = 1, width = 1] }: Part): Background {
+export function pictureOf({ values, shape: [channels = 1, height = 1, width = 1] }: Part): Pixels {
   return { pixels: imageOf(values, channels), height, width };
 }
 

@@ -48,6 +48,11 @@ export function worstOf(verdicts: readonly Verdict[]): Verdict {
   return WORST_FIRST.find((each) => verdicts.includes(each)) ?? Verdict.UNSPECIFIED;
 }
 
+/** Returns the worst verdict on an explanation of one example. */
+export function verdictOn(attribution: Attribution, row: number): Verdict {
+  return worstOf(comparedIn(attribution, row).map(({ verdict }) => verdict));
+}
+
 /** Returns how a verdict is shown. */
 export function shownAs(verdict: Verdict): Shown {
   return SHOWN[verdict];

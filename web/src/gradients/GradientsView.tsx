@@ -104,7 +104,7 @@ function InputGradient({ name, gradient, asked, row }: InputProps): preact.JSX.E
       name={title}
       label={`${title} at ${name}`}
       part={part}
-      under={backgroundOf(asked, row)}
+      under={backgroundOf(asked, row, name)}
       names={namesOf(asked, name)}
     />
   );

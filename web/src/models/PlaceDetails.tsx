@@ -5,7 +5,8 @@ import type { CaptureRequest } from "@cutaway/contract/capture_pb";
 import { Facts, Panel } from "../app/parts.js";
 import { MethodMenu } from "../ask/MethodFields.js";
 import { METHODS, requestFor } from "../ask/methods.js";
-import { alter, ask, draft, model } from "../state/asking.js";
+import { tryAt } from "../edits/live.js";
+import { alter, ask, asked, draft, model } from "../state/asking.js";
 import { messageOf } from "../state/draft.js";
 import { go } from "../state/route.js";
 import { shapeText } from "../pictures/text.js";
@@ -56,6 +57,7 @@ export function PlaceDetails({ row }: { row: Row | undefined }): preact.JSX.Elem
           {row.kind === "module" && (
             <MethodMenu label="Explain by this layer" methods={LAYER_METHODS} onChoose={explain} />
           )}
+          {asked.value && <button onClick={() => tryAt({ address: row.address })}>Change it</button>}
           {(points.length > 0 || hasAll) && (
             <button class="quiet" onClick={() => void show()}>
               Ask, and show it

@@ -83,6 +83,19 @@ export function enlarged(
   return found;
 }
 
+/** Returns a picture, four bytes a pixel, as many times larger as another one needs. */
+export function enlargedPicture({ pixels, height, width }: Pixels, size: readonly [number, number]): Uint8ClampedArray {
+  const colours = enlarged(new Uint32Array(pixels.buffer), [height, width], size);
+  return new Uint8ClampedArray(Uint32Array.from(colours).buffer);
+}
+
+/** A picture, four bytes a pixel. */
+export interface Pixels {
+  readonly pixels: Uint8ClampedArray<ArrayBuffer>;
+  readonly height: number;
+  readonly width: number;
+}
+
 function tableOf(colour: (part: number) => string): Uint32Array {
   return Uint32Array.from({ length: STEPS }, (_, step) => packed(parsed(colour(step / (STEPS - 1)))));
 }

@@ -19,6 +19,8 @@ export interface Asked {
   readonly reply: Inspection;
   /** Milliseconds from the call to the decoded reply, as this page saw them. */
   readonly milliseconds: number;
+  /** When it was answered. */
+  readonly when: Date;
 }
 
 /** What every view takes. */
@@ -57,12 +59,24 @@ export function gradientOf(asked: Asked, tensor: Tensor, row: number): Part {
   return { values: values.subarray(0, sizeOf(shape.slice(1))), shape: shape.slice(1) };
 }
 
+/** Returns what an element of the explained output is: a class with its label, if it is one. */
+export function elementOf(
+  { model, question, reply }: Asked,
+  index: number,
+): { kind: "class" | "element"; name: string } {
+  const [first] = reply.message.predictions?.outputs ?? [];
+  const isFirst = ["", first?.name].includes(messageOf(question).target?.output ?? "");
+  const name = (isFirst && model.labels[index]) || String(index);
+  return { kind: isFirst && reply.classes.length > 0 ? "class" : "element", name };
+}
+
 /** Returns what gradients of an answer are of, in words. */
-export function targetText({ model, reply: { message, classes } }: Asked, row: number): string {
-  const { targets = [], targetsPerExample = 0 } = message.predictions ?? {};
+export function targetText(asked: Asked, row: number): string {
+  const { targets = [], targetsPerExample = 0 } = asked.reply.message.predictions ?? {};
   const index = targets[row * Math.max(1, targetsPerExample)];
   if (index === undefined) return "the target that was asked for";
-  return `the ${classes.length ? "logit of" : "output"} “${model.labels[Number(index)] ?? String(index)}”`;
+  const { kind, name } = elementOf(asked, Number(index));
+  return `the ${kind === "class" ? "logit of" : "output"} “${name}”`;
 }
 
 /** Returns the bytes of the numbers of all these tensors. */

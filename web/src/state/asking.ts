@@ -34,26 +34,44 @@ export const history = signal<readonly Asked[]>([]);
 /** Whether the model has inputs to run on. */
 export const complete = computed(() => draft.value.inputs !== undefined);
 
+/** Whether the question is another one than that of the answer that is shown. */
+export const changed = computed(() => {
+  const [now, then] = [draft.value, asked.value?.question] as Readonly<Record<string, unknown>>[];
+  return then !== undefined && Object.keys({ ...now, ...then }).some((part) => now?.[part] !== then[part]);
+});
+
 const MOST_KEPT = 20;
 const MOST_KEPT_BYTES = 2 ** 28;
 
 let running = new AbortController();
 
-/** Reads the module tree of a model, and starts a question about it; or keeps the one that a link brought. */
+/** Reads the module tree of a model, and starts a question about it; or takes the one that a link brought, as it is. */
 export async function choose(name: string, linked?: Draft): Promise<void> {
   await newest(async (signal) => {
     opening.value = name;
-    const detail = await client.value.model(name, { operators: true, example: true, signal });
+    const detail = await detailOf(name, signal);
     signal.throwIfAborted();
     model.value = detail;
-    draft.value = { ...startOf(detail, name), ...linked };
+    draft.value = linked ?? startOf(detail, name);
     asked.value = undefined;
   });
 }
 
-/** Changes parts of the question, without asking. */
-export function alter(parts: Partial<Draft>): void {
-  draft.value = { ...draft.value, ...parts };
+/** Reads what a model is; without its operators and its example, where the caller may not see them. */
+async function detailOf(name: string, signal: AbortSignal): Promise<ModelDetail> {
+  const read = (all: boolean): Promise<ModelDetail> =>
+    client.value.model(name, { operators: all, example: all, signal });
+  return read(true).catch((error: unknown) => {
+    if (error instanceof CutawayError && error.reason === "SCOPE_MISSING") return read(false);
+    throw error;
+  });
+}
+
+/** Changes parts of the question, without asking; those that are undefined are no longer in it. */
+export function alter(parts: Partial<Record<keyof Draft, unknown>>): void {
+  const all = Object.entries({ ...draft.value, ...parts });
+  draft.value = Object.fromEntries(all.filter(([, part]) => part !== undefined)) as unknown as Draft;
+  failure.value = undefined; // it was about the question before
 }
 
 /**
@@ -72,7 +90,17 @@ export async function ask(change: Partial<Question> = {}): Promise<Asked | undef
     since.value = began;
     const reply = await client.value.inspect(question, { signal });
     signal.throwIfAborted();
-    const answer = { model: detail, question, reply, milliseconds: performance.now() - began };
+    const milliseconds = performance.now() - began;
+    const isOther = reply.message.provenance?.weightsSha256 !== detail.provenance?.weightsSha256;
+    if (isOther) model.value = await detailOf(question.model, signal); // the server has another model of this name now
+    signal.throwIfAborted();
+    const answer = {
+      model: isOther ? (model.value ?? detail) : detail,
+      question,
+      reply,
+      milliseconds,
+      when: new Date(),
+    };
     asked.value = answer;
     row.value = Math.min(row.value, Math.max(0, rowsOf(answer) - 1));
     history.value = kept([answer, ...history.value]);

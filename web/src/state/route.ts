@@ -1,8 +1,8 @@
 /** Which view is shown, and which question is linked to: the fragment of the address has both. */
 
 import { effect, signal } from "@preact/signals";
-import { asked } from "./asking.js";
-import { jsonOf } from "./draft.js";
+import { asked, draft, model } from "./asking.js";
+import { type Draft, jsonOf } from "./draft.js";
 import { readFragment, writeFragment } from "./fragment.js";
 
 /** What the address says. */
@@ -11,13 +11,19 @@ export const place = signal(readFragment(location.hash));
 /** A longer question does not go into the address. */
 const LONGEST = 100_000;
 
+/** Returns the question of a link, without its inputs; "" where it is too long. */
+export function linkText(question: Draft): string {
+  const text = JSON.stringify(jsonOf(question, false));
+  return text.length <= LONGEST ? text : "";
+}
+
 /** Goes to a view; the back button returns. */
 export function go(view: string): void {
   location.hash = writeFragment({ ...place.value, view });
 }
 
 /**
- * Follows the address; after each answer the address has the question, without its inputs.
+ * Follows the address; it has the question of the answer, without its inputs, or the name of the model alone.
  *
  * @param onLink takes the question of another link that is opened in this page.
  */
@@ -28,9 +34,9 @@ export function follow(onLink: (question: string) => void): void {
     if (place.value.question !== "" && place.value.question !== question) onLink(place.value.question);
   });
   effect(() => {
-    if (asked.value === undefined) return;
-    const text = JSON.stringify(jsonOf(asked.value.question, false));
-    place.value = { ...place.peek(), question: text.length <= LONGEST ? text : "" };
+    if (model.value === undefined) return;
+    const question = asked.value?.question ?? { model: draft.peek().model };
+    place.value = { ...place.peek(), question: linkText(question) };
     history.replaceState(null, "", writeFragment(place.peek()));
   });
 }

@@ -77,7 +77,13 @@ const REPLY: Inspection = {
   attributions: [],
   message: create(InspectResponseSchema, { timings: { queueMs: 1, forwardMs: 2, checkMs: 4 } }),
 };
-const ASKED = { model: create(ModelDetailSchema), question: QUESTION, reply: REPLY, milliseconds: 10 };
+const ASKED = {
+  model: create(ModelDetailSchema),
+  question: QUESTION,
+  reply: REPLY,
+  when: new Date(0),
+  milliseconds: 10,
+};
 
 describe("files", () => {
   it("hold every array by its name", () => {
