@@ -1,4 +1,4 @@
-/** The path of data: modules in the order of the tree, as boxes; those that are unfolded, around what is inside them. */
+/** The path of data: modules in the order of the tree, as boxes that unfold; the page's own layout places them. */
 
 import { Panel } from "../app/parts.js";
 import { useMemo, useState } from "preact/hooks";

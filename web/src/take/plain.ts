@@ -31,7 +31,7 @@ export function plainOf(draft: Draft): PlainQuestion | undefined {
   const plain = targetOf((target ?? {}) as JsonObject);
   const captures = all(places, captureOf);
   const attributions = all(methods, methodOf);
-  const wordless = { ...others, ...(inputGradients as JsonObject | undefined) }; // gradients at named inputs have no word either
+  const wordless = { ...others, ...(inputGradients as JsonObject | undefined) }; // named inputs have no word here
   if (!captures || !attributions || plain === undefined || Object.keys(wordless).length > 0) return undefined;
   return {
     target: plain,
