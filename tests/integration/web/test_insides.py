@@ -104,8 +104,8 @@ def test_the_grid_is_the_channels(answered: Inspector, expected: ca.Inspection) 
     values = expected.captures["conv1"].output[0]
     answered.page.wait_for_selector(".grid canvas")
     grid, large = colours(answered, ".grid canvas"), drawn(answered, values[5], float(np.abs(values).max()))
-    columns = grid.shape[1] // 68
-    top, left = 84 * (5 // columns) + 2, 68 * (5 % columns) + 2
+    columns = grid.shape[1] // 72
+    top, left = 88 * (5 // columns) + 2, 72 * (5 % columns) + 2
     until(lambda: near(grid[top + 4 : top + 64 : 8, left + 4 : left + 64 : 8], large))
     answered.page.click(".grid canvas", position={"x": left + 10, "y": top + 10})
     answered.page.wait_for_selector(".large figcaption:has-text('Channel 5')")
@@ -168,7 +168,7 @@ def test_explanations_have_their_values_and_verdicts(answered: Inspector, expect
     overlaid = below + (drawn(answered, values, float(np.abs(values).max())).astype(float) - below) * 0.5
     until(lambda: near(colours(answered, ".explanation canvas"), np.rint(overlaid)))
     row, column = np.unravel_index(int(values.argmin()), values.shape)
-    assert f"most against it: {told(values.min())} at row {row}, column {column}." in answered.texts(".extremes")[0]
+    assert f"least: {told(values.min())} at row {row}, column {column}." in answered.texts(".extremes")[0]
 
 
 def test_agreement_of_methods_is_that_of_numpy(answered: Inspector, expected: ca.Inspection) -> None:
@@ -193,7 +193,7 @@ def test_methods_are_asked_as_they_are_added_and_mended_where_they_fail(answered
     answered.page.wait_for_selector(".methods li.fault:has-text('LRP') .problem:has-text('flatten')")
     answered.page.fill(".methods li.fault label:has-text('rules') input", '{"flatten": {"epsilon": 1e-9}}')
     answered.page.click(".strip button.primary")
-    until(lambda: answered.page.locator(".strip .bad, .methods .problem").count() == 0)
+    until(lambda: answered.page.locator(".strip .bad:has-text('failed'), .methods .problem").count() == 0)
     answered.go("Explanations")
     assert len(answered.texts(".explanation > .tools .verdict")) == 7
 
@@ -260,6 +260,7 @@ def test_a_wrong_explanation_is_shown_as_such(browser: Browser, doubtful: Served
         page.go("Explanations")
         page.page.wait_for_selector(".explanation")
         assert page.texts(".explanation > .tools .verdict") == ["✗ disagrees with the raw hooks"]
+        assert page.texts(".strip .bad") == ["1 of 1 explanation wrong: the raw hooks disagree"]
         worst = told.worst_check
         assert worst is not None
         assert worst.reason in page.texts(".reason bdi")

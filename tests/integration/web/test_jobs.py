@@ -166,11 +166,11 @@ def test_rows_of_texts_and_tables(site: Served, inspector: Inspector, tmp_path: 
     open_folder(inspector, named)
     inspector.page.click(".rows tbody tr:nth-child(2) button")
     inspector.page.wait_for_selector(".one-row .named-bars")
-    names, stored = inspector.texts(".one-row .named-bars th"), inspector.values(".one-row .named-bars td.number")
+    names, stored = inspector.texts(".one-row .named-bars th bdi"), inspector.values(".one-row .named-bars td.number")
     assert set(names) == {"a", "<b>b</b>", "c", "d"}
     inspector.page.click("button:text-is('Ask the live model')")
     inspector.page.click("button:text-is('Look inside')")
-    assert inspector.texts(".explanation .named-bars th") == names
+    assert inspector.texts(".explanation .named-bars th bdi") == names
     np.testing.assert_allclose(inspector.values(".explanation .named-bars td.number"), stored, rtol=1e-4, atol=1e-6)
 
 

@@ -151,7 +151,7 @@ def test_a_row_of_a_table(browser: Browser) -> None:
         inspector.go("Explanations")
         values = expected.attributions[0].values["features"][0]
         order = np.argsort(-np.abs(values), kind="stable")
-        assert inspector.texts(".explanation .named-bars th") == [FEATURES[index] for index in order]
+        assert inspector.texts(".explanation .named-bars th bdi") == [FEATURES[index] for index in order]
         np.testing.assert_allclose(inspector.values(".explanation .named-bars td.number"), values[order], rtol=1e-5)
 
 

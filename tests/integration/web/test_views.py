@@ -158,7 +158,7 @@ def test_hostile_labels_are_texts(inspector: Inspector) -> None:
     """Markup, turned text, a hundred thousand letters: no element of theirs, and no script runs."""
     inspector.choose("named")
     inspector.go("Ask")
-    inspector.page.fill(".features label:nth-child(2) input", "0.5")
+    inspector.page.fill(".features div:nth-child(2) input", "0.5")
     inspector.ask()
     labels = inspector.page.locator(".prediction th bdi").all_text_contents()
     assert set(labels) == set(HOSTILE)

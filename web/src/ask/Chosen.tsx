@@ -2,6 +2,7 @@
 
 import { Panel } from "../app/parts.js";
 import { useState } from "preact/hooks";
+import type { JsonValue } from "@bufbuild/protobuf";
 import { HookPoint, type ModelDetail } from "@cutaway/client";
 import type { CaptureRequest } from "@cutaway/contract/capture_pb";
 import { Failure, Problem } from "../app/problems.js";
@@ -92,7 +93,7 @@ const PLACED = ["model", "inputs", "target", "captures", "attributions", "inputG
 function Others(): preact.JSX.Element | null {
   const { edits = [], compare: _, ...others } = draft.value;
   const json = jsonOf(draft.value, false);
-  const rest = Object.keys(others).filter((part) => !PLACED.includes(part) && part in json);
+  const rest = Object.keys(others).filter((part) => !PLACED.includes(part) && !isUsual(json[part]));
   if (edits.length + rest.length === 0) return null;
   const removeEdit = (index: number): void => {
     const left = edits.toSpliced(index, 1);
@@ -121,6 +122,11 @@ function Others(): preact.JSX.Element | null {
 
 /** How much of another part is shown. */
 const LONGEST = 200;
+
+/** Whether a part says what holds without it. */
+function isUsual(part: JsonValue | undefined): boolean {
+  return [undefined, "{}", '{"mode":"CHECK_MODE_SAME_PASS"}'].includes(JSON.stringify(part));
+}
 
 /** Returns the layer that a method begins with, where it was not asked for yet: the last convolution, the
  * embedding of tokens, or the last layer but that of the output. */
