@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -295,6 +297,53 @@ def test_an_edit_is_tried_live(answered: Inspector, site: Served) -> None:
     answered.page.select_option("label:has-text('How') select", "scale")
     answered.page.locator(".slider input").fill("1")
     until(lambda: set(answered.values("section:has(#downstream) td.number")) == {0.0})
+
+
+def test_a_change_that_is_kept_is_seen_and_can_be_taken_out(answered: Inspector, site: Served) -> None:
+    """In the question, in the line above all views, beside the prediction without it, and as a program."""
+    answered.go("Activations")
+    answered.page.click(".grid canvas", position={"x": 20, "y": 20})
+    answered.page.click("button:text-is('What happens without it?')")
+    answered.page.click("button:text-is('Keep it in the question')")
+    assert answered.texts("section:has(#others) .chips bdi") == ["zero conv1, axis 1: 0 to 1"]
+    answered.page.wait_for_selector(".strip .unsure:text-is('The question has changed since.')")
+    answered.page.click(".strip button.primary")
+    answered.page.wait_for_selector(".prediction .before-after")
+    assert answered.texts(".strip .unsure") == ["edited"]
+    with ca.Client(site.address) as client:
+        edit = ca.Zero("conv1", slices=(ca.Slice(1, 0, 1),))
+        result = client.inspect("digits", {"image": IMAGE}, edits=[edit], compare=True)
+    order = np.argsort(-result.unedited["output"][0])
+    logits = [text.split(" ")[0] for text in answered.texts(".before-after td:last-child")]
+    assert logits == [told(each, 3).removeprefix("+") for each in result.predictions["output"][0][order]]
+    answered.go("Take along")
+    program = answered.page.inner_text(".snippet pre").replace(
+        "print(result)", "print(result.predictions['output'].tolist())"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert np.array_equal(np.asarray(json.loads(run.stdout), np.float32), result.predictions["output"])
+    answered.go("Ask")
+    answered.page.click("section:has(#others) .remove")
+    answered.page.click(".strip button.primary")
+    answered.page.wait_for_selector(".prediction .named-bars")
+    assert answered.page.locator("#others, .before-after").count() == 0
+
+
+def test_the_strongest_parts_of_every_place_are_ranked(answered: Inspector, site: Served) -> None:
+    """By gradient × activation, of channels and of units: those of numpy."""
+    answered.go("Activations")
+    answered.page.click("button:text-is('Which parts matter most?')")
+    answered.page.wait_for_selector(".strongest")
+    points = ("output", "grad_output")
+    with ca.Client(site.address) as client:
+        found = client.inspect("digits", {"image": IMAGE}, captures=[ca.Capture(each, at=points) for each in LAYERS])
+    for layer, text in zip(LAYERS, answered.texts(".strongest"), strict=True):
+        (call,) = found.captures[layer].calls
+        product = (call.leaves[ca.Point.OUTPUT][""] * call.leaves[ca.Point.GRAD_OUTPUT][""])[0]
+        effects = product.reshape(len(product), -1).sum(1)
+        name, _, effect = text.partition(": ")
+        assert name == f"{'channel' if layer.startswith('conv') else 'unit'} {np.abs(effects).argmax()}"
+        assert number(effect) == pytest.approx(effects[np.abs(effects).argmax()], rel=1e-3)
 
 
 def test_a_change_that_fails_leaves_nothing_of_the_one_before(answered: Inspector) -> None:

@@ -149,3 +149,77 @@ def test_of_several_targets_the_largest_is_shown(browser: Browser, odd: Served) 
         assert float(norm) == pytest.approx(np.linalg.norm(gradient), rel=1e-3)
         titles = page.texts("section:has(h2:has-text('At the input')) figcaption")
         assert titles == ["Gradient", "Gradient × input"]
+
+
+def test_rows_that_were_not_explained_are_told(browser: Browser, odd: Served) -> None:
+    """Zeros are no explanation."""
+    with ca.Client(odd.address) as client:
+        probabilities = [each.probability for each in client.inspect("odd", {"clips": CLIPS}).classes]
+    least = sum(probabilities) / 2
+    method = [{"saliency": {}}]
+    with answered(browser, odd, attributions=method, explainIf={"probabilityAtLeast": least}) as page:
+        page.go("Explanations")
+        for row, probability in enumerate(probabilities):
+            page.page.select_option(".strip select", str(row))
+            page.page.wait_for_selector(".explanation")
+            told = page.page.locator(".explanation p:has-text('was not explained')").count()
+            assert (told, page.page.locator(".explanation figure").count()) == (
+                (0, 1) if probability > least else (1, 0)
+            )
+
+
+class Pair(nn.Module):
+    """Two images of different sizes; two outputs, of which the first one's name is no number and the second's is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(16, 3), nn.Linear(36, 3)
+
+    def forward(self, left: Tensor, right: Tensor) -> dict[str, Tensor]:
+        logits = self.left(left.flatten(1)) + self.right(right.flatten(1))
+        return {"logits": logits, "0": -logits}
+
+
+class Images(Adapter):
+    """It, of half precision."""
+
+    inputs = (InputSpec("left", "bfloat16", (-1, 1, 4, 4)), InputSpec("right", "bfloat16", (-1, 1, 6, 6)))
+    labels = ("a", "b", "c")
+
+    def build(self) -> nn.Module:
+        torch.manual_seed(0)
+        return Pair().to(torch.bfloat16)
+
+
+def test_each_image_has_its_own_explanation(browser: Browser) -> None:
+    """Numbers and places are those of the image below it; half precision is sent as such; outputs keep their order."""
+    images = {name: np.arange(size * size, dtype=np.float32).reshape(1, 1, size, size) / 64 for name, size in SIZES}
+    question = {"attributions": [{"saliency": {}}]}
+    with (
+        serve({"pair": Images()}, settings=Settings(http_address="127.0.0.1:0")) as served,
+        asking(browser, served.http_address, "pair", **question) as page,
+    ):
+        for index, image in enumerate(images.values()):
+            page.page.click(f".one-input >> nth={index} >> .choice label:has-text('Numbers')")
+            page.page.fill(f".one-input >> nth={index} >> textarea", json.dumps(image.tolist()))
+        page.ask()
+        halves = {name: torch.from_numpy(image).to(torch.bfloat16) for name, image in images.items()}
+        with ca.Client(served.address) as client:
+            result = client.inspect("pair", halves, attributions=ca.Saliency())
+        assert page.texts(".prediction figcaption bdi") == ["logits", "0"]
+        assert page.texts(".strip .said") == [result.classes[0].label]
+        best = result.classes[0].probability
+        assert page.values(".prediction td.number")[0] == pytest.approx(best, abs=5e-3)
+        page.go("Explanations")
+        page.page.wait_for_selector(".explanation figure:nth-of-type(2) canvas")
+        for number, (name, size) in enumerate(SIZES):
+            page.page.focus(f".explanation .picture canvas >> nth={number}")
+            for key in ["ArrowDown"] * size + ["ArrowRight"] * (size - 1):
+                page.page.keyboard.press(key)
+            told = page.texts(".explanation .picture output")[number]
+            value = float(np.asarray(result.attributions[0].values[name], np.float32)[0, 0, -1, -1])
+            assert told.startswith(f"row {size - 1}, column {size - 1}: ")
+            assert float(told.rpartition(" ")[2]) == pytest.approx(value, rel=1e-3)
+
+
+SIZES = (("left", 4), ("right", 6))

@@ -43,6 +43,14 @@ def test_a_text_in_torchserve(browser: Browser, server: Server) -> None:
         shown = [float(each.replace("−", "-")) for each in inspector.texts(".tokens small")]
         np.testing.assert_allclose(shown, expected.tokens.values[0], rtol=5e-3, atol=1e-6)
         assert inspector.texts(".verdict")[0] == "✓ agrees with the raw hooks"
+        inspector.page.click(".tokens .piece:has-text('doctor')")
+        inspector.page.wait_for_selector(".before-after + p")
+        edit = ca.Zero(layer, slices=(ca.Slice(1, 2, 3),))
+        with ca.Client(server.address) as client:
+            result = client.inspect("sentences", TEXT, edits=[edit], compare=True)
+        one, other = (each["embedding"][0].astype(float) for each in (result.unedited, result.predictions))
+        cosine = one @ other / np.linalg.norm(one) / np.linalg.norm(other)
+        assert f"cosine {cosine:.4g}," in inspector.texts(".before-after + p")[0]
 
 
 class Attentive(Sentences):
@@ -111,7 +119,7 @@ def test_an_image_in_torchserve(browser: Browser, server: Server) -> None:
         best = expected.classes[0]
         assert max(inspector.values(".prediction td.number")) == pytest.approx(best.probability, abs=1e-5)
         inspector.go("Explanations")
-        assert set(inspector.texts(".verdict")) == {"✓ agrees with the raw hooks"}
+        assert set(inspector.texts(".explanation > .tools .verdict")) == {"✓ agrees with the raw hooks"}
         summed = expected.attributions[0].values["pixel_values"][0].sum(0)
         inspector.page.focus(".explanation canvas >> nth=0")
         for _ in range(4):

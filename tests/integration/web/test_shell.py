@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -12,10 +14,12 @@ from playwright.sync_api import Browser
 from torch import nn
 
 import cutaway as ca
+from cutaway.adapters import Adapter
 from cutaway.cli.permalink import permalink
 from cutaway.config.settings import Settings
 from cutaway.gateway import serve
 from cutaway.gateway.embedded import Served
+from cutaway.results import InputSpec
 from tests.support.pages import Inspector, opened
 from tests.support.token_files import EVERY, entry, write
 
@@ -109,6 +113,89 @@ def test_a_link_asks_nothing_by_itself(site: Served, inspector: Inspector) -> No
     inspector.page.goto(f"{inspector.url}/#/ask?question=%7B")
     inspector.page.reload()
     inspector.page.wait_for_selector(".problem:has-text('the link holds no question')")
+
+
+def test_a_link_is_the_question_as_it_is(site: Served, inspector: Inspector) -> None:
+    """Nothing is added to it; and the back button shows what was asked before, with its answer."""
+    inspector.choose("digits")
+    inspector.go("Ask")
+    inspector.give(np.full((1, 1, 8, 8), 0.5).tolist())
+    inspector.ask()
+    inspector.go("Cost")
+    before = inspector.page.url
+    question = quote(json.dumps({"model": "digits", "captures": [{"module": "fc2"}]}))
+    inspector.page.evaluate("(hash) => (location.hash = hash)", f"#/ask?question={question}")
+    inspector.page.wait_for_selector(".strip output:has-text('No input yet')")
+    assert inspector.texts(".chips bdi") == ["fc2"]
+    assert inspector.page.locator(".methods li, .check input:checked").count() == 0
+    inspector.page.go_back()
+    inspector.page.wait_for_selector(".strip .said")
+    assert inspector.page.url == before
+    assert inspector.texts(".facts dd")[0].endswith(" ms")
+
+
+def test_what_a_field_does_not_take_is_not_asked(inspector: Inspector) -> None:
+    """Nor what stood there before; what was asked stands in the fields again when it is shown again."""
+    inspector.choose("named")
+    inspector.go("Ask")
+    fields = ".features input"
+    inspector.page.fill(f"{fields} >> nth=1", "17.08")
+    inspector.ask()
+    inspector.page.fill(f"{fields} >> nth=1", "17,08")
+    inspector.page.wait_for_selector(".features .bad:text-is('a number')")
+    inspector.page.click(".strip button.primary")
+    assert inspector.page.evaluate("document.activeElement.getAttribute('aria-invalid')") == "true"
+    inspector.give([[1, 2, 3, 4], [5, 6, 7, 8]])
+    inspector.page.wait_for_selector(".strip .unsure:text-is('The question has changed since.')")
+    inspector.ask()
+    inspector.page.fill(".one-input textarea", "1, 2, 3, x")
+    inspector.page.wait_for_selector(".strip button.primary:disabled")
+    inspector.page.click(".history button >> nth=0")
+    assert json.loads(inspector.page.input_value(".one-input textarea")) == [[1, 2, 3, 4], [5, 6, 7, 8]]
+    inspector.page.select_option(".strip select", "1")
+    inspector.page.click(".one-input .choice label:has-text('Table row')")
+    inspector.page.fill(f"{fields} >> nth=0", "-5")
+    inspector.page.click(".one-input .choice label:has-text('Numbers')")
+    assert json.loads(inspector.page.input_value(".one-input textarea")) == [[1, 2, 3, 4], [-5, 6, 7, 8]]
+    inspector.page.click(".history button >> nth=1")
+    assert "17.08" in inspector.page.input_value(".one-input textarea")
+
+
+def test_a_server_with_another_model_of_that_name_is_seen_through(browser: Browser) -> None:
+    """Labels and modules are those of the model that answers."""
+
+    def own(seed: int, *names: str) -> Adapter:
+        class Own(Adapter):
+            inputs = (InputSpec("input", "float32", (-1, 2)),)
+            labels = names
+
+            def build(self) -> nn.Module:
+                torch.manual_seed(seed)
+                return nn.Sequential(*(nn.Linear(2, 2) for _ in range(1 + seed)))
+
+        return Own()
+
+    def settings(address: str) -> Settings:
+        return Settings(http_address=address)
+
+    with serve({"net": own(0, "a", "b")}, settings=settings("127.0.0.1:0")) as server:
+        address = server.http_address
+        context = opened(browser, f"http://{address}")
+        inspector = context.__enter__()
+        inspector.expected.append("net::ERR_")
+        inspector.open()
+        inspector.go("Ask")
+        inspector.give([[1, 2]])
+        inspector.ask()
+        assert set(inspector.texts(".prediction th")) == {"a", "b"}
+    inspector.page.wait_for_selector(".news:has-text('The server does not answer')")
+    with serve({"net": own(1, "eins", "zwei")}, settings=settings(address)):
+        inspector.page.wait_for_selector(".news", state="detached")
+        inspector.ask()
+        inspector.page.wait_for_selector(".prediction th:has-text('eins')")
+        inspector.go("Model")
+        assert inspector.texts(".place .name bdi")[-1] == "1"
+        context.__exit__(None, None, None)
 
 
 @pytest.fixture

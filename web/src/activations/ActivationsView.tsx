@@ -1,17 +1,17 @@
 /** View 3: what the model has inside, for one example. */
 
-import { useState } from "preact/hooks";
+import { useMemo, useState } from "preact/hooks";
 import { HookPoint, type ModelDetail } from "@cutaway/client";
 import type { CaptureRequest } from "@cutaway/contract/capture_pb";
 import { Empty, Panel } from "../app/parts.js";
 import { Channels } from "./Channels.js";
-import { axesAt } from "./places.js";
+import { axesAt, gradientAt, strongestText } from "./places.js";
 import { Sequence } from "./Sequence.js";
 import { layoutOf } from "../measures/layout.js";
 import { shapeText } from "../pictures/text.js";
 import { leavesOf, requestAt } from "../models/places.js";
 import { Statistics } from "../pictures/Statistics.js";
-import { exampleOf, type ViewProps } from "../state/asked.js";
+import { exampleOf, targetText, type ViewProps, wholeOutputs } from "../state/asked.js";
 import "./activations.css";
 
 /** How many layers are captured at once. */
@@ -25,6 +25,10 @@ export function ActivationsView({ asked, row, ask }: ViewProps): preact.JSX.Elem
     captured.find(({ name }) => name === wanted) ??
     captured.find(({ tensor }) => tensor.shape.length > 3) ??
     captured[0];
+  const strongest = useMemo(
+    () => new Map(captured.map((each) => [each.name, strongestText(asked, each, row)])),
+    [asked, captured, row],
+  );
   const everyLayer = (): void => ask({ captures: layersOf(asked.model) });
   if (one === undefined) {
     return (
@@ -38,24 +42,40 @@ export function ActivationsView({ asked, row, ask }: ViewProps): preact.JSX.Elem
   }
   const part = exampleOf(asked, one.tensor, row);
   const View = layoutOf(part.shape).kind === "planes" ? Channels : Sequence;
-  const everyLayerButton = (
-    <button class="quiet" onClick={everyLayer}>
-      Capture every layer
-    </button>
-  );
+  const { captures = [] } = asked.question;
+  const outputs = wholeOutputs(asked);
+  const missing = outputs.filter((each) => !gradientAt(asked, each)).map(({ module }) => module);
+  const rank = (): void =>
+    ask({ captures: [...captures, ...[...new Set(missing)].map((each) => requestAt(each, HookPoint.GRAD_OUTPUT))] });
   return (
     <div class="activations">
-      <Panel id="captured" title="Captured" beside={everyLayerButton}>
+      <Panel id="captured" title="Captured">
+        <div class="tools">
+          <button class="quiet" onClick={everyLayer}>
+            Capture every layer
+          </button>
+          {missing.length > 0 && (
+            <button class="quiet" onClick={rank}>
+              Which parts matter most?
+            </button>
+          )}
+        </div>
         <ul class="captured" aria-label="Places">
           {captured.map(({ name, tensor }) => (
             <li key={name}>
               <button class="captured-place" aria-pressed={name === one.name} onClick={() => setWanted(name)}>
                 <bdi class="mono">{name}</bdi>
                 <span class="muted small">{shapeText(tensor.shape)}</span>
+                {strongest.get(name) && <span class="small strongest">{strongest.get(name)}</span>}
               </button>
             </li>
           ))}
         </ul>
+        {outputs.length > missing.length && (
+          <p class="muted small">
+            Below each: its part with the largest effect, gradient × activation, on {targetText(asked, row)}.
+          </p>
+        )}
       </Panel>
       <Panel
         id="activation"

@@ -3,7 +3,7 @@
 import { useMemo, useState } from "preact/hooks";
 import { HookPoint } from "@cutaway/client";
 import { canChange, type CapturedProps, effectOf, gradientAt, type Order } from "./places.js";
-import { ordered, ORDERS, tokensOf } from "./places.js";
+import { ordered, ORDERS, partText, tokensOf } from "./places.js";
 import { ChannelGrid } from "./ChannelGrid.js";
 import { Choice, Pager, Slider } from "../app/controls.js";
 import { placeAt } from "../edits/edit.js";
@@ -36,10 +36,7 @@ export function Channels({ asked, row, ask, captured, part, axes }: CapturedProp
   const plane = planeOf(part, large);
   const tokens = tokensOf(asked, row);
   const square = layout.kind === "planes" && layout.height === layout.width && tokens.length === layout.height;
-  const nameOf = (index: number): string =>
-    placeOf(part, index)
-      .map((at, axis) => `${axes[axis] ?? ""} ${at}`)
-      .join(", ");
+  const nameOf = (index: number): string => partText(axes, part, index);
   return (
     <>
       <div class="tools">

@@ -2,18 +2,23 @@
 
 import { useState } from "preact/hooks";
 import { canChange, type CapturedProps, tokensOf } from "./places.js";
+import { Pager } from "../app/controls.js";
+import { statisticsOf } from "../measures/statistics.js";
 import { layoutOf } from "../measures/layout.js";
 import { placeAt } from "../edits/edit.js";
 import { tryWithout } from "../edits/live.js";
 import { Bars } from "../pictures/Bars.js";
 import { HeatMap } from "../pictures/Picture.js";
 
-const MOST_BARS = 64;
+const PAGE = 64;
 /** A longer vector is shown in rows of this length. */
 const LONGEST = 256;
 
 /** Shows a part without channels; a click or the Enter key chooses a number, which can be tried without. */
 export function Sequence({ asked, row, part, captured, axes }: CapturedProps): preact.JSX.Element {
+  const [first, setFirst] = useState(0);
+  const { least, most } = statisticsOf(part.values);
+  const largest = Math.max(Math.abs(least), Math.abs(most)) || 1;
   const [chosen, choose] = useState<readonly number[] | undefined>(undefined);
   const layout = layoutOf(part.shape);
   const rows = layout.kind === "rows" ? layout.rows : 1;
@@ -54,9 +59,16 @@ export function Sequence({ asked, row, part, captured, axes }: CapturedProps): p
         </div>
       )}
       {vector && (
-        <Bars
-          bars={Array.from(part.values.subarray(0, MOST_BARS), (value, index) => ({ name: String(index), value }))}
-        />
+        <>
+          <Bars
+            bars={Array.from(part.values.subarray(first, first + PAGE), (value, at) => ({
+              name: `${first + at}`,
+              value,
+            }))}
+            lengthOf={(value) => Math.abs(value) / largest}
+          />
+          <Pager first={first} page={PAGE} count={part.values.length} onTurn={setFirst} />
+        </>
       )}
     </>
   );

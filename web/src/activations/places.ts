@@ -3,8 +3,9 @@
 import { type Captured, HookPoint } from "@cutaway/client";
 import type { Part } from "../measures/numbers.js";
 import { statisticsOf } from "../measures/statistics.js";
-import { axisNames, layoutOf, planeOf } from "../measures/layout.js";
-import { type Asked, rowsOf, type ViewProps, wholeOutputs } from "../state/asked.js";
+import { axisNames, layoutOf, partsOf, placeOf, planeOf } from "../measures/layout.js";
+import { short } from "../pictures/text.js";
+import { type Asked, exampleOf, gradientOf, rowsOf, type ViewProps, wholeOutputs } from "../state/asked.js";
 
 /** What shows one captured tensor takes. */
 export interface CapturedProps extends ViewProps {
@@ -46,6 +47,22 @@ export function axesAt({ model, reply }: Asked, captured: Captured, { shape }: P
     : axisNames(shape.length, type);
 }
 
+/** Returns what a part is called: `channel 5`. */
+export function partText(axes: readonly string[], part: Pick<Part, "shape">, index: number): string {
+  return placeOf(part, index)
+    .map((at, axis) => `${axes[axis] ?? ""} ${at}`)
+    .join(", ");
+}
+
+/** Returns the part of a captured output with the largest effect on the target, in words; "" if that is not known. */
+export function strongestText(asked: Asked, captured: Captured, row: number): string {
+  const gradient = canChange(asked, captured) ? gradientAt(asked, captured) : undefined;
+  if (!gradient) return "";
+  const part = exampleOf(asked, captured.tensor, row);
+  const [first] = ordered(part, "effect", gradientOf(asked, gradient.tensor, row));
+  return first ? `${partText(axesAt(asked, captured, part), part, first.index)}: ${short(first.value ?? NaN)}` : "";
+}
+
 /** Whether a part of what is shown can be changed by its indices. */
 export function canChange(asked: Asked, captured: Captured): boolean {
   return captured.tensor.shape[0] === rowsOf(asked) && wholeOutputs(asked).includes(captured);
@@ -56,9 +73,7 @@ export function canChange(asked: Asked, captured: Captured): boolean {
  * gradient × activation: what the target would lose, to first order, if the channel were zero.
  */
 export function ordered(part: Part, order: Order, gradient: Part | undefined): Channel[] {
-  const layout = layoutOf(part.shape);
-  const planes = layout.kind === "planes" ? layout.planes : 0;
-  const channels = Array.from({ length: planes }, (_, index): Channel => {
+  const channels = Array.from({ length: partsOf(layoutOf(part.shape)) }, (_, index): Channel => {
     const value = measureOf(planeOf(part, index), order, gradient && planeOf(gradient, index));
     return { index, ...(value === undefined ? {} : { value }) };
   });

@@ -68,7 +68,7 @@ function Field({ request, option, input, onChange }: FieldProps): preact.JSX.Ele
         <Numbers
           spec={spec}
           value={tensorAt(request, option)}
-          onChange={(tensor) => tensor && put(tensorJson(tensor))}
+          onChange={(tensor) => put(tensor ? tensorJson(tensor) : "")}
         />
       </fieldset>
     );

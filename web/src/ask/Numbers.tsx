@@ -21,7 +21,7 @@ const MOST_NUMBERS = 1024;
 export function Numbers({ spec, value, onChange }: Props): preact.JSX.Element {
   const [typed, setTyped] = useState<{ text: string; value?: Tensor } | undefined>(undefined);
   const [wrong, setWrong] = useState("");
-  const isTyped = typed !== undefined && (wrong !== "" || typed.value === value);
+  const isTyped = typed !== undefined && typed.value === value;
   const own = value && value.data.length <= MOST_NUMBERS ? toLists(value) : "";
   const take = (read: () => Tensor, text?: string): void => {
     setTyped(text === undefined ? undefined : { text });
@@ -45,7 +45,7 @@ export function Numbers({ spec, value, onChange }: Props): preact.JSX.Element {
           class="mono"
           rows={4}
           value={isTyped ? typed.text : own}
-          aria-invalid={wrong !== ""}
+          aria-invalid={isTyped && wrong !== ""}
           onInput={({ currentTarget: { value: text } }) => take(() => fromLists(text, spec.dataType), text)}
         />
       </label>
@@ -67,7 +67,7 @@ export function Numbers({ spec, value, onChange }: Props): preact.JSX.Element {
           </span>
         )}
       </div>
-      {wrong && (
+      {isTyped && wrong && (
         <p class="problem" role="alert">
           {wrong}
         </p>

@@ -29,10 +29,10 @@ export function waysOf({ mediaTypes, inputs }: ModelDetail): Way[] {
 /** Returns the ways for one input, the most natural first. */
 export function tensorWaysOf(spec: InputSpec): TensorWay[] {
   const [, ...sizes] = spec.shape.map(Number);
-  const floating = [DataType.UNSPECIFIED, DataType.FLOAT32, DataType.FLOAT64].includes(spec.dataType);
   const [channels, height = 0, width = 0] = sizes;
   const small = (size: number): boolean => size > 0 && size <= LARGEST_DRAWING;
-  if (floating && sizes.length === 3 && channels === 1 && small(height) && small(width)) return ["draw", "numbers"];
+  if (FLOATING.includes(spec.dataType) && sizes.length === 3 && channels === 1 && small(height) && small(width))
+    return ["draw", "numbers"];
   if (sizes.length === 1 && (channels ?? -1) > 0 && (channels ?? 0) <= LONGEST_TABLE) return ["table", "numbers"];
   return ["numbers"];
 }

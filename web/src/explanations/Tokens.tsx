@@ -22,7 +22,7 @@ export function Tokens({ texts, values, onChoose }: Props): preact.JSX.Element {
         {texts.slice(0, endOf(texts, values)).map((text, index) => (
           <li key={index}>
             <Tag
-              class="token"
+              class="piece"
               onClick={() => onChoose?.(index)}
               ref={(element: HTMLElement | null) => {
                 const [red, green, blue] = pixels.subarray(4 * index, 4 * index + 3);

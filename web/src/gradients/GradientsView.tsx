@@ -7,6 +7,7 @@ import { FLOATING } from "../ask/ways.js";
 import { depthsOf, depthText, onLogScale } from "./depth.js";
 import { backgroundOf } from "../explanations/backgrounds.js";
 import { Figure, namesOf } from "../explanations/Values.js";
+import { indicesOf } from "../measures/layout.js";
 import { type Part, numbersOf } from "../measures/numbers.js";
 import { statisticsOf } from "../measures/statistics.js";
 import { Select } from "../app/controls.js";
@@ -37,18 +38,19 @@ export function GradientsView({ asked, row, ask }: ViewProps): preact.JSX.Elemen
         id="by-layer"
         title="Layer by layer"
         beside={
-          <button class={depths.length > 1 ? "" : "primary"} onClick={everywhere}>
+          <button class={depths.length > 0 ? "" : "primary"} onClick={everywhere}>
             Ask for the gradient everywhere
           </button>
         }
       >
-        {depths.length > 1 ? (
+        {depths.length > 0 ? (
           <>
             <p>{depthText(depths)}</p>
             <Bars {...onLogScale(depths)} paths />
             <p class="muted small">
               Of {targetText(asked, row)}: the root of the mean square of the gradient at each layer’s output, over all
-              examples, on a logarithmic scale, from the first layer to the last.
+              examples, on a logarithmic scale, from the first layer to the last; {depths.length} places are shown, the
+              model has {leavesOf(asked.model).length} layers.
             </p>
           </>
         ) : (
@@ -80,14 +82,20 @@ function Parameters({ reply }: Pick<Asked, "reply">): preact.JSX.Element | null 
   const [name, one] = all.find(([each]) => each === chosen) ?? all[0] ?? [];
   if (name === undefined || one === undefined) return null;
   const values = numbersOf(one);
-  const rows = one.shape.length > 1 ? (one.shape[0] ?? 1) : 1;
+  const width = values.length / (one.shape.length > 1 ? (one.shape[0] ?? 1) : 1);
   return (
     <>
       <Bars bars={all.map(([each, tensor]) => ({ name: each, value: statisticsOf(numbersOf(tensor)).norm }))} paths />
       <p class="muted small">Norms, over all examples.</p>
       <Select label="Parameter" of={all.map(([each]) => [each, each] as const)} value={name} onChoose={choose} />
       <Statistics values={values} />
-      <HeatMap label={`Gradient at ${name}`} values={values} width={values.length / rows} signed />
+      <HeatMap
+        label={`Gradient at ${name}`}
+        values={values}
+        width={width}
+        nameOf={(x, y) => `[${indicesOf(one.shape, y * width + x).join(", ")}]`}
+        signed
+      />
     </>
   );
 }
@@ -113,6 +121,7 @@ function InputGradient({ name, gradient, asked, row }: InputProps): preact.JSX.E
       <h2>
         At the input <bdi class="mono">{name}</bdi>
       </h2>
+      <p class="muted small">Of {targetText(asked, row)}.</p>
       <Statistics values={gradient.values} />
       <div class="pair">
         {figure("Gradient", gradient)}

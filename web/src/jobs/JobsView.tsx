@@ -6,7 +6,7 @@ import { FileButton, Search, Select } from "../app/controls.js";
 import { type JobFolder, openFolder } from "./folder.js";
 import { RowDetails } from "./RowDetails.js";
 import { RowTable } from "./RowTable.js";
-import { chosen, folder, KINDS, ORDERS, rows, shown, type Wanted, wanted } from "./rows.js";
+import { ALL, chosen, folder, KINDS, ORDERS, rows, shown, type Wanted, wanted } from "./rows.js";
 import "./jobs.css";
 
 /** Shows a folder, or asks for one. */
@@ -35,6 +35,7 @@ function Opening(): preact.JSX.Element {
   const open = async (files: readonly File[]): Promise<void> => {
     latest.current = files;
     folder.value = chosen.value = undefined;
+    wanted.value = ALL;
     setState({ text: "Reading…", wrong: false });
     const read = await openFolder(files).catch((failure: unknown) =>
       failure instanceof Error ? failure : new Error(String(failure)),

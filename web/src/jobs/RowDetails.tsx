@@ -4,7 +4,8 @@ import { isImage, pictureOf } from "../explanations/backgrounds.js";
 import { Tokens } from "../explanations/Tokens.js";
 import { Figure } from "../explanations/Values.js";
 import { VerdictBadge, shownAs } from "../explanations/verdicts.js";
-import { short } from "../pictures/text.js";
+import { Facts } from "../app/parts.js";
+import { percent, short } from "../pictures/text.js";
 import { type Cells, columnsOf, type JobFolder, tensorIn, useCells } from "./folder.js";
 import { Live } from "./Live.js";
 import { type Row, verdictOf } from "./rows.js";
@@ -25,12 +26,23 @@ export function RowDetails({ folder, row }: { folder: JobFolder; row: Row }): pr
           <bdi>{failure}</bdi>
         </p>
       )}
+      <Facts facts={factsOf(folder, row)} />
       <Live folder={folder} row={row} />
       <div class="explanations">
         {cells && [...names].map((name) => <Stored key={name} {...{ folder, row, cells, name }} />)}
       </div>
     </section>
   );
+}
+
+function factsOf({ manifest }: JobFolder, { label, prediction, probability, line }: Row): [string, string][] {
+  const target = line.cells["target"];
+  const facts: [string, string][] = [
+    ["label", label],
+    ["prediction", probability === undefined ? prediction : `${prediction}, ${percent(probability)}`],
+    ["explained", target == null ? "" : (manifest.labels[Number(target)] ?? String(Number(target)))],
+  ];
+  return facts.filter(([, value]) => value !== "");
 }
 
 /** Scrolls where there is no room beside the table. */
@@ -74,9 +86,10 @@ function Values({ folder, cells, name }: Omit<StoredProps, "row">): preact.JSX.E
   const texts = cells["tokens"] as readonly string[] | undefined;
   const [values] = columnsOf(folder, ["token_attribution"], name).map((column) => tensorIn(cells, column)?.values);
   if (texts && values) return <Tokens texts={texts} values={values} />;
-  const image = columnsOf(folder, ["input"])
-    .flatMap((column) => tensorIn(cells, column) ?? [])
-    .find(isImage);
+  const images = columnsOf(folder, ["input"]).flatMap((column) => {
+    const part = tensorIn(cells, column);
+    return part && isImage(part) ? [{ input: column["input"], picture: pictureOf(part) }] : [];
+  });
   return (
     <>
       {columnsOf(folder, ["attribution"], name).map((column) => {
@@ -89,7 +102,7 @@ function Values({ folder, cells, name }: Omit<StoredProps, "row">): preact.JSX.E
             name={input || layer}
             label={column.name}
             part={part}
-            under={image && pictureOf(image)}
+            under={images.find((each) => !input || each.input === input)?.picture}
             names={folder.manifest.feature_names?.[input] ?? []}
           />
         );

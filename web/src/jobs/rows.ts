@@ -56,8 +56,11 @@ export const folder = signal<JobFolder | undefined>(undefined);
 /** The row that is looked at. */
 export const chosen = signal<Row | undefined>(undefined);
 
+/** Every row, in the order of the data. */
+export const ALL: Wanted = { kind: "all rows", order: "as in the data", text: "" };
+
 /** What a person chose to see. */
-export const wanted = signal<Wanted>({ kind: "all rows", order: "as in the data", text: "" });
+export const wanted = signal<Wanted>(ALL);
 
 /** All rows of the folder. */
 export const rows = computed(() => {

@@ -32,20 +32,30 @@ export function axisNames(count: number, type = ""): readonly string[] {
   return AXES[count] ?? Array.from({ length: count }, (_, axis) => `axis ${axis + 1}`);
 }
 
-/** Returns the place of a plane along the axes before its own two. */
-export function placeOf({ shape }: Pick<Part, "shape">, plane: number): number[] {
-  const place: number[] = [];
-  for (const size of shape.slice(0, -2).reverse()) {
-    place.unshift(plane % size);
-    plane = Math.floor(plane / size);
-  }
-  return place;
+/** Returns how many parts a layout has: planes, the rows of a sequence, or the elements of a vector. */
+export function partsOf(layout: Layout): number {
+  return layout.kind === "planes" ? layout.planes : layout.rows > 1 ? layout.rows : layout.width;
 }
 
-/** Returns one plane of a part that has planes. */
-export function planeOf({ values, shape }: Part, plane: number): Part {
-  const [height = 1, width = 1] = shape.slice(-2);
-  return { values: values.subarray(plane * height * width, (plane + 1) * height * width), shape: [height, width] };
+/** Returns the place of a part along the axes before its own. */
+export function placeOf({ shape }: Pick<Part, "shape">, part: number): number[] {
+  return indicesOf(shape.slice(0, shape.length < 3 ? 1 : -2), part);
+}
+
+/** Returns the index along each axis of an element, from its number. */
+export function indicesOf(shape: readonly number[], element: number): number[] {
+  return shape.reduceRight<number[]>((found, size) => {
+    const index = element % size;
+    element = (element - index) / size;
+    return [index, ...found];
+  }, []);
+}
+
+/** Returns one of the parts: a plane, a row, or an element. */
+export function planeOf({ values, shape }: Part, part: number): Part {
+  const own = shape.slice(shape.length < 3 ? 1 : -2);
+  const size = own.reduce((product, each) => product * each, 1);
+  return { values: values.subarray(part * size, (part + 1) * size), shape: own };
 }
 
 /** Returns the sum over all planes: one picture of an explanation with several channels. */

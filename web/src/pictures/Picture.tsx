@@ -92,7 +92,7 @@ export function Picture({
       <button
         class="save quiet small"
         title="Save the picture"
-        onClick={() => canvas.current && savePng("picture", canvas.current, scale)}
+        onClick={() => canvas.current && savePng(label, canvas.current, scale)}
       >
         PNG
       </button>

@@ -41,8 +41,8 @@ export function TakeView({ asked }: ViewProps): preact.JSX.Element {
       <Panel id="files" title="Keep the answer">
         <dl class="keep">
           <Kept title="Save the explanation" onSave={() => save(`${name}.cutaway`, storedFile(asked))}>
-            Question and answer in one file, inputs included. <code>cutaway verify {name}.cutaway</code> proves it
-            again.
+            Question and answer in one file, inputs included.{" "}
+            <code>cutaway verify {name}.cutaway --address HOST:PORT</code> asks it again by gRPC and compares.
           </Kept>
           <Kept title="Save the arrays" onSave={() => save(`${name}.npz`, npzFile(asked))}>
             Every tensor of the answer, for <code>numpy.load</code>.

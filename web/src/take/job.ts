@@ -8,7 +8,8 @@ import { type Fields, type Plain, plainOf } from "./plain.js";
 /** Returns the job that asks the same about every row; a comment if YAML has no words for a part of it. */
 export function jobOf(question: Question, { version }: Server): string {
   const plain = plainOf(question);
-  if (plain === undefined) return "# This question has parts that a job file has no words for here.\n";
+  if (plain === undefined)
+    return "# This page writes no job for a question with these parts: docs/batch.md says how.\n";
   const [name = ""] = question.model.split("/versions/");
   return [
     `model: {archive: ${text(`${name}-${version}.mar`)}} # the model's archive`,
@@ -18,6 +19,7 @@ export function jobOf(question: Question, { version }: Server): string {
     "request:",
     ...listed("attributions", plain.attributions),
     ...listed("captures", plain.captures),
+    ...listed("edits", plain.edits),
     ...(plain.inputGradients ? ["  input_gradients: true"] : []),
     "  check: same_pass",
     "output: {folder: explained, keep_inputs: true}",

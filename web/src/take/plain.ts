@@ -20,6 +20,9 @@ export interface PlainQuestion {
   readonly captures: readonly Fields[];
   /** Each with its `method` as the contract names it, `layer_grad_cam`, and the method's own fields. */
   readonly attributions: readonly Fields[];
+  /** Each with its `edit`, `zero`, with where it is, and its own fields. */
+  readonly edits: readonly Fields[];
+  readonly compare: boolean;
   readonly inputGradients: boolean;
   readonly errorsInPlace: boolean;
 }
@@ -27,16 +30,19 @@ export interface PlainQuestion {
 /** Returns the question in plain words; undefined if it has parts without any. */
 export function plainOf(draft: Draft): PlainQuestion | undefined {
   const { model, target, inputGradients, attributionErrorsInPlace, ...json } = jsonOf(draft, false);
-  const { captures: places, attributions: methods, ...others } = json;
+  const { captures: places, attributions: methods, edits: changes, compare = false, ...others } = json;
   const plain = targetOf((target ?? {}) as JsonObject);
   const captures = all(places, captureOf);
   const attributions = all(methods, methodOf);
+  const edits = all(changes, editOf);
   const wordless = { ...others, ...(inputGradients as JsonObject | undefined) }; // named inputs have no word here
-  if (!captures || !attributions || plain === undefined || Object.keys(wordless).length > 0) return undefined;
+  if (!captures || !attributions || !edits || plain === undefined || Object.keys(wordless).length > 0) return undefined;
   return {
     target: plain,
     captures,
     attributions,
+    edits,
+    compare: compare === true,
     inputGradients: inputGradients !== undefined,
     errorsInPlace: attributionErrorsInPlace === true,
   };
@@ -68,6 +74,19 @@ function captureOf({ points = [], ...json }: JsonObject): Fields | undefined {
   const names = (points as string[]).map((point) => point.replace("HOOK_POINT_", "").toLowerCase());
   const [at = "output", ...others] = names;
   return { [key]: where as string, ...(others.length ? { at: names } : at === "output" ? {} : { at }) };
+}
+
+function editOf({ point, slices = [], ...json }: JsonObject): Fields | undefined {
+  const edit = ["scale", "add", "zero", "clamp"].find((each) => each in json);
+  if (edit === undefined || point !== "HOOK_POINT_OUTPUT") return undefined;
+  const { [edit]: own, ...where } = json;
+  const { scalar, ...fields } = own as JsonObject;
+  const ranges = (slices as JsonObject[]).map(({ axis = 0, start, stop }) => [axis, start, stop].map(Number));
+  const plain = { edit, ...where, ...fields, ...(scalar === undefined ? {} : { addend: scalar }) } as Fields;
+  if (Object.values(plain).some((each) => typeof each === "object") || ranges.flat().some(Number.isNaN))
+    return undefined;
+  const named = ranges.map(([axis = 0, start = 0, stop = 0]): Fields => ({ axis, start, stop }));
+  return named.length ? { ...plain, slices: named } : plain;
 }
 
 function methodOf(json: JsonObject): Fields | undefined {

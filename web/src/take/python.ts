@@ -24,6 +24,8 @@ export function pythonOf(question: Question, server: Server): string {
     argument,
     ...(target === "" ? [] : [`target=${targetOf(target)}`]),
     ...(captures.length ? [`captures=[${captures.map(captureOf).join(", ")}]`] : []),
+    ...(plain.edits.length ? [`edits=[${plain.edits.map(editOf).join(", ")}]`] : []),
+    ...(plain.compare ? ["compare=True"] : []),
     ...(plain.inputGradients ? ["input_gradients=True"] : []),
     ...(attributions.length ? [`attributions=[${attributions.map(methodOf).join(", ")}]`] : []),
     ...(plain.errorsInPlace ? ["attribution_errors_in_place=True"] : []),
@@ -43,7 +45,7 @@ from cutaway.v1.inspection_pb2 import InspectRequest
 from cutaway.wire import requests
 from google.protobuf import json_format
 
-with open("${QUESTION_FILE}") as file:
+with open("${QUESTION_FILE}") as file:  # what "Save the question" has saved
     request = requests.decode(json_format.Parse(file.read(), InspectRequest()).SerializeToString())
 with ca.Client(${client}) as client:
     result = client.ask(request)
@@ -82,6 +84,14 @@ function captureOf({ module, ...fields }: Fields): string {
 function methodOf({ method, ...fields }: Fields): string {
   const known = METHODS.find(({ field }) => snake(field) === method)?.name;
   return `ca.${known ?? ""}(${keywords(fields).join(", ")})`;
+}
+
+function editOf({ edit, slices, ...fields }: Fields): string {
+  const ranges = ((slices ?? []) as readonly Fields[]).map(
+    (each) => `ca.Slice(${Object.values(each).map(literal).join(", ")})`,
+  );
+  const words = [...keywords(fields), ...(ranges.length ? [`slices=(${ranges.join(", ")},)`] : [])];
+  return `ca.${(edit as string).replace(/^./, (first) => first.toUpperCase())}(${words.join(", ")})`;
 }
 
 /** Returns values as keyword arguments. */

@@ -7,6 +7,7 @@ import { HookPoint, type Inspection, type Question, tensor } from "@cutaway/clie
 import { InspectResponseSchema } from "@cutaway/contract/inspection_pb";
 import { ModelDetailSchema } from "@cutaway/contract/model_pb";
 import { requestFor } from "../ask/methods.js";
+import { editOf } from "../edits/edit.js";
 import { companyText, stagesOf, weights } from "../cost/CostView.js";
 import { emptyDraft } from "../state/draft.js";
 import { curlOf, typescriptOf } from "./contract.js";
@@ -51,11 +52,23 @@ describe("programs", () => {
     );
   });
 
+  it("have edits as Python and a job have them", () => {
+    const place = { address: "conv1", call: 1, path: "[0]" };
+    const edits = [editOf({ place, verb: "add", amount: -1.5, at: [undefined, 3] })];
+    const edited = { ...QUESTION, edits, compare: true };
+    expect(pythonOf(edited, SERVER)).toContain(
+      'edits=[ca.Add(module="conv1", call=1, path="[0]", addend=-1.5, slices=(ca.Slice(2, 3, 4),))],\n        compare=True',
+    );
+    expect(jobOf(edited, SERVER)).toContain(
+      '    - {"edit":"add","module":"conv1","call":1,"path":"[0]","addend":-1.5,"slices":[{"axis":2,"start":3,"stop":4}]}',
+    );
+  });
+
   it("fall back to the contract where Python has no plain word here", () => {
-    const edited = { ...QUESTION, compare: true };
+    const edited = { ...QUESTION, explainIf: { probabilityAtLeast: 0.5 } };
     expect(plainOf(edited)).toBeUndefined();
     expect(pythonOf(edited, SERVER)).toContain("json_format.Parse(file.read()");
-    expect(jobOf(edited, SERVER)).toMatch(/^# .* no words for here/);
+    expect(jobOf(edited, SERVER)).toMatch(/^# This page writes no job/);
   });
 
   it("quote for the shell, for YAML and for TypeScript", () => {
