@@ -292,7 +292,7 @@ def test_an_edit_is_tried_live(answered: Inspector, site: Served) -> None:
     change = logits[1] - logits[0]
     assert f"({told(change[order[0]], 3)})" in answered.texts(".before-after tbody tr")[0]
     most = max(changes, key=changes.__getitem__)
-    assert answered.texts("section:has(#downstream) > p")[0].startswith(f"{most} moved most: by ")
+    assert answered.texts("section:has(#downstream) p")[0].startswith(f"{most} moved most: by ")
     assert "conv1" not in changes
     answered.page.select_option("label:has-text('How') select", "scale")
     answered.page.locator(".slider input").fill("1")

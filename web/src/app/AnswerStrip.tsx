@@ -75,7 +75,7 @@ function Said({ answer: { question, reply, milliseconds } }: { answer: Asked }):
       <span class="muted">
         {own && percent(own.probability)} in {milliseconds.toFixed(0)} ms
       </span>
-      {question.edits?.length && <span class="unsure">edited</span>}
+      {(question.edits ?? []).length > 0 && <span class="unsure">edited</span>}
       {failed > 0 && <span class="bad">{counted(failed)} failed</span>}
       {wrong > 0 && <span class="bad">{counted(wrong)} wrong: the raw hooks disagree</span>}
       {changed.value && <span class="unsure">The question has changed since.</span>}

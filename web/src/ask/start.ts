@@ -40,11 +40,11 @@ export function exampleOf({ example }: ModelDetail): Question["inputs"] {
   return byName(example);
 }
 
-/** Whether to start from the example: not where a person has a text or a file, nor from a blank picture or table. */
+/** Whether to start from the example: not where a person has a text or a file, nor from a blank picture. */
 function isTelling(detail: ModelDetail): boolean {
   const blank = Object.values(byName(detail.example)).every((each) => new Set(elements(each)).size === 1);
-  const own = detail.inputs.some((each) => tensorWaysOf(each)[0] !== "numbers");
-  return detail.example.length > 0 && waysOf(detail)[0] === "tensors" && !(blank && own);
+  const drawn = detail.inputs.some((each) => tensorWaysOf(each)[0] === "draw");
+  return detail.example.length > 0 && waysOf(detail)[0] === "tensors" && !(blank && drawn);
 }
 
 /** Returns at most `most` of them, first and last included. */

@@ -1,9 +1,9 @@
 /** View 5: change what flows through the model, and see at once what comes of it. */
 
-import { useEffect } from "preact/hooks";
+import { useEffect, useMemo } from "preact/hooks";
 import { BeforeAfter } from "./BeforeAfter.js";
 import { axesOf, editOf, placesOf, placeText, startOf, type Verb, VERBS, type Wanted } from "./edit.js";
-import { type Change, movedText } from "./downstream.js";
+import { movedText } from "./downstream.js";
 import { downstream, follow, tried, wanted } from "./live.js";
 import { NumberField, Select, Slider } from "../app/controls.js";
 import { Panel } from "../app/parts.js";
@@ -15,66 +15,66 @@ import type { ViewProps } from "../state/asked.js";
 import { go } from "../state/route.js";
 import "./edits.css";
 
-/** Shows the change beside what it does. */
+/** Shows the change beside what it does; each part is drawn anew for itself, since a slider moves fast. */
 export function EditsView({ asked, row }: ViewProps): preact.JSX.Element {
   useEffect(follow, []);
-  const change = wanted.value ?? startOf(asked);
-  const now = tried.value;
-  const behind = (changes: readonly Change[]): Change[] => changes.filter(({ name }) => name !== change.place.address);
   return (
     <div class="edits">
       <Panel id="change" title="Change">
-        <Fields change={change} asked={asked} />
-        <div class="tools">
-          <button onClick={() => (wanted.value = { ...change, amount: VERBS[change.verb].start })}>
-            Back to the start
-          </button>
-          <button
-            onClick={() => {
-              alter({ edits: [editOf(change)], compare: true });
-              go("ask");
-            }}
-          >
-            Keep it in the question
-          </button>
-        </div>
+        <Change asked={asked} />
       </Panel>
       <Panel id="comes" title="What comes of it" kind="wide">
-        <div aria-live="polite">
-          {now ? (
-            <>
-              <BeforeAfter tried={now} asked={asked} row={row} />
-              <p class="muted small">{now.milliseconds.toFixed(0)} ms from the change to the answer</p>
-            </>
-          ) : (
-            <p class="muted">Move the slider.</p>
-          )}
-        </div>
+        <Outcome asked={asked} row={row} />
       </Panel>
       <Panel id="downstream" title="What it did downstream">
-        {downstream.value ? (
-          <>
-            <p>{movedText(behind(downstream.value))}</p>
-            <Bars bars={behind(downstream.value)} textOf={(value) => `${short(100 * value)} %`} paths />
-            <p class="muted small">
-              The norm of the difference, by that of the layer without the change, over all examples; of{" "}
-              {downstream.value.length} layers out of {leavesOf(asked.model).length}.
-            </p>
-          </>
-        ) : (
-          <p class="muted">{now ? "Asking…" : "Nothing was changed yet."}</p>
-        )}
+        <Downstream asked={asked} />
       </Panel>
     </div>
   );
 }
 
+function Outcome({ asked, row }: Omit<ViewProps, "ask">): preact.JSX.Element {
+  const now = tried.value;
+  return (
+    <div aria-live="polite">
+      {now ? (
+        <>
+          <BeforeAfter tried={now} asked={asked} row={row} />
+          <p class="muted small">{now.milliseconds.toFixed(0)} ms from the change to the answer</p>
+        </>
+      ) : (
+        <p class="muted">Move the slider.</p>
+      )}
+    </div>
+  );
+}
+
+function Downstream({ asked }: Pick<ViewProps, "asked">): preact.JSX.Element {
+  if (downstream.value === undefined) {
+    return <p class="muted">{tried.value ? "Asking…" : "Nothing was changed yet."}</p>;
+  }
+  const { changes, fresh } = downstream.value;
+  return (
+    <div class={fresh ? "" : "stale"} aria-busy={!fresh}>
+      <p>{movedText(changes)}</p>
+      <Bars bars={changes} textOf={(value) => `${short(100 * value)} %`} paths />
+      <p class="muted small">
+        The norm of the difference, by that of the layer without the change, over all examples; of {changes.length}{" "}
+        other layers out of {leavesOf(asked.model).length}.
+      </p>
+    </div>
+  );
+}
+
 /** What is changed: where, which part of it, and how. */
-function Fields({ change, asked }: { change: Wanted } & Pick<ViewProps, "asked">): preact.JSX.Element {
+function Change({ asked }: Pick<ViewProps, "asked">): preact.JSX.Element {
+  const start = useMemo(() => startOf(asked), [asked]);
+  const change = wanted.value ?? start;
   const { place, verb, amount, at } = change;
   const { label, least, most } = VERBS[verb];
-  const places = [place, ...placesOf(asked).filter((each) => placeText(each) !== placeText(place))];
-  const axes = axesOf(asked, place);
+  const others = useMemo(() => placesOf(asked), [asked]);
+  const places = [place, ...others.filter((each) => placeText(each) !== placeText(place))];
+  const axes = useMemo(() => axesOf(asked, place), [asked, place]);
   const set = (part: Partial<Wanted>): void => {
     wanted.value = { ...change, ...part };
   };
@@ -113,6 +113,17 @@ function Fields({ change, asked }: { change: Wanted } & Pick<ViewProps, "asked">
           />
         </>
       )}
+      <div class="tools">
+        <button onClick={() => set({ amount: VERBS[verb].start })}>Back to the start</button>
+        <button
+          onClick={() => {
+            alter({ edits: [editOf(change)], compare: true });
+            go("ask");
+          }}
+        >
+          Keep it in the question
+        </button>
+      </div>
     </div>
   );
 }

@@ -25,8 +25,10 @@ export const wanted = signal<Wanted | undefined>(undefined);
 /** What came of it. */
 export const tried = signal<Tried | undefined>(undefined);
 
-/** How far it changed the layers, in the order of the tree; undefined while that is not known. */
-export const downstream = signal<readonly Change[] | undefined>(undefined);
+/** How far it changed the other layers, in the order of the tree; not fresh while a newer change is asked about. */
+export const downstream = signal<{ readonly changes: readonly Change[]; readonly fresh: boolean } | undefined>(
+  undefined,
+);
 
 /** Forgets what came of a change. */
 function forget(): void {
@@ -77,7 +79,7 @@ async function attempt(change: Wanted, answer: Asked, signal: AbortSignal): Prom
     failure.value = undefined;
     const before = byName(message.uneditedPredictions?.outputs ?? []);
     tried.value = { asked: answer, before, after, milliseconds: performance.now() - began };
-    downstream.value = undefined;
+    if (downstream.value?.fresh) downstream.value = { ...downstream.value, fresh: false };
     await new Promise((resume) => setTimeout(resume, REST_MS));
     signal.throwIfAborted();
     const captures = layersBelow(answer.model);
@@ -89,7 +91,8 @@ async function attempt(change: Wanted, answer: Asked, signal: AbortSignal): Prom
     }
     const [one, other] = await Promise.all([unedited.reply, layers(edited, { signal })]);
     signal.throwIfAborted();
-    downstream.value = changesBetween(one.captures, other.captures);
+    const changes = changesBetween(one.captures, other.captures).filter(({ name }) => name !== change.place.address);
+    downstream.value = { changes, fresh: true };
   } catch (error) {
     if (signal.aborted) return;
     failure.value = note(error);
