@@ -1,8 +1,8 @@
 """How fast the inspector's page is, in Chromium, as ratios of things that run in turn: ``python -m tools.page_speed``
 (`make page-speed`). Prints four figures with their bounds; exit status 1 if one is not kept.
 
-- From a slider to the picture / the same call alone, from the same page with the slider moved, its reply not decoded: in
-  both the frame in which the slider moves, and the next one with the picture.
+- From a slider to the picture / the same call alone, from the same page with the slider moved, its reply not read; in
+  both, the frame in which the slider moves, and the next one with the picture.
 - From asking for the page to its first picture / the same for an empty page of the same server.
 - Frames that come late while a tree of ten thousand modules scrolls.
 - Memory of the page after many questions / after the first fifty.
@@ -113,7 +113,7 @@ _LIVE = """async (rounds) => {
         const [url, options] = last.request;
         await new Promise((rest) => setTimeout(rest, 500));
         const again = performance.now();
-        slider.value = String(0.15 + (round % 20) / 10); // its own frame, after which the next one comes a sixtieth later
+        slider.value = String(0.15 + (round % 20) / 10); // its own frame: the next is a sixtieth later
         await (await call(url, { ...options, signal: undefined })).arrayBuffer();
         await new Promise(requestAnimationFrame);
         pairs.push([moved, performance.now() - again]);

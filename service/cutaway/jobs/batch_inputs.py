@@ -221,6 +221,7 @@ def _label(value: Any) -> int | str | None:
             return int(value)
     return str(value)[:_MAX_LABEL_CHARACTERS]
 
+
 _INT64 = 2**63
 _MAX_LABEL_CHARACTERS = 80
 _MAX_CLASSES_NAMED = 20

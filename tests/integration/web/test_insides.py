@@ -334,9 +334,9 @@ def test_the_strongest_parts_of_every_place_are_ranked(answered: Inspector, site
     answered.go("Activations")
     answered.page.click("button:text-is('Which parts matter most?')")
     answered.page.wait_for_selector(".strongest")
-    points = ("output", "grad_output")
+    captures = [ca.Capture(each, at=("output", "grad_output")) for each in LAYERS]
     with ca.Client(site.address) as client:
-        found = client.inspect("digits", {"image": IMAGE}, captures=[ca.Capture(each, at=points) for each in LAYERS])
+        found = client.inspect("digits", {"image": IMAGE}, captures=captures)
     for layer, text in zip(LAYERS, answered.texts(".strongest"), strict=True):
         (call,) = found.captures[layer].calls
         product = (call.leaves[ca.Point.OUTPUT][""] * call.leaves[ca.Point.GRAD_OUTPUT][""])[0]

@@ -156,7 +156,7 @@ def test_rows_that_were_not_explained_are_told(browser: Browser, odd: Served) ->
     with ca.Client(odd.address) as client:
         probabilities = [each.probability for each in client.inspect("odd", {"clips": CLIPS}).classes]
     least = sum(probabilities) / 2
-    method = [{"saliency": {}}]
+    method: list[dict[str, Any]] = [{"saliency": {}}]
     with answered(browser, odd, attributions=method, explainIf={"probabilityAtLeast": least}) as page:
         page.go("Explanations")
         for row, probability in enumerate(probabilities):
@@ -194,10 +194,10 @@ class Images(Adapter):
 def test_each_image_has_its_own_explanation(browser: Browser) -> None:
     """Numbers and places are those of the image below it; half precision is sent as such; outputs keep their order."""
     images = {name: np.arange(size * size, dtype=np.float32).reshape(1, 1, size, size) / 64 for name, size in SIZES}
-    question = {"attributions": [{"saliency": {}}]}
+    method: list[dict[str, Any]] = [{"saliency": {}}]
     with (
         serve({"pair": Images()}, settings=Settings(http_address="127.0.0.1:0")) as served,
-        asking(browser, served.http_address, "pair", **question) as page,
+        asking(browser, served.http_address, "pair", attributions=method) as page,
     ):
         for index, image in enumerate(images.values()):
             page.page.click(f".one-input >> nth={index} >> .choice label:has-text('Numbers')")
