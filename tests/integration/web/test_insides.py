@@ -463,19 +463,6 @@ def test_what_goes_wrong_is_told_in_every_view(answered: Inspector) -> None:
     assert "conv9" in problem.inner_text()
 
 
-@pytest.mark.parametrize("theme", ["Light", "Dark"])
-def test_the_views_can_be_used_by_everybody(theme: str, answered: Inspector) -> None:
-    """axe-core: nothing serious, at 400 pixels too."""
-    answered.page.click(f"header .choice label:has-text('{theme}')")
-    for view in ("Activations", "Explanations", "Edits", "Gradients"):
-        answered.go(view)
-        answered.page.wait_for_selector("main .panel")
-        assert answered.serious() == []
-        answered.page.set_viewport_size({"width": 400, "height": 800})
-        assert answered.page.evaluate("document.documentElement.scrollWidth") <= 400
-        answered.page.set_viewport_size({"width": 1400, "height": 900})
-
-
 def number(text: str) -> float:
     """What the page wrote for people."""
     return float(text.replace("−", "-"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -220,6 +221,21 @@ def test_each_image_has_its_own_explanation(browser: Browser) -> None:
             value = float(np.asarray(result.attributions[0].values[name], np.float32)[0, 0, -1, -1])
             assert told.startswith(f"row {size - 1}, column {size - 1}: ")
             assert float(told.rpartition(" ")[2]) == pytest.approx(value, rel=1e-3)
+            page.page.locator(".opacity input").nth(number).fill("0")
+            below = np.rint(255 * images[name][0, 0] / images[name].max()).ravel()
+            until(partial(shows, page, number, below))
 
+
+def shows(page: Inspector, number: int, below: Any) -> bool:
+    """Whether a picture has these shades of grey."""
+    return float(abs(np.asarray(page.page.evaluate(REDS, number)) - below).max()) <= 1
+
+
+REDS = """(number) => {
+    const drawn = document.querySelectorAll(".explanation .picture canvas")[number];
+    const { data } = drawn.getContext("2d").getImageData(0, 0, drawn.width, drawn.height);
+    return [...data].filter((_, index) => index % 4 === 0);
+}"""
+"""The red of every pixel of a picture."""
 
 SIZES = (("left", 4), ("right", 6))

@@ -52,6 +52,7 @@ function Opening(): preact.JSX.Element {
       </FileButton>
       <p class={wrong ? "problem" : "muted"} role="status">
         {text ||
+          folder.value?.manifest.model ||
           "One that cutaway batch run wrote. It is read here; of a row that the live model is asked about, the input is sent."}
       </p>
     </div>

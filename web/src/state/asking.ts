@@ -68,7 +68,7 @@ async function detailOf(name: string, signal: AbortSignal): Promise<ModelDetail>
 }
 
 /** Changes parts of the question, without asking; those that are undefined are no longer in it. */
-export function alter(parts: Partial<Record<keyof Draft, unknown>>): void {
+export function alter(parts: { readonly [Part in keyof Draft]?: Draft[Part] | undefined }): void {
   const all = Object.entries({ ...draft.value, ...parts });
   draft.value = Object.fromEntries(all.filter(([, part]) => part !== undefined)) as unknown as Draft;
   failure.value = undefined; // it was about the question before
