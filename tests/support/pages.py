@@ -56,8 +56,9 @@ class Inspector:
         self.page.wait_for_selector("main[aria-busy=false]")
 
     def go(self, view: str) -> None:
-        """Goes to a view by the navigation."""
+        """Goes to a view by the navigation, and waits for it."""
         self.page.click(f"nav a:text-is('{view}')")
+        self.page.wait_for_selector(f"nav a[aria-current]:text-is('{view}')")
 
     def ask(self) -> None:
         """Asks, and waits for the answer."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from urllib.parse import quote
 
@@ -68,28 +69,26 @@ def test_a_token_is_asked_for_and_kept_nowhere(browser: Browser, tmp_path: Path)
         inspector.page.wait_for_selector(".news code:text-is('TOKEN_INVALID')")
 
 
+def served(model: nn.Module | Adapter, address: str = "127.0.0.1:0") -> AbstractContextManager[Served]:
+    return serve({"net": model}, settings=Settings(http_address=address))
+
+
 def test_a_server_that_comes_back_is_found_again(browser: Browser) -> None:
     """While it is gone the page says so; then it goes on by itself."""
-
-    def served(address: str) -> Settings:
-        return Settings(http_address=address)
-
     torch.manual_seed(0)
-    net = nn.Linear(2, 2)
-    with serve({"net": net}, settings=served("127.0.0.1:0")) as server:
-        address = server.http_address
-        context = opened(browser, f"http://{address}")
-        inspector = context.__enter__()
+    net, first = nn.Linear(2, 2), ExitStack()
+    address = str(first.enter_context(served(net)).http_address)
+    with first, opened(browser, f"http://{address}") as inspector:
         inspector.expected.append("net::ERR_")
         inspector.open()
         inspector.go("Ask")
         inspector.page.fill(".one-input textarea", "[[1, 2]]")
-    inspector.page.click(".strip button.primary")
-    inspector.page.wait_for_selector(".news:has-text('The server does not answer')")
-    with serve({"net": net}, settings=served(address)):
-        inspector.page.wait_for_selector(".news", state="detached")
-        inspector.ask()
-        context.__exit__(None, None, None)
+        first.close()
+        inspector.page.click(".strip button.primary")
+        inspector.page.wait_for_selector(".news:has-text('The server does not answer')")
+        with served(net, address):
+            inspector.page.wait_for_selector(".news", state="detached")
+            inspector.ask()
 
 
 def test_a_link_asks_nothing_by_itself(site: Served, inspector: Inspector) -> None:
@@ -175,27 +174,23 @@ def test_a_server_with_another_model_of_that_name_is_seen_through(browser: Brows
 
         return Own()
 
-    def settings(address: str) -> Settings:
-        return Settings(http_address=address)
-
-    with serve({"net": own(0, "a", "b")}, settings=settings("127.0.0.1:0")) as server:
-        address = server.http_address
-        context = opened(browser, f"http://{address}")
-        inspector = context.__enter__()
+    first = ExitStack()
+    address = str(first.enter_context(served(own(0, "a", "b"))).http_address)
+    with first, opened(browser, f"http://{address}") as inspector:
         inspector.expected.append("net::ERR_")
         inspector.open()
         inspector.go("Ask")
         inspector.give([[1, 2]])
         inspector.ask()
         assert set(inspector.texts(".prediction th")) == {"a", "b"}
-    inspector.page.wait_for_selector(".news:has-text('The server does not answer')")
-    with serve({"net": own(1, "eins", "zwei")}, settings=settings(address)):
-        inspector.page.wait_for_selector(".news", state="detached")
-        inspector.ask()
-        inspector.page.wait_for_selector(".prediction th:has-text('eins')")
-        inspector.go("Model")
-        assert inspector.texts(".place .name bdi")[-1] == "1"
-        context.__exit__(None, None, None)
+        first.close()
+        inspector.page.wait_for_selector(".news:has-text('The server does not answer')")
+        with served(own(1, "eins", "zwei"), address):
+            inspector.page.wait_for_selector(".news", state="detached")
+            inspector.ask()
+            inspector.page.wait_for_selector(".prediction th:has-text('eins')")
+            inspector.go("Model")
+            assert inspector.texts(".place .name bdi")[-1] == "1"
 
 
 @pytest.fixture

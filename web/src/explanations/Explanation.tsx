@@ -5,7 +5,7 @@ import { FactLine } from "../app/parts.js";
 import { Checks } from "./Checks.js";
 import { type ExplanationProps, Values } from "./Values.js";
 import { VerdictBadge, comparedIn, shownAs, verdictOn } from "./verdicts.js";
-import { messageOf } from "../state/draft.js";
+import { askedParts } from "../state/draft.js";
 import { go } from "../state/route.js";
 import { elementOf, exampleOf } from "../state/asked.js";
 import { statisticsOf } from "../measures/statistics.js";
@@ -14,7 +14,7 @@ import { statisticsOf } from "../measures/statistics.js";
 export function Explanation({ asked, row, attribution }: ExplanationProps): preact.JSX.Element {
   const { method, layer, message } = attribution;
   const compared = comparedIn(attribution, row);
-  const { attributions } = messageOf(asked.question);
+  const { attributions } = askedParts(asked.question);
   const smoothed = attributions[asked.reply.attributions.indexOf(attribution)]?.noiseTunnel !== undefined;
   const target = message.targets[row];
   const explained = target === undefined ? undefined : elementOf(asked, Number(target));

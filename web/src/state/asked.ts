@@ -8,7 +8,7 @@ import {
   type Question,
   type Tensor,
 } from "@cutaway/client";
-import { messageOf, tensorsIn } from "./draft.js";
+import { askedParts, tensorsIn } from "./draft.js";
 import { type Part, partOf, sizeOf } from "../measures/numbers.js";
 
 /** A question with its answer. */
@@ -41,7 +41,7 @@ export function rowsOf({ question, reply: { classes, predictions } }: Asked): nu
 
 /** Returns what was captured at outputs, as far as the question left it whole. */
 export function wholeOutputs({ question, reply }: Pick<Asked, "question" | "reply">): Captured[] {
-  const whole = messageOf(question).captures.every(
+  const whole = askedParts(question).captures.every(
     ({ reduction, slices, call }) => reduction === undefined && slices.length === 0 && call === undefined,
   );
   return whole ? reply.captured.filter(({ point }) => point === HookPoint.OUTPUT) : [];
@@ -65,7 +65,7 @@ export function elementOf(
   index: number,
 ): { kind: "class" | "element"; name: string } {
   const [first] = reply.message.predictions?.outputs ?? [];
-  const isFirst = ["", first?.name].includes(messageOf(question).target?.output ?? "");
+  const isFirst = ["", first?.name].includes(askedParts(question).target?.output ?? "");
   const name = (isFirst && model.labels[index]) || String(index);
   return { kind: isFirst && reply.classes.length > 0 ? "class" : "element", name };
 }

@@ -91,16 +91,12 @@ export async function ask(change: Partial<Question> = {}): Promise<Asked | undef
     const reply = await client.value.inspect(question, { signal });
     signal.throwIfAborted();
     const milliseconds = performance.now() - began;
-    const isOther = reply.message.provenance?.weightsSha256 !== detail.provenance?.weightsSha256;
-    if (isOther) model.value = await detailOf(question.model, signal); // the server has another model of this name now
+    const weights = reply.message.provenance?.weightsSha256 ?? "";
+    const isSame = ["", detail.provenance?.weightsSha256].includes(weights);
+    const answering = isSame ? detail : await detailOf(question.model, signal); // the server has another one of this name now
     signal.throwIfAborted();
-    const answer = {
-      model: isOther ? (model.value ?? detail) : detail,
-      question,
-      reply,
-      milliseconds,
-      when: new Date(),
-    };
+    model.value = answering;
+    const answer = { model: answering, question, reply, milliseconds, when: new Date() };
     asked.value = answer;
     row.value = Math.min(row.value, Math.max(0, rowsOf(answer) - 1));
     history.value = kept([answer, ...history.value]);

@@ -14,6 +14,11 @@ export function messageOf({ inputs, ...rest }: Draft): InspectRequest {
   return message;
 }
 
+/** Returns the parts of a question as a message of the contract, without its inputs, which may be large. */
+export function askedParts(question: Draft): InspectRequest {
+  return messageOf({ ...question, inputs: undefined });
+}
+
 /** Returns the draft in the contract's JSON; with its inputs only if a person wants them there. */
 export function jsonOf({ inputs, ...rest }: Draft, withInputs: boolean): JsonObject {
   return toJson(InspectRequestSchema, messageOf(withInputs && inputs ? { ...rest, inputs } : rest)) as JsonObject;
