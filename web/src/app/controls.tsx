@@ -1,8 +1,19 @@
 /** What a person sets: one of many, yes or no, numbers, files; and ways through long lists. */
 
 import { useId, useState } from "preact/hooks";
-import type { ComponentChildren } from "preact";
+import type { ComponentChildren, ComponentProps } from "preact";
 import { exact } from "../pictures/text.js";
+
+type ButtonProps = ComponentProps<"button"> & { readonly text: string };
+
+/** Does what its text says. */
+export function Button({ text, ...others }: ButtonProps): preact.JSX.Element {
+  return (
+    <button type="button" {...others}>
+      {text}
+    </button>
+  );
+}
 
 interface CheckProps {
   readonly label: string;
@@ -205,15 +216,11 @@ export function Pager({ first, page, count, onTurn }: PagerProps): preact.JSX.El
   if (count <= page) return null;
   return (
     <div class="tools">
-      <button disabled={first === 0} onClick={() => onTurn(first - page)}>
-        Previous
-      </button>
+      <Button text="Previous" disabled={first === 0} onClick={() => onTurn(first - page)} />
       <span class="muted">
         {first + 1} to {Math.min(first + page, count)} of {count.toLocaleString("en")}
       </span>
-      <button disabled={first + page >= count} onClick={() => onTurn(first + page)}>
-        Next
-      </button>
+      <Button text="Next" disabled={first + page >= count} onClick={() => onTurn(first + page)} />
     </div>
   );
 }
