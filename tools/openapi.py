@@ -13,6 +13,7 @@ from cutaway.client.transport import SERVICE
 from cutaway.errors import Reason
 from cutaway.gateway.http import problem
 from cutaway.gateway.http.instances import NPY, NPZ
+from cutaway.programs.languages import LANGUAGES
 from cutaway.requests import InspectRequest
 from cutaway.v1 import inspection_service_pb2
 from cutaway.version import __version__
@@ -67,6 +68,10 @@ def description() -> dict[str, Any]:
         "parameters": [model],
         "post": _operation("The contract in JSON, or in binary", {_JSON: reply}, {_JSON: request}),
     }
+    paths["/v1/models/{model}:program"] = {
+        "parameters": [model, _query("language", {"enum": list(LANGUAGES)}), _query("address", {"type": "string"})],
+        "post": _operation("A question as a program", {"text/plain": {"type": "string"}}, {_JSON: request}),
+    }
     for method in service.methods:
         if not method.server_streaming:
             request, reply = _reference(method.input_type.full_name), _reference(method.output_type.full_name)
@@ -81,6 +86,10 @@ def description() -> dict[str, Any]:
             "schemas": {name: _schema(message) for name, message in messages.items()} | {"Problem": _problem()},
         },
     }
+
+
+def _query(name: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {"name": name, "in": "query", "schema": schema}
 
 
 def _schema(message: Descriptor) -> dict[str, Any]:

@@ -58,7 +58,7 @@ class Inspector:
     def go(self, view: str) -> None:
         """Goes to a view by the navigation, and waits for it."""
         self.page.click(f"nav a:text-is('{view}')")
-        self.page.wait_for_selector(f"nav a[aria-current]:text-is('{view}')")
+        self.page.wait_for_selector(f"nav a[aria-current=page]:text-is('{view}')")
 
     def ask(self) -> None:
         """Asks, and waits for the answer."""
@@ -75,6 +75,12 @@ class Inspector:
     def values(self, selector: str) -> list[float]:
         """The numbers of cells, as the page computed them."""
         return [float(cell.get_attribute("data-value") or "nan") for cell in self.page.query_selector_all(selector)]
+
+    def program(self, language: str = "Python") -> str:
+        """The question in a language, which the server writes."""
+        self.go("Take along")
+        self.page.click(f".choice label:has-text('{language}')")
+        return self.page.locator(f".snippet pre[aria-label='{language}']:not(:empty)").inner_text()
 
     def texts(self, selector: str) -> list[str]:
         return [text.strip() for text in self.page.locator(selector).all_inner_texts()]

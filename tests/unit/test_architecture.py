@@ -23,6 +23,7 @@ LAYERS = [
     *(
         "module_globs",
         "request_reader",
+        "programs",
         "config",
         "archive",
         "engine",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from enum import Enum
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,7 +20,9 @@ from cutaway.jobs import spec
 from cutaway.jobs.request_parsing import parse_request
 from cutaway.request_reader.files import load_arrays, load_yaml
 from cutaway.request_reader.reader import CLASSES, read, read_request
-from cutaway.requests import InspectRequest, NeuronAttribution
+from cutaway.request_reader.writer import as_mapping
+from cutaway.requests import InspectRequest
+from cutaway.schema.tensors import Array
 from tests.support.request_files import REQUESTS
 from tests.support.wire_strategies import canonical, questions
 
@@ -61,32 +63,6 @@ def test_every_class_can_be_named(base: Any) -> None:
         assert kind.__name__ in str(caught.value)
 
 
-def as_mapping(value: Any, directory: Path) -> Any:
-    """The words for ``value``, with its arrays in files."""
-    if isinstance(value, ca.TokenId):
-        return {"token_id": int(value)}
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, np.ndarray):
-        path = directory / f"{len(list(directory.iterdir()))}.npy"
-        np.save(path, value)
-        return path.name
-    if isinstance(value, Mapping):
-        return {name: as_mapping(each, directory) for name, each in value.items()}
-    if isinstance(value, (tuple, list)):
-        return [as_mapping(each, directory) for each in value]
-    if not dataclasses.is_dataclass(value):
-        return value
-    words = {field.name: as_mapping(getattr(value, field.name), directory) for field in dataclasses.fields(value)}
-    if isinstance(value, NeuronAttribution):
-        words["neuron"] = words["neuron"]["neuron"]  # which is always a neuron, and needs no name
-    for base, tag in ((ca.Attribution, "method"), (ca.Edit, "edit"), *((base, "") for base in CLASSES)):
-        for name, kind in CLASSES[base].items():
-            if type(value) is kind:
-                return {tag: name, **words} if tag else {name: words}
-    return words
-
-
 def with_arrays_for_files(value: Any) -> Any:
     """``value`` with float32 in place of bfloat16, which numpy's files do not have."""
     if isinstance(value, np.ndarray):
@@ -101,15 +77,21 @@ def with_arrays_for_files(value: Any) -> Any:
     return dataclasses.replace(value, **fields)
 
 
+def in_file(directory: Path, array: Array) -> str:
+    """The name of a new file with an array."""
+    path = directory / f"{len(list(directory.iterdir()))}.npy"
+    np.save(path, array)
+    return path.name
+
+
 @settings(deadline=None, max_examples=100)
 @given(questions)
 def test_every_field_can_be_said(question: InspectRequest) -> None:
     """Whatever a request holds, but its model and inputs, can be written down as YAML and files of arrays."""
     request = with_arrays_for_files(dataclasses.replace(question, model="", tensors={}, raw=()))
     with TemporaryDirectory() as directory:
-        words = as_mapping(request, Path(directory))
-        for name in ("model", "tensors", "raw"):
-            del words[name]
+        words = as_mapping(request, partial(in_file, Path(directory)))
+        del words["model"]
         loaded = load_arrays(yaml.safe_load(yaml.safe_dump(words, sort_keys=False)), Path(directory))
     assert canonical(read_request(loaded)) == canonical(request)
 

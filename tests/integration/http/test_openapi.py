@@ -68,4 +68,4 @@ def test_requests_made_from_it(url: str) -> None:
 
         ask()
         asked.append(operation.label)
-    assert len(asked) == 8
+    assert len(asked) == 9

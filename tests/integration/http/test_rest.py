@@ -13,6 +13,7 @@ from uuid import uuid4
 import numpy as np
 import pytest
 import torch
+import yaml
 from torch import Tensor, nn
 
 import cutaway as ca
@@ -174,6 +175,18 @@ def test_files_of_numpy(site: Site) -> None:
     assert (status, len(reply["predictions"])) == (200, 2)
 
 
+def test_a_question_as_a_program(site: Site) -> None:
+    """Which asks it where it was asked for; a token is never in it."""
+    body = {"captures": [{"module": "0"}], "tensors": {"byName": {"input": {"dataType": 1, "shape": [0, 4]}}}}
+    status, headers, program = site.post("/v1/models/classes:program", body, authorization="Bearer secret")
+    assert (status, headers["content-type"]) == (200, "text/plain; charset=utf-8")
+    assert f'ca.Client("{site.url.removeprefix("http://")}", transport="connect"' in program.decode()
+    assert 'captures=["0"]' in program.decode()
+    assert b"secret" not in program
+    _, _, job = site.post("/v1/models/classes:program?language=job", body)
+    assert yaml.safe_load(job)["request"] == {"captures": [{"module": "0"}]}
+
+
 def test_models(site: Site) -> None:
     """Their names, and what is known of one; a version may be named."""
     assert post(f"{site.url}/v1/models", None, {})[2] == b'{"models":["classes","pairs"]}'
@@ -250,6 +263,9 @@ WRONG: dict[str, tuple[str, Any, dict[str, str], tuple[int, str, str]]] = {
     ),
     "contract": ("/v1/models/classes:inspect", {"tensros": {}}, {}, (400, "UNKNOWN_FIELD", "")),
     "another model": ("/v1/models/classes:inspect", {"model": "pairs"}, {}, (400, "INVALID_VALUE", "model")),
+    "language": ("/v1/models/classes:program?language=perl", {}, {}, (400, "INVALID_VALUE", "language")),
+    "address": ("/v1/models/classes:program?address=x", {}, {}, (400, "INVALID_VALUE", "address")),
+    "no program": ("/v1/models/classes:program", {"tensros": {}}, {}, (400, "UNKNOWN_FIELD", "")),
     "too large": ("/v1/models/classes:inspect", b" " * (3 << 20), {}, (413, "REQUEST_TOO_LARGE", "")),
     "timeout": (
         "/v1/models/classes:predict",

@@ -316,10 +316,7 @@ def test_a_change_that_is_kept_is_seen_and_can_be_taken_out(answered: Inspector,
     order = np.argsort(-result.unedited["output"][0])
     logits = [text.split(" ")[0] for text in answered.texts(".before-after td:last-child")]
     assert logits == [told(each, 3).removeprefix("+") for each in result.predictions["output"][0][order]]
-    answered.go("Take along")
-    program = answered.page.inner_text(".snippet pre").replace(
-        "print(result)", "print(result.predictions['output'].tolist())"
-    )
+    program = answered.program().replace("print(result)", "print(result.predictions['output'].tolist())")
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert np.array_equal(np.asarray(json.loads(run.stdout), np.float32), result.predictions["output"])
     answered.go("Ask")

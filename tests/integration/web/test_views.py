@@ -194,14 +194,11 @@ def test_what_is_taken_along_gives_the_same(site: Served, inspector: Inspector, 
     with ca.Client(site.address) as client:
         expected = client.inspect("digits", {"image": IMAGE}).predictions["output"]
 
-    program = inspector.page.inner_text(".snippet pre").replace(
-        "print(result)", "print(result.predictions['output'].tolist())"
-    )
+    program = inspector.program().replace("print(result)", "print(result.predictions['output'].tolist())")
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert np.array_equal(np.asarray(json.loads(run.stdout), np.float32), expected)
 
-    inspector.page.click(".choice label:has-text('curl')")
-    command = inspector.page.inner_text(".snippet pre")
+    command = inspector.program("curl")
     reply = json.loads(subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True).stdout)
     assert reply["predictions"]["classes"][0]["label"] == str(expected.argmax())
     assert [each["checks"][0]["verdict"] for each in reply["attributions"]] == ["VERDICT_AGREES"] * 3
@@ -228,8 +225,7 @@ def test_a_job_taken_along_runs(inspector: Inspector, tmp_path: Path) -> None:
     inspector.give(IMAGE.tolist())
     inspector.ask()
     inspector.go("Take along")
-    inspector.page.click(".choice label:has-text('job.yaml')")
-    (tmp_path / "job.yaml").write_text(inspector.page.inner_text(".snippet pre"))
+    (tmp_path / "job.yaml").write_text(inspector.program("job.yaml").replace("digits.mar", "digits-1.0.mar"))
     with inspector.page.expect_download() as download:
         inspector.page.click("button:text-is('Save the explanation')")
     download.value.save_as(tmp_path / "one.cutaway")
@@ -255,11 +251,10 @@ def test_a_long_question_is_taken_along_in_a_file(inspector: Inspector, tmp_path
     with inspector.page.expect_download() as download:
         inspector.page.click("button:text-is('Save the question')")
     download.value.save_as(tmp_path / "question.json")
-    program = inspector.page.inner_text(".snippet pre").replace("print(result)", "print(len(result.classes))")
+    program = inspector.program().replace("print(result)", "print(len(result.classes))")
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout == "70\n"
-    inspector.page.click(".choice label:has-text('curl')")
-    command = inspector.page.inner_text(".snippet pre")
+    command = inspector.program("curl")
     reply = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert len(json.loads(reply.stdout)["predictions"]["classes"]) == 70
 

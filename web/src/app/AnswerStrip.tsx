@@ -1,7 +1,7 @@
 /** The last answer in one line, above every view; and what is under way. */
 
 import { useEffect, useState } from "preact/hooks";
-import { Select } from "./controls.js";
+import { Button, Select } from "./controls.js";
 import { Verdict } from "@cutaway/client";
 import { outputsOf } from "../ask/probabilities.js";
 import { verdictOn } from "../explanations/verdicts.js";
@@ -15,6 +15,7 @@ export function AnswerStrip(): preact.JSX.Element | null {
   const began = since.value;
   if (model.value === undefined) return null;
   const rows = answer ? rowsOf(answer) : 1;
+  const text = answer && !changed.value ? "Ask again" : "Ask";
   return (
     <div class="strip">
       <output>
@@ -30,13 +31,11 @@ export function AnswerStrip(): preact.JSX.Element | null {
       )}
       <span class="grow" />
       {began === undefined ? (
-        <button class="primary" disabled={!complete.value} title="Ctrl+Enter" onClick={submit}>
-          {answer && !changed.value ? "Ask again" : "Ask"}
-        </button>
+        <Button text={text} class="primary" disabled={!complete.value} title="Ctrl+Enter" onClick={submit} />
       ) : (
         <>
           <Elapsed began={began} />
-          <button onClick={cancel}>Stop</button>
+          <Button text="Stop" onClick={cancel} />
           <progress aria-label="The server works" />
         </>
       )}
@@ -59,19 +58,14 @@ export function submit(): void {
 
 function Said({ answer: { question, reply, milliseconds } }: { answer: Asked }): preact.JSX.Element {
   const own = reply.classes[row.value];
+  const all = reply.attributions.length;
   const failed = reply.attributions.filter(({ message }) => message.error).length;
   const wrong = reply.attributions.filter((each) => verdictOn(each, row.value) === Verdict.DISAGREES).length;
-  const counted = (count: number): string =>
-    `${count} of ${reply.attributions.length} ${reply.attributions.length === 1 ? "explanation" : "explanations"}`;
+  const counted = (count: number): string => `${count} of ${all} explanation${all === 1 ? "" : "s"}`;
+  const outputs = outputsOf(reply).map(([name]) => name);
   return (
     <>
-      <bdi class="said">
-        {own
-          ? own.label || `class ${own.index}`
-          : outputsOf(reply)
-              .map(([name]) => name)
-              .join(", ")}
-      </bdi>
+      <bdi class="said">{own ? own.label || `class ${own.index}` : outputs.join(", ")}</bdi>
       <span class="muted">
         {own && percent(own.probability)} in {milliseconds.toFixed(0)} ms
       </span>

@@ -18,11 +18,7 @@ export function App(): preact.JSX.Element {
       <Header view={view.name} />
       <AnswerStrip />
       <main tabIndex={-1} aria-busy={opens}>
-        {opens && !model.value && (
-          <p class="muted" role="status">
-            Opening {opening.value}…
-          </p>
-        )}
+        {opens && !model.value && <p role="status">Opening {opening.value}…</p>}
         <ServerNews />
         {(view.name !== "ask" || !model.value) && <Problem />}
         {model.value && <view.Shown />}

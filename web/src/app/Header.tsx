@@ -1,7 +1,7 @@
 /** The top of the page: which model, which view, which theme, whose token. */
 
 import { useState } from "preact/hooks";
-import { Choice } from "./controls.js";
+import { Button, Choice } from "./controls.js";
 import { TokenForm } from "./ServerNews.js";
 import { VIEWS } from "./views.js";
 import { choose, draft, opening } from "../state/asking.js";
@@ -13,6 +13,7 @@ import { THEMES, theme } from "../state/theme.js";
 /** Shows the header. */
 export function Header({ view }: { view: string }): preact.JSX.Element {
   const [asksToken, setAsksToken] = useState(false);
+  const text = token.value ? "Token set" : "Token";
   return (
     <header>
       <div class="top">
@@ -34,18 +35,12 @@ export function Header({ view }: { view: string }): preact.JSX.Element {
           value={theme.value}
           onChoose={(each) => (theme.value = each)}
         />
-        <button class="quiet" aria-expanded={asksToken} onClick={() => setAsksToken(!asksToken)}>
-          {token.value ? "Token set" : "Token"}
-        </button>
+        <Button text={text} class="quiet" aria-expanded={asksToken} onClick={() => setAsksToken(!asksToken)} />
       </div>
       {asksToken && <TokenForm onDone={() => setAsksToken(false)} />}
       <nav aria-label="Views">
         {VIEWS.map(({ name, title }) => (
-          <a
-            key={name}
-            href={writeFragment({ ...place.value, view: name })}
-            aria-current={name === view ? "page" : undefined}
-          >
+          <a key={name} href={writeFragment({ ...place.value, view: name })} aria-current={name === view && "page"}>
             {title}
           </a>
         ))}

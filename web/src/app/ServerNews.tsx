@@ -1,5 +1,6 @@
 /** What is wrong with the server, and what is done about it. */
 
+import { Button } from "./controls.js";
 import { useState } from "preact/hooks";
 import { Panel } from "./parts.js";
 import { connect, enter, standing, token } from "../state/server.js";
@@ -21,7 +22,7 @@ export function ServerNews(): preact.JSX.Element | null {
       </p>
       {news.kind === "refused" && <TokenForm />}
       {news.kind === "lost" && <p class="muted">This page tries again every second, and goes on by itself.</p>}
-      {news.kind === "failed" && <button onClick={() => void connect()}>Try again</button>}
+      {news.kind === "failed" && <Button text="Try again" onClick={() => void connect()} />}
     </Panel>
   );
 }
@@ -30,8 +31,8 @@ export function ServerNews(): preact.JSX.Element | null {
 export function TokenForm({ onDone }: { onDone?: () => void }): preact.JSX.Element {
   const [text, setText] = useState("");
   const use = (given: string): void => {
-    setText("");
     onDone?.();
+    setText("");
     void enter(given);
   };
   return (
@@ -52,14 +53,8 @@ export function TokenForm({ onDone }: { onDone?: () => void }): preact.JSX.Eleme
           onInput={({ currentTarget }) => setText(currentTarget.value)}
         />
       </label>
-      <button class="primary" disabled={text.trim() === ""}>
-        Use it
-      </button>
-      {token.value && (
-        <button type="button" class="quiet" onClick={() => use("")}>
-          Forget it
-        </button>
-      )}
+      <Button text="Use it" type="submit" class="primary" disabled={text.trim() === ""} />
+      {token.value && <Button text="Forget it" class="quiet" onClick={() => use("")} />}
       <p class="muted small">It stays in the memory of this page, and is gone when the page is closed.</p>
     </form>
   );

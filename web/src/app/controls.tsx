@@ -15,11 +15,7 @@ export function Button({ text, ...others }: ButtonProps): preact.JSX.Element {
   );
 }
 
-interface CheckProps {
-  readonly label: string;
-  readonly checked: boolean;
-  readonly onCheck: (checked: boolean) => void;
-}
+type CheckProps = Readonly<{ label: string; checked: boolean; onCheck: (checked: boolean) => void }>;
 
 /** One thing that is, or is not. */
 export function Check({ label, checked, onCheck }: CheckProps): preact.JSX.Element {

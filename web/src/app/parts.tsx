@@ -1,5 +1,6 @@
 /** What views are made of: parts with titles, facts, heads of tables. */
 
+import { Button } from "./controls.js";
 import type { ComponentChildren } from "preact";
 import { short } from "../pictures/text.js";
 
@@ -45,9 +46,7 @@ export function Empty({ title, text, action, onAct }: EmptyProps): preact.JSX.El
     <section class="panel empty">
       <h2>{title}</h2>
       {text && <p class="muted">{text}</p>}
-      <button class="primary" onClick={onAct}>
-        {action}
-      </button>
+      <Button text={action} class="primary" onClick={onAct} />
     </section>
   );
 }

@@ -1,5 +1,6 @@
 /** Errors of the contract in words, beside the field that is at fault. */
 
+import { Button } from "./controls.js";
 import type { ComponentChildren } from "preact";
 import { ask, failure } from "../state/asking.js";
 
@@ -37,11 +38,7 @@ export function Problem({ of, except = [] }: ProblemProps): preact.JSX.Element |
   if (of ? !of.includes(field) : except.includes(field)) return null;
   return (
     <Failure error={problem}>
-      {problem.retryAfterMs !== undefined && (
-        <button type="button" onClick={() => void ask()}>
-          Ask again
-        </button>
-      )}
+      {problem.retryAfterMs !== undefined && <Button text="Ask again" onClick={() => void ask()} />}
     </Failure>
   );
 }

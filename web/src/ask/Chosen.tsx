@@ -6,7 +6,7 @@ import type { JsonValue } from "@bufbuild/protobuf";
 import { HookPoint, type ModelDetail } from "@cutaway/client";
 import type { CaptureRequest } from "@cutaway/contract/capture_pb";
 import { Failure, Problem } from "../app/problems.js";
-import { Select } from "../app/controls.js";
+import { Button, Select } from "../app/controls.js";
 import { leavesOf, parameterAt, requestAt } from "../models/places.js";
 import { alter, asked, draft, failure } from "../state/asking.js";
 import { jsonOf, messageOf } from "../state/draft.js";
@@ -28,9 +28,7 @@ const POINTS: readonly [HookPoint, string][] = [
 /** Shows what is chosen, and lets a person choose more. */
 export function Chosen({ detail }: { detail: ModelDetail }): preact.JSX.Element {
   const { captures, attributions } = messageOf(draft.value);
-  const answer = asked.value?.question.attributions === draft.value.attributions ? asked.value : undefined;
-  const failed = answer?.reply.attributions.flatMap(({ message }) => message.error ?? []) ?? [];
-  const errors = attributions.map((_, index) => failed.find(({ field }) => field.startsWith(`attributions[${index}]`)));
+  const isAnswered = asked.value?.question.attributions === draft.value.attributions;
   return (
     <>
       <datalist id="places">
@@ -39,46 +37,45 @@ export function Chosen({ detail }: { detail: ModelDetail }): preact.JSX.Element 
         ))}
       </datalist>
       <Panel id="captures" title="Look at">
-        <ul class="chips">
-          {captures.map((each, index) => (
-            <li key={index} class={atFault(`captures[${index}]`) ? "fault" : ""}>
-              <bdi class="mono">{each.where.value ?? ""}</bdi>
-              <span class="muted">{pointsText(each)}</span>
-              <Remove
-                what={each.where.value ?? ""}
-                onRemove={() => alter({ captures: captures.toSpliced(index, 1) })}
-              />
-            </li>
-          ))}
-        </ul>
+        <Chips
+          of={captures.map((each, index) => ({
+            name: each.where.value ?? "",
+            about: pointsText(each),
+            field: `captures[${index}]`,
+            onRemove: () => alter({ captures: captures.toSpliced(index, 1) }),
+          }))}
+        />
         <AddCapture onAdd={(added) => alter({ captures: [...captures, added] })} />
         <Problem of={["captures"]} />
       </Panel>
       <Others />
       <Panel id="explanations" title="Explain by">
         <ul class="methods">
-          {attributions.map((each, index) => (
-            <li key={index} class={errors[index] || atFault(`attributions[${index}]`) ? "fault" : ""}>
-              <MethodFields
-                request={each}
-                inputs={detail.inputs}
-                failed={errors[index] !== undefined}
-                onChange={(changed) => alter({ attributions: attributions.with(index, changed) })}
-              />
-              <Remove
-                what={each.method.case ?? ""}
-                onRemove={() => alter({ attributions: attributions.toSpliced(index, 1) })}
-              />
-              {errors[index] && <Failure error={errors[index]} />}
-            </li>
-          ))}
+          {attributions.map((each, index) => {
+            const error = isAnswered ? asked.value?.reply.attributions[index]?.message.error : undefined;
+            return (
+              <li key={index} class={error || atFault(`attributions[${index}]`) ? "fault" : ""}>
+                <MethodFields
+                  request={each}
+                  inputs={detail.inputs}
+                  failed={error !== undefined}
+                  onChange={(changed) => alter({ attributions: attributions.with(index, changed) })}
+                />
+                <Remove
+                  what={each.method.case ?? ""}
+                  onRemove={() => alter({ attributions: attributions.toSpliced(index, 1) })}
+                />
+                {error && <Failure error={error} />}
+              </li>
+            );
+          })}
         </ul>
         <MethodMenu
           label="Add a method"
           methods={METHODS}
-          onChoose={(field) => {
-            alter({ attributions: [...attributions, requestFor(field, detail, layerFor(field, detail))] });
-          }}
+          onChoose={(field) =>
+            alter({ attributions: [...attributions, requestFor(field, detail, layerFor(field, detail))] })
+          }
         />
         <Problem of={["attributions"]} />
       </Panel>
@@ -95,26 +92,18 @@ function Others(): preact.JSX.Element | null {
   const json = jsonOf(draft.value, false);
   const rest = Object.keys(others).filter((part) => !PLACED.includes(part) && !isUsual(json[part]));
   if (edits.length + rest.length === 0) return null;
-  const removeEdit = (index: number): void => {
+  const edited = edits.map((edit, index): Chip => {
     const left = edits.toSpliced(index, 1);
-    alter(left.length ? { edits: left } : { edits: undefined, compare: undefined });
-  };
+    const onRemove = (): void => alter(left.length ? { edits: left } : { edits: undefined, compare: undefined });
+    return { name: editText(edit), field: `edits[${index}]`, onRemove };
+  });
+  const further = rest.map((part): Chip => {
+    const name = `${part}: ${JSON.stringify(json[part]).slice(0, LONGEST)}`;
+    return { name, field: part, onRemove: () => alter({ [part]: undefined }) };
+  });
   return (
     <Panel id="others" title="Also in the question">
-      <ul class="chips">
-        {edits.map((edit, index) => (
-          <li key={index} class={atFault(`edits[${index}]`) ? "fault" : ""}>
-            <bdi class="mono">{editText(edit)}</bdi>
-            <Remove what={editText(edit)} onRemove={() => removeEdit(index)} />
-          </li>
-        ))}
-        {rest.map((part) => (
-          <li key={part}>
-            <bdi class="mono">{`${part}: ${JSON.stringify(json[part]).slice(0, LONGEST)}`}</bdi>
-            <Remove what={part} onRemove={() => alter({ [part]: undefined })} />
-          </li>
-        ))}
-      </ul>
+      <Chips of={[...edited, ...further]} />
       <Problem of={["edits"]} />
     </Panel>
   );
@@ -138,6 +127,29 @@ function layerFor(field: string, detail: ModelDetail): string {
   const usual =
     leaves.findLast(({ type }) => /^Conv[123]d$/.test(type)) ?? leaves.find(({ type }) => type === "Embedding");
   return (usual ?? leaves.at(-2) ?? leaves.at(-1))?.name ?? "";
+}
+
+/** A part of the question that can be taken out. */
+interface Chip {
+  readonly name: string;
+  readonly about?: string;
+  /** Where it is in the request. */
+  readonly field: string;
+  readonly onRemove: () => void;
+}
+
+function Chips({ of }: { of: readonly Chip[] }): preact.JSX.Element {
+  return (
+    <ul class="chips">
+      {of.map(({ name, about, field, onRemove }, index) => (
+        <li key={index} class={atFault(field) ? "fault" : ""}>
+          <bdi class="mono">{name}</bdi>
+          {about && <span class="muted">{about}</span>}
+          <Remove what={name} onRemove={onRemove} />
+        </li>
+      ))}
+    </ul>
+  );
 }
 
 function atFault(field: string): boolean {
@@ -170,14 +182,14 @@ function Remove({ what, onRemove }: { what: string; onRemove: () => void }): pre
 function AddCapture({ onAdd }: { onAdd: (added: CaptureRequest) => void }): preact.JSX.Element {
   const [module, setModule] = useState("");
   const [point, setPoint] = useState<HookPoint>(HookPoint.OUTPUT);
-  const add = (): void => {
+  const add = (event: SubmitEvent): void => {
+    event.preventDefault();
     const value = module.trim();
-    if (value === "") return;
-    onAdd(point === PARAMETER ? parameterAt(value) : requestAt(value, point));
+    if (value) onAdd(point === PARAMETER ? parameterAt(value) : requestAt(value, point));
     setModule("");
   };
   return (
-    <div class="tools">
+    <form class="tools" onSubmit={add}>
       <label class="grow">
         <span class="hidden">A module, an operator or a glob</span>
         <input
@@ -186,17 +198,10 @@ function AddCapture({ onAdd }: { onAdd: (added: CaptureRequest) => void }): prea
           placeholder={point === PARAMETER ? "parameter or glob: conv1.weight, **" : "module, operator or glob"}
           value={module}
           onInput={({ currentTarget }) => setModule(currentTarget.value)}
-          onKeyDown={(event) => {
-            if (event.key !== "Enter" || event.ctrlKey) return;
-            event.preventDefault();
-            add();
-          }}
         />
       </label>
       <Select label="at" of={POINTS} value={point} onChoose={setPoint} />
-      <button type="button" onClick={add}>
-        Add
-      </button>
-    </div>
+      <Button text="Add" type="submit" />
+    </form>
   );
 }

@@ -2,7 +2,7 @@
 
 import { useState } from "preact/hooks";
 import type { ModelDetail, Tensor } from "@cutaway/client";
-import { Choice } from "../app/controls.js";
+import { Button, Choice } from "../app/controls.js";
 import { alter, draft } from "../state/asking.js";
 import { zeros } from "./arrays.js";
 import { Drawing } from "./Drawing.js";
@@ -36,9 +36,11 @@ export function Inputs({ detail }: { detail: ModelDetail }): preact.JSX.Element 
   return (
     <>
       {detail.example.length > 0 && (
-        <button type="button" class="quiet example" onClick={() => alter({ inputs: exampleOf(detail) })}>
-          Use the model’s example
-        </button>
+        <Button
+          text="Use the model’s example"
+          class="quiet example"
+          onClick={() => alter({ inputs: exampleOf(detail) })}
+        />
       )}
       {ways.length > 1 && <Choice label="Give the input as" of={ways} names={names} value={way} onChoose={pick} />}
       {way === "text" && <Texts />}
@@ -68,11 +70,7 @@ function OneInput({ spec, inputs }: { spec: InputSpec; inputs: readonly InputSpe
       <legend>
         <bdi class="mono">{spec.name}</bdi>
         {spec.optional && <span class="muted"> may be left out</span>}
-        {spec.optional && own && (
-          <button type="button" class="quiet" onClick={leaveOut}>
-            Leave it out
-          </button>
-        )}
+        {spec.optional && own && <Button text="Leave it out" class="quiet" onClick={leaveOut} />}
       </legend>
       {ways.length > 1 && <Choice label={`Give ${spec.name} as`} of={ways} names={NAMES} value={way} onChoose={pick} />}
       {way === "draw" && <Drawing spec={spec} value={own} onChange={put} />}

@@ -2,7 +2,7 @@
 
 import { useState } from "preact/hooks";
 import { DataType, type Tensor } from "@cutaway/client";
-import { FileButton } from "../app/controls.js";
+import { Button, FileButton } from "../app/controls.js";
 import { shapeText } from "../pictures/text.js";
 import { fromLists, fromNpy, toLists, zeros } from "./arrays.js";
 import type { InputSpec } from "./ways.js";
@@ -52,15 +52,11 @@ export function Numbers({ spec, value, onChange }: Props): preact.JSX.Element {
       <div class="actions">
         <FileButton
           accept=".npy"
-          onOpen={([file]) => void file?.arrayBuffer().then((bytes) => take(() => fromNpy(new Uint8Array(bytes))))}
+          onOpen={([file]) => void file?.arrayBuffer().then((bytes) => take(() => fromNpy(bytes)))}
         >
           NPY file
         </FileButton>
-        {spec.shape.length > 0 && (
-          <button type="button" class="quiet" onClick={() => take(() => zeros(spec))}>
-            Zeros
-          </button>
-        )}
+        {spec.shape.length > 0 && <Button text="Zeros" class="quiet" onClick={() => take(() => zeros(spec))} />}
         {value && (
           <span class="muted small">
             {DataType[value.dataType].toLowerCase()} {shapeText(value.shape)}

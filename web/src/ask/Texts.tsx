@@ -1,5 +1,6 @@
 /** Texts for the model to read, each an example. */
 
+import { Button } from "../app/controls.js";
 import { alter, draft } from "../state/asking.js";
 
 /** Takes texts. */
@@ -25,14 +26,8 @@ export function Texts(): preact.JSX.Element {
         </label>
       ))}
       <div class="actions">
-        <button type="button" class="quiet" onClick={() => put([...texts, " "])}>
-          Add a text
-        </button>
-        {texts.length > 1 && (
-          <button type="button" class="quiet" onClick={() => put(texts.slice(0, -1))}>
-            Remove the last
-          </button>
-        )}
+        <Button text="Add a text" class="quiet" onClick={() => put([...texts, " "])} />
+        {texts.length > 1 && <Button text="Remove the last" class="quiet" onClick={() => put(texts.slice(0, -1))} />}
       </div>
     </div>
   );

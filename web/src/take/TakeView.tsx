@@ -1,37 +1,32 @@
 /** View 8: the question in other languages, and the answer as a file. */
 
-import { Check, Choice } from "../app/controls.js";
+import { Button, Check, Choice } from "../app/controls.js";
 import { Panel } from "../app/parts.js";
 import type { ComponentChildren } from "preact";
-import { useState } from "preact/hooks";
+import { useEffect, useState } from "preact/hooks";
+import type { Question } from "@cutaway/client";
 import type { ViewProps } from "../state/asked.js";
 import { jsonOf } from "../state/draft.js";
 import { writeFragment } from "../state/fragment.js";
-import { HOME, token } from "../state/server.js";
 import { save } from "../pictures/saving.js";
 import { npzFile, storedFile } from "./files.js";
-import { curlOf, isForFile, jsonText, QUESTION_FILE, typescriptOf } from "./contract.js";
-import { jobOf } from "./job.js";
-import { pythonOf } from "./python.js";
+import { isForFile, jsonText, type Language, LANGUAGES, programOf, QUESTION_FILE } from "./programs.js";
 import "./take.css";
 
-const FORMS = ["python", "typescript", "curl", "job"] as const;
-const NAMES = { python: "Python", typescript: "TypeScript", curl: "curl", job: "job.yaml" };
-const PROGRAMS = { python: pythonOf, typescript: typescriptOf, curl: curlOf, job: jobOf };
+const ORDER = Object.keys(LANGUAGES) as Language[];
 
 /** Shows the question as programs, and saves files. */
 export function TakeView({ asked }: ViewProps): preact.JSX.Element {
-  const [form, setForm] = useState<(typeof FORMS)[number]>("python");
+  const [language, setLanguage] = useState<Language>("python");
   const [withInputs, setWithInputs] = useState(false);
   const { question } = asked;
-  const server = { url: HOME, hasToken: token.value !== "", version: asked.model.model?.version ?? "1.0" };
   const fragment = writeFragment({ view: "ask", question: JSON.stringify(jsonOf(question, withInputs)) });
   const name = question.model.replaceAll("/", "-");
   return (
     <div class="take">
       <Panel id="program" title="Ask it elsewhere">
-        <Choice label="As" of={FORMS} names={NAMES} value={form} onChoose={setForm} />
-        <Snippet text={PROGRAMS[form](question, server)} label={NAMES[form]} />
+        <Choice label="As" of={ORDER} names={LANGUAGES} value={language} onChoose={setLanguage} />
+        <Program key={language} {...{ question, language }} />
       </Panel>
       <Panel id="link" title="Link to this question">
         <p class="muted">What stands behind # is never sent to a server. The token is not in it.</p>
@@ -56,17 +51,25 @@ export function TakeView({ asked }: ViewProps): preact.JSX.Element {
   );
 }
 
-interface KeptProps {
-  readonly title: string;
-  readonly onSave: () => void;
-  readonly children: ComponentChildren;
+function Program({ question, language }: { question: Question; language: Language }): preact.JSX.Element {
+  const [program, setProgram] = useState("");
+  useEffect(() => {
+    let current = true;
+    void programOf(question, language).then((text) => current && setProgram(text));
+    return (): void => {
+      current = false;
+    };
+  }, [question, language]);
+  return <Snippet text={program} label={LANGUAGES[language]} />;
 }
+
+type KeptProps = Readonly<{ title: string; onSave: () => void; children: ComponentChildren }>;
 
 function Kept({ title, onSave, children }: KeptProps): preact.JSX.Element {
   return (
     <div>
       <dt>
-        <button onClick={onSave}>{title}</button>
+        <Button text={title} onClick={onSave} />
       </dt>
       <dd>{children}</dd>
     </div>

@@ -12,7 +12,6 @@ import { toNpy } from "../ask/arrays.js";
 import { METHODS } from "../ask/methods.js";
 import type { Asked } from "../state/asked.js";
 import { messageOf } from "../state/draft.js";
-import { snake } from "./plain.js";
 
 /** Returns the file of docs/stored.md. */
 export function storedFile({ question, reply: { message } }: Asked): Uint8Array {
@@ -69,7 +68,7 @@ function positionsOf({ module, point, calls }: Capture): [string, Tensor][] {
 
 function ofAttribution({ method, values, message }: Attribution): [string, Tensor][] {
   const known = METHODS.find(({ name }) => name === method);
-  const field = snake(known?.field ?? method);
+  const field = known?.field.replace(/[A-Z]/g, (letter) => `_${letter.toLowerCase()}`) ?? method;
   const { ids, values: sums } = message.tokens ?? {};
   return [
     ...prefixed(`attribution:${field}:`, values),

@@ -1,5 +1,5 @@
-"""REST, as KServe's first protocol has it: ``/v1/models``, ``:predict`` and ``:explain``; and ``:inspect``, which is
-the contract in JSON."""
+"""REST, as KServe's first protocol has it: ``/v1/models``, ``:predict`` and ``:explain``; ``:inspect``, which is the
+contract in JSON; and ``:program``, which returns a question as a program."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from cutaway.errors import CutawayError, Reason, error
@@ -24,8 +24,10 @@ from cutaway.gateway.http.problem import MEDIA_TYPE
 from cutaway.gateway.http.request_body import RequestBody
 from cutaway.gateway.rpc.listing import listed_models
 from cutaway.gateway.rpc.servicer import Servicer
+from cutaway.programs.languages import program_of
+from cutaway.programs.question import question_of
 from cutaway.results import ModelName
-from cutaway.v1 import inspection_service_pb2
+from cutaway.v1 import inspection_pb2, inspection_service_pb2
 from cutaway.wire import models as wire_models
 
 _KNOWN_S = 10.0
@@ -93,10 +95,12 @@ class Rest:
         """Answers ``MODEL:VERB``."""
         model, _, verb = request.path_params["model"].rpartition(":")
         try:
-            if verb not in ("predict", "explain", "inspect"):
-                what = f"{verb!r:.40} is none of predict, explain and inspect: POST /v1/models/NAME:predict"
+            if verb not in ("predict", "explain", "inspect", "program"):
+                what = f"{verb!r:.40} is none of predict, explain, inspect and program: POST /v1/models/NAME:predict"
                 raise error(Reason.NOT_IMPLEMENTED, what)
             body = RequestBody(request.receive, self._timeout_s, self._max_bytes)
+            if verb == "program":
+                return await _program(request, model, await body.read())
             asked = await asked_by(
                 verb, model, request.headers, body, self._max_bytes, partial(self._data_types, model, call)
             )
@@ -105,6 +109,21 @@ class Rest:
             raise
         reply = await unless_gone(request, self._servicer.call("Inspect", asked.request, call))
         return await _response(asked, reply or b"")
+
+
+async def _program(request: Request, model: str, text: bytes) -> Response:
+    """Returns a question, in the contract's JSON, as a program; the model is not asked."""
+    data = await json_messages.as_binary(inspection_pb2.InspectRequest, text)
+    data += inspection_pb2.InspectRequest(model=model).SerializeToString()
+    address = request.query_params.get("address", str(request.base_url))
+    has_token = "authorization" in request.headers
+    language = request.query_params.get("language", "python")
+    write = partial(_written, address=address, has_token=has_token, language=language)
+    return PlainTextResponse(await json_messages.converted(write, data))
+
+
+def _written(data: bytes, *, address: str, has_token: bool, language: str) -> str:
+    return program_of(question_of(data, address, has_token=has_token), language)
 
 
 async def _response(asked: Asked, reply: bytes) -> Response:

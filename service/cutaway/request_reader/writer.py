@@ -1,0 +1,51 @@
+"""Plain mappings for requests: what `cutaway.request_reader.reader` reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+from cutaway.request_reader.reader import CLASSES
+from cutaway.requests import Attribution, Edit, NeuronAttribution, TokenId
+from cutaway.schema.tensors import Array
+
+_TAGS = {Attribution: "method", Edit: "edit"}
+"""By base class, the field that names the class; classes of other bases have their name around their fields."""
+
+
+def as_mapping(value: Any, array: Callable[[Array], Any] = np.ndarray.tolist) -> Any:
+    """Returns a request, or a part of one, in mappings, lists, texts and numbers, without what has its default.
+
+    Args:
+        value: the request, or the part.
+        array: returns what stands for an array.
+    """
+    if isinstance(value, TokenId):
+        return {"token_id": int(value)}
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, np.ndarray):
+        return array(value)
+    if isinstance(value, Mapping):
+        return {name: as_mapping(each, array) for name, each in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [as_mapping(each, array) for each in value]
+    if not is_dataclass(value):
+        return value
+    words = {}
+    for field in fields(value):
+        default = field.default_factory() if field.default_factory is not MISSING else field.default
+        own = getattr(value, field.name)
+        if isinstance(own, np.ndarray) or own not in (default, (default,)):
+            words[field.name] = as_mapping(own, array)
+    if isinstance(value, NeuronAttribution):
+        words["neuron"] = words["neuron"]["neuron"]  # which is always a neuron, and needs no name
+    for base, kinds in CLASSES.items():
+        for name, kind in kinds.items():
+            if type(value) is kind:
+                return {_TAGS[base]: name, **words} if base in _TAGS else {name: words}
+    return words

@@ -1,0 +1,203 @@
+"""Questions as programs: each asks just what was asked."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+from typing import Any
+
+import ml_dtypes  # numpy knows bfloat16 by it, as everywhere where the client is
+import numpy as np
+import pytest
+import yaml
+from google.protobuf import json_format
+from hypothesis import given, settings
+
+import cutaway as ca
+from cutaway.client.request_builder import build_request
+from cutaway.errors import Reason
+from cutaway.jobs import spec
+from cutaway.jobs.request_parsing import parse_request
+from cutaway.programs.languages import LANGUAGES, program_of
+from cutaway.programs.literals import literal
+from cutaway.programs.question import FILE, Question, question_of
+from cutaway.requests import InspectRequest
+from cutaway.v1.inspection_pb2 import InspectRequest as InspectRequestMessage
+from cutaway.wire import requests as wire_requests
+from tests.support.wire_strategies import canonical, questions
+
+ADDRESS = "http://127.0.0.1:8080/"
+IMAGE = np.array([[0.1, np.nan, 1e-30]], np.float32)
+
+
+def question(request: InspectRequest, address: str = ADDRESS, *, has_token: bool = False) -> Question:
+    return question_of(wire_requests.encode(request).SerializeToString(), address, has_token=has_token)
+
+
+def sent(request: InspectRequest) -> bytes:
+    """What goes to the server."""
+    return wire_requests.encode(request).SerializeToString(deterministic=True)
+
+
+def asked_by_python(text: str) -> InspectRequest:
+    """The request that a program in Python sends."""
+    asked: list[InspectRequest] = []
+
+    class Client:
+        def __init__(self, address: str, **options: Any) -> None:
+            assert (address, options) == ("127.0.0.1:8080", {"transport": "connect"})
+
+        def __enter__(self) -> Client:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def inspect(self, *given: Any, **named: Any) -> None:
+            asked.append(build_request(*given, **named))
+
+    parts = {**vars(ca), "Client": Client}
+    names = {"ca": type("ca", (), parts), "np": np}
+    exec(text.replace("import cutaway as ca\n", ""), names)
+    return asked[0]
+
+
+def without_payloads(value: Any) -> Any:
+    """``value`` with one NaN for all, since a text has no bits of a NaN."""
+    if isinstance(value, np.ndarray):
+        return np.where(value != value, np.array(np.nan, value.dtype), value) if value.dtype.kind in "fV" else value
+    if isinstance(value, dict):
+        return {name: without_payloads(each) for name, each in value.items()}
+    if isinstance(value, tuple):
+        return tuple(map(without_payloads, value))
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return value
+    fields = {field.name: without_payloads(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    return dataclasses.replace(value, **fields)
+
+
+@settings(deadline=None, max_examples=100)
+@given(questions)
+def test_python_says_every_question(request: InspectRequest) -> None:
+    """Whatever a request holds, its expression makes the same again."""
+    request = without_payloads(wire_requests.validated(request.with_input()))
+    again = eval(literal(request), {"ca": ca, "np": np, "bfloat16": ml_dtypes.bfloat16})
+    assert canonical(wire_requests.validated(again)) == canonical(request)
+
+
+QUESTIONS = {
+    "arrays": InspectRequest("digits", {"image": IMAGE, "mask": np.array([[True, False]])}),
+    "texts": InspectRequest("lm", raw=(ca.Raw(b"it's \xe2\x80\xae", "text/plain"), ca.Raw(b"b", "text/plain"))),
+    "all kinds of parts": InspectRequest(
+        "digits/versions/1.0",
+        {"image": IMAGE},
+        target=ca.ClassIndex((7,)),
+        captures=(
+            ca.Capture("conv1"),
+            ca.Capture("conv1", ("output", "grad_output"), reduce=ca.Mean((2, 3))),
+            ca.Capture(op=":add#0", at="grad_output"),
+        ),
+        input_gradients=(),
+        edits=(ca.Add(module="conv1", call=1, addend=-1.5, slices=(ca.Slice(2, 3, 4),)),),
+        compare=True,
+        attributions=(
+            ca.LayerGradCam(layer="it's"),
+            ca.IntegratedGradients(n_steps=8, baselines={"image": 0.5}, noise=ca.NoiseTunnel(n_samples=3)),
+            ca.NeuronGradient(neuron=ca.Neuron("fc1", (3,))),
+        ),
+        explain_if=ca.ExplainIf(probability_at_least=0.5),
+        check=ca.CheckRequest(ca.CheckMode.INDEPENDENT, 1e-3),
+        omit_predictions=True,
+        seed=3,
+    ),
+    "arrays inside": InspectRequest(
+        "digits", {"image": IMAGE}, attributions=(ca.DeepLift(baselines={"image": np.array([[0.1, 0, 2]])}),)
+    ),
+    "other targets": InspectRequest("digits", {"image": IMAGE}, target=ca.ClassIndex((7,), output="logits")),
+}
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_a_python_program_asks_the_same(name: str) -> None:
+    """As ``client.inspect`` takes it."""
+    asked = asked_by_python(program_of(question(QUESTIONS[name]), "python"))
+    assert sent(asked) == sent(QUESTIONS[name])
+
+
+def test_a_python_program_is_what_people_write() -> None:
+    """Short forms, and nothing that says what holds anyhow."""
+    text = program_of(question(QUESTIONS["all kinds of parts"]), "python")
+    assert "target=7," in text
+    assert (
+        'captures=[\n            "conv1",\n            ca.Capture(module="conv1", at=("output", "grad_output"), '
+        in text
+    )
+    assert '            ca.LayerGradCam(layer="it\'s"),\n' in text
+    assert "input_gradients=True," in text
+    assert "predictions=False," in text
+    assert "call=None" not in text
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_a_job_asks_the_same(name: str) -> None:
+    """Of every row, as far as the question is about rows."""
+    job = spec.Job.model_validate(yaml.safe_load(program_of(question(QUESTIONS[name]), "job")))
+    asked, found = QUESTIONS[name], parse_request(job.request, job.target).request
+    for field in ("target", "captures", "input_gradients", "edits", "attributions", "explain_if", "check"):
+        assert canonical(getattr(found, field)) == canonical(getattr(wire_requests.validated(asked), field)), field
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_curl_sends_the_same(name: str) -> None:
+    """The contract's JSON, as the shell reads it."""
+    words = shlex.split(program_of(question(QUESTIONS[name]), "curl").replace("\\\n", ""))
+    assert words[2] == f"{ADDRESS}v1/models/{QUESTIONS[name].model}:inspect"
+    message = json_format.Parse(words[-1], InspectRequestMessage())
+    assert message.SerializeToString(deterministic=True) == sent(QUESTIONS[name])
+
+
+def test_typescript_has_the_tensors_as_numbers() -> None:
+    """The rest is the contract's JSON."""
+    text = program_of(question(QUESTIONS["arrays"], has_token=True), "typescript")
+    assert "tensor(Float32Array.from([0.1, NaN, 1e-30]), [1, 3], DataType.FLOAT32)" in text
+    assert "tensor(Uint8Array.from([1, 0]), [1, 2], DataType.BOOL)" in text
+    assert "token: process.env.CUTAWAY_TOKEN" in text
+    ids = InspectRequest(
+        "lm", {"ids": np.array([[5]]), "half": np.array([0.5], np.float16), "small": np.array([1], np.uint8)}
+    )
+    text = program_of(question(ids), "typescript")
+    assert "BigInt64Array.from([5n])" in text
+    assert "Float32Array.from([0.5]), [1], DataType.FLOAT16" in text
+    assert "Uint8Array.from([1])" in text
+
+
+@pytest.mark.parametrize("language", set(LANGUAGES) - {"job"})
+def test_a_question_without_its_inputs_is_read_from_a_file(language: str) -> None:
+    """So is one with the bytes of files."""
+    message = wire_requests.encode(InspectRequest("digits"))
+    message.ClearField("input")
+    bare = question_of(message.SerializeToString(), ADDRESS, has_token=False)
+    files = question(InspectRequest("resnet", raw=(ca.Raw(b"\x89PNG", "image/png"),)))
+    assert all(FILE in program_of(each, language) for each in (bare, files))
+
+
+def test_wrong_words_name_their_field() -> None:
+    """With what would be right."""
+    asked = InspectRequest("digits", {"image": IMAGE})
+    with pytest.raises(ca.InvalidArgument, match="one of python, typescript, curl, job") as caught:
+        program_of(question(asked), "perl")
+    assert (caught.value.reason, caught.value.field) == (Reason.INVALID_VALUE, "language")
+    with pytest.raises(ca.InvalidArgument, match="not the URL of a server") as caught:
+        question(asked, "javascript:alert(1)")
+    assert caught.value.field == "address"
+
+
+def test_a_program_asks_as_who_asked() -> None:
+    """With TLS, and with a token that is not in it."""
+    text = program_of(question(QUESTIONS["arrays"], "https://cutaway.example/", has_token=True), "python")
+    assert 'ca.Client("cutaway.example", transport="connect", tls=True, token=os.environ["CUTAWAY_TOKEN"])' in text
+    assert text.startswith("import os\n")
+    assert json.dumps("https://cutaway.example/") in program_of(
+        question(QUESTIONS["arrays"], "https://cutaway.example/"), "typescript"
+    )

@@ -1,0 +1,42 @@
+/** A question as programs, which the server writes: it knows the words of every language. */
+
+import type { Question } from "@cutaway/client";
+import { jsonOf } from "../state/draft.js";
+import { HOME, token } from "../state/server.js";
+
+/** The languages, as people call them. */
+export const LANGUAGES = { python: "Python", typescript: "TypeScript", curl: "curl", job: "job.yaml" } as const;
+
+/** A language. */
+export type Language = keyof typeof LANGUAGES;
+
+/** The file that a question is saved to. */
+export const QUESTION_FILE = "question.json";
+
+/** A longer question does not stand in a program. */
+const LONGEST = 20_000;
+
+/** Returns the question in the contract's JSON, inputs included. */
+export function jsonText(question: Question): string {
+  return JSON.stringify(jsonOf(question, true));
+}
+
+/** Whether a program reads the question from its file: where it is long, or has the bytes of files. */
+export function isForFile(question: Question): boolean {
+  const { inputs } = question;
+  const hasFiles = Array.isArray(inputs) && inputs.some((each) => typeof each !== "string");
+  return hasFiles || jsonText(question).length > LONGEST;
+}
+
+/** Returns the program, or why there is none; it reads the question from its file, where that is long. */
+export async function programOf(question: Question, language: Language): Promise<string> {
+  const words = new URLSearchParams({ language, address: HOME.href });
+  const reply = await fetch(new URL(`v1/models/${question.model}:program?${words.toString()}`, HOME), {
+    method: "POST",
+    headers: { "content-type": "application/json", ...(token.value && { authorization: `Bearer ${token.value}` }) },
+    body: JSON.stringify(jsonOf(question, !isForFile(question))),
+  });
+  if (reply.ok) return reply.text();
+  const { detail } = (await reply.json()) as { detail?: string };
+  return `The server wrote no program: ${detail ?? reply.statusText}`;
+}
