@@ -32,7 +32,7 @@ LAYERS = [
         "gateway",
         "jobs",
     ),
-    *("tables", "cli", "console"),
+    *("tables", "cli", "console", "__main__"),
 ]
 """The parts of the package; each may import those before it. A new part needs a place here."""
 

@@ -86,10 +86,13 @@ interface NumberProps {
   readonly onChange: (value: number | undefined) => void;
 }
 
+/** Single precision holds no larger number. */
+const LARGEST = 3.4e38;
+
 /** A number that a person types; what is none, or too large, is said and not taken. */
 export function NumberField({ label, value, empty, onChange, ...range }: NumberProps): preact.JSX.Element {
   const [text, setText] = useState<string | undefined>(undefined);
-  const { least = -Infinity, most = Infinity, whole = false } = range;
+  const { least = -LARGEST, most = LARGEST, whole = false } = range;
   const fits = (given: string): boolean => {
     const number = given.trim() === "" ? Number.NaN : Number(given);
     return (given === "" && empty !== undefined) || (number >= least && number <= most && !(whole && number % 1));
@@ -111,7 +114,9 @@ export function NumberField({ label, value, empty, onChange, ...range }: NumberP
       />
       {wrong && (
         <span class="bad small" role="alert">
-          {most < Infinity ? `from ${least} to ${most}` : `a ${whole ? "whole " : ""}number`}
+          {most < LARGEST
+            ? `from ${least} to ${most}`
+            : `a ${whole ? "whole " : ""}number${least > -LARGEST ? ` from ${least}` : ""}`}
         </span>
       )}
     </label>

@@ -44,7 +44,9 @@ export function AskView(): preact.JSX.Element | null {
       </div>
       <div class="answer">
         <Panel id="prediction" title="Prediction">
-          {!complete.value && <p class="muted">Give the model an input, then ask.</p>}
+          {!asked.value && (
+            <p class="muted">{complete.value ? "Ask to see it." : "Give the model an input, then ask."}</p>
+          )}
           <Problem except={SECTIONS} />
           {asked.value && <Prediction asked={asked.value} row={row.value} />}
         </Panel>

@@ -73,6 +73,7 @@ function OneInput({ spec, inputs }: { spec: InputSpec; inputs: readonly InputSpe
         {spec.optional && own && <Button text="Leave it out" class="quiet" onClick={leaveOut} />}
       </legend>
       {ways.length > 1 && <Choice label={`Give ${spec.name} as`} of={ways} names={NAMES} value={way} onChoose={pick} />}
+      {!own && !spec.optional && <p class="muted small">Nothing was given yet.</p>}
       {way === "draw" && <Drawing spec={spec} value={own} onChange={put} />}
       {way === "table" && <TableRow spec={spec} value={own} onChange={put} />}
       {way === "numbers" && <Numbers spec={spec} value={own} onChange={put} />}

@@ -3,7 +3,7 @@
 import { useState } from "preact/hooks";
 import { DataType } from "@cutaway/client";
 import type { AttributionRequest } from "@cutaway/contract/attribution_pb";
-import { Select } from "../app/controls.js";
+import { NumberField, Select } from "../app/controls.js";
 import { methodIn, type Method } from "./methods.js";
 import { type Option, optionOf, optionsFor, tensorAt, tensorJson, withOption } from "./options.js";
 import { Numbers } from "./Numbers.js";
@@ -41,7 +41,6 @@ export function MethodFields({ request, inputs, failed, onChange }: Props): prea
 
 const DEFAULT = ["", "default"] as const;
 const YES_NO = [DEFAULT, ["true", "yes"], ["false", "no"]] as const;
-const HINTS: Partial<Record<Option["kind"], string>> = { number: "default", json: "{}, the contract’s JSON" };
 
 interface FieldProps extends Pick<Props, "request" | "onChange"> {
   readonly option: Option;
@@ -50,14 +49,14 @@ interface FieldProps extends Pick<Props, "request" | "onChange"> {
 
 function Field({ request, option, input, onChange }: FieldProps): preact.JSX.Element {
   const { kind, label, choices } = option;
-  const [wrong, setWrong] = useState("");
+  const [refused, setRefused] = useState<{ text: string; why: string } | undefined>(undefined);
   const value = optionOf(request, option);
   const put = (text: string): void => {
     try {
       onChange(withOption(request, option, text));
-      setWrong("");
+      setRefused(undefined);
     } catch (failure) {
-      setWrong(failure instanceof Error ? failure.message : String(failure));
+      setRefused({ text, why: failure instanceof Error ? failure.message : String(failure) });
     }
   };
   if (kind === "tensor" && input) {
@@ -77,19 +76,27 @@ function Field({ request, option, input, onChange }: FieldProps): preact.JSX.Ele
     const named = (choices ?? []).map((each) => [each, each.replace(/^[A-Z]+_/, "").toLowerCase()] as const);
     return <Select label={label} of={choices ? [DEFAULT, ...named] : YES_NO} value={value} onChoose={put} />;
   }
+  if (kind === "number") {
+    const { whole = false } = option;
+    const number = value === "" ? undefined : Number(value);
+    const change = (changed?: number): void => put(changed === undefined ? "" : String(changed));
+    return (
+      <NumberField {...{ label, whole, ...(whole && { least: 0 }) }} value={number} empty="default" onChange={change} />
+    );
+  }
   return (
     <label>
       <span>{label}</span>
       <input
-        class={kind === "number" ? "" : "mono"}
-        type={kind === "number" ? "number" : "text"}
-        step="any"
-        {...(kind === "layer" ? { list: "places" } : {})}
-        placeholder={HINTS[kind] ?? ""}
-        value={value}
+        class="mono"
+        type="text"
+        list={kind === "layer" ? "places" : ""}
+        placeholder={kind === "json" ? "{}, as the contract has it" : ""}
+        aria-invalid={refused !== undefined}
+        value={refused?.text ?? value}
         onChange={({ currentTarget }) => put(currentTarget.value)}
       />
-      {wrong && <span class="bad small">{wrong}</span>}
+      {refused && <span class="bad small">{refused.why}</span>}
     </label>
   );
 }

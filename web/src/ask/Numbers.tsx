@@ -14,26 +14,30 @@ interface Props {
   readonly onChange: (value: Tensor | undefined) => void;
 }
 
+/** What a person gave: a text, unless it was a file; a tensor, unless it is none; and why it is none. */
+interface Given {
+  readonly text: string | undefined;
+  readonly value: Tensor | undefined;
+  readonly wrong: string;
+}
+
 /** A tensor with more numbers is not shown as lists. */
 const MOST_NUMBERS = 1024;
 
 /** Takes lists or a file, the batch as the outermost axis. */
 export function Numbers({ spec, value, onChange }: Props): preact.JSX.Element {
-  const [typed, setTyped] = useState<{ text: string; value?: Tensor } | undefined>(undefined);
-  const [wrong, setWrong] = useState("");
-  const isTyped = typed !== undefined && typed.value === value;
+  const [given, setGiven] = useState<Given | undefined>(undefined);
+  const now = given?.value === value ? given : undefined;
   const own = value && value.data.length <= MOST_NUMBERS ? toLists(value) : "";
   const take = (read: () => Tensor, text?: string): void => {
-    setTyped(text === undefined ? undefined : { text });
+    let next: Given = { text: text ?? now?.text, value: text === undefined ? value : undefined, wrong: "" };
     try {
-      const found = read();
-      onChange(found);
-      if (text !== undefined) setTyped({ text, value: found });
-      setWrong("");
+      next = { ...next, text, value: read() };
     } catch (failure) {
-      onChange(undefined);
-      setWrong(failure instanceof Error ? failure.message : String(failure));
+      next = { ...next, wrong: failure instanceof Error ? failure.message : String(failure) };
     }
+    setGiven(next);
+    if (next.value !== value) onChange(next.value);
   };
   return (
     <div class="numbers">
@@ -44,15 +48,15 @@ export function Numbers({ spec, value, onChange }: Props): preact.JSX.Element {
         <textarea
           class="mono"
           rows={4}
-          value={isTyped ? typed.text : own}
-          aria-invalid={isTyped && wrong !== ""}
+          value={now?.text ?? own}
+          aria-invalid={Boolean(now?.wrong)}
           onInput={({ currentTarget: { value: text } }) => take(() => fromLists(text, spec.dataType), text)}
         />
       </label>
       <div class="actions">
         <FileButton
           accept=".npy"
-          onOpen={([file]) => void file?.arrayBuffer().then((bytes) => take(() => fromNpy(bytes)))}
+          onOpen={([file]) => void file?.arrayBuffer().then((bytes) => take(() => fromNpy(bytes, spec.dataType)))}
         >
           NPY file
         </FileButton>
@@ -63,9 +67,9 @@ export function Numbers({ spec, value, onChange }: Props): preact.JSX.Element {
           </span>
         )}
       </div>
-      {isTyped && wrong && (
+      {now?.wrong && (
         <p class="problem" role="alert">
-          {wrong}
+          {now.wrong}
         </p>
       )}
     </div>

@@ -4,7 +4,7 @@ import { DataType, tensor, type Tensor } from "@cutaway/client";
 import { dump, parse } from "npyjs";
 import { sizeOf } from "../measures/numbers.js";
 import { exact } from "../pictures/text.js";
-import { type InputSpec, oneExample } from "./ways.js";
+import { FLOATING, type InputSpec, oneExample } from "./ways.js";
 
 type Nested = number | boolean | readonly Nested[];
 
@@ -29,7 +29,12 @@ const TYPES = [
  */
 export function numbers(values: readonly number[], shape: readonly number[], type: DataType): Tensor {
   const [own, , Kind] = TYPES.find(([each]) => each === type) ?? TYPES[0];
-  if (Kind === Float32Array || Kind === Float64Array) return tensor(Kind.from(values), shape, own);
+  if (Kind === Float32Array || Kind === Float64Array) {
+    const data = Kind.from(values);
+    const large = values.find((each, at) => Number.isFinite(each) && !Number.isFinite(data[at]));
+    if (large !== undefined) throw new Error(`${large} is too large for ${DataType[own].toLowerCase()}`);
+    return tensor(data, shape, own);
+  }
   const whole = own === DataType.BOOL ? values.map((each) => Number(each !== 0)) : values;
   const wrong = whole.find((each) => !Number.isSafeInteger(each));
   if (wrong !== undefined) throw new Error(`${wrong} is no whole number, or a larger one than lists can hold`);
@@ -71,7 +76,7 @@ export function elements({ data }: Tensor): number[] {
 export function fromLists(text: string, type: DataType): Tensor {
   const lines = text.trim().split("\n");
   const rows = lines.map((line) => `[${line.trim().replace(/[\s,;]+/g, ",")}]`);
-  const nested = JSON.parse(text.trim().startsWith("[") ? text : `[${rows.join()}]`) as Nested;
+  const nested = parsed(() => JSON.parse(text.trim().startsWith("[") ? text : `[${rows.join()}]`) as Nested, LISTS);
   const shape = shapeOf(nested);
   return numbers(([nested] as unknown[]).flat(Infinity).map(Number), shape, type);
 }
@@ -85,23 +90,30 @@ function shapeOf(nested: Nested): number[] {
 }
 
 /**
- * Reads an NPY file.
+ * Reads an NPY file; floating numbers in the floating type that an input has.
  *
  * @throws Error that says what is wrong.
  */
-export function fromNpy(file: ArrayBuffer): Tensor {
-  const { data, shape, dtype, fortranOrder } = parsed(file);
-  const [own, , Kind] = TYPES.find(([, each]) => each === dtype) ?? [];
-  if (Kind === undefined) throw new Error(`numbers of the type ${dtype} are not read here`);
+export function fromNpy(file: ArrayBuffer, type: DataType): Tensor {
+  const { data, shape, dtype, fortranOrder } = parsed(() => parse(file), "this is no NPY file that can be read here");
+  const [own] = TYPES.find(([, each]) => each === dtype) ?? [];
+  if (own === undefined) throw new Error(`numbers of the type ${dtype} are not read here`);
   if (fortranOrder) throw new Error("the file is in Fortran's order; save numpy.ascontiguousarray");
-  return tensor(Array.isArray(data) ? Uint8Array.from(data) : (data as Tensor["data"]), shape, own);
+  const read = tensor(Array.isArray(data) ? Uint8Array.from(data) : (data as Tensor["data"]), shape, own);
+  return isFloating(own) && isFloating(type) ? numbers(elements(read), shape, type) : read;
 }
 
-function parsed(file: ArrayBuffer): ReturnType<typeof parse> {
+function isFloating(type: DataType): boolean {
+  return type !== DataType.UNSPECIFIED && FLOATING.includes(type);
+}
+
+const LISTS = "this is no list of numbers such as [[0, 1], [2, 3]], nor lines of numbers";
+
+function parsed<T>(read: () => T, problem: string): T {
   try {
-    return parse(file);
+    return read();
   } catch (failure) {
-    throw new Error(`this is no NPY file that can be read here: ${String(failure)}`, { cause: failure });
+    throw new Error(problem, { cause: failure });
   }
 }
 

@@ -27,11 +27,12 @@ const bytes = (hex: string): Uint8Array<ArrayBuffer> =>
 
 describe("arrays", () => {
   it("reads and writes NPY files as numpy does", () => {
-    const read = fromNpy(bytes(NPY).buffer);
+    const read = fromNpy(bytes(NPY).buffer, DataType.UNSPECIFIED);
     expect([...read.data]).toEqual([0, 1, 2, 3, 4, 5]);
     expect(read.shape).toEqual([2, 3]);
-    expect(fromNpy(toNpy(read).buffer)).toEqual(read);
-    expect(() => fromNpy(new ArrayBuffer(20))).toThrow("no NPY file");
+    expect(fromNpy(toNpy(read).buffer, DataType.FLOAT32)).toEqual(read);
+    expect(fromNpy(bytes(NPY).buffer, DataType.FLOAT64).data).toEqual(Float64Array.of(0, 1, 2, 3, 4, 5));
+    expect(() => fromNpy(new ArrayBuffer(20), DataType.FLOAT32)).toThrow("no NPY file");
   });
 
   it("reads nested lists in the type that the model takes", () => {
@@ -40,6 +41,8 @@ describe("arrays", () => {
     expect(elements(fromLists("[[0.5, true]]", DataType.UNSPECIFIED))).toEqual([0.5, 1]);
     expect(() => fromLists("[[1], [2, 3]]", DataType.FLOAT32)).toThrow("differ in length");
     expect(() => fromLists('[["a"]]', DataType.FLOAT32)).toThrow("numbers only");
+    expect(() => fromLists("hello", DataType.FLOAT32)).toThrow("no list of numbers");
+    expect(() => fromLists("[1e39]", DataType.FLOAT32)).toThrow("too large for float32");
   });
 });
 

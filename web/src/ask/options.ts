@@ -17,6 +17,8 @@ export interface Option {
   readonly choices?: readonly string[];
   /** Whether the contract has no default for it. */
   readonly required?: boolean;
+  /** Whether a number is a whole one, from 0 on. */
+  readonly whole?: boolean;
 }
 
 /** How a field is set. */
@@ -41,6 +43,8 @@ const BY_SCALAR: Readonly<Partial<Record<ScalarType, Way>>> = {
   [ScalarType.STRING]: { kind: "layer", required: true },
   [ScalarType.BOOL]: { kind: "boolean" },
 };
+
+const WHOLE = [ScalarType.UINT32, ScalarType.UINT64, ScalarType.INT32, ScalarType.INT64];
 
 /** Baselines of the methods that draw from several: for others, one number. */
 const SAMPLES: Way = { kind: "tensor", label: "baselines", below: ["byInput", "*", "distribution"], required: true };
@@ -67,7 +71,8 @@ function wayOf(field: DescField): Way {
   if (named) return named;
   if (field.fieldKind === "enum")
     return { kind: "choice", choices: field.enum.values.slice(1).map(({ name }) => name) };
-  return field.fieldKind === "scalar" ? (BY_SCALAR[field.scalar] ?? { kind: "number" }) : { kind: "json" };
+  if (field.fieldKind !== "scalar") return { kind: "json" };
+  return BY_SCALAR[field.scalar] ?? { kind: "number", whole: WHOLE.includes(field.scalar) };
 }
 
 /** Returns the options of a method for a model: those of an input once for each. */
