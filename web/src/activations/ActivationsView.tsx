@@ -3,6 +3,7 @@
 import { useMemo, useState } from "preact/hooks";
 import { HookPoint, type ModelDetail } from "@cutaway/client";
 import type { CaptureRequest } from "@cutaway/contract/capture_pb";
+import { Button } from "../app/controls.js";
 import { Empty, Panel } from "../app/parts.js";
 import { Channels } from "./Channels.js";
 import { axesAt, gradientAt, strongestText } from "./places.js";
@@ -51,14 +52,8 @@ export function ActivationsView({ asked, row, ask }: ViewProps): preact.JSX.Elem
     <div class="activations">
       <Panel id="captured" title="Captured">
         <div class="tools">
-          <button class="quiet" onClick={everyLayer}>
-            Capture every layer
-          </button>
-          {missing.length > 0 && (
-            <button class="quiet" onClick={rank}>
-              Which parts matter most?
-            </button>
-          )}
+          <Button text="Capture every layer" class="quiet" onClick={everyLayer} />
+          {missing.length > 0 && <Button text="Which parts matter most?" class="quiet" onClick={rank} />}
         </div>
         <ul class="captured" aria-label="Places">
           {captured.map(({ name, tensor }) => (

@@ -5,7 +5,7 @@ import { HookPoint } from "@cutaway/client";
 import { canChange, type CapturedProps, effectOf, gradientAt, type Order } from "./places.js";
 import { ordered, ORDERS, partText, tokensOf } from "./places.js";
 import { ChannelGrid } from "./ChannelGrid.js";
-import { Choice, Pager, Slider } from "../app/controls.js";
+import { Button, Choice, Pager, Slider } from "../app/controls.js";
 import { placeAt } from "../edits/edit.js";
 import { tryWithout } from "../edits/live.js";
 import { layoutOf, placeOf, planeOf } from "../measures/layout.js";
@@ -89,13 +89,14 @@ export function Channels({ asked, row, ask, captured, part, axes }: CapturedProp
             values={plane.values}
             width={plane.shape[1] ?? 1}
             pixels={pixelsOf(plane.values, scale)}
-            {...(square ? { nameOf: (x: number, y: number) => `${tokens[y] ?? ""} looks at ${tokens[x] ?? ""}` } : {})}
+            nameOf={square ? (x, y) => `${tokens[y] ?? ""} looks at ${tokens[x] ?? ""}` : undefined}
           />
           <Statistics values={plane.values} />
           {whole && (
-            <button onClick={() => tryWithout(placeAt(captured), placeOf(part, large))}>
-              What happens without it?
-            </button>
+            <Button
+              text="What happens without it?"
+              onClick={() => tryWithout(placeAt(captured), placeOf(part, large))}
+            />
           )}
         </figure>
       </div>

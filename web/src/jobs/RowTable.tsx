@@ -5,6 +5,7 @@ import { Heads } from "../app/parts.js";
 import { Pager } from "../app/controls.js";
 import { isImage, pictureOf } from "../explanations/backgrounds.js";
 import { VerdictBadge, shownAs } from "../explanations/verdicts.js";
+import { Canvas } from "../pictures/Canvas.js";
 import { percent } from "../pictures/text.js";
 import { sizeOf } from "../measures/numbers.js";
 import { type Column, columnsOf, type JobFolder, sizesOf, tensorIn, useCells } from "./folder.js";
@@ -79,14 +80,5 @@ function Preview({ row, column }: { row: Row; column: Column }): preact.JSX.Elem
   }
   const part = tensorIn(cells, column);
   if (part === undefined || !isImage(part)) return null;
-  const { pixels, width, height } = pictureOf(part);
-  return (
-    <canvas
-      class="preview"
-      aria-hidden="true"
-      width={width}
-      height={height}
-      ref={(drawn) => drawn?.getContext("2d")?.putImageData(new ImageData(pixels, width, height), 0, 0)}
-    />
-  );
+  return <Canvas class="preview" aria-hidden="true" {...pictureOf(part)} />;
 }

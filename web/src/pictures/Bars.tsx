@@ -1,6 +1,7 @@
 /** Named numbers as bars, to the left or the right of zero. */
 
-import { save, svgOf } from "./saving.js";
+import { Button } from "../app/controls.js";
+import { saveSvg } from "./saving.js";
 import { short } from "./text.js";
 import "./pictures.css";
 
@@ -26,39 +27,51 @@ interface Props {
   readonly ticks?: readonly number[];
 }
 
+/** Where a bar begins and how long it is, from 0 to 100. */
+export type Span = Readonly<{ x: number; width: number }>;
+
+/** Returns the spans of numbers on the scale of all of `values`: from its middle, if one of them is below zero. */
+export function spansOf(
+  values: readonly number[],
+  lengthOf?: Props["lengthOf"],
+): (value: number, begin?: number) => Span {
+  const most = Math.max(...values.map(Math.abs).filter(Number.isFinite), 1e-30);
+  const zero = values.some((value) => value < 0) ? 50 : 0;
+  const length = (value: number): number =>
+    Number.isFinite(value) ? (100 - zero) * (lengthOf?.(value) ?? Math.abs(value) / most) : 0;
+  return (value, begin = 0) => {
+    const width = length(value);
+    return { x: value < 0 ? zero - width : zero || (begin && length(begin)), width };
+  };
+}
+
 /** Shows the bars. */
 export function Bars({ bars, lengthOf, textOf = short, paths = false, ticks = [] }: Props): preact.JSX.Element {
-  const most = Math.max(...bars.map(({ value }) => Math.abs(value)).filter(Number.isFinite), 1e-30);
-  const length = lengthOf ?? ((value: number): number => Math.abs(value) / most);
-  const part = (value: number): number => (Number.isFinite(value) ? length(value) : 0);
-  const signed = bars.some(({ value }) => value < 0);
-  const places = bars.map(({ value, begin }): [number, number] => {
-    const width = (signed ? 50 : 100) * part(value);
-    return [signed ? (value < 0 ? 50 - width : 50) : begin ? 100 * part(begin) : 0, width];
-  });
+  const spanOf = spansOf(
+    bars.map(({ value }) => value),
+    lengthOf,
+  );
+  const drawn = bars.map((bar) => ({ ...bar, text: textOf(bar.value), span: spanOf(bar.value, bar.begin) }));
   return (
     <div class="savable">
-      <table class={signed ? "named-bars signed" : "named-bars"}>
+      <table class="named-bars">
         <tbody>
-          {bars.map(({ name, value, about }, index) => {
-            const [begin = 0, width = 0] = places[index] ?? [];
-            return (
-              <tr key={index} class={value < 0 ? "negative" : ""}>
-                <th scope="row" title={name} class={paths ? "path" : ""}>
-                  <bdi>{name}</bdi>
-                  {about && <span class="muted small">{about}</span>}
-                </th>
-                <td class="bar">
-                  <svg viewBox="0 0 100 1" preserveAspectRatio="none" aria-hidden="true">
-                    <rect x={begin} width={width} height={1} />
-                  </svg>
-                </td>
-                <td class="number" data-value={value}>
-                  {textOf(value)}
-                </td>
-              </tr>
-            );
-          })}
+          {drawn.map(({ name, value, about, text, span }, index) => (
+            <tr key={index} class={value < 0 ? "negative" : ""}>
+              <th scope="row" title={name} class={paths ? "path" : ""}>
+                <bdi>{name}</bdi>
+                {about && <span class="muted small">{about}</span>}
+              </th>
+              <td class="bar">
+                <svg viewBox="0 0 100 1" preserveAspectRatio="none" aria-hidden="true">
+                  <rect {...span} height={1} />
+                </svg>
+              </td>
+              <td class="number" data-value={value}>
+                {text}
+              </td>
+            </tr>
+          ))}
         </tbody>
         {ticks.length > 0 && (
           <tfoot aria-hidden="true">
@@ -66,7 +79,7 @@ export function Bars({ bars, lengthOf, textOf = short, paths = false, ticks = []
               <td />
               <td class="ticks">
                 {ticks.map((tick) => (
-                  <span key={tick} style={{ insetInlineStart: `${100 * part(tick)}%` }}>
+                  <span key={tick} style={{ insetInlineStart: `${spanOf(tick).width}%` }}>
                     {short(tick)}
                   </span>
                 ))}
@@ -75,13 +88,41 @@ export function Bars({ bars, lengthOf, textOf = short, paths = false, ticks = []
           </tfoot>
         )}
       </table>
-      <button
+      <Button
         class="save quiet small"
         title="Save the bars"
-        onClick={() => save("bars.svg", svgOf(bars, places, textOf))}
-      >
-        SVG
-      </button>
+        text="SVG"
+        onClick={() => saveSvg("bars", <Saved bars={drawn} />)}
+      />
     </div>
+  );
+}
+
+/** The size of a bar in a saved picture, and of the texts on both sides, in pixels. */
+const [ROW, LABEL, BAR, NUMBER] = [20, 200, 320, 100] as const;
+
+type Drawn = Named & Readonly<{ text: string; span: Span }>;
+
+/** The bars as a picture of their own, in the light theme's colours. */
+function Saved({ bars }: { bars: readonly Drawn[] }): preact.JSX.Element {
+  const positive = bars.some(({ value }) => value < 0) ? "#c1423c" : "#0f6e73";
+  return (
+    <svg width={LABEL + BAR + NUMBER} height={ROW * bars.length} font-family="sans-serif" font-size={12}>
+      {bars.map(({ name, value, text, span: { x, width } }, index) => [
+        <text x={LABEL - 8} y={index * ROW + 14} text-anchor="end">
+          {name}
+        </text>,
+        <rect
+          x={LABEL + (BAR * x) / 100}
+          y={index * ROW + 4}
+          width={(BAR * width) / 100}
+          height={ROW - 8}
+          fill={value < 0 ? "#2f79b5" : positive}
+        />,
+        <text x={LABEL + BAR + 8} y={index * ROW + 14}>
+          {text}
+        </text>,
+      ])}
+    </svg>
   );
 }

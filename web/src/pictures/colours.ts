@@ -43,8 +43,11 @@ export function pixelsOf(values: ArrayLike<number>, { kind, least, most }: Scale
 }
 
 /** Returns the picture of an image [channels, height, width] with one or three channels, from its darkest to its brightest. */
-export function imageOf(values: ArrayLike<number>, channels: number): Uint8ClampedArray<ArrayBuffer> {
-  const { least, most } = statisticsOf(values);
+export function imageOf(
+  values: ArrayLike<number>,
+  channels: number,
+  { least, most }: Pick<Scale, "least" | "most"> = statisticsOf(values),
+): Uint8ClampedArray<ArrayBuffer> {
   const size = values.length / channels;
   const pixels = new Uint8ClampedArray(4 * size);
   for (let index = 0; index < size; index++) {
@@ -55,38 +58,6 @@ export function imageOf(values: ArrayLike<number>, channels: number): Uint8Clamp
     pixels[4 * index + 3] = 255;
   }
   return pixels;
-}
-
-/** Returns the picture of some numbers over another of the same size, which it covers by `opacity`, from 0 to 1. */
-export function laidOver(
-  values: ArrayLike<number>,
-  scale: Scale,
-  lower: Uint8ClampedArray,
-  opacity: number,
-): Uint8ClampedArray<ArrayBuffer> {
-  const upper = pixelsOf(values, scale);
-  return Uint8ClampedArray.from(lower, (below, index) => below + ((upper[index] ?? 0) - below) * opacity);
-}
-
-/** Returns numbers [height, width] as many times larger as a picture needs: each is repeated. */
-export function enlarged(
-  values: ArrayLike<number>,
-  [height, width]: readonly [number, number],
-  [toHeight, toWidth]: readonly [number, number],
-): Float64Array {
-  const found = new Float64Array(toHeight * toWidth);
-  for (let index = 0; index < found.length; index++) {
-    const y = Math.floor((Math.floor(index / toWidth) * height) / toHeight);
-    const x = Math.floor(((index % toWidth) * width) / toWidth);
-    found[index] = values[y * width + x] ?? Number.NaN;
-  }
-  return found;
-}
-
-/** Returns a picture, four bytes a pixel, as many times larger as another one needs. */
-export function enlargedPicture({ pixels, height, width }: Pixels, size: readonly [number, number]): Uint8ClampedArray {
-  const colours = enlarged(new Uint32Array(pixels.buffer), [height, width], size);
-  return new Uint8ClampedArray(Uint32Array.from(colours).buffer);
 }
 
 /** A picture, four bytes a pixel. */
