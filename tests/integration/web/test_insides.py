@@ -67,10 +67,24 @@ def colours(inspector: Inspector, canvas: str, number: int = 0) -> Any:
 
 def seen(inspector: Inspector, picture: str, shape: tuple[int, ...]) -> Any:
     """The colours in the middle of the pixels of a picture on the screen."""
-    with PIL.Image.open(BytesIO(inspector.page.locator(picture).first.screenshot())) as image:
-        screen = np.asarray(image.convert("RGB"))
+    screen = pixels(BytesIO(inspector.page.locator(picture).first.screenshot()))
     rows, columns = ((np.arange(size) + 0.5) * length / size for size, length in zip(shape, screen.shape))
     return screen[np.ix_(rows.astype(int), columns.astype(int))]
+
+
+def saved(inspector: Inspector, button: str, folder: Path) -> Path:
+    """The file that a button saves."""
+    with inspector.page.expect_download() as download:
+        inspector.page.click(button)
+    file = folder / download.value.suggested_filename
+    download.value.save_as(file)
+    return file
+
+
+def pixels(file: Path | BytesIO) -> Any:
+    """The pixels of a PNG file, [height, width, red green blue]."""
+    with PIL.Image.open(file) as image:
+        return np.asarray(image.convert("RGB"))
 
 
 def drawn(inspector: Inspector, values: Any, bound: float) -> Any:
@@ -125,26 +139,25 @@ def test_the_grid_is_the_channels(answered: Inspector, expected: ca.Inspection) 
 
 
 def test_pictures_are_saved(answered: Inspector, tmp_path: Path) -> None:
-    """A picture as PNG, each number a square of its colour; bars as SVG, with their labels and numbers."""
+    """A picture as PNG, each number a square of its colour; a grid and an overlay as they are on the screen; bars as
+    SVG, with their labels and numbers."""
     answered.go("Activations")
-    answered.page.hover(".large canvas")
-    with answered.page.expect_download() as download:
-        answered.page.click(".large .save")
-    download.value.save_as(tmp_path / "channel.png")
+    picture = pixels(saved(answered, ".large .save", tmp_path))
     shown = colours(answered, ".large canvas")
-    with PIL.Image.open(tmp_path / "channel.png") as image:
-        saved = np.asarray(image.convert("RGB"))
-    zoom = saved.shape[0] // shown.shape[0]
+    zoom = picture.shape[0] // shown.shape[0]
     assert zoom > 1
-    assert np.array_equal(saved, shown.repeat(zoom, 0).repeat(zoom, 1))
+    assert np.array_equal(picture, shown.repeat(zoom, 0).repeat(zoom, 1))
+    grid = pixels(saved(answered, ".channels > div .save", tmp_path))
+    place = "(tile) => [tile.offsetTop - tile.parentElement.offsetTop, tile.offsetLeft - tile.parentElement.offsetLeft]"
+    top, left = answered.page.eval_on_selector(".grid label:nth-child(6)", place)
+    tile = grid[top : top + 64, left : left + 64]
+    assert np.array_equal(tile, colours(answered, ".grid canvas", 5).repeat(8, 0).repeat(8, 1))
+    answered.go("Explanations")
+    overlay = pixels(saved(answered, ".explanation .save >> nth=0", tmp_path))
+    assert near(overlay[16::32, 16::32], seen(answered, ".explanation .frame", (8, 8)))
     answered.go("Ask")
-    answered.page.hover(".prediction table")
-    with answered.page.expect_download() as download:
-        answered.page.click(".prediction .save")
-    download.value.save_as(tmp_path / "bars.svg")
-    texts = [
-        each.text or "" for each in ElementTree.parse(tmp_path / "bars.svg").getroot() if each.tag.endswith("text")
-    ]
+    bars = saved(answered, ".prediction .save", tmp_path)
+    texts = [each.text or "" for each in ElementTree.parse(bars).iter("{http://www.w3.org/2000/svg}text")]
     assert texts[::2] == answered.texts(".prediction th")
     assert texts[1::2] == answered.texts(".prediction td.number")
 

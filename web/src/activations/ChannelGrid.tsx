@@ -81,7 +81,7 @@ function Tile({ part, index, scale, onPoint }: TileProps): preact.JSX.Element {
 /** Saves the pictures and their texts where they are on the screen. */
 function saveGrid(grid: HTMLElement): void {
   const { left, top, width, height } = grid.getBoundingClientRect();
-  savePng("channels", { width, height, scale: Math.max(1, Math.round(devicePixelRatio)) }, (context) => {
+  savePng("channels", [width, height], Math.max(1, Math.round(devicePixelRatio)), (context) => {
     const { color, fontFamily } = getComputedStyle(grid);
     context.fillStyle = color;
     context.font = `11px ${fontFamily}`;

@@ -19,7 +19,7 @@ export function Sequence({ asked, row, part, captured, axes }: CapturedProps): p
   const [first, setFirst] = useState(0);
   const { least, most } = statisticsOf(part.values);
   const largest = Math.max(Math.abs(least), Math.abs(most)) || 1;
-  const [chosen, choose] = useState<readonly number[] | undefined>(undefined);
+  const [chosen, choose] = useState<readonly number[]>([]);
   const layout = layoutOf(part.shape);
   const rows = layout.kind === "rows" ? layout.rows : 1;
   const tokens = tokensOf(asked, row);
@@ -28,6 +28,11 @@ export function Sequence({ asked, row, part, captured, axes }: CapturedProps): p
   const textOf = (index: number, axis: number): string =>
     (axis === 0 && !vector && tokens.length === rows && tokens[index]) || `${axes[axis] ?? ""} ${index}`;
   const placeOf = (x: number, y: number): number[] => (vector ? [y * width + x] : [y, x]);
+  const without = (axis: number): void => {
+    const at = chosen.map((index, each) => (each === axis ? index : undefined));
+    tryWithout(placeAt(captured), at);
+  };
+  const bars = Array.from(part.values.subarray(first, first + PAGE), (value, at) => ({ name: `${first + at}`, value }));
   return (
     <>
       <HeatMap
@@ -39,34 +44,17 @@ export function Sequence({ asked, row, part, captured, axes }: CapturedProps): p
       />
       {canChange(asked, captured) && (
         <div class="tools">
-          {chosen ? (
-            chosen.map((index, axis) => (
-              <button
-                key={axis}
-                onClick={() =>
-                  tryWithout(
-                    placeAt(captured),
-                    chosen.map((_, each) => (each === axis ? index : undefined)),
-                  )
-                }
-              >
-                What happens without <bdi>{textOf(index, axis)}</bdi>?
-              </button>
-            ))
-          ) : (
-            <span class="muted small">Click a place to try what happens without it.</span>
-          )}
+          {chosen.length === 0 && <span class="muted small">Click a place to try what happens without it.</span>}
+          {chosen.map((index, axis) => (
+            <button key={axis} onClick={() => without(axis)}>
+              What happens without <bdi>{textOf(index, axis)}</bdi>?
+            </button>
+          ))}
         </div>
       )}
       {vector && (
         <>
-          <Bars
-            bars={Array.from(part.values.subarray(first, first + PAGE), (value, at) => ({
-              name: `${first + at}`,
-              value,
-            }))}
-            lengthOf={(value) => Math.abs(value) / largest}
-          />
+          <Bars bars={bars} lengthOf={(value) => Math.abs(value) / largest} />
           <Pager first={first} page={PAGE} count={part.values.length} onTurn={setFirst} />
         </>
       )}

@@ -25,7 +25,7 @@ export type Order = keyof typeof ORDERS;
 /** A channel, and the number that it is sorted by; none where it is sorted by its index. */
 export interface Channel {
   readonly index: number;
-  readonly value?: number;
+  readonly value?: number | undefined;
 }
 
 /** Returns the gradient that was captured at an output; undefined if none was. */
@@ -74,8 +74,7 @@ export function canChange(asked: Asked, captured: Captured): boolean {
  */
 export function ordered(part: Part, order: Order, gradient: Part | undefined): Channel[] {
   const channels = Array.from({ length: partsOf(layoutOf(part.shape)) }, (_, index): Channel => {
-    const value = measureOf(planeOf(part, index), order, gradient && planeOf(gradient, index));
-    return { index, ...(value === undefined ? {} : { value }) };
+    return { index, value: measureOf(planeOf(part, index), order, gradient && planeOf(gradient, index)) };
   });
   const size = ({ value = 0 }: Channel): number => (Number.isNaN(value) ? Infinity : Math.abs(value));
   return channels.sort((one, other) => size(other) - size(one) || one.index - other.index);

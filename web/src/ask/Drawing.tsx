@@ -3,15 +3,13 @@
 import { useState } from "preact/hooks";
 import type { Tensor } from "@cutaway/client";
 import { Button, Check } from "../app/controls.js";
-import { imageOf } from "../pictures/colours.js";
+import { GREY, pixelsOf } from "../pictures/colours.js";
 import { Picture } from "../pictures/Picture.js";
 import { ask, row } from "../state/asking.js";
 import { elements, numbers, zeros } from "./arrays.js";
 import type { InputSpec } from "./ways.js";
 
 type Props = Readonly<{ spec: InputSpec; value: Tensor | undefined; onChange: (value: Tensor) => void }>;
-
-const GREY = { least: 0, most: 1 };
 
 /** Lets a person draw, with a pointer or with the arrow keys and the space bar, which also takes away. */
 export function Drawing({ spec, value = zeros(spec), onChange }: Props): preact.JSX.Element {
@@ -34,7 +32,7 @@ export function Drawing({ spec, value = zeros(spec), onChange }: Props): preact.
   return (
     <div class="drawing">
       <div onLostPointerCapture={done}>
-        <Picture label="Drawing" values={drawn} width={width} pixels={imageOf(drawn, 1, GREY)} onPaint={paint} />
+        <Picture label="Drawing" values={drawn} width={width} pixels={pixelsOf(drawn, GREY)} onPaint={paint} />
       </div>
       <div class="actions">
         <Button text="Clear" class="quiet" onClick={() => put(data.fill(0, begin, begin + size))} />

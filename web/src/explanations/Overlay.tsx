@@ -9,13 +9,14 @@ import { type Pixels, pixelsOf, type Scale, scaleOf } from "../pictures/colours.
 import { Legend, Picture } from "../pictures/Picture.js";
 import { signed } from "../pictures/text.js";
 
-const OPACITY = 0.75;
+const START = 0.75;
+const OPACITY = { least: 0, most: 1, step: 0.05 };
 
 type Props = Readonly<{ part: Part; under: Pixels | undefined; label: string }>;
 
 /** Shows the sum over channels; explanation and image are as large as the larger of them. */
 export function Overlay({ part, under, label }: Props): preact.JSX.Element {
-  const [opacity, setOpacity] = useState(OPACITY);
+  const [opacity, setOpacity] = useState(START);
   const { values, width, scale, pixels } = useMemo(() => mapOf(part), [part]);
   return (
     <div class="overlay">
@@ -23,10 +24,7 @@ export function Overlay({ part, under, label }: Props): preact.JSX.Element {
       <p class="small muted extremes">{extremesText(values, width)}</p>
       <div class="tools">
         {under && (
-          <Slider
-            label="Opacity"
-            {...{ value: opacity, least: 0, most: 1, step: 0.05, kind: "opacity small muted", onChange: setOpacity }}
-          />
+          <Slider label="Opacity" kind="opacity small muted" {...OPACITY} value={opacity} onChange={setOpacity} />
         )}
         <Legend scale={scale} />
       </div>

@@ -74,10 +74,8 @@ function previewOf(folder: JobFolder): Column | undefined {
 function Preview({ row, column }: { row: Row; column: Column }): preact.JSX.Element | null {
   const { cells = {} } = useCells(row.line, [column]);
   const cell = cells[column.name];
-  if (typeof cell === "string") return <bdi class="preview">{cell}</bdi>;
-  if (Array.isArray(cell) && typeof cell[0] === "string") {
-    return <bdi class="preview">{cell.slice(0, MOST_TOKENS).join(" ")}</bdi>;
-  }
+  const words = [cell].flat().slice(0, MOST_TOKENS);
+  if (typeof words[0] === "string") return <bdi class="preview">{words.join(" ")}</bdi>;
   const part = tensorIn(cells, column);
   if (part === undefined || !isImage(part)) return null;
   return <Canvas class="preview" aria-hidden="true" {...pictureOf(part)} />;

@@ -27,30 +27,28 @@ interface Props {
   readonly ticks?: readonly number[];
 }
 
-/** Where a bar begins and how long it is, from 0 to 100. */
-export type Span = Readonly<{ x: number; width: number }>;
+/** Where the bar of a number begins and how long it is, from 0 to 100. */
+type SpanOf = (value: number, begin?: number) => { x: number; width: number };
 
 /** Returns the spans of numbers on the scale of all of `values`: from its middle, if one of them is below zero. */
-export function spansOf(
-  values: readonly number[],
-  lengthOf?: Props["lengthOf"],
-): (value: number, begin?: number) => Span {
-  const most = Math.max(...values.map(Math.abs).filter(Number.isFinite), 1e-30);
+export function spansOf(values: readonly number[], lengthOf = inProportionTo(values)): SpanOf {
   const zero = values.some((value) => value < 0) ? 50 : 0;
-  const length = (value: number): number =>
-    Number.isFinite(value) ? (100 - zero) * (lengthOf?.(value) ?? Math.abs(value) / most) : 0;
+  const length = (value: number): number => (Number.isFinite(value) ? (100 - zero) * lengthOf(value) : 0);
   return (value, begin = 0) => {
     const width = length(value);
     return { x: value < 0 ? zero - width : zero || (begin && length(begin)), width };
   };
 }
 
+function inProportionTo(values: readonly number[]): (value: number) => number {
+  const most = Math.max(...values.map(Math.abs).filter(Number.isFinite), 1e-30);
+  return (value) => Math.abs(value) / most;
+}
+
 /** Shows the bars. */
 export function Bars({ bars, lengthOf, textOf = short, paths = false, ticks = [] }: Props): preact.JSX.Element {
-  const spanOf = spansOf(
-    bars.map(({ value }) => value),
-    lengthOf,
-  );
+  const values = bars.map(({ value }) => value);
+  const spanOf = spansOf(values, lengthOf);
   const drawn = bars.map((bar) => ({ ...bar, text: textOf(bar.value), span: spanOf(bar.value, bar.begin) }));
   return (
     <div class="savable">
@@ -101,28 +99,26 @@ export function Bars({ bars, lengthOf, textOf = short, paths = false, ticks = []
 /** The size of a bar in a saved picture, and of the texts on both sides, in pixels. */
 const [ROW, LABEL, BAR, NUMBER] = [20, 200, 320, 100] as const;
 
-type Drawn = Named & Readonly<{ text: string; span: Span }>;
+type Drawn = Named & Readonly<{ text: string; span: ReturnType<SpanOf> }>;
 
 /** The bars as a picture of their own, in the light theme's colours. */
 function Saved({ bars }: { bars: readonly Drawn[] }): preact.JSX.Element {
   const positive = bars.some(({ value }) => value < 0) ? "#c1423c" : "#0f6e73";
   return (
     <svg width={LABEL + BAR + NUMBER} height={ROW * bars.length} font-family="sans-serif" font-size={12}>
-      {bars.map(({ name, value, text, span: { x, width } }, index) => [
-        <text x={LABEL - 8} y={index * ROW + 14} text-anchor="end">
-          {name}
-        </text>,
-        <rect
-          x={LABEL + (BAR * x) / 100}
-          y={index * ROW + 4}
-          width={(BAR * width) / 100}
-          height={ROW - 8}
-          fill={value < 0 ? "#2f79b5" : positive}
-        />,
-        <text x={LABEL + BAR + 8} y={index * ROW + 14}>
-          {text}
-        </text>,
-      ])}
+      {bars.map(({ name, value, text, span }, index) => (
+        <g key={index} transform={`translate(${LABEL} ${index * ROW})`}>
+          <text x={-8} y={14} text-anchor="end">
+            {name}
+          </text>
+          <svg width={BAR} height={ROW} viewBox={`0 0 100 ${ROW}`} preserveAspectRatio="none">
+            <rect {...span} y={4} height={ROW - 8} fill={value < 0 ? "#2f79b5" : positive} />
+          </svg>
+          <text x={BAR + 8} y={14}>
+            {text}
+          </text>
+        </g>
+      ))}
     </svg>
   );
 }

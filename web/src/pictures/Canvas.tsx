@@ -4,11 +4,10 @@ import { useLayoutEffect, useRef } from "preact/hooks";
 import type { ComponentProps, TargetedPointerEvent } from "preact";
 import type { Pixels } from "./colours.js";
 
-type Props = Omit<ComponentProps<"canvas">, "ref" | keyof Pixels> &
-  Pixels & {
-    /** Takes the pixel that a pointer moves over, or is pressed at. */
-    readonly onPoint?: (x: number, y: number, event: TargetedPointerEvent<HTMLCanvasElement>) => void;
-  };
+/** Takes the pixel that a pointer moves over, or is pressed at. */
+export type OnPoint = (x: number, y: number, event: TargetedPointerEvent<HTMLCanvasElement>) => void;
+
+type Props = Pixels & Omit<ComponentProps<"canvas">, "ref" | keyof Pixels> & { readonly onPoint?: OnPoint };
 
 /** Draws the pixels; its size on the screen is that of its style. */
 export function Canvas({ pixels, width, height, onPoint, ...others }: Props): preact.JSX.Element {

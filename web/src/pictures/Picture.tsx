@@ -1,9 +1,8 @@
 /** Numbers as a picture, a pixel each, with what its colours mean; a pointer or the arrow keys tell the number at a place. */
 
 import { useMemo, useRef, useState } from "preact/hooks";
-import type { TargetedPointerEvent } from "preact";
 import { Button } from "../app/controls.js";
-import { Canvas } from "./Canvas.js";
+import { Canvas, type OnPoint } from "./Canvas.js";
 import { pixelsOf, scaleOf, type Pixels, type Scale } from "./colours.js";
 import { savePng } from "./saving.js";
 import { short } from "./text.js";
@@ -36,23 +35,11 @@ const MOST_SCALE = 48;
 /** The most pixels along one side that every browser draws. */
 const MOST_PIXELS = 32_767;
 
-const STEPS: Readonly<Record<string, readonly [number, number]>> = {
-  ArrowLeft: [-1, 0],
-  ArrowRight: [1, 0],
-  ArrowUp: [0, -1],
-  ArrowDown: [0, 1],
-};
+const STEPS: Record<string, number[]> = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
 
 /** Shows the picture with crisp pixels. */
-export function Picture({
-  label,
-  values,
-  width,
-  pixels,
-  under,
-  opacity = 1,
-  ...props
-}: PictureProps): preact.JSX.Element {
+export function Picture(props: PictureProps): preact.JSX.Element {
+  const { label, values, width, pixels, under, opacity = 1 } = props;
   const { nameOf = (x, y) => `row ${y}, column ${x}`, onChoose, onPaint, rowHeight } = props;
   const frame = useRef<HTMLDivElement>(null);
   const [last, setLast] = useState(0);
@@ -68,17 +55,13 @@ export function Picture({
     if (to < values.length) setLast(to);
     return to;
   };
-  const point = (
-    toX: number,
-    toY: number,
-    { type, pointerId, currentTarget }: TargetedPointerEvent<HTMLElement>,
-  ): void => {
+  const point: OnPoint = (toX, toY, { type, pointerId, currentTarget }) => {
     const to = move(toX, toY);
     if (onPaint && type === "pointerdown") currentTarget.setPointerCapture(pointerId);
     if (currentTarget.hasPointerCapture(pointerId)) onPaint?.(to, false);
   };
   const press = (event: KeyboardEvent): void => {
-    const [byX, byY] = STEPS[event.key] ?? [0, 0];
+    const [byX = 0, byY = 0] = STEPS[event.key] ?? [];
     if (byX || byY) move(x + byX, y + byY);
     else if (onPaint && event.key === " ") onPaint(at, true);
     else if (onChoose && event.key === "Enter" && !event.ctrlKey) onChoose(x, y);
@@ -86,7 +69,7 @@ export function Picture({
     event.preventDefault();
   };
   const saved = (): void =>
-    savePng(label, { width: columns, height: rows, scale }, (context) => {
+    savePng(label, [columns, rows], scale, (context) => {
       for (const canvas of frame.current?.querySelectorAll("canvas") ?? []) {
         context.globalAlpha = Number(canvas.style.opacity || 1);
         context.drawImage(canvas, 0, 0, columns, rows);

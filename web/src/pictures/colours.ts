@@ -1,11 +1,11 @@
-/** Colour scales: what colour a number has. Both can be told apart by colour-blind people. */
+/** Colour scales: what colour a number has. Colour-blind people can tell all of them apart. */
 
 import { interpolateRdBu, interpolateViridis } from "d3-scale-chromatic";
 import { statisticsOf } from "../measures/statistics.js";
 
 /** A scale: signed ones are symmetric around zero. */
 export interface Scale {
-  readonly kind: "signed" | "plain";
+  readonly kind: keyof typeof TABLES;
   readonly least: number;
   readonly most: number;
 }
@@ -16,9 +16,13 @@ const STEPS = 257; // odd, so that zero has the middle one
 const NOT_FINITE = packed([255, 0, 200]);
 
 const TABLES = {
-  signed: tableOf((part) => interpolateRdBu(1 - part)),
-  plain: tableOf(interpolateViridis),
+  signed: tableOf((part) => parsed(interpolateRdBu(1 - part))),
+  plain: tableOf((part) => parsed(interpolateViridis(part))),
+  grey: tableOf((part) => [255 * part, 255 * part, 255 * part]),
 };
+
+/** Black to white, from 0 to 1. */
+export const GREY: Scale = { kind: "grey", least: 0, most: 1 };
 
 /** Returns the scale that shows all of some numbers: a signed one, if any is below zero. */
 export function scaleOf(values: ArrayLike<number>, signed = false): Scale {
@@ -43,11 +47,8 @@ export function pixelsOf(values: ArrayLike<number>, { kind, least, most }: Scale
 }
 
 /** Returns the picture of an image [channels, height, width] with one or three channels, from its darkest to its brightest. */
-export function imageOf(
-  values: ArrayLike<number>,
-  channels: number,
-  { least, most }: Pick<Scale, "least" | "most"> = statisticsOf(values),
-): Uint8ClampedArray<ArrayBuffer> {
+export function imageOf(values: ArrayLike<number>, channels: number): Uint8ClampedArray<ArrayBuffer> {
+  const { least, most } = statisticsOf(values);
   const size = values.length / channels;
   const pixels = new Uint8ClampedArray(4 * size);
   for (let index = 0; index < size; index++) {
@@ -67,8 +68,8 @@ export interface Pixels {
   readonly width: number;
 }
 
-function tableOf(colour: (part: number) => string): Uint32Array {
-  return Uint32Array.from({ length: STEPS }, (_, step) => packed(parsed(colour(step / (STEPS - 1)))));
+function tableOf(colour: (part: number) => readonly number[]): Uint32Array {
+  return Uint32Array.from({ length: STEPS }, (_, step) => packed(colour(step / (STEPS - 1))));
 }
 
 /** Returns an opaque colour as a canvas has it: four bytes at once, the least first, as every browser's machine has them. */

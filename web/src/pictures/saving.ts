@@ -12,19 +12,10 @@ export function save(name: string, content: Uint8Array | string | Blob): void {
   setTimeout(() => URL.revokeObjectURL(url), 60_000);
 }
 
-interface Size {
-  readonly width: number;
-  readonly height: number;
-  /** How many pixels of the file each of them has along a side. */
-  readonly scale: number;
-}
+type Draw = (context: OffscreenCanvasRenderingContext2D) => void;
 
-/** Saves what `draw` draws, with crisp pixels. */
-export function savePng(
-  name: string,
-  { width, height, scale }: Size,
-  draw: (context: OffscreenCanvasRenderingContext2D) => void,
-): void {
+/** Saves what is drawn into an area, each pixel of it as a square of `scale` pixels. */
+export function savePng(name: string, [width, height]: readonly [number, number], scale: number, draw: Draw): void {
   const canvas = new OffscreenCanvas(width * scale, height * scale);
   const context = canvas.getContext("2d");
   if (!context) return;
