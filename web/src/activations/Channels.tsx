@@ -2,7 +2,7 @@
 
 import { useMemo, useState } from "preact/hooks";
 import { HookPoint } from "@cutaway/client";
-import { canChange, type CapturedProps, effectOf, gradientAt, type Order } from "./places.js";
+import { canChange, type CapturedProps, effectGradient, effectOf, type Order } from "./places.js";
 import { ordered, ORDERS, partText, tokensOf } from "./places.js";
 import { ChannelGrid } from "./ChannelGrid.js";
 import { Button, Choice, Pager, Slider } from "../app/controls.js";
@@ -14,7 +14,7 @@ import { pixelsOf, scaleOf } from "../pictures/colours.js";
 import { Statistics } from "../pictures/Statistics.js";
 import { Legend, Picture } from "../pictures/Picture.js";
 import { short } from "../pictures/text.js";
-import { gradientOf, targetText } from "../state/asked.js";
+import { targetText } from "../state/asked.js";
 
 const PAGE = 128;
 
@@ -25,10 +25,7 @@ export function Channels({ asked, row, ask, captured, part, axes }: CapturedProp
   const [first, setFirst] = useState(0);
   const [tile, setTile] = useState(64);
   const whole = canChange(asked, captured);
-  const gradient = useMemo(() => {
-    const found = whole ? gradientAt(asked, captured) : undefined;
-    return found && gradientOf(asked, found.tensor, row);
-  }, [asked, captured, row, whole]);
+  const gradient = useMemo(() => effectGradient(asked, captured, row), [asked, captured, row]);
   const channels = useMemo(() => ordered(part, order, gradient), [part, order, gradient]);
   const scale = useMemo(() => scaleOf(part.values), [part]);
   const large = chosen ?? channels[0]?.index ?? 0;

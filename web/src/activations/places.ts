@@ -36,6 +36,12 @@ export function gradientAt({ reply }: Asked, { module, call, path }: Captured): 
   );
 }
 
+/** Returns it for one example, where a part of the output can be changed; undefined otherwise. */
+export function effectGradient(asked: Asked, captured: Captured, row: number): Part | undefined {
+  const gradient = canChange(asked, captured) ? gradientAt(asked, captured) : undefined;
+  return gradient && gradientOf(asked, gradient.tensor, row);
+}
+
 /** Returns what the axes of one example of a captured tensor are called. */
 export function axesAt({ model, reply }: Asked, captured: Captured, { shape }: Part): readonly string[] {
   const { module, point, tensor } = captured;
@@ -56,10 +62,10 @@ export function partText(axes: readonly string[], part: Pick<Part, "shape">, ind
 
 /** Returns the part of a captured output with the largest effect on the target, in words; "" if that is not known. */
 export function strongestText(asked: Asked, captured: Captured, row: number): string {
-  const gradient = canChange(asked, captured) ? gradientAt(asked, captured) : undefined;
+  const gradient = effectGradient(asked, captured, row);
   if (!gradient) return "";
   const part = exampleOf(asked, captured.tensor, row);
-  const [first] = ordered(part, "effect", gradientOf(asked, gradient.tensor, row));
+  const [first] = ordered(part, "effect", gradient);
   return first ? `${partText(axesAt(asked, captured, part), part, first.index)}: ${short(first.value ?? NaN)}` : "";
 }
 
