@@ -1,7 +1,7 @@
 /** Pictures, pixel by pixel. */
 
 import { describe, expect, it } from "vitest";
-import { imageOf, pixelsOf, scaleOf } from "./colours.js";
+import { GREY, imageOf, pixelsOf, scaleOf } from "./colours.js";
 import { exact, short, signed } from "./text.js";
 
 /** The ends of viridis, and the ends and the middle of red to blue. */
@@ -29,6 +29,10 @@ describe("scales", () => {
     expect(Math.max(...(zero ?? [])) - Math.min(...(zero ?? []))).toBeLessThan(8);
     expect(Math.min(...(zero ?? []))).toBeGreaterThan(230);
     expect([none, endless]).toEqual([[255, 0, 200], [255, 0, 200]]); // prettier-ignore
+  });
+
+  it("of a drawing reach from black to white", () => {
+    expect(colours(pixelsOf([-1, 0.25, 1], GREY))).toEqual([[0, 0, 0], [63, 63, 63], [255, 255, 255]]); // prettier-ignore
   });
 
   it("of a constant are one colour", () => {
