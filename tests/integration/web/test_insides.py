@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -64,6 +65,28 @@ def colours(inspector: Inspector, canvas: str, number: int = 0) -> Any:
     return np.array(found[2], np.uint8).reshape(found[0], found[1], 4)[:, :, :3]
 
 
+def seen(inspector: Inspector, picture: str, shape: tuple[int, ...]) -> Any:
+    """The colours in the middle of the pixels of a picture on the screen."""
+    screen = pixels(BytesIO(inspector.page.locator(picture).first.screenshot()))
+    rows, columns = ((np.arange(size) + 0.5) * length / size for size, length in zip(shape, screen.shape))
+    return screen[np.ix_(rows.astype(int), columns.astype(int))]
+
+
+def saved(inspector: Inspector, button: str, folder: Path) -> Path:
+    """The file that a button saves."""
+    with inspector.page.expect_download() as download:
+        inspector.page.click(button)
+    file = folder / download.value.suggested_filename
+    download.value.save_as(file)
+    return file
+
+
+def pixels(file: Path | BytesIO) -> Any:
+    """The pixels of a PNG file, [height, width, red green blue]."""
+    with PIL.Image.open(file) as image:
+        return np.asarray(image.convert("RGB"))
+
+
 def drawn(inspector: Inspector, values: Any, bound: float) -> Any:
     """What numpy draws of numbers on the signed scale, whose colours the page's own legend has."""
     table = colours(inspector, ".legend canvas")[0]
@@ -93,7 +116,6 @@ def test_channels_have_the_pixels_of_numpy(answered: Inspector, expected: ca.Ins
     until(lambda: near(colours(answered, ".large canvas"), drawn(answered, values[first], bound)))
     answered.page.focus(".large canvas")
     answered.page.keyboard.press("ArrowDown")
-    answered.page.keyboard.press("ArrowDown")
     told = answered.texts(".large output")[0]
     assert told.startswith("row 1, column 0: ")
     assert number(told.rpartition(" ")[2]) == pytest.approx(float(values[first, 1, 0]), rel=1e-3)
@@ -104,36 +126,38 @@ def test_the_grid_is_the_channels(answered: Inspector, expected: ca.Inspection) 
     answered.go("Activations")
     answered.page.wait_for_selector(".large canvas")
     values = expected.captures["conv1"].output[0]
-    answered.page.wait_for_selector(".grid canvas")
-    grid, large = colours(answered, ".grid canvas"), drawn(answered, values[5], float(np.abs(values).max()))
-    columns = grid.shape[1] // 72
-    top, left = 88 * (5 // columns) + 2, 72 * (5 % columns) + 2
-    until(lambda: near(grid[top + 4 : top + 64 : 8, left + 4 : left + 64 : 8], large))
-    answered.page.click(".grid canvas", position={"x": left + 10, "y": top + 10})
+    assert answered.texts(".grid label") == [str(index) for index in range(len(values))]
+    for index, channel in enumerate(values):
+        expected_tile = drawn(answered, channel, float(np.abs(values).max()))
+        assert near(colours(answered, ".grid canvas", index), expected_tile)
+    answered.page.click(".grid label:has-text('5')")
     answered.page.wait_for_selector(".large figcaption:has-text('Channel 5')")
+    answered.page.keyboard.press("ArrowRight")
+    answered.page.wait_for_selector(".large figcaption:has-text('Channel 6')")
+    answered.page.hover(".grid canvas >> nth=3", position={"x": 20, "y": 12})
+    assert answered.texts(".channels output")[0] == f"channel 3, row 1, column 2: {told(values[3, 1, 2]).lstrip('+')}"
 
 
 def test_pictures_are_saved(answered: Inspector, tmp_path: Path) -> None:
-    """A picture as PNG, each number a square of its colour; bars as SVG, with their labels and numbers."""
+    """A picture as PNG, each number a square of its colour; a grid and an overlay as they are on the screen; bars as
+    SVG, with their labels and numbers."""
     answered.go("Activations")
-    answered.page.hover(".large canvas")
-    with answered.page.expect_download() as download:
-        answered.page.click(".large .save")
-    download.value.save_as(tmp_path / "channel.png")
+    picture = pixels(saved(answered, ".large .save", tmp_path))
     shown = colours(answered, ".large canvas")
-    with PIL.Image.open(tmp_path / "channel.png") as image:
-        saved = np.asarray(image.convert("RGB"))
-    zoom = saved.shape[0] // shown.shape[0]
+    zoom = picture.shape[0] // shown.shape[0]
     assert zoom > 1
-    assert np.array_equal(saved, shown.repeat(zoom, 0).repeat(zoom, 1))
+    assert np.array_equal(picture, shown.repeat(zoom, 0).repeat(zoom, 1))
+    grid = pixels(saved(answered, ".channels > div .save", tmp_path))
+    place = "(tile) => [tile.offsetTop - tile.parentElement.offsetTop, tile.offsetLeft - tile.parentElement.offsetLeft]"
+    top, left = answered.page.eval_on_selector(".grid label:nth-child(6)", place)
+    tile = grid[top : top + 64, left : left + 64]
+    assert np.array_equal(tile, colours(answered, ".grid canvas", 5).repeat(8, 0).repeat(8, 1))
+    answered.go("Explanations")
+    overlay = pixels(saved(answered, ".explanation .save >> nth=0", tmp_path))
+    assert near(overlay[16::32, 16::32], seen(answered, ".explanation .frame", (8, 8)))
     answered.go("Ask")
-    answered.page.hover(".prediction table")
-    with answered.page.expect_download() as download:
-        answered.page.click(".prediction .save")
-    download.value.save_as(tmp_path / "bars.svg")
-    texts = [
-        each.text or "" for each in ElementTree.parse(tmp_path / "bars.svg").getroot() if each.tag.endswith("text")
-    ]
+    bars = saved(answered, ".prediction .save", tmp_path)
+    texts = [each.text or "" for each in ElementTree.parse(bars).iter("{http://www.w3.org/2000/svg}text")]
     assert texts[::2] == answered.texts(".prediction th")
     assert texts[1::2] == answered.texts(".prediction td.number")
 
@@ -168,7 +192,7 @@ def test_explanations_have_their_values_and_verdicts(answered: Inspector, expect
     answered.page.locator(".opacity input").first.fill("0.5")
     below = np.rint(255 * IMAGE[0, 0] / IMAGE.max())[:, :, None]
     overlaid = below + (drawn(answered, values, float(np.abs(values).max())).astype(float) - below) * 0.5
-    until(lambda: near(colours(answered, ".explanation canvas"), np.rint(overlaid)))
+    until(lambda: near(seen(answered, ".explanation .frame", values.shape), np.rint(overlaid)))
     row, column = np.unravel_index(int(values.argmin()), values.shape)
     assert f"least: {told(values.min())} at row {row}, column {column}." in answered.texts(".extremes")[0]
 
@@ -302,7 +326,7 @@ def test_an_edit_is_tried_live(answered: Inspector, site: Served) -> None:
 def test_a_change_that_is_kept_is_seen_and_can_be_taken_out(answered: Inspector, site: Served) -> None:
     """In the question, in the line above all views, beside the prediction without it, and as a program."""
     answered.go("Activations")
-    answered.page.click(".grid canvas", position={"x": 20, "y": 20})
+    answered.page.click(".grid label:has-text('0')")
     answered.page.click("button:text-is('What happens without it?')")
     answered.page.click("button:text-is('Keep it in the question')")
     assert answered.texts("section:has(#others) .chips bdi") == ["zero conv1, axis 1: 0 to 1"]

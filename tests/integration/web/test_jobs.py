@@ -130,7 +130,7 @@ def test_nothing_of_another_question_goes_to_the_live_model(folder: Path, site: 
 def _pixels(inspector: Inspector, index: int) -> Any:
     found = inspector.page.evaluate(
         """(index) => {
-            const drawn = document.querySelectorAll(".explanation .picture canvas")[index];
+            const drawn = document.querySelectorAll(".explanation .picture [role=img]")[index];
             return [...drawn.getContext("2d").getImageData(0, 0, drawn.width, drawn.height).data];
         }""",
         index,

@@ -81,7 +81,7 @@ def test_what_is_clicked_is_what_is_changed(browser: Browser, odd: Served) -> No
         page.go("Activations")
         page.page.click(".captured-place:has(bdi:text-is('lstm@output:[0]'))")
         page.page.focus(".shown .picture canvas")
-        for key in ("ArrowDown", "ArrowDown", "ArrowDown", "ArrowRight", "Enter"):
+        for key in ("ArrowDown", "ArrowDown", "ArrowRight", "Enter"):
             page.page.keyboard.press(key)
         assert page.texts(".shown .tools button") == [
             "What happens without position 2?",
@@ -95,7 +95,6 @@ def test_what_is_clicked_is_what_is_changed(browser: Browser, odd: Served) -> No
         page.page.click(".captured-place:has(bdi:text-is('act@output#1'))")
         page.page.select_option(".strip select", "1")
         page.page.focus(".shown .picture canvas")
-        page.page.keyboard.press("ArrowRight")
         page.page.keyboard.press("Enter")
         page.page.click("button:has-text('without unit 0')")
         edit = ca.Zero("act", call=1, slices=(ca.Slice(1, 0, 1),))
@@ -103,7 +102,7 @@ def test_what_is_clicked_is_what_is_changed(browser: Browser, odd: Served) -> No
 
         page.go("Activations")
         page.page.click(".captured-place:has(bdi:text-is('conv@output'))")
-        page.page.focus(".grid canvas")
+        page.page.focus(".grid :checked")
         for _ in range(5):
             page.page.keyboard.press("ArrowRight")
         page.page.wait_for_selector(".large figcaption:has-text('channel 1, depth 2')")
@@ -214,28 +213,27 @@ def test_each_image_has_its_own_explanation(browser: Browser) -> None:
         page.go("Explanations")
         page.page.wait_for_selector(".explanation figure:nth-of-type(2) canvas")
         for number, (name, size) in enumerate(SIZES):
-            page.page.focus(f".explanation .picture canvas >> nth={number}")
+            page.page.focus(f".explanation .picture [role=img] >> nth={number}")
             for key in ["ArrowDown"] * size + ["ArrowRight"] * (size - 1):
                 page.page.keyboard.press(key)
             told = page.texts(".explanation .picture output")[number]
             value = float(np.asarray(result.attributions[0].values[name], np.float32)[0, 0, -1, -1])
             assert told.startswith(f"row {size - 1}, column {size - 1}: ")
             assert float(told.rpartition(" ")[2]) == pytest.approx(value, rel=1e-3)
-            page.page.locator(".opacity input").nth(number).fill("0")
             below = np.rint(255 * images[name][0, 0] / images[name].max()).ravel()
             until(partial(shows, page, number, below))
 
 
 def shows(page: Inspector, number: int, below: Any) -> bool:
-    """Whether a picture has these shades of grey."""
+    """Whether the image below an explanation has these shades of grey."""
     return float(abs(np.asarray(page.page.evaluate(REDS, number)) - below).max()) <= 1
 
 
 REDS = """(number) => {
-    const drawn = document.querySelectorAll(".explanation .picture canvas")[number];
+    const drawn = document.querySelectorAll(".explanation .picture [aria-hidden=true]")[number];
     const { data } = drawn.getContext("2d").getImageData(0, 0, drawn.width, drawn.height);
     return [...data].filter((_, index) => index % 4 === 0);
 }"""
-"""The red of every pixel of a picture."""
+"""The red of every pixel of an image below an explanation."""
 
 SIZES = (("left", 4), ("right", 6))

@@ -88,7 +88,7 @@ def test_attention_by_pairs_of_tokens(browser: Browser) -> None:
         inspector.go("Activations")
         inspector.page.click(".captured-place:has-text('[1]')")
         inspector.page.focus(".large canvas")
-        for _ in range(3):
+        for _ in range(2):
             inspector.page.keyboard.press("ArrowRight")
         (told,) = inspector.texts(".large .picture output")
         head = np.float32(attention[0, 0, 2])
@@ -121,8 +121,8 @@ def test_an_image_in_torchserve(browser: Browser, server: Server) -> None:
         inspector.go("Explanations")
         assert set(inspector.texts(".explanation > .tools .verdict")) == {"✓ agrees with the raw hooks"}
         summed = expected.attributions[0].values["pixel_values"][0].sum(0)
-        inspector.page.focus(".explanation canvas >> nth=0")
-        for _ in range(4):
+        inspector.page.focus(".explanation [role=img] >> nth=0")
+        for _ in range(3):
             inspector.page.keyboard.press("ArrowRight")
         told = inspector.texts(".explanation .picture output")[0]
         assert told.startswith("row 0, column 3: ")
@@ -203,7 +203,6 @@ def test_a_capture_of_64_mebibytes(browser: Browser) -> None:
         inspector.ask()
         inspector.go("Activations")
         inspector.page.focus(".picture canvas")
-        inspector.page.keyboard.press("ArrowRight")
         inspector.page.wait_for_selector(".picture output:has-text('position 0, feature 0: 1')")
         facts = dict(zip(inspector.texts(".line-of-facts dt"), inspector.texts(".line-of-facts dd")))
         shown = {name: float(facts[name].replace("−", "-")) for name in ("least", "mean", "largest", "norm")}

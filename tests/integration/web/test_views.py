@@ -109,7 +109,7 @@ def test_bars_are_the_prediction(site: Served, inspector: Inspector) -> None:
 
 
 def test_a_drawing_is_asked_about(site: Served, inspector: Inspector) -> None:
-    """Pixel by pixel, by keyboard and by pointer; the numbers are what was drawn."""
+    """Pixel by pixel by keyboard, in one stroke by pointer; the numbers are what was drawn."""
     inspector.choose("digits")
     inspector.go("Ask")
     inspector.page.click("button:text-is('Clear')")
@@ -118,10 +118,14 @@ def test_a_drawing_is_asked_about(site: Served, inspector: Inspector) -> None:
         inspector.page.keyboard.press(key)
     box = inspector.page.locator(".drawing canvas").bounding_box()
     assert box is not None
-    inspector.page.mouse.click(box["x"] + box["width"] * 7.5 / 8, box["y"] + box["height"] * 7.5 / 8)
+    row = box["y"] + box["height"] * 7.5 / 8
+    inspector.page.mouse.move(box["x"] + box["width"] * 4.5 / 8, row)
+    inspector.page.mouse.down()
+    inspector.page.mouse.move(box["x"] + box["width"] * 9 / 8, row, steps=20)
+    inspector.page.mouse.up()
     inspector.ask()
     image = np.zeros((1, 1, 8, 8), np.float32)
-    image[0, 0, 1, 1:3] = image[0, 0, 7, 7] = 1
+    image[0, 0, 1, 1:3] = image[0, 0, 7, 4:] = 1
     with ca.Client(site.address) as client:
         expected = client.inspect("digits", {"image": image}).classes[0]
     assert inspector.texts(".strip .said") == [expected.label]

@@ -1,8 +1,8 @@
 /** View 3: what the model has inside, for one example. */
 
 import { useMemo, useState } from "preact/hooks";
-import { HookPoint, type ModelDetail } from "@cutaway/client";
-import type { CaptureRequest } from "@cutaway/contract/capture_pb";
+import { HookPoint } from "@cutaway/client";
+import { Button } from "../app/controls.js";
 import { Empty, Panel } from "../app/parts.js";
 import { Channels } from "./Channels.js";
 import { axesAt, gradientAt, strongestText } from "./places.js";
@@ -14,7 +14,7 @@ import { Statistics } from "../pictures/Statistics.js";
 import { exampleOf, targetText, type ViewProps, wholeOutputs } from "../state/asked.js";
 import "./activations.css";
 
-/** How many layers are captured at once. */
+/** How many layers, modules that ran and have none inside, are captured at once. */
 const MOST_LAYERS = 64;
 
 /** Shows one capture, and lets a person choose which. */
@@ -25,11 +25,9 @@ export function ActivationsView({ asked, row, ask }: ViewProps): preact.JSX.Elem
     captured.find(({ name }) => name === wanted) ??
     captured.find(({ tensor }) => tensor.shape.length > 3) ??
     captured[0];
-  const strongest = useMemo(
-    () => new Map(captured.map((each) => [each.name, strongestText(asked, each, row)])),
-    [asked, captured, row],
-  );
-  const everyLayer = (): void => ask({ captures: layersOf(asked.model) });
+  const strongest = useMemo(() => captured.map((each) => strongestText(asked, each, row)), [asked, captured, row]);
+  const layers = leavesOf(asked.model).slice(0, MOST_LAYERS);
+  const everyLayer = (): void => ask({ captures: layers.map(({ name }) => requestAt(name, HookPoint.OUTPUT)) });
   if (one === undefined) {
     return (
       <Empty
@@ -51,22 +49,16 @@ export function ActivationsView({ asked, row, ask }: ViewProps): preact.JSX.Elem
     <div class="activations">
       <Panel id="captured" title="Captured">
         <div class="tools">
-          <button class="quiet" onClick={everyLayer}>
-            Capture every layer
-          </button>
-          {missing.length > 0 && (
-            <button class="quiet" onClick={rank}>
-              Which parts matter most?
-            </button>
-          )}
+          <Button text="Capture every layer" class="quiet" onClick={everyLayer} />
+          {missing.length > 0 && <Button text="Which parts matter most?" class="quiet" onClick={rank} />}
         </div>
         <ul class="captured" aria-label="Places">
-          {captured.map(({ name, tensor }) => (
+          {captured.map(({ name, tensor }, index) => (
             <li key={name}>
               <button class="captured-place" aria-pressed={name === one.name} onClick={() => setWanted(name)}>
                 <bdi class="mono">{name}</bdi>
                 <span class="muted small">{shapeText(tensor.shape)}</span>
-                {strongest.get(name) && <span class="small strongest">{strongest.get(name)}</span>}
+                {strongest[index] && <span class="small strongest">{strongest[index]}</span>}
               </button>
             </li>
           ))}
@@ -92,11 +84,4 @@ export function ActivationsView({ asked, row, ask }: ViewProps): preact.JSX.Elem
       </Panel>
     </div>
   );
-}
-
-/** Returns requests for the output of the first layers: modules that ran and have none inside. */
-function layersOf(model: ModelDetail): CaptureRequest[] {
-  return leavesOf(model)
-    .slice(0, MOST_LAYERS)
-    .map(({ name }) => requestAt(name, HookPoint.OUTPUT));
 }

@@ -2,19 +2,19 @@
 
 import { useMemo, useState } from "preact/hooks";
 import { HookPoint } from "@cutaway/client";
-import { canChange, type CapturedProps, effectOf, gradientAt, type Order } from "./places.js";
+import { canChange, type CapturedProps, effectGradient, effectOf, type Order } from "./places.js";
 import { ordered, ORDERS, partText, tokensOf } from "./places.js";
 import { ChannelGrid } from "./ChannelGrid.js";
-import { Choice, Pager, Slider } from "../app/controls.js";
+import { Button, Choice, Pager, Slider } from "../app/controls.js";
 import { placeAt } from "../edits/edit.js";
 import { tryWithout } from "../edits/live.js";
-import { layoutOf, placeOf, planeOf } from "../measures/layout.js";
+import { placeOf, planeOf } from "../measures/layout.js";
 import { requestAt } from "../models/places.js";
 import { pixelsOf, scaleOf } from "../pictures/colours.js";
 import { Statistics } from "../pictures/Statistics.js";
 import { Legend, Picture } from "../pictures/Picture.js";
 import { short } from "../pictures/text.js";
-import { gradientOf, targetText } from "../state/asked.js";
+import { targetText } from "../state/asked.js";
 
 const PAGE = 128;
 
@@ -25,17 +25,20 @@ export function Channels({ asked, row, ask, captured, part, axes }: CapturedProp
   const [first, setFirst] = useState(0);
   const [tile, setTile] = useState(64);
   const whole = canChange(asked, captured);
-  const gradient = useMemo(() => {
-    const found = whole ? gradientAt(asked, captured) : undefined;
-    return found && gradientOf(asked, found.tensor, row);
-  }, [asked, captured, row, whole]);
+  const gradient = useMemo(() => effectGradient(asked, captured, row), [asked, captured, row]);
   const channels = useMemo(() => ordered(part, order, gradient), [part, order, gradient]);
   const scale = useMemo(() => scaleOf(part.values), [part]);
-  const layout = layoutOf(part.shape);
   const large = chosen ?? channels[0]?.index ?? 0;
   const plane = planeOf(part, large);
   const tokens = tokensOf(asked, row);
-  const square = layout.kind === "planes" && layout.height === layout.width && tokens.length === layout.height;
+  const [height, width = 1] = plane.shape;
+  const square = height === width && tokens.length === height;
+  const sort = (by: Order): void => {
+    setOrder(by);
+    setChosen(undefined);
+    const needed = requestAt(captured.module, HookPoint.GRAD_OUTPUT);
+    if (by === "effect" && !gradient) ask({ captures: [...(asked.question.captures ?? []), needed] });
+  };
   const nameOf = (index: number): string => partText(axes, part, index);
   return (
     <>
@@ -46,21 +49,10 @@ export function Channels({ asked, row, ask, captured, part, axes }: CapturedProp
           of={whole ? ["index", "mean", "norm", "effect"] : ["index", "mean", "norm"]}
           names={ORDERS}
           value={order}
-          onChoose={(each) => {
-            setOrder(each);
-            setChosen(undefined);
-            if (each === "effect" && !gradient)
-              ask({
-                captures: [...(asked.question.captures ?? []), requestAt(captured.module, HookPoint.GRAD_OUTPUT)],
-              });
-          }}
+          onChoose={sort}
         />
         <span class="grow" />
-        <Slider
-          label="Zoom"
-          kind="small muted"
-          {...{ value: tile, least: 24, most: 192, step: 8, onChange: setTile }}
-        />
+        <Slider label="Zoom" kind="small muted" value={tile} least={24} most={192} step={8} onChange={setTile} />
         <Legend scale={scale} />
       </div>
       {order === "effect" && (
@@ -87,15 +79,16 @@ export function Channels({ asked, row, ask, captured, part, axes }: CapturedProp
           <Picture
             label={`${nameOf(large)} of ${captured.name}`}
             values={plane.values}
-            width={plane.shape[1] ?? 1}
+            width={width}
             pixels={pixelsOf(plane.values, scale)}
-            {...(square ? { nameOf: (x: number, y: number) => `${tokens[y] ?? ""} looks at ${tokens[x] ?? ""}` } : {})}
+            nameOf={square ? (x, y) => `${tokens[y] ?? ""} looks at ${tokens[x] ?? ""}` : undefined}
           />
           <Statistics values={plane.values} />
           {whole && (
-            <button onClick={() => tryWithout(placeAt(captured), placeOf(part, large))}>
-              What happens without it?
-            </button>
+            <Button
+              text="What happens without it?"
+              onClick={() => tryWithout(placeAt(captured), placeOf(part, large))}
+            />
           )}
         </figure>
       </div>

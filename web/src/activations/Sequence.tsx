@@ -3,11 +3,10 @@
 import { useState } from "preact/hooks";
 import { canChange, type CapturedProps, tokensOf } from "./places.js";
 import { Pager } from "../app/controls.js";
-import { statisticsOf } from "../measures/statistics.js";
-import { layoutOf } from "../measures/layout.js";
 import { placeAt } from "../edits/edit.js";
 import { tryWithout } from "../edits/live.js";
 import { Bars } from "../pictures/Bars.js";
+import { scaleOf } from "../pictures/colours.js";
 import { HeatMap } from "../pictures/Picture.js";
 
 const PAGE = 64;
@@ -17,17 +16,20 @@ const LONGEST = 256;
 /** Shows a part without channels; a click or the Enter key chooses a number, which can be tried without. */
 export function Sequence({ asked, row, part, captured, axes }: CapturedProps): preact.JSX.Element {
   const [first, setFirst] = useState(0);
-  const { least, most } = statisticsOf(part.values);
-  const largest = Math.max(Math.abs(least), Math.abs(most)) || 1;
-  const [chosen, choose] = useState<readonly number[] | undefined>(undefined);
-  const layout = layoutOf(part.shape);
-  const rows = layout.kind === "rows" ? layout.rows : 1;
+  const largest = scaleOf(part.values, true).most || 1;
+  const [chosen, choose] = useState<readonly number[]>([]);
   const tokens = tokensOf(asked, row);
   const vector = part.shape.length < 2;
-  const width = vector ? Math.min(layout.width, LONGEST) : layout.width;
+  const [rows = 1, columns = 1] = vector ? [1, ...part.shape] : part.shape;
+  const width = vector ? Math.min(columns, LONGEST) : columns;
   const textOf = (index: number, axis: number): string =>
     (axis === 0 && !vector && tokens.length === rows && tokens[index]) || `${axes[axis] ?? ""} ${index}`;
   const placeOf = (x: number, y: number): number[] => (vector ? [y * width + x] : [y, x]);
+  const without = (axis: number): void => {
+    const at = chosen.map((index, each) => (each === axis ? index : undefined));
+    tryWithout(placeAt(captured), at);
+  };
+  const bars = Array.from(part.values.subarray(first, first + PAGE), (value, at) => ({ name: `${first + at}`, value }));
   return (
     <>
       <HeatMap
@@ -39,34 +41,17 @@ export function Sequence({ asked, row, part, captured, axes }: CapturedProps): p
       />
       {canChange(asked, captured) && (
         <div class="tools">
-          {chosen ? (
-            chosen.map((index, axis) => (
-              <button
-                key={axis}
-                onClick={() =>
-                  tryWithout(
-                    placeAt(captured),
-                    chosen.map((_, each) => (each === axis ? index : undefined)),
-                  )
-                }
-              >
-                What happens without <bdi>{textOf(index, axis)}</bdi>?
-              </button>
-            ))
-          ) : (
-            <span class="muted small">Click a place to try what happens without it.</span>
-          )}
+          {chosen.length === 0 && <span class="muted small">Click a place to try what happens without it.</span>}
+          {chosen.map((index, axis) => (
+            <button key={axis} onClick={() => without(axis)}>
+              What happens without <bdi>{textOf(index, axis)}</bdi>?
+            </button>
+          ))}
         </div>
       )}
       {vector && (
         <>
-          <Bars
-            bars={Array.from(part.values.subarray(first, first + PAGE), (value, at) => ({
-              name: `${first + at}`,
-              value,
-            }))}
-            lengthOf={(value) => Math.abs(value) / largest}
-          />
+          <Bars bars={bars} lengthOf={(value) => Math.abs(value) / largest} />
           <Pager first={first} page={PAGE} count={part.values.length} onTurn={setFirst} />
         </>
       )}

@@ -25,7 +25,7 @@ export type Order = keyof typeof ORDERS;
 /** A channel, and the number that it is sorted by; none where it is sorted by its index. */
 export interface Channel {
   readonly index: number;
-  readonly value?: number;
+  readonly value?: number | undefined;
 }
 
 /** Returns the gradient that was captured at an output; undefined if none was. */
@@ -34,6 +34,12 @@ export function gradientAt({ reply }: Asked, { module, call, path }: Captured): 
     (each) =>
       each.module === module && each.point === HookPoint.GRAD_OUTPUT && each.call === call && each.path === path,
   );
+}
+
+/** Returns it for one example, where a part of the output can be changed; undefined otherwise. */
+export function effectGradient(asked: Asked, captured: Captured, row: number): Part | undefined {
+  const gradient = canChange(asked, captured) ? gradientAt(asked, captured) : undefined;
+  return gradient && gradientOf(asked, gradient.tensor, row);
 }
 
 /** Returns what the axes of one example of a captured tensor are called. */
@@ -56,10 +62,10 @@ export function partText(axes: readonly string[], part: Pick<Part, "shape">, ind
 
 /** Returns the part of a captured output with the largest effect on the target, in words; "" if that is not known. */
 export function strongestText(asked: Asked, captured: Captured, row: number): string {
-  const gradient = canChange(asked, captured) ? gradientAt(asked, captured) : undefined;
+  const gradient = effectGradient(asked, captured, row);
   if (!gradient) return "";
   const part = exampleOf(asked, captured.tensor, row);
-  const [first] = ordered(part, "effect", gradientOf(asked, gradient.tensor, row));
+  const [first] = ordered(part, "effect", gradient);
   return first ? `${partText(axesAt(asked, captured, part), part, first.index)}: ${short(first.value ?? NaN)}` : "";
 }
 
@@ -74,8 +80,7 @@ export function canChange(asked: Asked, captured: Captured): boolean {
  */
 export function ordered(part: Part, order: Order, gradient: Part | undefined): Channel[] {
   const channels = Array.from({ length: partsOf(layoutOf(part.shape)) }, (_, index): Channel => {
-    const value = measureOf(planeOf(part, index), order, gradient && planeOf(gradient, index));
-    return { index, ...(value === undefined ? {} : { value }) };
+    return { index, value: measureOf(planeOf(part, index), order, gradient && planeOf(gradient, index)) };
   });
   const size = ({ value = 0 }: Channel): number => (Number.isNaN(value) ? Infinity : Math.abs(value));
   return channels.sort((one, other) => size(other) - size(one) || one.index - other.index);

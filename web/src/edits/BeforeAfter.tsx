@@ -6,6 +6,7 @@ import { cosine } from "../measures/agreement.js";
 import { Heads } from "../app/parts.js";
 import { areLogits, barsOf, outputsOf, rowOf, softmax } from "../ask/probabilities.js";
 import type { ViewProps } from "../state/asked.js";
+import { spansOf } from "../pictures/Bars.js";
 import { minus, percent, short, signed } from "../pictures/text.js";
 
 interface Props extends Pick<ViewProps, "asked" | "row"> {
@@ -23,13 +24,8 @@ export function BeforeAfter({ tried: { before, after }, asked, row, name }: Prop
   const [logits, edited] = [rowOf(asked, one, row), rowOf(asked, other, row)];
   const values = classes ? softmax(edited) : edited;
   const rows = barsOf(asked, output, one, row).map((bar) => ({ ...bar, now: values[bar.index] ?? Number.NaN }));
-  const sizes = rows.flatMap(({ value, now }) => [Math.abs(value), Math.abs(now)]).filter(Number.isFinite);
-  const most = classes ? 1 : Math.max(...sizes, 1e-30);
-  const zero = rows.some(({ value, now }) => value < 0 || now < 0) ? 50 : 0;
-  const bar = (value: number): { x: number; width: number; height: number } => {
-    const width = Number.isFinite(value) ? ((100 - zero) * Math.abs(value)) / most : 0;
-    return { x: value < 0 ? zero - width : zero, width, height: 0.9 };
-  };
+  const shown = rows.flatMap(({ value, now }) => [value, now]);
+  const spanOf = spansOf(shown, classes ? (probability) => probability : undefined);
   const told = classes ? percent : short;
   return (
     <>
@@ -41,22 +37,19 @@ export function BeforeAfter({ tried: { before, after }, asked, row, name }: Prop
               <th scope="row" title={label}>
                 <bdi>{label}</bdi>
               </th>
-              <td class="number" data-value={value}>
-                {told(value)}
-              </td>
-              <td class="number" data-value={now}>
-                {told(now)}
-              </td>
+              {[value, now].map((each, at) => (
+                <td key={at} class="number" data-value={each}>
+                  {told(each)}
+                </td>
+              ))}
               <td class="bar">
                 <svg viewBox="0 0 100 2" preserveAspectRatio="none" aria-hidden="true">
-                  <rect class="then" {...bar(value)} />
-                  <rect class="now" y={1.1} {...bar(now)} />
+                  <rect class="then" {...spanOf(value)} height={0.9} />
+                  <rect class="now" {...spanOf(now)} y={1.1} height={0.9} />
                 </svg>
               </td>
               <td class="number">
-                {classes
-                  ? signed(now - value, `${minus((100 * (now - value)).toFixed(1))} points`)
-                  : signed(now - value)}
+                {signed(now - value, classes ? `${minus((100 * (now - value)).toFixed(1))} points` : undefined)}
               </td>
               {classes && <Logit before={logits[index] ?? Number.NaN} after={edited[index] ?? Number.NaN} />}
             </tr>

@@ -14,12 +14,8 @@ export function Checks({ compared }: { compared: readonly Compared[] }): preact.
     <ul class="checks">
       {compared.map(({ check, verdict, error, reason, cause }, index) => (
         <li key={index}>
-          <p>
-            <VerdictBadge shown={shownAs(verdict)} brief />
-          </p>
-          <p class="small muted">
-            <bdi>{check.compared}</bdi>
-          </p>
+          <VerdictBadge shown={shownAs(verdict)} brief />
+          <bdi class="small muted">{check.compared}</bdi>
           {verdict !== Verdict.NOT_APPLICABLE && <ErrorScale error={error} tolerance={check.tolerance} />}
           {reason && (
             <p class="reason">

@@ -5,51 +5,38 @@ import { Slider } from "../app/controls.js";
 import { flattened } from "../measures/layout.js";
 import type { Part } from "../measures/numbers.js";
 import { statisticsOf } from "../measures/statistics.js";
-import { type Pixels, enlarged, enlargedPicture, laidOver, pixelsOf, scaleOf } from "../pictures/colours.js";
+import { type Pixels, pixelsOf, type Scale, scaleOf } from "../pictures/colours.js";
 import { Legend, Picture } from "../pictures/Picture.js";
 import { signed } from "../pictures/text.js";
 
-const OPACITY = 0.75;
+const START = 0.75;
+const OPACITY = { least: 0, most: 1, step: 0.05 };
 
-interface Props {
-  readonly part: Part;
-  readonly under: Pixels | undefined;
-  readonly label: string;
-}
+type Props = Readonly<{ part: Part; under: Pixels | undefined; label: string }>;
 
-/** Shows the sum over channels; the smaller of explanation and image is enlarged to the size of the other. */
+/** Shows the sum over channels; explanation and image are as large as the larger of them. */
 export function Overlay({ part, under, label }: Props): preact.JSX.Element {
-  const [opacity, setOpacity] = useState(OPACITY);
-  const map = useMemo(() => flattened(part), [part]);
-  const [height = 1, width = 1] = map.shape;
-  const scale = useMemo(() => scaleOf(map.values, true), [map]);
-  const size = useMemo(
-    (): readonly [number, number] => [Math.max(height, under?.height ?? 0), Math.max(width, under?.width ?? 0)],
-    [under, height, width],
-  );
-  const values = useMemo(() => enlarged(map.values, [height, width], size), [map, height, width, size]);
-  const below = useMemo(() => under && enlargedPicture(under, size), [under, size]);
-  const pixels = useMemo(
-    () => (below ? laidOver(values, scale, below, opacity) : pixelsOf(values, scale)),
-    [values, scale, below, opacity],
-  );
-  const nameOf = (x: number, y: number): string =>
-    `row ${Math.floor((y * height) / size[0])}, column ${Math.floor((x * width) / size[1])}`;
+  const [opacity, setOpacity] = useState(START);
+  const { values, width, scale, pixels } = useMemo(() => mapOf(part), [part]);
   return (
     <div class="overlay">
-      <Picture {...{ label, values, pixels, nameOf }} width={size[1]} />
-      <p class="small muted extremes">{extremesText(map.values, width)}</p>
+      <Picture {...{ label, values, width, pixels, under }} opacity={under ? opacity : 1} />
+      <p class="small muted extremes">{extremesText(values, width)}</p>
       <div class="tools">
         {under && (
-          <Slider
-            label="Opacity"
-            {...{ value: opacity, least: 0, most: 1, step: 0.05, kind: "opacity small muted", onChange: setOpacity }}
-          />
+          <Slider label="Opacity" kind="opacity small muted" {...OPACITY} value={opacity} onChange={setOpacity} />
         )}
         <Legend scale={scale} />
       </div>
     </div>
   );
+}
+
+/** Returns what a picture of an explanation needs: its sum over channels, in colours that are symmetric around zero. */
+function mapOf(part: Part): { values: Part["values"]; width: number; scale: Scale; pixels: Pixels["pixels"] } {
+  const { values, shape } = flattened(part);
+  const scale = scaleOf(values, true);
+  return { values, width: shape[1] ?? 1, scale, pixels: pixelsOf(values, scale) };
 }
 
 /** Returns where the largest numbers of both signs are, in words. */

@@ -19,23 +19,23 @@ export function Tokens({ texts, values, onChoose }: Props): preact.JSX.Element {
   return (
     <>
       <ol class="tokens">
-        {texts.slice(0, endOf(texts, values)).map((text, index) => (
-          <li key={index}>
-            <Tag
-              class="piece"
-              onClick={() => onChoose?.(index)}
-              ref={(element: HTMLElement | null) => {
-                const [red, green, blue] = pixels.subarray(4 * index, 4 * index + 3);
-                element?.style.setProperty("--colour", `rgb(${red} ${green} ${blue})`);
-                element?.style.setProperty("--on", isDark(red, green, blue) ? "#ffffff" : "#000000");
-              }}
-              title={`${text}: ${short(values[index] ?? Number.NaN)}${onChoose ? ". What happens without it?" : ""}`}
-            >
-              <bdi>{text}</bdi>
-            </Tag>
-            <small class="muted number">{short(values[index] ?? Number.NaN)}</small>
-          </li>
-        ))}
+        {texts.slice(0, endOf(texts, values)).map((text, index) => {
+          const value = short(values[index] ?? Number.NaN);
+          const [red, green, blue] = pixels.subarray(4 * index, 4 * index + 3);
+          const style = {
+            background: `rgb(${red} ${green} ${blue})`,
+            color: isDark(red, green, blue) ? "#ffffff" : "#000000",
+          };
+          const title = `${text}: ${value}${onChoose ? ". What happens without it?" : ""}`;
+          return (
+            <li key={index}>
+              <Tag class="piece" {...{ style, title }} onClick={() => onChoose?.(index)}>
+                <bdi>{text}</bdi>
+              </Tag>
+              <small class="muted number">{value}</small>
+            </li>
+          );
+        })}
       </ol>
       <Legend scale={scale} />
     </>

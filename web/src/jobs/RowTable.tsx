@@ -5,6 +5,7 @@ import { Heads } from "../app/parts.js";
 import { Pager } from "../app/controls.js";
 import { isImage, pictureOf } from "../explanations/backgrounds.js";
 import { VerdictBadge, shownAs } from "../explanations/verdicts.js";
+import { Canvas } from "../pictures/Canvas.js";
 import { percent } from "../pictures/text.js";
 import { sizeOf } from "../measures/numbers.js";
 import { type Column, columnsOf, type JobFolder, sizesOf, tensorIn, useCells } from "./folder.js";
@@ -73,20 +74,9 @@ function previewOf(folder: JobFolder): Column | undefined {
 function Preview({ row, column }: { row: Row; column: Column }): preact.JSX.Element | null {
   const { cells = {} } = useCells(row.line, [column]);
   const cell = cells[column.name];
-  if (typeof cell === "string") return <bdi class="preview">{cell}</bdi>;
-  if (Array.isArray(cell) && typeof cell[0] === "string") {
-    return <bdi class="preview">{cell.slice(0, MOST_TOKENS).join(" ")}</bdi>;
-  }
+  const words = [cell].flat().slice(0, MOST_TOKENS);
+  if (typeof words[0] === "string") return <bdi class="preview">{words.join(" ")}</bdi>;
   const part = tensorIn(cells, column);
   if (part === undefined || !isImage(part)) return null;
-  const { pixels, width, height } = pictureOf(part);
-  return (
-    <canvas
-      class="preview"
-      aria-hidden="true"
-      width={width}
-      height={height}
-      ref={(drawn) => drawn?.getContext("2d")?.putImageData(new ImageData(pixels, width, height), 0, 0)}
-    />
-  );
+  return <Canvas class="preview" aria-hidden="true" {...pictureOf(part)} />;
 }

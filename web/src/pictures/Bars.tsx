@@ -1,6 +1,7 @@
 /** Named numbers as bars, to the left or the right of zero. */
 
-import { save, svgOf } from "./saving.js";
+import { Button } from "../app/controls.js";
+import { saveSvg } from "./saving.js";
 import { short } from "./text.js";
 import "./pictures.css";
 
@@ -26,39 +27,49 @@ interface Props {
   readonly ticks?: readonly number[];
 }
 
+/** Where the bar of a number begins and how long it is, from 0 to 100. */
+type SpanOf = (value: number, begin?: number) => { x: number; width: number };
+
+/** Returns the spans of numbers on the scale of all of `values`: from its middle, if one of them is below zero. */
+export function spansOf(values: readonly number[], lengthOf = inProportionTo(values)): SpanOf {
+  const zero = values.some((value) => value < 0) ? 50 : 0;
+  const length = (value: number): number => (Number.isFinite(value) ? (100 - zero) * lengthOf(value) : 0);
+  return (value, begin = 0) => {
+    const width = length(value);
+    return { x: value < 0 ? zero - width : zero || (begin && length(begin)), width };
+  };
+}
+
+function inProportionTo(values: readonly number[]): (value: number) => number {
+  const most = Math.max(...values.map(Math.abs).filter(Number.isFinite), 1e-30);
+  return (value) => Math.abs(value) / most;
+}
+
 /** Shows the bars. */
 export function Bars({ bars, lengthOf, textOf = short, paths = false, ticks = [] }: Props): preact.JSX.Element {
-  const most = Math.max(...bars.map(({ value }) => Math.abs(value)).filter(Number.isFinite), 1e-30);
-  const length = lengthOf ?? ((value: number): number => Math.abs(value) / most);
-  const part = (value: number): number => (Number.isFinite(value) ? length(value) : 0);
-  const signed = bars.some(({ value }) => value < 0);
-  const places = bars.map(({ value, begin }): [number, number] => {
-    const width = (signed ? 50 : 100) * part(value);
-    return [signed ? (value < 0 ? 50 - width : 50) : begin ? 100 * part(begin) : 0, width];
-  });
+  const values = bars.map(({ value }) => value);
+  const spanOf = spansOf(values, lengthOf);
+  const drawn = bars.map((bar) => ({ ...bar, text: textOf(bar.value), span: spanOf(bar.value, bar.begin) }));
   return (
     <div class="savable">
-      <table class={signed ? "named-bars signed" : "named-bars"}>
+      <table class="named-bars">
         <tbody>
-          {bars.map(({ name, value, about }, index) => {
-            const [begin = 0, width = 0] = places[index] ?? [];
-            return (
-              <tr key={index} class={value < 0 ? "negative" : ""}>
-                <th scope="row" title={name} class={paths ? "path" : ""}>
-                  <bdi>{name}</bdi>
-                  {about && <span class="muted small">{about}</span>}
-                </th>
-                <td class="bar">
-                  <svg viewBox="0 0 100 1" preserveAspectRatio="none" aria-hidden="true">
-                    <rect x={begin} width={width} height={1} />
-                  </svg>
-                </td>
-                <td class="number" data-value={value}>
-                  {textOf(value)}
-                </td>
-              </tr>
-            );
-          })}
+          {drawn.map(({ name, value, about, text, span }, index) => (
+            <tr key={index} class={value < 0 ? "negative" : ""}>
+              <th scope="row" title={name} class={paths ? "path" : ""}>
+                <bdi>{name}</bdi>
+                {about && <span class="muted small">{about}</span>}
+              </th>
+              <td class="bar">
+                <svg viewBox="0 0 100 1" preserveAspectRatio="none" aria-hidden="true">
+                  <rect {...span} height={1} />
+                </svg>
+              </td>
+              <td class="number" data-value={value}>
+                {text}
+              </td>
+            </tr>
+          ))}
         </tbody>
         {ticks.length > 0 && (
           <tfoot aria-hidden="true">
@@ -66,7 +77,7 @@ export function Bars({ bars, lengthOf, textOf = short, paths = false, ticks = []
               <td />
               <td class="ticks">
                 {ticks.map((tick) => (
-                  <span key={tick} style={{ insetInlineStart: `${100 * part(tick)}%` }}>
+                  <span key={tick} style={{ insetInlineStart: `${spanOf(tick).width}%` }}>
                     {short(tick)}
                   </span>
                 ))}
@@ -75,13 +86,39 @@ export function Bars({ bars, lengthOf, textOf = short, paths = false, ticks = []
           </tfoot>
         )}
       </table>
-      <button
+      <Button
         class="save quiet small"
         title="Save the bars"
-        onClick={() => save("bars.svg", svgOf(bars, places, textOf))}
-      >
-        SVG
-      </button>
+        text="SVG"
+        onClick={() => saveSvg("bars", <Saved bars={drawn} />)}
+      />
     </div>
+  );
+}
+
+/** The size of a bar in a saved picture, and of the texts on both sides, in pixels. */
+const [ROW, LABEL, BAR, NUMBER] = [20, 200, 320, 100] as const;
+
+type Drawn = Named & Readonly<{ text: string; span: ReturnType<SpanOf> }>;
+
+/** The bars as a picture of their own, in the light theme's colours. */
+function Saved({ bars }: { bars: readonly Drawn[] }): preact.JSX.Element {
+  const positive = bars.some(({ value }) => value < 0) ? "#c1423c" : "#0f6e73";
+  return (
+    <svg width={LABEL + BAR + NUMBER} height={ROW * bars.length} font-family="sans-serif" font-size={12}>
+      {bars.map(({ name, value, text, span }, index) => (
+        <g key={index} transform={`translate(${LABEL} ${index * ROW})`}>
+          <text x={-8} y={14} text-anchor="end">
+            {name}
+          </text>
+          <svg width={BAR} height={ROW} viewBox={`0 0 100 ${ROW}`} preserveAspectRatio="none">
+            <rect {...span} y={4} height={ROW - 8} fill={value < 0 ? "#2f79b5" : positive} />
+          </svg>
+          <text x={BAR + 8} y={14}>
+            {text}
+          </text>
+        </g>
+      ))}
+    </svg>
   );
 }

@@ -1,9 +1,11 @@
 /** Numbers as a picture, a pixel each, with what its colours mean; a pointer or the arrow keys tell the number at a place. */
 
-import { useEffect, useRef, useState, useMemo } from "preact/hooks";
+import { useMemo, useRef, useState } from "preact/hooks";
+import { Button } from "../app/controls.js";
+import { Canvas, type OnPoint } from "./Canvas.js";
+import { pixelsOf, scaleOf, type Pixels, type Scale } from "./colours.js";
 import { savePng } from "./saving.js";
 import { short } from "./text.js";
-import { pixelsOf, scaleOf, type Scale } from "./colours.js";
 import "./pictures.css";
 
 interface PictureProps {
@@ -13,11 +15,16 @@ interface PictureProps {
   readonly values: ArrayLike<number>;
   readonly width: number;
   /** The picture, four bytes a number. */
-  readonly pixels: Uint8ClampedArray<ArrayBuffer>;
+  readonly pixels: Pixels["pixels"];
+  /** An image below, which is covered by `opacity`, from 0 to 1. */
+  readonly under?: Pixels | undefined;
+  readonly opacity?: number;
   /** What a row or a column is called. */
-  readonly nameOf?: (x: number, y: number) => string;
+  readonly nameOf?: ((x: number, y: number) => string) | undefined;
   /** Takes the place that a person clicks, or where the Enter key is pressed. */
   readonly onChoose?: (x: number, y: number) => void;
+  /** Takes each number that a pressed pointer passes, or where the space bar is pressed. */
+  readonly onPaint?: (index: number, byKey: boolean) => void;
   /** The height of a row in CSS pixels, where its numbers need not be squares: then it is as wide as there is room. */
   readonly rowHeight?: number;
 }
@@ -28,94 +35,76 @@ const MOST_SCALE = 48;
 /** The most pixels along one side that every browser draws. */
 const MOST_PIXELS = 32_767;
 
+const STEPS: Record<string, number[]> = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
+
 /** Shows the picture with crisp pixels. */
-export function Picture({
-  label,
-  values,
-  width,
-  pixels,
-  nameOf,
-  onChoose,
-  rowHeight,
-}: PictureProps): preact.JSX.Element {
-  const canvas = useRef<HTMLCanvasElement>(null);
-  const [place, setPlace] = useState<readonly [number, number] | undefined>(undefined);
-  const height = Math.max(1, Math.ceil(values.length / width));
-  const scale = Math.min(MOST_SCALE, Math.max(1, Math.ceil(LEAST / Math.max(width, height))));
-  useEffect(() => {
-    const drawn = canvas.current;
-    if (drawn === null || pixels.length === 0 || Math.max(width, height) > MOST_PIXELS) return;
-    const image = new ImageData(width, height);
-    image.data.set(pixels); // the last row may be shorter
-    drawn.getContext("2d")?.putImageData(image, 0, 0);
-    drawn.style.setProperty("width", rowHeight ? "100%" : `${width * scale}px`);
-    drawn.style.setProperty("height", rowHeight ? `${height * rowHeight}px` : "auto");
-  }, [pixels, width, height, scale, rowHeight]);
-  const move = (x: number, y: number): void => {
-    const to = [clamped(x, width), clamped(y, height)] as const;
-    if (to[1] * width + to[0] < values.length) setPlace(to);
+export function Picture(props: PictureProps): preact.JSX.Element {
+  const { label, values, width, pixels, under, opacity = 1 } = props;
+  const { nameOf = (x, y) => `row ${y}, column ${x}`, onChoose, onPaint, rowHeight } = props;
+  const frame = useRef<HTMLDivElement>(null);
+  const [last, setLast] = useState(0);
+  const height = Math.ceil(values.length / Math.max(1, width));
+  const [columns, rows] = [Math.max(width, under?.width ?? 0), Math.max(height, under?.height ?? 0)];
+  if (height < 1 || Math.max(width, height) > MOST_PIXELS)
+    return <p class="muted">{`A picture cannot have ${height} by ${width} numbers.`}</p>;
+  const scale = Math.min(MOST_SCALE, Math.max(1, Math.ceil(LEAST / Math.max(columns, rows))));
+  const at = Math.min(last, values.length - 1);
+  const [x, y] = [at % width, Math.floor(at / width)];
+  const move = (toX: number, toY: number): number => {
+    const to = clamped(toY, height) * width + clamped(toX, width);
+    if (to < values.length) setLast(to);
+    return to;
   };
-  const point = ({ offsetX, offsetY }: PointerEvent): void => {
-    const drawn = canvas.current;
-    if (drawn === null) return;
-    const x = Math.floor((offsetX / drawn.clientWidth) * width);
-    const y = Math.floor((offsetY / drawn.clientHeight) * height);
-    move(x, y);
+  const point: OnPoint = (toX, toY, { type, pointerId, currentTarget }) => {
+    const to = move(toX, toY);
+    if (onPaint && type === "pointerdown") currentTarget.setPointerCapture(pointerId);
+    if (currentTarget.hasPointerCapture(pointerId)) onPaint?.(to, false);
   };
-  const choose = (): void => {
-    if (place) onChoose?.(...place);
-  };
-  const step = (event: KeyboardEvent): void => {
-    if (event.key === "Enter" && !event.ctrlKey) choose();
-    const [dx, dy] = STEPS[event.key] ?? [0, 0];
-    if (dx === 0 && dy === 0) return;
+  const press = (event: KeyboardEvent): void => {
+    const [byX = 0, byY = 0] = STEPS[event.key] ?? [];
+    if (byX || byY) move(x + byX, y + byY);
+    else if (onPaint && event.key === " ") onPaint(at, true);
+    else if (onChoose && event.key === "Enter" && !event.ctrlKey) onChoose(x, y);
+    else return;
     event.preventDefault();
-    const [x, y] = place ?? [-dx, -dy];
-    move(x + dx, y + dy);
   };
-  if (Math.max(width, height) > MOST_PIXELS)
-    return <p class="muted">{`${height} by ${width} numbers are more than a picture can have on one side.`}</p>;
+  const saved = (): void =>
+    savePng(label, [columns, rows], scale, (context) => {
+      for (const canvas of frame.current?.querySelectorAll("canvas") ?? []) {
+        context.globalAlpha = Number(canvas.style.opacity || 1);
+        context.drawImage(canvas, 0, 0, columns, rows);
+      }
+    });
+  const keys = `The arrow keys tell its numbers${onChoose ? ", the Enter key chooses one" : ""}${onPaint ? ", the space bar draws" : ""}.`;
+  const size = rowHeight
+    ? { height: `${height * rowHeight}px` }
+    : { width: `${columns * scale}px`, aspectRatio: `${columns} / ${rows}` };
+  const part = (count: number, of: number): string => `${(100 * count) / of}%`;
+  const place = { left: part(x, width), top: part(y, height), width: part(1, width), height: part(1, height) };
   return (
     <div class="picture savable">
-      <canvas
-        ref={canvas}
-        width={width}
-        height={height}
-        role="img"
-        tabIndex={0}
-        aria-label={`${label}, ${height} by ${width}. The arrow keys tell its numbers${onChoose ? ", the Enter key chooses one" : ""}.`}
-        onPointerMove={point}
-        onClick={choose}
-        onPointerLeave={() => setPlace(undefined)}
-        onKeyDown={step}
-      />
-      <button
-        class="save quiet small"
-        title="Save the picture"
-        onClick={() => canvas.current && savePng(label, canvas.current, scale)}
-      >
-        PNG
-      </button>
-      <output class="small muted number">
-        {place ? told(place, values[place[1] * width + place[0]] ?? Number.NaN, nameOf) : "\u00a0"}
-      </output>
+      <div class="frame" ref={frame} style={size}>
+        {under && <Canvas {...under} aria-hidden="true" />}
+        <Canvas
+          {...{ width, height, pixels }}
+          style={{ opacity }}
+          role={onPaint ? "application" : "img"}
+          tabIndex={0}
+          aria-label={`${label}, ${height} by ${width}. ${keys}`}
+          onPoint={point}
+          onClick={() => onChoose?.(x, y)}
+          onKeyDown={press}
+        />
+        <i style={place} />
+      </div>
+      <Button class="save quiet small" title="Save the picture" text="PNG" onClick={saved} />
+      <output class="small muted number">{`${nameOf(x, y)}: ${short(values[at] ?? Number.NaN)}`}</output>
     </div>
   );
 }
 
-const STEPS: Readonly<Record<string, readonly [number, number]>> = {
-  ArrowLeft: [-1, 0],
-  ArrowRight: [1, 0],
-  ArrowUp: [0, -1],
-  ArrowDown: [0, 1],
-};
-
 function clamped(place: number, size: number): number {
   return Math.min(size - 1, Math.max(0, place));
-}
-
-function told([x, y]: readonly [number, number], value: number, nameOf: PictureProps["nameOf"]): string {
-  return `${nameOf?.(x, y) ?? `row ${y}, column ${x}`}: ${short(value)}`;
 }
 
 interface HeatMapProps extends Omit<PictureProps, "pixels" | "rowHeight"> {
@@ -135,7 +124,7 @@ export function HeatMap({ values, signed = false, ...shown }: HeatMapProps): pre
   return (
     <>
       <Legend scale={scale} />
-      <Picture values={values} pixels={pixels} rowHeight={rowHeight} {...shown} />
+      <Picture {...{ values, pixels, rowHeight }} {...shown} />
     </>
   );
 }
@@ -144,17 +133,13 @@ const WIDTH = 256;
 
 /** Shows a scale with its ends. */
 export function Legend({ scale }: { scale: Scale }): preact.JSX.Element {
-  const canvas = useRef<HTMLCanvasElement>(null);
-  useEffect(() => {
-    const { least, most } = scale;
-    const values = Array.from({ length: WIDTH }, (_, index) => least + ((most - least) * index) / (WIDTH - 1));
-    canvas.current?.getContext("2d")?.putImageData(new ImageData(pixelsOf(values, scale), WIDTH, 1), 0, 0);
-  }, [scale]);
+  const { least, most } = scale;
+  const steps = Array.from({ length: WIDTH }, (_, index) => least + ((most - least) * index) / (WIDTH - 1));
   return (
     <div class="legend small muted">
-      <span>{short(scale.least)}</span>
-      <canvas ref={canvas} width={WIDTH} height={1} aria-hidden="true" />
-      <span>{short(scale.most)}</span>
+      <span>{short(least)}</span>
+      <Canvas pixels={pixelsOf(steps, scale)} width={WIDTH} height={1} aria-hidden="true" />
+      <span>{short(most)}</span>
     </div>
   );
 }

@@ -5,18 +5,7 @@ import { statisticsOf } from "../measures/statistics.js";
 
 /** Shows what there is to say of some numbers. */
 export function Statistics({ values }: { values: ArrayLike<number> }): preact.JSX.Element {
-  const { least, mean, most, deviation, norm, zeros, notFinite } = statisticsOf(values);
-  return (
-    <FactLine
-      facts={[
-        ["least", least],
-        ["mean", mean],
-        ["largest", most],
-        ["deviation", deviation],
-        ["norm", norm],
-        ["zeros", zeros],
-        ["not finite", notFinite || undefined],
-      ]}
-    />
-  );
+  const { least, mean, most: largest, deviation, norm, zeros, notFinite } = statisticsOf(values);
+  const facts = { least, mean, largest, deviation, norm, zeros, "not finite": notFinite || undefined };
+  return <FactLine facts={Object.entries(facts)} />;
 }

@@ -1,11 +1,11 @@
-/** Colour scales: what colour a number has. Both can be told apart by colour-blind people. */
+/** Colour scales: what colour a number has. Colour-blind people can tell all of them apart. */
 
 import { interpolateRdBu, interpolateViridis } from "d3-scale-chromatic";
 import { statisticsOf } from "../measures/statistics.js";
 
 /** A scale: signed ones are symmetric around zero. */
 export interface Scale {
-  readonly kind: "signed" | "plain";
+  readonly kind: keyof typeof TABLES;
   readonly least: number;
   readonly most: number;
 }
@@ -16,9 +16,13 @@ const STEPS = 257; // odd, so that zero has the middle one
 const NOT_FINITE = packed([255, 0, 200]);
 
 const TABLES = {
-  signed: tableOf((part) => interpolateRdBu(1 - part)),
-  plain: tableOf(interpolateViridis),
+  signed: tableOf((part) => parsed(interpolateRdBu(1 - part))),
+  plain: tableOf((part) => parsed(interpolateViridis(part))),
+  grey: tableOf((part) => [255 * part, 255 * part, 255 * part]),
 };
+
+/** Black to white, from 0 to 1. */
+export const GREY: Scale = { kind: "grey", least: 0, most: 1 };
 
 /** Returns the scale that shows all of some numbers: a signed one, if any is below zero. */
 export function scaleOf(values: ArrayLike<number>, signed = false): Scale {
@@ -57,38 +61,6 @@ export function imageOf(values: ArrayLike<number>, channels: number): Uint8Clamp
   return pixels;
 }
 
-/** Returns the picture of some numbers over another of the same size, which it covers by `opacity`, from 0 to 1. */
-export function laidOver(
-  values: ArrayLike<number>,
-  scale: Scale,
-  lower: Uint8ClampedArray,
-  opacity: number,
-): Uint8ClampedArray<ArrayBuffer> {
-  const upper = pixelsOf(values, scale);
-  return Uint8ClampedArray.from(lower, (below, index) => below + ((upper[index] ?? 0) - below) * opacity);
-}
-
-/** Returns numbers [height, width] as many times larger as a picture needs: each is repeated. */
-export function enlarged(
-  values: ArrayLike<number>,
-  [height, width]: readonly [number, number],
-  [toHeight, toWidth]: readonly [number, number],
-): Float64Array {
-  const found = new Float64Array(toHeight * toWidth);
-  for (let index = 0; index < found.length; index++) {
-    const y = Math.floor((Math.floor(index / toWidth) * height) / toHeight);
-    const x = Math.floor(((index % toWidth) * width) / toWidth);
-    found[index] = values[y * width + x] ?? Number.NaN;
-  }
-  return found;
-}
-
-/** Returns a picture, four bytes a pixel, as many times larger as another one needs. */
-export function enlargedPicture({ pixels, height, width }: Pixels, size: readonly [number, number]): Uint8ClampedArray {
-  const colours = enlarged(new Uint32Array(pixels.buffer), [height, width], size);
-  return new Uint8ClampedArray(Uint32Array.from(colours).buffer);
-}
-
 /** A picture, four bytes a pixel. */
 export interface Pixels {
   readonly pixels: Uint8ClampedArray<ArrayBuffer>;
@@ -96,8 +68,8 @@ export interface Pixels {
   readonly width: number;
 }
 
-function tableOf(colour: (part: number) => string): Uint32Array {
-  return Uint32Array.from({ length: STEPS }, (_, step) => packed(parsed(colour(step / (STEPS - 1)))));
+function tableOf(colour: (part: number) => readonly number[]): Uint32Array {
+  return Uint32Array.from({ length: STEPS }, (_, step) => packed(colour(step / (STEPS - 1))));
 }
 
 /** Returns an opaque colour as a canvas has it: four bytes at once, the least first, as every browser's machine has them. */

@@ -1,7 +1,7 @@
 /** Pictures, pixel by pixel. */
 
 import { describe, expect, it } from "vitest";
-import { enlarged, imageOf, laidOver, pixelsOf, scaleOf } from "./colours.js";
+import { GREY, imageOf, pixelsOf, scaleOf } from "./colours.js";
 import { exact, short, signed } from "./text.js";
 
 /** The ends of viridis, and the ends and the middle of red to blue. */
@@ -31,6 +31,10 @@ describe("scales", () => {
     expect([none, endless]).toEqual([[255, 0, 200], [255, 0, 200]]); // prettier-ignore
   });
 
+  it("of a drawing reach from black to white", () => {
+    expect(colours(pixelsOf([-1, 0.25, 1], GREY))).toEqual([[0, 0, 0], [63, 63, 63], [255, 255, 255]]); // prettier-ignore
+  });
+
   it("of a constant are one colour", () => {
     expect(new Set(colours(pixelsOf([4, 4, 4], scaleOf([4, 4, 4]))).map(String)).size).toBe(1);
   });
@@ -40,18 +44,6 @@ describe("images", () => {
   it("reach from their darkest to their brightest", () => {
     expect(colours(imageOf([0, 1, 2], 1))).toEqual([[0, 0, 0], [128, 128, 128], [255, 255, 255]]); // prettier-ignore
     expect(colours(imageOf([1, 0, 0], 3))).toEqual([[255, 0, 0]]);
-  });
-
-  it("are covered by as much as a person wants", () => {
-    const under = Uint8ClampedArray.from([100, 100, 100, 255, 100, 100, 100, 255]);
-    const scale = scaleOf([0, 2], true);
-    const [middle] = colours(pixelsOf([0], scale));
-    expect(colours(laidOver([0, 2], scale, under, 1))).toEqual([middle, RED]);
-    expect(colours(laidOver([0, 2], scale, under, 0))).toEqual([[100, 100, 100], [100, 100, 100]]); // prettier-ignore
-  });
-
-  it("are enlarged by repetition", () => {
-    expect([...enlarged([1, 2, 3, 4], [2, 2], [4, 4])]).toEqual([1, 1, 2, 2, 1, 1, 2, 2, 3, 3, 4, 4, 3, 3, 4, 4]);
   });
 });
 
