@@ -1,7 +1,7 @@
 /** What was compared, how far it was apart, and what a person can do about it. */
 
 import { Verdict } from "@cutaway/client";
-import { VerdictBadge, type Compared, shownAs } from "./verdicts.js";
+import { type Compared, VerdictBadge } from "./verdicts.js";
 import { short } from "../pictures/text.js";
 
 /** Powers of ten on the scale of errors, around the tolerance. */
@@ -15,7 +15,7 @@ export function Checks({ compared }: { compared: readonly Compared[] }): preact.
       {compared.map(({ check, verdict, error, reason, cause }, index) => (
         <li key={index}>
           <p>
-            <VerdictBadge shown={shownAs(verdict)} brief />
+            <VerdictBadge verdict={verdict} brief />
           </p>
           <p class="small muted">
             <bdi>{check.compared}</bdi>
