@@ -2,10 +2,10 @@
 
 import { useEffect, useMemo } from "preact/hooks";
 import { BeforeAfter } from "./BeforeAfter.js";
-import { axesOf, editOf, placesOf, placeText, startOf, type Verb, VERBS, type Wanted } from "./edit.js";
+import { axesOf, editOf, placesOf, placeText, unchanged, type Verb, VERBS, type Wanted } from "./edit.js";
 import { movedText } from "./downstream.js";
 import { downstream, follow, tried, wanted } from "./live.js";
-import { NumberField, Select, Slider } from "../app/controls.js";
+import { Button, NumberField, Select, Slider } from "../app/controls.js";
 import { Panel } from "../app/parts.js";
 import { Bars } from "../pictures/Bars.js";
 import { short } from "../pictures/text.js";
@@ -68,15 +68,18 @@ function Downstream({ asked }: Pick<ViewProps, "asked">): preact.JSX.Element {
 
 /** What is changed: where, which part of it, and how. */
 function Change({ asked }: Pick<ViewProps, "asked">): preact.JSX.Element {
-  const start = useMemo(() => startOf(asked), [asked]);
-  const change = wanted.value ?? start;
+  const others = useMemo(() => placesOf(asked), [asked]);
+  const change = wanted.value ?? unchanged(others[0] ?? { address: "" });
   const { place, verb, amount, at } = change;
   const { label, least, most } = VERBS[verb];
-  const others = useMemo(() => placesOf(asked), [asked]);
   const places = [place, ...others.filter((each) => placeText(each) !== placeText(place))];
   const axes = useMemo(() => axesOf(asked, place), [asked, place]);
   const set = (part: Partial<Wanted>): void => {
     wanted.value = { ...change, ...part };
+  };
+  const keep = (): void => {
+    alter({ edits: [editOf(change)], compare: true });
+    go("ask");
   };
   return (
     <div class="change">
@@ -114,15 +117,8 @@ function Change({ asked }: Pick<ViewProps, "asked">): preact.JSX.Element {
         </>
       )}
       <div class="tools">
-        <button onClick={() => set({ amount: VERBS[verb].start })}>Back to the start</button>
-        <button
-          onClick={() => {
-            alter({ edits: [editOf(change)], compare: true });
-            go("ask");
-          }}
-        >
-          Keep it in the question
-        </button>
+        <Button text="Back to the start" onClick={() => set({ amount: VERBS[verb].start })} />
+        <Button text="Keep it in the question" onClick={keep} />
       </div>
     </div>
   );
