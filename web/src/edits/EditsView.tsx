@@ -37,14 +37,9 @@ function Outcome({ asked, row }: Omit<ViewProps, "ask">): preact.JSX.Element {
   const now = tried.value;
   return (
     <div aria-live="polite">
-      {now ? (
-        <>
-          <BeforeAfter tried={now} asked={asked} row={row} />
-          <p class="muted small">{now.milliseconds.toFixed(0)} ms from the change to the answer</p>
-        </>
-      ) : (
-        <p class="muted">Move the slider.</p>
-      )}
+      {!now && <p class="muted">Move the slider.</p>}
+      {now && <BeforeAfter tried={now} asked={asked} row={row} />}
+      {now && <p class="muted small">{now.milliseconds.toFixed(0)} ms from the change to the answer</p>}
     </div>
   );
 }
@@ -72,7 +67,7 @@ function Change({ asked }: Pick<ViewProps, "asked">): preact.JSX.Element {
   const change = wanted.value ?? unchanged(others[0] ?? { address: "" });
   const { place, verb, amount, at } = change;
   const { label, least, most } = VERBS[verb];
-  const places = [place, ...others.filter((each) => placeText(each) !== placeText(place))];
+  const places = new Map([place, ...others].map((each) => [placeText(each), each]));
   const axes = useMemo(() => axesOf(asked, place), [asked, place]);
   const set = (part: Partial<Wanted>): void => {
     wanted.value = { ...change, ...part };
@@ -85,9 +80,9 @@ function Change({ asked }: Pick<ViewProps, "asked">): preact.JSX.Element {
     <div class="change">
       <Select
         label="Place"
-        of={places.map((each) => [placeText(each), placeText(each)] as const)}
+        of={[...places.keys()].map((each) => [each, each] as const)}
         value={placeText(place)}
-        onChoose={(chosen) => set({ place: places.find((each) => placeText(each) === chosen) ?? place, at: [] })}
+        onChoose={(chosen) => set({ place: places.get(chosen) ?? place, at: [] })}
       />
       {axes.map(({ name, size }, axis) => (
         <NumberField

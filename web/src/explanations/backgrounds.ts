@@ -1,6 +1,6 @@
 /** The image that an explanation is laid over: as the model got it. */
 
-import { HookPoint } from "@cutaway/client";
+import { HookPoint, type Tensor } from "@cutaway/client";
 import type { Part } from "../measures/numbers.js";
 import { imageOf, type Pixels } from "../pictures/colours.js";
 import { type Asked, exampleOf } from "../state/asked.js";
@@ -12,14 +12,10 @@ import { tensorsIn } from "../state/draft.js";
  */
 export function backgroundOf(asked: Asked, row: number, name: string): Pixels | undefined {
   const seen = asked.reply.captured.filter(({ module, point }) => module === "" && point === HookPoint.INPUT);
-  const tensors = [
-    ...Object.entries(tensorsIn(asked.question)),
-    ...seen.map(({ path, tensor }) => [path, tensor] as const),
-  ];
-  return imageFor(
-    name,
-    tensors.map(([input, tensor]) => [input, exampleOf(asked, tensor, row)]),
-  );
+  const known = seen.map(({ path, tensor }): [string, Tensor] => [path, tensor]);
+  const inputs = [...Object.entries(tensorsIn(asked.question)), ...known];
+  const parts = inputs.map(([input, tensor]) => [input, exampleOf(asked, tensor, row)] as const);
+  return imageFor(name, parts);
 }
 
 /** Returns the image that belongs to a name: the input itself, or for a layer the first image among the inputs. */

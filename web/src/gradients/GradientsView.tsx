@@ -27,8 +27,8 @@ export function GradientsView({ asked, row, ask }: ViewProps): preact.JSX.Elemen
     const floating = asked.model.inputs.some(({ dataType }) => FLOATING.includes(dataType));
     const layers = leavesOf(asked.model).slice(0, MOST_LAYERS);
     const added = layers.map(({ name }) => requestAt(name, HookPoint.GRAD_OUTPUT));
-    const { inputGradients = false } = asked.question;
-    ask({ inputGradients: floating || inputGradients, ...capturing(asked.question, ...added) });
+    const inputGradients = floating || (asked.question.inputGradients ?? false);
+    ask({ inputGradients, ...capturing(asked.question, ...added) });
   };
   return (
     <div class="gradients">

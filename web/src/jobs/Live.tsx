@@ -39,15 +39,12 @@ async function askLive(served: Model, folder: JobFolder, line: Line): Promise<As
  * folder has no request. */
 function questionOf({ question = {}, job }: Manifest, { cells }: Line): Draft | undefined {
   if (Object.keys(question).length === 0) return undefined;
-  const { explainIf: _, ...rest } = fromText(JSON.stringify(question));
+  const draft: Draft = { ...fromText(JSON.stringify(question)), attributionErrorsInPlace: true };
+  delete draft.explainIf;
   const target = cells["target"];
-  return {
-    ...rest,
-    attributionErrorsInPlace: true,
-    ...(job.target === "label" && target != null
-      ? { target: { kind: { case: "classIndex", value: { indices: [BigInt(Number(target))] } } } }
-      : {}),
-  };
+  if (job.target === "label" && target != null)
+    draft.target = { kind: { case: "classIndex", value: { indices: [BigInt(Number(target))] } } };
+  return draft;
 }
 
 /** Returns the inputs that a row was computed from, as far as the model has inputs of these names. */

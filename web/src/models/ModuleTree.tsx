@@ -52,12 +52,9 @@ export function ModuleTree({ rows, ...others }: RowsProps): preact.JSX.Element {
   );
 }
 
-interface ShownProps extends Omit<RowsProps, "rows"> {
-  readonly shown: readonly Shown[];
-  readonly folded: ReadonlySet<string>;
-  /** Folds a row, or unfolds it. */
-  readonly turn: (row: Row) => void;
-}
+/** What is shown of the rows; `turn` folds one, or unfolds it. */
+type ShownProps = Omit<RowsProps, "rows"> &
+  Readonly<{ shown: readonly Shown[]; folded: ReadonlySet<string>; turn: (row: Row) => void }>;
 
 function Rows({ shown, folded, chosen, onChoose, turn }: ShownProps): preact.JSX.Element {
   const [top, setTop] = useState(0);
