@@ -35,9 +35,6 @@ export function CostView({ asked: { reply, milliseconds, question } }: ViewProps
   );
 }
 
-/** A stage of a call: its milliseconds, and those from the call until it began; stages follow one another. */
-type Stage = Required<Named>;
-
 const STAGES = [
   ["queueMs", "Queue", "waiting for a worker, and the way to it"],
   ["decodeMs", "Decode", "bytes to tensors"],
@@ -48,8 +45,8 @@ const STAGES = [
   ["encodeMs", "Encode", "tensors to bytes"],
 ] as const;
 
-/** Returns the stages in their order; the last one is what the server did not see: the network, and this page. */
-export function stagesOf({ message: { timings } }: Inspection, milliseconds: number): Stage[] {
+/** Returns the stages of a call, which follow one another, in milliseconds; the last one is what the server did not see: the network, and this page. */
+export function stagesOf({ message: { timings } }: Inspection, milliseconds: number): Required<Named>[] {
   let begin = 0;
   const stages = STAGES.map(([field, name, about]) => {
     const stage = { name, about, value: timings?.[field] ?? 0, begin };

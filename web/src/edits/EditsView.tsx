@@ -2,10 +2,10 @@
 
 import { useEffect, useMemo } from "preact/hooks";
 import { BeforeAfter } from "./BeforeAfter.js";
-import { axesOf, editOf, placesOf, placeText, startOf, type Verb, VERBS, type Wanted } from "./edit.js";
+import { axesOf, editOf, placesOf, placeText, unchanged, type Verb, VERBS, type Wanted } from "./edit.js";
 import { movedText } from "./downstream.js";
 import { downstream, follow, tried, wanted } from "./live.js";
-import { NumberField, Select, Slider } from "../app/controls.js";
+import { Button, NumberField, Select, Slider } from "../app/controls.js";
 import { Panel } from "../app/parts.js";
 import { Bars } from "../pictures/Bars.js";
 import { short } from "../pictures/text.js";
@@ -37,14 +37,9 @@ function Outcome({ asked, row }: Omit<ViewProps, "ask">): preact.JSX.Element {
   const now = tried.value;
   return (
     <div aria-live="polite">
-      {now ? (
-        <>
-          <BeforeAfter tried={now} asked={asked} row={row} />
-          <p class="muted small">{now.milliseconds.toFixed(0)} ms from the change to the answer</p>
-        </>
-      ) : (
-        <p class="muted">Move the slider.</p>
-      )}
+      {!now && <p class="muted">Move the slider.</p>}
+      {now && <BeforeAfter tried={now} asked={asked} row={row} />}
+      {now && <p class="muted small">{now.milliseconds.toFixed(0)} ms from the change to the answer</p>}
     </div>
   );
 }
@@ -68,23 +63,26 @@ function Downstream({ asked }: Pick<ViewProps, "asked">): preact.JSX.Element {
 
 /** What is changed: where, which part of it, and how. */
 function Change({ asked }: Pick<ViewProps, "asked">): preact.JSX.Element {
-  const start = useMemo(() => startOf(asked), [asked]);
-  const change = wanted.value ?? start;
+  const others = useMemo(() => placesOf(asked), [asked]);
+  const change = wanted.value ?? unchanged(others[0] ?? { address: "" });
   const { place, verb, amount, at } = change;
   const { label, least, most } = VERBS[verb];
-  const others = useMemo(() => placesOf(asked), [asked]);
-  const places = [place, ...others.filter((each) => placeText(each) !== placeText(place))];
+  const places = new Map([place, ...others].map((each) => [placeText(each), each]));
   const axes = useMemo(() => axesOf(asked, place), [asked, place]);
   const set = (part: Partial<Wanted>): void => {
     wanted.value = { ...change, ...part };
+  };
+  const keep = (): void => {
+    alter({ edits: [editOf(change)], compare: true });
+    go("ask");
   };
   return (
     <div class="change">
       <Select
         label="Place"
-        of={places.map((each) => [placeText(each), placeText(each)] as const)}
+        of={[...places.keys()].map((each) => [each, each] as const)}
         value={placeText(place)}
-        onChoose={(chosen) => set({ place: places.find((each) => placeText(each) === chosen) ?? place, at: [] })}
+        onChoose={(chosen) => set({ place: places.get(chosen) ?? place, at: [] })}
       />
       {axes.map(({ name, size }, axis) => (
         <NumberField
@@ -114,15 +112,8 @@ function Change({ asked }: Pick<ViewProps, "asked">): preact.JSX.Element {
         </>
       )}
       <div class="tools">
-        <button onClick={() => set({ amount: VERBS[verb].start })}>Back to the start</button>
-        <button
-          onClick={() => {
-            alter({ edits: [editOf(change)], compare: true });
-            go("ask");
-          }}
-        >
-          Keep it in the question
-        </button>
+        <Button text="Back to the start" onClick={() => set({ amount: VERBS[verb].start })} />
+        <Button text="Keep it in the question" onClick={keep} />
       </div>
     </div>
   );

@@ -1,14 +1,11 @@
 /** What a change did to the layers: how far each is from what it was. */
 
-import type { ModelDetail, Tensor } from "@cutaway/client";
+import type { Inspection, ModelDetail } from "@cutaway/client";
 import { numbersOf, sizeOf } from "../measures/numbers.js";
 import { statisticsOf } from "../measures/statistics.js";
 import type { Named } from "../pictures/Bars.js";
 import { short } from "../pictures/text.js";
 import { leavesOf } from "../models/places.js";
-
-/** A layer, and the norm of its difference by that of the layer without the change; infinite where the latter is zero. */
-export type Change = Named;
 
 /** The most numbers that are asked for, over all layers. */
 const MOST_NUMBERS = 2 ** 20;
@@ -21,21 +18,16 @@ export function layersBelow(model: ModelDetail): string[] {
   return leaves.filter((_, index) => index % step === 0).map(({ name }) => name);
 }
 
-/** Returns how far the captures of one reply are from those of another, by place. */
-export function changesBetween(
-  before: Readonly<Record<string, Tensor>>,
-  after: Readonly<Record<string, Tensor>>,
-): Change[] {
+/** Returns by place how far captures are from those before: the norm of the difference by the norm before, or infinite. */
+export function changesBetween(before: Inspection["captures"], after: Inspection["captures"]): Named[] {
   return Object.entries(before).flatMap(([place, tensor]) => {
-    const other = after[place];
-    return other
-      ? [{ name: place.replace("@output", ""), value: relativeChange(numbersOf(tensor), numbersOf(other)) }]
-      : [];
+    const [name, other] = [place.replace("@output", ""), after[place]];
+    return other ? [{ name, value: relativeChange(numbersOf(tensor), numbersOf(other)) }] : [];
   });
 }
 
 /** Returns which layer moved most, in words. */
-export function movedText(changes: readonly Change[]): string {
+export function movedText(changes: readonly Named[]): string {
   const broken = changes.filter(({ value }) => Number.isNaN(value)).map(({ name }) => name);
   if (broken.length) return `Not finite with the change: ${broken.join(", ")}.`;
   const [most] = [...changes].sort((one, other) => other.value - one.value);

@@ -13,12 +13,7 @@ const MOST_PLACES = 2000;
 export type Verb = "scale" | "zero" | "add" | "clamp";
 
 /** What is changed: what a module or an operator returned, in one call or in all, one tensor of it or all. */
-export interface Place {
-  /** The module, or the operator's address. */
-  readonly address: string;
-  readonly call?: number;
-  readonly path?: string;
-}
+export type Place = Readonly<{ address: string; call?: number | undefined; path?: string | undefined }>;
 
 /** A change as it is chosen on the page. */
 export interface Wanted {
@@ -30,17 +25,10 @@ export interface Wanted {
   readonly at: readonly (number | undefined)[];
 }
 
-/** How a verb is shown. */
-export interface Slider {
-  readonly name: string;
-  readonly label: string;
-  readonly least: number;
-  readonly most: number;
-  /** Where it begins: but for zero, where it changes nothing. */
-  readonly start: number;
-}
+/** How a verb is shown, and the range of its slider, which starts, but for zero, where it changes nothing. */
+export type Slider = Readonly<{ name: string; label: string; least: number; most: number; start: number }>;
 
-/** The verbs, with the range of their sliders. */
+/** The verbs. */
 export const VERBS: Readonly<Record<Verb, Slider>> = {
   scale: { name: "Multiply", label: "Factor", least: -2, most: 3, start: 1 },
   add: { name: "Add", label: "Added", least: -3, most: 3, start: 0 },
@@ -61,7 +49,7 @@ export function editOf({ place: { address, call, path = "" }, verb, amount, at }
     point: HookPoint.OUTPUT,
     kind: kinds[verb],
     path,
-    ...(call === undefined ? {} : { call }),
+    call,
     slices: at.flatMap((index, axis) =>
       index === undefined ? [] : [{ axis: axis + 1, start: BigInt(index), stop: BigInt(index + 1) }],
     ),
@@ -78,13 +66,13 @@ export function editText({ where, kind, slices, call, path }: MessageInitShape<t
   const parts = (slices ?? []).map(
     ({ axis = 0, start = 0n, stop }) => `axis ${axis}: ${start} to ${stop ?? "its end"}`,
   );
-  const place = placeText({ address: where?.value ?? "", ...(call === undefined ? {} : { call }), path: path ?? "" });
+  const place = placeText({ address: where?.value ?? "", call, path });
   return [`${kind?.case ?? "edit"} ${place}`, ...parts].join(", ");
 }
 
 /** Returns where a captured output is changed. */
 export function placeAt({ module, call, calls, path }: Captured): Place {
-  return { address: module, path, ...(calls > 1 ? { call } : {}) };
+  return { address: module, path, call: calls > 1 ? call : undefined };
 }
 
 type Parts = Pick<Asked, "model" | "question" | "reply">;
@@ -97,12 +85,8 @@ export function placesOf(asked: Parts): Place[] {
   return [...new Map(all.slice(0, MOST_PLACES).map((place) => [placeText(place), place])).values()];
 }
 
-/** An axis behind that of the batch. */
-export interface Axis {
-  readonly name: string;
-  /** Undefined where it may be another than that of the model's own example. */
-  readonly size: number | undefined;
-}
+/** An axis behind that of the batch; its size is undefined where it may be another than that of the model's own example. */
+export type Axis = Readonly<{ name: string; size: number | undefined }>;
 
 /** Returns the axes of a place: of what was captured there, or as many as for the model's own example. */
 export function axesOf(asked: Parts, { address, call = 0, path = "" }: Place): Axis[] {
@@ -117,8 +101,7 @@ export function axesOf(asked: Parts, { address, call = 0, path = "" }: Place): A
   return sizes.map((size, axis) => ({ size: captured && Number(size), name: names[axis] ?? "" }));
 }
 
-/** Returns the change that a person begins with: at the first place, where it changes nothing yet. */
-export function startOf(asked: Parts): Wanted {
-  const [place = { address: "" }] = placesOf(asked);
+/** Returns the change of a place that a person begins with: it changes nothing yet. */
+export function unchanged(place: Place): Wanted {
   return { place, verb: "scale", amount: VERBS.scale.start, at: [] };
 }

@@ -1,34 +1,28 @@
 /** Trying a change: each newer one ends the call before; when it rests, what it did downstream is asked for. */
 
 import { effect, signal } from "@preact/signals";
-import { byName, type Inspection, type Question, type Tensor } from "@cutaway/client";
-import { editOf, type Place, VERBS, type Wanted } from "./edit.js";
-import { type Change, changesBetween, layersBelow } from "./downstream.js";
+import { byName, type Inspection, type Question } from "@cutaway/client";
+import { editOf, type Place, unchanged, type Wanted } from "./edit.js";
+import { changesBetween, layersBelow } from "./downstream.js";
+import type { Named } from "../pictures/Bars.js";
 import { asked, failure, model } from "../state/asking.js";
 import type { Asked } from "../state/asked.js";
 import { go } from "../state/route.js";
 import { client, note } from "../state/server.js";
 
-/** Predictions with and without the change. */
-export interface Tried {
-  /** The answer whose question was changed. */
-  readonly asked: Asked;
-  readonly before: Readonly<Record<string, Tensor>>;
-  readonly after: Readonly<Record<string, Tensor>>;
-  /** Milliseconds from the slider to the answer. */
-  readonly milliseconds: number;
-}
+/** Predictions before and after a change to an answer's question, and milliseconds from the slider to the latter. */
+export type Tried = Readonly<{ asked: Asked; before: Outputs; after: Outputs; milliseconds: number }>;
+
+type Outputs = Inspection["predictions"];
 
 /** The change that is tried; undefined before one is chosen. */
-export const wanted = signal<Wanted | undefined>(undefined);
+export const wanted = signal<Wanted>();
 
 /** What came of it. */
-export const tried = signal<Tried | undefined>(undefined);
+export const tried = signal<Tried>();
 
 /** How far it changed the other layers, in the order of the tree; not fresh while a newer change is asked about. */
-export const downstream = signal<{ readonly changes: readonly Change[]; readonly fresh: boolean } | undefined>(
-  undefined,
-);
+export const downstream = signal<{ readonly changes: readonly Named[]; readonly fresh: boolean }>();
 
 /** Forgets what came of a change. */
 function forget(): void {
@@ -37,7 +31,7 @@ function forget(): void {
 
 /** Opens a change at a place, which changes nothing yet. */
 export function tryAt(place: Place): void {
-  wanted.value = { place, verb: "scale", amount: VERBS.scale.start, at: [] };
+  wanted.value = unchanged(place);
   go("edits");
 }
 

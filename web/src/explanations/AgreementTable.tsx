@@ -6,12 +6,8 @@ import { type Agreement, agreementOf } from "../measures/agreement.js";
 import { type Asked, exampleOf, type ViewProps } from "../state/asked.js";
 import { short } from "../pictures/text.js";
 
-interface Pair extends Agreement {
-  readonly one: Attribution;
-  readonly other: Attribution;
-  /** Which of the two has no signs, so that magnitudes are compared; undefined where signs are. */
-  readonly unsigned?: Attribution;
-}
+/** Two explanations; magnitudes are compared where one of them, `unsigned`, has no signs. */
+type Pair = Agreement & Readonly<{ one: Attribution; other: Attribution; unsigned?: Attribution }>;
 
 /** What a cosine says, from which on. */
 const WORDS = [

@@ -1,7 +1,7 @@
 /** What was compared, how far it was apart, and what a person can do about it. */
 
 import { Verdict } from "@cutaway/client";
-import { VerdictBadge, type Compared, shownAs } from "./verdicts.js";
+import { type Compared, VerdictBadge } from "./verdicts.js";
 import { short } from "../pictures/text.js";
 
 /** Powers of ten on the scale of errors, around the tolerance. */
@@ -14,7 +14,7 @@ export function Checks({ compared }: { compared: readonly Compared[] }): preact.
     <ul class="checks">
       {compared.map(({ check, verdict, error, reason, cause }, index) => (
         <li key={index}>
-          <VerdictBadge shown={shownAs(verdict)} brief />
+          <VerdictBadge verdict={verdict} brief />
           <bdi class="small muted">{check.compared}</bdi>
           {verdict !== Verdict.NOT_APPLICABLE && <ErrorScale error={error} tolerance={check.tolerance} />}
           {reason && (

@@ -1,10 +1,11 @@
 /** One explanation: what it shows, whether it can be trusted, and its sums. */
 
 import { Failure } from "../app/problems.js";
+import { Button } from "../app/controls.js";
 import { FactLine } from "../app/parts.js";
 import { Checks } from "./Checks.js";
 import { type ExplanationProps, Values } from "./Values.js";
-import { VerdictBadge, comparedIn, shownAs, verdictOn } from "./verdicts.js";
+import { comparedIn, VerdictBadge, verdictOn } from "./verdicts.js";
 import { askedParts } from "../state/draft.js";
 import { go } from "../state/route.js";
 import { elementOf, exampleOf } from "../state/asked.js";
@@ -13,7 +14,6 @@ import { statisticsOf } from "../measures/statistics.js";
 /** Shows it, for one example. */
 export function Explanation({ asked, row, attribution }: ExplanationProps): preact.JSX.Element {
   const { method, layer, message } = attribution;
-  const compared = comparedIn(attribution, row);
   const { attributions } = askedParts(asked.question);
   const smoothed = attributions[asked.reply.attributions.indexOf(attribution)]?.noiseTunnel !== undefined;
   const target = message.targets[row];
@@ -25,7 +25,7 @@ export function Explanation({ asked, row, attribution }: ExplanationProps): prea
           {method} {smoothed && "with noise "}
           {layer && <bdi class="mono muted">{layer}</bdi>}
         </h2>
-        {message.error === undefined && <VerdictBadge shown={shownAs(verdictOn(attribution, row))} />}
+        {message.error === undefined && <VerdictBadge verdict={verdictOn(attribution, row)} />}
       </div>
       {explained && (
         <p class="muted small">
@@ -34,15 +34,15 @@ export function Explanation({ asked, row, attribution }: ExplanationProps): prea
       )}
       {message.error ? (
         <Failure error={message.error}>
-          <button onClick={() => go("ask")}>Change it under Ask</button>
+          <Button text="Change it under Ask" onClick={() => go("ask")} />
         </Failure>
       ) : asked.reply.message.explainedRows[row] === false ? (
         <p class="muted">This example does not meet the question’s condition, and was not explained.</p>
       ) : (
         <>
-          <Values asked={asked} row={row} attribution={attribution} />
+          <Values {...{ asked, row, attribution }} />
           <Sums {...{ asked, row, attribution }} />
-          <Checks compared={compared} />
+          <Checks compared={comparedIn(attribution, row)} />
         </>
       )}
     </article>

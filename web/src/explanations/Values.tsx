@@ -17,37 +17,27 @@ import { tensorsIn } from "../state/draft.js";
 const MOST_BARS = 40;
 
 /** One explanation of an answer, for one example. */
-export interface ExplanationProps {
-  readonly asked: Asked;
-  readonly row: number;
-  readonly attribution: Attribution;
-}
+export type ExplanationProps = Readonly<{ asked: Asked; row: number; attribution: Attribution }>;
 
-/** Shows them, a figure for each input or layer. */
+/** Shows them over the tokens of a text, or in a figure for each input or layer. */
 export function Values({ asked, row, attribution }: ExplanationProps): preact.JSX.Element {
   const { tokens } = attribution.message;
   const texts = tokens?.texts[row]?.tokens ?? [];
   if (tokens?.values && texts.length > 0) {
     const { values } = exampleOf(asked, fromMessage(tokens.values), row);
-    return (
-      <Tokens texts={texts} values={values} onChoose={(index) => tryWithout({ address: attribution.layer }, [index])} />
-    );
+    const tryAt = (index: number): void => tryWithout({ address: attribution.layer }, [index]);
+    return <Tokens texts={texts} values={values} onChoose={tryAt} />;
   }
-  return (
-    <>
-      {Object.entries(attribution.values).map(([name, tensor]) => (
-        <Figure
-          key={name}
-          name={name}
-          label={`${attribution.method} of ${name}`}
-          part={exampleOf(asked, tensor, row)}
-          under={backgroundOf(asked, row, name)}
-          names={namesOf(asked, name)}
-          beside={inputOf(asked, name, row)}
-        />
-      ))}
-    </>
-  );
+  const figures = Object.entries(attribution.values).map(([name, tensor]) => (
+    <Figure
+      key={name}
+      {...inputAt(asked, row, name)}
+      name={name}
+      label={`${attribution.method} of ${name}`}
+      part={exampleOf(asked, tensor, row)}
+    />
+  ));
+  return <>{figures}</>;
 }
 
 interface FigureProps {
@@ -81,15 +71,14 @@ export function Figure({ name, label, part, under, names, beside }: FigureProps)
   );
 }
 
-/** Returns the names of the features of an input. */
-export function namesOf({ reply }: Asked, input: string): readonly string[] {
-  return reply.message.featureNames.find((each) => each.input === input)?.names ?? [];
-}
-
-/** Returns the numbers of an input of the question; undefined if it is none. */
-function inputOf(asked: Asked, name: string, row: number): Part["values"] | undefined {
+/** Returns what an answer knows of an input: its image, the names of its features, its numbers. */
+export function inputAt(asked: Asked, row: number, name: string): Pick<FigureProps, "under" | "names" | "beside"> {
   const tensor = tensorsIn(asked.question)[name];
-  return tensor && exampleOf(asked, tensor, row).values;
+  return {
+    under: backgroundOf(asked, row, name),
+    names: asked.reply.message.featureNames.find(({ input }) => input === name)?.names ?? [],
+    beside: tensor && exampleOf(asked, tensor, row).values,
+  };
 }
 
 function largest(values: ArrayLike<number>, names: readonly string[], beside?: ArrayLike<number>): Named[] {

@@ -1,24 +1,27 @@
 /** The image that an explanation is laid over: as the model got it. */
 
-import { HookPoint } from "@cutaway/client";
+import { HookPoint, type Tensor } from "@cutaway/client";
 import type { Part } from "../measures/numbers.js";
 import { imageOf, type Pixels } from "../pictures/colours.js";
 import { type Asked, exampleOf } from "../state/asked.js";
 import { tensorsIn } from "../state/draft.js";
 
 /**
- * Returns the image that an explanation of an input or a layer is laid over: the input itself, or for a layer the first
- * image among the inputs; as it was sent, or as a hook saw it going into the model, which is the only way to know what an
- * adapter made of a file. Undefined if there is none.
+ * Returns the image that an explanation of an input or a layer is laid over: as it was sent, or as a hook saw it going
+ * into the model, which is the only way to know what an adapter made of a file. Undefined if there is none.
  */
 export function backgroundOf(asked: Asked, row: number, name: string): Pixels | undefined {
-  const sent = Object.entries(tensorsIn(asked.question));
-  const seen = asked.reply.captured.flatMap(({ module, point, path, tensor }) =>
-    module === "" && point === HookPoint.INPUT ? [[path, tensor] as const] : [],
-  );
-  const all = [...sent, ...seen];
-  const own = all.filter(([each]) => each === name);
-  const image = (own.length ? own : all).map(([, each]) => exampleOf(asked, each, row)).find(isImage);
+  const seen = asked.reply.captured.filter(({ module, point }) => module === "" && point === HookPoint.INPUT);
+  const known = seen.map(({ path, tensor }): [string, Tensor] => [path, tensor]);
+  const inputs = [...Object.entries(tensorsIn(asked.question)), ...known];
+  const parts = inputs.map(([input, tensor]) => [input, exampleOf(asked, tensor, row)] as const);
+  return imageFor(name, parts);
+}
+
+/** Returns the image that belongs to a name: the input itself, or for a layer the first image among the inputs. */
+export function imageFor(name: string, inputs: readonly (readonly [string, Part])[]): Pixels | undefined {
+  const own = inputs.filter(([input]) => input === name);
+  const image = (own.length ? own : inputs).map(([, part]) => part).find(isImage);
   return image && pictureOf(image);
 }
 

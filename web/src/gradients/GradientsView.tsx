@@ -5,18 +5,16 @@ import { HookPoint } from "@cutaway/client";
 import { Panel } from "../app/parts.js";
 import { FLOATING } from "../ask/ways.js";
 import { depthsOf, depthText, onLogScale } from "./depth.js";
-import { backgroundOf } from "../explanations/backgrounds.js";
-import { Figure, namesOf } from "../explanations/Values.js";
+import { Figure, inputAt } from "../explanations/Values.js";
 import { indicesOf } from "../measures/layout.js";
 import { type Part, numbersOf } from "../measures/numbers.js";
 import { statisticsOf } from "../measures/statistics.js";
-import { Select } from "../app/controls.js";
-import { leavesOf, parameterAt, requestAt } from "../models/places.js";
+import { Button, Select } from "../app/controls.js";
+import { capturing, leavesOf, parameterAt, requestAt } from "../models/places.js";
 import { Bars } from "../pictures/Bars.js";
 import { HeatMap } from "../pictures/Picture.js";
 import { Statistics } from "../pictures/Statistics.js";
-import { type Asked, exampleOf, gradientOf, targetText, type ViewProps } from "../state/asked.js";
-import { tensorsIn } from "../state/draft.js";
+import { type Asked, gradientOf, targetText, type ViewProps } from "../state/asked.js";
 import "./gradients.css";
 
 /** The most layers that are asked for at once. */
@@ -26,11 +24,11 @@ const MOST_LAYERS = 128;
 export function GradientsView({ asked, row, ask }: ViewProps): preact.JSX.Element {
   const depths = depthsOf(asked);
   const everywhere = (): void => {
-    const { captures = [], inputGradients = false } = asked.question;
     const floating = asked.model.inputs.some(({ dataType }) => FLOATING.includes(dataType));
     const layers = leavesOf(asked.model).slice(0, MOST_LAYERS);
     const added = layers.map(({ name }) => requestAt(name, HookPoint.GRAD_OUTPUT));
-    ask({ inputGradients: floating || inputGradients, captures: [...captures, ...added] });
+    const inputGradients = floating || (asked.question.inputGradients ?? false);
+    ask({ inputGradients, ...capturing(asked.question, ...added) });
   };
   return (
     <div class="gradients">
@@ -38,9 +36,7 @@ export function GradientsView({ asked, row, ask }: ViewProps): preact.JSX.Elemen
         id="by-layer"
         title="Layer by layer"
         beside={
-          <button class={depths.length > 0 ? "" : "primary"} onClick={everywhere}>
-            Ask for the gradient everywhere
-          </button>
+          <Button text="Ask for the gradient everywhere" class={depths.length ? "" : "primary"} onClick={everywhere} />
         }
       >
         {depths.length > 0 ? (
@@ -58,16 +54,17 @@ export function GradientsView({ asked, row, ask }: ViewProps): preact.JSX.Elemen
         )}
       </Panel>
       {Object.entries(asked.reply.inputGradients).map(([name, tensor]) => (
-        <InputGradient key={name} name={name} gradient={gradientOf(asked, tensor, row)} asked={asked} row={row} />
+        <InputGradient key={name} {...{ asked, row, name }} gradient={gradientOf(asked, tensor, row)} />
       ))}
       <Panel id="parameters" title="At parameters">
         {Object.keys(asked.reply.parameterGradients).length ? (
           <Parameters reply={asked.reply} />
         ) : (
           <div class="tools">
-            <button onClick={() => ask({ captures: [...(asked.question.captures ?? []), parameterAt("**")] })}>
-              Ask for the gradient at every parameter
-            </button>
+            <Button
+              text="Ask for the gradient at every parameter"
+              onClick={() => ask(capturing(asked.question, parameterAt("**")))}
+            />
           </div>
         )}
       </Panel>
@@ -100,37 +97,25 @@ function Parameters({ reply }: Pick<Asked, "reply">): preact.JSX.Element | null 
   );
 }
 
-interface InputProps extends Omit<ViewProps, "ask"> {
-  readonly name: string;
-  readonly gradient: Part;
-}
+type InputProps = Readonly<{ asked: Asked; row: number; name: string; gradient: Part }>;
 
-function InputGradient({ name, gradient, asked, row }: InputProps): preact.JSX.Element {
-  const sent = tensorsIn(asked.question)[name];
+function InputGradient({ asked, row, name, gradient }: InputProps): preact.JSX.Element {
+  const input = inputAt(asked, row, name);
   const figure = (title: string, part: Part): preact.JSX.Element => (
-    <Figure
-      name={title}
-      label={`${title} at ${name}`}
-      part={part}
-      under={backgroundOf(asked, row, name)}
-      names={namesOf(asked, name)}
-    />
+    <Figure {...input} name={title} label={`${title} at ${name}`} part={part} />
   );
   return (
-    <section class="panel" aria-label={`Gradient at ${name}`}>
-      <h2>
-        At the input <bdi class="mono">{name}</bdi>
-      </h2>
+    <Panel id={`gradient-${name}`} title={["At the input ", <bdi class="mono">{name}</bdi>]}>
       <p class="muted small">Of {targetText(asked, row)}.</p>
       <Statistics values={gradient.values} />
       <div class="pair">
         {figure("Gradient", gradient)}
-        {sent && figure("Gradient × input", times(gradient, exampleOf(asked, sent, row)))}
+        {input.beside && figure("Gradient × input", times(gradient, input.beside))}
       </div>
-    </section>
+    </Panel>
   );
 }
 
-function times({ values, shape }: Part, other: Part): Part {
-  return { values: Float64Array.from(values, (value, index) => value * (other.values[index] ?? Number.NaN)), shape };
+function times({ values, shape }: Part, factors: Part["values"]): Part {
+  return { values: Float64Array.from(values, (value, index) => value * (factors[index] ?? Number.NaN)), shape };
 }

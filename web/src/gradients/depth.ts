@@ -1,6 +1,7 @@
 /** Where gradients vanish: how large they are, layer by layer. */
 
 import { scaleLog } from "d3-scale";
+import { HookPoint } from "@cutaway/client";
 import type { ComponentProps } from "preact";
 import { numbersOf } from "../measures/numbers.js";
 import { statisticsOf } from "../measures/statistics.js";
@@ -8,27 +9,23 @@ import type { Bars, Named } from "../pictures/Bars.js";
 import { short } from "../pictures/text.js";
 import type { Asked } from "../state/asked.js";
 
-/** A layer, and how large the gradient is there: the root of the mean square, which does not grow with its size. */
-export type Depth = Named;
-
-/** Returns the captured gradients in the order of the model's modules. */
-export function depthsOf({ model, reply }: Asked): Depth[] {
+/** Returns how large the captured gradients are, in the order of the modules: by root mean square, whatever their size. */
+export function depthsOf({ model, reply }: Asked): Named[] {
   const order = new Map(model.modules.map(({ name }, index) => [name, index]));
-  const rank = ({ name }: Depth): number => order.get(name.split("#")[0] ?? "") ?? 0;
-  return Object.entries(reply.captures)
-    .filter(([key]) => key.includes("@grad_output"))
-    .map(([key, tensor]) => {
+  return reply.captured
+    .filter(({ point }) => point === HookPoint.GRAD_OUTPUT)
+    .sort((one, other) => (order.get(one.module) ?? 0) - (order.get(other.module) ?? 0))
+    .map(({ name, tensor }) => {
       const { norm, count } = statisticsOf(numbersOf(tensor));
-      return { name: key.replace("@grad_output", ""), value: norm / Math.sqrt(Math.max(1, count)) };
-    })
-    .sort((one, other) => rank(one) - rank(other));
+      return { name: name.replace("@grad_output", ""), value: norm / Math.sqrt(Math.max(1, count)) };
+    });
 }
 
 /** A gradient that is smaller than the largest by this factor has vanished. */
 const VANISHED = 1e-3;
 
 /** Returns where gradients vanish, in words. */
-export function depthText(depths: readonly Depth[]): string {
+export function depthText(depths: readonly Named[]): string {
   const broken = depths.filter(({ value }) => !Number.isFinite(value)).map(({ name }) => name);
   if (broken.length) return `The gradient is not finite at ${broken.join(", ")}.`;
   const [least, ...rest] = [...depths].sort((one, other) => one.value - other.value);
@@ -43,7 +40,7 @@ export function depthText(depths: readonly Depth[]): string {
 }
 
 /** Returns sizes that differ by powers of ten as bars on a logarithmic scale; one of zero has none, and says so. */
-export function onLogScale(depths: readonly Depth[]): ComponentProps<typeof Bars> {
+export function onLogScale(depths: readonly Named[]): ComponentProps<typeof Bars> {
   const sizes = depths.map(({ value }) => value).filter((value) => value > 0 && Number.isFinite(value));
   const least = Math.min(...sizes, 1) / 10;
   const length = scaleLog([least, Math.max(...sizes, least * 100)], [0, 1]).clamp(true);

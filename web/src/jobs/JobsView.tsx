@@ -9,6 +9,9 @@ import { RowTable } from "./RowTable.js";
 import { ALL, chosen, folder, KINDS, ORDERS, rows, shown, type Wanted, wanted } from "./rows.js";
 import "./jobs.css";
 
+const UNOPENED =
+  "One that cutaway batch run wrote. It is read here; of a row that the live model is asked about, the input is sent.";
+
 /** Shows a folder, or asks for one. */
 export function JobsView(): preact.JSX.Element {
   const open = folder.value;
@@ -30,30 +33,26 @@ export function JobsView(): preact.JSX.Element {
 }
 
 function Opening(): preact.JSX.Element {
-  const [{ text, wrong }, setState] = useState({ text: "", wrong: false });
+  const [state, setState] = useState<string | Error>("");
   const latest = useRef<readonly File[]>([]);
   const open = async (files: readonly File[]): Promise<void> => {
     latest.current = files;
     folder.value = chosen.value = undefined;
     wanted.value = ALL;
-    setState({ text: "Reading…", wrong: false });
-    const read = await openFolder(files).catch((failure: unknown) =>
-      failure instanceof Error ? failure : new Error(String(failure)),
-    );
+    setState("Reading…");
+    const read = await openFolder(files).catch((failure: unknown) => failure as Error);
     if (latest.current !== files) return; // a newer folder was chosen meanwhile
-    const failed = read instanceof Error;
-    if (!failed) folder.value = read;
-    setState({ text: failed ? read.message : (files[0]?.webkitRelativePath.split("/")[0] ?? ""), wrong: failed });
+    setState(read instanceof Error ? read : "");
+    if (!(read instanceof Error)) folder.value = read;
   };
+  const failed = state instanceof Error;
   return (
     <div class="tools">
       <FileButton accept="" onOpen={(files) => void open(files)}>
         Open a folder
       </FileButton>
-      <p class={wrong ? "problem" : "muted"} role="status">
-        {text ||
-          folder.value?.manifest.model ||
-          "One that cutaway batch run wrote. It is read here; of a row that the live model is asked about, the input is sent."}
+      <p class={failed ? "problem" : "muted"} role="status">
+        {failed ? state.message : state || folder.value?.name || UNOPENED}
       </p>
     </div>
   );
@@ -81,16 +80,12 @@ function named<T extends string>(table: Readonly<Record<T, unknown>>): [T, strin
   return (Object.keys(table) as T[]).map((each) => [each, each]);
 }
 
-function factsOf({ manifest, lines }: JobFolder): [string, string][] {
-  const count = (kind: keyof typeof KINDS): string =>
-    rows.value.filter((row) => KINDS[kind](row)).length.toLocaleString("en");
-  const all = manifest.rows.toLocaleString("en");
+function factsOf({ manifest, lines }: JobFolder): (readonly [string, string])[] {
+  const [all, read] = [manifest.rows, lines.length].map((count) => count.toLocaleString("en"));
+  const kinds = Object.entries(KINDS).slice(1);
   return [
     ["model", `${manifest.model} ${manifest.version}`],
-    ["rows", lines.length === manifest.rows ? all : `${lines.length.toLocaleString("en")} of ${all}`],
-    ["other class than the label", count("other class than the label")],
-    ["disagree", count("explanations that disagree")],
-    ["inconclusive", count("inconclusive checks")],
-    ["bad rows", count("bad rows")],
+    ["rows", all === read ? `${all}` : `${read} of ${all}`],
+    ...kinds.map(([name, isKind]) => [name, rows.value.filter(isKind).length.toLocaleString("en")] as const),
   ];
 }

@@ -1,6 +1,7 @@
 /** The live model beside what a job stored about a row. */
 
-import type { ModelDetail, Question } from "@cutaway/client";
+import type { Model, ModelDetail, Question } from "@cutaway/client";
+import { Button } from "../app/controls.js";
 import { startOf } from "../ask/start.js";
 import type { Asked } from "../state/asked.js";
 import { ask, choose, draft, model, since } from "../state/asking.js";
@@ -14,9 +15,9 @@ import { go } from "../state/route.js";
 import type { Row } from "./rows.js";
 
 /** Returns the served model that the job was about: of its version, if that is served; undefined if there is none. */
-function servedOf({ model, version }: Manifest): string | undefined {
+function servedOf({ model, version }: Manifest): Model | undefined {
   const same = models.value.filter((each) => each.model === model);
-  return (same.find((each) => each.version === version) ?? same[0])?.name.replace(/^models\//, "");
+  return same.find((each) => each.version === version) ?? same[0];
 }
 
 /**
@@ -24,15 +25,13 @@ function servedOf({ model, version }: Manifest): string | undefined {
  *
  * @returns the answer; undefined if there is none, or a newer call came before it.
  */
-async function askLive(folder: JobFolder, line: Line): Promise<Asked | undefined> {
-  const { manifest } = folder;
-  const name = servedOf(manifest);
-  if (name === undefined) return undefined;
-  if (model.value?.model?.name !== `models/${name}`) await choose(name);
+async function askLive(served: Model, folder: JobFolder, line: Line): Promise<Asked | undefined> {
+  const name = served.name.replace(/^models\//, "");
+  if (model.value?.model?.name !== served.name) await choose(name);
   const detail = model.value;
-  if (detail?.model?.name !== `models/${name}`) return undefined;
+  if (detail?.model?.name !== served.name) return undefined;
   const inputs = await inputsOf(folder, line, detail);
-  draft.value = { ...(questionOf(manifest, line) ?? startOf(detail, name)), model: name, inputs };
+  draft.value = { ...(questionOf(folder.manifest, line) ?? startOf(detail, name)), model: name, inputs };
   return ask();
 }
 
@@ -40,15 +39,12 @@ async function askLive(folder: JobFolder, line: Line): Promise<Asked | undefined
  * folder has no request. */
 function questionOf({ question = {}, job }: Manifest, { cells }: Line): Draft | undefined {
   if (Object.keys(question).length === 0) return undefined;
-  const { explainIf: _, ...rest } = fromText(JSON.stringify(question));
+  const draft: Draft = { ...fromText(JSON.stringify(question)), attributionErrorsInPlace: true };
+  delete draft.explainIf;
   const target = cells["target"];
-  return {
-    ...rest,
-    attributionErrorsInPlace: true,
-    ...(job.target === "label" && target != null
-      ? { target: { kind: { case: "classIndex", value: { indices: [BigInt(Number(target))] } } } }
-      : {}),
-  };
+  if (job.target === "label" && target != null)
+    draft.target = { kind: { case: "classIndex", value: { indices: [BigInt(Number(target))] } } };
+  return draft;
 }
 
 /** Returns the inputs that a row was computed from, as far as the model has inputs of these names. */
@@ -70,36 +66,35 @@ async function inputsOf(folder: JobFolder, line: Line, { inputs }: ModelDetail):
   return Object.fromEntries(named);
 }
 
-/** Asks it, and leads to what is inside. */
+const NO_INPUTS =
+  "The job kept no inputs, so the model cannot be asked about the row: run it with “output: {keep_inputs: true}”.";
+
+/** Asks it, and leads to what is inside; or says why it cannot be asked. */
 export function Live({ folder, row }: { folder: JobFolder; row: Row }): preact.JSX.Element {
+  const [answer, setAnswer] = useState<Asked>();
   const { manifest } = folder;
-  const [answer, setAnswer] = useState<Asked | undefined>(undefined);
-  if (servedOf(manifest) === undefined) {
-    return <p class="muted">This server has no model {manifest.model}: it cannot be asked about the row.</p>;
-  }
-  if (columnsOf(folder, ["input"]).length === 0) {
-    return (
-      <p class="muted">
-        The job kept no inputs, so the model cannot be asked about the row: run it with{" "}
-        <code>output: {"{keep_inputs: true}"}</code>.
-      </p>
-    );
-  }
+  const served = servedOf(manifest);
+  if (!served)
+    return <p class="muted">{`This server has no model ${manifest.model}: it cannot be asked about the row.`}</p>;
+  if (columnsOf(folder, ["input"]).length === 0) return <p class="muted">{NO_INPUTS}</p>;
   if (row.problem) return <p class="muted">The job could not use this row, and kept no input of it.</p>;
-  const ask = async (): Promise<void> => setAnswer(await askLive(folder, row.line));
+  const ask = async (): Promise<void> => setAnswer(await askLive(served, folder, row.line));
   const same = answer?.reply.message.provenance?.weightsSha256 === manifest.weights_sha256;
   return (
     <div class="actions">
-      <button class="primary" disabled={since.value !== undefined} onClick={() => void ask()}>
-        Ask the live model
-      </button>
+      <Button
+        text="Ask the live model"
+        class="primary"
+        disabled={since.value !== undefined}
+        onClick={() => void ask()}
+      />
       {answer && (
         <>
           <span role="status">
             It says <bdi class="short">{said(answer)}</bdi>
             {same ? ", with the weights of the job." : ". Its weights are not those of the job."}
           </span>
-          <button onClick={() => go("explanations")}>Look inside</button>
+          <Button text="Look inside" onClick={() => go("explanations")} />
         </>
       )}
     </div>

@@ -1,14 +1,15 @@
 /** One row of a job: what was stored about it, beside the live model's answer to the same question. */
 
-import { isImage, pictureOf } from "../explanations/backgrounds.js";
+import { imageFor } from "../explanations/backgrounds.js";
 import { Tokens } from "../explanations/Tokens.js";
 import { Figure } from "../explanations/Values.js";
-import { VerdictBadge, shownAs } from "../explanations/verdicts.js";
+import { VerdictBadge } from "../explanations/verdicts.js";
 import { Facts } from "../app/parts.js";
+import type { Part } from "../measures/numbers.js";
 import { percent, short } from "../pictures/text.js";
-import { type Cells, columnsOf, type JobFolder, tensorIn, useCells } from "./folder.js";
+import { type Cells, type Column, columnsOf, type JobFolder, tensorIn, useCells } from "./folder.js";
 import { Live } from "./Live.js";
-import { type Row, verdictOf } from "./rows.js";
+import { type Row, text, verdictOf } from "./rows.js";
 
 const TENSORS = ["attribution", "token_attribution", "input", "tokens"];
 
@@ -22,14 +23,14 @@ export function RowDetails({ folder, row }: { folder: JobFolder; row: Row }): pr
         Row <bdi class="short">{row.id || row.number}</bdi>
       </h2>
       {failure && (
-        <p class="problem">
-          <bdi>{failure}</bdi>
+        <p class="problem" dir="auto">
+          {failure}
         </p>
       )}
       <Facts facts={factsOf(folder, row)} />
       <Live folder={folder} row={row} />
       <div class="explanations">
-        {cells && [...names].map((name) => <Stored key={name} {...{ folder, row, cells, name }} />)}
+        {cells && [...names].map((each) => <Stored key={each} {...{ folder, row, cells }} attribution={each} />)}
       </div>
     </section>
   );
@@ -50,63 +51,50 @@ function bringIntoView(drawn: HTMLElement | null): void {
   if (drawn && drawn.getBoundingClientRect().top > innerHeight) drawn.scrollIntoView();
 }
 
-interface StoredProps {
-  readonly folder: JobFolder;
-  readonly row: Row;
-  readonly cells: Cells;
-  /** Of the attribution. */
-  readonly name: string;
-}
+type StoredProps = Readonly<{ folder: JobFolder; row: Row; cells: Cells; attribution: string }>;
 
 /** One attribution of the row as it was stored. */
-function Stored({ folder, row, cells, name }: StoredProps): preact.JSX.Element {
-  const { cells: stored } = row.line;
-  const outcome = (kind: string): unknown => columnsOf(folder, [kind], name).map((each) => stored[each.name] ?? "")[0];
-  const [verdict, reason] = [outcome("verdict"), outcome("reason")];
+function Stored({ folder, row, cells, attribution }: StoredProps): preact.JSX.Element {
+  const [verdict, reason, error] = ["verdict", "reason", "largest_error"].map((kind) => {
+    const [column] = columnsOf(folder, [kind], attribution);
+    return column && row.line.cells[column.name];
+  });
   return (
     <article class="explanation">
       <div class="tools">
-        <h3>
-          <bdi>{name}</bdi>
-        </h3>
-        {verdict !== undefined && <VerdictBadge shown={shownAs(verdictOf(verdict))} />}
+        <h3 dir="auto">{attribution}</h3>
+        <VerdictBadge verdict={verdictOf(verdict)} />
       </div>
-      <Values {...{ folder, cells, name }} />
-      {typeof reason === "string" && reason !== "" && (
+      <Values {...{ folder, cells, attribution }} />
+      {text(reason) && (
         <p class="small">
-          <bdi>{reason}</bdi> <span class="muted">(error {short(Number(outcome("largest_error")))})</span>
+          <bdi>{text(reason)}</bdi> <span class="muted">(error {short(Number(error))})</span>
         </p>
       )}
     </article>
   );
 }
 
-/** The values of an attribution: over the tokens of a text, or a figure for each input or layer. */
-function Values({ folder, cells, name }: Omit<StoredProps, "row">): preact.JSX.Element {
+/** Its values: over the tokens of a text, or in a figure for each input or layer. */
+function Values({ folder, cells, attribution }: Omit<StoredProps, "row">): preact.JSX.Element {
+  const tensors = (kind: string, of?: string): (readonly [Column, Part])[] =>
+    columnsOf(folder, [kind], of).flatMap((column) => {
+      const part = tensorIn(cells, column);
+      return part ? [[column, part] as const] : [];
+    });
+  const [sums] = tensors("token_attribution", attribution);
   const texts = cells["tokens"] as readonly string[] | undefined;
-  const [values] = columnsOf(folder, ["token_attribution"], name).map((column) => tensorIn(cells, column)?.values);
-  if (texts && values) return <Tokens texts={texts} values={values} />;
-  const images = columnsOf(folder, ["input"]).flatMap((column) => {
-    const part = tensorIn(cells, column);
-    return part && isImage(part) ? [{ input: column["input"], picture: pictureOf(part) }] : [];
-  });
-  return (
-    <>
-      {columnsOf(folder, ["attribution"], name).map((column) => {
-        const { input = "", layer = "" } = column;
-        const part = tensorIn(cells, column);
-        if (part === undefined) return <p class="muted">Nothing was stored.</p>;
-        return (
-          <Figure
-            key={column.name}
-            name={input || layer}
-            label={column.name}
-            part={part}
-            under={images.find((each) => !input || each.input === input)?.picture}
-            names={folder.manifest.feature_names?.[input] ?? []}
-          />
-        );
-      })}
-    </>
-  );
+  if (texts && sums) return <Tokens texts={texts} values={sums[1].values} />;
+  const inputs = tensors("input").map(([{ input = "" }, part]) => [input, part] as const);
+  const figures = tensors("attribution", attribution).map(([{ name, input = "", layer = "" }, part]) => (
+    <Figure
+      key={name}
+      name={input || layer}
+      label={name}
+      part={part}
+      under={imageFor(input, inputs)}
+      names={folder.manifest.feature_names?.[input] ?? []}
+    />
+  ));
+  return figures.length ? <>{figures}</> : <p class="muted">Nothing was stored.</p>;
 }

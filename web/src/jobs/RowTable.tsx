@@ -4,7 +4,7 @@ import { useState } from "preact/hooks";
 import { Heads } from "../app/parts.js";
 import { Pager } from "../app/controls.js";
 import { isImage, pictureOf } from "../explanations/backgrounds.js";
-import { VerdictBadge, shownAs } from "../explanations/verdicts.js";
+import { VerdictBadge } from "../explanations/verdicts.js";
 import { Canvas } from "../pictures/Canvas.js";
 import { percent } from "../pictures/text.js";
 import { sizeOf } from "../measures/numbers.js";
@@ -31,7 +31,7 @@ export function RowTable({ folder }: { folder: JobFolder }): preact.JSX.Element 
               <tr key={row.number} class={row === chosen.value ? "chosen" : ""}>
                 <th scope="row">
                   <button class="quiet" aria-pressed={row === chosen.value} onClick={() => (chosen.value = row)}>
-                    <bdi class="short">{row.id || row.number}</bdi>
+                    {shortened(row.id || `${row.number}`)}
                   </button>
                 </th>
                 {preview && (
@@ -39,19 +39,13 @@ export function RowTable({ folder }: { folder: JobFolder }): preact.JSX.Element 
                     <Preview row={row} column={preview} />
                   </td>
                 )}
-                {labelled && (
-                  <td>
-                    <bdi class="short">{row.label}</bdi>
-                  </td>
-                )}
+                {labelled && <td>{shortened(row.label)}</td>}
                 <td class={row.wrong ? "wrong" : ""}>
-                  <bdi class="short">{row.prediction}</bdi>
+                  {shortened(row.prediction)}
                   {row.wrong && <span class="hidden"> is not the label</span>}
                 </td>
                 <td class="number">{row.probability === undefined ? "" : percent(row.probability)}</td>
-                <td>
-                  {row.problem ? <bdi class="bad">{row.problem}</bdi> : <VerdictBadge shown={shownAs(row.verdict)} />}
-                </td>
+                <td>{row.problem ? <bdi class="bad">{row.problem}</bdi> : <VerdictBadge verdict={row.verdict} />}</td>
               </tr>
             ))}
           </tbody>
@@ -60,6 +54,10 @@ export function RowTable({ folder }: { folder: JobFolder }): preact.JSX.Element 
       <Pager first={first} page={PAGE} count={shown.value.length} onTurn={setFirst} />
     </>
   );
+}
+
+function shortened(text: string): preact.JSX.Element {
+  return <bdi class="short">{text}</bdi>;
 }
 
 /** Returns the column that shows what a row is: tokens, a small image, or a text. */

@@ -29,10 +29,7 @@ export interface Column {
 /** The cells of one row, by the names of their columns. */
 export type Cells = Readonly<Record<string, unknown>>;
 
-interface Shard {
-  readonly file: File;
-  readonly metadata: FileMetaData;
-}
+type Shard = Readonly<{ file: File; metadata: FileMetaData }>;
 
 /** One row, and where it is. */
 export interface Line extends Shard {
@@ -43,6 +40,8 @@ export interface Line extends Shard {
 
 /** A folder, and all of its rows without their tensors. */
 export interface JobFolder {
+  /** Of the folder itself. */
+  readonly name: string;
   readonly manifest: Manifest;
   readonly columns: readonly Column[];
   readonly lines: readonly Line[];
@@ -74,7 +73,7 @@ export async function openFolder(files: readonly File[]): Promise<JobFolder> {
       throw new Error(`${part.name} cannot be read: ${String(failure)}`, { cause: failure });
     }
   }
-  return { manifest, columns, lines };
+  return { name: file.webkitRelativePath.split("/").at(-2) ?? manifest.model, manifest, columns, lines };
 }
 
 /** Returns the columns of these kinds; those of one attribution, if it is named. */
@@ -91,25 +90,18 @@ export async function cellsOf(line: Line, columns: readonly Column[]): Promise<C
 }
 
 /** What was read of a row, or why it cannot be read. */
-type Read = Readonly<Partial<{ line: Line; cells: Cells; failure: string }>>;
+type Read = Readonly<Partial<{ cells: Cells; failure: string }>>;
 
-/** Returns columns of a row; neither cells nor a failure while they are read, and never those of another row. */
+/** Returns columns of a row, which stays the same as long as the component lives; nothing while they are read. */
 export function useCells(line: Line, columns: readonly Column[]): Read {
   const [read, setRead] = useState<Read>({});
   useEffect(() => {
-    let current = true;
-    const put = (found: Read): void => {
-      if (current) setRead({ line, ...found });
-    };
     cellsOf(line, columns).then(
-      (cells) => put({ cells }),
-      (failure: unknown) => put({ failure: `${line.file.name} cannot be read: ${String(failure)}` }),
+      (cells) => setRead({ cells }),
+      (failure: unknown) => setRead({ failure: `${line.file.name} cannot be read: ${String(failure)}` }),
     );
-    return (): void => {
-      current = false;
-    };
-  }, [line, columns.map(({ name }) => name).join()]);
-  return read.line === line ? read : {};
+  }, []);
+  return read;
 }
 
 /** Returns the sizes of a tensor in a column, without the axis of rows; none where rows differ. */

@@ -102,6 +102,7 @@ export function verdictOf(cell: unknown): Verdict {
   return Verdict[text(cell) as keyof typeof Verdict] ?? Verdict.UNSPECIFIED; // eslint-disable-line @typescript-eslint/no-unnecessary-condition -- a file may name any
 }
 
-function text(cell: unknown): string {
+/** Returns a cell in words; "" where it is empty. */
+export function text(cell: unknown): string {
   return typeof cell === "string" || typeof cell === "bigint" || typeof cell === "number" ? String(cell) : "";
 }

@@ -6,10 +6,7 @@ import type { Tensor } from "@cutaway/client";
 export type Numbers = Exclude<Tensor["data"], BigInt64Array>;
 
 /** One example of a tensor: its numbers without the axis of the batch. */
-export interface Part {
-  readonly values: Numbers;
-  readonly shape: readonly number[];
-}
+export type Part = Readonly<{ values: Numbers; shape: readonly number[] }>;
 
 /** Returns the elements of a tensor as numbers; those of 64-bit whole numbers are rounded to doubles. */
 export function numbersOf({ data }: Tensor): Numbers {

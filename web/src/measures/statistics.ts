@@ -1,20 +1,12 @@
 /** What there is to say of many numbers in a few. */
 
-/** Numbers in short: sum and norm of all, NaN if one is NaN; the rest of those that are finite, which are counted. */
-export interface Statistics {
-  readonly least: number;
-  readonly most: number;
-  readonly sum: number;
-  readonly mean: number;
-  /** The square root of the mean squared distance from the mean. */
-  readonly deviation: number;
-  /** The square root of the sum of squares. */
-  readonly norm: number;
-  /** The share of zeros, from 0 to 1. */
-  readonly zeros: number;
-  readonly notFinite: number;
-  readonly count: number;
-}
+/**
+ * Numbers in short: sum and norm of all, NaN if one is NaN; the rest of those that are finite, which are counted. The
+ * deviation is the square root of the mean squared distance from the mean; zeros are a share, from 0 to 1.
+ */
+export type Statistics = Readonly<
+  Record<"least" | "most" | "sum" | "mean" | "deviation" | "norm" | "zeros" | "notFinite" | "count", number>
+>;
 
 /** Returns the statistics of some numbers. */
 export function statisticsOf(values: ArrayLike<number>): Statistics {

@@ -10,7 +10,7 @@ import { Graph } from "./Graph.js";
 import { shapeText } from "../pictures/text.js";
 import { ModuleTree } from "./ModuleTree.js";
 import { PlaceDetails } from "./PlaceDetails.js";
-import { type Row, rowsOf } from "./tree.js";
+import { allIn, type Row, treeOf } from "./tree.js";
 import "./models.css";
 
 /** The address of the place that is chosen. */
@@ -20,40 +20,39 @@ const chosen = signal<string | undefined>(undefined);
 export function ModelsView(): preact.JSX.Element | null {
   const detail = model.value;
   const [withOperators, setWithOperators] = useState(false);
-  const modules = useMemo(() => (detail ? rowsOf({ ...detail, operators: [] }) : []), [detail]);
-  const rows = useMemo(() => (detail && withOperators ? rowsOf(detail) : modules), [detail, modules, withOperators]);
+  const { modules = [], operators = [] } = detail ?? {};
+  const rows = useMemo(() => treeOf(modules, withOperators ? operators : []), [detail, withOperators]);
   if (detail === undefined) return null;
   const { provenance } = detail;
   const onChoose = ({ address }: Row): string => (chosen.value = address);
-  const place = rows.find(({ address }) => address === chosen.value);
-  const facts: [string, string][] = [
+  const place = allIn(rows).find(({ address }) => address === chosen.value);
+  const facts = [
     ["Parameters", (rows[0]?.parameters ?? 0).toLocaleString("en")],
-    ["Modules", detail.modules.length.toLocaleString("en")],
+    ["Modules", modules.length.toLocaleString("en")],
     ["Classes", detail.labels.length ? detail.labels.length.toLocaleString("en") : "none"],
     ["Runs on", provenance?.device ?? ""],
     ["PyTorch", provenance?.torchVersion ?? ""],
     ["Weights", provenance?.weightsSha256.slice(0, 12) ?? ""],
-  ];
+    ...detail.inputs.map((each) => ["Takes", portText(each)] as const),
+    ...detail.outputs.map((each) => ["Returns", portText(each)] as const),
+    ...(detail.outputs.length ? [] : [["Returns", "not known: the model has no example"] as const]),
+  ] as const;
   return (
     <div class="models">
       <Panel id="about" title="What it is">
         <Facts facts={facts} />
-        <Ports title="Takes" ports={detail.inputs} />
-        <Ports title="Returns" ports={detail.outputs} />
       </Panel>
       <Panel
         id="insides"
         title="What is inside"
         kind="insides"
-        beside={
-          detail.operators.length > 0 && <Check label="Operators" checked={withOperators} onCheck={setWithOperators} />
-        }
+        beside={operators.length > 0 && <Check label="Operators" checked={withOperators} onCheck={setWithOperators} />}
       >
         <ModuleTree key={detail.model?.name} rows={rows} chosen={place} onChoose={onChoose} />
       </Panel>
       <div class="beside">
         <PlaceDetails row={place ?? rows[0]} />
-        <Graph key={detail.model?.name} rows={modules} chosen={place} onChoose={onChoose} />
+        <Graph key={detail.model?.name} rows={rows} chosen={place} onChoose={onChoose} />
       </div>
     </div>
   );
@@ -61,21 +60,6 @@ export function ModelsView(): preact.JSX.Element | null {
 
 type Port = Pick<ModelDetail["outputs"][number], "name" | "dataType" | "shape">;
 
-function Ports({ title, ports }: { title: string; ports: readonly Port[] }): preact.JSX.Element {
-  return (
-    <div class="ports">
-      <h3>{title}</h3>
-      <ul>
-        {ports.map(({ name, dataType, shape }) => (
-          <li key={name}>
-            <bdi class="mono">{name}</bdi>{" "}
-            <span class="muted">
-              {dataType ? DataType[dataType].toLowerCase() : ""} {shapeText(shape.map(Number))}
-            </span>
-          </li>
-        ))}
-        {ports.length === 0 && <li class="muted">not known: the model has no example</li>}
-      </ul>
-    </div>
-  );
+function portText({ name, dataType, shape }: Port): string {
+  return `${name}: ${dataType ? DataType[dataType].toLowerCase() : ""} ${shapeText(shape.map(Number))}`;
 }

@@ -1,149 +1,134 @@
 /** The module tree: of ten thousand modules, only those in sight are in the page. */
 
-import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { Search } from "../app/controls.js";
+import type { ComponentChildren } from "preact";
+import { useMemo, useState } from "preact/hooks";
+import { Button, Search } from "../app/controls.js";
 import { shapeText } from "../pictures/text.js";
-import { foldable, foldedAtFirst, type Row, type RowsProps, type Shown, shownRows, turned } from "./tree.js";
+import { allIn, foldable, foldedAtFirst, type Row, type RowsProps, type Shown, shownRows } from "./tree.js";
 
+/** The height of a row in CSS pixels, and how many are drawn above and below what is in sight. */
 const ROW = 28;
 const SPARE = 8;
-const HEADS = ["Module", "Type", "Output", "Parameters", "Calls"];
+
+/** The columns behind the name: a head, the class of the cells, and what is in one. */
+const COLUMNS: readonly [string, string, (row: Row) => ComponentChildren][] = [
+  ["Type", "type muted", ({ type }) => <bdi>{type}</bdi>],
+  ["Output", "number shape", ({ shapes }) => shapes.map(shapeText).join(", ")],
+  ["Parameters", "number parameters", ({ parameters }) => parameters > 0 && parameters.toLocaleString("en")],
+  ["Calls", "number calls muted", ({ calls }) => calls || "none"],
+];
 
 /** Shows rows that can be folded, searched and chosen. */
-export function ModuleTree({ rows, chosen, onChoose }: RowsProps): preact.JSX.Element {
+export function ModuleTree({ rows, ...others }: RowsProps): preact.JSX.Element {
   const [folded, setFolded] = useState<ReadonlySet<string>>(() => foldedAtFirst(rows));
   const [sought, setSought] = useState("");
   const shown = useMemo(() => shownRows(rows, folded, sought.trim()), [rows, folded, sought]);
-  const turn = ({ address }: Row): void => setFolded(turned(folded, address));
-  const found = sought.trim() ? shown.filter(({ match }) => match).length : rows.length;
-  const inner = foldable(rows);
+  const [count, inner] = useMemo(() => [allIn(rows).length, foldable(rows)] as const, [rows]);
+  const turn = ({ address }: Row): void => {
+    const turned = new Set(folded);
+    if (!turned.delete(address)) turned.add(address);
+    setFolded(turned);
+  };
   return (
     <>
       <div class="tools">
         <Search
           hint="Search: conv, or a glob such as layer*.conv1"
           words={["place", "places"]}
-          {...{ value: sought, found, onSearch: setSought }}
+          value={sought}
+          found={sought.trim() ? shown.filter(({ match }) => match).length : count}
+          onSearch={setSought}
         />
         {inner.length > 0 && (
-          <button class="quiet" onClick={() => setFolded(new Set(folded.size ? [] : inner))}>
-            {folded.size ? "Unfold all" : "Fold all"}
-          </button>
+          <Button
+            text={folded.size ? "Unfold all" : "Fold all"}
+            class="quiet"
+            onClick={() => setFolded(new Set(folded.size ? [] : inner))}
+          />
         )}
       </div>
-      <Rows {...{ shown, folded, chosen, onChoose, turn }} />
+      <Rows {...{ shown, folded, turn }} {...others} />
     </>
   );
 }
 
-interface ShownProps extends Omit<RowsProps, "rows"> {
-  readonly shown: readonly Shown[];
-  readonly folded: ReadonlySet<string>;
-  /** Folds a row, or unfolds it. */
-  readonly turn: (row: Row) => void;
-}
+/** What is shown of the rows; `turn` folds one, or unfolds it. */
+type ShownProps = Omit<RowsProps, "rows"> &
+  Readonly<{ shown: readonly Shown[]; folded: ReadonlySet<string>; turn: (row: Row) => void }>;
 
 function Rows({ shown, folded, chosen, onChoose, turn }: ShownProps): preact.JSX.Element {
-  const box = useRef<HTMLDivElement>(null);
-  const [view, setView] = useState({ top: 0, height: 600 });
-  const measure = (): void => {
-    if (box.current) setView({ top: box.current.scrollTop, height: box.current.clientHeight });
-  };
-  useEffect(() => {
-    const observer = new ResizeObserver(measure);
-    if (box.current) observer.observe(box.current);
-    return (): void => observer.disconnect();
-  }, []);
-  const first = Math.max(0, Math.floor(view.top / ROW) - SPARE);
-  const inSight = shown.slice(first, Math.ceil((view.top + view.height) / ROW) + SPARE);
+  const [top, setTop] = useState(0);
+  const first = Math.max(0, Math.floor(top / ROW) - SPARE);
+  const inSight = shown.slice(first, first + Math.ceil(Math.max(innerHeight, screen.height) / ROW) + 2 * SPARE);
   const at = shown.findIndex(({ row }) => row === chosen);
-  const goTo = (index: number): void => {
+  const goTo = (index: number, box: HTMLElement): void => {
     const to = Math.min(Math.max(index, 0), shown.length - 1);
-    const { row } = shown[to] ?? {};
-    if (row === undefined || !box.current) return;
-    onChoose(row);
-    const { scrollTop, clientHeight } = box.current;
-    box.current.scrollTop = Math.min(ROW * to, Math.max(scrollTop, ROW * (to + 2) - clientHeight));
+    if (shown[to]) onChoose(shown[to].row);
+    box.scrollTop = Math.min(ROW * to, Math.max(box.scrollTop, ROW * (to + 2) - box.clientHeight));
   };
-  const onKeyDown = (event: KeyboardEvent): void => {
-    const current = shown[at]?.row;
-    const page = Math.max(1, Math.floor(view.height / ROW) - 1);
-    const above = shown.findLastIndex(({ row }, index) => index < at && row.depth < (current?.depth ?? 0));
+  const onKeyDown = (event: preact.TargetedKeyboardEvent<HTMLElement>): void => {
+    const { row: current, depth: deep = 0 } = shown[at] ?? {};
+    const page = Math.floor(event.currentTarget.clientHeight / ROW) - 1;
+    const above = shown.findLastIndex(({ depth }, index) => index < at && depth < deep);
     const arrows = { ArrowDown: at + 1, ArrowRight: at + 1, ArrowUp: at - 1, ArrowLeft: above };
     const jumps = { PageDown: at + page, PageUp: at - page, Home: 0, End: shown.length };
-    const to = new Map(Object.entries({ ...arrows, ...jumps })).get(event.key);
+    const to = { ...arrows, ...jumps }[event.key];
     if (to === undefined) return;
     event.preventDefault();
-    if (current?.size && event.key === (folded.has(current.address) ? "ArrowRight" : "ArrowLeft")) turn(current);
-    else goTo(to);
+    const turning = current && folded.has(current.address) ? "ArrowRight" : "ArrowLeft";
+    if (current?.inside.length && event.key === turning) turn(current);
+    else goTo(to, event.currentTarget);
   };
   return (
     <div
       class="tree"
-      ref={box}
       role="treegrid"
       aria-label="Modules"
       aria-rowcount={shown.length}
       aria-activedescendant={at >= first && at < first + inSight.length ? `place-${at}` : undefined}
       tabIndex={0}
       style={{ blockSize: `min(70vh, ${(Math.max(8, shown.length) + 1) * ROW}px)` }}
-      onScroll={measure}
+      onScroll={({ currentTarget }) => setTop(currentTarget.scrollTop)}
       onKeyDown={onKeyDown}
     >
       <div role="rowgroup" class="heads">
         <div role="row" class="place">
-          {HEADS.map((head, index) => (
-            <span key={head} role="columnheader" class={index > 1 ? "number" : ""}>
+          <span role="columnheader">Module</span>
+          {COLUMNS.map(([head, kind]) => (
+            <span key={head} role="columnheader" class={kind.startsWith("number") ? "number" : ""}>
               {head}
             </span>
           ))}
         </div>
       </div>
       <div role="rowgroup" style={{ height: `${shown.length * ROW}px` }} class="all">
-        {inSight.map(({ row, match }, index) => (
-          <TreeRow key={row.address} {...{ row, match, folded, chosen, onChoose, turn }} at={first + index} />
+        {inSight.map(({ row, depth, match }, index) => (
+          <div
+            key={row.address}
+            id={`place-${first + index}`}
+            role="row"
+            class={`place ${row.kind} ${match ? "" : "passed"}`}
+            aria-level={depth + 1}
+            aria-rowindex={first + index + 1}
+            aria-selected={row === chosen}
+            aria-expanded={row.inside.length ? !folded.has(row.address) : undefined}
+            style={{ transform: `translateY(${(first + index) * ROW}px)` }}
+            onClick={() => onChoose(row)}
+          >
+            <span role="gridcell" class="name" style={{ paddingInlineStart: `${depth * 14}px` }}>
+              <span class="mark" aria-hidden="true" onClick={() => row.inside.length && turn(row)}>
+                {row.inside.length > 0 && (folded.has(row.address) ? "▸" : "▾")}
+              </span>
+              <bdi title={row.address}>{row.name}</bdi>
+            </span>
+            {COLUMNS.map(([head, kind, cell]) => (
+              <span key={head} role="gridcell" class={kind}>
+                {cell(row)}
+              </span>
+            ))}
+          </div>
         ))}
       </div>
-    </div>
-  );
-}
-
-interface TreeRowProps extends Shown, Omit<ShownProps, "shown"> {
-  readonly at: number;
-}
-
-function TreeRow({ row, match, at, folded, chosen, onChoose, turn }: TreeRowProps): preact.JSX.Element {
-  const isFolded = folded.has(row.address);
-  return (
-    <div
-      id={`place-${at}`}
-      role="row"
-      class={`place ${row.kind} ${match ? "" : "passed"}`}
-      aria-level={row.depth + 1}
-      aria-rowindex={at + 1}
-      aria-selected={row === chosen}
-      aria-expanded={row.size === 0 ? undefined : !isFolded}
-      style={{ transform: `translateY(${at * ROW}px)` }}
-      onClick={() => onChoose(row)}
-    >
-      <span role="gridcell" class="name" style={{ paddingInlineStart: `${row.depth * 14}px` }}>
-        <span class="mark" aria-hidden="true" onClick={() => row.size && turn(row)}>
-          {row.size > 0 && (isFolded ? "▸" : "▾")}
-        </span>
-        <bdi title={row.address}>{row.name}</bdi>
-      </span>
-      <span role="gridcell" class="type muted">
-        <bdi>{row.type}</bdi>
-      </span>
-      <span role="gridcell" class="number shape">
-        {row.shapes.map(shapeText).join(", ")}
-      </span>
-      <span role="gridcell" class="number parameters">
-        {row.parameters ? row.parameters.toLocaleString("en") : ""}
-      </span>
-      <span role="gridcell" class="number calls muted">
-        {row.calls || "none"}
-      </span>
     </div>
   );
 }

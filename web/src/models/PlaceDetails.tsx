@@ -2,6 +2,7 @@
 
 import { HookPoint } from "@cutaway/client";
 import type { CaptureRequest } from "@cutaway/contract/capture_pb";
+import { Button } from "../app/controls.js";
 import { Facts, Panel } from "../app/parts.js";
 import { MethodMenu } from "../ask/MethodFields.js";
 import { METHODS, requestFor } from "../ask/methods.js";
@@ -10,7 +11,7 @@ import { alter, ask, asked, draft, model } from "../state/asking.js";
 import { messageOf } from "../state/draft.js";
 import { go } from "../state/route.js";
 import { shapeText } from "../pictures/text.js";
-import { parameterAt, requestAt } from "./places.js";
+import { capturing, parameterAt, requestAt } from "./places.js";
 import type { Row } from "./tree.js";
 
 const { OUTPUT, GRAD_OUTPUT } = HookPoint;
@@ -26,10 +27,11 @@ export function PlaceDetails({ row }: { row: Row | undefined }): preact.JSX.Elem
   const all = `${row.address}.**`;
   const hasAll = captures.some(({ where }) => where.value === all);
   const capture = (what: string, request: CaptureRequest, done: boolean): preact.JSX.Element => (
-    <button disabled={done} onClick={() => alter({ captures: [...captures, request] })}>
-      {done ? "Captured: " : "Capture the "}
-      {what}
-    </button>
+    <Button
+      text={`${done ? "Captured:" : "Capture the"} ${what}`}
+      disabled={done}
+      onClick={() => alter(capturing(draft.value, request))}
+    />
   );
   const explain = (field: string): void => {
     const added = requestFor(field, model.value ?? { inputs: [] }, row.address);
@@ -39,13 +41,13 @@ export function PlaceDetails({ row }: { row: Row | undefined }): preact.JSX.Elem
   const show = async (): Promise<void> => {
     if (await ask()) go(points.includes(OUTPUT) ? "activations" : "gradients");
   };
-  const facts: [string, string][] = [
+  const facts = [
     ["Type", row.type],
     ["Output", row.shapes.map(shapeText).join(", ") || "not known"],
     ["Parameters", row.parameters.toLocaleString("en")],
     ["Calls", `${row.calls}`],
-    ...row.aliases.map((alias): [string, string] => ["Also named", alias]),
-  ];
+    ...row.aliases.map((alias) => ["Also named", alias] as const),
+  ] as const;
   return (
     <Panel id="place" title={<bdi class="mono">{row.address || row.name}</bdi>}>
       <Facts facts={facts} />
@@ -57,11 +59,9 @@ export function PlaceDetails({ row }: { row: Row | undefined }): preact.JSX.Elem
           {row.kind === "module" && (
             <MethodMenu label="Explain by this layer" methods={LAYER_METHODS} onChoose={explain} />
           )}
-          {asked.value && <button onClick={() => tryAt({ address: row.address })}>Change it</button>}
+          {asked.value && <Button text="Change it" onClick={() => tryAt({ address: row.address })} />}
           {(points.length > 0 || hasAll) && (
-            <button class="quiet" onClick={() => void show()}>
-              Ask, and show it
-            </button>
+            <Button text="Ask, and show it" class="quiet" onClick={() => void show()} />
           )}
         </div>
       )}

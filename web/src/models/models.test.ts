@@ -4,8 +4,7 @@ import { create } from "@bufbuild/protobuf";
 import { ModelDetailSchema } from "@cutaway/contract/model_pb";
 import { describe, expect, it } from "vitest";
 import { matches } from "./glob.js";
-import { pathOf, type Step } from "./Graph.js";
-import { foldedAtFirst, rowsOf, shownRows } from "./tree.js";
+import { allIn, foldedAtFirst, ran, shownRows, treeOf } from "./tree.js";
 
 const DETAIL = create(ModelDetailSchema, {
   modules: [
@@ -20,7 +19,7 @@ const DETAIL = create(ModelDetailSchema, {
     { address: ":mul#0", calls: 1 },
   ],
 });
-const ROWS = rowsOf(DETAIL);
+const ROWS = treeOf(DETAIL.modules, DETAIL.operators);
 const names = (folded: string[], sought: string): string[] =>
   shownRows(ROWS, new Set(folded), sought).map(({ row }) => row.address);
 
@@ -47,7 +46,7 @@ describe("globs", () => {
 
 describe("the tree", () => {
   it("has each module above what is inside it, operators first", () => {
-    expect(ROWS.map(({ address }) => address)).toEqual([
+    expect(allIn(ROWS).map(({ address }) => address)).toEqual([
       "",
       ":mul#0",
       "layer1",
@@ -56,8 +55,14 @@ describe("the tree", () => {
       "layer1.1",
       "fc",
     ]);
-    expect(ROWS.map(({ size }) => size)).toEqual([6, 0, 3, 0, 0, 0, 0]);
-    expect(ROWS.map(({ depth }) => depth)).toEqual([0, 1, 1, 2, 2, 2, 1]);
+    expect(allIn(ROWS).map(({ inside }) => inside.length)).toEqual([3, 0, 3, 0, 0, 0, 0]);
+    expect(shownRows(ROWS, new Set(), "").map(({ depth }) => depth)).toEqual([0, 1, 1, 2, 2, 2, 1]);
+  });
+
+  it("begins with what a caller may see", () => {
+    const modules = DETAIL.modules.filter(({ name }) => !["", "layer1"].includes(name));
+    const rows = treeOf(modules, DETAIL.operators);
+    expect(rows.map(({ address }) => address)).toEqual(["layer1.0", "layer1.1", "fc"]);
   });
 
   it("leaves out what is folded, and finds what is sought with all above it", () => {
@@ -70,21 +75,15 @@ describe("the tree", () => {
   it("is folded at first where it is large", () => {
     expect(foldedAtFirst(ROWS)).toEqual(new Set());
     const many = Array.from({ length: 400 }, (_, at) => ({ name: `a${at % 2 ? `.b${at}` : at}`, type: "M" }));
-    const rows = rowsOf({
-      modules: create(ModelDetailSchema, { modules: [{ name: "" }, { name: "a" }, ...many] }).modules,
-      operators: [],
-    });
+    const { modules } = create(ModelDetailSchema, { modules: [{ name: "" }, { name: "a" }, ...many] });
+    const rows = treeOf(modules, []);
     expect(foldedAtFirst(rows).size).toBeGreaterThan(0);
   });
 });
 
 describe("the path of data", () => {
-  const written = (steps: readonly Step[]): string =>
-    steps.map(({ row, inside }) => row.name + (inside ? `(${written(inside)})` : "")).join(" ");
-
-  it("is what ran, inside what is open", () => {
-    expect(written(pathOf(ROWS, new Set()))).toBe("Net");
-    expect(written(pathOf(ROWS, new Set([""])))).toBe("Net(layer1 fc)");
-    expect(written(pathOf(ROWS, new Set(["", "layer1"])))).toBe("Net(layer1(0) fc)");
+  it("is of modules that ran, or in which one did", () => {
+    const inner = allIn(ROWS).filter(ran);
+    expect(inner.map(({ name }) => name)).toEqual(["Net", "layer1", "0", "fc"]);
   });
 });

@@ -1,7 +1,7 @@
 /** Places inside a model, as questions name them. */
 
 import { create } from "@bufbuild/protobuf";
-import type { HookPoint, ModelDetail } from "@cutaway/client";
+import type { HookPoint, ModelDetail, Question } from "@cutaway/client";
 import { type CaptureRequest, CaptureRequestSchema } from "@cutaway/contract/capture_pb";
 import type { Module } from "@cutaway/contract/model_pb";
 
@@ -18,6 +18,11 @@ export function requestAt(value: string, point: HookPoint): CaptureRequest {
 /** Returns the request for the gradient of a parameter, or of all that a glob names. */
 export function parameterAt(value: string): CaptureRequest {
   return create(CaptureRequestSchema, { where: { case: "parameter", value } });
+}
+
+/** Returns the change of a question that asks for more, and keeps what it captures. */
+export function capturing({ captures = [] }: Pick<Question, "captures">, ...more: CaptureRequest[]): Partial<Question> {
+  return { captures: [...captures, ...more] };
 }
 
 /**
