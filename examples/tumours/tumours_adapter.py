@@ -48,6 +48,13 @@ FEATURES = (
 LABELS = ("malignant", "benign")
 """The classes, in the order of their index."""
 
+_EXAMPLE = (
+    *(17.08, 27.15, 111.2, 930.9, 0.09898, 0.111, 0.1007, 0.06431, 0.1793, 0.06281),
+    *(0.9291, 1.152, 6.051, 115.2, 0.00874, 0.02219, 0.02721, 0.01458, 0.02045, 0.004417),
+    *(22.96, 34.49, 152.1, 1648.0, 0.16, 0.2444, 0.2639, 0.1555, 0.301, 0.0906),
+)
+"""A malignant tumour that the network was not trained on."""
+
 _HIDDEN = 16
 
 
@@ -80,3 +87,7 @@ class Tumours(Adapter):
     def build(self) -> nn.Module:
         """The network, untrained."""
         return TumoursNet()
+
+    def example(self) -> dict[str, Tensor]:
+        """One row of the data set."""
+        return {"features": torch.tensor([_EXAMPLE])}

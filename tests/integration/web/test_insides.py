@@ -209,6 +209,29 @@ def test_agreement_of_methods_is_that_of_numpy(answered: Inspector, expected: ca
     assert answered.texts("section:has(#agreement) > p bdi") == ["LayerGradCam of conv2"]
 
 
+def test_two_answers_are_compared(answered: Inspector, expected: ca.Inspection, site: Served) -> None:
+    """Method by method: an earlier answer stands beside this one, and numpy says how far they agree."""
+    turned = IMAGE[:, :, ::-1]
+    answered.go("Ask")
+    answered.give(turned.tolist())
+    answered.ask()
+    with ca.Client(site.address) as client:
+        other = client.inspect("digits", {"image": turned}, attributions=[ca.IntegratedGradients()])
+    answered.go("Explanations")
+    assert answered.page.locator(".pairs").count() == 0
+    answered.page.select_option("label:has-text('Beside it') select", index=1)
+    methods = answered.texts(".pairs .explanation > .tools h2")
+    assert methods == [each for each in ("IntegratedGradients", "Saliency", "LayerGradCam conv2") for _ in range(2)]
+    assert answered.texts("section:has(#agreement) tbody th") == [
+        *("IntegratedGradients", "Saliency", "LayerGradCam of conv2")
+    ]
+    one, two = (each.attributions[0].values["image"].ravel().astype(np.float64) for each in (other, expected))
+    cosine = number(answered.texts(".agreement td")[0])
+    assert cosine == pytest.approx(one @ two / np.linalg.norm(one) / np.linalg.norm(two), rel=1e-3)
+    answered.page.select_option("label:has-text('Beside it') select", index=0)
+    answered.page.wait_for_selector("#agreement:text-is('Do the methods agree?')")
+
+
 def test_methods_are_asked_as_they_are_added_and_mended_where_they_fail(answered: Inspector) -> None:
     """What has no default gets a value; what Captum cannot do is told at the method, and in the line above all."""
     for method in ("occlusion", "deepLiftShap", "neuronConductance", "lrp"):
@@ -217,7 +240,12 @@ def test_methods_are_asked_as_they_are_added_and_mended_where_they_fail(answered
     answered.page.wait_for_selector(".strip .bad:has-text('1 of 7 explanations failed')")
     assert answered.page.locator(".methods .problem").count() == 1
     answered.page.wait_for_selector(".methods li.fault:has-text('LRP') .problem:has-text('flatten')")
-    answered.page.fill(".methods li.fault label:has-text('rules') input", '{"flatten": {"epsilon": 1e-9}}')
+    rules = answered.page.locator(".methods li.fault label:has-text('rules')")
+    rules.locator("input").fill("{")
+    rules.locator("input").blur()
+    assert rules.locator(".bad").count() == 1
+    assert rules.locator("input").input_value() == "{"
+    rules.locator("input").fill('{"flatten": {"epsilon": 1e-9}}')
     answered.page.click(".strip button.primary")
     until(lambda: answered.page.locator(".strip .bad:has-text('failed'), .methods .problem").count() == 0)
     answered.go("Explanations")
@@ -427,7 +455,7 @@ def test_gradients_by_layer_are_those_of_numpy(answered: Inspector, site: Served
     assert answered.values("section:has(#by-layer) td.number") == pytest.approx(sizes, rel=1e-4)
     (words, _) = answered.texts("section:has(#by-layer) > p")
     assert f"at {names[int(np.argmin(sizes))]} to " in words
-    assert words.startswith("It vanishes nowhere" if min(sizes) >= 1e-3 * max(sizes) else "It vanishes, below")
+    assert words.startswith("It vanishes at none" if min(sizes) >= 1e-3 * max(sizes) else "It vanishes, below")
 
 
 def test_gradients_of_parameters_are_those_of_pytorch(answered: Inspector, site: Served) -> None:

@@ -28,16 +28,19 @@ TEXT = "The doctor reads the drawing of a machine."
 
 
 def test_a_text_in_torchserve(browser: Browser, server: Server) -> None:
-    """Tokens, each with what it adds: those of the Python client."""
+    """Tokens, each with what it adds: those of the Python client; the element that is explained comes first."""
     layer = "embeddings.word_embeddings"
     method = {"layerIntegratedGradients": {"layer": layer, "path": {"nSteps": 8}}}
-    with asking(browser, server.http_address, "sentences", attributions=[method], target={"sum": {}}) as inspector:
+    with asking(browser, server.http_address, "sentences", attributions=[method]) as inspector:
         inspector.page.fill("textarea", TEXT)
         inspector.ask()
         with ca.Client(server.address) as client:
             explain = ca.LayerIntegratedGradients(layer=layer, n_steps=8)
-            (expected,) = client.inspect("sentences", TEXT, target=ca.OutputSum(), attributions=explain).attributions
+            asked = client.inspect("sentences", TEXT, attributions=explain)
+        (expected,) = asked.attributions
         assert expected.tokens is not None
+        largest = int(asked.predictions["embedding"][0].argmax())
+        assert inspector.texts(".named-bars th")[0] == f"{largest}, explained"
         inspector.go("Explanations")
         assert inspector.texts(".tokens bdi") == list(expected.tokens.texts[0])
         shown = [float(each.replace("−", "-")) for each in inspector.texts(".tokens small")]

@@ -23,6 +23,7 @@ from cutaway.gateway.embedded import Served
 from cutaway.results import InputSpec
 from tests.support.pages import Inspector, opened
 from tests.support.token_files import EVERY, entry, write
+from tests.support.waiting import until
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -144,6 +145,15 @@ def test_what_a_field_does_not_take_is_not_asked(inspector: Inspector) -> None:
     inspector.page.wait_for_selector(".features .bad:text-is('a number')")
     inspector.page.click(".strip button.primary")
     assert inspector.page.evaluate("document.activeElement.getAttribute('aria-invalid')") == "true"
+    inspector.page.fill(f"{fields} >> nth=1", "1e400")
+    inspector.page.wait_for_selector(".features .bad:text-is('a number')")
+    inspector.page.fill(f"{fields} >> nth=1", "17.08")
+    inspector.page.select_option("select[aria-label='Add a method']", "integratedGradients")
+    steps = inspector.page.locator(".methods li").last.locator("label:has-text('n steps')")
+    inspector.page.locator(".methods summary").last.click()
+    steps.locator("input").fill("-5")
+    assert steps.locator(".bad").inner_text() == "a whole number from 0"
+    inspector.page.locator(".methods .remove").last.click()
     inspector.give([[1, 2, 3, 4], [5, 6, 7, 8]])
     inspector.page.wait_for_selector(".strip .unsure:text-is('The question has changed since.')")
     inspector.ask()
@@ -158,6 +168,25 @@ def test_what_a_field_does_not_take_is_not_asked(inspector: Inspector) -> None:
     assert json.loads(inspector.page.input_value(".one-input textarea")) == [[1, 2, 3, 4], [-5, 6, 7, 8]]
     inspector.page.click(".history button >> nth=1")
     assert "17.08" in inspector.page.input_value(".one-input textarea")
+
+
+def test_a_file_that_cannot_be_read_leaves_what_was_there(inspector: Inspector, tmp_path: Path) -> None:
+    """And says so; numbers of double precision, which numpy's are by themselves, become those of the model."""
+    inspector.choose("named")
+    inspector.go("Ask")
+    inspector.give([[1, 2, 3, 4]])
+    files = ".numbers input[type=file]"
+    inspector.page.set_input_files(files, {"name": "x.npy", "mimeType": "", "buffer": b"no array"})
+    inspector.page.wait_for_selector(".numbers .problem:has-text('this is no NPY file')")
+    assert json.loads(inspector.page.input_value(".numbers textarea")) == [[1, 2, 3, 4]]
+    np.save(tmp_path / "texts.npy", np.array(["a"]))
+    inspector.page.set_input_files(files, tmp_path / "texts.npy")
+    inspector.page.wait_for_selector(".numbers .problem:has-text('of the type U1 are not read')")
+    np.save(tmp_path / "rows.npy", np.array([[0.1, 2, 3, 4]]))
+    inspector.page.set_input_files(files, tmp_path / "rows.npy")
+    until(lambda: inspector.page.locator(".numbers .problem").count() == 0)
+    assert inspector.texts(".numbers .actions .muted") == ["float32 1 × 4"]
+    inspector.ask()
 
 
 def test_a_server_with_another_model_of_that_name_is_seen_through(browser: Browser) -> None:

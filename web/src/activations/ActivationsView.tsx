@@ -9,7 +9,7 @@ import { axesAt, gradientAt, strongestText } from "./places.js";
 import { Sequence } from "./Sequence.js";
 import { layoutOf } from "../measures/layout.js";
 import { shapeText } from "../pictures/text.js";
-import { leavesOf, requestAt } from "../models/places.js";
+import { capturing, leavesOf, requestAt } from "../models/places.js";
 import { Statistics } from "../pictures/Statistics.js";
 import { exampleOf, targetText, type ViewProps, wholeOutputs } from "../state/asked.js";
 import "./activations.css";
@@ -26,8 +26,12 @@ export function ActivationsView({ asked, row, ask }: ViewProps): preact.JSX.Elem
     captured.find(({ tensor }) => tensor.shape.length > 3) ??
     captured[0];
   const strongest = useMemo(() => captured.map((each) => strongestText(asked, each, row)), [asked, captured, row]);
-  const layers = leavesOf(asked.model).slice(0, MOST_LAYERS);
-  const everyLayer = (): void => ask({ captures: layers.map(({ name }) => requestAt(name, HookPoint.OUTPUT)) });
+  const layers = leavesOf(asked.model).map(({ name }) => name);
+  const outputs = wholeOutputs(asked);
+  const further = layers.slice(0, MOST_LAYERS).filter((name) => !outputs.some(({ module }) => module === name));
+  const more = (point: HookPoint, modules: readonly string[]): void =>
+    ask(capturing(asked.question, ...[...new Set(modules)].map((each) => requestAt(each, point))));
+  const everyLayer = (): void => more(HookPoint.OUTPUT, further);
   if (one === undefined) {
     return (
       <Empty
@@ -40,17 +44,19 @@ export function ActivationsView({ asked, row, ask }: ViewProps): preact.JSX.Elem
   }
   const part = exampleOf(asked, one.tensor, row);
   const View = layoutOf(part.shape).kind === "planes" ? Channels : Sequence;
-  const { captures = [] } = asked.question;
-  const outputs = wholeOutputs(asked);
   const missing = outputs.filter((each) => !gradientAt(asked, each)).map(({ module }) => module);
-  const rank = (): void =>
-    ask({ captures: [...captures, ...[...new Set(missing)].map((each) => requestAt(each, HookPoint.GRAD_OUTPUT))] });
   return (
     <div class="activations">
       <Panel id="captured" title="Captured">
         <div class="tools">
           <Button text="Capture every layer" class="quiet" onClick={everyLayer} />
-          {missing.length > 0 && <Button text="Which parts matter most?" class="quiet" onClick={rank} />}
+          {missing.length > 0 && (
+            <Button
+              text="Which parts matter most?"
+              class="quiet"
+              onClick={() => more(HookPoint.GRAD_OUTPUT, missing)}
+            />
+          )}
         </div>
         <ul class="captured" aria-label="Places">
           {captured.map(({ name, tensor }, index) => (

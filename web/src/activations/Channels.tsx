@@ -9,7 +9,7 @@ import { Button, Choice, Pager, Slider } from "../app/controls.js";
 import { placeAt } from "../edits/edit.js";
 import { tryWithout } from "../edits/live.js";
 import { placeOf, planeOf } from "../measures/layout.js";
-import { requestAt } from "../models/places.js";
+import { capturing, requestAt } from "../models/places.js";
 import { pixelsOf, scaleOf } from "../pictures/colours.js";
 import { Statistics } from "../pictures/Statistics.js";
 import { Legend, Picture } from "../pictures/Picture.js";
@@ -20,12 +20,12 @@ const PAGE = 128;
 
 /** Shows the channels of one capture. */
 export function Channels({ asked, row, ask, captured, part, axes }: CapturedProps): preact.JSX.Element {
-  const [order, setOrder] = useState<Order>("index");
+  const gradient = useMemo(() => effectGradient(asked, captured, row), [asked, captured, row]);
+  const [order, setOrder] = useState<Order>(gradient ? "effect" : "index");
   const [chosen, setChosen] = useState<number | undefined>(undefined);
   const [first, setFirst] = useState(0);
   const [tile, setTile] = useState(64);
   const whole = canChange(asked, captured);
-  const gradient = useMemo(() => effectGradient(asked, captured, row), [asked, captured, row]);
   const channels = useMemo(() => ordered(part, order, gradient), [part, order, gradient]);
   const scale = useMemo(() => scaleOf(part.values), [part]);
   const large = chosen ?? channels[0]?.index ?? 0;
@@ -37,7 +37,7 @@ export function Channels({ asked, row, ask, captured, part, axes }: CapturedProp
     setOrder(by);
     setChosen(undefined);
     const needed = requestAt(captured.module, HookPoint.GRAD_OUTPUT);
-    if (by === "effect" && !gradient) ask({ captures: [...(asked.question.captures ?? []), needed] });
+    if (by === "effect" && !gradient) ask(capturing(asked.question, needed));
   };
   const nameOf = (index: number): string => partText(axes, part, index);
   return (

@@ -1,6 +1,6 @@
 /** What is wrong with the server, and what is done about it. */
 
-import { Button } from "./controls.js";
+import { Button, TextField } from "./controls.js";
 import { useState } from "preact/hooks";
 import { Panel } from "./parts.js";
 import { connect, enter, standing, token } from "../state/server.js";
@@ -43,16 +43,7 @@ export function TokenForm({ onDone }: { onDone?: () => void }): preact.JSX.Eleme
         use(text.trim());
       }}
     >
-      <label>
-        <span>Token</span>
-        <input
-          type="password"
-          autocomplete="off"
-          spellcheck={false}
-          value={text}
-          onInput={({ currentTarget }) => setText(currentTarget.value)}
-        />
-      </label>
+      <TextField label="Token" type="password" autocomplete="off" spellcheck={false} value={text} onText={setText} />
       <Button text="Use it" type="submit" class="primary" disabled={text.trim() === ""} />
       {token.value && <Button text="Forget it" class="quiet" onClick={() => use("")} />}
       <p class="muted small">It stays in the memory of this page, and is gone when the page is closed.</p>

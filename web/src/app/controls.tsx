@@ -148,6 +148,19 @@ export function Slider({ label, value, least, most, step, kind = "", onChange }:
   );
 }
 
+type TextProps = ComponentProps<"input"> &
+  Readonly<{ label: string; hidden?: boolean; onText: (text: string) => void }>;
+
+/** A text in one line, told as it is typed. */
+export function TextField({ label, hidden = false, onText, ...others }: TextProps): preact.JSX.Element {
+  return (
+    <label class={hidden ? "grow" : ""}>
+      <span class={hidden ? "hidden" : ""}>{label}</span>
+      <input {...others} onInput={({ currentTarget }) => onText(currentTarget.value)} />
+    </label>
+  );
+}
+
 interface FileProps {
   readonly children: ComponentChildren;
   /** The ending of the file; "" for a folder. */
@@ -187,15 +200,7 @@ interface SearchProps {
 export function Search({ hint, value, words, found, onSearch }: SearchProps): preact.JSX.Element {
   return (
     <>
-      <label class="grow">
-        <span class="hidden">Search</span>
-        <input
-          type="search"
-          placeholder={hint}
-          value={value}
-          onInput={({ currentTarget }) => onSearch(currentTarget.value)}
-        />
-      </label>
+      <TextField label="Search" hidden type="search" placeholder={hint} value={value} onText={onSearch} />
       <span class="muted count" role="status">
         {found.toLocaleString("en")} {words[found === 1 ? 0 : 1]}
       </span>
@@ -203,16 +208,9 @@ export function Search({ hint, value, words, found, onSearch }: SearchProps): pr
   );
 }
 
-interface PagerProps {
-  /** The first that is shown, from 0. */
-  readonly first: number;
-  /** How many a page has. */
-  readonly page: number;
-  readonly count: number;
-  readonly onTurn: (first: number) => void;
-}
+type PagerProps = Readonly<{ first: number; page: number; count: number; onTurn: (first: number) => void }>;
 
-/** Turns pages of a long list; nothing where one has all. */
+/** Turns pages of a long list, of `page` each, from its `first` on; nothing where one page has all. */
 export function Pager({ first, page, count, onTurn }: PagerProps): preact.JSX.Element | null {
   if (count <= page) return null;
   return (

@@ -32,15 +32,9 @@ export function Panel({ id, title, beside, kind = "", children }: PanelProps): p
   );
 }
 
-interface EmptyProps {
-  readonly title: string;
-  readonly text?: string;
-  /** The words of the button. */
-  readonly action: string;
-  readonly onAct: () => void;
-}
+type EmptyProps = Readonly<{ title: string; text?: string; action: string; onAct: () => void }>;
 
-/** Why there is nothing, and the way on. */
+/** Why there is nothing, and the way on: a button that says `action`. */
 export function Empty({ title, text, action, onAct }: EmptyProps): preact.JSX.Element {
   return (
     <section class="panel empty">

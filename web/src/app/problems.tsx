@@ -25,10 +25,7 @@ export function Failure({ error: { message, reason, field }, children }: Failure
   );
 }
 
-interface ProblemProps {
-  readonly of?: readonly string[];
-  readonly except?: readonly string[];
-}
+type ProblemProps = Readonly<{ of?: readonly string[]; except?: readonly string[] }>;
 
 /** Shows why the last call failed: a failure of the fields that begin with `of`, or of any but those that begin with `except`. */
 export function Problem({ of, except = [] }: ProblemProps): preact.JSX.Element | null {

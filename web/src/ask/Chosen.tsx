@@ -6,7 +6,7 @@ import type { JsonValue } from "@bufbuild/protobuf";
 import { HookPoint, type ModelDetail } from "@cutaway/client";
 import type { CaptureRequest } from "@cutaway/contract/capture_pb";
 import { Failure, Problem } from "../app/problems.js";
-import { Button, Select } from "../app/controls.js";
+import { Button, Select, TextField } from "../app/controls.js";
 import { leavesOf, parameterAt, requestAt } from "../models/places.js";
 import { alter, asked, draft, failure } from "../state/asking.js";
 import { jsonOf, messageOf } from "../state/draft.js";
@@ -129,14 +129,8 @@ function layerFor(field: string, detail: ModelDetail): string {
   return (usual ?? leaves.at(-2) ?? leaves.at(-1))?.name ?? "";
 }
 
-/** A part of the question that can be taken out. */
-interface Chip {
-  readonly name: string;
-  readonly about?: string;
-  /** Where it is in the request. */
-  readonly field: string;
-  readonly onRemove: () => void;
-}
+/** A part of the question that can be taken out, and its field in the request. */
+type Chip = Readonly<{ name: string; about?: string; field: string; onRemove: () => void }>;
 
 function Chips({ of }: { of: readonly Chip[] }): preact.JSX.Element {
   return (
@@ -190,16 +184,16 @@ function AddCapture({ onAdd }: { onAdd: (added: CaptureRequest) => void }): prea
   };
   return (
     <form class="tools" onSubmit={add}>
-      <label class="grow">
-        <span class="hidden">A module, an operator or a glob</span>
-        <input
-          class="mono"
-          list="places"
-          placeholder={point === PARAMETER ? "parameter or glob: conv1.weight, **" : "module, operator or glob"}
-          value={module}
-          onInput={({ currentTarget }) => setModule(currentTarget.value)}
-        />
-      </label>
+      <TextField
+        label="A module, an operator or a glob"
+        hidden
+        class="mono"
+        type="text"
+        list="places"
+        placeholder={point === PARAMETER ? "parameter or glob: conv1.weight, **" : "module, operator or glob"}
+        value={module}
+        onText={setModule}
+      />
       <Select label="at" of={POINTS} value={point} onChoose={setPoint} />
       <Button text="Add" type="submit" />
     </form>

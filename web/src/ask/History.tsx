@@ -41,6 +41,11 @@ function aboutText({ question: { inputs, edits = [] }, reply, when }: Asked): st
   ].join(", ");
 }
 
+/** Returns an answer and its question in one line. */
+export function wordsOf(asked: Asked): string {
+  return `${said(asked)}, ${aboutText(asked)}`;
+}
+
 /** Returns an answer in a few words. */
 export function said({ reply }: Asked): string {
   const [first] = reply.classes;

@@ -42,10 +42,7 @@ export function MethodFields({ request, inputs, failed, onChange }: Props): prea
 const DEFAULT = ["", "default"] as const;
 const YES_NO = [DEFAULT, ["true", "yes"], ["false", "no"]] as const;
 
-interface FieldProps extends Pick<Props, "request" | "onChange"> {
-  readonly option: Option;
-  readonly input?: InputSpec;
-}
+type FieldProps = Pick<Props, "request" | "onChange"> & Readonly<{ option: Option; input?: InputSpec }>;
 
 function Field({ request, option, input, onChange }: FieldProps): preact.JSX.Element {
   const { kind, label, choices } = option;
@@ -101,14 +98,9 @@ function Field({ request, option, input, onChange }: FieldProps): preact.JSX.Ele
   );
 }
 
-interface MenuProps {
-  readonly label: string;
-  readonly methods: readonly Method[];
-  /** Takes the field of a method. */
-  readonly onChoose: (field: string) => void;
-}
+type MenuProps = Readonly<{ label: string; methods: readonly Method[]; onChoose: (field: string) => void }>;
 
-/** Methods to choose from, one after another, by what they explain. */
+/** Methods to choose from by their field, one after another, in the order of what they explain. */
 export function MethodMenu({ label, methods, onChoose }: MenuProps): preact.JSX.Element {
   return (
     <select aria-label={label} value="" onChange={({ currentTarget }) => onChoose(currentTarget.value)}>

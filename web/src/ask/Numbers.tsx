@@ -7,24 +7,15 @@ import { shapeText } from "../pictures/text.js";
 import { fromLists, fromNpy, toLists, zeros } from "./arrays.js";
 import type { InputSpec } from "./ways.js";
 
-interface Props {
-  readonly spec: InputSpec;
-  readonly value: Tensor | undefined;
-  /** Takes undefined where a person has typed what is no tensor. */
-  readonly onChange: (value: Tensor | undefined) => void;
-}
+type Props = Readonly<{ spec: InputSpec; value: Tensor | undefined; onChange: (value: Tensor | undefined) => void }>;
 
 /** What a person gave: a text, unless it was a file; a tensor, unless it is none; and why it is none. */
-interface Given {
-  readonly text: string | undefined;
-  readonly value: Tensor | undefined;
-  readonly wrong: string;
-}
+type Given = Readonly<{ text: string | undefined; value: Tensor | undefined; wrong: string }>;
 
 /** A tensor with more numbers is not shown as lists. */
 const MOST_NUMBERS = 1024;
 
-/** Takes lists or a file, the batch as the outermost axis. */
+/** Takes lists or a file, the batch as the outermost axis; gives undefined where a person has typed what is no tensor. */
 export function Numbers({ spec, value, onChange }: Props): preact.JSX.Element {
   const [given, setGiven] = useState<Given | undefined>(undefined);
   const now = given?.value === value ? given : undefined;

@@ -6,11 +6,7 @@ import { row } from "../state/asking.js";
 import { elements, numbers, zeros } from "./arrays.js";
 import type { InputSpec } from "./ways.js";
 
-interface Props {
-  readonly spec: InputSpec;
-  readonly value: Tensor | undefined;
-  readonly onChange: (value: Tensor) => void;
-}
+type Props = Readonly<{ spec: InputSpec; value: Tensor | undefined; onChange: (value: Tensor) => void }>;
 
 /** Takes a number for each feature of the example that is shown; others stay as they are. */
 export function TableRow({ spec, value = zeros(spec), onChange }: Props): preact.JSX.Element {

@@ -32,6 +32,9 @@ export function Target({ detail: { labels } }: { detail: ModelDetail }): preact.
   const simple = given in KINDS && !(kind.case === "classIndex" && kind.value.indices.length !== 1);
   const put = (changed: Kind): void => alter({ target: create(TargetSchema, { kind: changed }) });
   const putClass = (index = 0): void => put({ case: "classIndex", value: { indices: [BigInt(index)] } });
+  const putCount = (k = 1): void => put({ case: "topK", value: { k } });
+  const index = simple && kind.case === "classIndex" ? Number(kind.value.indices[0]) : undefined;
+  const listed = labels.length > 0 && labels.length <= MOST_LABELS;
   return (
     <div class="target">
       <Select
@@ -40,27 +43,14 @@ export function Target({ detail: { labels } }: { detail: ModelDetail }): preact.
         value={simple ? (given as keyof typeof KINDS) : ""}
         onChoose={(name) => name && put(KINDS[name][1])}
       />
-      {simple && kind.case === "classIndex" && labels.length > 0 && labels.length <= MOST_LABELS && (
-        <Select
-          label="Class"
-          of={labels.map((label, index) => [index, label] as const)}
-          value={Number(kind.value.indices[0])}
-          onChoose={putClass}
-        />
+      {index !== undefined && listed && (
+        <Select label="Class" of={[...labels.entries()]} value={index} onChoose={putClass} />
       )}
-      {simple && kind.case === "classIndex" && (labels.length === 0 || labels.length > MOST_LABELS) && (
-        <NumberField label="Class" value={Number(kind.value.indices[0])} least={0} whole onChange={putClass} />
+      {index !== undefined && !listed && (
+        <NumberField label="Class" value={index} least={0} whole onChange={putClass} />
       )}
       {kind.case === "topK" && (
-        <NumberField
-          label="How many"
-          {...{
-            value: kind.value.k,
-            least: 1,
-            whole: true,
-            onChange: (k = 1): void => put({ case: "topK", value: { k } }),
-          }}
-        />
+        <NumberField label="How many" value={kind.value.k} least={1} whole onChange={putCount} />
       )}
     </div>
   );

@@ -3,7 +3,8 @@
 import type { Inspection, Tensor } from "@cutaway/client";
 import { statisticsOf } from "../measures/statistics.js";
 import type { Named } from "../pictures/Bars.js";
-import { type Asked, exampleOf } from "../state/asked.js";
+import { type Asked, exampleOf, targetOf } from "../state/asked.js";
+import { askedParts } from "../state/draft.js";
 
 /** One class, or one element of an output. */
 export interface Bar extends Named {
@@ -38,12 +39,24 @@ export function rowOf(asked: Asked, output: Tensor, row: number): number[] {
   return Array.from(exampleOf(asked, output, row).values);
 }
 
-/** Returns the most probable classes of one example, the largest first; or the first elements of an output that is no logits. */
+/**
+ * Returns the most probable classes of one example, the largest first; of an output that is no logits, the first
+ * elements, and above them the one that is explained, if it is none of them.
+ */
 export function barsOf(asked: Asked, name: string, output: Tensor, row: number): Bar[] {
   const { labels } = asked.model;
   const elements = rowOf(asked, output, row);
-  if (!areLogits(asked, name))
-    return elements.slice(0, MOST).map((value, index) => ({ index, name: `${index}`, value }));
+  if (!areLogits(asked, name)) {
+    const isTarget = (askedParts(asked.question).target?.output || outputsOf(asked.reply)[0]?.[0]) === name;
+    const explained = isTarget ? targetOf(asked, row) : undefined;
+    const bars = elements.map((value, index) => ({
+      index,
+      name: `${index}${index === explained ? ", explained" : ""}`,
+      value,
+    }));
+    const hidden = bars.slice(MOST).filter(({ index }) => index === explained);
+    return [...hidden, ...bars].slice(0, MOST);
+  }
   return softmax(elements)
     .map((value, index) => ({ index, name: labels[index] ?? `${index}`, value }))
     .sort((one, other) => other.value - one.value)

@@ -30,7 +30,7 @@ export function BeforeAfter({ tried: { before, after }, asked, row, name }: Prop
   return (
     <>
       <table class="before-after">
-        <Heads of={["", "Before", "After", "", "Difference", ...(classes ? ["Logit (difference)"] : [])]} />
+        <Heads of={["", "Before", "After", "", "Difference", ...(classes ? ["Logit now (difference)"] : [])]} />
         <tbody>
           {rows.map(({ index, name: label, value, now }) => (
             <tr key={index}>

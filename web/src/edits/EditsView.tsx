@@ -54,8 +54,8 @@ function Downstream({ asked }: Pick<ViewProps, "asked">): preact.JSX.Element {
       <p>{movedText(changes)}</p>
       <Bars bars={changes} textOf={(value) => `${short(100 * value)} %`} paths />
       <p class="muted small">
-        The norm of the difference, by that of the layer without the change, over all examples; of {changes.length}{" "}
-        other layers out of {leavesOf(asked.model).length}.
+        The norm of the difference, by that of the layer without the change, over all examples. {changes.length} layers
+        are shown, the model has {leavesOf(asked.model).length}.
       </p>
     </div>
   );

@@ -1,13 +1,13 @@
 /** How far explanations of the same thing agree with each other. */
 
 import { Heads, Panel } from "../app/parts.js";
-import type { Attribution } from "@cutaway/client";
 import { type Agreement, agreementOf } from "../measures/agreement.js";
-import { type Asked, exampleOf, type ViewProps } from "../state/asked.js";
+import { type Asked, exampleOf } from "../state/asked.js";
+import type { ExplanationProps } from "./Values.js";
 import { short } from "../pictures/text.js";
 
 /** Two explanations; magnitudes are compared where one of them, `unsigned`, has no signs. */
-type Pair = Agreement & Readonly<{ one: Attribution; other: Attribution; unsigned?: Attribution }>;
+type Pair = Agreement & Readonly<{ one: ExplanationProps; other: ExplanationProps; unsigned?: ExplanationProps }>;
 
 /** What a cosine says, from which on. */
 const WORDS = [
@@ -18,14 +18,22 @@ const WORDS = [
   [-1.1, "opposed"],
 ] as const;
 
-/** Shows each pair of explanations with the same names and shapes, and names the others; nothing for one alone. */
-export function AgreementTable({ asked, row }: Pick<ViewProps, "asked" | "row">): preact.JSX.Element | null {
-  const made = asked.reply.attributions.filter(({ message }) => !message.error);
-  const pairs = made.flatMap((one, at) => made.slice(at + 1).flatMap((other) => pairOf(asked, one, other, row) ?? []));
+type Props = Readonly<{ made: readonly ExplanationProps[]; others: readonly ExplanationProps[] }>;
+
+/**
+ * Shows each pair of explanations with the same names and shapes, and names those without any: pairs of one answer, or
+ * of it and another one, `others`, by the same method.
+ */
+export function AgreementTable({ made, others }: Props): preact.JSX.Element | null {
+  const pairs = made.flatMap((one, at) =>
+    (others.length ? others.filter((each) => nameOf(each) === nameOf(one)) : made.slice(at + 1)).flatMap(
+      (other) => pairOf(one, other) ?? [],
+    ),
+  );
   const alone = made.filter((each) => !pairs.some(({ one, other }) => one === each || other === each));
-  if (made.length < 2) return null;
+  if (made.length + others.length < 2) return null;
   return (
-    <Panel id="agreement" title="Do the methods agree?">
+    <Panel id="agreement" title={others.length ? "Do the two answers agree?" : "Do the methods agree?"}>
       <div class="wide">
         <table class="agreement">
           <Heads of={["Methods", "Cosine", "Rank correlation", "Largest tenth in common", "In words"]} />
@@ -33,7 +41,7 @@ export function AgreementTable({ asked, row }: Pick<ViewProps, "asked" | "row">)
             {pairs.map(({ one, other, cosine, ranks, top, unsigned }, index) => (
               <tr key={index}>
                 <th scope="row">
-                  {nameOf(one)} and {nameOf(other)}
+                  {[...new Set([nameOf(one), nameOf(other)])].join(" and ")}
                   {unsigned && <p class="muted small">magnitudes: {nameOf(unsigned)} has no signs here</p>}
                 </th>
                 <td class="number">{short(cosine)}</td>
@@ -49,32 +57,41 @@ export function AgreementTable({ asked, row }: Pick<ViewProps, "asked" | "row">)
       </div>
       {alone.length > 0 && (
         <p class="muted small">
-          Not compared, because no other method explains the same places: <bdi>{alone.map(nameOf).join(", ")}</bdi>.
+          Not compared, because no other explanation is of the same places: <bdi>{alone.map(nameOf).join(", ")}</bdi>.
         </p>
       )}
     </Panel>
   );
 }
 
-function nameOf({ method, layer }: Attribution): string {
+/** Returns the explanations that were made for one example. */
+export function madeIn(asked: Asked, row: number): ExplanationProps[] {
+  const made = asked.reply.attributions.filter(({ message }) => !message.error);
+  return made.map((attribution) => ({ asked, row, attribution }));
+}
+
+/** Returns what an explanation is called: its method, and its layer. */
+export function nameOf({ attribution: { method, layer } }: ExplanationProps): string {
   return layer ? `${method} of ${layer}` : method;
 }
 
 /** Compares two; where only one of them has signs, their magnitudes. */
-function pairOf(asked: Asked, one: Attribution, other: Attribution, row: number): Pair | undefined {
-  const [left, right] = [one, other].map((each) => joined(asked, each, row)) as [Float64Array, Float64Array];
+function pairOf(one: ExplanationProps, other: ExplanationProps): Pair | undefined {
+  const [left, right] = [one, other].map(joined) as [Float64Array, Float64Array];
   if (shapesOf(one) !== shapesOf(other) || left.length < 2) return undefined;
   const [isLeft, isRight] = [left, right].map((values) => values.some((value) => value < 0));
   if (isLeft === isRight) return { one, other, ...agreementOf(left, right) };
   return { one, other, unsigned: isLeft ? other : one, ...agreementOf(left.map(Math.abs), right.map(Math.abs)) };
 }
 
-function joined(asked: Asked, { values }: Attribution, row: number): Float64Array {
-  return Float64Array.from(Object.values(values).flatMap((tensor) => Array.from(exampleOf(asked, tensor, row).values)));
+function joined({ asked, row, attribution }: ExplanationProps): Float64Array {
+  const parts = Object.values(attribution.values).map((tensor) => exampleOf(asked, tensor, row).values);
+  return Float64Array.from(parts.flatMap((values) => Array.from(values)));
 }
 
 /** What two explanations must have in common to be compared: places, and whether they are about the target or a neuron. */
-function shapesOf({ method, layer, values }: Attribution): string {
+function shapesOf({ asked, row, attribution: { method, layer, values } }: ExplanationProps): string {
   const neuron = method.startsWith("Neuron") ? layer : "";
-  return JSON.stringify([neuron, Object.entries(values).map(([name, { shape }]) => [name, shape])]);
+  const shapes = Object.entries(values).map(([name, tensor]) => [name, exampleOf(asked, tensor, row).shape]);
+  return JSON.stringify([neuron, shapes]);
 }

@@ -61,7 +61,7 @@ function Sums({ asked, row, attribution }: ExplanationProps): preact.JSX.Element
         ["sum", sums.reduce((total, each) => total + each, 0)],
         ["target at the input", valueAtInput[row]],
         ["at the baseline", valueAtBaseline[row]],
-        ["missing in the sum", convergenceDelta[row]],
+        ["sum − change of the target", convergenceDelta[row]],
         ...metrics.map(({ name, values }) => [name.replaceAll("_", " "), values[row]] as const),
       ]}
     />

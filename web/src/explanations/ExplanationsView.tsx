@@ -1,14 +1,17 @@
 /** View 4: explanations side by side, each with its verdict. */
 
 import { HookPoint } from "@cutaway/client";
-import { Button } from "../app/controls.js";
+import { useState } from "preact/hooks";
+import { Button, Select } from "../app/controls.js";
 import { Empty } from "../app/parts.js";
-import { AgreementTable } from "./AgreementTable.js";
+import { AgreementTable, madeIn, nameOf } from "./AgreementTable.js";
 import { backgroundOf } from "./backgrounds.js";
 import { Explanation } from "./Explanation.js";
+import { wordsOf } from "../ask/History.js";
 import { requestFor } from "../ask/methods.js";
 import { capturing, requestAt } from "../models/places.js";
 import type { ViewProps } from "../state/asked.js";
+import { history } from "../state/asking.js";
 import "./explanations.css";
 
 /** What is asked for where a person has chosen nothing. */
@@ -17,6 +20,7 @@ const USUAL = ["saliency", "integratedGradients", "deepLift"];
 /** Shows every explanation of one example. */
 export function ExplanationsView({ asked, row, ask }: ViewProps): preact.JSX.Element {
   const { attributions } = asked.reply;
+  const [other, setOther] = useState(0);
   const explain = (): void =>
     ask({ attributions: USUAL.map((each) => requestFor(each, asked.model)), attributionErrorsInPlace: true });
   if (attributions.length === 0) {
@@ -29,6 +33,12 @@ export function ExplanationsView({ asked, row, ask }: ViewProps): preact.JSX.Ele
       />
     );
   }
+  const earlier = history.value.filter(
+    (each) => each !== asked && each.model === asked.model && madeIn(each, 0).length,
+  );
+  const beside = earlier.find(({ when }) => when.getTime() === other);
+  const others = beside ? madeIn(beside, 0) : [];
+  const choices = earlier.map((each) => [each.when.getTime(), wordsOf(each)] as const);
   const { inputs } = asked.question;
   const ofFiles =
     Array.isArray(inputs) && inputs.some((each) => typeof each !== "string") && !backgroundOf(asked, row, "");
@@ -42,12 +52,23 @@ export function ExplanationsView({ asked, row, ask }: ViewProps): preact.JSX.Ele
           />
         </div>
       )}
-      <div class="explanations">
-        {attributions.map((attribution, index) => (
-          <Explanation key={index} asked={asked} row={row} attribution={attribution} />
-        ))}
+      {earlier.length > 0 && (
+        <div class="tools unseen">
+          <Select label="Beside it" of={[[0, "no other answer"], ...choices]} value={other} onChoose={setOther} />
+        </div>
+      )}
+      <div class={beside ? "explanations pairs" : "explanations"}>
+        {beside && [asked, beside].map((each) => <bdi class="muted">{wordsOf(each)}</bdi>)}
+        {attributions.map((attribution, index) => {
+          const own = { asked, row, attribution };
+          const twin = others.find((each) => nameOf(each) === nameOf(own));
+          return [
+            <Explanation key={index} {...own} />,
+            beside && (twin ? <Explanation key={`${index} beside`} {...twin} /> : <div />),
+          ];
+        })}
       </div>
-      <AgreementTable asked={asked} row={row} />
+      <AgreementTable made={madeIn(asked, row)} others={others} />
     </>
   );
 }

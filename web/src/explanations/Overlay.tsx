@@ -9,7 +9,7 @@ import { type Pixels, pixelsOf, type Scale, scaleOf } from "../pictures/colours.
 import { Legend, Picture } from "../pictures/Picture.js";
 import { signed } from "../pictures/text.js";
 
-const START = 0.75;
+const START = 0.9;
 const OPACITY = { least: 0, most: 1, step: 0.05 };
 
 type Props = Readonly<{ part: Part; under: Pixels | undefined; label: string }>;

@@ -36,7 +36,7 @@ export function depthText(depths: readonly Named[]): string {
   const gone = depths.filter(({ value }) => value < VANISHED * most.value).map(({ name }) => name);
   return gone.length
     ? `It vanishes, below a thousandth of the largest, at ${gone.join(", ")}: ${range}.`
-    : `It vanishes nowhere: ${range}, all within a factor of ${short(most.value / least.value, 2)}.`;
+    : `It vanishes at none of these ${depths.length} places: ${range}, all within a factor of ${short(most.value / least.value, 2)}.`;
 }
 
 /** Returns sizes that differ by powers of ten as bars on a logarithmic scale; one of zero has none, and says so. */

@@ -70,12 +70,18 @@ export function elementOf(
   return { kind: isFirst && reply.classes.length > 0 ? "class" : "element", name };
 }
 
+/** Returns the index of the element that gradients of an answer are of, the largest of several; undefined for none. */
+export function targetOf({ reply }: Asked, row: number): number | undefined {
+  const { targets = [], targetsPerExample = 0 } = reply.message.predictions ?? {};
+  const index = targets[row * Math.max(1, targetsPerExample)];
+  return index === undefined ? undefined : Number(index);
+}
+
 /** Returns what gradients of an answer are of, in words. */
 export function targetText(asked: Asked, row: number): string {
-  const { targets = [], targetsPerExample = 0 } = asked.reply.message.predictions ?? {};
-  const index = targets[row * Math.max(1, targetsPerExample)];
+  const index = targetOf(asked, row);
   if (index === undefined) return "the target that was asked for";
-  const { kind, name } = elementOf(asked, Number(index));
+  const { kind, name } = elementOf(asked, index);
   return `the ${kind === "class" ? "logit of" : "output"} “${name}”`;
 }
 

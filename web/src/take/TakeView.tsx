@@ -80,7 +80,7 @@ function Snippet({ text, label }: { text: string; label: string }): preact.JSX.E
   const [copied, setCopied] = useState("");
   return (
     <div class="snippet">
-      <pre tabIndex={0} aria-label={label}>
+      <pre tabIndex={0} role="region" aria-label={label}>
         {text}
       </pre>
       <button class="quiet" onClick={() => void copy(text).then(() => setCopied(text))}>
