@@ -54,6 +54,20 @@ def canonical(value: Any) -> Any:
     return value
 
 
+def with_arrays(change: Callable[[Array], Array], value: Any) -> Any:
+    """``value`` with ``change`` made to each array in it."""
+    if isinstance(value, np.ndarray):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {name: with_arrays(change, each) for name, each in value.items()}
+    if isinstance(value, tuple):
+        return tuple(with_arrays(change, each) for each in value)
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return value
+    fields = {field.name: with_arrays(change, getattr(value, field.name)) for field in dataclasses.fields(value)}
+    return dataclasses.replace(value, **fields)
+
+
 def tensor_message(array: Array, compression: str = "") -> tensor_pb2.Tensor:
     """``array`` as a message."""
     message = tensor_pb2.Tensor()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shlex
 from typing import Any
@@ -23,9 +22,10 @@ from cutaway.programs.languages import LANGUAGES, program_of
 from cutaway.programs.literals import literal
 from cutaway.programs.question import FILE, Question, question_of
 from cutaway.requests import InspectRequest
+from cutaway.schema.tensors import Array
 from cutaway.v1.inspection_pb2 import InspectRequest as InspectRequestMessage
 from cutaway.wire import requests as wire_requests
-from tests.support.wire_strategies import canonical, questions
+from tests.support.wire_strategies import canonical, questions, with_arrays
 
 ADDRESS = "http://127.0.0.1:8080/"
 IMAGE = np.array([[0.1, np.nan, 1e-30]], np.float32)
@@ -63,25 +63,16 @@ def asked_by_python(text: str) -> InspectRequest:
     return asked[0]
 
 
-def without_payloads(value: Any) -> Any:
-    """``value`` with one NaN for all, since a text has no bits of a NaN."""
-    if isinstance(value, np.ndarray):
-        return np.where(value != value, np.array(np.nan, value.dtype), value) if value.dtype.kind in "fV" else value
-    if isinstance(value, dict):
-        return {name: without_payloads(each) for name, each in value.items()}
-    if isinstance(value, tuple):
-        return tuple(map(without_payloads, value))
-    if not dataclasses.is_dataclass(value) or isinstance(value, type):
-        return value
-    fields = {field.name: without_payloads(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    return dataclasses.replace(value, **fields)
+def without_payload(array: Array) -> Array:
+    """``array`` with one NaN for all, since a text has no bits of a NaN."""
+    return np.where(array != array, np.array(np.nan, array.dtype), array) if array.dtype.kind in "fV" else array
 
 
 @settings(deadline=None, max_examples=100)
 @given(questions)
 def test_python_says_every_question(request: InspectRequest) -> None:
     """Whatever a request holds, its expression makes the same again."""
-    request = without_payloads(wire_requests.validated(request.with_input()))
+    request = with_arrays(without_payload, wire_requests.validated(request.with_input()))
     again = eval(literal(request), {"ca": ca, "np": np, "bfloat16": ml_dtypes.bfloat16})
     assert canonical(wire_requests.validated(again)) == canonical(request)
 
@@ -172,14 +163,35 @@ def test_typescript_has_the_tensors_as_numbers() -> None:
     assert "Uint8Array.from([1])" in text
 
 
-@pytest.mark.parametrize("language", set(LANGUAGES) - {"job"})
+@pytest.mark.parametrize("language", [each for each in LANGUAGES if each != "job"])
 def test_a_question_without_its_inputs_is_read_from_a_file(language: str) -> None:
     """So is one with the bytes of files."""
     message = wire_requests.encode(InspectRequest("digits"))
     message.ClearField("input")
     bare = question_of(message.SerializeToString(), ADDRESS, has_token=False)
-    files = question(InspectRequest("resnet", raw=(ca.Raw(b"\x89PNG", "image/png"),)))
-    assert all(FILE in program_of(each, language) for each in (bare, files))
+    raw = (ca.Raw(b"\x89PNG", "image/png"), ca.Raw(b"\xff", "text/plain"), ca.Raw(b"1,2", "text/csv"))
+    files = [question(InspectRequest("resnet", raw=(each,))) for each in raw]
+    assert all(FILE in program_of(each, language) for each in (bare, *files))
+
+
+def test_a_job_needs_the_inputs() -> None:
+    """Their names and shapes, if not a row of them: it does not guess."""
+    rows = InspectRequest("digits", {"image": np.zeros((0, 1, 8, 8), np.float32)})
+    assert yaml.safe_load(program_of(question(rows), "job"))["inputs"] == {
+        "image": {"column": "image", "shape": [1, 8, 8]}
+    }
+    message = wire_requests.encode(InspectRequest("digits"))
+    message.ClearField("input")
+    with pytest.raises(ca.InvalidArgument) as caught:
+        program_of(question_of(message.SerializeToString(), ADDRESS, has_token=False), "job")
+    assert (caught.value.reason, caught.value.field) == (Reason.INPUT_MISSING, "tensors")
+
+
+def test_an_address_may_have_a_path() -> None:
+    """And a model's name what a URL has not."""
+    asked = InspectRequest("a b?", {"image": IMAGE})
+    words = shlex.split(program_of(question(asked, "https://host/served"), "curl").replace("\\\n", ""))
+    assert words[2] == "https://host/served/v1/models/a%20b%3F:inspect"
 
 
 def test_wrong_words_name_their_field() -> None:

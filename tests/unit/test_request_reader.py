@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,7 +23,7 @@ from cutaway.request_reader.writer import as_mapping
 from cutaway.requests import InspectRequest
 from cutaway.schema.tensors import Array
 from tests.support.request_files import REQUESTS
-from tests.support.wire_strategies import canonical, questions
+from tests.support.wire_strategies import canonical, questions, with_arrays
 
 
 @pytest.mark.parametrize("text", REQUESTS)
@@ -63,18 +62,9 @@ def test_every_class_can_be_named(base: Any) -> None:
         assert kind.__name__ in str(caught.value)
 
 
-def with_arrays_for_files(value: Any) -> Any:
-    """``value`` with float32 in place of bfloat16, which numpy's files do not have."""
-    if isinstance(value, np.ndarray):
-        return value.astype(np.float32) if value.dtype.name == "bfloat16" else value
-    if isinstance(value, Mapping):
-        return {name: with_arrays_for_files(each) for name, each in value.items()}
-    if isinstance(value, tuple):
-        return tuple(map(with_arrays_for_files, value))
-    if not dataclasses.is_dataclass(value) or isinstance(value, type):
-        return value
-    fields = {field.name: with_arrays_for_files(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    return dataclasses.replace(value, **fields)
+def for_files(array: Array) -> Array:
+    """float32 in place of bfloat16, which numpy's files do not have."""
+    return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
 
 
 def in_file(directory: Path, array: Array) -> str:
@@ -88,7 +78,7 @@ def in_file(directory: Path, array: Array) -> str:
 @given(questions)
 def test_every_field_can_be_said(question: InspectRequest) -> None:
     """Whatever a request holds, but its model and inputs, can be written down as YAML and files of arrays."""
-    request = with_arrays_for_files(dataclasses.replace(question, model="", tensors={}, raw=()))
+    request = with_arrays(for_files, dataclasses.replace(question, model="", tensors={}, raw=()))
     with TemporaryDirectory() as directory:
         words = as_mapping(request, partial(in_file, Path(directory)))
         del words["model"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from urllib.parse import urljoin
+from urllib.parse import quote
 
 from google.protobuf import json_format
 
@@ -12,8 +12,7 @@ from cutaway.programs.question import FILE, Question
 
 def program(question: Question) -> str:
     """Returns the command."""
-    url = urljoin(question.address, f"v1/models/{question.request.model}:inspect")
+    url = f"{question.address.rstrip('/')}/v1/models/{quote(question.request.model)}:inspect"
     token = ' \\\n  -H "Authorization: Bearer $CUTAWAY_TOKEN"' if question.has_token else ""
-    text = json_format.MessageToJson(question.message, indent=None)
-    data = f"@{FILE}" if question.in_file else shlex.quote(text)
+    data = f"@{FILE}" if question.in_file else shlex.quote(json_format.MessageToJson(question.message, indent=None))
     return f"curl -s {shlex.quote(url)} -H 'Content-Type: application/json'{token} \\\n  --data {data}\n"

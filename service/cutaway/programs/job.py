@@ -6,6 +6,7 @@ from typing import Any
 
 import yaml
 
+from cutaway.errors import Reason, error
 from cutaway.programs.question import Question
 from cutaway.request_reader.writer import as_mapping
 
@@ -16,9 +17,15 @@ _FIELDS = ("attributions", "captures", "input_gradients", "arguments", "edits", 
 
 
 def program(question: Question) -> str:
-    """Returns the job's YAML."""
+    """Returns the job's YAML.
+
+    Raises:
+        InvalidArgument: ``INPUT_MISSING``; a job names the inputs.
+    """
     request = question.request
-    words = as_mapping(request)
+    if not request.tensors and not request.raw:
+        raise error(Reason.INPUT_MISSING, "a job names the inputs: send them, if only with no rows", "tensors")
+    words = as_mapping(request.with_input())
     section = {name: words[name] for name in _FIELDS if name in words}
     if section.get("input_gradients") == []:
         section["input_gradients"] = True

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import is_dataclass
 from enum import Enum
 from typing import Any
 
 import numpy as np
 
+from cutaway.request_reader.writer import given
 from cutaway.requests import TokenId
 from cutaway.schema.tensors import dtype_name
 
@@ -41,14 +42,7 @@ def literal(value: Any) -> str:
 
 def arguments(value: Any) -> list[str]:
     """Returns the arguments by which a dataclass is made: those that are not the default."""
-    given = ((each, literal(getattr(value, each.name))) for each in fields(value))
-    return [f"{each.name}={text}" for each, text in given if text != _default(each)]
-
-
-def _default(field: Field[Any]) -> str | None:
-    if field.default_factory is not MISSING:
-        return literal(field.default_factory())
-    return None if field.default is MISSING else literal(field.default)
+    return [f"{name}={literal(own)}" for name, own in given(value).items()]
 
 
 def _number(value: Any) -> str:

@@ -71,7 +71,7 @@ def _keywords(request: InspectRequest) -> list[str]:
         "input_gradients": f"input_gradients={literal(request.input_gradients or True)}",
         "omit_predictions": "predictions=False",
     }
-    return [short.get(each.partition("=")[0], each) for each in arguments(request.with_input())[1:]]
+    return [short.get(each.partition("=")[0], each) for each in arguments(request.with_input({}))[1:]]
 
 
 def _target(target: Target) -> str:

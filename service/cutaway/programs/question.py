@@ -6,7 +6,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from cutaway.errors import Reason, error
-from cutaway.requests import InspectRequest
+from cutaway.requests import InspectRequest, Raw
 from cutaway.v1 import inspection_pb2
 from cutaway.wire import requests as wire_requests
 
@@ -20,7 +20,7 @@ class Question(NamedTuple):
     Attributes:
         request: the question.
         message: the same in the contract's form.
-        in_file: whether programs read it from `FILE`: it was given without its inputs, or these are bytes of files.
+        in_file: whether programs read it from `FILE`: it was given without its inputs, or these are no plain texts.
         address: the server, ``http://127.0.0.1:8080/``.
         has_token: whether it was asked with a token.
     """
@@ -45,5 +45,13 @@ def question_of(data: bytes, address: str, *, has_token: bool) -> Question:
     if in_file:
         message.tensors.SetInParent()
     request = wire_requests.decode(message.SerializeToString())
-    has_files = any(not each.media_type.startswith("text/") for each in request.raw)
-    return Question(request, message, in_file or has_files, address, has_token)
+    return Question(request, message, in_file or not all(map(_is_text, request.raw)), address, has_token)
+
+
+def _is_text(example: Raw) -> bool:
+    """Whether a client sends the same for the text alone."""
+    try:
+        example.data.decode()
+    except UnicodeDecodeError:
+        return False
+    return example.media_type == "text/plain"

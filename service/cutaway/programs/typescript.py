@@ -9,6 +9,7 @@ from google.protobuf import json_format
 
 from cutaway.programs.question import FILE, Question
 from cutaway.schema.tensors import Array, dtype_name
+from cutaway.wire import requests as wire_requests
 
 _PROGRAM = """{imports}import {{ {names} }} from "@cutaway/client";
 
@@ -37,11 +38,10 @@ def program(question: Question) -> str:
 
 
 def _written(question: Question) -> str:
-    parts = json_format.MessageToDict(question.message)
-    for name in ("tensors", "raw"):
-        parts.pop(name, None)
-    text = json.dumps(parts, indent=2).replace("\n", "\n  ")
     request = question.request
+    parts = json_format.MessageToDict(wire_requests.encode(request.with_input()))
+    del parts["tensors"]
+    text = json.dumps(parts, indent=2).replace("\n", "\n  ")
     if request.raw:
         inputs = json.dumps([each.data.decode() for each in request.raw])
     else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import Enum
 from typing import Any
 
@@ -15,6 +15,22 @@ from cutaway.schema.tensors import Array
 
 _TAGS = {Attribution: "method", Edit: "edit"}
 """By base class, the field that names the class; classes of other bases have their name around their fields."""
+
+
+def given(value: Any) -> dict[str, Any]:
+    """Returns the fields of a dataclass that differ from their defaults, to the sign of a zero, by name."""
+    owned = ((each, getattr(value, each.name)) for each in fields(value))
+    return {each.name: own for each, own in owned if not _is_same(own, _default(each))}
+
+
+def _default(field: Field[Any]) -> Any:
+    return field.default if field.default_factory is MISSING else field.default_factory()
+
+
+def _is_same(own: Any, default: Any) -> bool:
+    if isinstance(own, tuple) and len(own) == 1 and isinstance(own[0], Enum):
+        return bool(own[0] == default)  # a choice stands for a tuple of it
+    return repr(own) == repr(default)
 
 
 def as_mapping(value: Any, array: Callable[[Array], Any] = np.ndarray.tolist) -> Any:
@@ -36,12 +52,7 @@ def as_mapping(value: Any, array: Callable[[Array], Any] = np.ndarray.tolist) ->
         return [as_mapping(each, array) for each in value]
     if not is_dataclass(value):
         return value
-    words = {}
-    for field in fields(value):
-        default = field.default_factory() if field.default_factory is not MISSING else field.default
-        own = getattr(value, field.name)
-        if isinstance(own, np.ndarray) or own not in (default, (default,)):
-            words[field.name] = as_mapping(own, array)
+    words = {name: as_mapping(own, array) for name, own in given(value).items()}
     if isinstance(value, NeuronAttribution):
         words["neuron"] = words["neuron"]["neuron"]  # which is always a neuron, and needs no name
     for base, kinds in CLASSES.items():

@@ -265,6 +265,7 @@ WRONG: dict[str, tuple[str, Any, dict[str, str], tuple[int, str, str]]] = {
     "another model": ("/v1/models/classes:inspect", {"model": "pairs"}, {}, (400, "INVALID_VALUE", "model")),
     "language": ("/v1/models/classes:program?language=perl", {}, {}, (400, "INVALID_VALUE", "language")),
     "address": ("/v1/models/classes:program?address=x", {}, {}, (400, "INVALID_VALUE", "address")),
+    "program of another": ("/v1/models/classes:program", {"model": "pairs"}, {}, (400, "INVALID_VALUE", "model")),
     "no program": ("/v1/models/classes:program", {"tensros": {}}, {}, (400, "UNKNOWN_FIELD", "")),
     "too large": ("/v1/models/classes:inspect", b" " * (3 << 20), {}, (413, "REQUEST_TOO_LARGE", "")),
     "timeout": (

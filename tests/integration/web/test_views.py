@@ -13,6 +13,7 @@ import PIL.Image
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
+import yaml
 
 import cutaway as ca
 from cutaway.gateway.embedded import Served
@@ -261,6 +262,8 @@ def test_a_long_question_is_taken_along_in_a_file(inspector: Inspector, tmp_path
     command = inspector.program("curl")
     reply = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert len(json.loads(reply.stdout)["predictions"]["classes"]) == 70
+    job = yaml.safe_load(inspector.program("job.yaml"))
+    assert job["inputs"] == {"image": {"column": "image", "shape": [1, 8, 8]}}
 
 
 def test_every_array_is_saved_by_its_name(site: Served, inspector: Inspector, tmp_path: Path) -> None:

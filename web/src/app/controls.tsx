@@ -86,7 +86,7 @@ interface NumberProps {
   readonly onChange: (value: number | undefined) => void;
 }
 
-/** Single precision holds no larger number. */
+/** About the largest number of single precision. */
 const LARGEST = 3.4e38;
 
 /** A number that a person types; what is none, or too large, is said and not taken. */

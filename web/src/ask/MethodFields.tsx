@@ -1,7 +1,7 @@
 /** One explanation that is asked for: its name, and the fields that may differ from their defaults. */
 
 import { useState } from "preact/hooks";
-import { DataType } from "@cutaway/client";
+import { DataType, type Tensor } from "@cutaway/client";
 import type { AttributionRequest } from "@cutaway/contract/attribution_pb";
 import { NumberField, Select } from "../app/controls.js";
 import { methodIn, type Method } from "./methods.js";
@@ -57,15 +57,12 @@ function Field({ request, option, input, onChange }: FieldProps): preact.JSX.Ele
     }
   };
   if (kind === "tensor" && input) {
+    const change = (tensor: Tensor | undefined): void => put(tensor ? tensorJson(tensor) : "");
     const spec = option.path.includes("masks") ? { ...input, dataType: DataType.INT64 } : input;
     return (
       <fieldset>
         <legend class="muted small">{label}</legend>
-        <Numbers
-          spec={spec}
-          value={tensorAt(request, option)}
-          onChange={(tensor) => put(tensor ? tensorJson(tensor) : "")}
-        />
+        <Numbers spec={spec} value={tensorAt(request, option)} onChange={change} />
       </fieldset>
     );
   }

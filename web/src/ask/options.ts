@@ -44,8 +44,6 @@ const BY_SCALAR: Readonly<Partial<Record<ScalarType, Way>>> = {
   [ScalarType.BOOL]: { kind: "boolean" },
 };
 
-const WHOLE = [ScalarType.UINT32, ScalarType.UINT64, ScalarType.INT32, ScalarType.INT64];
-
 /** Baselines of the methods that draw from several: for others, one number. */
 const SAMPLES: Way = { kind: "tensor", label: "baselines", below: ["byInput", "*", "distribution"], required: true };
 const DRAWING = /(deepLift|gradient)Shap$/i;
@@ -72,7 +70,7 @@ function wayOf(field: DescField): Way {
   if (field.fieldKind === "enum")
     return { kind: "choice", choices: field.enum.values.slice(1).map(({ name }) => name) };
   if (field.fieldKind !== "scalar") return { kind: "json" };
-  return BY_SCALAR[field.scalar] ?? { kind: "number", whole: WHOLE.includes(field.scalar) };
+  return BY_SCALAR[field.scalar] ?? { kind: "number", whole: field.scalar === ScalarType.UINT32 };
 }
 
 /** Returns the options of a method for a model: those of an input once for each. */

@@ -49,11 +49,8 @@ export function barsOf(asked: Asked, name: string, output: Tensor, row: number):
   if (!areLogits(asked, name)) {
     const isTarget = (askedParts(asked.question).target?.output || outputsOf(asked.reply)[0]?.[0]) === name;
     const explained = isTarget ? targetOf(asked, row) : undefined;
-    const bars = elements.map((value, index) => ({
-      index,
-      name: `${index}${index === explained ? ", explained" : ""}`,
-      value,
-    }));
+    const nameOf = (index: number): string => `${index}${index === explained ? ", explained" : ""}`;
+    const bars = elements.map((value, index) => ({ index, name: nameOf(index), value }));
     const hidden = bars.slice(MOST).filter(({ index }) => index === explained);
     return [...hidden, ...bars].slice(0, MOST);
   }

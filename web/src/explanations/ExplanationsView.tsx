@@ -40,21 +40,24 @@ export function ExplanationsView({ asked, row, ask }: ViewProps): preact.JSX.Ele
   const others = beside ? madeIn(beside, 0) : [];
   const choices = earlier.map((each) => [each.when.getTime(), wordsOf(each)] as const);
   const { inputs } = asked.question;
+  const look = (): void => ask(capturing(asked.question, requestAt("", HookPoint.INPUT)));
   const ofFiles =
     Array.isArray(inputs) && inputs.some((each) => typeof each !== "string") && !backgroundOf(asked, row, "");
   return (
     <>
       {ofFiles && (
         <div class="tools unseen">
-          <Button
-            text="Show what the model made of the file below"
-            onClick={() => ask(capturing(asked.question, requestAt("", HookPoint.INPUT)))}
-          />
+          <Button text="Show what the model made of the file below" onClick={look} />
         </div>
       )}
       {earlier.length > 0 && (
         <div class="tools unseen">
-          <Select label="Beside it" of={[[0, "no other answer"], ...choices]} value={other} onChoose={setOther} />
+          <Select
+            label="Beside it"
+            of={[[0, "no other answer"], ...choices]}
+            value={beside ? other : 0}
+            onChoose={setOther}
+          />
         </div>
       )}
       <div class={beside ? "explanations pairs" : "explanations"}>

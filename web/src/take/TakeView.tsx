@@ -26,7 +26,7 @@ export function TakeView({ asked }: ViewProps): preact.JSX.Element {
     <div class="take">
       <Panel id="program" title="Ask it elsewhere">
         <Choice label="As" of={ORDER} names={LANGUAGES} value={language} onChoose={setLanguage} />
-        <Program key={language} {...{ question, language }} />
+        <Program key={`${language} ${asked.when.getTime()}`} {...{ question, language }} />
       </Panel>
       <Panel id="link" title="Link to this question">
         <p class="muted">What stands behind # is never sent to a server. The token is not in it.</p>
@@ -51,15 +51,13 @@ export function TakeView({ asked }: ViewProps): preact.JSX.Element {
   );
 }
 
+/** The question in a language; both stay the same as long as the component lives. */
 function Program({ question, language }: { question: Question; language: Language }): preact.JSX.Element {
   const [program, setProgram] = useState("");
   useEffect(() => {
-    let current = true;
-    void programOf(question, language).then((text) => current && setProgram(text));
-    return (): void => {
-      current = false;
-    };
-  }, [question, language]);
+    const put = (text: unknown): void => setProgram(String(text));
+    programOf(question, language).then(put, put);
+  }, []);
   return <Snippet text={program} label={LANGUAGES[language]} />;
 }
 
@@ -84,7 +82,7 @@ function Snippet({ text, label }: { text: string; label: string }): preact.JSX.E
         {text}
       </pre>
       <button class="quiet" onClick={() => void copy(text).then(() => setCopied(text))}>
-        <span role="status">{copied === text ? "Copied" : "Copy"}</span>
+        <span role="status">{copied && copied === text ? "Copied" : "Copy"}</span>
       </button>
     </div>
   );

@@ -1,7 +1,7 @@
 /** A question as programs, which the server writes: it knows the words of every language. */
 
-import type { Question } from "@cutaway/client";
-import { jsonOf } from "../state/draft.js";
+import type { Question, Tensor } from "@cutaway/client";
+import { jsonOf, tensorsIn } from "../state/draft.js";
 import { HOME, token } from "../state/server.js";
 
 /** The languages, as people call them. */
@@ -28,13 +28,22 @@ export function isForFile(question: Question): boolean {
   return hasFiles || jsonText(question).length > LONGEST;
 }
 
+/** Returns a question about no rows of its inputs: all that a job needs of them. */
+function withoutRows(question: Question): Question {
+  const empty = ({ data, shape, ...rest }: Tensor): Tensor => {
+    return { ...rest, data: data.subarray(0, 0), shape: [0, ...shape.slice(1)] };
+  };
+  const tensors = Object.entries(tensorsIn(question)).map(([name, each]) => [name, empty(each)] as const);
+  return { ...question, inputs: Array.isArray(question.inputs) ? [""] : Object.fromEntries(tensors) };
+}
+
 /** Returns the program, or why there is none; it reads the question from its file, where that is long. */
 export async function programOf(question: Question, language: Language): Promise<string> {
   const words = new URLSearchParams({ language, address: HOME.href });
   const reply = await fetch(new URL(`v1/models/${question.model}:program?${words.toString()}`, HOME), {
     method: "POST",
     headers: { "content-type": "application/json", ...(token.value && { authorization: `Bearer ${token.value}` }) },
-    body: JSON.stringify(jsonOf(question, !isForFile(question))),
+    body: language === "job" ? jsonText(withoutRows(question)) : JSON.stringify(jsonOf(question, !isForFile(question))),
   });
   if (reply.ok) return reply.text();
   const { detail } = (await reply.json()) as { detail?: string };

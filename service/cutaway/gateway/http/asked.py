@@ -57,7 +57,7 @@ async def asked_by(
     Raises:
         CutawayError: the request cannot be read.
     """
-    media_type = headers.get("content-type", JSON).partition(";")[0].strip().lower()
+    media_type = media_type_in(headers)
     accepted = headers.get("accept", "*/*")
     if verb == "inspect":
         return await _contract(model, media_type, accepted, body)
@@ -75,8 +75,17 @@ async def asked_by(
     return Asked(wire_requests.encode(request).SerializeToString(), partial(_written, write), kind)
 
 
-async def _contract(model: str, media_type: str, accepted: str, body: RequestBody) -> Asked:
-    """Returns a request of the contract, in JSON or in binary, whose model is that of the path."""
+def media_type_in(headers: Mapping[str, str]) -> str:
+    """Returns the form that a request has, which is JSON where it says none."""
+    return headers.get("content-type", JSON).partition(";")[0].strip().lower()
+
+
+async def contract_request(model: str, media_type: str, body: RequestBody) -> bytes:
+    """Returns a request of the contract, sent in JSON or in binary, whose model is that of the path.
+
+    Raises:
+        CutawayError: the request cannot be read, or names another model.
+    """
     kind = inspection_pb2.InspectRequest
     data = await body.read()
     if media_type == JSON:
@@ -86,8 +95,11 @@ async def _contract(model: str, media_type: str, accepted: str, body: RequestBod
     named = worker_pb2.RoutedRequest.FromString(data).model  # one of its fields; the rest is not parsed
     if named not in ("", model):
         raise error(Reason.INVALID_VALUE, f"is {named!r:.80}, and the path has {model!r:.80}; leave it out", "model")
-    if not named:
-        data += inspection_pb2.InspectRequest(model=model).SerializeToString()
+    return data if named else data + kind(model=model).SerializeToString()
+
+
+async def _contract(model: str, media_type: str, accepted: str, body: RequestBody) -> Asked:
+    data = await contract_request(model, media_type, body)
     binary = BINARY in accepted or (media_type == BINARY and JSON not in accepted)
     write = bytes if binary else partial(json_messages.text_of, inspection_pb2.InspectResponse)
     return Asked(data, write, BINARY if binary else JSON)

@@ -17,7 +17,7 @@ from starlette.routing import BaseRoute, Route
 
 from cutaway.errors import CutawayError, Reason, error
 from cutaway.gateway.http import json_messages
-from cutaway.gateway.http.asked import Asked, asked_by
+from cutaway.gateway.http.asked import Asked, asked_by, contract_request, media_type_in
 from cutaway.gateway.http.guarded import guarded, unless_gone
 from cutaway.gateway.http.http_call import HttpCall
 from cutaway.gateway.http.problem import MEDIA_TYPE
@@ -27,7 +27,7 @@ from cutaway.gateway.rpc.servicer import Servicer
 from cutaway.programs.languages import program_of
 from cutaway.programs.question import question_of
 from cutaway.results import ModelName
-from cutaway.v1 import inspection_pb2, inspection_service_pb2
+from cutaway.v1 import inspection_service_pb2
 from cutaway.wire import models as wire_models
 
 _KNOWN_S = 10.0
@@ -100,7 +100,7 @@ class Rest:
                 raise error(Reason.NOT_IMPLEMENTED, what)
             body = RequestBody(request.receive, self._timeout_s, self._max_bytes)
             if verb == "program":
-                return await _program(request, model, await body.read())
+                return await _program(request, model, body)
             asked = await asked_by(
                 verb, model, request.headers, body, self._max_bytes, partial(self._data_types, model, call)
             )
@@ -111,10 +111,9 @@ class Rest:
         return await _response(asked, reply or b"")
 
 
-async def _program(request: Request, model: str, text: bytes) -> Response:
-    """Returns a question, in the contract's JSON, as a program; the model is not asked."""
-    data = await json_messages.as_binary(inspection_pb2.InspectRequest, text)
-    data += inspection_pb2.InspectRequest(model=model).SerializeToString()
+async def _program(request: Request, model: str, body: RequestBody) -> Response:
+    """Returns a question as a program; the model is not asked."""
+    data = await contract_request(model, media_type_in(request.headers), body)
     address = request.query_params.get("address", str(request.base_url))
     has_token = "authorization" in request.headers
     language = request.query_params.get("language", "python")
