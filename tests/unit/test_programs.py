@@ -77,6 +77,12 @@ def test_python_says_every_question(request: InspectRequest) -> None:
     assert canonical(wire_requests.validated(again)) == canonical(request)
 
 
+def test_what_differs_from_its_default_is_said() -> None:
+    """To the sign of a zero; what does not is left out."""
+    assert literal(ca.LayerFeatureAblation(layer="fc1", baseline=-0.0)).endswith("baseline=-0.0)")
+    assert literal(ca.LayerFeatureAblation(layer="fc1", baseline=0.0)) == 'ca.LayerFeatureAblation(layer="fc1")'
+
+
 QUESTIONS = {
     "arrays": InspectRequest("digits", {"image": IMAGE, "mask": np.array([[True, False]])}),
     "texts": InspectRequest("lm", raw=(ca.Raw(b"it's \xe2\x80\xae", "text/plain"), ca.Raw(b"b", "text/plain"))),
