@@ -27,13 +27,15 @@ def test_every_curl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Image.fromarray((image[0, 0] * 255).astype(np.uint8)).save("seven.png")
     np.save("image.npy", image)
     commands = [block.text for page in (PAGE, CLIENTS) for block in blocks(page) if block.text.startswith("curl")]
-    assert len(commands) == 7
+    assert len(commands) == 8
     with serve({"digits": Digits(weights=WEIGHTS)}, settings=Settings(http_address="127.0.0.1:0")) as server:
         for command in commands:
             text = command.replace("127.0.0.1:8080", server.http_address).replace("curl -s", "curl -s --fail-with-body")
             done = subprocess.run(["bash", "-c", text], capture_output=True, text=True)
             assert done.returncode == 0, done.stdout + done.stderr
-            if "-o" not in command:
+            if ":program" in command:
+                assert done.stdout.startswith("import cutaway as ca")
+            elif "-o" not in command:
                 assert json.loads(done.stdout), command
         assert next(iter(np.load("reply.npz"))) == "output"
         (shown,) = (json.loads(block.text) for block in blocks(PAGE) if block.language == "json")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import html
 import io
 import json
 import os
@@ -85,9 +84,7 @@ def test_programs_from_the_inspector_run(built: Path, server: Server) -> None:
             images = np.repeat(IMAGE, rows, 0)
             inspector.give(images.tolist())
             inspector.ask()
-            inspector.go("Take along")
-            inspector.page.click(".choice label:has-text('TypeScript')")
-            program = inspector.page.inner_text(".snippet pre")
+            program = inspector.program("TypeScript")
             with inspector.page.expect_download() as download:
                 inspector.page.click("button:text-is('Save the question')")
             download.value.save_as(built / "question.json")
@@ -229,14 +226,13 @@ def _text(array: np.ndarray[Any, Any]) -> str:
 @pytest.mark.parametrize("allowed", [True, False])
 def test_a_page_asks_as_far_as_it_may(built: Path, allowed: bool) -> None:
     """In Chromium, from another origin: the numbers of the Python client; from one that is not allowed, nothing."""
-    page = _bundled(built, "page")
-    with _serving(page) as site:
-        settings = Settings(http_address="127.0.0.1:0", http_origins=site.origin if allowed else "http://other.example")
+    with _serving(_bundled(built, "page")) as page:
+        settings = Settings(http_address="127.0.0.1:0", http_origins=page.origin if allowed else "http://other.example")
         with (
             serve({"digits": Digits(weights=WEIGHTS)}, settings=settings) as server,
             ca.Client(server.address) as client,
         ):
-            told = _shown(f"{site.origin}/index.html?model=digits&server=http://{server.http_address}")
+            told = page.open(f"?model=digits&server=http://{server.http_address}")
             result = client.inspect("digits", {"image": IMAGE}, captures="conv1", input_gradients=True)
     arrays = (result.predictions["output"], result.captures["conv1"].output, result.input_gradients["image"])
     expected = [[list(array.shape), list(array.tobytes())] for array in arrays]
@@ -263,9 +259,13 @@ class _Page:
     def ask(self, questions: Path) -> Any:
         """Has the page ask ``questions``."""
         shutil.copy(questions, self.directory)
+        return self.open()
+
+    def open(self, asked: str = "") -> Any:
+        """Opens it, and returns what it tells."""
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
             command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}"]
-            browser = subprocess.Popen([*command, self.origin], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            browser = subprocess.Popen([*command, f"{self.origin}/{asked}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             while self.told.empty() and browser.poll() is None:
                 time.sleep(0.05)
             browser.terminate()
@@ -287,17 +287,6 @@ def _serving(directory: Path) -> Iterator[_Page]:
         threading.Thread(target=pages.serve_forever, daemon=True).start()
         yield _Page(directory, f"http://127.0.0.1:{pages.server_port}", told)
         pages.shutdown()
-
-
-def _shown(url: str) -> list[Any]:
-    """The lines that the page at ``url`` has written, when it has written something."""
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
-        command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}"]
-        command += ["--dump-dom", "--virtual-time-budget=20000", url]
-        found = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    lines = re.search("<pre>(.*?)</pre>", found, re.DOTALL)
-    assert lines is not None, found[:2000]
-    return [json.loads(html.unescape(line)) for line in lines[1].splitlines()]
 
 
 def _npm(directory: Path, *arguments: str) -> None:
