@@ -265,7 +265,8 @@ class _Page:
         """Opens it, and returns what it tells."""
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
             command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}"]
-            browser = subprocess.Popen([*command, f"{self.origin}/{asked}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            command.append(f"{self.origin}/{asked}")
+            browser = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             while self.told.empty() and browser.poll() is None:
                 time.sleep(0.05)
             browser.terminate()
