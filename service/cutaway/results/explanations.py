@@ -57,7 +57,7 @@ class Cause(StrEnum):
     NOTHING_SEEN = "NOTHING_SEEN"
     """The raw hooks recorded nothing to compare with."""
     NOT_MOVED = "NOT_MOVED"
-    """There was nothing for the method to override, exchange or fit."""
+    """There was nothing for the method to override, exchange or fit, or its sum need not be the target's change."""
     UNKNOWN = "UNKNOWN"
     """None of these: the attribution differs from its reference."""
     OVERRIDE_LOST = "OVERRIDE_LOST"

@@ -119,7 +119,7 @@ class _CauseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Cause.ValueType
     CAUSE_NOTHING_SEEN: _Cause.ValueType  # 14
     """The raw hooks saw nothing to compare with."""
     CAUSE_NOT_MOVED: _Cause.ValueType  # 15
-    """There was nothing for the method to override, exchange or fit."""
+    """There was nothing for the method to override, exchange or fit, or its sum need not be the target's change."""
     CAUSE_UNKNOWN: _Cause.ValueType  # 16
     """None of these: the attribution is not what it must be."""
     CAUSE_OVERRIDE_LOST: _Cause.ValueType  # 17
@@ -161,7 +161,7 @@ CAUSE_NOTHING_CHANGED: Cause.ValueType  # 13
 CAUSE_NOTHING_SEEN: Cause.ValueType  # 14
 """The raw hooks saw nothing to compare with."""
 CAUSE_NOT_MOVED: Cause.ValueType  # 15
-"""There was nothing for the method to override, exchange or fit."""
+"""There was nothing for the method to override, exchange or fit, or its sum need not be the target's change."""
 CAUSE_UNKNOWN: Cause.ValueType  # 16
 """None of these: the attribution is not what it must be."""
 CAUSE_OVERRIDE_LOST: Cause.ValueType  # 17

@@ -370,7 +370,7 @@ export enum Cause {
   NOTHING_SEEN = 14,
 
   /**
-   * There was nothing for the method to override, exchange or fit.
+   * There was nothing for the method to override, exchange or fit, or its sum need not be the target's change.
    *
    * @generated from enum value: CAUSE_NOT_MOVED = 15;
    */
