@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -167,7 +167,11 @@ class ImageAdapter(Adapter):
             with Image.open(io.BytesIO(data)) as file:
                 if math.prod(file.size) > self.most_pixels:
                     raise ValueError(f"{file.width} x {file.height} pixels; at most {self.most_pixels} are decoded")
-                image = file.convert(self.mode).resize(self.size[::-1], Image.Resampling.BILINEAR)
+                image = (
+                    _eight_bits(ImageOps.exif_transpose(file))
+                    .convert(self.mode)
+                    .resize(self.size[::-1], Image.Resampling.BILINEAR)
+                )
         except Exception as failure:  # Pillow raises many kinds of errors
             raise error(
                 Reason.RAW_UNDECODABLE,
@@ -180,6 +184,11 @@ class ImageAdapter(Adapter):
         # other rounding.
         scaled = channels_first.clone(memory_format=torch.contiguous_format) / 255
         return {self.argument: (scaled - _channels(self.mean)) / _channels(self.std)}
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    """Returns a grey image of 16 bits with numbers from 0 to 255, which Pillow's own conversion would cut off there."""
+    return image.point(lambda value: value / 257 + 0.5) if image.mode.startswith("I;16") else image
 
 
 def _channels(values: Sequence[float]) -> Tensor:

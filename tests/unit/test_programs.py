@@ -23,6 +23,7 @@ from cutaway.programs.literals import literal
 from cutaway.programs.question import FILE, Question, question_of
 from cutaway.requests import InspectRequest
 from cutaway.schema.tensors import Array
+from cutaway.v1 import tensor_pb2
 from cutaway.v1.inspection_pb2 import InspectRequest as InspectRequestMessage
 from cutaway.wire import requests as wire_requests
 from tests.support.wire_strategies import canonical, questions, with_arrays
@@ -58,7 +59,7 @@ def asked_by_python(text: str) -> InspectRequest:
             asked.append(build_request(*given, **named))
 
     parts = {**vars(ca), "Client": Client}
-    names = {"ca": type("ca", (), parts), "np": np}
+    names = {"ca": type("ca", (), parts)}
     exec(text.replace("import cutaway as ca\n", ""), names)
     return asked[0]
 
@@ -81,6 +82,7 @@ def test_what_differs_from_its_default_is_said() -> None:
     """To the sign of a zero; what does not is left out."""
     assert literal(ca.LayerFeatureAblation(layer="fc1", baseline=-0.0)).endswith("baseline=-0.0)")
     assert literal(ca.LayerFeatureAblation(layer="fc1", baseline=0.0)) == 'ca.LayerFeatureAblation(layer="fc1")'
+    assert literal(np.array([-0.0], ml_dtypes.bfloat16)).startswith("np.array([-0.0], ")
 
 
 QUESTIONS = {
@@ -110,6 +112,11 @@ QUESTIONS = {
     ),
     "arrays inside": InspectRequest(
         "digits", {"image": IMAGE}, attributions=(ca.DeepLift(baselines={"image": np.array([[0.1, 0, 2]])}),)
+    ),
+    "texts, and arrays inside": InspectRequest(
+        "lm",
+        raw=(ca.Raw(b"a", "text/plain"),),
+        edits=(ca.Add(module="fc1", addend=np.array([-0.0, 1.5])),),
     ),
     "other targets": InspectRequest("digits", {"image": IMAGE}, target=ca.ClassIndex((7,), output="logits")),
 }
@@ -143,6 +150,32 @@ def test_a_job_asks_the_same(name: str) -> None:
     asked, found = QUESTIONS[name], parse_request(job.request, job.target).request
     for field in ("target", "captures", "input_gradients", "edits", "attributions", "explain_if", "check"):
         assert canonical(getattr(found, field)) == canonical(getattr(wire_requests.validated(asked), field)), field
+    assert job.request.seed == (asked.seed or 0)
+
+
+def test_a_job_says_what_it_has_none_of() -> None:
+    """A setting of one reply; and it does not guess what cannot be in it."""
+    text = program_of(question(QUESTIONS["all kinds of parts"]), "job")
+    assert "# Left out, because a job has none of it: compare, omit_predictions." in text
+    with pytest.raises(ca.InvalidArgument) as caught:
+        program_of(question(InspectRequest("digits", {"image": IMAGE}, seed=2**63 - 1)), "job")
+    assert (caught.value.reason, caught.value.field) == (Reason.INVALID_VALUE, "options.seed")
+
+
+@pytest.mark.parametrize("text", ["a\x85b", "\u202eb", "ü", "a\nb", "\u2028"])
+def test_a_job_keeps_every_character(text: str) -> None:
+    """Those that YAML would take for the end of a line, or nobody sees, are escaped."""
+    asked = InspectRequest("digits", {"image": IMAGE}, attributions=(ca.LayerGradCam(layer=text),))
+    written = program_of(question(asked), "job")
+    assert yaml.safe_load(written)["request"]["attributions"][0]["layer"] == text
+    assert all(map(str.isprintable, written.split("\n")))
+
+
+@pytest.mark.parametrize(("kinds", "expected"), [(("image/png",) * 2, "image/png"), (("image/png", "image/gif"), None)])
+def test_a_job_decodes_what_was_sent(kinds: tuple[str, str], expected: str | None) -> None:
+    """If all rows are of one kind."""
+    asked = InspectRequest("resnet", raw=tuple(ca.Raw(b"", kind) for kind in kinds))
+    assert yaml.safe_load(program_of(question(asked), "job"))["inputs"]["raw"].get("media_type") == expected
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
@@ -159,7 +192,7 @@ def test_typescript_has_the_tensors_as_numbers() -> None:
     text = program_of(question(QUESTIONS["arrays"], has_token=True), "typescript")
     assert "tensor(Float32Array.from([0.1, NaN, 1e-30]), [1, 3], DataType.FLOAT32)" in text
     assert "tensor(Uint8Array.from([1, 0]), [1, 2], DataType.BOOL)" in text
-    assert "token: process.env.CUTAWAY_TOKEN" in text
+    assert 'new Client("http://127.0.0.1:8080/", { token: process.env.CUTAWAY_TOKEN ?? "" });' in text
     ids = InspectRequest(
         "lm", {"ids": np.array([[5]]), "half": np.array([0.5], np.float16), "small": np.array([1], np.uint8)}
     )
@@ -180,6 +213,42 @@ def test_a_question_without_its_inputs_is_read_from_a_file(language: str) -> Non
     assert all(FILE in program_of(each, language) for each in (bare, *files))
 
 
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("packed", [False, True])
+def test_large_inputs_are_not_unpacked(language: str, packed: bool) -> None:
+    """They are read from the file; a job has their names and shapes. Eight bytes may stand for any number."""
+    message = wire_requests.encode(InspectRequest("digits", {"image": np.zeros((2, 1 << 17), np.uint8)}))
+    if packed:
+        tensor = message.tensors.by_name["image"]
+        tensor.data, tensor.compression = b"damaged", tensor_pb2.COMPRESSION_ZSTD
+        tensor.shape[:] = [1 << 20, 1 << 17]
+    written = program_of(question_of(message.SerializeToString(), ADDRESS, has_token=False), language)
+    assert len(written) < 1000
+    assert ("shape: [131072]" if language == "job" else FILE) in written
+
+
+def test_tensors_beside_the_inputs_have_a_limit() -> None:
+    asked = InspectRequest(
+        "digits", {"image": IMAGE}, edits=(ca.Add(module="fc1", addend=np.zeros(1 << 18, np.float64)),)
+    )
+    with pytest.raises(ca.ResourceExhausted) as caught:
+        question(asked)
+    assert caught.value.reason == Reason.REQUEST_TOO_LARGE
+
+
+def test_what_is_too_long_for_a_shell_is_in_the_file() -> None:
+    asked = InspectRequest(
+        "digits", {"image": IMAGE}, edits=(ca.Add(module="fc1", addend=np.zeros(1 << 15, np.float32)),)
+    )
+    assert FILE in program_of(question(asked), "curl")
+
+
+def test_typescript_has_any_name_as_one() -> None:
+    """JavaScript takes ``__proto__`` in an object for something else."""
+    asked = InspectRequest("digits", {"__proto__": IMAGE}, arguments={"__proto__": 1})
+    assert program_of(question(asked), "typescript").count('["__proto__"]: ') == 2
+
+
 def test_a_job_needs_the_inputs() -> None:
     """Their names and shapes, if not a row of them: it does not guess."""
     rows = InspectRequest("digits", {"image": np.zeros((0, 1, 8, 8), np.float32)})
@@ -198,6 +267,18 @@ def test_an_address_may_have_a_path() -> None:
     asked = InspectRequest("a b?", {"image": IMAGE})
     words = shlex.split(program_of(question(asked, "https://host/served"), "curl").replace("\\\n", ""))
     assert words[2] == "https://host/served/v1/models/a%20b%3F:inspect"
+    assert 'ca.Client("host/served", ' in program_of(question(asked, "https://host/served/"), "python")
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["host", "ftp://host/", "http://", "http://[", "http://host:port/", "http://host:99999/", "http:// /",
+     "http://a\nb/", "http://host/?a=b", "http://host/#a", "http://user:secret@host/"],
+)  # fmt: skip
+def test_an_address_is_that_of_a_server(address: str) -> None:
+    with pytest.raises(ca.InvalidArgument) as caught:
+        question(QUESTIONS["arrays"], address)
+    assert (caught.value.reason, caught.value.field) == (Reason.INVALID_VALUE, "address")
 
 
 def test_wrong_words_name_their_field() -> None:

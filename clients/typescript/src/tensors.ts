@@ -102,11 +102,10 @@ export function fromMessage(message: Message): Tensor {
   return { data: kind.read(message.data.slice().buffer as ArrayBuffer), shape, dataType: message.dataType };
 }
 
-/** Returns tensors by name. */
+/** Returns tensors by name, and nothing by other names: not even `constructor`. */
 export function byName(tensors: readonly NamedTensor[]): Record<string, Tensor> {
-  return Object.fromEntries(
-    tensors.map(({ name, tensor: each }) => [name, fromMessage(each ?? create(TensorSchema))] as const),
-  );
+  const named = tensors.map(({ name, tensor: each }) => [name, fromMessage(each ?? create(TensorSchema))] as const);
+  return Object.assign(Object.create(null) as Record<string, Tensor>, Object.fromEntries(named));
 }
 
 function elements(shape: readonly number[]): number {

@@ -46,5 +46,5 @@ def arguments(value: Any) -> list[str]:
 
 
 def _number(value: Any) -> str:
-    text = str(value)
+    text = "-0.0" if str(value) == "-0" else str(value)  # as bfloat16 writes it, which Python reads as a whole number
     return text if "n" not in text else f'float("{text}")'

@@ -14,8 +14,9 @@ from cutaway.v1.inspection_pb2 import InspectRequest
 from cutaway.wire import requests
 from google.protobuf import json_format
 
-with open("{file}") as file:  # what "Save the question" has saved
-    request = requests.decode(json_format.Parse(file.read(), InspectRequest()).SerializeToString())
+with open("{file}", encoding="utf-8") as file:  # in the contract's JSON
+    question = json_format.Parse(file.read(), InspectRequest(model={model}))
+request = requests.decode(question.SerializeToString())
 with ca.Client({client}) as client:
     result = client.ask(request)
 print(result)
@@ -35,13 +36,14 @@ def program(question: Question) -> str:
     client = _client(question)
     imports = "import os\n\n" if question.has_token else ""
     if question.in_file:
-        return imports + _FROM_FILE.format(file=FILE, client=client)
+        return imports + _FROM_FILE.format(file=FILE, client=client, model=literal(question.request.model))
     request = question.request
     setup = "".join(f"input{at} = {literal(each)}\n" for at, each in enumerate(request.tensors.values()))
     lines = [literal(request.model), _inputs(request), *_keywords(request)]
+    has_arrays = any("np.array(" in each for each in (setup, *lines))
     text = _WHOLE.format(
         client=client,
-        setup=f"import numpy as np\n\n{setup}" if setup else "",
+        setup=f"import numpy as np\n\n{setup}" if has_arrays else "",
         lines="".join(f"        {each},\n" for each in lines),
     )
     return imports + text
@@ -51,7 +53,7 @@ def _client(question: Question) -> str:
     address = urlsplit(question.address)
     tls = ["tls=True"] if address.scheme == "https" else []
     token = ['token=os.environ["CUTAWAY_TOKEN"]'] if question.has_token else []
-    return ", ".join([literal(address.netloc), 'transport="connect"', *tls, *token])
+    return ", ".join([literal(address.netloc + address.path.rstrip("/")), 'transport="connect"', *tls, *token])
 
 
 def _inputs(request: InspectRequest) -> str:

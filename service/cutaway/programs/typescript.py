@@ -25,14 +25,15 @@ _ARRAYS = {"float64": "Float64Array", "int64": "BigInt64Array", "bool": "Uint8Ar
 def program(question: Question) -> str:
     """Returns the program."""
     names = ["Client", "questionOf"]
-    if question.request.tensors:
+    model = json.dumps(question.request.model)
+    if question.request.tensors and not question.in_file:
         names += ["DataType", "tensor"]
-    from_file = f'questionOf(JSON.parse(await readFile("{FILE}", "utf8")))'
+    from_file = f'questionOf({{ ...JSON.parse(await readFile("{FILE}", "utf8")), model: {model} }})'
     return _PROGRAM.format(
         imports='import { readFile } from "node:fs/promises";\n' if question.in_file else "",
         names=", ".join(names),
         address=json.dumps(question.address),
-        token=", { token: process.env.CUTAWAY_TOKEN }" if question.has_token else "",
+        token=', { token: process.env.CUTAWAY_TOKEN ?? "" }' if question.has_token else "",
         question=from_file if question.in_file else _written(question),
     )
 
@@ -47,7 +48,8 @@ def _written(question: Question) -> str:
     else:
         tensors = [f"{json.dumps(name)}: {_tensor(each)}" for name, each in request.tensors.items()]
         inputs = f"{{ {', '.join(tensors)} }}"
-    return f"{{\n  ...questionOf({text}),\n  inputs: {inputs},\n}}"
+    written = f"{{\n  ...questionOf({text}),\n  inputs: {inputs},\n}}"
+    return written.replace('"__proto__":', '["__proto__"]:')  # a name of its own, not what the object descends from
 
 
 def _tensor(array: Array) -> str:

@@ -102,8 +102,8 @@ class Capture:
     """Return the tensors that hooks record at modules, at operators inside a module's forward, or at a parameter.
 
     Args:
-        module: a name in ``named_modules()``, or a glob: ``*`` is any text within one part of a dotted name,
-            ``**`` any text across parts, ``?`` one character.
+        module: a name in ``named_modules()``, ``.`` for the model itself, or a glob: ``*`` is any text within one part
+            of a dotted name, ``**`` any text across parts, ``?`` one character.
         at: one point or several.
         op: in place of a module, an operator by its address, such as ``layer3.1:relu#0``, or a glob.
         parameter: in place of a module, a name in ``named_parameters()``: the target's gradient there.

@@ -71,8 +71,8 @@ class CaptureRequest(_message.Message):
     CALL_FIELD_NUMBER: _builtins.int
     PATH_FIELD_NUMBER: _builtins.int
     module: _builtins.str
-    """A module by its name in named_modules(), or a glob: `*` stands for any text within one part of a
-    dotted name, `**` for any text across parts, `?` for one character.
+    """A module by its name in named_modules(), `.` for the model itself, or a glob: `*` stands for any text within
+    one part of a dotted name, `**` for any text across parts, `?` for one character.
     """
     parameter: _builtins.str
     """A parameter by its name in named_parameters(): brings back the target's gradient at it. It has no

@@ -43,7 +43,7 @@ class Edit(_message.Message):
     SLICES_FIELD_NUMBER: _builtins.int
     PATH_FIELD_NUMBER: _builtins.int
     module: _builtins.str
-    """A module by its name in named_modules()."""
+    """A module by its name in named_modules(), or `.` for the model itself."""
     op: _builtins.str
     """An operator inside a module's forward, such as `layer3.1:relu#0`; never a glob."""
     point: _capture_pb2.HookPoint.ValueType

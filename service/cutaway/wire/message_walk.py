@@ -136,7 +136,7 @@ def _kind(field: FieldDescriptor) -> _Kind:
 def unpacked_bytes(message: Message) -> int:
     """Returns the size that the compressed tensors in ``message`` have together once unpacked: a few compressed bytes
     may unpack to more than any request may have."""
-    return sum(_unpacked_bytes(tensor) for tensor in tensors_in(message) if tensor.compression)
+    return sum(stated_bytes(tensor) for tensor in tensors_in(message) if tensor.compression)
 
 
 def refuse_large_unpacked(size: int, limit: int | None) -> None:
@@ -148,8 +148,10 @@ def refuse_large_unpacked(size: int, limit: int | None) -> None:
         )
 
 
-def _unpacked_bytes(tensor: tensor_pb2.Tensor) -> int:
-    """Never negative: decoding refuses an invalid shape later, and it must not offset the size of another tensor."""
+def stated_bytes(tensor: tensor_pb2.Tensor) -> int:
+    """Returns the size that a tensor has, unpacked, by its type and shape; 0 where they are not valid.
+
+    Never negative: decoding refuses an invalid shape later, and it must not offset the size of another tensor."""
     dtype = DTYPES.get(DATA_TYPE_NAMES.get(tensor.data_type, ""))
     return 0 if dtype is None or len(tensor.shape) > MAX_RANK else max(0, math.prod(tensor.shape)) * dtype.itemsize
 

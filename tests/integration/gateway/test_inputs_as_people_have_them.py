@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -105,6 +106,19 @@ def test_examples_need_no_wrapping(client: ca.Client) -> None:
         client.inspect("text", [ca.Raw(b"a", "text/plain"), ca.Raw("ö".encode(), "text/plain")]).predictions,
     )
     assert same(client.inspect("text", "a").predictions, client.inspect("text", ca.Raw(b"a")).predictions)
+
+
+def test_photographs_are_read_as_they_are_seen(client: ca.Client) -> None:
+    """Sixteen bits of grey are scaled, not cut off; a camera that was turned says so in the file."""
+    pixels = np.arange(16, dtype=np.uint8).reshape(4, 4) * 16
+    expected = client.inspect("image", Image.fromarray(pixels)).predictions
+    turned = Image.fromarray(pixels).transpose(Image.Transpose.ROTATE_90)
+    marks = turned.getexif()
+    marks[0x0112] = 6  # turn it clockwise
+    for image, options in ((Image.fromarray(pixels.astype(np.uint16) * 257), {}), (turned, {"exif": marks})):
+        file = io.BytesIO()
+        image.save(file, "PNG", **options)
+        assert same(client.inspect("image", ca.Raw(file.getvalue(), "image/png")).predictions, expected)
 
 
 @pytest.mark.parametrize(

@@ -243,6 +243,12 @@ WRONG: dict[str, tuple[str, Any, dict[str, str], tuple[int, str, str]]] = {
         {},
         (400, "INVALID_VALUE", "options"),
     ),
+    "binary": (
+        "/v1/models/classes:inspect",
+        b"\xff\xff\xff",
+        {"content_type": "application/proto"},
+        (400, "MALFORMED_REQUEST", ""),
+    ),
     "json": ("/v1/models/classes:predict", b"{", {}, (400, "MALFORMED_REQUEST", "")),
     "no object": ("/v1/models/classes:predict", b"[]", {}, (400, "MALFORMED_REQUEST", "")),
     "deep": ("/v1/models/classes:predict", b"[" * 100_000, {}, (400, "MALFORMED_REQUEST", "")),

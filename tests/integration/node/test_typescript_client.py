@@ -40,7 +40,7 @@ from tests.support import node
 from tests.support.adapters.mirror_adapter import MirrorAdapter
 from tests.support.digits import WEIGHTS
 from tests.support.documents import ROOT
-from tests.support.doors import message, outcome, plain, seeded
+from tests.support.doors import message, outcome, plain, post, seeded
 from tests.support.mixed.mix import draw, small_models
 from tests.support.pages import opened, running_browser
 from tests.support.reply_equality import differences
@@ -96,6 +96,10 @@ def test_programs_from_the_inspector_run(built: Path, server: Server) -> None:
                 expected = client.inspect("digits", {"image": images}).predictions["output"]
             assert json.loads(done.stdout) == [*expected.ravel().tolist(), 3]
             inspector.go("Ask")
+    url = f"http://{server.http_address}/v1/models/digits:program?language=typescript"
+    headers = {"content-type": "application/json", "authorization": "Bearer none"}
+    (built / "asked.mjs").write_bytes(post(url, (built / "question.json").read_bytes(), headers)[2])
+    subprocess.run(["node", "asked.mjs"], cwd=built, check=True, stdout=subprocess.DEVNULL)
 
 
 def test_it_answers_as_python_does(built: Path, server: Server, guarded: dict[str, str], tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 from xml.etree import ElementTree
 
 import numpy as np
@@ -232,6 +233,25 @@ def test_two_answers_are_compared(answered: Inspector, expected: ca.Inspection, 
     answered.page.wait_for_selector("#agreement:text-is('Do the methods agree?')")
 
 
+def test_the_same_is_compared_with_the_same(answered: Inspector) -> None:
+    """Of several examples the one that is shown; of two explanations by one method the one in the same place."""
+    methods = [{"inputXGradient": {}}, {"integratedGradients": {}}, {"integratedGradients": {"path": {"nSteps": 3}}}]
+    asked = {"model": "digits", "attributions": methods}
+    answered.open(f"#/ask?question={quote(json.dumps(asked))}")
+    answered.page.wait_for_selector(".methods:not(:has-text('Saliency'))")
+    answered.give(np.concatenate([IMAGE, IMAGE[:, :, ::-1]]).tolist())
+    answered.ask()
+    answered.ask()
+    answered.page.select_option(".strip select", "1")
+    answered.go("Explanations")
+    answered.page.select_option("label:has-text('Beside it') select", index=1)
+    assert answered.texts("section:has(#agreement) tbody th") == [
+        *("InputXGradient", "IntegratedGradients", "IntegratedGradients (2)")
+    ]
+    assert answered.texts("section:has(#agreement) tbody td:nth-child(2)") == ["1"] * 3
+    answered.page.wait_for_selector(".pairs > bdi:has-text('example 2') + bdi:has-text('example 2')")
+
+
 def test_methods_are_asked_as_they_are_added_and_mended_where_they_fail(answered: Inspector) -> None:
     """What has no default gets a value; what Captum cannot do is told at the method, and in the line above all."""
     for method in ("occlusion", "deepLiftShap", "neuronConductance", "lrp"):
@@ -396,7 +416,7 @@ def test_the_strongest_parts_of_every_place_are_ranked(answered: Inspector, site
 
 
 def test_a_change_that_fails_leaves_nothing_of_the_one_before(answered: Inspector) -> None:
-    """What went wrong, and not the numbers of another place of the slider; the next change works again."""
+    """What went wrong, and no numbers of another place of the slider; the next change works again."""
     answered.go("Edits")
     answered.page.locator(".slider input").fill("1.5")
     answered.page.wait_for_selector("section:has(#downstream) .named-bars")
@@ -407,6 +427,10 @@ def test_a_change_that_fails_leaves_nothing_of_the_one_before(answered: Inspecto
     answered.page.route("**/Inspect", lambda route: route.abort() if next(calls) == 1 else route.continue_())
     answered.go("Edits")  # asks for predictions, and then for the layers without the change: this is cut off
     answered.page.wait_for_selector("main .problem")
+    answered.page.wait_for_selector("section:has(#downstream) p:has-text('cannot be compared')")
+    assert answered.page.locator(".before-after").count() == 1
+    calls = itertools.count(1)
+    answered.page.locator(".slider input").fill("0.7")  # now the predictions are cut off
     answered.page.wait_for_selector("p:text-is('Move the slider.')")
     assert answered.page.locator(".before-after, section:has(#downstream) .named-bars").count() == 0
     answered.page.locator(".slider input").fill("0.5")

@@ -151,7 +151,12 @@ def test_files_and_texts_are_decoded_by_the_model(site: Served, inspector: Inspe
         inspector.page.select_option(".strip select", str(row))
         assert inspector.texts(".strip .said") == [expected[row].label]
         assert max(inspector.values(".prediction td.number")) == pytest.approx(expected[row].probability, abs=1e-6)
+    inspector.go("Explanations")
+    assert inspector.page.locator(".overlay .frame canvas[aria-hidden]").count() == 0
+    inspector.page.click("text=Show what the model made of the file below")
+    inspector.page.wait_for_selector(".overlay .frame canvas[aria-hidden]")
     inspector.choose("letters")
+    inspector.go("Ask")
     for text, label in (("<b onclick=fault()>ooo\u202e", "o"), ("u" * 100_000, "u")):
         inspector.page.fill(".texts textarea", text)
         inspector.ask()

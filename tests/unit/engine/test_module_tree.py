@@ -48,6 +48,7 @@ def tree() -> ModuleTree:
         ("s**", ["stem", "stem.conv", "stem.act"]),
         ("tied", ["head"]),
         ("t*", ["head"]),
+        (".", [""]),
     ],
 )
 def test_a_glob_matches_within_parts_or_across_them(tree: ModuleTree, pattern: str, names: list[str]) -> None:
@@ -86,3 +87,8 @@ def test_a_name_that_is_not_there_gets_the_nearest(tree: ModuleTree, wanted: str
 def test_aliases_are_listed_with_their_module(tree: ModuleTree) -> None:
     """A module in two places is one module with a further name."""
     assert tree.aliases == {"head": ("tied",)}
+
+
+def test_who_may_not_see_the_model_itself_does_not_find_it() -> None:
+    with pytest.raises(InvalidArgument):
+        ModuleTree(Tree(), visible=lambda name: name.startswith("stem")).match(".")

@@ -1175,3 +1175,32 @@ def test_ten_thousand_modules_are_no_reason_to_stop() -> None:
     assert len(result.captures) == 10_001
     assert result.captures["9950"].grad_output.shape == (2, 2)
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model)
+
+
+def test_the_model_itself_has_a_name() -> None:
+    """A model without modules inside is captured and changed too, by a dot."""
+    model, x = nn.Linear(4, 3), {"input": X["x"]}
+    captures = tuple(ca.Capture(".", at=point) for point in POINTS)
+    result = ask(model, x, target=ClassIndex((1,)), captures=captures)
+    seen = result.captures[""].calls[0]
+    assert np.array_equal(seen.leaves[Point.INPUT]["input"], x["input"])
+    assert np.array_equal(seen.leaves[Point.GRAD_INPUT]["input"], model.weight[1].detach().expand(3, 4))
+    changed = ask(model, x, edits=(ca.Zero(module="."),))
+    assert not changed.predictions["output"].any()
+
+
+def test_a_target_without_axes_is_explained() -> None:
+    """A number for all examples together has no rows to look into one by one."""
+    model = nn.Sequential(nn.Linear(4, 3), Wired(lambda _, x: x.sum()))
+    result = ask(model, {"input": X["x"][:1]}, attributions=(ca.Saliency(), ca.IntegratedGradients()))
+    assert [each.verdict for each in result.attributions] == [ca.Verdict.AGREES] * 2
+
+
+@pytest.mark.parametrize(("wild", "index"), [(float("nan"), 1), (float("inf"), 1), (-float("inf"), 2)])
+def test_the_predicted_class_is_the_target_where_logits_are_not_finite(wild: float, index: int) -> None:
+    """As numpy and PyTorch choose it: the first that is not a number, or the largest."""
+    model = Wired(lambda _, x: x + torch.tensor([0.0, wild, 0.0]))
+    table = InspectedModel(model, lambda inputs: model(inputs["x"]), labels=("a", "b", "c"))
+    result = inspect(table, ca.InspectRequest("m", input_gradients=()), {"x": torch.tensor([[1.0, 2.0, 3.0]])})
+    assert result.targets is not None
+    assert result.classes[0].index == result.targets[0] == index

@@ -4,6 +4,7 @@ import { useMemo, useState } from "preact/hooks";
 import { HookPoint } from "@cutaway/client";
 import { Button } from "../app/controls.js";
 import { Empty, Panel } from "../app/parts.js";
+import { FLOATING } from "../ask/ways.js";
 import { Channels } from "./Channels.js";
 import { axesAt, gradientAt, strongestText } from "./places.js";
 import { Sequence } from "./Sequence.js";
@@ -44,7 +45,8 @@ export function ActivationsView({ asked, row, ask }: ViewProps): preact.JSX.Elem
   }
   const part = exampleOf(asked, one.tensor, row);
   const View = layoutOf(part.shape).kind === "planes" ? Channels : Sequence;
-  const missing = outputs.filter((each) => !gradientAt(asked, each)).map(({ module }) => module);
+  const smooth = outputs.filter(({ tensor }) => FLOATING.includes(tensor.dataType));
+  const missing = smooth.filter((each) => !gradientAt(asked, each)).map(({ module }) => module);
   return (
     <div class="activations">
       <Panel id="captured" title="Captured">
@@ -69,7 +71,7 @@ export function ActivationsView({ asked, row, ask }: ViewProps): preact.JSX.Elem
             </li>
           ))}
         </ul>
-        {outputs.length > missing.length && (
+        {smooth.length > missing.length && (
           <p class="muted small">
             Below each: its part with the largest effect, gradient × activation, on {targetText(asked, row)}.
           </p>

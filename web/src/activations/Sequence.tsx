@@ -39,7 +39,7 @@ export function Sequence({ asked, row, part, captured, axes }: CapturedProps): p
         nameOf={(x, y) => placeOf(x, y).map(textOf).join(", ")}
         onChoose={(x, y) => choose(placeOf(x, y))}
       />
-      {canChange(asked, captured) && (
+      {part.shape.length > 0 && canChange(asked, captured) && (
         <div class="tools">
           {chosen.length === 0 && <span class="muted small">Click a place to try what happens without it.</span>}
           {chosen.map((index, axis) => (

@@ -89,7 +89,10 @@ export function ordered(part: Part, order: Order, gradient: Part | undefined): C
 /** Returns the sum of gradient × activation. */
 export function effectOf({ values }: Part, gradient: Part): number {
   let sum = 0;
-  for (let index = 0; index < values.length; index++) sum += (values[index] ?? 0) * (gradient.values[index] ?? 0);
+  for (let index = 0; index < values.length; index++) {
+    const slope = gradient.values[index] ?? 0;
+    if (slope !== 0) sum += slope * (values[index] ?? 0); // a mask of infinities has no effect
+  }
   return sum;
 }
 

@@ -1,7 +1,7 @@
 /** The top of the page: which model, which view, which theme, whose token. */
 
 import { useState } from "preact/hooks";
-import { Button, Choice } from "./controls.js";
+import { Button, Choice, Select } from "./controls.js";
 import { TokenForm } from "./ServerNews.js";
 import { VIEWS } from "./views.js";
 import { choose, draft, opening } from "../state/asking.js";
@@ -52,21 +52,11 @@ export function Header({ view }: { view: string }): preact.JSX.Element {
 function ModelChooser(): preact.JSX.Element {
   const now = opening.value ?? draft.value.model;
   const full = models.value.find(({ name, model }) => `models/${now}` === name || now === model);
+  const all = models.value.map(({ name, model, version }) => [name, `${model} ${version}`] as const);
+  const open = (name: string): void => void choose(name.replace(/^models\//, ""));
   return (
-    <label class="chooser">
-      <span class="hidden">Model</span>
-      <select
-        value={full?.name ?? ""}
-        disabled={models.value.length === 0}
-        onChange={({ currentTarget }) => void choose(currentTarget.value.replace(/^models\//, ""))}
-      >
-        {models.value.map(({ name, model, version }) => (
-          <option key={name} value={name}>
-            {model} {version}
-          </option>
-        ))}
-        {!full && <option value="">{now}</option>}
-      </select>
-    </label>
+    <div class="chooser">
+      <Select label="Model" of={full ? all : [["", now], ...all]} value={full?.name ?? ""} onChoose={open} />
+    </div>
   );
 }

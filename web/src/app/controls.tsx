@@ -74,12 +74,17 @@ export function Select<T extends string | number>({ label, of, value, onChoose }
   );
 }
 
-interface NumberProps {
+/** Which numbers a field takes. */
+type Range = Readonly<{ least?: number; most?: number; whole?: boolean }>;
+
+/** Whether a number is one of them. */
+export function fits(number: number, { least = -LARGEST, most = LARGEST, whole = false }: Range): boolean {
+  return number >= least && number <= most && !(whole && number % 1);
+}
+
+interface NumberProps extends Range {
   readonly label: ComponentChildren;
   readonly value: number | undefined;
-  readonly least?: number;
-  readonly most?: number;
-  readonly whole?: boolean;
   /** What stands there when it is empty, which is allowed then. */
   readonly empty?: string;
   /** Takes undefined where a person leaves it empty. */
@@ -93,11 +98,9 @@ const LARGEST = 3.4e38;
 export function NumberField({ label, value, empty, onChange, ...range }: NumberProps): preact.JSX.Element {
   const [text, setText] = useState<string | undefined>(undefined);
   const { least = -LARGEST, most = LARGEST, whole = false } = range;
-  const fits = (given: string): boolean => {
-    const number = given.trim() === "" ? Number.NaN : Number(given);
-    return (given === "" && empty !== undefined) || (number >= least && number <= most && !(whole && number % 1));
-  };
-  const wrong = text !== undefined && !fits(text);
+  const isRight = (given: string): boolean =>
+    given.trim() === "" ? given === "" && empty !== undefined : fits(Number(given), range);
+  const wrong = text !== undefined && !isRight(text);
   return (
     <label>
       <span>{label}</span>
@@ -108,33 +111,23 @@ export function NumberField({ label, value, empty, onChange, ...range }: NumberP
         value={text ?? (value === undefined ? "" : exact(value))}
         onInput={({ currentTarget: { value: given } }) => {
           setText(given);
-          if (fits(given)) onChange(given === "" ? undefined : Number(given));
+          if (isRight(given)) onChange(given === "" ? undefined : Number(given));
         }}
         onBlur={() => setText(wrong ? text : undefined)}
       />
       {wrong && (
         <span class="bad small" role="alert">
-          {most < LARGEST
-            ? `from ${least} to ${most}`
-            : `a ${whole ? "whole " : ""}number${least > -LARGEST ? ` from ${least}` : ""}`}
+          {`a ${whole ? "whole " : ""}number${least > -LARGEST ? ` from ${least}` : ""}${most < LARGEST ? ` to ${most}` : ""}`}
         </span>
       )}
     </label>
   );
 }
 
-interface SliderProps {
-  readonly label: ComponentChildren;
-  readonly value: number;
-  readonly least: number;
-  readonly most: number;
-  readonly onChange: (value: number) => void;
-  readonly step: number;
-  /** A further class. */
-  readonly kind?: string;
-}
+type SliderProps = Required<Omit<Range, "whole">> &
+  Readonly<{ label: ComponentChildren; value: number; step: number; kind?: string; onChange: (value: number) => void }>;
 
-/** A number that a person slides; each position on the way is told. */
+/** A number that a person slides; each position on the way is told. `kind` is a further class. */
 export function Slider({ label, value, least, most, step, kind = "", onChange }: SliderProps): preact.JSX.Element {
   return (
     <label class={`slider ${kind}`}>

@@ -16,17 +16,12 @@ interface PanelProps {
 
 /** A part of a view under its title. */
 export function Panel({ id, title, beside, kind = "", children }: PanelProps): preact.JSX.Element {
-  const head = <h2 id={id}>{title}</h2>;
   return (
     <section class={`panel ${kind}`} aria-labelledby={id}>
-      {beside ? (
-        <div class="tools">
-          {head}
-          {beside}
-        </div>
-      ) : (
-        head
-      )}
+      <div class={beside ? "tools" : ""}>
+        <h2 id={id}>{title}</h2>
+        {beside}
+      </div>
       {children}
     </section>
   );

@@ -36,7 +36,7 @@ function openLink(text: string): void {
   try {
     const draft = text === "" ? { model: first } : fromText(text);
     if (earlier) recall(earlier);
-    else void choose(draft.model, Object.keys(draft).length > 1 ? draft : undefined);
+    else void choose(draft.model || first, Object.keys(draft).length > 1 ? draft : undefined);
   } catch (error) {
     if (model.value === undefined) void choose(first);
     const why = error instanceof Error ? error.message : String(error);

@@ -21,9 +21,7 @@ export function Drawing({ spec, value = zeros(spec), onChange }: Props): preact.
   const data = elements(value);
   const drawn = data.slice(begin, begin + size);
   const put = (changed: number[]): void => onChange(numbers(changed, value.shape, value.dataType));
-  const done = (): void => {
-    if (live) void ask();
-  };
+  const done = (): void => void (live && ask());
   const paint = (index: number, byKey: boolean): void => {
     const isDrawn = (drawn[index] ?? 0) > 0.5;
     put(data.with(begin + index, erases || (byKey && isDrawn) ? 0 : 1));

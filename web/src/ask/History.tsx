@@ -2,7 +2,7 @@
 
 import { Panel } from "../app/parts.js";
 import { asked, history, recall } from "../state/asking.js";
-import type { Asked } from "../state/asked.js";
+import { type Asked, rowsOf } from "../state/asked.js";
 import { percent } from "../pictures/text.js";
 
 /** How much of a text is shown. */
@@ -41,14 +41,14 @@ function aboutText({ question: { inputs, edits = [] }, reply, when }: Asked): st
   ].join(", ");
 }
 
-/** Returns an answer and its question in one line. */
-export function wordsOf(asked: Asked): string {
-  return `${said(asked)}, ${aboutText(asked)}`;
+/** Returns an answer about an example and its question in one line. */
+export function wordsOf(asked: Asked, row = 0): string {
+  return `${said(asked, row)}${rowsOf(asked) > 1 ? `, example ${row + 1}` : ""}, ${aboutText(asked)}`;
 }
 
-/** Returns an answer in a few words. */
-export function said({ reply }: Asked): string {
-  const [first] = reply.classes;
+/** Returns an answer about an example in a few words. */
+export function said({ reply }: Asked, row = 0): string {
+  const first = reply.classes[row];
   if (!first) return Object.keys(reply.predictions).join(", ");
   return `${first.label || `class ${first.index}`}, ${percent(first.probability)}`;
 }

@@ -55,22 +55,19 @@ function OneInput({ spec, inputs }: { spec: InputSpec; inputs: readonly InputSpe
   const ways = tensorWaysOf(spec);
   const [way, pick] = useState<TensorWay>(ways[0] ?? "numbers");
   const given = draft.value.inputs;
-  const tensors = given && !Array.isArray(given) ? (given as Readonly<Record<string, Tensor>>) : {};
-  const own = tensors[spec.name];
+  const tensors = given && !Array.isArray(given) ? (given as Readonly<Record<string, Tensor>>) : undefined;
+  const own = tensors?.[spec.name];
   const put = (value: Tensor | undefined): void => {
-    const rest = inputs.filter(({ name }) => !(name in tensors)).map((each) => [each.name, zeros(each)] as const);
-    alter({ inputs: value && { ...Object.fromEntries(rest), ...tensors, [spec.name]: value } });
-  };
-  const leaveOut = (): void => {
-    const { [spec.name]: _, ...others } = tensors;
-    alter({ inputs: others });
+    const start = tensors ?? Object.fromEntries(inputs.map((each) => [each.name, zeros(each)] as const));
+    const { [spec.name]: _, ...others } = start;
+    alter({ inputs: value ? { ...start, [spec.name]: value } : others });
   };
   return (
     <fieldset class="one-input">
       <legend>
         <bdi class="mono">{spec.name}</bdi>
         {spec.optional && <span class="muted"> may be left out</span>}
-        {spec.optional && own && <Button text="Leave it out" class="quiet" onClick={leaveOut} />}
+        {spec.optional && own && <Button text="Leave it out" class="quiet" onClick={() => put(undefined)} />}
       </legend>
       {ways.length > 1 && <Choice label={`Give ${spec.name} as`} of={ways} names={NAMES} value={way} onChoose={pick} />}
       {!own && !spec.optional && <p class="muted small">Nothing was given yet.</p>}

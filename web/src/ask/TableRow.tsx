@@ -1,9 +1,9 @@
 /** One row of a table: a number for each feature, typed, or pasted from a spreadsheet. */
 
 import type { Tensor } from "@cutaway/client";
-import { NumberField } from "../app/controls.js";
+import { fits, NumberField } from "../app/controls.js";
 import { row } from "../state/asking.js";
-import { elements, numbers, zeros } from "./arrays.js";
+import { elements, numbers, rangeOf, zeros } from "./arrays.js";
 import type { InputSpec } from "./ways.js";
 
 type Props = Readonly<{ spec: InputSpec; value: Tensor | undefined; onChange: (value: Tensor) => void }>;
@@ -16,11 +16,8 @@ export function TableRow({ spec, value = zeros(spec), onChange }: Props): preact
   const put = (at: number, changed: readonly number[]): void =>
     onChange(numbers(all.toSpliced(begin + at, changed.length, ...changed), value.shape, spec.dataType));
   const paste = (event: ClipboardEvent, at: number): void => {
-    const pasted = (event.clipboardData?.getData("text") ?? "")
-      .split(/[\s,;]+/)
-      .filter((each) => each !== "")
-      .map(Number);
-    if (pasted.length < 2 || !pasted.every(Number.isFinite)) return;
+    const pasted = (event.clipboardData?.getData("text").match(/[^\s,;]+/g) ?? []).map(Number);
+    if (pasted.length < 2 || !pasted.every((each) => fits(each, rangeOf(spec.dataType)))) return;
     event.preventDefault();
     put(at, pasted.slice(0, width - at));
   };
@@ -31,6 +28,7 @@ export function TableRow({ spec, value = zeros(spec), onChange }: Props): preact
           <NumberField
             label={<bdi>{spec.featureNames[at] ?? `feature ${at}`}</bdi>}
             value={each}
+            {...rangeOf(spec.dataType)}
             onChange={(number = 0) => put(at, [number])}
           />
         </div>

@@ -8,19 +8,33 @@ import { FLOATING, type InputSpec, oneExample } from "./ways.js";
 
 type Nested = number | boolean | readonly Nested[];
 
-/** What NPY calls each type, and its arrays; those of `BOOL` are bytes, those of half precision are `float32`. */
+/**
+ * What NPY calls each type, its arrays, and its largest number, or the largest that lists can hold; arrays of `BOOL` are
+ * bytes, those of half precision are `float32`.
+ */
 const TYPES = [
-  [DataType.FLOAT32, "f4", Float32Array],
-  [DataType.FLOAT64, "f8", Float64Array],
-  [DataType.FLOAT16, "f2", Float32Array],
-  [DataType.BFLOAT16, "", Float32Array],
-  [DataType.INT8, "i1", Int8Array],
-  [DataType.INT16, "i2", Int16Array],
-  [DataType.INT32, "i4", Int32Array],
-  [DataType.INT64, "i8", BigInt64Array],
-  [DataType.UINT8, "u1", Uint8Array],
-  [DataType.BOOL, "b1", Uint8Array],
+  [DataType.FLOAT32, "f4", Float32Array, 3.4028234663852886e38],
+  [DataType.FLOAT64, "f8", Float64Array, Number.MAX_VALUE],
+  [DataType.FLOAT16, "f2", Float32Array, 65504],
+  [DataType.BFLOAT16, "", Float32Array, 3.3895313892515355e38],
+  [DataType.INT8, "i1", Int8Array, 127],
+  [DataType.INT16, "i2", Int16Array, 32767],
+  [DataType.INT32, "i4", Int32Array, 2147483647],
+  [DataType.INT64, "i8", BigInt64Array, Number.MAX_SAFE_INTEGER],
+  [DataType.UINT8, "u1", Uint8Array, 255],
+  [DataType.BOOL, "b1", Uint8Array, 1],
 ] as const;
+
+function typeOf(type: DataType): (typeof TYPES)[number] {
+  return TYPES.find(([each]) => each === type) ?? TYPES[0];
+}
+
+/** Returns which numbers a type has. */
+export function rangeOf(type: DataType): { least: number; most: number; whole: boolean } {
+  const [own, , Kind, most] = typeOf(type);
+  const whole = !isFloating(own);
+  return { least: Kind === Uint8Array ? 0 : -most - (whole ? 1 : 0), most, whole };
+}
 
 /**
  * Returns a tensor of numbers in the type that an input has; `FLOAT32` where it says none.
@@ -28,20 +42,12 @@ const TYPES = [
  * @throws Error if a number is none of that type.
  */
 export function numbers(values: readonly number[], shape: readonly number[], type: DataType): Tensor {
-  const [own, , Kind] = TYPES.find(([each]) => each === type) ?? TYPES[0];
-  if (Kind === Float32Array || Kind === Float64Array) {
-    const data = Kind.from(values);
-    const large = values.find((each, at) => Number.isFinite(each) && !Number.isFinite(data[at]));
-    if (large !== undefined) throw new Error(`${large} is too large for ${DataType[own].toLowerCase()}`);
-    return tensor(data, shape, own);
-  }
-  const whole = own === DataType.BOOL ? values.map((each) => Number(each !== 0)) : values;
-  const wrong = whole.find((each) => !Number.isSafeInteger(each));
-  if (wrong !== undefined) throw new Error(`${wrong} is no whole number, or a larger one than lists can hold`);
-  const data = Kind === BigInt64Array ? Kind.from(whole, BigInt) : (Kind as Int32ArrayConstructor).from(whole);
-  const index = whole.findIndex((each, at) => Number(data[at]) !== each);
-  if (index >= 0)
-    throw new Error(`${values[index] ?? ""} is too large, or too small, for ${DataType[own].toLowerCase()}`);
+  const [own, , Kind] = typeOf(type);
+  const { least, most, whole } = rangeOf(own);
+  const isRight = (each: number): boolean => each >= least && each <= most && !(whole && each % 1);
+  const wrong = values.find((each) => (whole || Number.isFinite(each)) && !isRight(each));
+  if (wrong !== undefined) throw new Error(`${wrong} is no ${DataType[own].toLowerCase()}, from ${least} to ${most}`);
+  const data = Kind === BigInt64Array ? Kind.from(values, BigInt) : (Kind as Int32ArrayConstructor).from(values);
   return tensor(data, shape, own);
 }
 
@@ -78,7 +84,9 @@ export function fromLists(text: string, type: DataType): Tensor {
   const rows = lines.map((line) => `[${line.trim().replace(/[\s,;]+/g, ",")}]`);
   const nested = parsed(() => JSON.parse(text.trim().startsWith("[") ? text : `[${rows.join()}]`) as Nested, LISTS);
   const shape = shapeOf(nested);
-  return numbers(([nested] as unknown[]).flat(Infinity).map(Number), shape, type);
+  const flat = ([nested] as unknown[]).flat(Infinity).map(Number);
+  if (!flat.every(Number.isFinite)) throw new Error("a number is too large");
+  return numbers(flat, shape, type);
 }
 
 function shapeOf(nested: Nested): number[] {

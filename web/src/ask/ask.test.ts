@@ -5,7 +5,7 @@ import { Quadrature } from "@cutaway/contract/attribution_pb";
 import { InputSpecSchema, ModelDetailSchema, ModuleSchema } from "@cutaway/contract/model_pb";
 import { create, type MessageInitShape } from "@bufbuild/protobuf";
 import { describe, expect, it } from "vitest";
-import { elements, fromLists, fromNpy, numbers, toNpy } from "./arrays.js";
+import { elements, fromLists, fromNpy, numbers, rangeOf, toNpy } from "./arrays.js";
 import { methodIn, METHODS, requestFor } from "./methods.js";
 import { optionOf, optionsFor, tensorJson, withOption } from "./options.js";
 import { barsOf, softmax } from "./probabilities.js";
@@ -42,7 +42,12 @@ describe("arrays", () => {
     expect(() => fromLists("[[1], [2, 3]]", DataType.FLOAT32)).toThrow("differ in length");
     expect(() => fromLists('[["a"]]', DataType.FLOAT32)).toThrow("numbers only");
     expect(() => fromLists("hello", DataType.FLOAT32)).toThrow("no list of numbers");
-    expect(() => fromLists("[1e39]", DataType.FLOAT32)).toThrow("too large for float32");
+    expect(() => fromLists("[1e39]", DataType.FLOAT32)).toThrow("1e+39 is no float32");
+    expect(() => fromLists("[1e400]", DataType.FLOAT64)).toThrow("too large");
+    expect(() => fromLists("[70000]", DataType.FLOAT16)).toThrow("from -65504 to 65504");
+    expect(() => fromLists("[0.5]", DataType.BOOL)).toThrow("0.5 is no bool");
+    expect(rangeOf(DataType.INT8)).toEqual({ least: -128, most: 127, whole: true });
+    expect(rangeOf(DataType.UINT8)).toEqual({ least: 0, most: 255, whole: true });
   });
 });
 
@@ -64,6 +69,15 @@ describe("methods", () => {
     expect(asked.method).toMatchObject({ value: { path: { nSteps: 32 } } });
     expect(optionOf(asked, steps)).toBe("32");
     expect(optionOf(withOption(asked, steps, ""), steps)).toBe("");
+  });
+
+  it("take whole numbers as indices, and nothing else", () => {
+    const [at] =
+      METHODS.find(({ field }) => field === "neuronGradient")?.options.filter(({ kind }) => kind === "indices") ?? [];
+    if (at === undefined) throw new Error("no option");
+    const asked = requestFor("neuronGradient", { inputs: [] });
+    expect(optionOf(withOption(asked, at, " 1, 5 2"), at)).toBe("1, 5, 2");
+    for (const text of ["1.5", "x", "1,,x"]) expect(() => withOption(asked, at, text)).toThrow();
   });
 
   it("can be asked as they are added: what has no default has a value", () => {

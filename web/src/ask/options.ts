@@ -126,7 +126,13 @@ export function withOption(request: AttributionRequest, { path, kind }: Option, 
 }
 
 function valueOf(text: string, kind: Option["kind"]): JsonValue {
-  if (kind === "indices") return (text.match(/-?\d+/g) ?? []).map(Number);
+  if (kind === "indices")
+    return JSON.parse(
+      `[${text
+        .trim()
+        .split(/[\s,;]+/)
+        .join()}]`,
+    ) as number[];
   if (kind === "json" || kind === "tensor") return JSON.parse(text) as JsonValue;
   return kind === "boolean" ? text === "true" : kind === "number" ? Number(text) : text;
 }

@@ -10,7 +10,7 @@ import { Panel } from "../app/parts.js";
 import { Bars } from "../pictures/Bars.js";
 import { short } from "../pictures/text.js";
 import { leavesOf } from "../models/places.js";
-import { alter } from "../state/asking.js";
+import { alter, failure } from "../state/asking.js";
 import type { ViewProps } from "../state/asked.js";
 import { go } from "../state/route.js";
 import "./edits.css";
@@ -46,7 +46,8 @@ function Outcome({ asked, row }: Omit<ViewProps, "ask">): preact.JSX.Element {
 
 function Downstream({ asked }: Pick<ViewProps, "asked">): preact.JSX.Element {
   if (downstream.value === undefined) {
-    return <p class="muted">{tried.value ? "Asking…" : "Nothing was changed yet."}</p>;
+    const waiting = failure.value ? "The layers cannot be compared." : "Asking…";
+    return <p class="muted">{tried.value ? waiting : "Nothing was changed yet."}</p>;
   }
   const { changes, fresh } = downstream.value;
   return (
@@ -73,7 +74,7 @@ function Change({ asked }: Pick<ViewProps, "asked">): preact.JSX.Element {
     wanted.value = { ...change, ...part };
   };
   const keep = (): void => {
-    alter({ edits: [editOf(change)], compare: true });
+    alter({ edits: [...(asked.question.edits ?? []), editOf(change)], compare: true });
     go("ask");
   };
   return (

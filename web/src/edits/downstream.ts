@@ -15,7 +15,7 @@ export function layersBelow(model: ModelDetail): string[] {
   const leaves = leavesOf(model);
   const numbers = leaves.reduce((sum, { outputShapes }) => sum + sizeOf((outputShapes[0]?.sizes ?? []).map(Number)), 0);
   const step = Math.max(1, Math.ceil(numbers / MOST_NUMBERS), Math.ceil(leaves.length / 64));
-  return leaves.filter((_, index) => index % step === 0).map(({ name }) => name);
+  return leaves.filter((_, index) => index % step === 0).map(({ name }) => name || ".");
 }
 
 /** Returns by place how far captures are from those before: the norm of the difference by the norm before, or infinite. */
@@ -36,8 +36,11 @@ export function movedText(changes: readonly Named[]): string {
     : "No other layer moved.";
 }
 
-/** Returns the norm of the difference by the norm of the first; 0 where they are the same. */
+/** Returns the norm of the difference by that of the finite numbers before; 0 where they are the same, finite or not. */
 export function relativeChange(before: ArrayLike<number>, after: ArrayLike<number>): number {
-  const { norm } = statisticsOf(Float64Array.from(before, (value, index) => (after[index] ?? Number.NaN) - value));
-  return norm === 0 ? 0 : norm / statisticsOf(before).norm;
+  const change = (value: number, index: number): number =>
+    Object.is(value, after[index]) ? 0 : (after[index] ?? Number.NaN) - value;
+  const { norm } = statisticsOf(Float64Array.from(before, change));
+  const finite = Float64Array.from(before, (value) => (Number.isFinite(value) ? value : 0));
+  return norm === 0 ? 0 : norm / statisticsOf(finite).norm;
 }

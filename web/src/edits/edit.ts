@@ -58,7 +58,9 @@ export function editOf({ place: { address, call, path = "" }, verb, amount, at }
 
 /** Returns a place in words. */
 export function placeText({ address, call, path }: Place): string {
-  return [address, call === undefined ? "" : `call ${call}`, path ? `tensor ${path}` : ""].filter(Boolean).join(", ");
+  return [address || "the model", call === undefined ? "" : `call ${call}`, path ? `tensor ${path}` : ""]
+    .filter(Boolean)
+    .join(", ");
 }
 
 /** Returns an edit of the contract in words. */
@@ -80,7 +82,8 @@ type Parts = Pick<Asked, "model" | "question" | "reply">;
 /** Returns the places that a person can choose: what was captured first, then every module that ran. */
 export function placesOf(asked: Parts): Place[] {
   const { model } = asked;
-  const modules = model.modules.filter(({ name, calls }) => name !== "" && (calls > 0 || model.example.length === 0));
+  const inside = model.modules.filter(({ name }) => name !== "" || model.modules.length === 1);
+  const modules = inside.filter(({ calls }) => calls > 0 || model.example.length === 0);
   const all: Place[] = [...wholeOutputs(asked).map(placeAt), ...modules.map(({ name }) => ({ address: name }))];
   return [...new Map(all.slice(0, MOST_PLACES).map((place) => [placeText(place), place])).values()];
 }

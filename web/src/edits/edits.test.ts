@@ -5,7 +5,7 @@ import { type Captured, HookPoint, type Inspection, tensor } from "@cutaway/clie
 import { EditSchema } from "@cutaway/contract/edit_pb";
 import { ModelDetailSchema } from "@cutaway/contract/model_pb";
 import { describe, expect, it } from "vitest";
-import { changesBetween, layersBelow, movedText } from "./downstream.js";
+import { changesBetween, layersBelow, movedText, relativeChange } from "./downstream.js";
 import { axesOf, editOf, placesOf, placeText, type Wanted } from "./edit.js";
 
 const inspection = (captured: readonly Captured[]): Inspection => ({ captured }) as unknown as Inspection;
@@ -32,6 +32,14 @@ describe("edits", () => {
       clamp: { maximum: 0 },
     });
     expect(toJson(EditSchema, editOf({ ...CHANGE, verb: "add", amount: -1 }))).toMatchObject({ add: { scalar: -1 } });
+  });
+
+  it("are of the model itself, if it has no modules inside", () => {
+    const model = create(ModelDetailSchema, { modules: [{ name: "", calls: 1, outputShapes: [{ sizes: [1n, 2n] }] }] });
+    const [place = CHANGE.place] = placesOf({ model, question: { model: "m", inputs: {} }, reply: inspection([]) });
+    expect(placeText(place)).toBe("the model");
+    expect(editOf({ ...CHANGE, place }).where).toEqual({ case: "module", value: "." });
+    expect(layersBelow(model)).toEqual(["."]);
   });
 
   it("are along the axes of the place, as it was captured, or for the model's own example", () => {
@@ -63,6 +71,14 @@ describe("downstream", () => {
       { name: "b", value: 0 },
       { name: "c", value: Infinity },
     ]);
+  });
+
+  it("is of what is finite before; a mask that stays has not moved", () => {
+    const mask = [-Infinity, 3, 4, NaN];
+    expect(relativeChange(mask, mask)).toBe(0);
+    expect(relativeChange(mask, [-Infinity, 3, 9, NaN])).toBe(1);
+    expect(relativeChange(mask, [0, 3, 4, NaN])).toBe(Infinity);
+    expect(relativeChange(mask, [-Infinity, NaN, 4, NaN])).toBeNaN();
   });
 
   it("is told in words", () => {

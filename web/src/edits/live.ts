@@ -11,7 +11,7 @@ import { go } from "../state/route.js";
 import { client, note } from "../state/server.js";
 
 /** Predictions before and after a change to an answer's question, and milliseconds from the slider to the latter. */
-export type Tried = Readonly<{ asked: Asked; before: Outputs; after: Outputs; milliseconds: number }>;
+export type Tried = Readonly<{ asked: Asked; change: Wanted; before: Outputs; after: Outputs; milliseconds: number }>;
 
 type Outputs = Inspection["predictions"];
 
@@ -64,15 +64,15 @@ export function follow(): () => void {
 
 async function attempt(change: Wanted, answer: Asked, signal: AbortSignal): Promise<void> {
   const began = performance.now();
-  const { model, inputs, arguments: given } = answer.question;
-  const bare: Question = { model, inputs, ...(given ? { arguments: given } : {}) };
-  const edited: Question = { ...bare, edits: [editOf(change)] };
+  const { model, inputs, arguments: given, edits = [] } = answer.question;
+  const bare: Question = { model, inputs, edits, ...(given ? { arguments: given } : {}) };
+  const edited: Question = { ...bare, edits: [...edits, editOf(change)] };
   try {
     const { predictions: after, message } = await client.value.inspect({ ...edited, compare: true }, { signal });
     if (signal.aborted) return;
     failure.value = undefined;
-    const before = byName(message.uneditedPredictions?.outputs ?? []);
-    tried.value = { asked: answer, before, after, milliseconds: performance.now() - began };
+    const before = edits.length ? answer.reply.predictions : byName(message.uneditedPredictions?.outputs ?? []);
+    tried.value = { asked: answer, change, before, after, milliseconds: performance.now() - began };
     if (downstream.value?.fresh) downstream.value = { ...downstream.value, fresh: false };
     await new Promise((resume) => setTimeout(resume, REST_MS));
     signal.throwIfAborted();
@@ -90,6 +90,7 @@ async function attempt(change: Wanted, answer: Asked, signal: AbortSignal): Prom
   } catch (error) {
     if (signal.aborted) return;
     failure.value = note(error);
-    forget(); // what is shown belongs to another change
+    downstream.value = undefined;
+    if (tried.value?.change !== change) tried.value = undefined; // it belongs to another change
   }
 }

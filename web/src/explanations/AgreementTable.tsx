@@ -70,9 +70,11 @@ export function madeIn(asked: Asked, row: number): ExplanationProps[] {
   return made.map((attribution) => ({ asked, row, attribution }));
 }
 
-/** Returns what an explanation is called: its method, and its layer. */
-export function nameOf({ attribution: { method, layer } }: ExplanationProps): string {
-  return layer ? `${method} of ${layer}` : method;
+/** Returns what an explanation is called: its method, and its layer; numbered, if it is not the first one of them. */
+export function nameOf({ asked, attribution: own }: ExplanationProps): string {
+  const alike = asked.reply.attributions.filter(({ method, layer }) => method === own.method && layer === own.layer);
+  const number = alike.indexOf(own) ? ` (${alike.indexOf(own) + 1})` : "";
+  return `${own.method}${own.layer && ` of ${own.layer}`}${number}`;
 }
 
 /** Compares two; where only one of them has signs, their magnitudes. */

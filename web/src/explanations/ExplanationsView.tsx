@@ -10,7 +10,7 @@ import { Explanation } from "./Explanation.js";
 import { wordsOf } from "../ask/History.js";
 import { requestFor } from "../ask/methods.js";
 import { capturing, requestAt } from "../models/places.js";
-import type { ViewProps } from "../state/asked.js";
+import { rowsOf, type ViewProps } from "../state/asked.js";
 import { history } from "../state/asking.js";
 import "./explanations.css";
 
@@ -37,7 +37,8 @@ export function ExplanationsView({ asked, row, ask }: ViewProps): preact.JSX.Ele
     (each) => each !== asked && each.model === asked.model && madeIn(each, 0).length,
   );
   const beside = earlier.find(({ when }) => when.getTime() === other);
-  const others = beside ? madeIn(beside, 0) : [];
+  const then = beside && rowsOf(beside) > row ? row : 0;
+  const others = beside ? madeIn(beside, then) : [];
   const choices = earlier.map((each) => [each.when.getTime(), wordsOf(each)] as const);
   const { inputs } = asked.question;
   const look = (): void => ask(capturing(asked.question, requestAt("", HookPoint.INPUT)));
@@ -45,23 +46,20 @@ export function ExplanationsView({ asked, row, ask }: ViewProps): preact.JSX.Ele
     Array.isArray(inputs) && inputs.some((each) => typeof each !== "string") && !backgroundOf(asked, row, "");
   return (
     <>
-      {ofFiles && (
-        <div class="tools unseen">
-          <Button text="Show what the model made of the file below" onClick={look} />
-        </div>
-      )}
-      {earlier.length > 0 && (
-        <div class="tools unseen">
+      <div class="tools unseen">
+        {ofFiles && <Button text="Show what the model made of the file below" onClick={look} />}
+        {earlier.length > 0 && (
           <Select
             label="Beside it"
             of={[[0, "no other answer"], ...choices]}
             value={beside ? other : 0}
             onChoose={setOther}
           />
-        </div>
-      )}
+        )}
+      </div>
       <div class={beside ? "explanations pairs" : "explanations"}>
-        {beside && [asked, beside].map((each) => <bdi class="muted">{wordsOf(each)}</bdi>)}
+        {beside && <bdi class="muted">{wordsOf(asked, row)}</bdi>}
+        {beside && <bdi class="muted">{wordsOf(beside, then)}</bdi>}
         {attributions.map((attribution, index) => {
           const own = { asked, row, attribution };
           const twin = others.find((each) => nameOf(each) === nameOf(own));

@@ -2,7 +2,7 @@
 
 import { useMemo, useState } from "preact/hooks";
 import { Slider } from "../app/controls.js";
-import { flattened } from "../measures/layout.js";
+import { axisNames, flattened } from "../measures/layout.js";
 import type { Part } from "../measures/numbers.js";
 import { statisticsOf } from "../measures/statistics.js";
 import { type Pixels, pixelsOf, type Scale, scaleOf } from "../pictures/colours.js";
@@ -18,10 +18,11 @@ type Props = Readonly<{ part: Part; under: Pixels | undefined; label: string }>;
 export function Overlay({ part, under, label }: Props): preact.JSX.Element {
   const [opacity, setOpacity] = useState(START);
   const { values, width, scale, pixels } = useMemo(() => mapOf(part), [part]);
+  const over = axisNames(part.shape.length).filter((_, axis) => axis < part.shape.length - 2 && part.shape[axis] !== 1);
   return (
     <div class="overlay">
       <Picture {...{ label, values, width, pixels, under }} opacity={under ? opacity : 1} />
-      <p class="small muted extremes">{extremesText(values, width)}</p>
+      <p class="small muted extremes">{`${extremesText(values, width)} ${over.length ? `Summed over each ${over.join(" and ")}.` : ""}`}</p>
       <div class="tools">
         {under && (
           <Slider label="Opacity" kind="opacity small muted" {...OPACITY} value={opacity} onChange={setOpacity} />

@@ -28,10 +28,11 @@ export function Values({ asked, row, attribution }: ExplanationProps): preact.JS
     const tryAt = (index: number): void => tryWithout({ address: attribution.layer }, [index]);
     return <Tokens texts={texts} values={values} onChoose={tryAt} />;
   }
+  const ofLayer = attribution.layer !== "" && !attribution.method.startsWith("Neuron");
   const figures = Object.entries(attribution.values).map(([name, tensor]) => (
     <Figure
       key={name}
-      {...inputAt(asked, row, name)}
+      {...(ofLayer ? { under: backgroundOf(asked, row, ""), names: [] } : inputAt(asked, row, name))}
       name={name}
       label={`${attribution.method} of ${name}`}
       part={exampleOf(asked, tensor, row)}
@@ -63,7 +64,10 @@ export function Figure({ name, label, part, under, names, beside }: FigureProps)
       {layout.kind === "planes" ? (
         <Overlay part={part} under={under} label={label} />
       ) : layout.rows === 1 ? (
-        <Bars bars={largest(part.values, names, beside)} />
+        <>
+          <Bars bars={largest(part.values, names, beside)} />
+          {part.values.length > MOST_BARS && <p class="muted small">The largest of {part.values.length}.</p>}
+        </>
       ) : (
         <HeatMap label={label} values={part.values} width={layout.width} signed />
       )}

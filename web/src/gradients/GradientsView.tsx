@@ -25,7 +25,9 @@ export function GradientsView({ asked, row, ask }: ViewProps): preact.JSX.Elemen
   const depths = depthsOf(asked);
   const everywhere = (): void => {
     const floating = asked.model.inputs.some(({ dataType }) => FLOATING.includes(dataType));
-    const layers = leavesOf(asked.model).slice(0, MOST_LAYERS);
+    const steps = asked.reply.captured.filter(({ tensor }) => !FLOATING.includes(tensor.dataType));
+    const smooth = leavesOf(asked.model).filter(({ name }) => !steps.some(({ module }) => module === name));
+    const layers = smooth.slice(0, MOST_LAYERS);
     const added = layers.map(({ name }) => requestAt(name, HookPoint.GRAD_OUTPUT));
     const inputGradients = floating || (asked.question.inputGradients ?? false);
     ask({ inputGradients, ...capturing(asked.question, ...added) });

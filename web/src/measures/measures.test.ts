@@ -18,11 +18,16 @@ describe("statistics", () => {
     expect(found.norm).toBeCloseTo(10.488088481701515, 12);
   });
 
+  it("are those of numpy far from zero too", () => {
+    expect(statisticsOf([1.7e9, 1.7e9 + 1, 1.7e9 + 2]).deviation).toBeCloseTo(0.816496580927726, 12);
+  });
+
   it("count what is not finite, and leave it out", () => {
     expect(statisticsOf([1, Number.NaN, Infinity, 3])).toMatchObject({ least: 1, most: 3, mean: 2, notFinite: 2 });
     const { NaN: none } = Number;
     expect(statisticsOf([1, none])).toMatchObject({ sum: none, norm: none });
     expect(statisticsOf([1, -Infinity])).toMatchObject({ sum: -Infinity, norm: Infinity });
+    expect(statisticsOf([Infinity, -Infinity])).toMatchObject({ sum: none, norm: Infinity });
     expect(statisticsOf([])).toMatchObject({ least: Number.NaN, mean: Number.NaN, norm: 0, zeros: 0 });
   });
 });

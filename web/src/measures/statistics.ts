@@ -10,29 +10,31 @@ export type Statistics = Readonly<
 
 /** Returns the statistics of some numbers. */
 export function statisticsOf(values: ArrayLike<number>): Statistics {
-  let [least, most, sum, squares, zeros, finite] = [Infinity, -Infinity, 0, 0, 0, 0];
-  let rest = 0; // the sum of what is not finite, which is not finite either
+  let [least, most, sum, zeros, finite] = [Infinity, -Infinity, 0, 0, 0];
+  let [all, squares, distances] = [0, 0, 0]; // the first two of all numbers, whatever they are
   for (let index = 0; index < values.length; index++) {
     const value = values[index] ?? Number.NaN;
-    if (!Number.isFinite(value)) {
-      rest += value;
-      continue;
-    }
+    all += value;
+    squares += value * value;
+    if (!Number.isFinite(value)) continue;
     finite++;
     sum += value;
-    squares += value * value;
     if (value === 0) zeros++;
     if (value < least) least = value;
     if (value > most) most = value;
   }
   const mean = finite ? sum / finite : Number.NaN;
+  for (let index = 0; index < values.length; index++) {
+    const distance = (values[index] ?? Number.NaN) - mean;
+    if (Number.isFinite(distance)) distances += distance * distance;
+  }
   return {
     least: finite ? least : Number.NaN,
     most: finite ? most : Number.NaN,
-    sum: sum + rest,
+    sum: all,
     mean,
-    deviation: Math.sqrt(Math.max(0, squares / Math.max(1, finite) - mean * mean)),
-    norm: Math.sqrt(squares) + Math.abs(rest),
+    deviation: Math.sqrt(distances / Math.max(1, finite)),
+    norm: Math.sqrt(squares),
     zeros: zeros / Math.max(1, values.length),
     notFinite: values.length - finite,
     count: values.length,

@@ -22,9 +22,9 @@ export function PlaceDetails({ row }: { row: Row | undefined }): preact.JSX.Elem
   if (row === undefined) return null;
   const { captures } = messageOf(draft.value);
   const points = captures
-    .filter(({ where }) => where.value === row.address)
+    .filter(({ where }) => where.value === (row.address || "."))
     .flatMap((each) => (each.points.length ? each.points : [OUTPUT]));
-  const all = `${row.address}.**`;
+  const all = row.address ? `${row.address}.**` : "**";
   const hasAll = captures.some(({ where }) => where.value === all);
   const capture = (what: string, request: CaptureRequest, done: boolean): preact.JSX.Element => (
     <Button
@@ -51,20 +51,16 @@ export function PlaceDetails({ row }: { row: Row | undefined }): preact.JSX.Elem
   return (
     <Panel id="place" title={<bdi class="mono">{row.address || row.name}</bdi>}>
       <Facts facts={facts} />
-      {row.address !== "" && (
-        <div class="actions">
-          {capture("output", requestAt(row.address, OUTPUT), points.includes(OUTPUT))}
-          {capture("gradient", requestAt(row.address, GRAD_OUTPUT), points.includes(GRAD_OUTPUT))}
-          {row.parameters > 0 && capture("gradients of its parameters", parameterAt(all), hasAll)}
-          {row.kind === "module" && (
-            <MethodMenu label="Explain by this layer" methods={LAYER_METHODS} onChoose={explain} />
-          )}
-          {asked.value && <Button text="Change it" onClick={() => tryAt({ address: row.address })} />}
-          {(points.length > 0 || hasAll) && (
-            <Button text="Ask, and show it" class="quiet" onClick={() => void show()} />
-          )}
-        </div>
-      )}
+      <div class="actions">
+        {capture("output", requestAt(row.address, OUTPUT), points.includes(OUTPUT))}
+        {capture("gradient", requestAt(row.address, GRAD_OUTPUT), points.includes(GRAD_OUTPUT))}
+        {row.parameters > 0 && capture("gradients of its parameters", parameterAt(all), hasAll)}
+        {row.kind === "module" && row.address !== "" && (
+          <MethodMenu label="Explain by this layer" methods={LAYER_METHODS} onChoose={explain} />
+        )}
+        {asked.value && <Button text="Change it" onClick={() => tryAt({ address: row.address })} />}
+        {(points.length > 0 || hasAll) && <Button text="Ask, and show it" class="quiet" onClick={() => void show()} />}
+      </div>
     </Panel>
   );
 }

@@ -3,7 +3,9 @@
 import { create } from "@bufbuild/protobuf";
 import { ModelDetailSchema } from "@cutaway/contract/model_pb";
 import { describe, expect, it } from "vitest";
+import { HookPoint } from "@cutaway/client";
 import { matches } from "./glob.js";
+import { capturing, leavesOf, requestAt } from "./places.js";
 import { allIn, foldedAtFirst, ran, shownRows, treeOf } from "./tree.js";
 
 const DETAIL = create(ModelDetailSchema, {
@@ -78,6 +80,31 @@ describe("the tree", () => {
     const { modules } = create(ModelDetailSchema, { modules: [{ name: "" }, { name: "a" }, ...many] });
     const rows = treeOf(modules, []);
     expect(foldedAtFirst(rows).size).toBeGreaterThan(0);
+  });
+});
+
+describe("leaves", () => {
+  it("are modules that ran with none inside that ran", () => {
+    const ran = { outputShapes: [{ sizes: [1n] }] };
+    const modules = [
+      { name: "", ...ran },
+      { name: "attention", ...ran },
+      { name: "attention.out_proj" },
+      { name: "block", ...ran },
+      { name: "block.layers" },
+      { name: "block.layers.0", ...ran },
+    ];
+    expect(leavesOf(create(ModelDetailSchema, { modules })).map(({ name }) => name)).toEqual([
+      "attention",
+      "block.layers.0",
+    ]);
+  });
+
+  it("are captured once", () => {
+    const own = { captures: ["conv1", requestAt("fc", HookPoint.OUTPUT)] };
+    const more = ["conv2", "fc", ""].map((name) => requestAt(name, HookPoint.OUTPUT));
+    expect(capturing(own, ...more).captures).toEqual([...own.captures, more[0], more[2]]);
+    expect(more[2]?.where.value).toBe(".");
   });
 });
 

@@ -1,13 +1,14 @@
 /** Places inside a model, as questions name them. */
 
-import { create } from "@bufbuild/protobuf";
+import { create, equals } from "@bufbuild/protobuf";
 import type { HookPoint, ModelDetail, Question } from "@cutaway/client";
 import { type CaptureRequest, CaptureRequestSchema } from "@cutaway/contract/capture_pb";
 import type { Module } from "@cutaway/contract/model_pb";
+import { askedParts } from "../state/draft.js";
 
-/** Returns where a module is, or an operator, whose address ends with its number: `layer3.1:relu#0`. */
+/** Returns where a module is, "" for the model itself, or an operator, whose address ends with its number. */
 export function whereIs(value: string): { case: "module" | "op"; value: string } {
-  return { case: /:[^:.#]+#[\d*?]+$/.test(value) ? "op" : "module", value };
+  return { case: /:[^:.#]+#[\d*?]+$/.test(value) ? "op" : "module", value: value || "." };
 }
 
 /** Returns the request for one point of a module or an operator. */
@@ -22,7 +23,9 @@ export function parameterAt(value: string): CaptureRequest {
 
 /** Returns the change of a question that asks for more, and keeps what it captures. */
 export function capturing({ captures = [] }: Pick<Question, "captures">, ...more: CaptureRequest[]): Partial<Question> {
-  return { captures: [...captures, ...more] };
+  const own = askedParts({ model: "", captures }).captures;
+  const isOwn = (one: CaptureRequest): boolean => own.some((each) => equals(CaptureRequestSchema, each, one));
+  return { captures: [...captures, ...more.filter((each) => !isOwn(each))] };
 }
 
 /**
@@ -30,9 +33,11 @@ export function capturing({ captures = [] }: Pick<Question, "captures">, ...more
  * example, if it has one; the model itself, if it has no others.
  */
 export function leavesOf({ modules }: Pick<ModelDetail, "modules">): Module[] {
-  const around = new Set(modules.map(({ name }) => name.slice(0, Math.max(0, name.lastIndexOf(".")))));
   const ran = modules.filter(({ outputShapes }) => outputShapes.length > 0);
   const known = ran.length ? ran : modules;
+  const around = new Set(
+    known.flatMap(({ name }) => [...name.matchAll(/\./g)].map(({ index }) => name.slice(0, index))),
+  );
   const leaves = known.filter(({ name }) => name !== "" && !around.has(name));
   return leaves.length ? leaves : known.slice(0, 1);
 }

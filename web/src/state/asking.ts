@@ -31,8 +31,12 @@ export const row = signal(0);
 /** What was asked during this visit, the newest first. */
 export const history = signal<readonly Asked[]>([]);
 
-/** Whether the model has inputs to run on. */
-export const complete = computed(() => draft.value.inputs !== undefined);
+/** Whether the model has all inputs that it needs. */
+export const complete = computed(() => {
+  const { inputs } = draft.value;
+  const isGiven = ({ name, optional }: ModelDetail["inputs"][number]): boolean => optional || name in (inputs ?? {});
+  return Array.isArray(inputs) || (inputs !== undefined && (model.value?.inputs ?? []).every(isGiven));
+});
 
 /** Whether the question is another one than that of the answer that is shown. */
 export const changed = computed(() => {
@@ -51,9 +55,9 @@ export async function choose(name: string, linked?: Draft): Promise<void> {
     opening.value = name;
     const detail = await detailOf(name, signal);
     signal.throwIfAborted();
-    model.value = detail;
     draft.value = linked ?? startOf(detail, name);
     asked.value = undefined;
+    model.value = detail; // the last, since the address follows it
   });
 }
 
@@ -83,7 +87,7 @@ export async function ask(change: Partial<Question> = {}): Promise<Asked | undef
   alter(change);
   const { inputs, ...rest } = draft.value;
   const detail = model.value;
-  if (inputs === undefined || detail === undefined) return undefined;
+  if (inputs === undefined || !complete.value || detail === undefined) return undefined;
   const question: Question = { ...rest, inputs };
   return newest(async (signal) => {
     const began = performance.now();

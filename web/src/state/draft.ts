@@ -24,6 +24,11 @@ export function jsonOf({ inputs, ...rest }: Draft, withInputs: boolean): JsonObj
   return toJson(InspectRequestSchema, messageOf(withInputs && inputs ? { ...rest, inputs } : rest)) as JsonObject;
 }
 
+/** Returns the same as a text; a zero keeps its sign, as text, which JSON.stringify takes from a number. */
+export function textOf(draft: Draft, withInputs: boolean): string {
+  return JSON.stringify(jsonOf(draft, withInputs), (_, value: unknown) => (Object.is(value, -0) ? "-0" : value));
+}
+
 /**
  * Reads the contract's JSON.
  *

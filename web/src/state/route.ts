@@ -2,7 +2,7 @@
 
 import { effect, signal } from "@preact/signals";
 import { asked, draft, model } from "./asking.js";
-import { type Draft, jsonOf } from "./draft.js";
+import { type Draft, textOf } from "./draft.js";
 import { readFragment, writeFragment } from "./fragment.js";
 
 /** What the address says. */
@@ -13,7 +13,7 @@ const LONGEST = 100_000;
 
 /** Returns the question of a link, without its inputs; "" where it is too long. */
 export function linkText(question: Draft): string {
-  const text = JSON.stringify(jsonOf(question, false));
+  const text = textOf(question, false);
   return text.length <= LONGEST ? text : "";
 }
 
@@ -23,7 +23,7 @@ export function go(view: string): void {
 }
 
 /**
- * Follows the address; it has the question of the answer, without its inputs, or the name of the model alone.
+ * Follows the address; it has the question of the answer, without its inputs, or that of a link; or the model alone.
  *
  * @param onLink takes the question of another link that is opened in this page.
  */
@@ -35,7 +35,8 @@ export function follow(onLink: (question: string) => void): void {
   });
   effect(() => {
     if (model.value === undefined) return;
-    const question = asked.value?.question ?? { model: draft.peek().model };
+    const { inputs, ...given } = draft.peek();
+    const question = asked.value?.question ?? (inputs ? { model: given.model } : given);
     place.value = { ...place.peek(), question: linkText(question) };
     history.replaceState(null, "", writeFragment(place.peek()));
   });

@@ -3,7 +3,7 @@
 import { describe, expect, it } from "vitest";
 import { HookPoint, tensor } from "@cutaway/client";
 import { requestFor } from "../ask/methods.js";
-import { type Draft, emptyDraft, fromText, jsonOf, messageOf } from "./draft.js";
+import { type Draft, emptyDraft, fromText, jsonOf, messageOf, textOf } from "./draft.js";
 import { readFragment, writeFragment } from "./fragment.js";
 
 const DRAFT: Draft = {
@@ -34,6 +34,14 @@ describe("a question", () => {
     const examples = data.map((each) => ({ data: each, mediaType: "text/plain" }));
     const text = JSON.stringify(jsonOf({ ...emptyDraft("texts"), inputs: examples }, true));
     expect(JSON.stringify(jsonOf(fromText(text), true))).toBe(text);
+  });
+
+  it("keeps the sign of a zero", () => {
+    const given = fromText(
+      '{"model": "m", "edits": [{"module": "a", "point": "HOOK_POINT_OUTPUT", "scale": {"factor": "-0"}}]}',
+    );
+    const [edit] = messageOf(fromText(textOf(given, true))).edits;
+    expect(edit?.kind).toMatchObject({ case: "scale", value: { factor: -0 } });
   });
 
   it("is no question if a field is unknown", () => {

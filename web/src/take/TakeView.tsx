@@ -3,14 +3,14 @@
 import { Button, Check, Choice } from "../app/controls.js";
 import { Panel } from "../app/parts.js";
 import type { ComponentChildren } from "preact";
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import type { Question } from "@cutaway/client";
 import type { ViewProps } from "../state/asked.js";
-import { jsonOf } from "../state/draft.js";
+import { textOf } from "../state/draft.js";
 import { writeFragment } from "../state/fragment.js";
 import { save } from "../pictures/saving.js";
 import { npzFile, storedFile } from "./files.js";
-import { isForFile, jsonText, type Language, LANGUAGES, programOf, QUESTION_FILE } from "./programs.js";
+import { isForFile, type Language, LANGUAGES, programOf, QUESTION_FILE } from "./programs.js";
 import "./take.css";
 
 const ORDER = Object.keys(LANGUAGES) as Language[];
@@ -20,7 +20,7 @@ export function TakeView({ asked }: ViewProps): preact.JSX.Element {
   const [language, setLanguage] = useState<Language>("python");
   const [withInputs, setWithInputs] = useState(false);
   const { question } = asked;
-  const fragment = writeFragment({ view: "ask", question: JSON.stringify(jsonOf(question, withInputs)) });
+  const fragment = writeFragment({ view: "ask", question: textOf(question, withInputs) });
   const name = question.model.replaceAll("/", "-");
   return (
     <div class="take">
@@ -42,7 +42,7 @@ export function TakeView({ asked }: ViewProps): preact.JSX.Element {
           <Kept title="Save the arrays" onSave={() => save(`${name}.npz`, npzFile(asked))}>
             Every tensor of the answer, for <code>numpy.load</code>.
           </Kept>
-          <Kept title="Save the question" onSave={() => save(QUESTION_FILE, jsonText(question))}>
+          <Kept title="Save the question" onSave={() => save(QUESTION_FILE, textOf(question, true))}>
             The contract’s JSON{isForFile(question) && ", which the programs beside this read"}.
           </Kept>
         </dl>
@@ -75,30 +75,22 @@ function Kept({ title, onSave, children }: KeptProps): preact.JSX.Element {
 }
 
 function Snippet({ text, label }: { text: string; label: string }): preact.JSX.Element {
-  const [copied, setCopied] = useState("");
+  const [taken, setTaken] = useState("");
+  const shown = useRef<HTMLPreElement>(null);
+  const [verb, done] = isSecureContext ? ["Copy", "Copied"] : ["Select", "Selected"]; // plain HTTP has no clipboard
+  const take = async (): Promise<void> => {
+    if (isSecureContext) await navigator.clipboard.writeText(text);
+    else if (shown.current) getSelection()?.selectAllChildren(shown.current);
+    setTaken(text);
+  };
   return (
     <div class="snippet">
-      <pre tabIndex={0} role="region" aria-label={label}>
+      <pre ref={shown} tabIndex={0} role="region" aria-label={label}>
         {text}
       </pre>
-      <button class="quiet" onClick={() => void copy(text).then(() => setCopied(text))}>
-        <span role="status">{copied && copied === text ? "Copied" : "Copy"}</span>
+      <button class="quiet" onClick={() => void take()}>
+        <span role="status">{taken && taken === text ? done : verb}</span>
       </button>
     </div>
   );
-}
-
-/** Copies a text; where a page may not, because it came by plain HTTP, by way of a field. */
-async function copy(text: string): Promise<void> {
-  if (isSecureContext) {
-    await navigator.clipboard.writeText(text);
-    return;
-  }
-  const field = document.createElement("textarea");
-  field.value = text;
-  document.body.append(field);
-  field.select();
-  // eslint-disable-next-line @typescript-eslint/no-deprecated -- nothing else works without HTTPS
-  document.execCommand("copy");
-  field.remove();
 }

@@ -1,7 +1,7 @@
 /** A question as programs, which the server writes: it knows the words of every language. */
 
-import type { Question, Tensor } from "@cutaway/client";
-import { jsonOf, tensorsIn } from "../state/draft.js";
+import { type Question, requestOf, type Tensor } from "@cutaway/client";
+import { tensorsIn, textOf } from "../state/draft.js";
 import { HOME, token } from "../state/server.js";
 
 /** The languages, as people call them. */
@@ -16,16 +16,11 @@ export const QUESTION_FILE = "question.json";
 /** A longer question does not stand in a program. */
 const LONGEST = 20_000;
 
-/** Returns the question in the contract's JSON, inputs included. */
-export function jsonText(question: Question): string {
-  return JSON.stringify(jsonOf(question, true));
-}
-
 /** Whether a program reads the question from its file: where it is long, or has the bytes of files. */
 export function isForFile(question: Question): boolean {
   const { inputs } = question;
   const hasFiles = Array.isArray(inputs) && inputs.some((each) => typeof each !== "string");
-  return hasFiles || jsonText(question).length > LONGEST;
+  return hasFiles || textOf(question, true).length > LONGEST;
 }
 
 /** Returns a question about no rows of its inputs: all that a job needs of them. */
@@ -34,7 +29,9 @@ function withoutRows(question: Question): Question {
     return { ...rest, data: data.subarray(0, 0), shape: [0, ...shape.slice(1)] };
   };
   const tensors = Object.entries(tensorsIn(question)).map(([name, each]) => [name, empty(each)] as const);
-  return { ...question, inputs: Array.isArray(question.inputs) ? [""] : Object.fromEntries(tensors) };
+  const raw = requestOf(question).input;
+  const bare = raw.case === "raw" && raw.value.examples.map(({ mediaType }) => ({ mediaType, data: new Uint8Array() }));
+  return { ...question, inputs: bare || Object.fromEntries(tensors) };
 }
 
 /** Returns the program, or why there is none; it reads the question from its file, where that is long. */
@@ -43,7 +40,7 @@ export async function programOf(question: Question, language: Language): Promise
   const reply = await fetch(new URL(`v1/models/${question.model}:program?${words.toString()}`, HOME), {
     method: "POST",
     headers: { "content-type": "application/json", ...(token.value && { authorization: `Bearer ${token.value}` }) },
-    body: language === "job" ? jsonText(withoutRows(question)) : JSON.stringify(jsonOf(question, !isForFile(question))),
+    body: language === "job" ? textOf(withoutRows(question), true) : textOf(question, !isForFile(question)),
   });
   if (reply.ok) return reply.text();
   const { detail } = (await reply.json()) as { detail?: string };

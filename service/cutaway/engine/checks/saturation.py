@@ -64,7 +64,7 @@ def _gradient_matters(
 ) -> Tensor:
     """Returns, [batch], whether a change of ``value`` by its own size changes the target by more than a rounding, at
     one of the points of a pass, or, which is quickly told, at its last one."""
-    if not _shows_rows(problem, recorded, value):
+    if not all(_shows_rows(problem, recorded, each) for each in (value, recorded.output)):
         return torch.ones(problem.rows, dtype=torch.bool)
     first = -problem.rows if at_last_point else 0
     of_rows = (each.reshape(recorded.rows, -1)[first:].double() for each in (value, gradient, recorded.output))

@@ -40,7 +40,7 @@ def describe(
         for name, module in model.tree.modules.items()
     )
     specs = (OutputSpec(name, dtype_text(output), tuple(output.shape)) for name, output in outputs.items())
-    ran = (OperatorInfo(name, _shapes(calls[name]), len(calls[name])) for name in addresses)
+    ran = (OperatorInfo(name, _shapes(calls[name]), len(calls[name])) for name in addresses if name in calls)
     return tuple(modules), tuple(specs), tuple(ran)
 
 

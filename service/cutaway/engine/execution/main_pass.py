@@ -83,7 +83,8 @@ def predicted_classes(model: InspectedModel, outputs: Outputs) -> tuple[ClassPre
     logits = next(iter(outputs.values()), None)
     if logits is None or not model.labels or logits.ndim != 2:
         return ()
-    probabilities, indices = logits.double().softmax(dim=1).max(dim=1)
+    indices = logits.argmax(dim=1)
+    probabilities = logits.double().softmax(dim=1)[torch.arange(len(logits)), indices]
     return tuple(
         ClassPrediction(index, model.labels[index] if index < len(model.labels) else "", probability)
         for index, probability in zip(indices.tolist(), probabilities.tolist())

@@ -49,16 +49,24 @@ class ModuleTree:
             raise error(Reason.MODULE_NOT_FOUND, f"no module is named {name!r}{self._hint(name)}")
         return self._own_name[name]
 
+    def place(self, name: str) -> str:
+        """Returns the own name of the module ``name``, where ``.`` is the model itself, which is named ``""``.
+
+        Raises:
+            InvalidArgument: as `resolve`.
+        """
+        return "" if name == "." and "" in self else self.resolve(name)
+
     def match(self, pattern: str) -> list[str]:
         """Returns the own names of all modules that match ``pattern``, in the order of ``named_modules()``.
 
-        The model itself (named ``""``) matches only ``**``.
+        The model itself (named ``""``) matches only ``.`` and ``**``.
 
         Raises:
             InvalidArgument: ``MODULE_NOT_FOUND``: no module matches, with the nearest names.
         """
         if not is_glob(pattern):
-            return [self.resolve(pattern)]
+            return [self.place(pattern)]
         matches = glob_matcher(pattern)
         hits = {own for name, own in self._own_name.items() if matches(name) and (name or pattern == "**")}
         if not hits:

@@ -127,7 +127,7 @@ def _edited_place(tree: ModuleTree, edit: Edit) -> str:
     with at(field):
         if is_glob(name):
             raise error(Reason.INVALID_VALUE, f"{name!r}: an edit names one place, and no glob")
-        return _operator(tree, name) if edit.op else tree.resolve(name)
+        return _operator(tree, name) if edit.op else tree.place(name)
 
 
 def has_place(tree: ModuleTree, kind: str, name: str) -> bool:

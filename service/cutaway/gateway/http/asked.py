@@ -19,6 +19,7 @@ from cutaway.requests import InspectRequest
 from cutaway.v1 import inspection_pb2, worker_pb2
 from cutaway.wire import requests as wire_requests
 from cutaway.wire import results as wire_results
+from cutaway.wire.message_walk import parse
 
 DataTypes: TypeAlias = Callable[[], Awaitable[Mapping[str, str]]]
 
@@ -92,7 +93,7 @@ async def contract_request(model: str, media_type: str, body: RequestBody) -> by
         data = await json_messages.as_binary(kind, data)
     elif media_type != BINARY:
         raise error(Reason.MALFORMED_REQUEST, f"content-type is {media_type!r:.60}, not {JSON} or {BINARY}")
-    named = worker_pb2.RoutedRequest.FromString(data).model  # one of its fields; the rest is not parsed
+    named = parse(worker_pb2.RoutedRequest, data).model  # one of its fields; the rest is not parsed
     if named not in ("", model):
         raise error(Reason.INVALID_VALUE, f"is {named!r:.80}, and the path has {model!r:.80}; leave it out", "model")
     return data if named else data + kind(model=model).SerializeToString()

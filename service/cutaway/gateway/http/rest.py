@@ -3,6 +3,7 @@ contract in JSON; and ``:program``, which returns a question as a program."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import time
@@ -118,7 +119,7 @@ async def _program(request: Request, model: str, body: RequestBody) -> Response:
     has_token = "authorization" in request.headers
     language = request.query_params.get("language", "python")
     write = partial(_written, address=address, has_token=has_token, language=language)
-    return PlainTextResponse(await json_messages.converted(write, data))
+    return PlainTextResponse(await asyncio.to_thread(write, data))
 
 
 def _written(data: bytes, *, address: str, has_token: bool, language: str) -> str:

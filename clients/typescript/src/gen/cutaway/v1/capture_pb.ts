@@ -27,8 +27,8 @@ export type CaptureRequest = Message<"cutaway.v1.CaptureRequest"> & {
    */
   where: {
     /**
-     * A module by its name in named_modules(), or a glob: `*` stands for any text within one part of a
-     * dotted name, `**` for any text across parts, `?` for one character.
+     * A module by its name in named_modules(), `.` for the model itself, or a glob: `*` stands for any text within
+     * one part of a dotted name, `**` for any text across parts, `?` for one character.
      *
      * @generated from field: string module = 1;
      */

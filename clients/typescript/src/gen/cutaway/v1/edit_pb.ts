@@ -29,7 +29,7 @@ export type Edit = Message<"cutaway.v1.Edit"> & {
    */
   where: {
     /**
-     * A module by its name in named_modules().
+     * A module by its name in named_modules(), or `.` for the model itself.
      *
      * @generated from field: string module = 1;
      */
