@@ -64,8 +64,8 @@ class Inspector:
         """Asks, and waits for the answer."""
         self.page.click(".strip button.primary")
         self.page.wait_for_selector(".strip .said, main .problem")
-        assert not self.texts("main .problem")
         self.page.wait_for_selector(".strip button.primary")
+        assert not self.texts("main .problem")
 
     def give(self, numbers: Any) -> None:
         """Gives the only input as nested lists."""

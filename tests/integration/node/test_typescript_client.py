@@ -96,7 +96,7 @@ def test_programs_from_the_inspector_run(built: Path, server: Server) -> None:
                 expected = client.inspect("digits", {"image": images}).predictions["output"]
             assert json.loads(done.stdout) == [*expected.ravel().tolist(), 3]
             inspector.go("Ask")
-    url = f"http://{server.http_address}/v1/models/digits:program?language=typescript"
+    url = f"http://{server.http_address}/v1/models/digits/versions/1.0:program?language=typescript"
     headers = {"content-type": "application/json", "authorization": "Bearer none"}
     (built / "asked.mjs").write_bytes(post(url, (built / "question.json").read_bytes(), headers)[2])
     subprocess.run(["node", "asked.mjs"], cwd=built, check=True, stdout=subprocess.DEVNULL)

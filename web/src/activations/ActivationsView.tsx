@@ -12,6 +12,7 @@ import { layoutOf } from "../measures/layout.js";
 import { shapeText } from "../pictures/text.js";
 import { capturing, leavesOf, requestAt } from "../models/places.js";
 import { Statistics } from "../pictures/Statistics.js";
+import { draft } from "../state/asking.js";
 import { exampleOf, targetText, type ViewProps, wholeOutputs } from "../state/asked.js";
 import "./activations.css";
 
@@ -29,9 +30,10 @@ export function ActivationsView({ asked, row, ask }: ViewProps): preact.JSX.Elem
   const strongest = useMemo(() => captured.map((each) => strongestText(asked, each, row)), [asked, captured, row]);
   const layers = leavesOf(asked.model).map(({ name }) => name);
   const outputs = wholeOutputs(asked);
-  const further = layers.slice(0, MOST_LAYERS).filter((name) => !outputs.some(({ module }) => module === name));
+  const known = captured.filter(({ point }) => point === HookPoint.OUTPUT).map(({ module }) => module);
+  const further = layers.slice(0, MOST_LAYERS).filter((name) => !known.includes(name));
   const more = (point: HookPoint, modules: readonly string[]): void =>
-    ask(capturing(asked.question, ...[...new Set(modules)].map((each) => requestAt(each, point))));
+    ask(capturing(draft.value, ...[...new Set(modules)].map((each) => requestAt(each, point))));
   const everyLayer = (): void => more(HookPoint.OUTPUT, further);
   if (one === undefined) {
     return (

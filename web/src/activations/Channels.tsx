@@ -14,6 +14,7 @@ import { pixelsOf, scaleOf } from "../pictures/colours.js";
 import { Statistics } from "../pictures/Statistics.js";
 import { Legend, Picture } from "../pictures/Picture.js";
 import { short } from "../pictures/text.js";
+import { draft } from "../state/asking.js";
 import { targetText } from "../state/asked.js";
 
 const PAGE = 128;
@@ -21,7 +22,8 @@ const PAGE = 128;
 /** Shows the channels of one capture. */
 export function Channels({ asked, row, ask, captured, part, axes }: CapturedProps): preact.JSX.Element {
   const gradient = useMemo(() => effectGradient(asked, captured, row), [asked, captured, row]);
-  const [order, setOrder] = useState<Order>(gradient ? "effect" : "index");
+  const [wish, setOrder] = useState<Order>(gradient ? "effect" : "index");
+  const order = wish === "effect" && !gradient ? "index" : wish; // until it is there
   const [chosen, setChosen] = useState<number | undefined>(undefined);
   const [first, setFirst] = useState(0);
   const [tile, setTile] = useState(64);
@@ -36,8 +38,9 @@ export function Channels({ asked, row, ask, captured, part, axes }: CapturedProp
   const sort = (by: Order): void => {
     setOrder(by);
     setChosen(undefined);
+    setFirst(0);
     const needed = requestAt(captured.module, HookPoint.GRAD_OUTPUT);
-    if (by === "effect" && !gradient) ask(capturing(asked.question, needed));
+    if (by === "effect" && !gradient) ask(capturing(draft.value, needed));
   };
   const nameOf = (index: number): string => partText(axes, part, index);
   return (

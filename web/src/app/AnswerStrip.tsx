@@ -52,6 +52,7 @@ function waitingText(): string {
 /** Asks what the page shows: not while a field has what is not taken. */
 export function submit(): void {
   const wrong = document.querySelector<HTMLElement>("main [aria-invalid=true]");
+  wrong?.closest("details")?.setAttribute("open", "");
   if (wrong) wrong.focus();
   else void ask();
 }

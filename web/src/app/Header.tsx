@@ -1,14 +1,13 @@
-/** The top of the page: which model, which view, which theme, whose token. */
+/** The top of the page: which model, which view, whose token. */
 
 import { useState } from "preact/hooks";
-import { Button, Choice, Select } from "./controls.js";
+import { Button, Select } from "./controls.js";
 import { TokenForm } from "./ServerNews.js";
 import { VIEWS } from "./views.js";
 import { choose, draft, opening } from "../state/asking.js";
 import { writeFragment } from "../state/fragment.js";
 import { place } from "../state/route.js";
 import { models, token } from "../state/server.js";
-import { THEMES, theme } from "../state/theme.js";
 
 /** Shows the header. */
 export function Header({ view }: { view: string }): preact.JSX.Element {
@@ -28,13 +27,6 @@ export function Header({ view }: { view: string }): preact.JSX.Element {
         </span>
         <ModelChooser />
         <span class="grow" />
-        <Choice
-          label="Theme"
-          of={THEMES}
-          names={{ system: "System", light: "Light", dark: "Dark" }}
-          value={theme.value}
-          onChoose={(each) => (theme.value = each)}
-        />
         <Button text={text} class="quiet" aria-expanded={asksToken} onClick={() => setAsksToken(!asksToken)} />
       </div>
       {asksToken && <TokenForm onDone={() => setAsksToken(false)} />}
@@ -51,7 +43,7 @@ export function Header({ view }: { view: string }): preact.JSX.Element {
 
 function ModelChooser(): preact.JSX.Element {
   const now = opening.value ?? draft.value.model;
-  const full = models.value.find(({ name, model }) => `models/${now}` === name || now === model);
+  const full = models.value.findLast(({ name, model }) => `models/${now}` === name || now === model);
   const all = models.value.map(({ name, model, version }) => [name, `${model} ${version}`] as const);
   const open = (name: string): void => void choose(name.replace(/^models\//, ""));
   return (

@@ -96,10 +96,11 @@ const LARGEST = 3.4e38;
 
 /** A number that a person types; what is none, or too large, is said and not taken. */
 export function NumberField({ label, value, empty, onChange, ...range }: NumberProps): preact.JSX.Element {
-  const [text, setText] = useState<string | undefined>(undefined);
+  const [typed, setTyped] = useState<{ text: string; value: number | undefined } | undefined>(undefined);
   const { least = -LARGEST, most = LARGEST, whole = false } = range;
   const isRight = (given: string): boolean =>
     given.trim() === "" ? given === "" && empty !== undefined : fits(Number(given), range);
+  const text = typed && (isRight(typed.text) || typed.value === value) ? typed.text : undefined; // not for another value
   const wrong = text !== undefined && !isRight(text);
   return (
     <label>
@@ -110,10 +111,10 @@ export function NumberField({ label, value, empty, onChange, ...range }: NumberP
         aria-invalid={wrong}
         value={text ?? (value === undefined ? "" : exact(value))}
         onInput={({ currentTarget: { value: given } }) => {
-          setText(given);
+          setTyped({ text: given, value });
           if (isRight(given)) onChange(given === "" ? undefined : Number(given));
         }}
-        onBlur={() => setText(wrong ? text : undefined)}
+        onBlur={() => setTyped(wrong ? typed : undefined)}
       />
       {wrong && (
         <span class="bad small" role="alert">

@@ -19,7 +19,7 @@ export function Panel({ id, title, beside, kind = "", children }: PanelProps): p
   return (
     <section class={`panel ${kind}`} aria-labelledby={id}>
       <div class={beside ? "tools" : ""}>
-        <h2 id={id}>{title}</h2>
+        <h2 {...{ id, tabIndex: -1 }}>{title}</h2>
         {beside}
       </div>
       {children}

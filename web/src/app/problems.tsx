@@ -2,7 +2,7 @@
 
 import { Button } from "./controls.js";
 import type { ComponentChildren } from "preact";
-import { ask, failure } from "../state/asking.js";
+import { ask, failure, model } from "../state/asking.js";
 
 interface FailureProps {
   readonly error: { readonly message: string; readonly reason: string; readonly field: string };
@@ -35,7 +35,7 @@ export function Problem({ of, except = [] }: ProblemProps): preact.JSX.Element |
   if (of ? !of.includes(field) : except.includes(field)) return null;
   return (
     <Failure error={problem}>
-      {problem.retryAfterMs !== undefined && <Button text="Ask again" onClick={() => void ask()} />}
+      {problem.retryAfterMs !== undefined && model.value && <Button text="Ask again" onClick={() => void ask()} />}
     </Failure>
   );
 }

@@ -4,14 +4,12 @@ import { effect, untracked } from "@preact/signals";
 import { CutawayError } from "@cutaway/client";
 import { submit } from "./AnswerStrip.js";
 import { choose, failure, history, model, recall } from "../state/asking.js";
-import { fromText } from "../state/draft.js";
+import { fromText, jsonOf } from "../state/draft.js";
 import { follow, linkText, place } from "../state/route.js";
-import { connect, models, standing, watch } from "../state/server.js";
-import { applyTheme } from "../state/theme.js";
+import { connect, models, note, standing, watch } from "../state/server.js";
 
 /** Starts everything that runs as long as the page is open. */
 export function start(): void {
-  applyTheme();
   follow(openLink);
   addEventListener("keydown", (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) submit();
@@ -22,6 +20,7 @@ export function start(): void {
       if (model.value === undefined) openLink(place.value.question);
     });
   });
+  addEventListener("unhandledrejection", ({ reason }) => (failure.value = note(reason)));
   void connect();
   watch();
 }
@@ -36,7 +35,7 @@ function openLink(text: string): void {
   try {
     const draft = text === "" ? { model: first } : fromText(text);
     if (earlier) recall(earlier);
-    else void choose(draft.model || first, Object.keys(draft).length > 1 ? draft : undefined);
+    else void choose(draft.model || first, Object.keys(jsonOf(draft, true)).length > 1 ? draft : undefined);
   } catch (error) {
     if (model.value === undefined) void choose(first);
     const why = error instanceof Error ? error.message : String(error);

@@ -10,6 +10,7 @@ import { Button, Select, TextField } from "../app/controls.js";
 import { leavesOf, parameterAt, requestAt } from "../models/places.js";
 import { alter, asked, draft, failure } from "../state/asking.js";
 import { jsonOf, messageOf } from "../state/draft.js";
+import { inSnakeCase } from "../pictures/text.js";
 import { editText } from "../edits/edit.js";
 import { METHODS, requestFor } from "./methods.js";
 import { MethodMenu, MethodFields } from "./MethodFields.js";
@@ -28,13 +29,12 @@ const POINTS: readonly [HookPoint, string][] = [
 /** Shows what is chosen, and lets a person choose more. */
 export function Chosen({ detail }: { detail: ModelDetail }): preact.JSX.Element {
   const { captures, attributions } = messageOf(draft.value);
-  const isAnswered = asked.value?.question.attributions === draft.value.attributions;
+  const { question, reply } = asked.value ?? {};
+  const made = question?.attributions === draft.value.attributions ? (reply?.attributions ?? []) : [];
   return (
     <>
       <datalist id="places">
-        {detail.modules.slice(1, 2000).map(({ name }) => (
-          <option key={name} value={name} />
-        ))}
+        {detail.modules.slice(0, 2000).map(({ name }) => name && <option key={name} value={name} />)}
       </datalist>
       <Panel id="captures" title="Look at">
         <Chips
@@ -52,9 +52,10 @@ export function Chosen({ detail }: { detail: ModelDetail }): preact.JSX.Element 
       <Panel id="explanations" title="Explain by">
         <ul class="methods">
           {attributions.map((each, index) => {
-            const error = isAnswered ? asked.value?.reply.attributions[index]?.message.error : undefined;
+            const field = `attributions[${index}]`;
+            const error = made.map(({ message }) => message.error).find((each) => each?.field.startsWith(field));
             return (
-              <li key={index} class={error || atFault(`attributions[${index}]`) ? "fault" : ""}>
+              <li key={`${index} of ${attributions.length}`} class={error || atFault(field) ? "fault" : ""}>
                 <MethodFields
                   request={each}
                   inputs={detail.inputs}
@@ -99,7 +100,7 @@ function Others(): preact.JSX.Element | null {
   });
   const further = rest.map((part): Chip => {
     const name = `${part}: ${JSON.stringify(json[part]).slice(0, LONGEST)}`;
-    return { name, field: part, onRemove: () => alter({ [part]: undefined }) };
+    return { name, field: inSnakeCase(part), onRemove: () => alter({ [part]: undefined }) };
   });
   return (
     <Panel id="others" title="Also in the question">

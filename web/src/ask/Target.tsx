@@ -26,11 +26,11 @@ const MOST_LABELS = 5000;
 
 /** Lets a person choose the target. */
 export function Target({ detail: { labels } }: { detail: ModelDetail }): preact.JSX.Element {
-  const kind = messageOf(draft.value).target?.kind ?? { case: undefined };
+  const { output = "", kind = { case: undefined } } = messageOf(draft.value).target ?? {};
   const given = kind.case ?? "predictedClass";
   const names = Object.entries(KINDS).map(([name, [words]]) => [name as keyof typeof KINDS, words] as const);
   const simple = given in KINDS && !(kind.case === "classIndex" && kind.value.indices.length !== 1);
-  const put = (changed: Kind): void => alter({ target: create(TargetSchema, { kind: changed }) });
+  const put = (changed: Kind): void => alter({ target: create(TargetSchema, { output, kind: changed }) });
   const putClass = (index = 0): void => put({ case: "classIndex", value: { indices: [BigInt(index)] } });
   const putCount = (k = 1): void => put({ case: "topK", value: { k } });
   const index = simple && kind.case === "classIndex" ? Number(kind.value.indices[0]) : undefined;

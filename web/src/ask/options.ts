@@ -126,13 +126,7 @@ export function withOption(request: AttributionRequest, { path, kind }: Option, 
 }
 
 function valueOf(text: string, kind: Option["kind"]): JsonValue {
-  if (kind === "indices")
-    return JSON.parse(
-      `[${text
-        .trim()
-        .split(/[\s,;]+/)
-        .join()}]`,
-    ) as number[];
+  if (kind === "indices") return JSON.parse(`[${text.trim().replace(/[\s,;]+/g, ",")}]`) as JsonValue;
   if (kind === "json" || kind === "tensor") return JSON.parse(text) as JsonValue;
   return kind === "boolean" ? text === "true" : kind === "number" ? Number(text) : text;
 }

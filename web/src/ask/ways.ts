@@ -19,8 +19,9 @@ const LONGEST_TABLE = 256;
 
 /** Returns the ways for a model, the most natural first. */
 export function waysOf({ mediaTypes, inputs }: ModelDetail): Way[] {
-  const text = mediaTypes.some((each) => each.startsWith("text/"));
-  const files = mediaTypes.length > 0 && !text;
+  const isText = (each: string): boolean => each === "text/plain" || each === "text/*";
+  const text = mediaTypes.some(isText);
+  const files = !mediaTypes.every(isText);
   const drawn = inputs.some((each) => tensorWaysOf(each)[0] === "draw");
   const raw: Way[] = [...(text ? (["text"] as const) : []), ...(files ? (["files"] as const) : [])];
   return drawn ? ["tensors", ...raw] : [...raw, "tensors"];

@@ -34,7 +34,7 @@ export function EditsView({ asked, row }: ViewProps): preact.JSX.Element {
 }
 
 function Outcome({ asked, row }: Omit<ViewProps, "ask">): preact.JSX.Element {
-  const now = tried.value;
+  const now = tried.value?.asked === asked ? tried.value : undefined;
   return (
     <div aria-live="polite">
       {!now && <p class="muted">Move the slider.</p>}
@@ -45,7 +45,7 @@ function Outcome({ asked, row }: Omit<ViewProps, "ask">): preact.JSX.Element {
 }
 
 function Downstream({ asked }: Pick<ViewProps, "asked">): preact.JSX.Element {
-  if (downstream.value === undefined) {
+  if (downstream.value === undefined || tried.value?.asked !== asked) {
     const waiting = failure.value ? "The layers cannot be compared." : "Asking…";
     return <p class="muted">{tried.value ? waiting : "Nothing was changed yet."}</p>;
   }

@@ -11,9 +11,10 @@ import { leavesOf } from "../models/places.js";
 const MOST_NUMBERS = 2 ** 20;
 
 /** Returns layers, evenly chosen, as many as are not too large together. */
-export function layersBelow(model: ModelDetail): string[] {
+export function layersBelow(model: ModelDetail, rows: number): string[] {
   const leaves = leavesOf(model);
-  const numbers = leaves.reduce((sum, { outputShapes }) => sum + sizeOf((outputShapes[0]?.sizes ?? []).map(Number)), 0);
+  const numbers =
+    leaves.reduce((sum, { outputShapes }) => sum + sizeOf((outputShapes[0]?.sizes ?? []).map(Number)), 0) * rows;
   const step = Math.max(1, Math.ceil(numbers / MOST_NUMBERS), Math.ceil(leaves.length / 64));
   return leaves.filter((_, index) => index % step === 0).map(({ name }) => name || ".");
 }

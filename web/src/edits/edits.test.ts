@@ -39,7 +39,7 @@ describe("edits", () => {
     const [place = CHANGE.place] = placesOf({ model, question: { model: "m", inputs: {} }, reply: inspection([]) });
     expect(placeText(place)).toBe("the model");
     expect(editOf({ ...CHANGE, place }).where).toEqual({ case: "module", value: "." });
-    expect(layersBelow(model)).toEqual(["."]);
+    expect(layersBelow(model, 1)).toEqual(["."]);
   });
 
   it("are along the axes of the place, as it was captured, or for the model's own example", () => {
@@ -96,6 +96,6 @@ describe("downstream", () => {
       outputShapes: [{ sizes }],
     }));
     const detail = create(ModelDetailSchema, { modules: [{ name: "" }, { name: "block", calls: 1 }, ...layers] });
-    expect(layersBelow(detail)).toEqual(["block.0", "block.4", "block.8", "block.12"]);
+    expect(layersBelow(detail, 1)).toEqual(["block.0", "block.4", "block.8", "block.12"]);
   });
 });

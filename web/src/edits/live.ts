@@ -6,7 +6,7 @@ import { editOf, type Place, unchanged, type Wanted } from "./edit.js";
 import { changesBetween, layersBelow } from "./downstream.js";
 import type { Named } from "../pictures/Bars.js";
 import { asked, failure, model } from "../state/asking.js";
-import type { Asked } from "../state/asked.js";
+import { type Asked, rowsOf } from "../state/asked.js";
 import { go } from "../state/route.js";
 import { client, note } from "../state/server.js";
 
@@ -23,11 +23,6 @@ export const tried = signal<Tried>();
 
 /** How far it changed the other layers, in the order of the tree; not fresh while a newer change is asked about. */
 export const downstream = signal<{ readonly changes: readonly Named[]; readonly fresh: boolean }>();
-
-/** Forgets what came of a change. */
-function forget(): void {
-  tried.value = downstream.value = undefined;
-}
 
 /** Opens a change at a place, which changes nothing yet. */
 export function tryAt(place: Place): void {
@@ -54,7 +49,7 @@ let unedited: { readonly asked: Asked; readonly reply: Promise<Inspection> } | u
 export function follow(): () => void {
   return effect(() => {
     const [change, answer] = [wanted.value, asked.value];
-    if (tried.peek()?.asked !== answer) forget(); // what came of it was for another question
+    if (tried.peek()?.asked !== answer) tried.value = downstream.value = undefined; // what came of it was for another question
     if (change === undefined || answer === undefined) return;
     const running = new AbortController();
     void attempt(change, answer, running.signal);
@@ -76,17 +71,17 @@ async function attempt(change: Wanted, answer: Asked, signal: AbortSignal): Prom
     if (downstream.value?.fresh) downstream.value = { ...downstream.value, fresh: false };
     await new Promise((resume) => setTimeout(resume, REST_MS));
     signal.throwIfAborted();
-    const captures = layersBelow(answer.model);
-    const layers = (question: Question, options = {}): Promise<Inspection> =>
+    const all = layersBelow(answer.model, rowsOf(answer));
+    const layers = (question: Question, captures: string[], options = {}): Promise<Inspection> =>
       client.value.inspect({ ...question, captures }, options);
     if (unedited?.asked !== answer) {
-      unedited = { asked: answer, reply: layers(bare) };
+      unedited = { asked: answer, reply: layers(bare, all) };
       unedited.reply.catch(() => (unedited = undefined)); // the next change asks again
     }
-    const [one, other] = await Promise.all([unedited.reply, layers(edited, { signal })]);
+    const others = all.filter((name) => name !== (change.place.address || "."));
+    const [one, other] = await Promise.all([unedited.reply, layers(edited, others, { signal })]);
     signal.throwIfAborted();
-    const changes = changesBetween(one.captures, other.captures).filter(({ name }) => name !== change.place.address);
-    downstream.value = { changes, fresh: true };
+    downstream.value = { changes: changesBetween(one.captures, other.captures), fresh: true };
   } catch (error) {
     if (signal.aborted) return;
     failure.value = note(error);

@@ -30,7 +30,7 @@ export function Checks({ compared }: { compared: readonly Compared[] }): preact.
 
 /** The error beside the tolerance, on a scale of powers of ten. */
 function ErrorScale({ error, tolerance }: { error: number; tolerance: number }): preact.JSX.Element {
-  const decades = Number.isNaN(error) ? DECADES : error > 0 && tolerance > 0 ? Math.log10(error / tolerance) : -DECADES;
+  const decades = Number.isNaN(error) ? DECADES : error > 0 ? Math.log10(error / tolerance) : -DECADES;
   const place = 50 + (50 * Math.min(DECADES, Math.max(-DECADES, decades))) / DECADES;
   return (
     <p class="error-scale small">

@@ -15,7 +15,8 @@ import { statisticsOf } from "../measures/statistics.js";
 export function Explanation({ asked, row, attribution }: ExplanationProps): preact.JSX.Element {
   const { method, layer, message } = attribution;
   const { attributions } = askedParts(asked.question);
-  const smoothed = attributions[asked.reply.attributions.indexOf(attribution)]?.noiseTunnel !== undefined;
+  const all = asked.reply.attributions; // one for each of several targets, whose methods cannot be told then
+  const smoothed = attributions.length === all.length && attributions[all.indexOf(attribution)]?.noiseTunnel;
   const target = message.targets[row];
   const explained = target === undefined ? undefined : elementOf(asked, Number(target));
   return (

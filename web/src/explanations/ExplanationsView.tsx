@@ -10,12 +10,17 @@ import { Explanation } from "./Explanation.js";
 import { wordsOf } from "../ask/History.js";
 import { requestFor } from "../ask/methods.js";
 import { capturing, requestAt } from "../models/places.js";
-import { rowsOf, type ViewProps } from "../state/asked.js";
-import { history } from "../state/asking.js";
+import { type Asked, rowsOf, type ViewProps } from "../state/asked.js";
+import { draft, history } from "../state/asking.js";
 import "./explanations.css";
 
 /** What is asked for where a person has chosen nothing. */
 const USUAL = ["saliency", "integratedGradients", "deepLift"];
+
+/** Returns what tells a model from others: its name, and its weights. */
+function weightsOf({ model: { model, provenance } }: Asked): string {
+  return `${model?.name ?? ""} ${provenance?.weightsSha256 ?? ""}`;
+}
 
 /** Shows every explanation of one example. */
 export function ExplanationsView({ asked, row, ask }: ViewProps): preact.JSX.Element {
@@ -34,14 +39,14 @@ export function ExplanationsView({ asked, row, ask }: ViewProps): preact.JSX.Ele
     );
   }
   const earlier = history.value.filter(
-    (each) => each !== asked && each.model === asked.model && madeIn(each, 0).length,
+    (each) => each !== asked && weightsOf(each) === weightsOf(asked) && madeIn(each, 0).length,
   );
   const beside = earlier.find(({ when }) => when.getTime() === other);
   const then = beside && rowsOf(beside) > row ? row : 0;
   const others = beside ? madeIn(beside, then) : [];
   const choices = earlier.map((each) => [each.when.getTime(), wordsOf(each)] as const);
   const { inputs } = asked.question;
-  const look = (): void => ask(capturing(asked.question, requestAt("", HookPoint.INPUT)));
+  const look = (): void => ask(capturing(draft.value, requestAt("", HookPoint.INPUT)));
   const ofFiles =
     Array.isArray(inputs) && inputs.some((each) => typeof each !== "string") && !backgroundOf(asked, row, "");
   return (

@@ -14,6 +14,7 @@ import { capturing, leavesOf, parameterAt, requestAt } from "../models/places.js
 import { Bars } from "../pictures/Bars.js";
 import { HeatMap } from "../pictures/Picture.js";
 import { Statistics } from "../pictures/Statistics.js";
+import { draft } from "../state/asking.js";
 import { type Asked, gradientOf, targetText, type ViewProps } from "../state/asked.js";
 import "./gradients.css";
 
@@ -23,6 +24,7 @@ const MOST_LAYERS = 128;
 /** Shows them for one example; those of parameters are of all examples together. */
 export function GradientsView({ asked, row, ask }: ViewProps): preact.JSX.Element {
   const depths = depthsOf(asked);
+  const isOfSeveral = (asked.reply.message.predictions?.targetsPerExample ?? 0) > 0;
   const everywhere = (): void => {
     const floating = asked.model.inputs.some(({ dataType }) => FLOATING.includes(dataType));
     const steps = asked.reply.captured.filter(({ tensor }) => !FLOATING.includes(tensor.dataType));
@@ -30,7 +32,7 @@ export function GradientsView({ asked, row, ask }: ViewProps): preact.JSX.Elemen
     const layers = smooth.slice(0, MOST_LAYERS);
     const added = layers.map(({ name }) => requestAt(name, HookPoint.GRAD_OUTPUT));
     const inputGradients = floating || (asked.question.inputGradients ?? false);
-    ask({ inputGradients, ...capturing(asked.question, ...added) });
+    ask({ inputGradients, ...capturing(draft.value, ...added) });
   };
   return (
     <div class="gradients">
@@ -46,9 +48,9 @@ export function GradientsView({ asked, row, ask }: ViewProps): preact.JSX.Elemen
             <p>{depthText(depths)}</p>
             <Bars {...onLogScale(depths)} paths />
             <p class="muted small">
-              Of {targetText(asked, row)}: the root of the mean square of the gradient at each layer’s output, over all
-              examples, on a logarithmic scale, from the first layer to the last; {depths.length} places are shown, the
-              model has {leavesOf(asked.model).length} layers.
+              Of {isOfSeveral ? "all targets together" : targetText(asked, row)}: the root of the mean square of the
+              gradient at each layer’s output, over all examples, on a logarithmic scale, from the first layer to the
+              last; {depths.length} places are shown, the model has {leavesOf(asked.model).length} layers.
             </p>
           </>
         ) : (
@@ -65,7 +67,7 @@ export function GradientsView({ asked, row, ask }: ViewProps): preact.JSX.Elemen
           <div class="tools">
             <Button
               text="Ask for the gradient at every parameter"
-              onClick={() => ask(capturing(asked.question, parameterAt("**")))}
+              onClick={() => ask(capturing(draft.value, parameterAt("**")))}
             />
           </div>
         )}

@@ -10,7 +10,7 @@ import { ALL, chosen, folder, KINDS, ORDERS, rows, shown, type Wanted, wanted } 
 import "./jobs.css";
 
 const UNOPENED =
-  "One that cutaway batch run wrote. It is read here; of a row that the live model is asked about, the input is sent.";
+  "One that cutaway batch run wrote. It is read here; of a row that the live model is asked about, the question is sent.";
 
 /** Shows a folder, or asks for one. */
 export function JobsView(): preact.JSX.Element {

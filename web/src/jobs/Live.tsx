@@ -17,7 +17,7 @@ import type { Row } from "./rows.js";
 /** Returns the served model that the job was about: of its version, if that is served; undefined if there is none. */
 function servedOf({ model, version }: Manifest): Model | undefined {
   const same = models.value.filter((each) => each.model === model);
-  return same.find((each) => each.version === version) ?? same[0];
+  return same.find((each) => each.version === version) ?? same.at(-1);
 }
 
 /**

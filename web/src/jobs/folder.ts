@@ -61,7 +61,9 @@ export async function openFolder(files: readonly File[]): Promise<JobFolder> {
   if (file === undefined) throw new Error("the folder holds no job: it has no _manifest.json");
   const manifest = JSON.parse(await file.text()) as Manifest;
   if (manifest.schema !== SCHEMA) throw new Error(`the manifest has schema ${manifest.schema}, not ${SCHEMA}`);
-  const parts = files.filter(({ name }) => /^part-\d+\.parquet$/.test(name));
+  const [folder = ""] = /^.*\//.exec(file.webkitRelativePath) ?? [];
+  const own = files.filter(({ name, webkitRelativePath: path }) => !path || path === folder + name);
+  const parts = own.filter(({ name }) => /^part-\d+\.parquet$/.test(name));
   const columns = Object.entries(manifest.columns).map(([name, about]): Column => ({ ...about, name }));
   const small = columnsOf({ columns }, [...SMALL, ...OUTCOMES]);
   const lines: Line[] = [];

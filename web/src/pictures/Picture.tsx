@@ -64,7 +64,7 @@ export function Picture(props: PictureProps): preact.JSX.Element {
     const [byX = 0, byY = 0] = STEPS[event.key] ?? [];
     if (byX || byY) move(x + byX, y + byY);
     else if (onPaint && event.key === " ") onPaint(at, true);
-    else if (onChoose && event.key === "Enter" && !event.ctrlKey) onChoose(x, y);
+    else if (onChoose && event.key === "Enter" && !event.ctrlKey && !event.metaKey) onChoose(x, y);
     else return;
     event.preventDefault();
   };
@@ -88,7 +88,7 @@ export function Picture(props: PictureProps): preact.JSX.Element {
         <Canvas
           {...{ width, height, pixels }}
           style={{ opacity }}
-          role={onPaint ? "application" : "img"}
+          role={onPaint || onChoose ? "application" : "img"}
           tabIndex={0}
           aria-label={`${label}, ${height} by ${width}. ${keys}`}
           onPoint={point}

@@ -39,3 +39,8 @@ export function percent(probability: number): string {
   if (probability < 0.0005) return "< 0.1 %";
   return `${(100 * probability).toFixed(probability > 0.9995 ? 2 : 1)} %`;
 }
+
+/** Returns a field of a message as the contract writes it: `layer_grad_cam`. */
+export function inSnakeCase(field: string): string {
+  return field.replace(/[A-Z]/g, (letter) => `_${letter.toLowerCase()}`);
+}

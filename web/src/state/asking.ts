@@ -87,6 +87,7 @@ export async function ask(change: Partial<Question> = {}): Promise<Asked | undef
   alter(change);
   const { inputs, ...rest } = draft.value;
   const detail = model.value;
+  if (!complete.value) failure.value = new CutawayError("INPUT_MISSING", "give the model all its inputs", "tensors");
   if (inputs === undefined || !complete.value || detail === undefined) return undefined;
   const question: Question = { ...rest, inputs };
   return newest(async (signal) => {
@@ -144,7 +145,9 @@ export function recall(earlier: Asked): void {
 function kept(answers: readonly Asked[]): readonly Asked[] {
   let bytes = 0;
   return answers.slice(0, MOST_KEPT).filter(({ reply }, index) => {
-    bytes += bytesOf(reply.captures); // what is large in it
+    const { captures, inputGradients, parameterGradients, attributions } = reply;
+    const numbers = bytesOf(captures, inputGradients, parameterGradients, ...attributions.map(({ values }) => values));
+    bytes += 2 * numbers; // the message has them too
     return index === 0 || bytes <= MOST_KEPT_BYTES;
   });
 }

@@ -66,6 +66,7 @@ export function watch(): void {
 }
 
 async function reached(): Promise<boolean> {
-  const reply = await fetch(HOME, { method: "HEAD", cache: "no-store" }).catch(() => undefined);
+  const signal = AbortSignal.timeout(3 * HEARTBEAT_MS);
+  const reply = await fetch(HOME, { method: "HEAD", cache: "no-store", signal }).catch(() => undefined);
   return reply !== undefined;
 }

@@ -10,6 +10,7 @@ import type { Capture } from "@cutaway/contract/capture_pb";
 import { type Attribution, byName, fromMessage, HookPoint, type Tensor } from "@cutaway/client";
 import { toNpy } from "../ask/arrays.js";
 import { METHODS } from "../ask/methods.js";
+import { inSnakeCase } from "../pictures/text.js";
 import type { Asked } from "../state/asked.js";
 import { messageOf } from "../state/draft.js";
 
@@ -68,7 +69,7 @@ function positionsOf({ module, point, calls }: Capture): [string, Tensor][] {
 
 function ofAttribution({ method, values, message }: Attribution): [string, Tensor][] {
   const known = METHODS.find(({ name }) => name === method);
-  const field = known?.field.replace(/[A-Z]/g, (letter) => `_${letter.toLowerCase()}`) ?? method;
+  const field = known ? inSnakeCase(known.field) : method;
   const { ids, values: sums } = message.tokens ?? {};
   return [
     ...prefixed(`attribution:${field}:`, values),

@@ -2,7 +2,7 @@
 
 import { type Question, requestOf, type Tensor } from "@cutaway/client";
 import { tensorsIn, textOf } from "../state/draft.js";
-import { HOME, token } from "../state/server.js";
+import { client, HOME, token } from "../state/server.js";
 
 /** The languages, as people call them. */
 export const LANGUAGES = { python: "Python", typescript: "TypeScript", curl: "curl", job: "job.yaml" } as const;
@@ -36,10 +36,14 @@ function withoutRows(question: Question): Question {
 
 /** Returns the program, or why there is none; it reads the question from its file, where that is long. */
 export async function programOf(question: Question, language: Language): Promise<string> {
+  client.peek(); // which throws where a token would be shown to the network
   const words = new URLSearchParams({ language, address: HOME.href });
-  const reply = await fetch(new URL(`v1/models/${question.model}:program?${words.toString()}`, HOME), {
+  const reply = await fetch(new URL(`v1/models/${encodeURI(question.model)}:program?${words.toString()}`, HOME), {
     method: "POST",
-    headers: { "content-type": "application/json", ...(token.value && { authorization: `Bearer ${token.value}` }) },
+    headers: {
+      "content-type": "application/json",
+      ...(token.value && { authorization: `Bearer ${token.value}` }),
+    },
     body: language === "job" ? textOf(withoutRows(question), true) : textOf(question, !isForFile(question)),
   });
   if (reply.ok) return reply.text();
