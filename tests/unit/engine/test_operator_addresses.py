@@ -13,6 +13,8 @@ from torch.nn import functional as F
 
 import cutaway as ca
 from cutaway.adapters import Adapter
+from cutaway.engine.execution.describe import describe
+from cutaway.engine.model.inspected_model import InspectedModel
 from cutaway.gateway import serve
 from cutaway.requests import Point
 from cutaway.results import InputSpec
@@ -349,6 +351,15 @@ def test_a_glob_that_matches_nothing_is_refused_by_its_field() -> None:
 def test_a_glob_matches_any_name_of_a_shared_module() -> None:
     """As globs of modules do; the reply has the module's own name."""
     assert addresses(ask(shared_build(), ROW, captures=(ca.Capture(op="oth*:add#0"),))) == {"block:add#0": 2}
+
+
+def test_a_model_with_such_a_name_is_described() -> None:
+    """With and without its operators."""
+    model = Wired(lambda m, x: m.head(m._modules["p:q#0"](m.a(x))), **{"p:q#0": Block()})
+    table = InspectedModel(model, lambda inputs: model(inputs["x"]))
+    for operators in (False, True):
+        modules, _, _ = describe(table, ROW, operators=operators)
+        assert [each.name for each in modules] == [name for name, _ in model.named_modules()]
 
 
 @pytest.mark.xfail(reason="a gap: such a name is taken for an operator, and refused")
