@@ -50,6 +50,10 @@ class Inspector:
         self.page.wait_for_selector(".strip")
         self.page.wait_for_selector("main[aria-busy=false]")
 
+    def open_question(self, model: str, **parts: Any) -> None:
+        """Opens the link of a question in the contract's JSON."""
+        self.open(f"#/ask?question={quote(json.dumps({'model': model, **parts}))}")
+
     def choose(self, model: str) -> None:
         """Chooses a model by its name, and waits for its tree."""
         self.page.select_option(".chooser select", f"models/{model}/versions/1.0")
@@ -116,5 +120,5 @@ def opened(browser: Browser, url: str, **options: Any) -> Iterator[Inspector]:
 def asking(browser: Browser, address: str, model: str, **parts: Any) -> Iterator[Inspector]:
     """The page with a question to which only the input is missing."""
     with opened(browser, f"http://{address}") as inspector:
-        inspector.open(f"#/ask?question={quote(json.dumps({'model': model, **parts}))}")
+        inspector.open_question(model, **parts)
         yield inspector

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 from xml.etree import ElementTree
 
 import numpy as np
@@ -236,8 +235,7 @@ def test_two_answers_are_compared(answered: Inspector, expected: ca.Inspection, 
 def test_the_same_is_compared_with_the_same(answered: Inspector) -> None:
     """Of several examples the one that is shown; of two explanations by one method the one in the same place."""
     methods = [{"inputXGradient": {}}, {"integratedGradients": {}}, {"integratedGradients": {"path": {"nSteps": 3}}}]
-    asked = {"model": "digits", "attributions": methods}
-    answered.open(f"#/ask?question={quote(json.dumps(asked))}")
+    answered.open_question("digits", attributions=methods)
     answered.page.wait_for_selector(".methods:not(:has-text('Saliency'))")
     answered.give(np.concatenate([IMAGE, IMAGE[:, :, ::-1]]).tolist())
     answered.ask()
@@ -391,11 +389,25 @@ def test_a_change_that_is_kept_is_seen_and_can_be_taken_out(answered: Inspector,
     program = answered.program().replace("print(result)", "print(result.predictions['output'].tolist())")
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert np.array_equal(np.asarray(json.loads(run.stdout), np.float32), result.predictions["output"])
+    answered.go("Edits")
+    answered.page.click("button:text-is('Keep it in the question')")  # another one does not take its place
+    assert len(answered.texts("section:has(#others) .chips bdi")) == 2
     answered.go("Ask")
-    answered.page.click("section:has(#others) .remove")
+    for _ in range(2):
+        answered.page.click("section:has(#others) .remove")
     answered.page.click(".strip button.primary")
     answered.page.wait_for_selector(".prediction .named-bars")
     assert answered.page.locator("#others, .before-after").count() == 0
+
+
+def test_what_was_chosen_meanwhile_is_asked_too(answered: Inspector) -> None:
+    """A view that asks for more adds to the question as it is now, not as it was answered."""
+    answered.page.fill("form input[list=places]", "relu3")
+    answered.page.press("form input[list=places]", "Enter")
+    answered.go("Activations")
+    answered.page.click("text=Which parts matter most?")
+    answered.page.wait_for_selector(".strongest")
+    assert "relu3@output" in answered.texts(".captured-place bdi")
 
 
 def test_the_strongest_parts_of_every_place_are_ranked(answered: Inspector, site: Served) -> None:

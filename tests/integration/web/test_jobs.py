@@ -204,6 +204,15 @@ def test_what_cannot_be_opened_is_said(folder: Path, inspector: Inspector, tmp_p
     inspector.page.wait_for_selector("text=This server has no model nobody")
 
 
+def test_rows_are_of_one_job(folder: Path, inspector: Inspector, tmp_path: Path) -> None:
+    """Also where the folder around several jobs is opened."""
+    for name in ("one", "two"):
+        shutil.copytree(folder, tmp_path / "jobs" / name)
+    open_folder(inspector, tmp_path / "jobs")
+    inspector.page.wait_for_selector("#rows")
+    assert inspector.texts("section:has(#rows) .count") == [f"{ROWS} rows"]
+
+
 def test_a_folder_of_an_earlier_version_opens(folder: Path, inspector: Inspector, tmp_path: Path) -> None:
     """One without shapes and without the request: its rows are shown, and numbers in the order in which they are."""
     older = shutil.copytree(folder, tmp_path / "older")

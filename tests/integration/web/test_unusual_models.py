@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from urllib.parse import quote
 
 import numpy as np
 import pytest
 import torch
-from playwright.sync_api import Browser
 from torch import Tensor, nn
 
 import cutaway as ca
@@ -18,7 +15,7 @@ from cutaway.config.settings import Settings
 from cutaway.gateway import serve
 from cutaway.gateway.embedded import Served
 from cutaway.results import InputSpec
-from tests.support.pages import Inspector, opened
+from tests.support.pages import Inspector
 
 X = np.array([[0.5, -1.0, 2.0]], np.float32)
 
@@ -96,8 +93,8 @@ class Members(nn.Module):
 
 
 @pytest.fixture(scope="module")
-def unusual() -> Iterator[Served]:
-    """All of them."""
+def site() -> Iterator[Served]:
+    """All of them, in place of the models of other tests."""
     torch.manual_seed(0)
     models = {
         "both": Small(Both()),
@@ -110,101 +107,92 @@ def unusual() -> Iterator[Served]:
         yield server
 
 
-@pytest.fixture
-def page(browser: Browser, unusual: Served) -> Iterator[Inspector]:
-    with opened(browser, f"http://{unusual.http_address}") as inspector:
-        inspector.open()
-        yield inspector
-
-
-def test_a_model_that_is_one_module_is_captured_and_changed(page: Inspector) -> None:
+def test_a_model_that_is_one_module_is_captured_and_changed(inspector: Inspector) -> None:
     """By the name that questions have for the model itself."""
-    page.choose("one")
-    page.ask()
-    page.go("Activations")
-    page.page.click("text=Capture every layer")
-    page.page.wait_for_selector(".captured-place bdi:text-is('@output')")
-    page.go("Gradients")
-    page.page.click("text=Ask for the gradient everywhere")
-    page.page.wait_for_selector("section:has(#by-layer) .named-bars")
-    page.go("Edits")
-    page.page.select_option("label:has-text('How') select", "zero")
-    page.page.wait_for_selector(".before-after")
-    assert page.values(".before-after td.number[data-value]")[1::2] == [0.5, 0.5]
+    inspector.choose("one")
+    inspector.ask()
+    inspector.go("Activations")
+    inspector.page.click("text=Capture every layer")
+    inspector.page.wait_for_selector(".captured-place bdi:text-is('@output')")
+    inspector.go("Gradients")
+    inspector.page.click("text=Ask for the gradient everywhere")
+    inspector.page.wait_for_selector("section:has(#by-layer) .named-bars")
+    inspector.go("Edits")
+    inspector.page.select_option("label:has-text('How') select", "zero")
+    inspector.page.wait_for_selector(".before-after")
+    assert inspector.values(".before-after td.number[data-value]")[1::2] == [0.5, 0.5]
 
 
-def test_outputs_may_have_any_name(page: Inspector) -> None:
-    page.choose("members")
-    page.ask()
-    page.go("Ask")
-    assert page.texts(".prediction figcaption bdi") == ["constructor", "__proto__"]
+def test_outputs_may_have_any_name(inspector: Inspector) -> None:
+    inspector.choose("members")
+    inspector.ask()
+    inspector.go("Ask")
+    assert inspector.texts(".prediction figcaption bdi") == ["constructor", "__proto__"]
 
 
-def test_a_layer_named_like_an_input_is_a_layer(page: Inspector, unusual: Served) -> None:
+def test_a_layer_named_like_an_input_is_a_layer(inspector: Inspector, site: Served) -> None:
     """Its values have no names of features, and no numbers of the input."""
-    asked = {"model": "both", "attributions": [{"layerActivation": {"layer": "x"}}]}
-    page.open(f"#/ask?question={quote(json.dumps(asked))}")
-    page.go("Ask")
-    page.page.click("button.example")
-    page.ask()
-    page.go("Explanations")
-    with ca.Client(unusual.address) as client:
+    inspector.open_question("both", attributions=[{"layerActivation": {"layer": "x"}}])
+    inspector.go("Ask")
+    inspector.page.click("button.example")
+    inspector.ask()
+    inspector.go("Explanations")
+    with ca.Client(site.address) as client:
         found = client.inspect("both", np.ones((1, 3), np.float32), attributions=ca.LayerActivation(layer="x"))
     order = np.argsort(-np.abs(found.attributions[0].values["x"][0]))
-    assert page.texts(".explanation .named-bars th") == [f"element {each}" for each in order]
+    assert inspector.texts(".explanation .named-bars th") == [f"element {each}" for each in order]
 
 
-def test_what_has_no_gradient_is_not_asked_for_one(page: Inspector) -> None:
+def test_what_has_no_gradient_is_not_asked_for_one(inspector: Inspector) -> None:
     """As whole numbers inside."""
-    page.choose("whole")
-    page.ask()
-    page.go("Activations")
-    page.page.click("text=Capture every layer")
-    page.page.click("text=Which parts matter most?")
-    page.page.wait_for_selector(".strongest")
-    page.go("Gradients")
-    page.page.click("text=Ask for the gradient everywhere")
-    page.page.wait_for_selector("section:has(#by-layer) p:has-text('of these 2 places')")
-    assert page.page.locator("main .problem").count() == 0
+    inspector.choose("whole")
+    inspector.ask()
+    inspector.go("Activations")
+    inspector.page.click("text=Capture every layer")
+    inspector.page.click("text=Which parts matter most?")
+    inspector.page.wait_for_selector(".strongest")
+    inspector.go("Gradients")
+    inspector.page.click("text=Ask for the gradient everywhere")
+    inspector.page.wait_for_selector("section:has(#by-layer) p:has-text('of these 2 places')")
+    assert inspector.page.locator("main .problem").count() == 0
 
 
-def test_a_change_is_shown_though_its_layers_cannot_be(page: Inspector) -> None:
+def test_a_change_is_shown_though_its_layers_cannot_be(inspector: Inspector) -> None:
     """What cannot be sent is told; the predictions before and after stay."""
-    page.expected.append("400 (Bad Request)")
-    page.choose("both")
-    page.ask()
-    page.go("Edits")
-    page.page.select_option("label:has-text('Place') select", "head")
-    page.page.select_option("label:has-text('How') select", "zero")
-    page.page.wait_for_selector("main .problem:has-text('complex')")
-    assert page.page.locator(".before-after").count() == 1
+    inspector.expected.append("400 (Bad Request)")
+    inspector.choose("both")
+    inspector.ask()
+    inspector.go("Edits")
+    inspector.page.select_option("label:has-text('Place') select", "head")
+    inspector.page.select_option("label:has-text('How') select", "zero")
+    inspector.page.wait_for_selector("main .problem:has-text('complex')")
+    assert inspector.page.locator(".before-after").count() == 1
 
 
-def test_what_is_typed_into_one_input_leaves_the_others(page: Inspector, unusual: Served) -> None:
+def test_what_is_typed_into_one_input_leaves_the_others(inspector: Inspector, site: Served) -> None:
     """Also while it is no tensor yet; then nothing can be asked."""
-    page.choose("two")
-    page.go("Ask")
+    inspector.choose("two")
+    inspector.go("Ask")
     for name, text in (("x", "[[0.5, -1, 2]]"), ("more", "[[1, 2, 3]]")):
-        field = page.page.locator(f".one-input:has(legend:has-text('{name}'))")
+        field = inspector.page.locator(f".one-input:has(legend:has-text('{name}'))")
         field.locator("label:has-text('Numbers')").click()
         field.locator("textarea").fill("")
         field.locator("textarea").press_sequentially(text[:-1])
-        assert page.page.locator(".strip button.primary").is_disabled()
+        assert inspector.page.locator(".strip button.primary").is_disabled()
         field.locator("textarea").press_sequentially(text[-1:])
-    page.ask()
-    with ca.Client(unusual.address) as client:
+    inspector.ask()
+    with ca.Client(site.address) as client:
         found = client.inspect("two", {"x": X, "more": np.array([[1, 2, 3]], np.float32)})
-    assert page.values(".prediction .number")[0] == pytest.approx(found.classes[0].probability, rel=1e-6)
+    assert inspector.values(".prediction .number")[0] == pytest.approx(found.classes[0].probability, rel=1e-6)
 
 
-def test_the_address_names_what_is_shown(page: Inspector) -> None:
+def test_the_address_names_what_is_shown(inspector: Inspector) -> None:
     """A page that is loaded anew has the same model, and the question of a link."""
-    page.choose("two")
-    page.choose("whole")
-    page.page.reload()
-    page.page.wait_for_selector("#explanations, .strip")
-    assert page.page.locator(".chooser select").input_value() == "models/whole/versions/1.0"
-    asked = {"model": "both", "captures": [{"module": "head"}]}
-    page.open(f"#/ask?question={quote(json.dumps(asked))}")
-    page.page.reload()
-    page.page.wait_for_selector(".chips bdi:text-is('head')")
+    inspector.choose("two")
+    inspector.choose("whole")
+    inspector.page.reload()
+    inspector.page.wait_for_selector("#explanations, .strip")
+    assert inspector.page.locator(".chooser select").input_value() == "models/whole/versions/1.0"
+    inspector.open_question("both", captures=[{"module": "head"}])
+    inspector.page.reload()
+    inspector.page.wait_for_selector(".chips bdi:text-is('head')")

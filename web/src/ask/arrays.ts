@@ -2,6 +2,7 @@
 
 import { DataType, tensor, type Tensor } from "@cutaway/client";
 import { dump, parse } from "npyjs";
+import { fits } from "../app/controls.js";
 import { sizeOf } from "../measures/numbers.js";
 import { exact } from "../pictures/text.js";
 import { FLOATING, type InputSpec, oneExample } from "./ways.js";
@@ -44,8 +45,7 @@ export function rangeOf(type: DataType): { least: number; most: number; whole: b
 export function numbers(values: readonly number[], shape: readonly number[], type: DataType): Tensor {
   const [own, , Kind] = typeOf(type);
   const { least, most, whole } = rangeOf(own);
-  const isRight = (each: number): boolean => each >= least && each <= most && !(whole && each % 1);
-  const wrong = values.find((each) => (whole || Number.isFinite(each)) && !isRight(each));
+  const wrong = values.find((each) => (whole || Number.isFinite(each)) && !fits(each, { least, most, whole }));
   if (wrong !== undefined) throw new Error(`${wrong} is no ${DataType[own].toLowerCase()}, from ${least} to ${most}`);
   const data = Kind === BigInt64Array ? Kind.from(values, BigInt) : (Kind as Int32ArrayConstructor).from(values);
   return tensor(data, shape, own);

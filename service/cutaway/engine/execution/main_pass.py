@@ -83,8 +83,9 @@ def predicted_classes(model: InspectedModel, outputs: Outputs) -> tuple[ClassPre
     logits = next(iter(outputs.values()), None)
     if logits is None or not model.labels or logits.ndim != 2:
         return ()
-    indices = logits.argmax(dim=1)
-    probabilities = logits.double().softmax(dim=1)[torch.arange(len(logits)), indices]
+    scores = logits.double()
+    indices = scores.argmax(dim=1)  # as the target; the largest of probabilities that are no numbers is the first
+    probabilities = scores.softmax(dim=1).gather(1, indices.unsqueeze(1)).squeeze(1)
     return tuple(
         ClassPrediction(index, model.labels[index] if index < len(model.labels) else "", probability)
         for index, probability in zip(indices.tolist(), probabilities.tolist())

@@ -93,7 +93,9 @@ async def contract_request(model: str, media_type: str, body: RequestBody) -> by
         data = await json_messages.as_binary(kind, data)
     elif media_type != BINARY:
         raise error(Reason.MALFORMED_REQUEST, f"content-type is {media_type!r:.60}, not {JSON} or {BINARY}")
-    named = parse(worker_pb2.RoutedRequest, data).model  # one of its fields; the rest is not parsed
+    named = parse(
+        worker_pb2.RoutedRequest, data, kind.DESCRIPTOR.full_name
+    ).model  # one of its fields; the rest is not parsed
     if named not in ("", model):
         raise error(Reason.INVALID_VALUE, f"is {named!r:.80}, and the path has {model!r:.80}; leave it out", "model")
     return data if named else data + kind(model=model).SerializeToString()
