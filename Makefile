@@ -7,7 +7,7 @@ help: ## show this list
 setup: ## make .venv and install everything in it; quick when nothing changed
 	@scripts/setup
 
-web: ## build the inspector's page, service/cutaway/web/static, from web/ (Node.js, npm)
+web: ## build the inspector's page, service/cutaway/server/web/static, from web/ (Node.js, npm)
 	@scripts/web
 
 demo: ## serve a small model and look inside it

@@ -20,7 +20,7 @@ from bench.row import Bench, Outcome, Row
 from bench.rows.inside import cuda
 from bench.rows.table import TABLE
 from bench.servers import Store
-from cutaway.errors import CutawayError
+from cutaway.contract.errors import CutawayError
 
 PAGE = ROOT / "docs" / "performance.md"
 PICTURE = ROOT / "docs" / "growth.png"

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from bench.served import ResNet50
 from cutaway.adapters import TensorAdapter, create_adapter, find_adapter, load_model
-from cutaway.archive import reader
 from cutaway.engine.model.inspected_model import InspectedModel
+from cutaway.server.archive import reader
 from examples.digits.data import held_out
 from examples.digits.package import package as package_digits
 from examples.sentences.package import package as package_sentences

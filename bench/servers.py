@@ -18,10 +18,10 @@ from safetensors.torch import load_file
 
 from bench import environments
 from bench.pipe import ROOT, CannotRun, Pipe
-from cutaway.archive import builder
-from cutaway.config.openmp import WAITING
-from cutaway.gateway.torchserve import server_process as ours
-from cutaway.gateway.torchserve.java import find_java
+from cutaway.server.archive import builder
+from cutaway.server.processes import torchserve as ours
+from cutaway.server.processes.environment import WAITING
+from cutaway.server.processes.torchserve import find_java
 from examples.digits.digits_adapter import DigitsCNN
 from examples.digits.package import package_trained
 from examples.digits.train import train_and_save
@@ -101,7 +101,7 @@ ENGINES = {engine: (f"--engine={engine}",) for engine in ("torchserve", "process
 @contextmanager
 def cutaway(store: Path, engine: str = "torchserve", **variables: str) -> Iterator[Server]:
     """Runs ``cutaway serve`` over ``store`` with an engine of `ENGINES`, and with the environment ``variables``."""
-    command = [sys.executable, "-m", "cutaway.console", "serve", "--model-store", str(store), *ENGINES[engine]]
+    command = [sys.executable, "-m", "cutaway.cli", "serve", "--model-store", str(store), *ENGINES[engine]]
     command += ["--address", "127.0.0.1:0", "--log-dir", str(store / "logs")]
     with (
         (store / "serve.log").open("w+") as errors,

@@ -27,9 +27,9 @@ from rich.table import Table
 from rich.text import Text
 
 import cutaway as ca
-from cutaway import plots, tables
-from cutaway.results.captured import captured_tensors
-from cutaway.schema.tensors import Array
+from cutaway.contract.results.arrays import captured_tensors
+from cutaway.contract.tensors import Array
+from cutaway.views import plots, tables
 from examples.digits.data import Examples, as_png, held_out, training
 from examples.digits.package import package_trained
 from examples.digits.train import train_and_save
@@ -189,7 +189,7 @@ def served(command: Sequence[str], log: Path) -> Iterator[str]:
     environment = {"CUTAWAY_LOG_DIR": str(BUILD / "logs"), **os.environ}
     with log.open("w") as output:
         server = subprocess.Popen(
-            [sys.executable, "-m", "cutaway.console", *command],
+            [sys.executable, "-m", "cutaway.cli", *command],
             stdout=output,
             stderr=subprocess.STDOUT,
             env=environment,

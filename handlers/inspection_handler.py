@@ -19,8 +19,8 @@ class InspectionHandler:
         """Loads the model of ``context``, or logs in one line why it cannot be loaded."""
         # TorchServe's own code prints two lines for every batch.
         logging.getLogger().setLevel(logging.WARNING)
-        from cutaway.results import ModelName
-        from cutaway.worker.process import WorkerProcess
+        from cutaway.contract.results import ModelName
+        from cutaway.server.worker.process import WorkerProcess
 
         model, properties = context.manifest["model"], context.system_properties
         self.worker = WorkerProcess.start(

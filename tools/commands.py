@@ -8,7 +8,7 @@ from typing import Any
 
 import typer.main
 
-from cutaway import cli
+from cutaway.cli import application
 
 
 def commands() -> dict[str, Any]:
@@ -16,7 +16,7 @@ def commands() -> dict[str, Any]:
 
     They are Click's objects, of which typer has its own copy; `Any`, because typer does not export their classes.
     """
-    program = typer.main.get_command(cli.app)
+    program = typer.main.get_command(application.app)
     return dict(_below("", program))
 
 

@@ -12,13 +12,13 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from cutaway import errors
-from cutaway.config.settings import Settings
+from cutaway.contract import errors
+from cutaway.contract.requests import Attribution
+from cutaway.contract.results import Cause
 from cutaway.engine.methods.spec import Method
 from cutaway.engine.methods.table import TABLE
 from cutaway.jobs import spec
-from cutaway.requests import Attribution
-from cutaway.results import Cause
+from cutaway.server.settings import Settings
 from tools import commands, contract, json_fields, metrics
 
 DOCS = Path(__file__).parent.parent / "docs"

@@ -11,9 +11,9 @@ import numpy as np
 from playwright.sync_api import Page, ViewportSize, sync_playwright
 
 from cutaway.adapters import Adapter
-from cutaway.config.settings import Settings
 from cutaway.gateway import serve
 from cutaway.jobs import Job, run
+from cutaway.server.settings import Settings
 from examples.digits.data import held_out
 from examples.digits.digits_adapter import Digits
 from examples.digits.train import train_and_save

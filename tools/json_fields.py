@@ -13,21 +13,21 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from cutaway.cli import documents, failures
+from cutaway.cli import console_output
+from cutaway.contract.results import InspectResult, ModelDetail
 from cutaway.jobs import Plan, Summary
-from cutaway.results import InspectResult, ModelDetail
 
 DOCUMENTS: dict[str, type] = {
-    "models": documents.Models,
+    "models": console_output.Models,
     "layers": ModelDetail,
     "inspect": InspectResult,
-    "verify": documents.Verification,
-    "package": documents.Package,
-    "token": documents.Token,
+    "verify": console_output.Verification,
+    "package": console_output.Package,
+    "token": console_output.Token,
     "batch run": Summary,
     "batch plan": Plan,
-    "batch report": documents.Report,
-    "error": failures.Failure,
+    "batch report": console_output.Report,
+    "error": console_output.Failure,
 }
 """What each command prints, by its name; and what is in ``error``."""
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Metric
 
-from cutaway.gateway.batching.batcher import Batcher
-from cutaway.gateway.observability.call_watch import CallRecord
-from cutaway.gateway.observability.prometheus import Metrics
+from cutaway.contract.results import ModelName, Verdict
+from cutaway.contract.wire.results import CheckOutcome, ReplySummary
 from cutaway.jobs import Summary, progress
-from cutaway.results import ModelName, Verdict
+from cutaway.server.batching.batcher import Batcher
+from cutaway.server.observability.call_watch import CallRecord
+from cutaway.server.observability.prometheus import Metrics
 from cutaway.v1 import worker_pb2
-from cutaway.wire.reply_summary import CheckOutcome, ReplySummary
 
 
 def gateway_table() -> Iterator[str]:

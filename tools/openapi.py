@@ -10,13 +10,13 @@ from typing import Any
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from cutaway.client.transport import SERVICE
-from cutaway.errors import Reason
-from cutaway.gateway.http import problem
-from cutaway.gateway.http.instances import NPY, NPZ
-from cutaway.programs.languages import LANGUAGES
-from cutaway.requests import InspectRequest
+from cutaway.contract.errors import Reason
+from cutaway.contract.requests import InspectRequest
+from cutaway.contract.values import __version__
+from cutaway.server.http import guarded
+from cutaway.server.http.asked import NPY, NPZ
 from cutaway.v1 import inspection_service_pb2
-from cutaway.version import __version__
+from cutaway.views.programs.languages import LANGUAGES
 from tools.golden import reached
 
 FILE = Path(__file__).parents[1] / "service" / "cutaway" / "gateway" / "http" / "openapi.json"
@@ -135,7 +135,7 @@ def _operation(summary: str, reply: dict[str, Any], request: dict[str, Any] | No
             "200": {"description": summary, "content": _content(reply)},
             "default": {
                 "description": "what is wrong",
-                "content": _content({problem.MEDIA_TYPE: _reference("Problem")}),
+                "content": _content({guarded.MEDIA_TYPE: _reference("Problem")}),
             },
         },
     }

@@ -19,8 +19,8 @@ from playwright.sync_api import Page, sync_playwright
 from torch import Tensor, nn
 
 from cutaway.adapters import Adapter
-from cutaway.config.settings import Settings
 from cutaway.gateway import serve
+from cutaway.server.settings import Settings
 from examples.digits.digits_adapter import Digits
 from tools.inspector_pictures import BROWSERS, WEIGHTS, trained
 

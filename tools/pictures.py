@@ -20,8 +20,8 @@ from torch import nn
 
 import cutaway as ca
 from cutaway.adapters import Adapter
+from cutaway.contract.results import InputSpec
 from cutaway.gateway import serve
-from cutaway.results import InputSpec
 from examples.digits.data import as_png, held_out
 from examples.digits.digits_adapter import Digits
 from examples.digits.train import train_and_save

@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 from PIL import Image
 
+from cutaway.contract.requests import InspectRequest, Raw
 from cutaway.jobs import Job, report, run
-from cutaway.requests import InspectRequest, Raw
-from cutaway.worker.worker import Worker
+from cutaway.server.worker.worker import Worker
 from examples.digits import audit
 from examples.sentences.package import model_directory, package
 from examples.sentences.sentences_adapter import Sentences

@@ -14,7 +14,7 @@ import cutaway as ca
 from bench.peers.stream import METHOD
 from bench.pipe import answer, seconds
 from bench.requests import wall
-from cutaway.worker_protocol.torchserve_messages import PREDICTIONS, decode_reply, encode_call
+from cutaway.contract.torchserve_messages import PREDICTIONS, decode_reply, encode_call
 
 _OPTIONS = (("grpc.max_receive_message_length", -1),)
 

@@ -17,8 +17,8 @@ from bench.pipe import CannotRun, Pipe
 from bench.requests import Request, payload
 from bench.row import Bench, Found
 from bench.rows.loads import Door, Load, inspect_door, over
-from cutaway.config.openmp import WAITING
-from cutaway.schema.tensors import Array
+from cutaway.contract.tensors import Array
+from cutaway.server.processes.environment import WAITING
 
 _TOLERANCE = 1e-4
 """Allowed difference of two answers, relative to the largest element: rounding of float32."""

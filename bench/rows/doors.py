@@ -16,7 +16,7 @@ from bench.requests import payload
 from bench.row import Bench, Found
 from bench.rows.loads import CALLERS, Door, Load, inspect_door, over
 from cutaway.client.transport import SERVICE
-from cutaway.gateway.open_inference.messages import ModelInferRequest
+from cutaway.server.open_inference.datatypes import ModelInferRequest
 from cutaway.v1 import inspection_pb2
 
 _CONNECT = f"/{SERVICE}/Inspect"

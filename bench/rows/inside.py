@@ -19,7 +19,7 @@ from bench.pipe import CannotRun, Pipe
 from bench.requests import STEPS
 from bench.row import Bench, Found
 from bench.rows.loads import over
-from cutaway.config.openmp import WAITING
+from cutaway.server.processes.environment import WAITING
 
 ROWS, WIDTH = 32, 512
 """Size of the MLP for hook cost: a forward pass of one or two milliseconds."""

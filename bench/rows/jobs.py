@@ -5,7 +5,7 @@ from __future__ import annotations
 from bench.pipe import Pipe
 from bench.row import Bench, Found
 from bench.rows.loads import over
-from cutaway.config.openmp import WAITING
+from cutaway.server.processes.environment import WAITING
 
 _PART = "bench.parts.jobs"
 

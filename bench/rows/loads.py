@@ -14,7 +14,7 @@ from bench.interleaved import Measure, in_turn
 from bench.pipe import Pipe
 from bench.requests import MIXED, payload
 from bench.row import Bench, Found
-from cutaway.worker_protocol.torchserve_messages import PREDICTIONS, encode_call
+from cutaway.contract.torchserve_messages import PREDICTIONS, encode_call
 from examples.digits.data import as_png, held_out
 
 WINDOW_S = 2.0

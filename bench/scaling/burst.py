@@ -60,7 +60,7 @@ KUBERNETES = Policy("Kubernetes", 15.0, 0.0, POD_S, True, lambda workers: max(2 
 """A HorizontalPodAutoscaler as in deploy/kubernetes: its period and its steps are those of Kubernetes."""
 
 RAY = Policy("Ray", 1.0, 2.0, 0.0, False, lambda _: MOST)
-"""``--engine ray``: `cutaway.worker.ray.keeper` has the delays."""
+"""``--engine ray``: `cutaway.server.ray.keeper` has the delays."""
 
 
 class Second(NamedTuple):

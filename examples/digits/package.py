@@ -6,7 +6,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from cutaway.archive import builder
+from cutaway.server.archive import builder
 from examples.digits.train import train_and_save
 
 ADAPTER = Path(__file__).with_name("digits_adapter.py")

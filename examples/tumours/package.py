@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cutaway.archive import builder
+from cutaway.server.archive import builder
 from examples.tumours.data import held_out, training, write_table
 from examples.tumours.train import train_and_save
 

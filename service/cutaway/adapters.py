@@ -29,10 +29,10 @@ from PIL import Image, ImageOps
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from cutaway.contract.errors import CutawayError, Reason, error
+from cutaway.contract.results import InputSpec
 from cutaway.engine.model.input_validation import check_feature_names, specs_from_signature
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel
-from cutaway.errors import CutawayError, Reason, error
-from cutaway.results import InputSpec
 
 
 class Adapter:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 import cutaway as ca
-from cutaway.results import InspectResult
-from cutaway.schema.tensors import Array
+from cutaway.contract.results import InspectResult
+from cutaway.contract.tensors import Array
 
 CALLERS = 16
 DEADLINE_S = 10.0

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 import cutaway as ca
-from cutaway.errors import Reason
-from cutaway.requests import (
+from cutaway.contract.errors import Reason
+from cutaway.contract.requests import (
     AxisReduction,
     ClassIndex,
     Cotangent,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from hypothesis import strategies as st
 
-from cutaway.requests import Capture, InspectRequest, PredictedClass
+from cutaway.contract.requests import Capture, InspectRequest, PredictedClass
 from tests.fuzz import places
 from tests.fuzz.captures import capture
 from tests.fuzz.drafting import Draw

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import cutaway as ca
-from cutaway.requests import Capture, Reduction, TopElements
+from cutaway.contract.requests import Capture, Reduction, TopElements
 from tests.fuzz import places
 from tests.fuzz.surveying import POINTS, Asker
 

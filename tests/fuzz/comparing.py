@@ -12,9 +12,9 @@ from hypothesis import assume
 from torch import Tensor, nn
 
 import cutaway as ca
+from cutaway.contract.results import CapturedCall, InspectResult
 from cutaway.engine.execution.inspect import inspect
 from cutaway.engine.model.inspected_model import InspectedModel
-from cutaway.results import CapturedCall, InspectResult
 from tests.fuzz.arithmetic import Part
 from tests.fuzz.asking import Question
 from tests.fuzz.graphs import build, called

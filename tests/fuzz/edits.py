@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import cutaway as ca
-from cutaway.requests import Edit, Slice
+from cutaway.contract.requests import Edit, Slice
 from tests.fuzz.surveying import POINTS, Asker
 
 

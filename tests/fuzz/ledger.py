@@ -15,8 +15,8 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from cutaway.errors import Reason
-from cutaway.requests import Capture, Edit, Mix, Point
+from cutaway.contract.errors import Reason
+from cutaway.contract.requests import Capture, Edit, Mix, Point
 from tests.fuzz.arithmetic import Part, Refused, edited, kept
 from tests.fuzz.interpreter import Spot, Tensors
 from tests.fuzz.places import matches

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 import cutaway as ca
-from cutaway.requests import (
+from cutaway.contract.requests import (
     ClassIndex,
     Cotangent,
     CrossEntropy,

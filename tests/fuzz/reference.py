@@ -10,8 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cutaway.errors import Reason
-from cutaway.requests import Capture, Edit, InspectRequest, Mix, Neuron, Point, PredictedClass, TopElements, TopK
+from cutaway.contract.errors import Reason
+from cutaway.contract.requests import (
+    Capture,
+    Edit,
+    InspectRequest,
+    Mix,
+    Neuron,
+    Point,
+    PredictedClass,
+    TopElements,
+    TopK,
+)
 from tests.fuzz import places
 from tests.fuzz.arithmetic import Part, Refused, Scalars, refuse_unless, scalars
 from tests.fuzz.graphs import Graph

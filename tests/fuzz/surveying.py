@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import strategies as st
 from torch import Tensor
 
-from cutaway.requests import Slice
+from cutaway.contract.requests import Slice
 from tests.fuzz import places
 from tests.fuzz.drafting import Draw
 from tests.fuzz.graphs import VOCABULARY, Graph, build

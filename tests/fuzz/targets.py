@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import strategies as st
 from torch import Tensor
 
-from cutaway.requests import (
+from cutaway.contract.requests import (
     ClassIndex,
     Cotangent,
     CrossEntropy,

@@ -22,13 +22,13 @@ import trustme
 import yaml
 
 import cutaway as ca
-from cutaway.config.settings import Settings
+from cutaway.contract.request_reader.files import load_arrays
+from cutaway.contract.request_reader.reader import read_request
+from cutaway.contract.requests import InspectRequest
 from cutaway.gateway import serve
-from cutaway.gateway.embedded import Served
 from cutaway.jobs import Job
-from cutaway.request_reader.files import load_arrays
-from cutaway.request_reader.reader import read_request
-from cutaway.requests import InspectRequest
+from cutaway.server.embedded import Served
+from cutaway.server.settings import Settings
 from examples.digits.data import held_out
 from examples.digits.digits_adapter import Digits
 from tests.support.digits import WEIGHTS

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import cutaway as ca
-from cutaway.archive import reader
 from cutaway.gateway import serve
-from cutaway.worker.worker import Worker
+from cutaway.server.archive import reader
+from cutaway.server.worker.worker import Worker
 from examples import demo
 from examples.digits import train
 from examples.digits.data import Examples, as_png, held_out, training

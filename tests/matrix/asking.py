@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 import cutaway as ca
-from cutaway.engine.runtime.numpy_bridge import to_numpy
-from cutaway.requests import LrpRule
-from cutaway.schema.tensors import Array
+from cutaway.contract.requests import LrpRule
+from cutaway.contract.tensors import Array
+from cutaway.engine.runtime.numerics import to_numpy
 
 STEPS = 16
 

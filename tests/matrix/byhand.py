@@ -12,7 +12,7 @@ from captum.attr._utils import lrp_rules
 from torch import Tensor, nn
 
 import cutaway as ca
-from cutaway.requests import Expectation, LayerAttribution, NeuronAttribution
+from cutaway.contract.requests import Expectation, LayerAttribution, NeuronAttribution
 
 MODULES = (
     *("DeepLift", "DeepLiftShap", "LayerDeepLift", "LayerDeepLiftShap", "NeuronDeepLift", "NeuronDeepLiftShap"),

@@ -27,9 +27,9 @@ from captum.testing.attr.helpers.test_config import config
 from torch import Tensor, nn
 
 import cutaway as ca
+from cutaway.contract.requests import AtLayer, Expectation, NeuronAttribution
+from cutaway.contract.wire.methods import METHODS
 from cutaway.gateway import serve
-from cutaway.requests import AtLayer, Expectation, NeuronAttribution
-from cutaway.wire.methods import METHODS
 
 TOLERANCE = 1e-6
 

@@ -30,10 +30,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import cutaway as ca
+from cutaway.contract.requests import Attribution, CheckMode, CheckRequest
+from cutaway.contract.results import AttributionResult, Cause, Verdict
 from cutaway.engine.execution.inspect import inspect
 from cutaway.engine.model.inspected_model import InspectedModel
-from cutaway.requests import Attribution, CheckMode, CheckRequest
-from cutaway.results import AttributionResult, Cause, Verdict
 from tests.support.broken_captum import spoiled, stale
 from tests.support.checked_attributions import CHECKED, Build, noise, wired
 from tests.support.faults import convolutions, layers, pooled

@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 
 import cutaway as ca
+from cutaway.contract.requests import CheckMode, CheckRequest, InspectRequest, PathAttribution
+from cutaway.contract.results import AttributionResult, Check, Verdict
 from cutaway.engine.execution.inspect import inspect
 from cutaway.engine.model.inspected_model import InspectedModel
-from cutaway.requests import CheckMode, CheckRequest, InspectRequest, PathAttribution
-from cutaway.results import AttributionResult, Check, Verdict
 from tests.matrix.asking import at_places
 from tests.matrix.healthy_models.model import Healthy
 from tests.matrix.healthy_models.table import HEALTHY

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 import cutaway as ca
+from cutaway.contract.results import AttributionResult, Cause, Check, Verdict
 from cutaway.gateway import serve
-from cutaway.results import AttributionResult, Cause, Check, Verdict
 from tests.matrix.asking import every
 from tests.matrix.byhand import plain
 from tests.support.zoo.architecture import Architecture

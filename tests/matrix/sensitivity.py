@@ -21,8 +21,8 @@ import torch
 from rich.progress import track
 
 import cutaway as ca
-from cutaway.requests import CheckMode
-from cutaway.results import Verdict
+from cutaway.contract.requests import CheckMode
+from cutaway.contract.results import Verdict
 from tests.support.checked_attributions import verdict
 from tests.support.scaled_gradients import NETWORKS, explained
 

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.hooks import RemovableHandle
 
 import cutaway as ca
-from cutaway.requests import Point
+from cutaway.contract.requests import Point
 
 Change = Callable[[Tensor], Tensor]
 """What an edit makes of a value or a gradient, in PyTorch's words."""

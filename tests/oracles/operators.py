@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 import cutaway as ca
+from cutaway.contract.requests import Point
+from cutaway.contract.results import InspectResult
 from cutaway.engine.execution.inspect import inspect
 from cutaway.engine.model.inspected_model import InspectedModel
-from cutaway.requests import Point
-from cutaway.results import InspectResult
 
 POINTS = tuple(Point)
 INCOMING = (Point.INPUT, Point.GRAD_INPUT)

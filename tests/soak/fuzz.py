@@ -12,9 +12,9 @@ import grpc
 import cutaway as ca
 from cutaway.client.request_builder import build_request
 from cutaway.client.transport import GatewayTransport, TorchServeTransport
-from cutaway.errors import CutawayError
-from cutaway.trust import Metadata
-from cutaway.worker_protocol.torchserve_messages import PREDICTIONS, decode_reply, decode_worker_reply, encode_call
+from cutaway.client.trust import Metadata
+from cutaway.contract.errors import CutawayError
+from cutaway.contract.torchserve_messages import PREDICTIONS, decode_reply, decode_worker_reply, encode_call
 from tests.support.mixed import digits, digits_edits, digits_explained, digits_looks
 from tests.support.processes import worker
 from tests.support.serving import Server

@@ -16,9 +16,9 @@ with install_import_hook(PACKAGES, CHECKER):
     from jaxtyping import TypeCheckError
 
     from cutaway.adapters import TensorAdapter, load_model
+    from cutaway.contract.requests import CheckMode, CheckRequest, ClassIndex, InspectRequest
     from cutaway.engine.execution.inspect import inspect
     from cutaway.engine.references.observation import expand_rows
-    from cutaway.requests import CheckMode, CheckRequest, ClassIndex, InspectRequest
     from tests.matrix.asking import every
     from tests.matrix.matrix import batch_of
     from tests.support.zoo.table import ZOO

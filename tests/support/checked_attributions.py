@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import cutaway as ca
+from cutaway.contract.requests import Attribution, CheckMode
+from cutaway.contract.results import AttributionResult, InspectResult, Verdict
 from cutaway.engine.execution.inspect import inspect
 from cutaway.engine.model.inspected_model import InspectedModel
-from cutaway.requests import Attribution, CheckMode
-from cutaway.results import AttributionResult, InspectResult, Verdict
 
 CHECKED = (CheckMode.SAME_PASS, CheckMode.INDEPENDENT)
 

@@ -12,7 +12,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
-from cutaway import console
+from cutaway import cli
 from cutaway.adapters import ImageAdapter
 
 
@@ -69,7 +69,7 @@ def cutaway(*arguments: object, columns: int = 80, **variables: str) -> subproce
         redirect_stderr(io.TextIOWrapper(io.BytesIO(), "utf-8")) as errors,
     ):
         try:
-            console.main()
+            cli.main()
         except SystemExit as end:
             status = end.code if isinstance(end.code, int) else int(end.code is not None)
     return subprocess.CompletedProcess(words, status, _text(output), _text(errors))
@@ -105,7 +105,7 @@ class Blocker:
 
 sys.meta_path.insert(0, Blocker())
 sys.argv = ["cutaway", *{arguments!r}]
-from cutaway.console import main
+from cutaway.cli import main
 main()
 """
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)

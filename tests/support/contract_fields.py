@@ -9,9 +9,9 @@ import zstandard
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
-from cutaway.errors import CutawayError
+from cutaway.contract.errors import CutawayError
+from cutaway.contract.wire import requests as wire_requests
 from cutaway.v1 import inspection_pb2, tensor_pb2
-from cutaway.wire import requests as wire_requests
 
 
 class Place(NamedTuple):

@@ -22,12 +22,12 @@ import cutaway as ca
 from cutaway.client.connect_channel import _error
 from cutaway.client.request_builder import build_request
 from cutaway.client.transport import SERVICE
-from cutaway.errors import Reason, from_wire
+from cutaway.contract.errors import Reason, from_wire
+from cutaway.contract.wire import grpc_status
+from cutaway.contract.wire import requests as wire_requests
+from cutaway.contract.wire import results as wire_results
+from cutaway.contract.wire.grpc_status import BytesCodec
 from cutaway.v1 import inspection_pb2
-from cutaway.wire import grpc_status
-from cutaway.wire import requests as wire_requests
-from cutaway.wire import results as wire_results
-from cutaway.wire.connect_codec import BytesCodec
 from tests.support.mixed.mix import Outcome, Request
 
 Ask: TypeAlias = Callable[[Request], Outcome]

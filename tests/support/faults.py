@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import cutaway as ca
-from cutaway.requests import Attribution
-from cutaway.results import Cause
+from cutaway.contract.requests import Attribution
+from cutaway.contract.results import Cause
 from tests.support.broken_captum import spoiled, stale
 from tests.support.checked_attributions import Build, noise, wired
 

@@ -13,14 +13,20 @@ import numpy as np
 from google.protobuf import json_format
 
 import cutaway as ca
-from cutaway.gateway.open_inference.datatypes import DATATYPES, NAMES, with_lengths
-from cutaway.gateway.open_inference.infer_request import BINARY_OUTPUTS, CUTAWAY, SIZE
-from cutaway.gateway.open_inference.messages import SERVICE, ModelInferRequest, ModelInferResponse
-from cutaway.results.named_arrays import named_tensors
-from cutaway.schema.tensors import from_bytes
+from cutaway.contract.results.arrays import named_tensors
+from cutaway.contract.tensors import from_bytes
+from cutaway.contract.wire import grpc_status, scalars
+from cutaway.contract.wire import results as wire_results
+from cutaway.server.open_inference.datatypes import (
+    DATATYPES,
+    NAMES,
+    SERVICE,
+    ModelInferRequest,
+    ModelInferResponse,
+    with_lengths,
+)
+from cutaway.server.open_inference.infer import BINARY_OUTPUTS, CUTAWAY, SIZE
 from cutaway.v1 import inspection_pb2
-from cutaway.wire import arrays, grpc_status
-from cutaway.wire import results as wire_results
 from tests.support.doors import message, of_problem, post
 from tests.support.mixed.mix import Request
 
@@ -103,8 +109,8 @@ def _asked(request: Request) -> Any:
     rest = message(request)
     asked = ModelInferRequest(model_name=rest.model)
     for name, tensor in rest.tensors.by_name.items():
-        array = arrays.read(tensor)
-        asked.inputs.add(name=name, datatype=NAMES[arrays.data_type_of(tensor)], shape=array.shape)
+        array = scalars.read(tensor)
+        asked.inputs.add(name=name, datatype=NAMES[scalars.data_type_of(tensor)], shape=array.shape)
         asked.raw_input_contents.append(array.tobytes())
     if rest.HasField("raw"):
         examples = [each.data for each in rest.raw.examples]

@@ -28,7 +28,7 @@ def job_file(directory: Path, store: Path, rows: int, folder: str = "out", shard
 
 def begun(job: Path) -> subprocess.Popen[str]:
     """``cutaway batch run`` as a person runs it."""
-    command = [sys.executable, "-m", "cutaway.console", "batch", "run", str(job)]
+    command = [sys.executable, "-m", "cutaway.cli", "batch", "run", str(job)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cutaway.requests import Epsilon
+from cutaway.contract.requests import Epsilon
 from tests.support.checked_attributions import Build, noise, wired
 
 

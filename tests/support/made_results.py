@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 import cutaway as ca
-from cutaway.display.inspection import Inspection
-from cutaway.requests import InspectRequest, Raw
-from cutaway.results import ClassPrediction, Provenance, Timings, Warning
-from cutaway.schema.tensors import Array
+from cutaway.contract.requests import InspectRequest, Raw
+from cutaway.contract.results import ClassPrediction, Provenance, Timings, Warning
+from cutaway.contract.tensors import Array
+from cutaway.views.inspection import Inspection
 
 HOSTILE = "<script>alert(1)</script>\x1b[31m\u202eevil\r\nline \"'" + "A" * 100_000
 """A name that is HTML, controls a terminal, turns the text around, ends lines and is long."""

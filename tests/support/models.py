@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import cutaway as ca
 from cutaway.adapters import Adapter, find_adapter
-from cutaway.archive import reader
+from cutaway.server.archive import reader
 from examples.digits.data import held_out
 
 

@@ -43,8 +43,8 @@ def worker(server: Server, model: str) -> psutil.Process:
     raise LookupError(f"no worker of {model}")
 
 
-_KEEPER = "cutaway.worker.keeper"
-_RAY_KEEPER = "cutaway.worker.ray.keeper"
+_KEEPER = "cutaway.server.worker.keeper"
+_RAY_KEEPER = "cutaway.server.ray.keeper"
 REPLICA = "ray::ServeReplica:cutaway-"
 """Begins the command line of a worker on Ray."""
 

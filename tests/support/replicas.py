@@ -32,7 +32,7 @@ import torch
 from torch import nn
 
 from cutaway.adapters import Adapter
-from cutaway.results import InputSpec
+from cutaway.contract.results import InputSpec
 
 HELD = Path({held!r})
 

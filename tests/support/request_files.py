@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import cutaway as ca
-from cutaway.requests import InspectRequest
+from cutaway.contract.requests import InspectRequest
 
 ATTRIBUTIONS: dict[str, ca.Attribution] = {
     "saliency": ca.Saliency(),

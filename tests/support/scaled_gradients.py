@@ -8,10 +8,10 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
+from cutaway.contract.requests import Attribution, CheckMode, CheckRequest, InspectRequest
+from cutaway.contract.results import AttributionResult
 from cutaway.engine.execution.inspect import inspect
 from cutaway.engine.model.inspected_model import InspectedModel
-from cutaway.requests import Attribution, CheckMode, CheckRequest, InspectRequest
-from cutaway.results import AttributionResult
 from tests.support.checked_attributions import noise
 from tests.support.wrong_parts import scaled
 

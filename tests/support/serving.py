@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from cutaway.archive import builder
+from cutaway.server.archive import builder
 
 START = {"CUTAWAY_START_TIMEOUT_S": "600"}
 """More than the default: on a busy machine models take minutes to load."""
@@ -21,7 +21,7 @@ START = {"CUTAWAY_START_TIMEOUT_S": "600"}
 @contextmanager
 def serving(store: Path | None, log_dir: Path, *arguments: str) -> Iterator[Server]:
     """Run ``cutaway serve`` over ``store``, if any, while the block runs; it is ready when the block begins."""
-    command = [sys.executable, "-m", "cutaway.console", "serve", *(["--model-store", str(store)] if store else [])]
+    command = [sys.executable, "-m", "cutaway.cli", "serve", *(["--model-store", str(store)] if store else [])]
     command += ["--address", "127.0.0.1:0", "--log-dir", str(log_dir), *arguments]
     errors = (log_dir.parent / f"{log_dir.name}.stderr").open("w+")
     environment = {**START, **os.environ}

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from cutaway.adapters import Adapter, ImageAdapter
-from cutaway.results import InputSpec
+from cutaway.contract.results import InputSpec
 
 
 class Net(nn.Module):

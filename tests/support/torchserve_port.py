@@ -15,8 +15,8 @@ import psutil
 
 import cutaway as ca
 from cutaway.client.transport import TORCHSERVE_SCHEME
-from cutaway.trust import Metadata, bearer
-from cutaway.worker_protocol.torchserve_messages import decode_reply
+from cutaway.client.trust import Metadata, bearer
+from cutaway.contract.torchserve_messages import decode_reply
 from tests.support.processes import leader
 from tests.support.serving import Server
 from tests.support.waiting import PATIENCE_S

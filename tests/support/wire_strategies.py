@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from cutaway import requests, results
-from cutaway.requests import Attribution, Capture, Edit, InspectRequest, Point
-from cutaway.results import CapturedCall, InspectResult, ModelDetail, ModuleCapture
-from cutaway.schema.compression import COMPRESSIONS
-from cutaway.schema.tensors import DTYPES, FLOATING, Array, dtype_name, to_bytes
+from cutaway.contract import requests, results
+from cutaway.contract.compression import COMPRESSIONS
+from cutaway.contract.requests import Attribution, Capture, Edit, InspectRequest, Point
+from cutaway.contract.results import CapturedCall, InspectResult, ModelDetail, ModuleCapture
+from cutaway.contract.tensors import DTYPES, FLOATING, Array, dtype_name, to_bytes
+from cutaway.contract.wire import scalars
+from cutaway.contract.wire.methods import METHODS
 from cutaway.v1 import tensor_pb2
-from cutaway.wire import arrays
-from cutaway.wire.methods import METHODS
 
 UNSIGNED_64 = 2**64 - 1
 SIGNED_64 = st.integers(-(2**63), 2**63 - 1)
@@ -71,7 +71,7 @@ def with_arrays(change: Callable[[Array], Array], value: Any) -> Any:
 def tensor_message(array: Array, compression: str = "") -> tensor_pb2.Tensor:
     """``array`` as a message."""
     message = tensor_pb2.Tensor()
-    arrays.write(array, message, compression)
+    scalars.write(array, message, compression)
     return message
 
 

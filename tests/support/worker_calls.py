@@ -11,15 +11,15 @@ from torch import Tensor, nn
 import cutaway as ca
 from cutaway.adapters import Adapter
 from cutaway.client.request_builder import build_request
-from cutaway.config.settings import Settings
-from cutaway.engine.runtime.cancellation import Cancellation
+from cutaway.contract.torchserve_messages import decode_worker_reply
+from cutaway.contract.wire import requests as wire_requests
+from cutaway.contract.wire import results as wire_results
+from cutaway.contract.wire.message_walk import complete_response
+from cutaway.engine.runtime.interruption import Cancellation
+from cutaway.server.settings import Settings
+from cutaway.server.worker.call import Call
+from cutaway.server.worker.worker import Worker
 from cutaway.v1 import inspection_pb2
-from cutaway.wire import requests as wire_requests
-from cutaway.wire import results as wire_results
-from cutaway.wire.reply_timings import complete_response
-from cutaway.worker.call import Call
-from cutaway.worker.worker import Worker
-from cutaway.worker_protocol.torchserve_messages import decode_worker_reply
 
 REPLY_BYTES = 1 << 26
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 import cutaway as ca
-from cutaway.schema.tensors import Array
+from cutaway.contract.tensors import Array
 
 x = np.zeros((2, 3), np.float32)
 

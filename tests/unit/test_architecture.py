@@ -64,16 +64,16 @@ INNER_LAYERS = {
 CLIENT_SIDE = set(LAYERS[: LAYERS.index("cutaway") + 1])
 CLIENT_PACKAGES = {"google", "google_crc32c", "grpc", "ml_dtypes", "numpy"}
 OPTIONAL_PACKAGES = {
-    "cutaway.schema.compression": {"zstandard"},
-    "cutaway.worker_protocol.trace_context": {"opentelemetry"},
+    "cutaway.contract.compression": {"zstandard"},
+    "cutaway.server.trace_context": {"opentelemetry"},
     "cutaway.client.connect_channel": {"connectrpc", "pyqwest"},
-    "cutaway.plots.layout": {"matplotlib"},
-    "cutaway.plots.pictures": {"matplotlib"},
-    "cutaway.plots.sheet": {"matplotlib"},
-    "cutaway.display.pictures": {"PIL"},
-    "cutaway.display.sent_inputs": {"PIL"},
-    "cutaway.display.frames": {"pandas"},
-    "cutaway.display.dataset": {"xarray"},
+    "cutaway.views.plots.panels": {"matplotlib"},
+    "cutaway.views.plots.pictures": {"matplotlib"},
+    "cutaway.views.plots.pictures": {"matplotlib"},
+    "cutaway.views.pictures": {"PIL"},
+    "cutaway.views.pictures": {"PIL"},
+    "cutaway.views.frames": {"pandas"},
+    "cutaway.views.frames": {"xarray"},
 }
 """Packages outside the base install that a function of a module imports. Without them, compression raises an error that
 says what to install, as displays and plots do; the trace context does nothing."""
@@ -164,11 +164,11 @@ def reached_from(*names: str) -> set[str]:
 
 def test_the_parser_sees_imports() -> None:
     """What follows is no empty promise: known imports are seen, at the top, in functions, and of whole modules."""
-    assert "cutaway.engine.execution.collect" in MODULES["cutaway.worker.worker"].imports(lazy=False)
-    assert "cutaway.archive.reader" in MODULES["cutaway.worker.worker"].imports(lazy=False)
-    assert "cutaway.gateway.application" in MODULES["cutaway.cli.serving"].imports(lazy=True)
-    assert "cutaway.gateway.application" not in MODULES["cutaway.cli.serving"].imports(lazy=False)
-    assert {"torch", "captum", "pydantic"} <= third_party(reached_from("cutaway.gateway.lifecycle.in_process"))
+    assert "cutaway.engine.execution.collect" in MODULES["cutaway.server.worker.worker"].imports(lazy=False)
+    assert "cutaway.server.archive.reader" in MODULES["cutaway.server.worker.worker"].imports(lazy=False)
+    assert "cutaway.server.application" in MODULES["cutaway.cli.serving"].imports(lazy=True)
+    assert "cutaway.server.application" not in MODULES["cutaway.cli.serving"].imports(lazy=False)
+    assert {"torch", "captum", "pydantic"} <= third_party(reached_from("cutaway.server.lifecycle.in_process"))
     assert {module.part for module in OWN} <= set(LAYERS), "a new part of the package: give it a place in LAYERS"
 
 
@@ -217,7 +217,7 @@ def test_client_side_needs_only_the_base_install() -> None:
 
 def test_command_line_starts_without_the_server() -> None:
     """`pip install 'cutaway[cli]'` is enough to ask questions: what needs torch is imported by the commands that do."""
-    assert third_party(reached_from("cutaway.console", "cutaway.cli", "cutaway.tables", "cutaway.plots")) <= (
+    assert third_party(reached_from("cutaway.cli", "cutaway.cli", "cutaway.views.tables", "cutaway.views.plots")) <= (
         CLIENT_PACKAGES | TERMINAL_PACKAGES
     )
 
@@ -226,7 +226,7 @@ def test_command_line_starts_without_the_server() -> None:
     "names",
     [
         ("cutaway.client",),
-        ("cutaway.gateway", "cutaway.gateway.application"),
+        ("cutaway.gateway", "cutaway.server.application"),
         ("cutaway.jobs", "cutaway.jobs.report", "cutaway.jobs.progress", "cutaway.jobs.engines.service"),
     ],
     ids=["client", "gateway", "jobs"],
@@ -309,4 +309,4 @@ def test_handler_is_thin() -> None:
     assert [type(node) for node in ast.walk(handler.tree)].count(ast.ClassDef) == 1
     assert len(HANDLER.read_text("utf-8").splitlines()) < 80
     assert {name.partition(".")[0] for name in handler.imports(lazy=False)} <= sys.stdlib_module_names
-    assert handler.imports(lazy=True) & set(MODULES) <= {"cutaway.worker.process", "cutaway.results"}
+    assert handler.imports(lazy=True) & set(MODULES) <= {"cutaway.server.worker.process", "cutaway.contract.results"}

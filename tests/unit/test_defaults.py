@@ -10,8 +10,8 @@ import pytest
 from captum import attr
 
 import cutaway as ca
-from cutaway.requests import Attribution, NoiseTunnel
-from cutaway.wire.methods import METHODS
+from cutaway.contract.requests import Attribution, NoiseTunnel
+from cutaway.contract.wire.methods import METHODS
 
 THEIRS = {
     "n_steps": "n_steps", "quadrature": "method", "n_samples": "n_samples", "stdev": "stdevs", "absolute": "abs",

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cutaway.contract.requests import Attribution
+from cutaway.contract.wire.methods import METHODS
 from cutaway.engine.methods.table import TABLE
 from cutaway.jobs import Job
-from cutaway.jobs.request_parsing import parse_request
-from cutaway.requests import Attribution
-from cutaway.wire.methods import METHODS
+from cutaway.jobs.spec import parse_request
 from examples.digits import audit
 from tools.documents import PAGES, source, tables, written
 

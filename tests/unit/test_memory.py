@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cutaway.config import memory
+from cutaway.server import memory
 
 GIBIBYTE = 1 << 30
 

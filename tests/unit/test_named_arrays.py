@@ -8,8 +8,8 @@ import ml_dtypes
 import numpy as np
 
 import cutaway as ca
-from cutaway.results import AttributionResult
-from cutaway.results.named_arrays import NamedArray, named_arrays, named_tensors, write_npz
+from cutaway.contract.results import AttributionResult
+from cutaway.contract.results.arrays import NamedArray, named_arrays, named_tensors, write_npz
 
 
 def test_a_name_that_comes_again_is_numbered() -> None:

@@ -15,17 +15,17 @@ from hypothesis import given, settings
 
 import cutaway as ca
 from cutaway.client.request_builder import build_request
-from cutaway.errors import Reason
+from cutaway.contract.errors import Reason
+from cutaway.contract.requests import InspectRequest
+from cutaway.contract.tensors import Array
+from cutaway.contract.wire import requests as wire_requests
 from cutaway.jobs import spec
-from cutaway.jobs.request_parsing import parse_request
-from cutaway.programs.languages import LANGUAGES, program_of
-from cutaway.programs.literals import literal
-from cutaway.programs.question import FILE, Question, question_of
-from cutaway.requests import InspectRequest
-from cutaway.schema.tensors import Array
+from cutaway.jobs.spec import parse_request
 from cutaway.v1 import tensor_pb2
 from cutaway.v1.inspection_pb2 import InspectRequest as InspectRequestMessage
-from cutaway.wire import requests as wire_requests
+from cutaway.views.programs.languages import LANGUAGES, program_of
+from cutaway.views.programs.python import literal
+from cutaway.views.programs.question import FILE, Question, question_of
 from tests.support.wire_strategies import canonical, questions, with_arrays
 
 ADDRESS = "http://127.0.0.1:8080/"

@@ -14,14 +14,14 @@ import yaml
 from hypothesis import given, settings
 
 import cutaway as ca
-from cutaway.errors import CutawayError, Reason
+from cutaway.contract.errors import CutawayError, Reason
+from cutaway.contract.request_reader.files import load_arrays, load_yaml
+from cutaway.contract.request_reader.reader import CLASSES, read, read_request
+from cutaway.contract.request_reader.writer import as_mapping
+from cutaway.contract.requests import InspectRequest
+from cutaway.contract.tensors import Array
 from cutaway.jobs import spec
-from cutaway.jobs.request_parsing import parse_request
-from cutaway.request_reader.files import load_arrays, load_yaml
-from cutaway.request_reader.reader import CLASSES, read, read_request
-from cutaway.request_reader.writer import as_mapping
-from cutaway.requests import InspectRequest
-from cutaway.schema.tensors import Array
+from cutaway.jobs.spec import parse_request
 from tests.support.request_files import REQUESTS
 from tests.support.wire_strategies import canonical, questions, with_arrays
 

@@ -1,63 +1,20 @@
-"""The ``cutaway`` command. Commands for clients import no torch; the others import it when they are called."""
+"""The entry point of the ``cutaway`` command, also where the base install has no packages for a command line."""
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
-from cutaway.cli import batch, completion, inspect_commands, manual, new, running, serving, tokens, verify
-from cutaway.cli.console_output import print_line
-from cutaway.version import __version__
-
-_FIRST_STEPS = """\
-First steps:
-
-\b
-  cutaway new adapter digits --kind image
-  cutaway package digits --adapter digits_adapter.py:Digits
-  cutaway serve --model-store .
-  cutaway layers digits
-  cutaway inspect digits seven.png --capture 'conv*' --attribution Saliency
-"""
-
-app = typer.Typer(
-    name="cutaway",
-    help="Serve PyTorch models, and inspect their activations, gradients and attributions.",
-    epilog=_FIRST_STEPS,
-    no_args_is_help=True,
-    add_completion=False,  # `completion` has options that name the shell
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # which would read [:LAYER] as a style, and has little room at 80 columns
-)
-app.add_typer(new.app, name="new")
-app.command()(serving.package)
-app.command()(serving.serve)
-app.command()(tokens.token)
-app.command()(inspect_commands.models)
-app.command()(inspect_commands.layers)
-app.command(epilog=manual.HELP)(inspect_commands.inspect)
-app.command()(verify.verify)
-app.add_typer(batch.app, name="batch")
-
-
-def _print_version(requested: bool) -> None:
-    if requested:
-        print_line(f"cutaway {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _common(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
-    ] = False,
-    install_completion: completion.Install = None,
-    show_completion: completion.Show = None,
-) -> None:
-    pass
+import sys
 
 
 def main() -> None:
-    """Runs the command line, and ends the process with its exit status; an error is one line."""
-    raise SystemExit(running.run(app))
+    """Runs the command line, or prints how to install it."""
+    try:
+        from cutaway.cli import application
+    except ModuleNotFoundError as failure:
+        if (failure.name or "").partition(".")[0] not in ("typer", "rich", "yaml"):
+            raise
+        print("the command line needs: pip install 'cutaway[cli]'", file=sys.stderr)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        raise SystemExit(130) from None
+    application.main()

@@ -16,11 +16,11 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from cutaway.cli import console_output, documents, failures, json_output
-from cutaway.cli.json_output import AsJson
-from cutaway.config import openmp
-from cutaway.errors import CutawayError, Reason, error
-from cutaway.tables import empty_table
+from cutaway.cli import console_output
+from cutaway.cli.console_output import AsJson
+from cutaway.contract.errors import CutawayError, Reason, error
+from cutaway.server.processes import environment
+from cutaway.views.tables import empty_table
 
 if TYPE_CHECKING:
     from cutaway.jobs import Job, Plan, Summary, Watcher
@@ -49,11 +49,11 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Run a job; files that an earlier run of it has written are kept."""
-    openmp.wait_briefly(os.environ)  # before torch is loaded
+    environment.wait_briefly(os.environ)  # before torch is loaded
     with console_output.requires_extra("jobs"):
-        from cutaway.gateway.observability.metrics_endpoint import metrics_endpoint
         from cutaway.jobs import Job, progress
         from cutaway.jobs import run as run_job
+        from cutaway.server.observability.prometheus import metrics_endpoint
     with _exit_statuses(), ExitStack() as stack:
         job = Job.load(spec)
         console = Console(stderr=as_json)
@@ -64,10 +64,10 @@ def run(
             address = stack.enter_context(metrics_endpoint(metrics.registry, metrics_address))
             say(f"metrics: http://{address}/metrics")
             watchers.append(metrics)
-        with json_output.own_stdout(as_json):
+        with console_output.own_stdout(as_json):
             summary = run_job(job, *watchers)
         if as_json:
-            json_output.print_json(summary)
+            console_output.print_json(summary)
             return
         _print_summary(summary, progress.outcome(summary))
 
@@ -80,10 +80,10 @@ def plan(spec: Spec, as_json: AsJson = False) -> None:
         from cutaway.jobs import plan as plan_job
     with _exit_statuses():
         job = Job.load(spec)
-        with console_output.waiting("computing a few rows"), json_output.own_stdout(as_json):
+        with console_output.waiting("computing a few rows"), console_output.own_stdout(as_json):
             estimate = plan_job(job)
         if as_json:
-            json_output.print_json(estimate)
+            console_output.print_json(estimate)
             return
         _print_plan(estimate, job)
 
@@ -100,7 +100,7 @@ def report(
         with console_output.waiting("writing the report"):
             path = write_report(folder)
         if as_json:
-            json_output.print_json(documents.Report(path))
+            console_output.print_json(console_output.Report(path))
             return
         console_output.print_line(f"written: {path}")
 
@@ -159,7 +159,7 @@ def _exit_statuses() -> Iterator[None]:
 
 def _exit(failure: CutawayError, status: int) -> typer.Exit:
     """Prints ``failure``; returns what ends the command with ``status``."""
-    console_output.print_error(str(failure), replace(failures.of_call(failure), exit_status=status))
+    console_output.print_error(str(failure), replace(console_output.of_call(failure), exit_status=status))
     return typer.Exit(status)
 
 

@@ -11,9 +11,9 @@ from typing import Annotated, Any
 
 import typer
 
-from cutaway.client.sync_client import Client
-from cutaway.errors import DeadlineExceeded, Reason, Unavailable, error
-from cutaway.trust import Tls
+from cutaway.client.client import Client
+from cutaway.client.trust import Tls
+from cutaway.contract.errors import DeadlineExceeded, Reason, Unavailable, error
 
 
 def with_client(command: Callable[..., None]) -> Callable[..., None]:

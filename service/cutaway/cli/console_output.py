@@ -4,19 +4,108 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any, Protocol
 
 import typer
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from cutaway.cli import json_output
-from cutaway.cli.failures import PACKAGE_MISSING, WRONG_COMMAND, Failure
+from cutaway.contract import errors
+from cutaway.contract.errors import CutawayError, Reason
+from cutaway.contract.results import ModelName
+from cutaway.contract.results.comparison import Comparison
+from cutaway.contract.results.document import MAX_VALUES, document
+
+# Why a command failed: as one line for people, as JSON for programs, and as exit status.
+
+
+USAGE, PACKAGE_MISSING, INTERRUPTED = "USAGE", "PACKAGE_MISSING", "INTERRUPTED"
+"""Reasons of the command line itself; all others are those of `cutaway.contract.errors.Reason`."""
+
+WRONG_COMMAND = 2
+EXIT_STATUSES: dict[type[CutawayError], int] = {
+    errors.InvalidArgument: 1,
+    errors.NotFound: 1,
+    errors.Unimplemented: 1,
+    errors.FailedPrecondition: 1,
+    errors.Unauthenticated: 4,
+    errors.PermissionDenied: 4,
+    errors.ResourceExhausted: 5,
+    errors.DeadlineExceeded: 5,
+    errors.Unavailable: 5,
+    errors.Internal: 6,
+}
+"""The exit status for each class of errors; 2 is a wrong command line, and 3 an interrupted job."""
+
+STOPPED = 128 + signal.SIGINT
+READER_GONE = 128 + 13  # SIGPIPE, which Windows does not have
+"""What a shell reports for a program that Ctrl-C ended, or that wrote to a pipe without a reader."""
+
+USAGE_ERROR: Any = typer.BadParameter.__bases__[0]
+"""Click's ``UsageError``: typer exports no name for it."""
+
+
+class UsageError(Protocol):
+    """The part of `USAGE_ERROR` that is used here."""
+
+    def format_message(self) -> str:
+        """Returns the message, with the name of the option."""
+
+    def show(self) -> None:
+        """Prints the usage and the message to stderr."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The error of a command; with ``--json``, a JSON object with the key ``error`` on stderr.
+
+    Attributes:
+        reason: stable, for programs: one of docs/errors.md, or USAGE, PACKAGE_MISSING or INTERRUPTED.
+        message: for people: what is wrong, and what would be right.
+        field: the field of the request at fault, or the option of the command line; "" if there is none.
+        code: the gRPC status; "" for an error that no server could have.
+        retryable: whether the same command may succeed later.
+        retry_after_s: how long to wait before that, in seconds; null if the server did not say.
+        exit_status: the exit status of the command.
+    """
+
+    reason: str
+    message: str
+    field: str = ""
+    code: str = ""
+    retryable: bool = False
+    retry_after_s: float | None = None
+    exit_status: int = WRONG_COMMAND
+
+
+def of_call(failure: CutawayError) -> Failure:
+    """Returns the failure for an error of the server, of the client or of a file."""
+    known = Reason.__members__.get(failure.reason)
+    return Failure(
+        failure.reason,
+        failure.message,
+        failure.field,
+        code=errors.Code(failure.code).name if failure.code in list(errors.Code) else str(failure.code),
+        retryable=known.retryable if known else isinstance(failure, errors.Unavailable),
+        retry_after_s=failure.retry_after_s,
+        exit_status=EXIT_STATUSES.get(type(failure), EXIT_STATUSES[errors.Internal]),
+    )
+
+
+def of_usage(failure: UsageError) -> Failure:
+    """Returns the failure for an error in the command line."""
+    parameter = getattr(failure, "param", None)
+    option = parameter.opts[0] if parameter else getattr(failure, "param_hint", None)
+    return Failure(USAGE, failure.format_message(), option or "")
+
 
 _PIPED_WIDTH = 120  # columns; without a terminal rich takes 80, and folds lines that a script reads
 
@@ -48,7 +137,7 @@ def print_line(line: str, style: str = "", *, to_stderr: bool = False) -> None:
 def print_error(line: str, failure: Failure) -> None:
     """Prints ``line`` to stderr as one red line; with ``--json``, prints ``failure`` in its place."""
     text = Text(" ".join(line.split()), style="red")
-    if json_output.is_requested():
+    if is_requested():
         text = Text(json.dumps({"error": asdict(failure)}))
     with suppress(OSError):  # stderr itself cannot be written: the exit status is all that is left
         _console(stderr=True).print(text, soft_wrap=True)
@@ -100,3 +189,100 @@ def requires_extra(extra: str) -> Iterator[None]:
         message = f"{failure.name} is missing; this needs: pip install 'cutaway[{extra}]'"
         print_error(message, Failure(PACKAGE_MISSING, message))
         raise typer.Exit(WRONG_COMMAND) from None
+
+
+# Results as JSON: the fields of the Python objects, by their names, as one document on one line of stdout.
+
+
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print the result, or the error, as one JSON document: docs/command-line.md.")
+]
+
+
+def is_requested() -> bool:
+    """Returns whether the command line has ``--json``; an error of the command line itself is JSON, too."""
+    return "--json" in sys.argv[1:]
+
+
+@contextmanager
+def own_stdout(as_json: bool) -> Iterator[None]:
+    """With ``as_json``, sends to stderr what a model prints in the block, so that stdout has the document only."""
+    with redirect_stdout(sys.stderr) if as_json else nullcontext():
+        yield
+
+
+def print_json(value: Any, kind: type | None = None, *, max_values: int = MAX_VALUES) -> None:
+    """Prints ``value`` as a JSON document.
+
+    Args:
+        value: a dataclass, a named tuple or a mapping.
+        kind: the dataclass whose fields are printed, if ``value`` is of a subclass.
+        max_values: the largest number of elements of a tensor whose values are printed.
+    """
+    print(json.dumps(document(value, kind, max_values=max_values), allow_nan=False), flush=True)
+
+
+# The JSON documents of commands that print no object of the Python client.
+
+
+@dataclass(frozen=True)
+class Models:
+    """What ``cutaway models`` prints.
+
+    Attributes:
+        models: every model that is served, by name and version.
+    """
+
+    models: tuple[ModelName, ...]
+
+
+@dataclass(frozen=True)
+class Package:
+    """What ``cutaway package`` prints.
+
+    Attributes:
+        archive: the path of the archive.
+        bytes: its size, in bytes.
+    """
+
+    archive: Path
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Token:
+    """What ``cutaway token`` prints.
+
+    Attributes:
+        token: the token, which nothing else shows again.
+        entry: the lines for the server's token file, TOML.
+    """
+
+    token: str
+    entry: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """What ``cutaway batch report`` prints.
+
+    Attributes:
+        report: the path of the page.
+    """
+
+    report: Path
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What ``cutaway verify`` prints.
+
+    Attributes:
+        file: the stored explanation.
+        model: the model that was asked.
+        comparison: how the answer compares with the stored one; null with ``--offline``.
+    """
+
+    file: Path
+    model: str
+    comparison: Comparison | None

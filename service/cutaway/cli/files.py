@@ -7,15 +7,18 @@ import mimetypes
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from urllib.parse import quote
 
 import numpy as np
 import typer
+from google.protobuf import json_format
 
-from cutaway.errors import Reason, error
-from cutaway.requests import Raw
-from cutaway.results import InspectResult, ModelDetail
-from cutaway.results.named_arrays import named_arrays, write_npz
-from cutaway.schema.tensors import Array
+from cutaway.contract.errors import Reason, error
+from cutaway.contract.requests import InspectRequest, Raw
+from cutaway.contract.results import InspectResult, ModelDetail
+from cutaway.contract.results.arrays import named_arrays, write_npz
+from cutaway.contract.tensors import Array
+from cutaway.contract.wire import requests as wire_requests
 
 _NUMPY = (".npy", ".npz")
 
@@ -105,3 +108,25 @@ def save(result: InspectResult, path: Path) -> int:
     except OSError as failure:
         raise error(Reason.INVALID_VALUE, f"{path} cannot be written: {failure.strerror}", "save") from None
     return len(arrays)
+
+
+# The address of a question in the inspector, the page that ``cutaway serve --http`` has.
+
+
+MAX_CHARS = 100_000
+"""A longer address leaves the inputs out: what opens a browser takes no longer argument."""
+
+
+def permalink(page: str, request: InspectRequest) -> str:
+    """Returns the address of ``request`` in the page at ``page``. What is behind ``#`` is never sent to a server."""
+    message = wire_requests.encode(request)
+    address = _address(page, json_format.MessageToJson(message, indent=None))
+    if len(address) <= MAX_CHARS:
+        return address
+    for name in ("tensors", "raw"):
+        message.ClearField(name)
+    return _address(page, json_format.MessageToJson(message, indent=None))
+
+
+def _address(page: str, question: str) -> str:
+    return f"{page.rstrip('/')}/#/ask?question={quote(question, safe='')}"

@@ -12,27 +12,20 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from cutaway import tables
-from cutaway.cli import (
-    completion,
-    console_output,
-    documents,
-    files,
-    json_output,
-    model_tables,
-    request_file,
-    short_forms,
-)
+from cutaway.cli import console_output, files, manual, model_tables, short_forms
 from cutaway.cli.connection_options import with_client
-from cutaway.cli.json_output import AsJson
-from cutaway.cli.permalink import permalink
-from cutaway.cli.request_file import RequestFile
-from cutaway.client.sync_client import Client
-from cutaway.errors import Reason, error
-from cutaway.requests import Attribution, Capture, CheckMode, Edit, ExplainIf, InspectRequest
-from cutaway.results import InspectResult, ModelDetail
-from cutaway.results.document import MAX_VALUES
-from cutaway.schema.tensors import Array
+from cutaway.cli.console_output import AsJson
+from cutaway.cli.files import permalink
+from cutaway.cli.short_forms import RequestFile
+from cutaway.client.client import Client
+from cutaway.contract.errors import Reason, error
+from cutaway.contract.requests import Attribution, Capture, CheckMode, Edit, ExplainIf, InspectRequest
+from cutaway.contract.results import InspectResult, ModelDetail
+from cutaway.contract.results.comparison import Comparison, compare
+from cutaway.contract.results.document import MAX_VALUES
+from cutaway.contract.tensors import Array
+from cutaway.views import tables
+from cutaway.views.inspection import Inspection
 
 Model = Annotated[
     str, typer.Argument(metavar="MODEL", help="The model's name, or NAME/versions/VERSION.", show_default=False)
@@ -45,7 +38,7 @@ def models(client: Client, as_json: AsJson = False) -> None:
     with console_output.waiting("waiting for the server"):
         names = client.list_models()
     if as_json:
-        json_output.print_json(documents.Models(tuple(names)))
+        console_output.print_json(console_output.Models(tuple(names)))
         return
     table = tables.empty_table("Models", "name", "version", folds=("name",))
     for name in names:
@@ -77,7 +70,7 @@ def layers(
     with console_output.waiting("waiting for the server"):
         detail = client.get_model(model, operators=ops)
     if as_json:
-        json_output.print_json(detail, ModelDetail)
+        console_output.print_json(detail, ModelDetail)
         return
     tree = model_tables.Tree(detail, depth, expand)
     console_output.print_blocks(
@@ -116,7 +109,7 @@ def inspect(
     request: Annotated[
         RequestFile | None,
         typer.Option(
-            parser=request_file.read,
+            parser=short_forms.read_request_file,
             metavar="FILE",
             help="A YAML file with fields of the request (see below); - is standard input. Options add to it.",
         ),
@@ -135,7 +128,7 @@ def inspect(
         list[Edit] | None,
         typer.Option(
             parser=short_forms.edit,
-            autocompletion=completion.edits,
+            autocompletion=manual.edits,
             metavar="EDIT:WHERE[@POINT][,KEY=VALUE...]",
             help="A change to the values of a module, such as zero:conv1 or scale:fc@grad_input,factor=0.5; "
             "repeatable, in the order applied.",
@@ -148,7 +141,7 @@ def inspect(
         list[Attribution] | None,
         typer.Option(
             parser=short_forms.attribution,
-            autocompletion=completion.methods,
+            autocompletion=manual.methods,
             metavar="METHOD[:LAYER][,KEY=VALUE...]",
             help="An attribution, such as Saliency or LayerGradCam:conv2,relu=true; repeatable.",
         ),
@@ -248,7 +241,7 @@ def inspect(
     with console_output.waiting(f"inspecting {model}"), request.locating(combined) if request else nullcontext():
         result = client.ask(combined)
     if as_json:
-        json_output.print_json(result, InspectResult, max_values=max_values)
+        console_output.print_json(result, InspectResult, max_values=max_values)
     else:
         console_output.print_blocks(*tables.result_tables(result))
     if plot:
@@ -272,10 +265,72 @@ def _inputs(client: Client, model: str, paths: list[Path], texts: list[str], nam
 
 
 def _draw(result: InspectResult, tensors: Mapping[str, Array], path: Path) -> None:
-    from cutaway import plots
+    from cutaway.views import plots
 
     try:
         with console_output.requires_extra("cli"):
             plots.save(result, path, tensors)
     except OSError as failure:
         raise error(Reason.INVALID_VALUE, f"{path} cannot be written: {failure.strerror}", "plot") from None
+
+
+# ``cutaway verify``: asks a stored question again, and says whether the answer is the same.
+
+
+DIFFERS = 7
+"""The exit status for an answer that is another one."""
+
+_SHOWN = 20
+"""The most differences that are listed for people."""
+
+
+@with_client
+def verify(
+    client: Client,
+    file: Annotated[
+        Path,
+        typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="A stored explanation.", show_default=False),
+    ],
+    offline: Annotated[
+        bool, typer.Option("--offline", help="Check only the file: that it is whole, and unchanged.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Ask a stored question again: is the answer still the same?
+
+    Exits with status 7 if predictions, captures, gradients, attributions or verdicts differ by more than the rounding
+    of their types, and says what has changed: the weights, the software, the device.
+    """
+    stored = Inspection.load(file)
+    comparison = None
+    if not offline:
+        request = stored.request
+        if request.seed is None:  # the one that was drawn
+            request = replace(request, seed=stored.provenance.seed)
+        with console_output.waiting("waiting for the server"):
+            comparison = compare(stored, client.ask(request))
+    if as_json:
+        console_output.print_json(console_output.Verification(file, stored.request.model, comparison))
+    else:
+        _print(file, stored, comparison)
+    if comparison is not None and not comparison.same:
+        raise typer.Exit(DIFFERS)
+
+
+def _print(file: Path, stored: Inspection, comparison: Comparison | None) -> None:
+    made = stored.provenance
+    if comparison is None:
+        console_output.print_line(f"{file} is whole: {made.model} {made.version}, weights {made.weights_sha256[:12]}")
+        return
+    verdict = "the same" if comparison.same else "DIFFERENT"
+    rounding = f", {comparison.near} within rounding ({comparison.largest:.1g} at most)" if comparison.near else ""
+    console_output.print_line(f"{verdict}: {comparison.exact} tensors bit for bit{rounding}")
+    for change in comparison.changes:
+        console_output.print_line(f"changed: {change.what}: {change.before or 'none'} -> {change.now or 'none'}")
+    if comparison.differences:
+        table = tables.empty_table("Differences", "place", "now, and before", folds=("place", "now, and before"))
+        for each in comparison.differences[:_SHOWN]:
+            table.add_row(Text(each.place), Text(each.why))
+        console_output.print_blocks(table)
+        if len(comparison.differences) > _SHOWN:
+            console_output.print_line(f"and {len(comparison.differences) - _SHOWN} more: --json has all")

@@ -11,8 +11,8 @@ from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from cutaway.results import InputSpec, ModelDetail, ModuleInfo, OperatorInfo, OutputSpec
-from cutaway.tables import empty_table, module_text
+from cutaway.contract.results import InputSpec, ModelDetail, ModuleInfo, OperatorInfo, OutputSpec
+from cutaway.views.tables import empty_table, module_text
 
 _MAX_LABELS = 12
 _UNLIMITED_WIDTH = 10_000  # columns, to measure the natural width of a table

@@ -7,10 +7,9 @@ import os
 
 import typer
 
-from cutaway.cli import failures, json_output
-from cutaway.cli.console_output import print_error
-from cutaway.cli.failures import Failure
-from cutaway.errors import CutawayError, Reason, error
+from cutaway.cli import console_output
+from cutaway.cli.console_output import Failure, print_error
+from cutaway.contract.errors import CutawayError, Reason, error
 
 
 def run(app: typer.Typer) -> int:
@@ -18,17 +17,17 @@ def run(app: typer.Typer) -> int:
     try:
         status = _status(app)
     except CutawayError as failure:
-        status = _failed(str(failure), failures.of_call(failure))
-    except failures.USAGE_ERROR as failure:
+        status = _failed(str(failure), console_output.of_call(failure))
+    except console_output.USAGE_ERROR as failure:
         status = _misused(failure)
     except BrokenPipeError:
-        status = failures.READER_GONE
+        status = console_output.READER_GONE
     except OSError as failure:
         if failure.errno != errno.ENOSPC:
             raise
         status = _failed_on_full_disk(failure)
-    if status == failures.STOPPED:
-        _failed("interrupted", Failure(failures.INTERRUPTED, "interrupted", exit_status=status))
+    if status == console_output.STOPPED:
+        _failed("interrupted", Failure(console_output.INTERRUPTED, "interrupted", exit_status=status))
     return status
 
 
@@ -52,9 +51,9 @@ def _failed(line: str, failure: Failure) -> int:
     return failure.exit_status
 
 
-def _misused(failure: failures.UsageError) -> int:
-    described = failures.of_usage(failure)
-    if not json_output.is_requested():
+def _misused(failure: console_output.UsageError) -> int:
+    described = console_output.of_usage(failure)
+    if not console_output.is_requested():
         failure.show()
         return described.exit_status
     return _failed(described.message, described)
@@ -63,4 +62,4 @@ def _misused(failure: failures.UsageError) -> int:
 def _failed_on_full_disk(failure: OSError) -> int:
     file = f"{failure.filename}: " if failure.filename else ""
     full = error(Reason.INVALID_VALUE, f"{file}{os.strerror(errno.ENOSPC)}")
-    return _failed(str(full), failures.of_call(full))
+    return _failed(str(full), console_output.of_call(full))

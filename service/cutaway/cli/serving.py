@@ -2,14 +2,70 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import keyword
+import secrets
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timedelta, timezone
+from enum import Enum
 from pathlib import Path
+from string import Template
 from typing import Annotated, Literal
 
 import typer
 from rich import filesize
 
-from cutaway.cli import console_output, documents, json_output, short_forms
-from cutaway.cli.json_output import AsJson
+from cutaway.cli import console_output, short_forms
+from cutaway.cli.console_output import AsJson, print_line
+from cutaway.server.archive.reader import name_fault
+
+# ``cutaway new``: starts for what people write themselves.
+
+
+_STARTS = Path(__file__).with_name("starts")
+
+app = typer.Typer(help="Write a start for an adapter.", no_args_is_help=True, rich_markup_mode=None)
+
+
+class Kind(str, Enum):
+    """What a model takes."""
+
+    TABLE = "table"
+    IMAGE = "image"
+    TEXT = "text"
+
+
+@app.callback()
+def _group() -> None:
+    """Makes ``adapter`` a command of its own, although it is the only one."""
+
+
+@app.command()
+def adapter(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The name of the model.", show_default=False)],
+    kind: Annotated[Kind, typer.Option(help="What the model takes.")] = Kind.TABLE,
+    output: Annotated[Path, typer.Option(metavar="DIR", file_okay=False, help="The directory for the file.")] = Path(
+        "."
+    ),
+) -> None:
+    """Write an adapter that runs at once, with marks where to change it."""
+    if fault := name_fault(name):
+        raise typer.BadParameter(fault, param_hint="NAME")
+    words = [word for word in name.replace("-", "_").replace(".", "_").split("_") if word]
+    module, title = "_".join(words).lower() + "_adapter", "".join(word.capitalize() for word in words)
+    if not title.isidentifier() or keyword.iskeyword(title):
+        raise typer.BadParameter(f"{name!r} makes no name of a class; begin with a letter", param_hint="NAME")
+    file = output / f"{module}.py"
+    text = Template((_STARTS / f"{kind.value}.txt").read_text("utf-8"))
+    output.mkdir(parents=True, exist_ok=True)
+    try:
+        with file.open("x", encoding="utf-8") as stream:
+            stream.write(text.substitute(name=name, Name=title, file=file.name))
+    except FileExistsError:
+        raise typer.BadParameter(f"{file} exists already, and is left as it is", param_hint="NAME") from None
+    console_output.print_line(f"written {file}")
+    console_output.print_line(f"next: cutaway package {name} --adapter {file}:{title} --output models")
 
 
 def package(
@@ -54,8 +110,8 @@ def package(
 ) -> None:
     """Build an archive from a model and its adapter, and try whether it loads."""
     with console_output.requires_extra("server"):
-        from cutaway.archive import builder
-        from cutaway.worker.trial import load_once
+        from cutaway.server.archive import builder
+        from cutaway.server.worker.process import load_once
     archive = builder.build(
         model=model,
         version=version,
@@ -70,10 +126,10 @@ def package(
         destination=output,
         force=force,
         random_weights=random_weights,
-        check=json_output.own_stdout(as_json)(load_once),
+        check=console_output.own_stdout(as_json)(load_once),
     )
     if as_json:
-        json_output.print_json(documents.Package(archive, archive.stat().st_size))
+        console_output.print_json(console_output.Package(archive, archive.stat().st_size))
         return
     console_output.print_line(f"built {archive} ({filesize.decimal(archive.stat().st_size)})")
     console_output.print_line(f"next: cutaway serve --model-store {output}")
@@ -118,8 +174,8 @@ def serve(
     CUTAWAY_...; options take precedence over them.
     """
     with console_output.requires_extra("server"):
-        from cutaway.config.settings import Settings
-        from cutaway.gateway.application import run
+        from cutaway.server.application import run
+        from cutaway.server.settings import Settings
     options = {"address": address, "http_address": http, "engine": engine, "replicas": replicas, "log_dir": log_dir}
     overrides = {name: value for name, value in options.items() if value is not None}
     settings = Settings.load().model_copy(update=overrides)
@@ -136,3 +192,75 @@ def serve(
         with console_output.requires_extra("http"):
             console_output.find_packages("starlette", "uvicorn", "connectrpc")
     run(model_store, settings, workers=workers, announce=console_output.print_line)
+
+
+# ``cutaway token``: a new token, and its entry for the server's token file.
+
+
+_SCOPES = ("predict", "inspect", "edit")
+
+
+def _split(text: str) -> list[str]:
+    return [part for part in text.split(",") if part]
+
+
+def _check_scopes(text: str) -> str:
+    if not _split(text) or not set(_split(text)) <= set(_SCOPES):
+        raise typer.BadParameter(f"{text!r} must be one or several of {', '.join(_SCOPES)}, with commas between them")
+    return text
+
+
+def token(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The name of the token's holder.", show_default=False)],
+    models: Annotated[
+        str, typer.Option(metavar="NAME,...", help="The models that the token is for; '*' is all of them.")
+    ],
+    scopes: Annotated[
+        str,
+        typer.Option(
+            metavar="SCOPE,...", callback=_check_scopes, help="What the token allows: predict, inspect, edit."
+        ),
+    ] = "predict",
+    layers: Annotated[
+        str, typer.Option(metavar="GLOB,...", help="The layers that it may see and edit; all by default.")
+    ] = "",
+    days: Annotated[
+        float | None, typer.Option(metavar="N", min=0, help="After how many days the token expires; never by default.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a token: the token is printed to stderr, its entry for the token file to stdout; with --json, both to
+    stdout.
+
+    For example: cutaway token dashboard --models digits --scopes predict,inspect >> tokens.toml
+    """
+    secret = secrets.token_urlsafe(32)
+    entry = list(_entry(name, secret, _split(models), _split(scopes), _split(layers), days))
+    if as_json:
+        console_output.print_json(console_output.Token(secret, "\n".join(entry)))
+        return
+    for line in entry:
+        print_line(line)
+    typer.echo(secret, err=True)
+
+
+def _entry(
+    name: str, secret: str, models: Sequence[str], scopes: Sequence[str], layers: Sequence[str], days: float | None
+) -> Iterator[str]:
+    """Yields the lines of the token's entry; of the token itself they have only the SHA-256."""
+    yield f"[tokens.{_string(name)}]"
+    yield f"sha256 = {_string(hashlib.sha256(secret.encode()).hexdigest())}"
+    yield f"models = {{ {', '.join(f'{_string(model)} = {_strings(scopes)}' for model in models)} }}"
+    if layers:
+        yield f"layers = {_strings(layers)}"
+    if days is not None:
+        expiry = datetime.now(timezone.utc) + timedelta(days=days)
+        yield f"expires = {expiry.isoformat(timespec='seconds')}"
+
+
+def _string(text: str) -> str:
+    return json.dumps(text)  # a JSON string is also a TOML string
+
+
+def _strings(texts: Sequence[str]) -> str:
+    return f"[{', '.join(map(_string, texts))}]"

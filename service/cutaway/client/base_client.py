@@ -7,25 +7,108 @@ client awaits, and receives the value; `_run` of each client drives it.
 from __future__ import annotations
 
 import json
+import socket
+import ssl
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Generator, Hashable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 import grpc
 
-from cutaway.client.inputs import Inputs
-from cutaway.client.reply_size import ReplySizes, exceeds_one_message
-from cutaway.client.request_builder import AttributionLike, CheckLike, TargetLike, build_request
-from cutaway.client.tls_probe import speaks_tls
+from cutaway.client.request_builder import AttributionLike, CheckLike, Inputs, TargetLike, build_request
 from cutaway.client.transport import SERVICE, TORCHSERVE_SCHEME, Call, GatewayTransport, TorchServeTransport, Transport
-from cutaway.display.inspection import Inspection
-from cutaway.errors import CutawayError, Reason, error
-from cutaway.requests import Argument, Capture, CheckMode, Edit, ExplainIf, InspectRequest
-from cutaway.results import ModelName
-from cutaway.trust import Tls, make_trust
+from cutaway.client.trust import Tls, make_trust
+from cutaway.contract.errors import CutawayError, Reason, error
+from cutaway.contract.requests import Argument, Capture, CheckMode, Edit, ExplainIf, InspectRequest
+from cutaway.contract.results import ModelName
+from cutaway.views.inspection import Inspection
+
+# Expected sizes of replies: large replies are requested as a stream.
+#
+# A reply is expected to be as large as the last one to a similar request. Before the first one, the client requests an
+# estimate from the server, unless the request is so small that even a reply of many times its size would not be large.
+
+
+LARGE_BYTES = 1 << 20
+"""Above this size a streamed reply is faster than one message."""
+
+_SMALL_REQUEST_BYTES = LARGE_BYTES // 16
+"""Up to this size of the request an estimate costs more than it saves: a reply that is large nevertheless comes in one
+message, or is requested again as a stream."""
+
+_MAX_REMEMBERED = 1024
+
+
+class ReplySizes:
+    """Reply bytes per example of the requests of one client, by the kind of request. Threads may share it."""
+
+    def __init__(self) -> None:
+        self._bytes: OrderedDict[Hashable, float] = OrderedDict()
+
+    def is_large(self, request: InspectRequest) -> bool:
+        """Whether the reply to ``request`` should be streamed."""
+        return self._bytes.get(_signature(request), 0.0) * _examples(request) > LARGE_BYTES
+
+    def needs_estimate(self, request: InspectRequest) -> bool:
+        """Whether the client should request an estimate first."""
+        sent = sum(array.nbytes for array in request.tensors.values()) + sum(len(raw.data) for raw in request.raw)
+        return sent > _SMALL_REQUEST_BYTES and _signature(request) not in self._bytes
+
+    def note(self, request: InspectRequest, reply_bytes: int) -> None:
+        """Remembers the size of the reply to ``request``, or its estimate."""
+        self._bytes[_signature(request)] = reply_bytes / _examples(request)
+        while len(self._bytes) > _MAX_REMEMBERED:
+            self._bytes.popitem(last=False)
+
+
+def exceeds_one_message(failure: CutawayError) -> bool:
+    """Whether a reply was refused because it is too large for one message, and not for the caller's own limit."""
+    return failure.reason == Reason.REPLY_TOO_LARGE and not failure.field
+
+
+def _signature(request: InspectRequest) -> Hashable:
+    return (
+        request.model,
+        tuple((name, array.dtype.str, array.shape[1:]) for name, array in request.tensors.items()),
+        tuple(sorted({raw.media_type for raw in request.raw})),
+        repr((request.captures, request.input_gradients, request.target.__class__)),
+        tuple((type(attribution), getattr(attribution, "layer", "")) for attribution in request.attributions),
+        (request.compare, request.omit_predictions),
+    )
+
+
+def _examples(request: InspectRequest) -> int:
+    """Returns the number of rows, which is axis 0 of most tensors of a reply."""
+    rows = max((array.shape[0] for array in request.tensors.values() if array.ndim), default=len(request.raw))
+    return max(rows, 1)
+
+
+# Finds out whether a server that closed a plaintext connection speaks TLS.
+
+
+_TIMEOUT_S = 2.0
+
+
+def speaks_tls(target: str) -> bool:
+    """Whether the server at ``target``, a ``host:port``, answers a TLS handshake; sends it nothing else.
+
+    Its certificate is not verified: nothing that it sends is used.
+    """
+    host, _, port = target.rpartition(":")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    try:
+        address = (host.removeprefix("[").removesuffix("]"), int(port))
+        with socket.create_connection(address, _TIMEOUT_S) as plain, context.wrap_socket(plain, server_hostname=host):
+            return True
+    except (OSError, ValueError):  # unreachable, or the answer is no TLS; an address in another form
+        return False
+
 
 _OPTIONS = (("grpc.max_receive_message_length", 2**31 - 1), ("grpc.max_send_message_length", -1))
 

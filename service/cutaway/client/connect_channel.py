@@ -11,10 +11,10 @@ import grpc
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.rpc import status_pb2
 
-from cutaway.errors import CutawayError, Reason, error
-from cutaway.trust import Metadata, Tls, content_of, is_loopback
-from cutaway.wire import grpc_status
-from cutaway.wire.connect_codec import BytesCodec
+from cutaway.client.trust import Metadata, Tls, content_of, is_loopback
+from cutaway.contract.errors import CutawayError, Reason, error
+from cutaway.contract.wire import grpc_status
+from cutaway.contract.wire.grpc_status import BytesCodec
 
 if TYPE_CHECKING:
     from connectrpc.errors import ConnectError

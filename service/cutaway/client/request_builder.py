@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import io
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, replace
 from types import MappingProxyType
@@ -10,9 +12,8 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from cutaway.client.inputs import Inputs, request_inputs
-from cutaway.errors import CutawayError, Reason, error
-from cutaway.requests import (
+from cutaway.contract.errors import CutawayError, Reason, at, error
+from cutaway.contract.requests import (
     Argument,
     Attribution,
     Capture,
@@ -25,8 +26,92 @@ from cutaway.requests import (
     ExplainIf,
     InspectRequest,
     PredictedClass,
+    Raw,
     Target,
 )
+from cutaway.contract.tensors import Array, ArrayLike, as_array, dtype_name
+
+# Inputs as people have them, as tensors by name or as raw examples. Packages are recognised, never imported.
+
+
+One: TypeAlias = Any
+"""A `Raw`, a text, or a Pillow image: one example for the model to decode."""
+
+Inputs: TypeAlias = Mapping[str, ArrayLike] | ArrayLike | One | Sequence[One]
+
+_RIGHT = (
+    "send arrays by name, {'x': array}; one array, if the model has one input; a Raw, a text or a Pillow image, or "
+    "several of them"
+)
+
+
+def request_inputs(inputs: Inputs) -> dict[str, Any]:
+    """Returns ``inputs`` as arguments of an `InspectRequest`: ``tensors``, or ``raw``.
+
+    Raises:
+        InvalidArgument: ``INVALID_VALUE`` or ``INPUT_DTYPE``, with the place of the fault.
+    """
+    with at("inputs"):
+        if isinstance(inputs, Mapping):
+            if not all(isinstance(name, str) for name in inputs):
+                raise error(Reason.INVALID_VALUE, f"the names of inputs are texts; {_RIGHT}")
+            return {"tensors": {name: _array(array, name) for name, array in inputs.items()}}
+        if (raw := _as_raw(inputs)) is not None:
+            return {"raw": (raw,)}
+        if _is_array(inputs):
+            return {"tensors": {"": _array(inputs, "")}}
+        if not isinstance(inputs, Sequence) or isinstance(inputs, (bytes, bytearray)):
+            remedy = "bytes have no format: send ca.Raw(data, 'image/png')" if _is_bytes(inputs) else _RIGHT
+            raise error(Reason.INVALID_VALUE, f"got {type(inputs).__name__}; {remedy}")
+        examples = [_as_raw(each) for each in inputs]
+        if examples and all(example is not None for example in examples):
+            return {"raw": tuple(examples)}
+        if any(example is not None for example in examples) or not inputs:
+            what = "no example" if not inputs else "not all of the examples can be decoded by the model"
+            raise error(Reason.INVALID_VALUE, f"{what}; {_RIGHT}")
+        return {"tensors": {"": _array(inputs, "")}}
+
+
+def _as_raw(value: Any) -> Raw | None:
+    """Returns one example for the model to decode; None if ``value`` is none."""
+    if isinstance(value, Raw):
+        return value
+    if isinstance(value, str):
+        return Raw(value.encode(), "text/plain")
+    image = getattr(sys.modules.get("PIL.Image"), "Image", None)
+    if image is not None and isinstance(value, image):
+        data = io.BytesIO()
+        value.save(data, "PNG")
+        return Raw(data.getvalue(), "image/png")
+    return None
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "__array__") or hasattr(value, "detach")
+
+
+def _is_bytes(value: Any) -> bool:
+    return isinstance(value, (bytes, bytearray, memoryview))
+
+
+def _array(value: Any, name: str) -> Array:
+    """Returns ``value`` as an array of the contract. Numbers of Python and of tables become float32 or int64, as in
+    torch; arrays of numpy and torch stay as they are."""
+    with at(name):
+        try:
+            array = as_array(value)
+        except CutawayError:
+            raise
+        except Exception as failure:  # numpy, torch and others raise many kinds
+            raise error(Reason.INVALID_VALUE, f"{type(value).__name__} is no array: {failure}"[:300]) from None
+        if array.dtype == "float64" and not (isinstance(value, np.ndarray) or hasattr(value, "detach")):
+            array = array.astype("float32")
+        if array.dtype.kind in "OUS":
+            what = f"an array of {'texts' if array.dtype.kind in 'US' else 'Python objects'} has no tensor"
+            raise error(Reason.INPUT_DTYPE, f"{what}; send numbers, or raw examples instead of arrays by name")
+        dtype_name(array)
+        return array
+
 
 T = TypeVar("T")
 

@@ -8,15 +8,13 @@ from typing import NamedTuple
 
 import pyarrow.parquet as parquet
 
+from cutaway.contract.requests import InspectRequest
+from cutaway.contract.results import InspectResult
 from cutaway.jobs.engines import engine_of
-from cutaway.jobs.repeated_warnings import shown_once
-from cutaway.jobs.running import checked_source, new_manifest
+from cutaway.jobs.running import checked_source, new_manifest, shown_once
 from cutaway.jobs.schema_probe import probe_layout
-from cutaway.jobs.shards import ShardWriter
+from cutaway.jobs.shards import Model, ShardWriter, Task
 from cutaway.jobs.spec import Job
-from cutaway.jobs.task import Model, Task
-from cutaway.requests import InspectRequest
-from cutaway.results import InspectResult
 
 _ROWS = 8  # computed to estimate
 

@@ -9,9 +9,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from cutaway.errors import CutawayError, Reason, error
-from cutaway.jobs.flatten import Cells
-from cutaway.schema.tensors import Array
+from cutaway.contract.errors import CutawayError, Reason, error
+from cutaway.contract.tensors import Array
+from cutaway.jobs.columns import Cells
 
 PREFIX = "cutaway."
 """The prefix of keys in the metadata of an Arrow field: ``cutaway.kind``, ``cutaway.layer``, ..."""

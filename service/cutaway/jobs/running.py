@@ -3,26 +3,54 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TextIO
 
-from cutaway.errors import Code, CutawayError, Reason, at, error
+from cutaway.contract.errors import Code, CutawayError, Reason, at, error
+from cutaway.contract.results import ModelDetail
 from cutaway.jobs.batch_inputs import named_columns
+from cutaway.jobs.columns import check_numeric, feature_columns
 from cutaway.jobs.engines import engine_of
-from cutaway.jobs.feature_columns import check_numeric, feature_columns
-from cutaway.jobs.folder import Folder
-from cutaway.jobs.manifest import Manifest
-from cutaway.jobs.repeated_warnings import shown_once
-from cutaway.jobs.request_parsing import parse_request
+from cutaway.jobs.manifest import Folder, Manifest
 from cutaway.jobs.schema_probe import probe_layout
-from cutaway.jobs.shards import TRANSIENT, read_counts, write_error
+from cutaway.jobs.shards import TRANSIENT, Model, Task, Written, read_counts, source_of, write_error
 from cutaway.jobs.sources import Source, check_columns
-from cutaway.jobs.spec import Job
-from cutaway.jobs.task import Model, Task, Written, source_of
-from cutaway.results import ModelDetail
+from cutaway.jobs.spec import Job, parse_request
+
+# Shows each warning of a job once: Captum repeats its own for every batch.
+
+
+@contextmanager
+def shown_once() -> Iterator[None]:
+    """While the block runs, shows only the first of several warnings with the same category and text.
+
+    Python's own filter forgets what it has shown whenever `warnings.catch_warnings` is used anywhere.
+    """
+    show, shown = warnings.showwarning, set[tuple[type[Warning], str]]()
+
+    def show_first(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        key = category, str(message)
+        if key not in shown:
+            shown.add(key)
+            show(message, category, filename, lineno, file, line)
+
+    warnings.showwarning = show_first
+    try:
+        yield
+    finally:
+        warnings.showwarning = show
 
 
 @dataclass

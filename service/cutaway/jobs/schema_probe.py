@@ -9,15 +9,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from cutaway.errors import CutawayError
+from cutaway.contract.errors import CutawayError
 from cutaway.jobs.batch_inputs import Batch, BatchBuilder
-from cutaway.jobs.flatten import Cells
+from cutaway.jobs.columns import Cells
 from cutaway.jobs.records import Layout
-from cutaway.jobs.request_parsing import RequestTemplate, parse_request
-from cutaway.jobs.shards import as_job_error, raise_fatal, result_columns
+from cutaway.jobs.shards import Model, as_job_error, raise_fatal, result_columns
 from cutaway.jobs.sources import Column, Source
-from cutaway.jobs.spec import Job
-from cutaway.jobs.task import Model
+from cutaway.jobs.spec import Job, RequestTemplate, parse_request
 
 _PROBES = 2
 _MAX_FAILURES = 8

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import (
     BaseModel,
@@ -20,10 +21,12 @@ from pydantic import (
 )
 from pydantic.json_schema import SkipJsonSchema
 
-from cutaway.errors import CutawayError, Reason, at, error
+from cutaway.contract.errors import CutawayError, Reason, at, error
+from cutaway.contract.request_reader.files import load_arrays, load_yaml
+from cutaway.contract.request_reader.reader import read, read_request
+from cutaway.contract.requests import Attribution, InspectRequest, PredictedClass, Target, field_name
+from cutaway.contract.tensors import DTYPES
 from cutaway.jobs.sources.source import Source
-from cutaway.request_reader.files import load_arrays, load_yaml
-from cutaway.schema.tensors import DTYPES
 
 
 class Section(BaseModel):
@@ -148,7 +151,7 @@ def _off(value: Any) -> Any:
 
 
 RequestPart = Annotated[dict[str, Any] | str, BeforeValidator(_without_arrays)]
-"""A part of the request, which `cutaway.request_reader` reads: a name alone, or a mapping of field names to values."""
+"""A part of the request, which `cutaway.contract.request_reader` reads: a name alone, or a mapping of field names to values."""
 
 
 class Request(Section):
@@ -343,3 +346,55 @@ def _field_names() -> set[str]:
 
 
 _TAGS = {"raw", "tensors", "local", "service", "ray", "Data", "function-plain[_source()]"}
+
+
+# The request of a job, from the sections ``request`` and ``target`` of its spec.
+
+
+class RequestTemplate(NamedTuple):
+    """The request that a job sends for every batch.
+
+    Attributes:
+        request: the request, without a model and inputs.
+        names: for each attribution, the name of its columns.
+        by_label: whether the target is the label of each row.
+    """
+
+    request: InspectRequest
+    names: tuple[str, ...]
+    by_label: bool
+
+
+def parse_request(section: Request, target: Any) -> RequestTemplate:
+    """Reads the sections ``request`` and ``target`` of a spec.
+
+    Raises:
+        InvalidArgument: ``INVALID_VALUE``, with the field at fault.
+    """
+    with at("target"):
+        resolved = PredictedClass() if target in ("predicted", "label") else read(Target, target)
+    attributions = [{"method": each} if isinstance(each, str) else dict(each) for each in section.attributions]
+    names = [attribution.pop("name", None) for attribution in attributions]
+    with at("request"):
+        request = read_request({**dict(section), "attributions": attributions, "seed": None})
+        for index, capture in enumerate(request.captures):
+            if capture.parameter:
+                problem = "the gradient of a parameter does not belong to single rows"
+                raise error(Reason.INVALID_VALUE, problem, f"captures[{index}].parameter")
+        return RequestTemplate(
+            replace(request, target=resolved), _names(request.attributions, names), target == "label"
+        )
+
+
+def _names(attributions: Sequence[Attribution], names: Sequence[str | None]) -> tuple[str, ...]:
+    """Returns each attribution's own name, or its method's; numbered from the second on where several are alike."""
+    taken: list[str] = []
+    for index, (attribution, name) in enumerate(zip(attributions, names)):
+        if name in taken:
+            raise error(Reason.INVALID_VALUE, f"{name!r} is the name of two attributions", f"attributions[{index}]")
+        base = name or field_name(type(attribution))
+        unique, number = base, 2
+        while unique in taken:
+            unique, number = f"{base}_{number}", number + 1
+        taken.append(unique)
+    return tuple(taken)

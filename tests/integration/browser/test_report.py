@@ -20,15 +20,14 @@ import pyarrow.parquet as parquet
 import pytest
 from PIL import Image
 
-from cutaway.display.pictures import AGAINST, FOR, bars, heat, histogram, short_number
-from cutaway.errors import CutawayError, Reason
+from cutaway.contract.errors import CutawayError, Reason
 from cutaway.jobs import Results, read, run
-from cutaway.jobs.flatten import Cells
-from cutaway.jobs.folder import Folder
-from cutaway.jobs.manifest import Manifest
+from cutaway.jobs.columns import Cells
+from cutaway.jobs.manifest import Folder, Manifest
 from cutaway.jobs.records import Layout, Records
 from cutaway.jobs.report import write_report
 from cutaway.jobs.sources import Unreadable
+from cutaway.views.pictures import AGAINST, FOR, bars, heat, histogram, short_number
 from tests.support.jobs import digits, digits_job
 from tests.support.report_pages import POLICY, Tables, browse, in_a_browser, number
 
@@ -387,7 +386,7 @@ def test_command_writes_the_page(job: Path, tmp_path: Path) -> None:
     """``cutaway batch report`` writes the page that Python does, and says where; of no job it says so, in one line."""
     shutil.copytree(job, tmp_path / "job")
     (tmp_path / "job" / "_report.html").unlink()
-    command = [sys.executable, "-m", "cutaway.console", "batch", "report"]
+    command = [sys.executable, "-m", "cutaway.cli", "batch", "report"]
     done = subprocess.run([*command, str(tmp_path / "job")], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == f"written: {tmp_path / 'job' / '_report.html'}\n"

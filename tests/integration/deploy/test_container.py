@@ -13,8 +13,8 @@ import torch
 import trustme
 from torch import nn
 
-from cutaway.config.settings import Settings
 from cutaway.gateway import serve
+from cutaway.server.settings import Settings
 from tests.support.manifests import ROOT, image, stages
 
 HEALTH = ROOT / "deploy" / "health.py"

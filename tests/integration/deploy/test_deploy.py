@@ -12,8 +12,8 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from cutaway.config.settings import Settings
-from cutaway.gateway.observability.prometheus import Metrics
+from cutaway.server.observability.prometheus import Metrics
+from cutaway.server.settings import Settings
 from tests.support import manifests
 from tests.support.manifests import DEPLOY, ROOT
 

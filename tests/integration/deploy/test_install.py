@@ -117,7 +117,7 @@ def test_wheel_holds_what_is_no_module_too(wheel: Path) -> None:
     expected |= {f"cutaway/gateway/{name}" for name in ("open_inference/open_inference.binpb", "http/openapi.json")}
     page = ROOT / "service" / "cutaway" / "web" / "static"
     expected |= {
-        f"cutaway/web/static/{path.relative_to(page).as_posix()}" for path in page.rglob("*") if path.is_file()
+        f"cutaway/server/web/static/{path.relative_to(page).as_posix()}" for path in page.rglob("*") if path.is_file()
     }
     found = {name for name in names if ".dist-info/" not in name}
     assert found == expected
@@ -213,7 +213,7 @@ from torch import nn
 
 import cutaway
 from cutaway.adapters import Adapter
-from cutaway.results import InputSpec
+from cutaway.contract.results import InputSpec
 
 
 class Layer(nn.Module):
@@ -278,7 +278,7 @@ def running(place: Place, scratch: Path, *arguments: str) -> Iterator[tuple[subp
     """`cutaway serve` of ``arguments``, with ``scratch`` for temporary files; the process and its address."""
     options = [*arguments, "--address", "127.0.0.1:0", "--log-dir", str(scratch.parent / "logs")]
     with subprocess.Popen(
-        place.command("python", "-m", "cutaway.console", "serve", *options),
+        place.command("python", "-m", "cutaway.cli", "serve", *options),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

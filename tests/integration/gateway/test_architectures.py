@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import cutaway as ca
+from cutaway.contract.requests import PointName
+from cutaway.contract.results import InspectResult
 from cutaway.gateway import serve
-from cutaway.requests import PointName
-from cutaway.results import InspectResult
 from tests.support.zoo.architecture import Architecture
 from tests.support.zoo.comparison import POINTS, assert_equal, compare
 from tests.support.zoo.reference import Call, calls_of, reference, unused

@@ -20,13 +20,13 @@ from torch import Tensor, nn
 
 import cutaway as ca
 from cutaway.adapters import Adapter
-from cutaway.config.settings import Settings
-from cutaway.errors import CutawayError, Reason
+from cutaway.contract.errors import CutawayError, Reason
+from cutaway.contract.results import InputSpec
+from cutaway.contract.wire.layer_references import LAYER_FIELDS
 from cutaway.gateway import serve
-from cutaway.gateway.auth.authorization import REQUIRED_SCOPES
-from cutaway.results import InputSpec
+from cutaway.server.auth.authorization import REQUIRED_SCOPES
+from cutaway.server.settings import Settings
 from cutaway.v1 import inspection_pb2
-from cutaway.wire.layer_references import LAYER_FIELDS
 from tests.support.token_files import EVERY, entry, write
 
 

@@ -15,11 +15,10 @@ from PIL import Image
 
 import cutaway as ca
 from cutaway.client.transport import SERVICE
+from cutaway.contract.wire import grpc_status
+from cutaway.contract.wire.message_walk import MAX_ENTRIES, prefix
 from cutaway.gateway import serve
 from cutaway.v1 import inspection_pb2, tensor_pb2
-from cutaway.wire import grpc_status
-from cutaway.wire.framing import prefix
-from cutaway.wire.message_walk import MAX_ENTRIES
 from examples.digits.digits_adapter import Digits
 from tests.support.small_models import Images, Words
 from tests.support.waiting import until
@@ -293,7 +292,7 @@ def test_a_refused_request_is_not_kept(address: str, method: str) -> None:
 
 def test_a_request_over_the_limit_says_what_the_limit_is() -> None:
     """A request that is too large is RESOURCE_EXHAUSTED, with the size and the limit."""
-    from cutaway.config.settings import Settings
+    from cutaway.server.settings import Settings
 
     with serve({"net": Images()}, settings=Settings(max_message_bytes=1000)) as server, ca.Client(server.address) as c:
         with pytest.raises(ca.ResourceExhausted, match="1000 are allowed") as caught:

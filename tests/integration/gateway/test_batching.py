@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 import cutaway as ca
-from cutaway.config.settings import Settings
-from cutaway.errors import CutawayError
+from cutaway.contract.errors import CutawayError
+from cutaway.contract.tensors import Array
 from cutaway.gateway import serve
-from cutaway.schema.tensors import Array
+from cutaway.server.settings import Settings
 from tests.conftest import ADAPTERS
 from tests.support.adapters.fragile_adapter import DEADLY, SLOW
 from tests.support.prometheus import waiting_calls as read_waiting

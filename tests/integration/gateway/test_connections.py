@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 import cutaway as ca
 from cutaway.client.transport import SERVICE
-from cutaway.config.settings import Settings
 from cutaway.gateway import serve
+from cutaway.server.settings import Settings
 from tests.support.waiting import until
 
 LIMIT_S = 2.0

@@ -19,13 +19,13 @@ from torch import Tensor, nn
 import cutaway as ca
 from cutaway.adapters import TensorAdapter
 from cutaway.client.transport import SERVICE
-from cutaway.config.settings import Settings
-from cutaway.engine.runtime.numpy_bridge import to_numpy
+from cutaway.contract.results import ModelName
+from cutaway.contract.torchserve_messages import decode_worker_reply
+from cutaway.engine.runtime.numerics import to_numpy
 from cutaway.gateway import serve
-from cutaway.gateway.models.catalog import Catalog
-from cutaway.results import ModelName
+from cutaway.server.model_store import Catalog
+from cutaway.server.settings import Settings
 from cutaway.v1 import inspection_pb2, inspection_service_pb2, inspection_service_pb2_grpc, tensor_pb2
-from cutaway.worker_protocol.torchserve_messages import decode_worker_reply
 from tests.support.health import health
 from tests.support.small_models import Images, Net
 from tests.support.waiting import PATIENCE_S, until

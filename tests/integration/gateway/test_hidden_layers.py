@@ -18,16 +18,16 @@ from torch import Tensor, nn
 
 import cutaway as ca
 from cutaway.client.request_builder import build_request
-from cutaway.config.settings import Settings
-from cutaway.errors import CutawayError, Reason
+from cutaway.contract.errors import CutawayError, Reason
+from cutaway.contract.torchserve_messages import decode_worker_reply
+from cutaway.contract.wire import grpc_status
+from cutaway.contract.wire import requests as wire_requests
+from cutaway.contract.wire.layer_references import LAYER_FIELDS
 from cutaway.gateway import serve
+from cutaway.server.settings import Settings
+from cutaway.server.worker.call import Call
+from cutaway.server.worker.worker import Worker
 from cutaway.v1 import inspection_pb2, inspection_service_pb2
-from cutaway.wire import grpc_status
-from cutaway.wire import requests as wire_requests
-from cutaway.wire.layer_references import LAYER_FIELDS
-from cutaway.worker.call import Call
-from cutaway.worker.worker import Worker
-from cutaway.worker_protocol.torchserve_messages import decode_worker_reply
 from tests.support.serving import package, serving
 from tests.support.token_files import EVERY, entry, write
 
@@ -250,7 +250,7 @@ import torch
 from torch import nn
 
 from cutaway.adapters import Adapter
-from cutaway.results import InputSpec
+from cutaway.contract.results import InputSpec
 
 
 class Net(Adapter):

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 import cutaway as ca
 from cutaway.adapters import Adapter, ImageAdapter, TensorAdapter
+from cutaway.contract.results import InputSpec
 from cutaway.gateway import serve
-from cutaway.results import InputSpec
 
 LABELS = ("malignant", "benign", "unknown", "unknown")
 FEATURES = ("radius", "texture", "area")

@@ -15,8 +15,8 @@ from torch import nn
 
 import cutaway as ca
 from cutaway.adapters import Adapter
+from cutaway.contract.results import InputSpec
 from cutaway.gateway import serve
-from cutaway.results import InputSpec
 
 ROWS = np.array([[1.0, -2.0, 3.0], [0.5, 0.0, -1.0]], np.float32)
 NAMES = ("radius", "texture", "<b>area</b>")

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import cutaway as ca
-from cutaway.wire.methods import METHODS
+from cutaway.contract.wire.methods import METHODS
 from tests.matrix.asking import every
 from tests.matrix.expected import surprise
 from tests.matrix.matrix import BATCHES, DTYPES, Combination, batch_of, outcome, served

@@ -26,17 +26,17 @@ from torch import Tensor, nn
 
 import cutaway as ca
 from cutaway.client.transport import SERVICE
-from cutaway.config.settings import Settings
+from cutaway.contract.requests import InspectRequest
+from cutaway.contract.wire import requests as wire_requests
 from cutaway.gateway import serve
-from cutaway.gateway.backends.backend import Backend
-from cutaway.gateway.batching.batcher import Batcher, Replied
-from cutaway.gateway.lifecycle.gateway_server import GatewayServer
-from cutaway.gateway.lifecycle.in_process import LocalWorkers
-from cutaway.gateway.models.catalog import Catalog
-from cutaway.requests import InspectRequest
+from cutaway.server.backends.backend import Backend
+from cutaway.server.batching.batcher import Batcher, Replied
+from cutaway.server.lifecycle.gateway_server import GatewayServer
+from cutaway.server.lifecycle.in_process import LocalWorkers
+from cutaway.server.model_store import Catalog
+from cutaway.server.settings import Settings
+from cutaway.server.worker.worker import Worker
 from cutaway.v1 import inspection_pb2, inspection_service_pb2, worker_pb2
-from cutaway.wire import requests as wire_requests
-from cutaway.worker.worker import Worker
 from tests.support.broken_captum import spoiled
 from tests.support.prometheus import named, read, scraped, waiting_calls
 from tests.support.serving import package, serving
@@ -375,7 +375,7 @@ def test_a_traceback_shows_no_values(form: str) -> None:
     """What goes wrong unforeseen is written down with its lines of code, and not with what variables held."""
     script = f"""
 import structlog
-from cutaway.gateway.observability import logging
+from cutaway.server.observability import logging
 logging.configure({form!r})
 def fail(token):
     raise RuntimeError("unforeseen")
@@ -395,9 +395,9 @@ def test_a_traceback_in_a_program_shows_no_values(form: str) -> None:
     """The same where a program serves its models, and configures no log."""
     script = f"""
 import cutaway
-from cutaway.config.settings import Settings
+from cutaway.server.settings import Settings
 from cutaway.gateway import serve
-from cutaway.gateway.rpc import servicer
+from cutaway.server.rpc import servicer
 from torch import nn, ones
 def fail(reply):
     token = "".join(["tell", "-", "nobody"])

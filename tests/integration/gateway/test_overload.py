@@ -17,11 +17,11 @@ from torch import Tensor, nn
 import cutaway as ca
 from cutaway.client.request_builder import build_request
 from cutaway.client.transport import SERVICE, GatewayTransport
-from cutaway.config.settings import Settings
-from cutaway.errors import Reason, error
+from cutaway.contract.errors import Reason, error
 from cutaway.gateway import serve
-from cutaway.gateway.batching.batcher import Batcher, NotBegun, Replied
-from cutaway.gateway.batching.fair_queue import FairQueue, caller_id
+from cutaway.server.batching.batcher import Batcher, NotBegun, Replied
+from cutaway.server.batching.fair_queue import FairQueue, caller_id
+from cutaway.server.settings import Settings
 from cutaway.v1.worker_pb2 import WorkerCall
 from tests.support.prometheus import waiting_calls
 from tests.support.waiting import PATIENCE_S, until

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 import cutaway as ca
-from cutaway.schema.tensors import Array
+from cutaway.contract.tensors import Array
 from tests.conftest import ADAPTERS
 from tests.support.adapters.fragile_adapter import SLOW, FragileAdapter
 from tests.support.processes import REPLICA
@@ -165,7 +165,7 @@ def test_a_gateway_that_is_killed_leaves_no_workers(cluster: RayCluster, tmp_pat
 
 def test_an_engine_without_ray_says_what_to_install(tmp_path: Path) -> None:
     """In one line."""
-    without = "import sys; sys.modules['ray'] = None; from cutaway.console import main; main()"
+    without = "import sys; sys.modules['ray'] = None; from cutaway.cli import main; main()"
     command = [sys.executable, "-c", without, "serve", "--model-store", str(tmp_path), "--engine", "ray"]
     found = subprocess.run(command, capture_output=True, text=True)
     assert found.returncode == 2

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 import cutaway as ca
 from cutaway.client.request_builder import build_request
-from cutaway.errors import CutawayError, InvalidArgument, Reason
+from cutaway.contract.errors import CutawayError, InvalidArgument, Reason
+from cutaway.contract.results.arrays import map_tensors
+from cutaway.contract.tensors import DTYPES, FLOATING, Array
+from cutaway.contract.wire import requests as wire_requests
 from cutaway.gateway import serve
-from cutaway.results.tensor_map import map_tensors
-from cutaway.schema.tensors import DTYPES, FLOATING, Array
-from cutaway.wire import requests as wire_requests
 from tests.support.contract_fields import asked, refusal
 from tests.support.wire_strategies import canonical
 from tests.support.worker_calls import ask, outcome, row, worker

@@ -11,8 +11,8 @@ import pytest
 from torch import Tensor, nn
 
 import cutaway as ca
+from cutaway.contract.tensors import Array
 from cutaway.gateway import serve
-from cutaway.schema.tensors import Array
 from cutaway.v1.inspection_pb2 import InspectRequest
 
 MUCH = np.ones((1, 1 << 20), np.float32)

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 import cutaway as ca
+from cutaway.client.trust import is_loopback
 from cutaway.gateway import serve
-from cutaway.trust import is_loopback
 from tests.conftest import ADAPTERS
 from tests.support.serving import Server, package, serving
 from tests.support.waiting import until

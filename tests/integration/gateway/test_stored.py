@@ -17,9 +17,9 @@ import pytest
 import torch
 
 import cutaway as ca
+from cutaway.contract.results import Provenance, Warning
+from cutaway.contract.results.comparison import compare, tolerance
 from cutaway.gateway import serve
-from cutaway.results import Provenance, Warning
-from cutaway.results.comparison import compare, tolerance
 from tests.support.cli import Net, cutaway
 from tests.support.serving import Server
 

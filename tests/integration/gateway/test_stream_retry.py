@@ -20,13 +20,13 @@ from torch import nn
 
 import cutaway as ca
 from cutaway.client.transport import SERVICE
-from cutaway.errors import CutawayError, Reason, error
-from cutaway.gateway.embedded import serve
-from cutaway.requests import InspectRequest
-from cutaway.results import InspectResult
+from cutaway.contract.errors import CutawayError, Reason, error
+from cutaway.contract.requests import InspectRequest
+from cutaway.contract.results import InspectResult
+from cutaway.contract.wire import grpc_status
+from cutaway.contract.wire import requests as wire_requests
+from cutaway.server.embedded import serve
 from cutaway.v1 import inspection_service_pb2
-from cutaway.wire import grpc_status
-from cutaway.wire import requests as wire_requests
 from tests.support.processes import worker
 from tests.support.serving import package, serving
 

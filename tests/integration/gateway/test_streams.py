@@ -26,26 +26,25 @@ from torch import Tensor, nn
 
 import cutaway as ca
 from cutaway.adapters import Adapter
-from cutaway.client import reply_size
-from cutaway.client.reply_stream import ReplyStream
+from cutaway.client import base_client
 from cutaway.client.request_builder import build_request
-from cutaway.client.transport import read_piece
-from cutaway.config.settings import Settings
-from cutaway.engine.runtime.cancellation import Cancellation
-from cutaway.errors import Reason
-from cutaway.gateway.embedded import serve
-from cutaway.gateway.rpc import servicer
-from cutaway.requests import InspectRequest
-from cutaway.results import Timings
-from cutaway.results.tensor_map import map_tensors
-from cutaway.schema.tensors import Array
+from cutaway.client.transport import ReplyStream, read_piece
+from cutaway.contract.errors import Reason
+from cutaway.contract.requests import InspectRequest
+from cutaway.contract.results import Timings
+from cutaway.contract.results.arrays import map_tensors
+from cutaway.contract.tensors import Array
+from cutaway.contract.torchserve_messages import decode_stream_opening
+from cutaway.contract.wire import grpc_status
+from cutaway.contract.wire import requests as wire_requests
+from cutaway.contract.wire.chunks import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES, StreamEncoder, as_message
+from cutaway.engine.runtime.interruption import Cancellation
+from cutaway.server.embedded import serve
+from cutaway.server.rpc import servicer
+from cutaway.server.settings import Settings
+from cutaway.server.worker.call import Call
+from cutaway.server.worker.worker import Worker
 from cutaway.v1 import inspection_pb2, inspection_service_pb2, inspection_service_pb2_grpc, worker_pb2
-from cutaway.wire import grpc_status
-from cutaway.wire import requests as wire_requests
-from cutaway.wire.chunks import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES, StreamEncoder, as_message
-from cutaway.worker.call import Call
-from cutaway.worker.worker import Worker
-from cutaway.worker_protocol.torchserve_messages import decode_stream_opening
 from tests.support.serving import Server, package, serving
 from tests.support.small_models import Images, Words
 from tests.support.torchserve_port import behind
@@ -351,11 +350,11 @@ def test_a_large_reply_needs_no_word_of_the_caller(client: ca.Client) -> None:
 
 def test_the_way_is_chosen_by_the_size_of_earlier_replies() -> None:
     """A question like one whose reply was large is expected to be answered at length, in proportion to its rows."""
-    seen = reply_size.ReplySizes()
+    seen = base_client.ReplySizes()
     one, two = (build_request("m", {"x": np.zeros((rows, 3), np.float32)}, captures="a") for rows in (1, 2))
     other = build_request("m", {"x": np.zeros((2, 3), np.float32)}, captures="b")
     assert not seen.is_large(one)
-    seen.note(one, reply_size.LARGE_BYTES)
+    seen.note(one, base_client.LARGE_BYTES)
     assert (seen.is_large(one), seen.is_large(two), seen.is_large(other)) == (False, True, False)
 
 
@@ -453,7 +452,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     (directory / "store").mkdir()
     adapter = directory / "wide_adapter.py"
     adapter.write_text(
-        "from cutaway.adapters import Adapter\nfrom cutaway.results import InputSpec\n"
+        "from cutaway.adapters import Adapter\nfrom cutaway.contract.results import InputSpec\n"
         "from tests.integration.gateway.test_streams import Wide\n"
         "class Large(Adapter):\n    inputs = (InputSpec('x', 'float32', (-1, 1)),)\n    build = staticmethod(Wide)\n"
     )

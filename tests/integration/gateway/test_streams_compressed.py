@@ -10,14 +10,13 @@ import torch
 from torch import Tensor, nn
 
 import cutaway as ca
-from cutaway.client.reply_stream import ReplyStream
-from cutaway.client.transport import read_piece
-from cutaway.errors import Reason
+from cutaway.client.transport import ReplyStream, read_piece
+from cutaway.contract.compression import compress
+from cutaway.contract.errors import Reason
+from cutaway.contract.requests import InspectRequest
+from cutaway.contract.results import InspectResult
+from cutaway.contract.wire.chunks import MAX_CHUNK_BYTES, Piece, StreamEncoder, as_message, chunk_piece, decode_chunk
 from cutaway.gateway import serve
-from cutaway.requests import InspectRequest
-from cutaway.results import InspectResult
-from cutaway.schema.compression import compress
-from cutaway.wire.chunks import MAX_CHUNK_BYTES, Piece, StreamEncoder, as_message, chunk_piece, decode_chunk
 
 X = np.linspace(0, 1, 6, dtype=np.float32).reshape(2, 3)
 

@@ -24,12 +24,12 @@ from torch import nn
 from typer.testing import CliRunner
 
 import cutaway as ca
-from cutaway import cli
-from cutaway.config.settings import Settings
-from cutaway.errors import Reason
+from cutaway.cli import application
+from cutaway.client.trust import is_loopback
+from cutaway.contract.errors import Reason
 from cutaway.gateway import serve
-from cutaway.gateway.auth.tls import exposure_warning
-from cutaway.trust import is_loopback
+from cutaway.server.auth.tls import exposure_warning
+from cutaway.server.settings import Settings
 from tests.conftest import ADAPTERS
 from tests.support.serving import package, serving
 from tests.support.token_files import EVERY, entry, write
@@ -385,25 +385,27 @@ def test_the_command_line_makes_tokens_and_asks_with_them(
     """`cutaway token` prints the entry to stdout and the token to stderr, once; with both in their places, `models`
     and `layers` are answered, by option or by environment."""
     runner = CliRunner()
-    made = runner.invoke(cli.app, ["token", "da sh", "--models", "net", "--scopes", "predict,inspect", "--days", "1"])
+    made = runner.invoke(
+        application.app, ["token", "da sh", "--models", "net", "--scopes", "predict,inspect", "--days", "1"]
+    )
     assert made.exit_code == 0, made.output
     token = made.stderr.strip()
     assert len(token) == 43
     assert token not in made.stdout
-    other = runner.invoke(cli.app, ["token", "x", "--models", "*", "--layers", "conv*,head"])
+    other = runner.invoke(application.app, ["token", "x", "--models", "*", "--layers", "conv*,head"])
     path = tmp_path / "tokens.toml"
     path.write_text(made.stdout + other.stdout)
     settings = pki.served().model_copy(update={"tokens": path})
     with serve(net(), settings=settings) as server:
         trusting = ["--address", server.address, "--ca", str(pki["ours"])]
-        assert runner.invoke(cli.app, ["models", *trusting]).exit_code == 1
-        found = runner.invoke(cli.app, ["models", *trusting, "--token", token])
+        assert runner.invoke(application.app, ["models", *trusting]).exit_code == 1
+        found = runner.invoke(application.app, ["models", *trusting, "--token", token])
         assert found.exit_code == 0, found.output
         assert "net" in found.stdout
         monkeypatch.setenv("CUTAWAY_TOKEN", token)
-        assert runner.invoke(cli.app, ["layers", "net", *trusting]).exit_code == 0
+        assert runner.invoke(application.app, ["layers", "net", *trusting]).exit_code == 0
         monkeypatch.setenv("CUTAWAY_TOKEN", "")
-        assert isinstance(runner.invoke(cli.app, ["models", *trusting]).exception, ca.Unauthenticated)
+        assert isinstance(runner.invoke(application.app, ["models", *trusting]).exception, ca.Unauthenticated)
 
 
 @pytest.mark.parametrize("variable", ["CUTAWAY_TOKENS", "CUTAWAY_TLS_CERTIFICATE", "CUTAWAY_TLS_CLIENT_CA"])
@@ -418,7 +420,7 @@ def test_a_file_that_cannot_be_used_ends_it_before_torchserve_starts(
     if content is not None:
         file.write_text(content)
     usable = {"CUTAWAY_TLS_CERTIFICATE": str(pki["server"]), "CUTAWAY_TLS_KEY": str(pki["server-key"])}
-    command = [sys.executable, "-m", "cutaway.console", "serve", "--model-store", str(tmp_path / "store")]
+    command = [sys.executable, "-m", "cutaway.cli", "serve", "--model-store", str(tmp_path / "store")]
     command += ["--log-dir", str(tmp_path / "logs"), "--address", "127.0.0.1:0"]
     ended = subprocess.run(
         command, env={**os.environ, **usable, variable: str(file)}, capture_output=True, text=True, check=False
@@ -467,6 +469,6 @@ def test_a_served_store_is_guarded(backend: str, pki: Pki, tmp_path: Path, monke
 @pytest.mark.parametrize("scopes", ["", "admin", "predict,admin", "predict inspect"])
 def test_a_scope_that_is_none_makes_no_token(scopes: str) -> None:
     """A slip of the pen is told, and nothing is printed that could be used."""
-    made = CliRunner().invoke(cli.app, ["token", "x", "--models", "*", "--scopes", scopes])
+    made = CliRunner().invoke(application.app, ["token", "x", "--models", "*", "--scopes", scopes])
     assert made.exit_code == 2
     assert "sha256" not in made.output

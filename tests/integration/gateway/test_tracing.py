@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 import cutaway as ca
 from cutaway.client.transport import SERVICE
+from cutaway.contract.requests import InspectRequest
+from cutaway.contract.wire import requests as wire_requests
 from cutaway.gateway import serve
-from cutaway.requests import InspectRequest
 from cutaway.v1 import inspection_service_pb2
-from cutaway.wire import requests as wire_requests
 from tests.conftest import ADAPTERS
 from tests.support.serving import package, serving
 from tests.support.trace_collector import collecting

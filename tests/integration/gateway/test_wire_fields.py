@@ -15,11 +15,11 @@ from google.rpc import error_details_pb2, status_pb2
 import cutaway as ca
 from cutaway.client.request_builder import build_request
 from cutaway.client.transport import SERVICE
-from cutaway.config.settings import Settings
+from cutaway.contract.wire import requests as wire_requests
+from cutaway.contract.wire.grpc_status import DETAILS_KEY
 from cutaway.gateway import serve
+from cutaway.server.settings import Settings
 from cutaway.v1 import inspection_pb2, inspection_service_pb2
-from cutaway.wire import requests as wire_requests
-from cutaway.wire.grpc_status import DETAILS_KEY
 from tests.support.small_models import Images
 from tests.support.token_files import EVERY, entry, write
 from tests.support.wire_walk import ambiguities

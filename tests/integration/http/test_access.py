@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import cutaway as ca
-from cutaway.config.settings import Settings
 from cutaway.gateway import serve
-from cutaway.gateway.embedded import Served
+from cutaway.server.embedded import Served
+from cutaway.server.settings import Settings
 from tests.integration.gateway.test_authorization import NAMES, QUESTIONS, SUBSETS, UNSEEN, Nets, X
 from tests.support.doors import doors, of_problem, post
 from tests.support.mixed.mix import Outcome, Request

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 import cutaway as ca
 from cutaway.client.request_builder import build_request
 from cutaway.client.transport import SERVICE
-from cutaway.config.settings import Settings
+from cutaway.contract.wire.requests import encode
 from cutaway.gateway import serve
-from cutaway.gateway.embedded import Served
-from cutaway.gateway.http.connection import MAX_HEAD_BYTES
+from cutaway.server.embedded import Served
+from cutaway.server.http.server import MAX_HEAD_BYTES
+from cutaway.server.settings import Settings
 from cutaway.v1 import inspection_service_pb2
-from cutaway.wire.requests import encode
 from tests.support.doors import post
 from tests.support.waiting import until
 

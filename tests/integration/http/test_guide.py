@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cutaway.config.settings import Settings
 from cutaway.gateway import serve
+from cutaway.server.settings import Settings
 from examples.digits.data import held_out
 from examples.digits.digits_adapter import Digits
 from tests.support.digits import WEIGHTS

@@ -7,9 +7,9 @@ import socket
 import pytest
 from torch import nn
 
-from cutaway.config.settings import Settings
 from cutaway.gateway import serve
-from cutaway.gateway.http.connection import Connection
+from cutaway.server.http.server import Connection
+from cutaway.server.settings import Settings
 from tests.support.doors import post
 
 

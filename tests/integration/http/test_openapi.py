@@ -14,9 +14,9 @@ from schemathesis.checks import not_a_server_error
 from torch import nn
 
 from cutaway.adapters import Adapter
-from cutaway.config.settings import Settings
+from cutaway.contract.results import InputSpec
 from cutaway.gateway import serve
-from cutaway.results import InputSpec
+from cutaway.server.settings import Settings
 from tests.support.doors import post
 from tools.openapi import FILE, description, written
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import nn
 
-from cutaway.config.settings import Settings
 from cutaway.gateway import serve
-from cutaway.gateway.http.page import STATIC
+from cutaway.server.http.application import STATIC
+from cutaway.server.settings import Settings
 from tests.support.doors import of_problem, post
 from tests.support.token_files import EVERY, entry, write
 
@@ -86,7 +86,7 @@ def test_a_browser_fetches_nothing_twice(url: str) -> None:
         ("nothing", None, 404),
         ("assets/nothing.js", None, 404),
         ("assets/../../index.html", None, 404),
-        ("assets/%2e%2e/%2e%2e/errors.py", None, 404),
+        ("assets/%2e%2e/%2e%2e/contract/errors.py", None, 404),
         ("index.html", None, 404),
         ("", b"{}", 405),
     ],

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 import cutaway as ca
 from cutaway.adapters import Adapter
-from cutaway.config.settings import Settings
+from cutaway.contract.results import InputSpec
 from cutaway.gateway import serve
-from cutaway.results import InputSpec
+from cutaway.server.settings import Settings
 from tests.support.doors import post
 
 X = np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4)

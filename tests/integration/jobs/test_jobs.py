@@ -18,13 +18,13 @@ import torch
 from captum.attr import IntegratedGradients, LayerGradCam, Saliency
 from google.protobuf import json_format
 
-from cutaway.errors import CutawayError, Reason
+from cutaway.contract.errors import CutawayError, Reason
+from cutaway.contract.wire import requests as wire_requests
 from cutaway.jobs import Job, plan, read, run
-from cutaway.jobs.folder import Folder
-from cutaway.jobs.request_parsing import parse_request
+from cutaway.jobs.manifest import Folder
 from cutaway.jobs.sources import Unreadable
+from cutaway.jobs.spec import parse_request
 from cutaway.v1.inspection_pb2 import InspectRequest
-from cutaway.wire import requests as wire_requests
 from examples.digits.data import as_png, held_out
 from tests.support import digits as fixed
 from tests.support.jobs import REQUEST, Columns, alike, digits, digits_file, digits_job, digits_words, same

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from cutaway.config import openmp
-from cutaway.errors import CutawayError
-from cutaway.gateway.observability.metrics_endpoint import metrics_endpoint
+from cutaway.contract.errors import CutawayError
 from cutaway.jobs import progress, run
+from cutaway.server.observability.prometheus import metrics_endpoint
+from cutaway.server.processes import environment
 from tests.support.jobs import digits, digits_job
 from tests.support.killed_job import begun, ended, job_file
 
@@ -40,7 +40,7 @@ def test_a_bar_on_a_terminal(store: Path, tmp_path: Path) -> None:
     """A terminal shows rows, rows a second, time left and verdicts."""
     job = job_file(tmp_path, store, 40)
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "cutaway.console", "batch", "run", str(job)]
+    command = [sys.executable, "-m", "cutaway.cli", "batch", "run", str(job)]
     environment = {**os.environ, "COLUMNS": "160", "TERM": "xterm"}
     process = subprocess.Popen(command, stdout=theirs, stderr=theirs, env=environment)
     os.close(theirs)
@@ -128,8 +128,8 @@ def test_threads_of_a_job_hardly_spin(tmp_path: Path) -> None:
         "inputs: {input: {column: x, dtype: float32}}\n"
         "output: {folder: out}\n"
     )
-    command = [sys.executable, "-m", "cutaway.console", "batch", "run", str(tmp_path / "job.yaml")]
-    without = {name: value for name, value in os.environ.items() if name not in openmp.WAITING}
+    command = [sys.executable, "-m", "cutaway.cli", "batch", "run", str(tmp_path / "job.yaml")]
+    without = {name: value for name, value in os.environ.items() if name not in environment.WAITING}
     for variables, policy in (({}, "PASSIVE 5000"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE -")):
         (tmp_path / "out" / "part-00000.parquet").unlink(missing_ok=True)  # or there is nothing to do
         subprocess.run(command, env={**without, **variables}, check=True, capture_output=True)

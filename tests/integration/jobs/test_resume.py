@@ -74,7 +74,7 @@ def test_asked_to_stop_it_says_how_to_go_on(store: Path, tmp_path: Path, number:
 def test_no_room_is_an_interruption(store: Path, tmp_path: Path) -> None:
     """Where a shard cannot be written the job ends with status 3 and leaves no torn file; with room, it goes on."""
     job = job_file(tmp_path, store, ROWS, shard_rows=64, request={"captures": [{"layer": "conv*"}]})
-    command = [sys.executable, "-m", "cutaway.console", "batch", "run", str(job)]
+    command = [sys.executable, "-m", "cutaway.cli", "batch", "run", str(job)]
 
     def narrow() -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from cutaway.config.settings import Settings
-from cutaway.errors import CutawayError, Reason
+from cutaway.contract.errors import CutawayError, Reason
 from cutaway.gateway import serve
 from cutaway.jobs import Job, Summary, Watcher, read, run
+from cutaway.server.settings import Settings
 from tests.support.digits import OPERATIONS
 from tests.support.jobs import digits, digits_job, digits_words
 from tests.support.rounding import rounding

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import cutaway as ca
-from cutaway.config.settings import Settings
 from cutaway.gateway import serve
+from cutaway.server.settings import Settings
 from examples.digits.digits_adapter import Digits
 from tests.support.digits import WEIGHTS
 from tests.support.documents import ROOT

@@ -21,13 +21,13 @@ from torch import Tensor, nn
 
 import cutaway as ca
 from cutaway.client.request_builder import build_request
-from cutaway.config.settings import Settings
+from cutaway.contract.results import InputSpec, Timings
+from cutaway.contract.wire import requests as wire_requests
+from cutaway.contract.wire import results as wire_results
+from cutaway.contract.wire.message_walk import tensors_in
 from cutaway.gateway import serve
-from cutaway.results import InputSpec, Timings
+from cutaway.server.settings import Settings
 from cutaway.v1 import inspection_pb2, inspection_service_pb2
-from cutaway.wire import requests as wire_requests
-from cutaway.wire import results as wire_results
-from cutaway.wire.message_walk import tensors_in
 from examples.digits.digits_adapter import Digits
 from tests.support import node
 from tests.support.digits import WEIGHTS

@@ -31,10 +31,10 @@ from torch import nn
 
 import cutaway as ca
 from cutaway.adapters import Adapter
-from cutaway.config.settings import Settings
+from cutaway.contract.wire import results as wire_results
 from cutaway.gateway import serve
+from cutaway.server.settings import Settings
 from cutaway.v1 import inspection_pb2
-from cutaway.wire import results as wire_results
 from examples.digits.digits_adapter import Digits
 from tests.support import node
 from tests.support.adapters.mirror_adapter import MirrorAdapter

@@ -12,7 +12,7 @@ import pytest
 import tritonclient.grpc as by_grpc
 from tritonclient.utils import InferenceServerException
 
-from cutaway.gateway.embedded import Served
+from cutaway.server.embedded import Served
 from tests.integration.open_inference.models import NUMBERS
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from cutaway.adapters import Adapter
-from cutaway.results import InputSpec
+from cutaway.contract.results import InputSpec
 
 NUMBERS = {
     "BOOL": np.array([True, False]),

@@ -11,9 +11,9 @@ import tritonclient.grpc as by_grpc
 import tritonclient.http as by_http
 from tritonclient.utils import InferenceServerException
 
-from cutaway.config.settings import Settings
 from cutaway.gateway import serve
-from cutaway.gateway.embedded import Served
+from cutaway.server.embedded import Served
+from cutaway.server.settings import Settings
 from tests.integration.open_inference.doors import Door, connected, names
 from tests.integration.open_inference.models import Classes, Same, X
 from tests.support.prometheus import named, scraped

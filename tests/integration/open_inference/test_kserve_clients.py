@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import cutaway as ca
-from cutaway.config.settings import Settings
 from cutaway.gateway import serve
+from cutaway.server.settings import Settings
 from tests.integration.open_inference.models import Classes, X
 
 FOLDER = Path(__file__).parent

@@ -12,10 +12,10 @@ import pytest
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from cutaway.config.settings import Settings
+from cutaway.contract.wire import grpc_status
 from cutaway.gateway import serve
-from cutaway.gateway.embedded import Served
-from cutaway.wire import grpc_status
+from cutaway.server.embedded import Served
+from cutaway.server.settings import Settings
 from tests.integration.open_inference.models import NUMBERS, Classes, Same, X
 from tests.support.doors import of_problem, post
 

@@ -15,11 +15,11 @@ from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
 import cutaway as ca
-from cutaway.config.settings import Settings
+from cutaway.contract.values import __version__
 from cutaway.gateway import serve
-from cutaway.gateway.embedded import Served
-from cutaway.gateway.open_inference.grpc_service import UNSERVED
-from cutaway.version import __version__
+from cutaway.server.embedded import Served
+from cutaway.server.open_inference.grpc_service import UNSERVED
+from cutaway.server.settings import Settings
 from tests.integration.open_inference.doors import Door, connected, names, parameter
 from tests.integration.open_inference.models import NUMBERS, Classes, Same, X
 

@@ -16,7 +16,7 @@ import pytest
 from google.rpc import error_details_pb2, status_pb2
 
 import cutaway as ca
-from cutaway.schema.tensors import Array
+from cutaway.contract.tensors import Array
 from tests.conftest import ADAPTERS
 from tests.support.adapters.fragile_adapter import DEADLY, HUNGRY
 from tests.support.health import health
@@ -195,8 +195,8 @@ def _answers(client: ca.Client) -> bool:
 
 def test_a_refusal_says_when_to_try_again() -> None:
     """`google.rpc.RetryInfo` travels with what waiting helps against, and with nothing else."""
-    from cutaway.errors import RETRY_AFTER_S, Reason, error
-    from cutaway.wire import grpc_status
+    from cutaway.contract.errors import RETRY_AFTER_S, Reason, error
+    from cutaway.contract.wire import grpc_status
 
     for reason in Reason:
         sent = status_pb2.Status.FromString(grpc_status.encode(error(reason, "x")))

@@ -20,8 +20,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 import cutaway as ca
-from cutaway.errors import Reason
-from cutaway.worker_protocol.torchserve_messages import PREDICTIONS, decode_reply, decode_worker_reply, encode_call
+from cutaway.contract.errors import Reason
+from cutaway.contract.torchserve_messages import PREDICTIONS, decode_reply, decode_worker_reply, encode_call
 from tests.support import manifests
 from tests.support.health import health
 from tests.support.serving import Server, package, serving
@@ -82,7 +82,7 @@ def test_a_damaged_archive_is_named_and_harms_no_other(server: Server) -> None:
 
 def test_a_store_without_a_sound_archive_is_refused(tmp_path: Path) -> None:
     """Nothing to serve is an error at the start, with what would be right."""
-    from cutaway.gateway.models.store import read_store
+    from cutaway.server.model_store import read_store
 
     with pytest.raises(ca.NotFound, match=r"holds no \.mar archive; make one with `cutaway package`"):
         read_store(tmp_path)
@@ -276,7 +276,7 @@ def test_a_model_that_crashes_while_it_loads_costs_the_others_nothing(
     package(tmp_path, "tiny", f"{code}:Tiny")
     package(tmp_path, "crashing", f"{code}:Crashing")
     since = time.monotonic()
-    subprocess.run([sys.executable, "-c", "import cutaway.worker.worker"], check=True)
+    subprocess.run([sys.executable, "-c", "import cutaway.server.worker.worker"], check=True)
     seconds = 10 + round(5 * (time.monotonic() - since))  # more than the sound model needs, on a busy machine too
     monkeypatch.setenv("CUTAWAY_START_TIMEOUT_S", str(seconds))
     options = (tmp_path, tmp_path / "logs", f"--engine={engine}")
@@ -360,8 +360,8 @@ def test_every_line_of_the_log_is_json(tmp_path: Path, monkeypatch: pytest.Monke
 _SETTLING = """
 import gc, os, signal, sys
 from pathlib import Path
-from cutaway.gateway.application import run
-from cutaway.config.settings import Settings
+from cutaway.server.application import run
+from cutaway.server.settings import Settings
 
 def announce(line):
     if line.startswith("ready: "):

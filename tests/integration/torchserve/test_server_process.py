@@ -21,13 +21,12 @@ import pytest
 from model_archiver.model_archiver_config import ModelArchiverConfig
 from model_archiver.model_packaging_utils import ModelExportUtils
 
-from cutaway.config import openmp
-from cutaway.errors import CutawayError, Reason
-from cutaway.gateway.processes.environment import WorkerEnvironment
-from cutaway.gateway.torchserve import server_process
-from cutaway.gateway.torchserve.server_process import TorchServe
-from cutaway.trust import bearer
-from cutaway.worker_protocol.torchserve_messages import PREDICTIONS, decode_reply, encode_call
+from cutaway.client.trust import bearer
+from cutaway.contract.errors import CutawayError, Reason
+from cutaway.contract.torchserve_messages import PREDICTIONS, decode_reply, encode_call
+from cutaway.server.processes import environment, torchserve
+from cutaway.server.processes.environment import WorkerEnvironment
+from cutaway.server.processes.torchserve import TorchServe
 from tests.support import torchserve_port
 from tests.support.serving import package
 from tests.support.torchserve_port import key
@@ -143,12 +142,12 @@ def test_a_worker_answers(server: TorchServe) -> None:
 
 
 def test_threads_of_a_worker_hardly_spin(server: TorchServe) -> None:
-    """Workers that are busy at once do not use each other's cores while they wait: `cutaway.config.openmp`."""
+    """Workers that are busy at once do not use each other's cores while they wait: `cutaway.server.processes.environment`."""
     group, _ = footprint(server)
     workers = [each for each in processes(group) if any("model_service_worker" in word for word in each.cmdline())]
     assert workers
     for worker in workers:
-        assert openmp.WAITING.items() <= worker.environ().items()
+        assert environment.WAITING.items() <= worker.environ().items()
 
 
 def test_messages_may_be_as_large_as_was_said(server: TorchServe) -> None:
@@ -184,7 +183,7 @@ def test_models_stay_what_they_are(server: TorchServe, method: str) -> None:
 def test_one_quiet_log(server: TorchServe, log_dir: Path) -> None:
     """One file has what the models print, and calls add nothing to it."""
     until(lambda: "the echo complains" in server.log_tail())
-    log = log_dir / server_process.LOG_NAME
+    log = log_dir / torchserve.LOG_NAME
     before = log.read_text()
     for _ in range(20):
         ask(server)
@@ -228,7 +227,7 @@ def awake(server: TorchServe) -> list[Any]:
 @pytest.mark.slow
 def test_a_port_that_somebody_took(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where another program takes a port between choosing and listening, others are chosen."""
-    choose = server_process._free_ports
+    choose = torchserve._free_ports
     with socket.create_server(("127.0.0.1", 0)) as squatter:
         taken = squatter.getsockname()[1]
         chosen: list[Sequence[int]] = []
@@ -238,7 +237,7 @@ def test_a_port_that_somebody_took(store: Path, monkeypatch: pytest.MonkeyPatch)
             chosen.append(ports if chosen else [ports[0], taken, *ports[2:]])
             return list(chosen[-1])
 
-        monkeypatch.setattr(server_process, "_free_ports", choose_badly_once)
+        monkeypatch.setattr(torchserve, "_free_ports", choose_badly_once)
         with serving(store) as server:
             assert len(chosen) == 2
             assert server.endpoint.address == f"127.0.0.1:{chosen[1][1]}"
@@ -282,8 +281,8 @@ def test_a_server_that_was_killed(store: Path) -> None:
 OWNER = """
 import sys, time
 from pathlib import Path
-from cutaway.gateway.processes.environment import WorkerEnvironment
-from cutaway.gateway.torchserve.server_process import TorchServe
+from cutaway.server.processes.environment import WorkerEnvironment
+from cutaway.server.processes.torchserve import TorchServe
 
 server = TorchServe(Path(sys.argv[1]), ["echo.mar"], environment=WorkerEnvironment(1 << 20))
 server.start()

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 import cutaway as ca
-from cutaway.trust import Metadata, bearer
-from cutaway.worker_protocol.torchserve_messages import PING, PREDICTIONS, STREAM_PREDICTIONS, encode_call
+from cutaway.client.trust import Metadata, bearer
+from cutaway.contract.torchserve_messages import PING, PREDICTIONS, STREAM_PREDICTIONS, encode_call
 from tests.conftest import ADAPTERS
 from tests.support.processes import leader, worker
 from tests.support.serving import Server, package, serving

@@ -10,10 +10,10 @@ from playwright.sync_api import Browser
 from torch import Tensor, nn
 
 from cutaway.adapters import Adapter
-from cutaway.config.settings import Settings
+from cutaway.contract.results import InputSpec
 from cutaway.gateway import serve
-from cutaway.gateway.embedded import Served
-from cutaway.results import InputSpec
+from cutaway.server.embedded import Served
+from cutaway.server.settings import Settings
 from examples.digits.digits_adapter import Digits
 from tests.support.digits import WEIGHTS
 from tests.support.pages import Inspector, opened, running_browser

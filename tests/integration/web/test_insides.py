@@ -22,10 +22,10 @@ from torch.nn import functional as F
 
 import cutaway as ca
 from cutaway.adapters import Adapter
-from cutaway.config.settings import Settings
+from cutaway.contract.results import InputSpec
 from cutaway.gateway import serve
-from cutaway.gateway.embedded import Served
-from cutaway.results import InputSpec
+from cutaway.server.embedded import Served
+from cutaway.server.settings import Settings
 from tests.support.pages import Inspector, opened
 from tests.support.waiting import until
 

@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow.parquet as parquet
 import pytest
 
-from cutaway.gateway.embedded import Served
 from cutaway.jobs import Job, Results, read, run
 from cutaway.jobs.sources import Unreadable
+from cutaway.server.embedded import Served
 from tests.support.jobs import REQUEST, Columns, digits
 from tests.support.pages import Inspector
 

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 import cutaway as ca
 from cutaway.adapters import Adapter
-from cutaway.config.settings import Settings
+from cutaway.contract.results import InputSpec
 from cutaway.gateway import serve
-from cutaway.gateway.embedded import Served
-from cutaway.results import InputSpec
+from cutaway.server.embedded import Served
+from cutaway.server.settings import Settings
 from tests.support.pages import Inspector, asking
 from tests.support.waiting import until
 

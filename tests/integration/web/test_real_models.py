@@ -13,9 +13,9 @@ from transformers import PreTrainedModel
 
 import cutaway as ca
 from cutaway.adapters import Adapter
-from cutaway.config.settings import Settings
+from cutaway.contract.results import InputSpec
 from cutaway.gateway import serve
-from cutaway.results import InputSpec
+from cutaway.server.settings import Settings
 from examples.sentences.package import model_directory
 from examples.sentences.sentences_adapter import Sentences
 from examples.tumours.data import held_out

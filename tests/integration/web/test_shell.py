@@ -16,11 +16,11 @@ from torch import nn
 
 import cutaway as ca
 from cutaway.adapters import Adapter
-from cutaway.cli.permalink import permalink
-from cutaway.config.settings import Settings
+from cutaway.cli.files import permalink
+from cutaway.contract.results import InputSpec
 from cutaway.gateway import serve
-from cutaway.gateway.embedded import Served
-from cutaway.results import InputSpec
+from cutaway.server.embedded import Served
+from cutaway.server.settings import Settings
 from tests.support.pages import Inspector, opened
 from tests.support.token_files import EVERY, entry, write
 from tests.support.waiting import until

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 import cutaway as ca
 from cutaway.adapters import Adapter
-from cutaway.config.settings import Settings
+from cutaway.contract.results import InputSpec
 from cutaway.gateway import serve
-from cutaway.gateway.embedded import Served
-from cutaway.results import InputSpec
+from cutaway.server.embedded import Served
+from cutaway.server.settings import Settings
 from tests.support.pages import Inspector
 
 X = np.array([[0.5, -1.0, 2.0]], np.float32)

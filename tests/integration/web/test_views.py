@@ -16,10 +16,10 @@ import pytest
 import yaml
 
 import cutaway as ca
-from cutaway.gateway.embedded import Served
+from cutaway.contract.results.arrays import named_tensors
 from cutaway.jobs import Job, read
 from cutaway.jobs import run as run_job
-from cutaway.results.named_arrays import named_tensors
+from cutaway.server.embedded import Served
 from tests.integration.web.conftest import HOSTILE
 from tests.support.cli import cutaway
 from tests.support.digits import package_digits

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from cutaway.adapters import Adapter
-from cutaway.results import InputSpec
+from cutaway.contract.results import InputSpec
 
 
 class Same(nn.Module):

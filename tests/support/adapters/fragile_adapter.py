@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from cutaway.adapters import Adapter
-from cutaway.results import InputSpec
+from cutaway.contract.results import InputSpec
 
 DEADLY = 99.0
 SLOW = 50.0

@@ -17,8 +17,8 @@ from torch.nn import functional as F
 from torch.nn.modules import module as torch_module
 
 from cutaway.adapters import Adapter
+from cutaway.contract.results import InputSpec
 from cutaway.engine.model.inspected_model import Inputs
-from cutaway.results import InputSpec
 
 TABLES = (
     "_forward_hooks",

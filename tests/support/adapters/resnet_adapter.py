@@ -5,7 +5,7 @@ from torch import nn
 from transformers import ResNetConfig, ResNetForImageClassification
 
 from cutaway.adapters import Adapter
-from cutaway.results import InputSpec
+from cutaway.contract.results import InputSpec
 
 
 class ResNet(Adapter):

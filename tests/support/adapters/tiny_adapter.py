@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from cutaway.adapters import Adapter
-from cutaway.results import InputSpec
+from cutaway.contract.results import InputSpec
 
 
 class Layer(nn.Module):

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 import cutaway as ca
-from cutaway.schema.tensors import Array
+from cutaway.contract.tensors import Array
 from tests.support.digits import OPERATIONS
 from tests.support.mixed.by_hand import Answer
 from tests.support.rounding import rounding, within

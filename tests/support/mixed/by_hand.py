@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cutaway.schema.tensors import Array
+from cutaway.contract.tensors import Array
 
 Change = Callable[[Tensor], Tensor]
 Answer = dict[str, Array]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import cutaway as ca
-from cutaway.requests import PointName
+from cutaway.contract.requests import PointName
 from examples.digits.data import held_out
 from tests.support.mixed.by_hand import Answer, ByHand
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 import cutaway as ca
-from cutaway.errors import Reason
+from cutaway.contract.errors import Reason
 from tests.support.mixed.kind import Failing
 
 SEVEN = np.ones(7, np.float32)

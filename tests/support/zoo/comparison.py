@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 import cutaway as ca
-from cutaway.requests import PointName
+from cutaway.contract.requests import PointName
 from tests.support.zoo.reference import Array, Call
 
 POINTS: tuple[PointName, ...] = ("input", "output", "grad_input", "grad_output")

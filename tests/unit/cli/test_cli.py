@@ -13,10 +13,10 @@ from PIL import Image
 from rich.console import Console
 
 import cutaway as ca
-from cutaway.archive import reader
 from cutaway.cli import model_tables
+from cutaway.contract.results import ModelName, ModuleInfo, Provenance
 from cutaway.gateway import serve
-from cutaway.results import ModelName, ModuleInfo, Provenance
+from cutaway.server.archive import reader
 from tests.support.cli import Pair, Pets, cutaway, said, squeezed, without
 from tests.support.serving import serving
 

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from cutaway import cli
+from cutaway.cli import application
 from cutaway.gateway import serve
 from tests.support.cli import Pair, Pets, cutaway, squeezed, without
 
@@ -125,7 +125,7 @@ def test_a_mistyped_command_is_refused_before_anybody_is_asked(
     (tmp_path / "dry.yaml").write_text("dry_run: true")
     files = {"IMAGE": image, "ARRAY": array, "REQUEST": tmp_path / "request.yaml", "DRY": tmp_path / "dry.yaml"}
     given = [str(files.get(word, word)) for word in arguments]
-    done = CliRunner().invoke(cli.app, ["inspect", "pets", *given, "--address", NOBODY])
+    done = CliRunner().invoke(application.app, ["inspect", "pets", *given, "--address", NOBODY])
     assert done.exit_code == 2
     assert message in done.output, done.output
 

@@ -12,9 +12,9 @@ from google.protobuf import json_format
 from PIL import Image
 
 import cutaway as ca
-from cutaway.cli import files, permalink
+from cutaway.cli import files
+from cutaway.contract.results import AttributionResult, MetricResult, TokenAttribution
 from cutaway.gateway import serve
-from cutaway.results import AttributionResult, MetricResult, TokenAttribution
 from cutaway.v1 import inspection_pb2
 from tests.support.cli import Pair, Pets, said, squeezed
 
@@ -269,4 +269,4 @@ def test_a_question_opens_in_the_inspector(
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (400, 400), np.uint8)).save(large)
     said("inspect", "pets", large, *web)
     assert "raw" not in unquote(opened[-1])
-    assert len(opened[-1]) <= permalink.MAX_CHARS
+    assert len(opened[-1]) <= files.MAX_CHARS

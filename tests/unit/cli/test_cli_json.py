@@ -15,10 +15,10 @@ import pytest
 from PIL import Image
 
 import cutaway as ca
-from cutaway import errors
-from cutaway.cli import failures, json_output
+from cutaway.cli import console_output
+from cutaway.contract import errors
+from cutaway.contract.results import AttributionError, AttributionResult, InspectResult, TokenAttribution
 from cutaway.gateway import serve
-from cutaway.results import AttributionError, AttributionResult, InspectResult, TokenAttribution
 from tests.support.cli import Pair, Pets, cutaway, said
 from tests.support.json_documents import PAGE, Documented
 from tools.json_fields import DOCUMENTS
@@ -152,7 +152,7 @@ def test_large_tensors_have_no_values(address: str, image: Path, capsys: pytest.
     assert values("--max-values", 0) is None
     assert np.shape(values()) == (1, 4, 6, 6)
     for size in (1000, 1001):
-        json_output.print_json({"tensor": np.zeros(size)})
+        console_output.print_json({"tensor": np.zeros(size)})
         assert (json.loads(capsys.readouterr().out)["tensor"]["values"] is None) == (size == 1001)
 
 
@@ -166,7 +166,7 @@ def test_parts_that_are_rare_are_as_documented(capsys: pytest.CaptureFixture[str
     class Own(InspectResult):
         own: int = 0
 
-    json_output.print_json(Own({}, attributions=(attribution,)), InspectResult)
+    console_output.print_json(Own({}, attributions=(attribution,)), InspectResult)
     text = capsys.readouterr().out
     assert text.isascii()
     assert text.isprintable() or text.endswith("\n")
@@ -179,7 +179,7 @@ def test_parts_that_are_rare_are_as_documented(capsys: pytest.CaptureFixture[str
 def test_numbers_that_json_lacks_are_texts(capsys: pytest.CaptureFixture[str]) -> None:
     """What is not finite, in a tensor and outside, is text as in protobuf's JSON; bfloat16 has its exact values."""
     values = np.array([np.nan, np.inf, -np.inf, 0.5], ml_dtypes.bfloat16)
-    json_output.print_json({"tensor": values, "number": float("-inf")})
+    console_output.print_json({"tensor": values, "number": float("-inf")})
     found = json.loads(capsys.readouterr().out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
     assert found["tensor"] == {"data_type": "bfloat16", "shape": [4], "values": ["NaN", "Infinity", "-Infinity", 0.5]}
     assert found["number"] == "-Infinity"
@@ -258,11 +258,15 @@ def test_every_class_of_errors_has_an_exit_status() -> None:
     """In the code and in the table of the page; an error of a newer server has that of its code."""
     rows = {line.split("|")[1].strip(): line for line in PAGE.read_text("utf-8").splitlines() if line.startswith("| ")}
     kinds = errors.CutawayError.__subclasses__()
-    assert set(kinds) == set(failures.EXIT_STATUSES)
-    for kind, status in failures.EXIT_STATUSES.items():
+    assert set(kinds) == set(console_output.EXIT_STATUSES)
+    for kind, status in console_output.EXIT_STATUSES.items():
         assert f"`{kind.__name__}`" in rows[str(status)]
-        found = failures.of_call(errors.from_wire(kind.code, "NEW_REASON", "new"))
+        found = console_output.of_call(errors.from_wire(kind.code, "NEW_REASON", "new"))
         assert (found.exit_status, found.code) == (status, errors.Code(kind.code).name)
-    assert {str(failures.WRONG_COMMAND), str(failures.STOPPED), str(failures.READER_GONE)} <= rows.keys()
-    unknown = failures.of_call(errors.from_wire(1, "CANCELLED", "cancelled"))
+    assert {
+        str(console_output.WRONG_COMMAND),
+        str(console_output.STOPPED),
+        str(console_output.READER_GONE),
+    } <= rows.keys()
+    unknown = console_output.of_call(errors.from_wire(1, "CANCELLED", "cancelled"))
     assert (unknown.exit_status, unknown.code) == (6, "1")

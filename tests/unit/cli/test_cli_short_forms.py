@@ -16,10 +16,9 @@ import yaml
 from typer.testing import CliRunner
 
 import cutaway as ca
-from cutaway import cli
-from cutaway.cli import manual, request_file, short_forms
-from cutaway.request_reader.reader import CLASSES, read_request
-from cutaway.requests import InspectRequest
+from cutaway.cli import application, manual, short_forms
+from cutaway.contract.request_reader.reader import CLASSES, read_request
+from cutaway.contract.requests import InspectRequest
 from tests.support.cli import said
 from tests.support.request_files import REQUESTS
 from tests.support.wire_strategies import canonical
@@ -29,13 +28,13 @@ from tests.support.wire_strategies import canonical
 def test_a_request_file_says_what_python_says(text: str, tmp_path: Path) -> None:
     """--request reads what a job's sections hold."""
     (tmp_path / "request.yaml").write_text(text)
-    assert canonical(request_file.read(str(tmp_path / "request.yaml")).request) == canonical(REQUESTS[text])
+    assert canonical(short_forms.read_request_file(str(tmp_path / "request.yaml")).request) == canonical(REQUESTS[text])
 
 
 def test_a_request_can_come_from_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     """``-`` is standard input."""
     monkeypatch.setattr("sys.stdin", io.StringIO("{target: sum}"))
-    assert request_file.read("-").request == InspectRequest("", target=ca.OutputSum())
+    assert short_forms.read_request_file("-").request == InspectRequest("", target=ca.OutputSum())
 
 
 def test_arrays_of_a_request_file_lie_beside_it(tmp_path: Path) -> None:
@@ -43,7 +42,7 @@ def test_arrays_of_a_request_file_lie_beside_it(tmp_path: Path) -> None:
     np.save(tmp_path / "half.npy", np.full(3, 0.5))
     (tmp_path / "request.yaml").write_text("{target: {cotangent: half.npy}}")
     expected = canonical(ca.Cotangent(np.full(3, 0.5)))
-    assert canonical(request_file.read(str(tmp_path / "request.yaml")).request.target) == expected
+    assert canonical(short_forms.read_request_file(str(tmp_path / "request.yaml")).request.target) == expected
     typed = short_forms.attribution(f"Saliency,target={{cotangent: {tmp_path / 'half.npy'}}}")
     assert canonical(typed.target) == expected
 
@@ -174,7 +173,7 @@ def test_options_add_to_a_request_file(monkeypatch: pytest.MonkeyPatch, tmp_path
     options += ["--input-gradient", "--no-predictions", "--compress", "--dry-run"]
     file = ["--request", str(tmp_path / "request.yaml")]
     for more in (file, [*map(str, options), *file], []):
-        done = CliRunner().invoke(cli.app, ["inspect", "net", str(tmp_path / "x.npz"), *more])
+        done = CliRunner().invoke(application.app, ["inspect", "net", str(tmp_path / "x.npz"), *more])
         assert done.exit_code == 0, done.output
     from_file = InspectRequest(
         "net",

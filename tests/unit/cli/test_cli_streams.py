@@ -19,7 +19,7 @@ from cutaway.cli import console_output
 from cutaway.gateway import serve
 from tests.support.cli import Pets, said
 
-COMMAND = [sys.executable, "-m", "cutaway.console"]
+COMMAND = [sys.executable, "-m", "cutaway.cli"]
 NOBODY = "127.0.0.1:1"
 PRINTING = [["models", "--json"], ["layers", "pets"], ["--help"]]
 
@@ -95,7 +95,7 @@ class Interrupter:
             raise KeyboardInterrupt
 
 sys.meta_path.insert(0, Interrupter())
-from cutaway.console import main
+from cutaway.cli import main
 main()
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

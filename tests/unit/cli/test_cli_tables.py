@@ -9,9 +9,8 @@ import pytest
 from rich.console import Console, RenderableType
 
 import cutaway as ca
-from cutaway import tables
 from cutaway.cli import model_tables
-from cutaway.results import (
+from cutaway.contract.results import (
     AttributionError,
     ClassPrediction,
     MetricResult,
@@ -22,6 +21,7 @@ from cutaway.results import (
     Provenance,
     TokenAttribution,
 )
+from cutaway.views import tables
 from tests.support.cli import squeezed
 
 LOGITS = np.array([[0.25, 1.5], [2.0, -1.0]], np.float32)

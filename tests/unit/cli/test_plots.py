@@ -16,9 +16,9 @@ from matplotlib.transforms import Bbox
 from PIL import Image
 
 import cutaway as ca
-from cutaway import plots
-from cutaway.results import ClassPrediction, Provenance
-from cutaway.schema.tensors import Array
+from cutaway.contract.results import ClassPrediction, Provenance
+from cutaway.contract.tensors import Array
+from cutaway.views import plots
 
 LONG = "model.encoder.stages.11.blocks.17.attention.output.projection"
 
@@ -309,5 +309,5 @@ def test_settings_of_matplotlib_stay() -> None:
 
 def test_matplotlib_is_imported_when_it_is_needed() -> None:
     """The command line starts without Matplotlib, and a server never loads it."""
-    code = "import sys, cutaway.plots; sys.exit('matplotlib' in sys.modules)"
+    code = "import sys, cutaway.views.plots; sys.exit('matplotlib' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import cutaway as ca
-from cutaway.errors import Reason
+from cutaway.contract.errors import Reason
 from tests.support.grpc_server import serving_methods
 
 X = {"x": np.ones((1, 2), np.float32)}

@@ -9,8 +9,8 @@ import pytest
 
 import cutaway as ca
 from cutaway.client.request_builder import build_request
-from cutaway.requests import InspectRequest
-from cutaway.wire import requests as wire_requests
+from cutaway.contract.requests import InspectRequest
+from cutaway.contract.wire import requests as wire_requests
 
 X = {"x": np.ones((2, 3), np.float32)}
 

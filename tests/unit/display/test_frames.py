@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import cutaway as ca
-from cutaway.display.inspection import Inspection
-from cutaway.requests import InspectRequest
+from cutaway.contract.requests import InspectRequest
+from cutaway.views.inspection import Inspection
 from tests.support.made_results import capture, image, numbers, table, text
 
 

@@ -14,9 +14,9 @@ from IPython.core.formatters import DisplayFormatter
 from PIL import Image
 
 import cutaway as ca
-from cutaway.display.inspection import Inspection
-from cutaway.requests import InspectRequest, Raw
-from cutaway.results import Warning as ResultWarning
+from cutaway.contract.requests import InspectRequest, Raw
+from cutaway.contract.results import Warning as ResultWarning
+from cutaway.views.inspection import Inspection
 from tests.support.made_results import HOSTILE, capture, check, image, numbers, table, text
 
 MAX_CHARACTERS = 400_000

@@ -8,9 +8,17 @@ import numpy as np
 import pytest
 
 import cutaway as ca
-from cutaway.results import ClassPrediction, InputSpec, ModelName, ModuleInfo, OperatorInfo, OutputSpec, Provenance
-from cutaway.results import Warning as ResultWarning
-from cutaway.results.text import byte_count, harmless
+from cutaway.contract.results import (
+    ClassPrediction,
+    InputSpec,
+    ModelName,
+    ModuleInfo,
+    OperatorInfo,
+    OutputSpec,
+    Provenance,
+)
+from cutaway.contract.results import Warning as ResultWarning
+from cutaway.contract.results.summary import byte_count, harmless
 from tests.support.made_results import DISAGREES, HOSTILE, capture, check, numbers, table, text
 
 ALL_ASCII = {chr(code) for code in range(32, 127)}

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 
 import cutaway as ca
-from cutaway.engine.batch import inspect_batch
-from cutaway.engine.dry_run.pass_count import costs
+from cutaway.contract.requests import Argument, CheckMode, CheckRequest
+from cutaway.contract.results import InspectResult, Verdict
+from cutaway.engine.batching.batch import inspect_batch
+from cutaway.engine.cost.pass_count import costs
 from cutaway.engine.execution.inspect import inspect
 from cutaway.engine.model.inspected_model import InspectedModel
 from cutaway.engine.planning.plan import plan_request
 from cutaway.gateway import serve
-from cutaway.requests import Argument, CheckMode, CheckRequest
-from cutaway.results import InspectResult, Verdict
 from tests.support.checked_attributions import noise, wired
 
 X = {"x": noise(2, 3)}

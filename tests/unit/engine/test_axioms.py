@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import cutaway as ca
-from cutaway.requests import CheckMode, CheckRequest
-from cutaway.results import Check, Verdict
+from cutaway.contract.requests import CheckMode, CheckRequest
+from cutaway.contract.results import Check, Verdict
 from tests.support.checked_attributions import ask, noise, wired
 
 SAMPLES = {"x": np.zeros((2, 4), np.float32)}

@@ -16,9 +16,9 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import cutaway as ca
-from cutaway.engine.references.rescale_rule import MODULE_RULES
-from cutaway.requests import Attribution, CheckMode, CheckRequest, ClassIndex
-from cutaway.results import AttributionResult, Cause, Check, Verdict
+from cutaway.contract.requests import Attribution, CheckMode, CheckRequest, ClassIndex
+from cutaway.contract.results import AttributionResult, Cause, Check, Verdict
+from cutaway.engine.references.deeplift_multipliers import MODULE_RULES
 from tests.support.checked_attributions import BATCHES, CHECKED, Build, ask, noise, to, verdict, wired
 from tests.support.rounding import SMALL, close
 from tests.support.state_snapshot import nodes, untouched

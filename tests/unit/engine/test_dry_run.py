@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 import cutaway as ca
+from cutaway.contract.requests import CheckMode, PointName
+from cutaway.contract.results import Estimate, Outline, WarningCode
+from cutaway.contract.results.arrays import map_tensors
+from cutaway.contract.tensors import Array, dtype_name
 from cutaway.gateway import serve
-from cutaway.requests import CheckMode, PointName
-from cutaway.results import Estimate, Outline, WarningCode
-from cutaway.results.tensor_map import map_tensors
-from cutaway.schema.tensors import Array, dtype_name
 from tests.matrix.asking import every
 from tests.support.cli import Pets, said, squeezed
 from tests.support.function_module import Through

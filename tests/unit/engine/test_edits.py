@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import cutaway as ca
 from cutaway.adapters import Adapter, TensorAdapter
+from cutaway.contract.requests import Point
 from cutaway.gateway import serve
-from cutaway.requests import Point
 from tests.oracles.edits import (
     NAMES,
     PLACES,

@@ -14,8 +14,8 @@ from torch.utils.hooks import RemovableHandle
 
 import cutaway as ca
 from cutaway.adapters import Adapter
+from cutaway.contract.requests import Point
 from cutaway.gateway import serve
-from cutaway.requests import Point
 from tests.oracles.edits import Change, Hook, Net, Thrifty, X, hooked, noise, written
 from tests.support.rounding import SMALL, close
 from tests.support.small_models import Net as Convolutions

@@ -12,8 +12,8 @@ from torch.nn import functional
 
 import cutaway as ca
 from cutaway.adapters import Adapter
+from cutaway.contract.requests import Point
 from cutaway.gateway import serve
-from cutaway.requests import Point
 from tests.oracles.edits import (
     IN_PLACE,
     NAMES,

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import cutaway as ca
+from cutaway.contract.results import Verdict
 from cutaway.gateway import serve
-from cutaway.results import Verdict
 from tests.support.checked_attributions import noise
 
 X = {"x": noise(2, 3).numpy()}
@@ -75,7 +75,7 @@ def test_the_others_are_as_without_it(bad: ca.Attribution, reason: str, field: s
 
 def _dry(*asked: ca.Attribution) -> tuple[ca.AttributionResult, ...]:
     """What the engine estimates: the reply of a dry run itself has no attributions."""
-    from cutaway.engine.dry_run.estimate import estimate
+    from cutaway.engine.cost.estimate import estimate
     from cutaway.engine.model.inspected_model import InspectedModel
     from cutaway.engine.planning.plan import plan_request
 

@@ -13,9 +13,9 @@ from captum import attr
 from torch import Tensor, nn
 
 import cutaway as ca
+from cutaway.contract.requests import CheckMode, CheckRequest, ClassIndex, CrossEntropy, ExpectedGradient, Neuron
+from cutaway.contract.results import AttributionResult, Cause, Verdict
 from cutaway.engine.runtime.rng import seeded
-from cutaway.requests import CheckMode, CheckRequest, ClassIndex, CrossEntropy, ExpectedGradient, Neuron
-from cutaway.results import AttributionResult, Cause, Verdict
 from tests.support.broken_captum import spoiled, stale
 from tests.support.checked_attributions import BATCHES, CHECKED, CNN, Build, ask, noise, verdict, wired
 from tests.support.expectation_models import GAINED, IN_PLACE, TWICE, numbers

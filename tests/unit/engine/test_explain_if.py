@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 import cutaway as ca
+from cutaway.contract.requests import Attribution, CheckMode, CheckRequest, ExplainIf
+from cutaway.contract.results import AttributionResult, Cause, Check, InspectResult, Verdict, WarningCode
+from cutaway.contract.tensors import Array
 from cutaway.engine.execution.inspect import inspect
 from cutaway.engine.model.inspected_model import InspectedModel
-from cutaway.requests import Attribution, CheckMode, CheckRequest, ExplainIf
-from cutaway.results import AttributionResult, Cause, Check, InspectResult, Verdict, WarningCode
-from cutaway.schema.tensors import Array
 from tests.support.broken_captum import spoiled
 from tests.support.checked_attributions import CHECKED, MLP, noise, wired
 

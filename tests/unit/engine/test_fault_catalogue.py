@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import cutaway as ca
+from cutaway.contract.requests import Attribution, CheckMode, CheckRequest
+from cutaway.contract.results import Cause, Check, Verdict
 from cutaway.engine.execution.inspect import inspect
 from cutaway.engine.model.inspected_model import InspectedModel
-from cutaway.requests import Attribution, CheckMode, CheckRequest
-from cutaway.results import Cause, Check, Verdict
 from tests.support.checked_attributions import CHECKED, wired
 from tests.support.faults import FAULTS, IMAGE, SMOOTH, STEPS, VECTOR, Calling, Fault, convolutions, layers, pooled
 

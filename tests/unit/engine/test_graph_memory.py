@@ -10,8 +10,8 @@ import pytest
 from torch import nn
 
 import cutaway as ca
-from cutaway.requests import Expectation
-from cutaway.wire.methods import METHODS
+from cutaway.contract.requests import Expectation
+from cutaway.contract.wire.methods import METHODS
 from tests.support.checked_attributions import ask, noise, wired
 from tests.support.state_snapshot import nodes
 

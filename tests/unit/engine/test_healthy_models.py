@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cutaway.results import Verdict
+from cutaway.contract.results import Verdict
 from tests.matrix.healthy import MOST_INCONCLUSIVE, run
 from tests.matrix.healthy_models.table import HEALTHY
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
+from cutaway.contract.requests import Point
 from cutaway.engine.hooks.capture_spec import watching
 from cutaway.engine.hooks.observe import observing
 from cutaway.engine.model.module_tree import ModuleTree
-from cutaway.requests import Point
 
 TABLES = ("_forward_hooks", "_forward_hooks_always_called", "_forward_pre_hooks", "_backward_hooks")
 

@@ -8,12 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from cutaway.contract.requests import Point
 from cutaway.engine.hooks.capture_spec import CapturedValues, watching
-from cutaway.engine.hooks.host_copy import PendingCopies, copy_to_host
 from cutaway.engine.hooks.observe import observing
-from cutaway.engine.hooks.recording import RecordedCall
+from cutaway.engine.hooks.recording import PendingCopies, RecordedCall, copy_to_host
 from cutaway.engine.model.module_tree import ModuleTree
-from cutaway.requests import Point
 
 
 class Late(PendingCopies):

@@ -16,7 +16,7 @@ import cutaway as ca
 from cutaway.engine.hooks.capture_spec import watching
 from cutaway.engine.hooks.observe import observing
 from cutaway.engine.model.module_tree import ModuleTree
-from cutaway.worker.call import Call
+from cutaway.server.worker.call import Call
 from tests.support import failing_models
 from tests.support.adapters.mirror_adapter import MirrorAdapter
 from tests.support.mixed import failing, mirror

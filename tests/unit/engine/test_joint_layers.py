@@ -11,8 +11,8 @@ from captum import attr
 from torch import Tensor, nn
 
 import cutaway as ca
-from cutaway.requests import CheckMode, CheckRequest
-from cutaway.results import Verdict
+from cutaway.contract.requests import CheckMode, CheckRequest
+from cutaway.contract.results import Verdict
 from tests.support.broken_captum import spoiled
 from tests.support.checked_attributions import CHECKED, ask, noise, verdict, wired
 

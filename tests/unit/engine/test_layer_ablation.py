@@ -14,12 +14,12 @@ from captum import attr
 from torch import Tensor, nn
 
 import cutaway as ca
+from cutaway.contract.requests import CheckMode, CheckRequest, ClassIndex, LayerAttribution
+from cutaway.contract.results import AttributionResult, Cause, Verdict
 from cutaway.engine.execution.inspect import inspect
 from cutaway.engine.methods.table import method_of
 from cutaway.engine.model.inspected_model import InspectedModel
 from cutaway.engine.passes.features import MAX_EVALUATIONS
-from cutaway.requests import CheckMode, CheckRequest, ClassIndex, LayerAttribution
-from cutaway.results import AttributionResult, Cause, Verdict
 from tests.support.checked_attributions import BATCHES, CHECKED, MLP, RANDOM, Build, ask, noise, to, verdict, wired
 from tests.support.rounding import SMALL, close
 from tests.support.state_snapshot import State

@@ -17,8 +17,8 @@ from captum.attr._utils.custom_modules import Addition_Module
 from torch import Tensor, nn
 
 import cutaway as ca
-from cutaway.requests import CheckMode, CheckRequest, ClassIndex, Epsilon, LrpRule, MultiIndex, Propagation
-from cutaway.results import AttributionResult, Cause, Verdict
+from cutaway.contract.requests import CheckMode, CheckRequest, ClassIndex, Epsilon, LrpRule, MultiIndex, Propagation
+from cutaway.contract.results import AttributionResult, Cause, Verdict
 from tests.support.broken_captum import spoiled, stale
 from tests.support.checked_attributions import BATCHES, CHECKED, Build, ask, noise, to, verdict, wired
 from tests.support.lrp_models import FLAT, SEQUENCE, given, linear, net

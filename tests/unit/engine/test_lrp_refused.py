@@ -10,7 +10,7 @@ from captum.attr._utils.custom_modules import Addition_Module
 from torch import Tensor, nn
 
 import cutaway as ca
-from cutaway.requests import CheckMode, CheckRequest, Epsilon, LrpRule, Propagation
+from cutaway.contract.requests import CheckMode, CheckRequest, Epsilon, LrpRule, Propagation
 from tests.support.checked_attributions import Build, ask, wired
 from tests.support.lrp_models import FLAT, SEQUENCE, given, linear, net
 from tests.support.state_snapshot import untouched

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 import cutaway as ca
-from cutaway.engine.dry_run.memory import FEW_ROWS, least_bytes
+from cutaway.contract.requests import InspectRequest
+from cutaway.engine.cost.memory import FEW_ROWS, least_bytes
 from cutaway.engine.model.inspected_model import InspectedModel
 from cutaway.engine.planning.plan import plan_request
-from cutaway.requests import InspectRequest
 
 SIDE = 8
 PIXEL = 4 * SIDE * SIDE

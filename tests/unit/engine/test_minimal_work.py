@@ -319,16 +319,16 @@ def test_operators_are_not_followed_otherwise() -> None:
 @contextmanager
 def counting_copies() -> Iterator[list[int]]:
     """How many numbers each copy out of a pass has."""
-    from cutaway.engine.hooks import host_copy
+    from cutaway.engine.hooks import recording
 
-    own, sizes = host_copy.copy_to_host, list[int]()
+    own, sizes = recording.copy_to_host, list[int]()
 
     def on_host(tensor: Tensor) -> Tensor:
         sizes.append(tensor.numel())
         return own(tensor)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(host_copy, "copy_to_host", on_host)
+        patch.setattr(recording, "copy_to_host", on_host)
         yield sizes
 
 

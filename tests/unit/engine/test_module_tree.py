@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
+from cutaway.contract.errors import InvalidArgument
 from cutaway.engine.model.module_tree import ModuleTree
-from cutaway.errors import InvalidArgument
 
 
 class Block(nn.Module):

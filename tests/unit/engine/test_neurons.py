@@ -15,10 +15,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import cutaway as ca
+from cutaway.contract.requests import (
+    CheckMode,
+    CheckRequest,
+    ClassIndex,
+    Neuron,
+    NeuronAttribution,
+    PathAttribution,
+    Quadrature,
+)
+from cutaway.contract.results import Cause, Verdict
 from cutaway.engine.execution.inspect import inspect
 from cutaway.engine.model.inspected_model import InspectedModel
-from cutaway.requests import CheckMode, CheckRequest, ClassIndex, Neuron, NeuronAttribution, PathAttribution, Quadrature
-from cutaway.results import Cause, Verdict
 from tests.support.checked_attributions import BATCHES, CHECKED, Build, ask, noise, to, verdict, wired
 from tests.support.rounding import SMALL, close
 from tests.support.state_snapshot import State

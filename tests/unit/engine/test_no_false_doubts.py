@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import cutaway as ca
-from cutaway.requests import Attribution, CheckMode, Neuron
-from cutaway.results import Cause, Check, Verdict
+from cutaway.contract.requests import Attribution, CheckMode, Neuron
+from cutaway.contract.results import Cause, Check, Verdict
 from tests.support.checked_attributions import CHECKED, noise, wired
 from tests.support.wrong_parts import scaled
 from tests.unit.engine.test_doubts import AGREES, WRONG, Served, outcome

@@ -13,8 +13,16 @@ from captum import attr
 from torch import Tensor, nn
 
 import cutaway as ca
-from cutaway.requests import Attribution, CheckMode, CheckRequest, ClassIndex, Combination, CrossEntropy, Neuron
-from cutaway.results import AttributionResult, Cause, Verdict
+from cutaway.contract.requests import (
+    Attribution,
+    CheckMode,
+    CheckRequest,
+    ClassIndex,
+    Combination,
+    CrossEntropy,
+    Neuron,
+)
+from cutaway.contract.results import AttributionResult, Cause, Verdict
 from tests.support.broken_captum import spoiled, stale
 from tests.support.checked_attributions import CHECKED, RANDOM, Build, ask, noise, verdict, wired
 from tests.support.expectation_models import GAINED, IN_PLACE, TWICE, numbers

@@ -13,11 +13,11 @@ from torch.nn import functional as F
 
 import cutaway as ca
 from cutaway.adapters import Adapter
-from cutaway.engine.execution.describe import describe
+from cutaway.contract.requests import Point
+from cutaway.contract.results import InputSpec
+from cutaway.engine.execution.inspect import describe
 from cutaway.engine.model.inspected_model import InspectedModel
 from cutaway.gateway import serve
-from cutaway.requests import Point
-from cutaway.results import InputSpec
 from tests.oracles.operators import (
     EVERY,
     OUTGOING,

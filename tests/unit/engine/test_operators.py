@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import cutaway as ca
-from cutaway.requests import Point
+from cutaway.contract.requests import Point
 from tests.oracles.operators import (
     POINTS,
     Operator,

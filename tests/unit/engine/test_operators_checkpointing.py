@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 import cutaway as ca
-from cutaway.requests import Point
+from cutaway.contract.requests import Point
 from tests.oracles.operators import (
     INCOMING,
     POINTS,

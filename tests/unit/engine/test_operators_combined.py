@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 import cutaway as ca
+from cutaway.contract.requests import CheckMode, CheckRequest
 from cutaway.engine.hooks.recording import Recording
-from cutaway.requests import CheckMode, CheckRequest
 from tests.oracles.operators import (
     POINTS,
     ROW,

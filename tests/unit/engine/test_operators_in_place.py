@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import cutaway as ca
-from cutaway.requests import Point, PointName
+from cutaway.contract.requests import Point, PointName
 from tests.oracles.operators import (
     POINTS,
     ROW,

@@ -13,14 +13,14 @@ from torch import Tensor, nn
 import cutaway as ca
 from cutaway.adapters import TensorAdapter, load_model
 from cutaway.client.request_builder import build_request
-from cutaway.config.settings import Settings
-from cutaway.engine.dry_run.pass_count import costs
+from cutaway.contract.requests import CheckRequest
+from cutaway.engine.cost.pass_count import costs
 from cutaway.engine.execution.inspect import inspect
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel
-from cutaway.engine.passes import retested
+from cutaway.engine.passes import findings
 from cutaway.engine.planning.plan import plan_request
 from cutaway.gateway import serve
-from cutaway.requests import CheckRequest
+from cutaway.server.settings import Settings
 from tests.matrix.asking import every
 from tests.matrix.matrix import batch_of
 from tests.support.checked_attributions import CHECKED
@@ -186,7 +186,7 @@ class Ran:
 def test_no_method_runs_the_model_more_often_than_was_told(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of every method, mode of check and metric, on networks of each kind, the passes that are really run are no more
     than was told. What is found out of a model now and then does not count."""
-    monkeypatch.setattr(retested, "is_repeated_at", lambda use: False)
+    monkeypatch.setattr(findings, "is_repeated_at", lambda use: False)
     architecture = next(each for each in ZOO if each.name == name)
     subject = load_model(TensorAdapter(architecture.build().to(torch.float64)), "cpu")
     inputs = batch_of(architecture, ROWS, torch.float64)

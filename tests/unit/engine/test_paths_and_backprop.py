@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import cutaway as ca
-from cutaway.requests import Attribution, CheckMode, CheckRequest, Quadrature
-from cutaway.results import AttributionResult, Verdict
+from cutaway.contract.requests import Attribution, CheckMode, CheckRequest, Quadrature
+from cutaway.contract.results import AttributionResult, Verdict
 from tests.support.checked_attributions import BATCHES, CHECKED, Build, ask, to, verdict
 from tests.support.path_models import MODULES, TWO_INPUTS, end, given, net
 from tests.support.rounding import SMALL, close

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 import cutaway as ca
+from cutaway.contract.requests import Attribution, CheckMode, CheckRequest
+from cutaway.contract.results import Verdict
 from cutaway.engine.execution.inspect import inspect
 from cutaway.engine.model.inspected_model import InspectedModel
-from cutaway.requests import Attribution, CheckMode, CheckRequest
-from cutaway.results import Verdict
 from tests.support.checked_attributions import IDS, ask, bert, verdict
 from tests.support.path_models import MODULES, TWO_INPUTS, given
 

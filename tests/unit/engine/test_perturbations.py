@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 import cutaway as ca
+from cutaway.contract.requests import CheckMode, CheckRequest, ClassIndex, CrossEntropy, Perturbation
+from cutaway.contract.results import AttributionResult, Cause, Verdict
 from cutaway.engine.passes.features import MAX_EVALUATIONS
-from cutaway.requests import CheckMode, CheckRequest, ClassIndex, CrossEntropy, Perturbation
-from cutaway.results import AttributionResult, Cause, Verdict
 from tests.support.broken_captum import spoiled, stale
 from tests.support.checked_attributions import BATCHES, CHECKED, CNN, MLP, RANDOM, ask, noise, verdict, wired
 from tests.support.perturbation_models import GAINED, ONE_NUMBER, SEED, TOKENS, by_hand, cast, ids
@@ -449,7 +449,7 @@ def test_inputs_without_floats_must_be_named() -> None:
 @pytest.mark.parametrize("seed", [-1, 2**63])
 def test_a_seed_out_of_range_is_refused(seed: int) -> None:
     """Seeds are from 0 to 2**63 - 1."""
-    from cutaway.wire import requests as wire_requests
+    from cutaway.contract.wire import requests as wire_requests
 
     with pytest.raises(ca.InvalidArgument, match="2\\*\\*63") as refused:
         wire_requests.encode(ca.InspectRequest("m", seed=seed))

@@ -13,7 +13,7 @@ from captum import attr, metrics
 from torch import Tensor, nn
 
 import cutaway as ca
-from cutaway.requests import (
+from cutaway.contract.requests import (
     Attribution,
     CheckMode,
     CheckRequest,

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 
 import cutaway as ca
+from cutaway.contract.requests import Point, Reduction
+from cutaway.contract.results import InspectResult
+from cutaway.contract.tensors import Array
+from cutaway.contract.wire import requests as wire_requests
+from cutaway.contract.wire import results as wire_results
 from cutaway.engine.execution.inspect import inspect
 from cutaway.engine.model.inspected_model import InspectedModel
-from cutaway.requests import Point, Reduction
-from cutaway.results import InspectResult
-from cutaway.schema.tensors import Array
-from cutaway.wire import requests as wire_requests
-from cutaway.wire import results as wire_results
 from tests.support.function_module import Through
 from tests.support.rounding import SMALL, rounding, within
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 import cutaway as ca
+from cutaway.contract.requests import CheckMode, CheckRequest
 from cutaway.engine.execution.inspect import inspect
 from cutaway.engine.model.inspected_model import InspectedModel
-from cutaway.requests import CheckMode, CheckRequest
 from tests.support.checked_attributions import noise
 
 SAMPLES = {"x": np.zeros((3, 8), np.float32)}

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 import cutaway as ca
-from cutaway.engine import batch
+from cutaway.engine.batching import batch
 from cutaway.engine.execution.main_pass import run_main_pass
-from cutaway.worker.call import Call
-from cutaway.worker.worker import Worker
+from cutaway.server.worker.call import Call
+from cutaway.server.worker.worker import Worker
 from tests.support.reply_equality import differences
 from tests.support.worker_calls import outcome, row, worker
 

@@ -14,15 +14,15 @@ import torch
 from torch import Tensor, nn
 
 import cutaway as ca
-from cutaway.archive import builder, reader
-from cutaway.engine.batch import Outcome, inspect_batch
+from cutaway.contract.requests import InspectRequest
+from cutaway.engine.batching.batch import Outcome, inspect_batch
 from cutaway.engine.checks.row_independence import rows_independent
 from cutaway.engine.execution.inspect import inspect
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel
 from cutaway.engine.planning.plan import Plan, plan_request
-from cutaway.engine.runtime.cancellation import NEVER_CANCELLED, Cancellation
-from cutaway.requests import InspectRequest
-from cutaway.worker.worker import Worker
+from cutaway.engine.runtime.interruption import NEVER_CANCELLED, Cancellation
+from cutaway.server.archive import builder, reader
+from cutaway.server.worker.worker import Worker
 from tests.conftest import ADAPTERS
 from tests.support.checked_attributions import wired
 from tests.support.reply_equality import differences

@@ -14,11 +14,10 @@ import torch
 from torch import Tensor, nn
 
 import cutaway as ca
+from cutaway.contract.requests import Attribution, CheckMode, CheckRequest, ClassIndex, Surrogate
+from cutaway.contract.results import AttributionResult, Cause, Verdict
 from cutaway.engine.references import surrogates as references
-from cutaway.engine.references.surrogate_errors import jackknife
-from cutaway.engine.references.surrogates import least_squares
-from cutaway.requests import Attribution, CheckMode, CheckRequest, ClassIndex, Surrogate
-from cutaway.results import AttributionResult, Cause, Verdict
+from cutaway.engine.references.surrogates import jackknife, least_squares
 from tests.support.broken_captum import spoiled, stale
 from tests.support.checked_attributions import BATCHES, CHECKED, MLP, ask, noise, verdict, wired
 from tests.support.perturbation_models import GAINED, ONE_NUMBER, SEED, TOKENS, by_hand, cast, ids

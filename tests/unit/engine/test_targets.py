@@ -14,14 +14,14 @@ from captum import attr
 from torch import Tensor, nn
 
 import cutaway as ca
+from cutaway.contract.requests import Attribution, CheckMode, CheckRequest, LayerAttribution, Point, Target
+from cutaway.contract.results import AttributionResult, InspectResult, Verdict
 from cutaway.engine.execution import attribute
 from cutaway.engine.execution.inspect import inspect
 from cutaway.engine.methods import captum_call as explaining
 from cutaway.engine.model.inspected_model import InspectedModel
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Values
 from cutaway.engine.passes.targets import resolve_for_output
-from cutaway.requests import Attribution, CheckMode, CheckRequest, LayerAttribution, Point, Target
-from cutaway.results import AttributionResult, InspectResult, Verdict
 
 ROWS = 3
 CHECKED = (CheckMode.SAME_PASS, CheckMode.INDEPENDENT)

@@ -12,7 +12,7 @@ from captum import attr
 from torch import nn
 
 import cutaway as ca
-from cutaway.results import Verdict
+from cutaway.contract.results import Verdict
 from tests.support.checked_attributions import ask, wired
 from tests.support.models import sentences
 from tests.support.rounding import close

@@ -22,10 +22,10 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import cutaway as ca
+from cutaway.contract.requests import CheckMode, CheckRequest, ClassIndex, Point, PointName
+from cutaway.contract.results import InspectResult, WarningCode
 from cutaway.engine.execution.inspect import inspect
 from cutaway.engine.model.inspected_model import InspectedModel
-from cutaway.requests import CheckMode, CheckRequest, ClassIndex, Point, PointName
-from cutaway.results import InspectResult, WarningCode
 from tests.oracles.hooks import Handmade
 from tests.support.function_module import Through
 

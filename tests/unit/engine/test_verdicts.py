@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import cutaway as ca
+from cutaway.contract.requests import Attribution, CheckMode, CheckRequest, ClassIndex, Quadrature
+from cutaway.contract.results import AttributionResult, Cause, Verdict
 from cutaway.engine.model.inspected_model import InspectedModel
-from cutaway.requests import Attribution, CheckMode, CheckRequest, ClassIndex, Quadrature
-from cutaway.results import AttributionResult, Cause, Verdict
 from tests.support.checked_attributions import (
     CHECKED,
     CNN,

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import cutaway as ca
-from cutaway.requests import Attribution, CheckMode
-from cutaway.results import Cause, Verdict
+from cutaway.contract.requests import Attribution, CheckMode
+from cutaway.contract.results import Cause, Verdict
 from tests.support.checked_attributions import CHECKED, verdict
 from tests.support.scaled_gradients import NETWORKS, explained
 

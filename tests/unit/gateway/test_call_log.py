@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from cutaway.gateway.observability import logging
-from cutaway.gateway.observability.call_watch import CallRecord
+from cutaway.server.observability import logging
+from cutaway.server.observability.call_watch import CallRecord
 
 MOST = 3
 

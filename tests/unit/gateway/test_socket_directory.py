@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cutaway.worker_protocol.socket_directory import ScratchDirectory, delete_abandoned
+from cutaway.server.worker_protocol import ScratchDirectory, delete_abandoned
 
 TORCHSERVE = ".ts.sock.65535"
 
@@ -33,7 +33,7 @@ def test_a_socket_fits_wherever_temporary_files_go(length: int, monkeypatch: pyt
 OWNER = """
 import time
 from pathlib import Path
-from cutaway.worker_protocol.socket_directory import ScratchDirectory
+from cutaway.server.worker_protocol import ScratchDirectory
 
 with ScratchDirectory() as directory:
     (Path(directory) / "content").mkdir()

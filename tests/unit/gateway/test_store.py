@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from cutaway.archive import reader
-from cutaway.gateway.models.store import read_store
+from cutaway.server.archive import reader
+from cutaway.server.model_store import read_store
 from tests.conftest import ADAPTERS
 from tests.support.serving import package
 

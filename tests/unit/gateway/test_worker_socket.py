@@ -23,27 +23,25 @@ from torch import Tensor, nn
 import cutaway as ca
 from cutaway.client.request_builder import build_request
 from cutaway.client.transport import read_piece
-from cutaway.config.settings import Settings
-from cutaway.errors import Reason
-from cutaway.gateway.backends.backend import Backend
-from cutaway.gateway.backends.remote_worker import RemoteWorker
-from cutaway.gateway.backends.worker_pool import WorkerPool
-from cutaway.gateway.batching.batcher import NotBegun
-from cutaway.gateway.models.catalog import Catalog
-from cutaway.results import ModelName
+from cutaway.contract.errors import Reason
+from cutaway.contract.results import ModelName
+from cutaway.contract.torchserve_messages import decode_worker_reply
+from cutaway.contract.wire import requests as wire_requests
+from cutaway.contract.wire.chunks import Piece, as_message
+from cutaway.contract.wire.reassembly import ReplyAssembler
+from cutaway.server.backends.backend import Backend
+from cutaway.server.backends.remote_worker import RemoteWorker, WorkerPool
+from cutaway.server.batching.batcher import NotBegun
+from cutaway.server.model_store import Catalog
+from cutaway.server.settings import Settings
+from cutaway.server.worker import server as worker_server
+from cutaway.server.worker import waiting_pieces
+from cutaway.server.worker.model_thread import ModelThread
+from cutaway.server.worker.server import WorkerServer
+from cutaway.server.worker.waiting_pieces import WaitingPieces
+from cutaway.server.worker.worker import Worker
+from cutaway.server.worker_protocol import Kind, ScratchDirectory, frame
 from cutaway.v1 import inspection_service_pb2, worker_pb2
-from cutaway.wire import requests as wire_requests
-from cutaway.wire.chunks import Piece, as_message
-from cutaway.wire.reassembly import ReplyAssembler
-from cutaway.worker import server as worker_server
-from cutaway.worker import waiting_pieces
-from cutaway.worker.model_thread import ModelThread
-from cutaway.worker.server import WorkerServer
-from cutaway.worker.waiting_pieces import WaitingPieces
-from cutaway.worker.worker import Worker
-from cutaway.worker_protocol.frames import Kind, frame
-from cutaway.worker_protocol.socket_directory import ScratchDirectory
-from cutaway.worker_protocol.torchserve_messages import decode_worker_reply
 from tests.support.waiting import PATIENCE_S
 
 MEBIBYTE = 1 << 20
@@ -260,7 +258,7 @@ def test_a_refusal_is_a_reply(served: Path) -> None:
 
 def test_a_failure_amid_a_reply(served: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What goes wrong after the header is said in a piece, for there is no other place left."""
-    from cutaway.wire import chunks
+    from cutaway.contract.wire import chunks
 
     def spoiled(*_: Any) -> Callable[..., Any]:
         raise MemoryError

@@ -12,11 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
-from cutaway.errors import CutawayError, Reason
+from cutaway.contract.errors import CutawayError, Reason
+from cutaway.contract.tensors import Array
 from cutaway.jobs import Job, plan, read, report, run
-from cutaway.jobs.folder import Folder
-from cutaway.jobs.manifest import Manifest, _relevant
-from cutaway.schema.tensors import Array
+from cutaway.jobs.manifest import Folder, Manifest, _relevant
 from tests.support.jobs import Columns
 
 FEATURES = ("mean_size", "mean_hue", "age", "worst_size")
@@ -26,7 +25,7 @@ import torch
 from torch import nn
 
 from cutaway.adapters import Adapter
-from cutaway.results import InputSpec
+from cutaway.contract.results import InputSpec
 
 
 class Unnamed(Adapter):

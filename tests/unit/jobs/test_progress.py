@@ -10,8 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from cutaway.jobs.progress import Bar, Lines
-from cutaway.jobs.repeated_warnings import shown_once
-from cutaway.jobs.running import Summary
+from cutaway.jobs.running import Summary, shown_once
 
 VERDICTS = {f"attribution_{index}": {"AGREES": 1000, "INCONCLUSIVE": 7} for index in range(6)}
 

@@ -13,15 +13,14 @@ import torch
 from captum.attr import Saliency
 from torch import Tensor
 
+from cutaway.contract.requests import CheckMode, InspectRequest
+from cutaway.contract.results import AttributionResult, Check, InspectResult, RowCheck, Verdict
 from cutaway.engine.runtime.numerics import APPROXIMATE
 from cutaway.gateway import serve
 from cutaway.jobs import Results, read, run
+from cutaway.jobs.columns import flattened
 from cutaway.jobs.engines import local
-from cutaway.jobs.flatten import flattened
-from cutaway.jobs.request_parsing import parse_request
-from cutaway.jobs.spec import Request
-from cutaway.requests import CheckMode, InspectRequest
-from cutaway.results import AttributionResult, Check, InspectResult, RowCheck, Verdict
+from cutaway.jobs.spec import Request, parse_request
 from examples.digits.data import held_out
 from tests.support import digits as fixed
 from tests.support.broken_captum import spoiled

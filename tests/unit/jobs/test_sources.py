@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cutaway.errors import CutawayError, Reason
+from cutaway.contract.errors import CutawayError, Reason
 from cutaway.jobs.sources import FORMATS, Column, Source, Unreadable, open_source
 from cutaway.jobs.sources.files import find_files
 

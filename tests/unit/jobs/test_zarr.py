@@ -12,7 +12,7 @@ import pyarrow.parquet as parquet
 import pytest
 import zarr
 
-from cutaway.errors import CutawayError, Reason
+from cutaway.contract.errors import CutawayError, Reason
 from cutaway.jobs import Results, plan, read, report, run
 from cutaway.jobs.sources import Unreadable
 from examples.digits.data import held_out

@@ -15,15 +15,15 @@ from torch import nn
 
 import cutaway as ca
 from cutaway.client.request_builder import build_request
-from cutaway.errors import CutawayError, InvalidArgument, Reason
+from cutaway.contract.compression import compress, decompress
+from cutaway.contract.errors import CutawayError, InvalidArgument, Reason
+from cutaway.contract.results.arrays import map_tensors
+from cutaway.contract.tensors import DTYPES, Array, to_bytes
+from cutaway.contract.wire import requests as wire_requests
+from cutaway.contract.wire import scalars
 from cutaway.gateway import serve
-from cutaway.results.tensor_map import map_tensors
-from cutaway.schema.compression import compress, decompress
-from cutaway.schema.tensors import DTYPES, Array, to_bytes
+from cutaway.server.worker.call import Call
 from cutaway.v1 import inspection_pb2, tensor_pb2
-from cutaway.wire import arrays
-from cutaway.wire import requests as wire_requests
-from cutaway.worker.call import Call
 from tests.support.contract_fields import asked, refusal
 from tests.support.wire_strategies import canonical, tensor_message, tensors
 from tests.support.worker_calls import REPLY_BYTES, outcome, response, row, worker
@@ -37,7 +37,7 @@ ZSTD = tensor_pb2.COMPRESSION_ZSTD
 def test_packed_tensor_survives_the_wire(array: Array, copies: int) -> None:
     """A tensor of any data type, shape and layout comes out of its packing bit for bit."""
     whole = np.stack([array] * copies)
-    received = arrays.read(tensor_pb2.Tensor.FromString(tensor_message(whole, "zstd").SerializeToString()))
+    received = scalars.read(tensor_pb2.Tensor.FromString(tensor_message(whole, "zstd").SerializeToString()))
     assert canonical(received) == canonical(whole)
 
 

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 import cutaway as ca
-from cutaway import errors
-from cutaway.errors import Code, CutawayError, Reason, at, error, from_wire
+from cutaway.contract import errors
+from cutaway.contract.errors import Code, CutawayError, Reason, at, error, from_wire
+from cutaway.contract.wire import grpc_status
+from cutaway.contract.wire.message_walk import MAX_TEXT
 from cutaway.gateway import serve
+from cutaway.server.worker.call import as_failure
 from cutaway.v1 import worker_pb2
-from cutaway.wire import grpc_status
-from cutaway.wire.message_walk import MAX_TEXT
-from cutaway.worker.failures import as_failure
 
 CLASSES = CutawayError.__subclasses__()
 some = settings(deadline=None, max_examples=100)

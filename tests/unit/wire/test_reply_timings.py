@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from hypothesis import given
 
-from cutaway.results import InspectResult
+from cutaway.contract.results import InspectResult
+from cutaway.contract.wire import results as wire_results
+from cutaway.contract.wire.message_walk import as_worker_reply, complete_response
 from cutaway.v1 import inspection_pb2
-from cutaway.wire import results as wire_results
-from cutaway.wire.reply_timings import as_worker_reply, complete_response
 from tests.support.wire_strategies import answers
 from tests.support.wire_walk import ambiguities
 

@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 
 import cutaway as ca
-from cutaway.errors import InvalidArgument
-from cutaway.requests import InspectRequest
+from cutaway.contract.errors import InvalidArgument
+from cutaway.contract.requests import InspectRequest
+from cutaway.contract.wire import requests
+from cutaway.contract.wire.message_walk import MAX_ENTRIES, MAX_TEXT, read_fields
 from cutaway.v1 import attribution_pb2, inspection_pb2
-from cutaway.wire import requests
-from cutaway.wire.framing import read_fields
-from cutaway.wire.message_walk import MAX_ENTRIES, MAX_TEXT
 
 LONG = "n" * (MAX_TEXT + 1)
 X = {"x": np.ones((1, 2), np.float32)}

@@ -6,9 +6,9 @@ from typing import Any
 
 from google.protobuf.descriptor import EnumDescriptor
 
-from cutaway.errors import InvalidArgument, Reason
+from cutaway.contract.errors import InvalidArgument, Reason
+from cutaway.contract.wire import requests as wire_requests
 from cutaway.v1 import inspection_pb2
-from cutaway.wire import requests as wire_requests
 from tests.support.contract_fields import (
     KEY,
     PLACES,

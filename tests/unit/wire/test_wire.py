@@ -11,22 +11,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cutaway import requests
 from cutaway.client.request_builder import build_request
 from cutaway.client.transport import GatewayTransport, TorchServeTransport
-from cutaway.errors import InvalidArgument, Reason
-from cutaway.requests import Attribution, Capture, Edit, InspectRequest, Point, Reduction, Target, field_name
-from cutaway.results import CapturedCall, InspectResult, ModelDetail, ModuleCapture
-from cutaway.schema.tensors import DTYPES, Array, dtype_name
+from cutaway.contract import requests
+from cutaway.contract.errors import InvalidArgument, Reason
+from cutaway.contract.requests import Attribution, Capture, Edit, InspectRequest, Point, Reduction, Target, field_name
+from cutaway.contract.results import CapturedCall, InspectResult, ModelDetail, ModuleCapture
+from cutaway.contract.tensors import DTYPES, Array, dtype_name
+from cutaway.contract.wire import models as wire_models
+from cutaway.contract.wire import requests as wire_requests
+from cutaway.contract.wire import results as wire_results
+from cutaway.contract.wire import scalars
+from cutaway.contract.wire.methods import METHODS
+from cutaway.contract.wire.oneofs import REDUCTIONS, TARGETS, VERBS
 from cutaway.v1 import inspection_pb2, model_pb2, tensor_pb2, worker_pb2
-from cutaway.wire import arrays
-from cutaway.wire import models as wire_models
-from cutaway.wire import requests as wire_requests
-from cutaway.wire import results as wire_results
-from cutaway.wire.captures import REDUCTIONS
-from cutaway.wire.edits import VERBS
-from cutaway.wire.methods import METHODS
-from cutaway.wire.targets import TARGETS
 from tests.support.contract_fields import asked, refusal
 from tests.support.wire_strategies import (
     answers,
@@ -91,7 +89,7 @@ def test_model_detail_survives_the_wire(detail: ModelDetail) -> None:
 def test_array_survives_the_wire(array: Array) -> None:
     """An array of any data type, shape, layout and byte order arrives with the same elements, bit for bit."""
     message = tensor_message(array)
-    received = arrays.read(tensor_pb2.Tensor.FromString(message.SerializeToString()))
+    received = scalars.read(tensor_pb2.Tensor.FromString(message.SerializeToString()))
     assert (received.dtype, received.shape) == (DTYPES[dtype_name(array)], array.shape)
     assert received.tobytes() == np.ascontiguousarray(array).astype(received.dtype).tobytes()
 
@@ -128,7 +126,7 @@ def test_everything_travels(base: type, kinds: Mapping[str, type]) -> None:
 
     def leaves(kind: type) -> Iterator[type]:
         narrower: list[type] = kind.__subclasses__()
-        below = [each for each in narrower if each.__module__.startswith("cutaway.requests")]
+        below = [each for each in narrower if each.__module__.startswith("cutaway.contract.requests")]
         yield from (leaf for each in below for leaf in leaves(each)) if below else [kind]
 
     assert set(leaves(base)) == set(kinds.values())
@@ -463,7 +461,7 @@ def test_hostile_tensor_is_refused(hostile: str) -> None:
 
 def test_no_more_than_32_axes_is_taken() -> None:
     """The deepest tensor that is allowed arrives."""
-    received = arrays.read(tensor_pb2.Tensor(data_type=BYTE, shape=[1] * 32, data=b"\7"))
+    received = scalars.read(tensor_pb2.Tensor(data_type=BYTE, shape=[1] * 32, data=b"\7"))
     assert (received.shape, received.item()) == ((1,) * 32, 7)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cutaway.errors import InvalidArgument, Reason
+from cutaway.contract.errors import InvalidArgument, Reason
 from cutaway.v1 import inspection_pb2
 from tests.support.contract_fields import asked, refusal
 

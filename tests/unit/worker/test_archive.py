@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from cutaway.archive import builder, reader
-from cutaway.errors import CutawayError, Reason, error
+from cutaway.contract.errors import CutawayError, Reason, error
+from cutaway.server.archive import builder, reader
 
 ADAPTER = "class Tiny:\n    '''An adapter; nothing here runs it.'''\n"
 

@@ -16,13 +16,13 @@ from torch import Tensor, nn
 
 import cutaway as ca
 from cutaway.adapters import ImageAdapter, TensorAdapter
-from cutaway.engine.passes.quadrature import gauss_legendre
-from cutaway.engine.runtime import cancellation
-from cutaway.engine.runtime.cancellation import Cancellation, latest
+from cutaway.contract.results import InputSpec
+from cutaway.contract.torchserve_messages import decode_worker_reply
+from cutaway.engine.passes.convergence_delta import gauss_legendre
+from cutaway.engine.runtime import interruption
+from cutaway.engine.runtime.interruption import Cancellation, latest
 from cutaway.gateway import serve
-from cutaway.results import InputSpec
-from cutaway.worker.call import Call
-from cutaway.worker_protocol.torchserve_messages import decode_worker_reply
+from cutaway.server.worker.call import Call
 from examples.digits.data import as_png
 from tests.support import failing_models
 from tests.support.mixed.answers import differences, flat
@@ -59,7 +59,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of the engine."""
     moved = Clock()
-    monkeypatch.setattr(cancellation, "time", moved)
+    monkeypatch.setattr(interruption, "time", moved)
     return moved
 
 

@@ -9,11 +9,11 @@ import sys
 SCRIPT = """
 import json, sys
 from torch import nn
-from cutaway.worker.worker import Worker
-from cutaway.worker.call import Call
+from cutaway.server.worker.worker import Worker
+from cutaway.server.worker.call import Call
 from cutaway.client.request_builder import build_request
-from cutaway.wire import requests
-from cutaway.worker_protocol.torchserve_messages import decode_worker_reply
+from cutaway.contract.wire import requests
+from cutaway.contract.torchserve_messages import decode_worker_reply
 
 worker = Worker.of(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), "net")
 request = build_request("net", [[1.0, 2.0, 3.0]], attributions=["IntegratedGradients"], input_gradients=True)

@@ -12,12 +12,12 @@ from torch import nn
 from ts.context import Context
 from ts.utils.util import list_classes_from_module
 
-from cutaway.archive import reader
-from cutaway.config.settings import Settings
-from cutaway.errors import InvalidArgument
-from cutaway.worker.process import WorkerProcess
-from cutaway.worker.worker import Worker
-from cutaway.worker_protocol.torchserve_messages import decode_worker_reply
+from cutaway.contract.errors import InvalidArgument
+from cutaway.contract.torchserve_messages import decode_worker_reply
+from cutaway.server.archive import reader
+from cutaway.server.settings import Settings
+from cutaway.server.worker.process import WorkerProcess
+from cutaway.server.worker.worker import Worker
 from handlers import inspection_handler
 from tests.support.serving import package
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cutaway.results import ModelName
-from cutaway.worker import keeper
+from cutaway.contract.results import ModelName
+from cutaway.server.worker import keeper
 
 
 def test_workers_that_end_early_wait_longer_and_longer() -> None:

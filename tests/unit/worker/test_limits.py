@@ -9,8 +9,8 @@ import pytest
 from torch import Tensor, nn
 
 import cutaway as ca
-from cutaway.config.settings import Settings
 from cutaway.gateway import serve
+from cutaway.server.settings import Settings
 
 ALLOWED = Settings(max_rows=3, max_captures=2, max_attributions=2, max_steps=8)
 X = np.ones((3, 2), np.float32)

@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from cutaway.archive import reader
-from cutaway.errors import FailedPrecondition, Reason
-from cutaway.worker.worker import Worker
+from cutaway.contract.errors import FailedPrecondition, Reason
+from cutaway.server.archive import reader
+from cutaway.server.worker.worker import Worker
 from tests.support.serving import package
 
 ADAPTERS = """

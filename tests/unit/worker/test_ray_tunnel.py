@@ -21,23 +21,19 @@ import pytest
 from torch import Tensor, nn
 
 from cutaway.client.request_builder import build_request
-from cutaway.gateway.backends.remote_worker import RemoteWorker
-from cutaway.gateway.backends.worker_pool import WorkerPool
-from cutaway.results import ModelName
+from cutaway.contract.results import ModelName
+from cutaway.contract.wire import requests as wire_requests
+from cutaway.server.backends.remote_worker import RemoteWorker, WorkerPool
+from cutaway.server.ray import replica as replica_port
+from cutaway.server.ray.keeper import Entrances
+from cutaway.server.ray.plan import CALLS, WAITING, Plan, PlannedModel, workers_wanted
+from cutaway.server.ray.replica import ReplicaPort
+from cutaway.server.ray.tunnel import Address, Identity, new_identity, tls
+from cutaway.server.worker.model_thread import ModelThread
+from cutaway.server.worker.server import WorkerServer
+from cutaway.server.worker.worker import Worker
+from cutaway.server.worker_protocol import Kind, ScratchDirectory, frame
 from cutaway.v1 import inspection_service_pb2, worker_pb2
-from cutaway.wire import requests as wire_requests
-from cutaway.worker.model_thread import ModelThread
-from cutaway.worker.ray import port as replica_port
-from cutaway.worker.ray.entrances import Entrances
-from cutaway.worker.ray.identity import Identity, new_identity, tls
-from cutaway.worker.ray.plan import Plan, PlannedModel
-from cutaway.worker.ray.port import ReplicaPort
-from cutaway.worker.ray.scaling import CALLS, WAITING, workers_wanted
-from cutaway.worker.ray.tunnel import Address
-from cutaway.worker.server import WorkerServer
-from cutaway.worker.worker import Worker
-from cutaway.worker_protocol.frames import Kind, frame
-from cutaway.worker_protocol.socket_directory import ScratchDirectory
 from tests.support.waiting import PATIENCE_S
 
 NAME = ModelName("gated", "1.0")

@@ -8,13 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from cutaway.errors import CutawayError
+from cutaway.contract.errors import CutawayError
+from cutaway.server.worker.call import Call
+from cutaway.server.worker.calls import Calls, TurnCost
+from cutaway.server.worker.model_thread import ModelThread
+from cutaway.server.worker.worker import Worker
 from cutaway.v1 import worker_pb2
-from cutaway.worker.call import Call
-from cutaway.worker.calls import Calls
-from cutaway.worker.model_thread import ModelThread
-from cutaway.worker.turn_cost import TurnCost
-from cutaway.worker.worker import Worker
 from tests.support.waiting import PATIENCE_S
 from tests.support.worker_calls import read, row, worker
 

@@ -24,16 +24,15 @@ from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules import module as torch_modules
 
-from cutaway.engine.checks.data_types import operator_dtypes
-from cutaway.engine.checks.forward_mode import ForwardModeRefused, tangents_pass
+from cutaway.contract.errors import InvalidArgument
+from cutaway.contract.requests import GuidedGradCam
+from cutaway.engine.checks.forward_mode import ForwardModeRefused, operator_dtypes, tangents_pass
 from cutaway.engine.hooks.edits import Override
 from cutaway.engine.hooks.observe import observing
 from cutaway.engine.model.inspected_model import gradients
 from cutaway.engine.passes.pass_recorder import AttributionProblem
 from cutaway.engine.passes.reference_inputs import host
 from cutaway.engine.runtime.numerics import ADJOINT, SUM, unmasked
-from cutaway.errors import InvalidArgument
-from cutaway.requests import GuidedGradCam
 
 Scalars: TypeAlias = Callable[[Tensor], Tensor]
 """Reduces what the target is read from to one number, or to one for each row."""

@@ -8,17 +8,17 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from cutaway.contract.errors import InvalidArgument
+from cutaway.contract.requests import CheckRequest
+from cutaway.contract.results import Cause, Check, RowCheck, Verdict
 from cutaway.engine.checks import diagnosis
 from cutaway.engine.methods.spec import Method
 from cutaway.engine.passes.convergence_delta import CompletenessSums
-from cutaway.engine.passes.finding import Finding
+from cutaway.engine.passes.findings import Finding
 from cutaway.engine.passes.pass_recorder import AttributionProblem
 from cutaway.engine.passes.reference_inputs import MissingObservation
 from cutaway.engine.references.paths import target_at_layer_baseline
 from cutaway.engine.runtime.numerics import cosine
-from cutaway.errors import InvalidArgument
-from cutaway.requests import CheckRequest
-from cutaway.results import Cause, Check, RowCheck, Verdict
 
 _BYPASS = 1e-3
 """If the target changes by more than this part of the attributions while the layer is held constant, another path from

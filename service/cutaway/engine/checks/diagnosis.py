@@ -8,15 +8,8 @@ from typing import cast
 
 import torch
 
-from cutaway.engine.checks.localize import where_gradient_ends
-from cutaway.engine.checks.model_properties import wrong_backward
-from cutaway.engine.methods.spec import Method
-from cutaway.engine.passes.convergence_delta import CompletenessSums, sums_between
-from cutaway.engine.passes.finding import Finding
-from cutaway.engine.passes.pass_recorder import AttributionProblem
-from cutaway.engine.passes.reference_inputs import Evidence, MissingObservation
-from cutaway.errors import InvalidArgument
-from cutaway.requests import (
+from cutaway.contract.errors import InvalidArgument
+from cutaway.contract.requests import (
     Deconvolution,
     GuidedBackprop,
     GuidedGradCam,
@@ -25,7 +18,14 @@ from cutaway.requests import (
     NeuronGuidedBackprop,
     PathAttribution,
 )
-from cutaway.results import Cause
+from cutaway.contract.results import Cause
+from cutaway.engine.checks.gradcheck import where_gradient_ends
+from cutaway.engine.checks.model_properties import wrong_backward
+from cutaway.engine.methods.spec import Method
+from cutaway.engine.passes.convergence_delta import CompletenessSums, sums_between
+from cutaway.engine.passes.findings import Finding
+from cutaway.engine.passes.pass_recorder import AttributionProblem
+from cutaway.engine.passes.reference_inputs import Evidence, MissingObservation
 
 _ENOUGH = 0.5
 """A number of steps that leaves less than this part of the convergence delta is enough to say that more steps help."""

@@ -16,17 +16,18 @@ import torch
 from torch import Tensor
 from torch.nn.modules import module as torch_modules
 
+from cutaway.contract.errors import InvalidArgument
+from cutaway.contract.results import Cause
 from cutaway.engine.checks.adjoint import Mismatch, any_mismatch, target_mismatch
 from cutaway.engine.checks.forward_mode import ForwardModeRefused
-from cutaway.engine.checks.gradcheck import Slope, wrong_slope
-from cutaway.engine.checks.localize import custom_functions, first_difference
+from cutaway.engine.checks.gradcheck import Slope, custom_functions, first_difference, wrong_slope
 from cutaway.engine.checks.row_independence import distant_rows, other_rows
 from cutaway.engine.methods.table import method_of
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel, Outputs
-from cutaway.engine.passes.finding import Finding
+from cutaway.engine.passes.findings import Finding, retested
 from cutaway.engine.passes.pass_recorder import AttributionProblem, cached_per_problem
 from cutaway.engine.passes.repeated_batch import concatenated
-from cutaway.engine.passes.retested import retested
+from cutaway.engine.runtime.interruption import is_out_of_memory
 from cutaway.engine.runtime.numerics import (
     DOUBLED_BATCH,
     PART_OF_BATCH,
@@ -36,10 +37,7 @@ from cutaway.engine.runtime.numerics import (
     close,
     close_unmasked,
 )
-from cutaway.engine.runtime.oom import is_out_of_memory
 from cutaway.engine.runtime.rng import fingerprint, own_generators
-from cutaway.errors import InvalidArgument
-from cutaway.results import Cause
 
 T = TypeVar("T")
 

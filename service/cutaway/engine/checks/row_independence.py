@@ -19,15 +19,15 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from cutaway.contract.errors import CutawayError
+from cutaway.contract.requests import POINTS, Point
+from cutaway.contract.results import Warning, WarningCode
 from cutaway.engine.hooks.capture_spec import watching
 from cutaway.engine.hooks.observe import observing
 from cutaway.engine.hooks.recording import Recording
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel, gradients
 from cutaway.engine.passes.repeated_batch import concatenated
 from cutaway.engine.runtime.numerics import PART_OF_BATCH, close
-from cutaway.errors import CutawayError
-from cutaway.requests import POINTS, Point
-from cutaway.results import Warning, WarningCode
 
 HookPoint: TypeAlias = tuple[str, Point]
 """A module's name or an operator's address, and a point of it."""

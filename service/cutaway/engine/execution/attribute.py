@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from cutaway.contract.errors import CutawayError, Reason, at, error
+from cutaway.contract.requests import CheckMode, NeuronAttribution, PathAttribution, Point, field_name
+from cutaway.contract.results import AttributionResult, Check, TokenAttribution
 from cutaway.engine.checks.check import run_checks
 from cutaway.engine.execution.collect import arrays
 from cutaway.engine.execution.explain_if import attribute_rows, qualifying_rows
 from cutaway.engine.execution.main_pass import MainPass
+from cutaway.engine.hooks.capture_spec import watching
 from cutaway.engine.hooks.observe import observing
+from cutaway.engine.hooks.recording import RecordedCall, StopForward
 from cutaway.engine.methods.captum_call import explain
 from cutaway.engine.methods.paths import finer_steps
 from cutaway.engine.methods.quality_metrics import metrics
@@ -30,12 +35,44 @@ from cutaway.engine.passes.pass_recorder import (
     run_to_neuron,
 )
 from cutaway.engine.passes.targets import ResolvedTarget, identity, resolve_target
-from cutaway.engine.passes.token_sums import token_attribution
-from cutaway.engine.runtime.numpy_bridge import to_numpy
-from cutaway.engine.runtime.timing import timed
-from cutaway.errors import CutawayError, Reason, at, error
-from cutaway.requests import CheckMode, NeuronAttribution, PathAttribution, field_name
-from cutaway.results import AttributionResult, Check
+from cutaway.engine.runtime.interruption import timed
+from cutaway.engine.runtime.numerics import to_numpy
+
+# The attribution of each token: the attribution of its embedding, summed over the embedding's axis.
+
+
+def token_attribution(
+    problem: AttributionProblem, values: Values, call: RecordedCall | None = None
+) -> TokenAttribution | None:
+    """Returns the sums ``[batch, tokens]`` if ``values`` are of an embedding of token ids; else None.
+
+    ``call``: the embedding's first call; by default from a forward pass.
+    """
+    if (
+        not problem.layer
+        or problem.further_layers
+        or not isinstance(problem.model.tree.modules[problem.layer], nn.Embedding)
+    ):
+        return None
+    value, call = values.get(problem.layer), call or _first_call(problem)
+    taken = [] if call is None else list(call.at(Point.INPUT).values())
+    if value is None or len(taken) != 1 or taken[0].is_floating_point():
+        return None
+    ids = taken[0]
+    if value.shape[:-1] != ids.shape or ids.shape[:1] != (problem.rows,):
+        return None
+    source = next((name for name, tensor in problem.inputs.items() if torch.equal(tensor.cpu(), ids)), "")
+    return TokenAttribution(source, to_numpy(ids), to_numpy(value.sum(dim=-1)))
+
+
+def _first_call(problem: AttributionProblem) -> RecordedCall | None:
+    """Returns the embedding's first call; forward stops behind it."""
+    with torch.no_grad(), observing(problem.model.tree, {problem.layer: watching(Point.INPUT)}) as recording:
+        recording.pending = {(problem.layer, Point.INPUT)}
+        with suppress(StopForward), recording.forward():
+            problem.model.run(problem.inputs)
+    return next(iter(recording.calls[problem.layer]), None)
+
 
 ReadNeuron: TypeAlias = Callable[[str], Tensor]
 """Returns, by a module's name, the first tensor that its first call returned."""

@@ -9,30 +9,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cutaway.contract.requests import POINTS, Point
+from cutaway.contract.results import AttributionResult, CapturedCall, InspectResult, ModuleCapture, Provenance
+from cutaway.contract.tensors import Array
+from cutaway.contract.values import changed
 from cutaway.engine.checks.row_independence import dependence_warnings
 from cutaway.engine.execution.explain_if import qualifying_rows, unexplained_rows
 from cutaway.engine.execution.main_pass import MainPass, predicted_classes
-from cutaway.engine.hooks.capture_spec import CaptureSpec
-from cutaway.engine.hooks.recording import RecordedCall
-from cutaway.engine.model.inspected_model import InspectedModel, Outputs
-from cutaway.engine.planning.missing import (
+from cutaway.engine.execution.missing import (
     capture_warnings,
     captured_calls,
     comparison_warnings,
     edit_warnings,
     gradient_warnings,
 )
-from cutaway.engine.runtime.numpy_bridge import to_numpy
-from cutaway.frozen import changed
-from cutaway.requests import POINTS, Point
-from cutaway.results import (
-    AttributionResult,
-    CapturedCall,
-    InspectResult,
-    ModuleCapture,
-    Provenance,
-)
-from cutaway.schema.tensors import Array
+from cutaway.engine.hooks.capture_spec import CaptureSpec
+from cutaway.engine.hooks.recording import RecordedCall
+from cutaway.engine.model.inspected_model import InspectedModel, Outputs
+from cutaway.engine.runtime.numerics import to_numpy
 
 
 def collect_result(main: MainPass, attributions: Sequence[AttributionResult], unedited: Outputs) -> InspectResult:

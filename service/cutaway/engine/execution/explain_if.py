@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cutaway.contract.errors import Reason, error
+from cutaway.contract.requests import Expectation
+from cutaway.contract.results import AttributionResult, Check, RowCheck, Verdict, Warning, WarningCode
+from cutaway.contract.tensors import Array
 from cutaway.engine.execution.main_pass import MainPass
 from cutaway.engine.methods.table import method_of
 from cutaway.engine.passes.pass_recorder import AttributionProblem
-from cutaway.errors import Reason, error
-from cutaway.requests import Expectation
-from cutaway.results import AttributionResult, Check, RowCheck, Verdict, Warning, WarningCode
-from cutaway.schema.tensors import Array
 
 
 def qualifying_rows(main: MainPass) -> list[int] | None:

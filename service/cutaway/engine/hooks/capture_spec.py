@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from cutaway.contract.errors import Reason, at, error
+from cutaway.contract.requests import Max, Mean, Norm, Point, Reduction, Slice, TopElements
+from cutaway.contract.tensors import too_large
 from cutaway.engine.runtime.pytree import Path
-from cutaway.errors import Reason, at, error
-from cutaway.requests import Max, Mean, Norm, Point, Reduction, Slice, TopElements
-from cutaway.schema.tensors import too_large
 
 
 class CapturedValues(NamedTuple):

@@ -9,11 +9,11 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from cutaway.contract.errors import Reason, at, error
+from cutaway.contract.requests import Add, Clamp, Edit, Mix, Replace, Scale, Zero, field_name
+from cutaway.contract.tensors import as_array
 from cutaway.engine.hooks.capture_spec import slice_index
-from cutaway.engine.runtime.numpy_bridge import from_numpy
-from cutaway.errors import Reason, at, error
-from cutaway.requests import Add, Clamp, Edit, Mix, Replace, Scale, Zero, field_name
-from cutaway.schema.tensors import as_array
+from cutaway.engine.runtime.numerics import from_numpy
 
 SelectPart: TypeAlias = Callable[[Tensor], Tensor]
 """Returns the part of a tensor that is edited."""

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
+from cutaway.contract.errors import Reason, at, error
+from cutaway.contract.requests import Edit, Point
 from cutaway.engine.hooks.capture_spec import CaptureSpec
 from cutaway.engine.hooks.edits import apply_edit, matching_edits
 from cutaway.engine.hooks.recording import MayShareMemory, RecordedCall, Recording, in_backward
 from cutaway.engine.runtime.numerics import equal
 from cutaway.engine.runtime.pytree import Path
-from cutaway.errors import Reason, at, error
-from cutaway.requests import Edit, Point
 
 
 class Side(NamedTuple):

@@ -9,16 +9,16 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from cutaway.contract.errors import CutawayError, Reason, error
+from cutaway.contract.requests import LayerAttribution, NeuronAttribution, Point
 from cutaway.engine.methods.captum_patches import quicker_captum, with_single_root
 from cutaway.engine.methods.table import method_of
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Values
 from cutaway.engine.passes.reference_inputs import layer_value_name
 from cutaway.engine.passes.targets import neuron_selector
 from cutaway.engine.references.observation import module_calls
-from cutaway.engine.runtime.oom import is_out_of_memory
+from cutaway.engine.runtime.interruption import is_out_of_memory
 from cutaway.engine.runtime.rng import ModelStream, seeded
-from cutaway.errors import CutawayError, Reason, error
-from cutaway.requests import LayerAttribution, NeuronAttribution, Point
 
 
 def explain(problem: AttributionProblem, forward: Callable[..., Tensor]) -> Values:

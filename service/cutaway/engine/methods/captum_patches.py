@@ -17,7 +17,7 @@ import captum
 import torch
 from torch import Tensor
 
-from cutaway.engine.passes.quadrature import gauss_legendre
+from cutaway.engine.passes.convergence_delta import gauss_legendre
 from cutaway.engine.runtime.process_setting import ProcessSetting
 
 PROVEN_VERSIONS = ("0.9.0",)

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from captum import attr
+from functools import partial
 
-from cutaway import requests
+from captum import attr
+from torch import nn
+
+from cutaway.contract import requests
+from cutaway.contract.errors import Reason, error
+from cutaway.contract.requests import Attribution, Deconvolution, GuidedBackprop, GuidedGradCam
 from cutaway.engine.methods.spec import Method
-from cutaway.engine.references import gradients as references
+from cutaway.engine.model.inspected_model import Inputs, InspectedModel
+from cutaway.engine.passes.pass_recorder import Changes
+from cutaway.engine.passes.reference_inputs import input_point
+from cutaway.engine.references import modified_backprop as references
 
 ROWS: dict[type[requests.Attribution], Method] = {
     requests.Saliency: Method(
@@ -38,5 +46,51 @@ ROWS: dict[type[requests.Attribution], Method] = {
         "the raw output's channels, weighted by the mean of their raw gradients",
         attribute_arguments=lambda problem: {"relu_attributions": problem.request.relu},  # type: ignore[attr-defined]
         batchable=True,
+    ),
+}
+
+
+# Guided backpropagation, deconvolution and guided Grad-CAM, which replace the derivative of ReLU.
+
+
+def _refuse_edited_rectifiers(model: InspectedModel, request: Attribution, inputs: Inputs, edits: Changes) -> None:
+    for name, numbered in edits.items():
+        edits_gradient = any(edit.point.is_gradient for _, edit in numbered)
+        if edits_gradient and isinstance(model.tree.modules.get(name), nn.ReLU):
+            raise error(
+                Reason.EDIT_INAPPLICABLE,
+                f"the gradient at the nn.ReLU {name!r} is edited, and the method overrides it: it can do one only",
+            )
+
+
+_row = partial(
+    Method,
+    vacuous=references.vacuous,
+    limitation=references.limitation,
+    applies_to_modules=True,
+    refuse=_refuse_edited_rectifiers,
+)
+
+ROWS |= {
+    GuidedBackprop: _row(
+        attr.GuidedBackprop,
+        references.input_gradient,
+        "df/dx of a pass in which raw hooks let only what is positive of the gradient leave each ReLU",
+        reference_passes=references.guided_passes,
+        batchable=True,
+    ),
+    Deconvolution: _row(
+        attr.Deconvolution,
+        references.input_gradient,
+        "df/dx of a pass in which raw hooks pass on what is positive of the gradient that reaches each ReLU",
+        reference_passes=references.deconvolution_passes,
+        batchable=True,
+    ),
+    GuidedGradCam: _row(
+        attr.GuidedGradCam,
+        references.guided_grad_cam,
+        "guided df/dx * the layer's raw output's channels, weighted by the mean of their raw gradients, where positive",
+        points=lambda problem: input_point(problem) * 2,  # Captum runs two methods, with one pass each
+        reference_passes=references.guided_grad_cam_passes,
     ),
 }

@@ -13,16 +13,8 @@ from captum.attr._core.lrp import SUPPORTED_LAYERS_WITH_RULES
 from captum.attr._utils import lrp_rules
 from torch import nn
 
-from cutaway.engine.methods.spec import Method
-from cutaway.engine.methods.validation import inapplicable
-from cutaway.engine.model.inspected_model import Inputs, InspectedModel
-from cutaway.engine.passes.pass_recorder import AttributionProblem, Changes
-from cutaway.engine.passes.reference_inputs import host, input_point
-from cutaway.engine.references import lrp as references
-from cutaway.engine.references import lrp_limits
-from cutaway.engine.runtime.numerics import EXACT
-from cutaway.errors import CutawayError, Reason, at, error
-from cutaway.requests import (
+from cutaway.contract.errors import CutawayError, Reason, at, error
+from cutaway.contract.requests import (
     LRP,
     AlphaOneBetaZero,
     Attribution,
@@ -34,6 +26,13 @@ from cutaway.requests import (
     RelevanceIdentity,
     field_name,
 )
+from cutaway.engine.methods.spec import Method, inapplicable
+from cutaway.engine.model.inspected_model import Inputs, InspectedModel
+from cutaway.engine.passes.pass_recorder import AttributionProblem, Changes
+from cutaway.engine.passes.reference_inputs import host, input_point
+from cutaway.engine.references import lrp as references
+from cutaway.engine.references import lrp_limits
+from cutaway.engine.runtime.numerics import EXACT
 
 _WITHOUT_RULE = (nn.Embedding, nn.EmbeddingBag, nn.RNNBase)
 """Modules that no rule fits: they take integers, or return several tensors."""

@@ -10,11 +10,10 @@ from typing import Any, cast
 from captum import attr
 from torch import Tensor
 
-from cutaway import requests
-from cutaway.engine.methods import modified_backprop, paths, perturbations
-from cutaway.engine.methods.layer_output import readable_output
-from cutaway.engine.methods.spec import Method, passes_at
-from cutaway.engine.methods.validation import inapplicable
+from cutaway.contract import requests
+from cutaway.contract.errors import CutawayError
+from cutaway.engine.methods import gradients, paths, perturbations
+from cutaway.engine.methods.spec import Method, inapplicable, passes_at, readable_output
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Changes
 from cutaway.engine.passes.reference_inputs import input_point
@@ -22,7 +21,6 @@ from cutaway.engine.passes.targets import neuron_selector
 from cutaway.engine.references.modified_backprop import input_gradient
 from cutaway.engine.references.observation import reused_neuron_module
 from cutaway.engine.references.paths import neuron_conductance_passes, path_points, steps_per_pass
-from cutaway.errors import CutawayError
 
 _PATH = paths.ROWS[requests.IntegratedGradients]
 
@@ -59,7 +57,7 @@ def _of_neuron(base: Method, captum: Callable[..., Any], formula: str, **fields:
 
 
 def _of_rectifiers(kind: type[requests.Attribution], captum: Callable[..., Any]) -> Method:
-    base = modified_backprop.ROWS[kind]
+    base = gradients.ROWS[kind]
     return _of_neuron(base, captum, base.formula.replace("df/dx", "dneuron/dx"))
 
 

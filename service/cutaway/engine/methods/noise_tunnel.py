@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from captum import attr
 
+from cutaway.contract.requests import Attribution, Combination, Expectation, NoiseTunnel
+from cutaway.contract.results import Cause
 from cutaway.engine.methods.captum_patches import with_single_root
-from cutaway.engine.methods.spec import Method
-from cutaway.engine.methods.validation import (
+from cutaway.engine.methods.spec import (
+    Method,
     inapplicable,
     refuse_half_precision,
     refuse_integers,
@@ -20,12 +22,10 @@ from cutaway.engine.methods.validation import (
     refuse_stdev,
 )
 from cutaway.engine.model.inspected_model import Inputs
-from cutaway.engine.passes.finding import Finding
+from cutaway.engine.passes.findings import Finding
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Values
 from cutaway.engine.passes.reference_inputs import Evidence, MissingObservation, Reference
 from cutaway.engine.runtime.numerics import SUM
-from cutaway.requests import Attribution, Combination, Expectation, NoiseTunnel
-from cutaway.results import Cause
 
 
 def with_noise_tunnel(base: Method) -> Method:

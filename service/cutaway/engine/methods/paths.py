@@ -8,15 +8,14 @@ from typing import Any
 
 from captum import attr
 
-from cutaway import requests
-from cutaway.engine.methods.spec import Method
-from cutaway.engine.methods.validation import refuse_row_numbers
+from cutaway.contract import requests
+from cutaway.contract.errors import Reason, error
+from cutaway.engine.methods.spec import Method, refuse_row_numbers
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel
 from cutaway.engine.passes.convergence_delta import CompletenessSums
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Changes
 from cutaway.engine.references import paths as references
 from cutaway.engine.runtime.numerics import PATH
-from cutaway.errors import Reason, error
 
 MAX_STEPS = 4096
 

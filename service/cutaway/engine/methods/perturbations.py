@@ -2,18 +2,40 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
+import torch
 from captum import attr
+from torch import Tensor
 
-from cutaway import requests
-from cutaway.engine.methods.spec import Method
-from cutaway.engine.passes.finding import Finding
-from cutaway.engine.passes.pass_recorder import AttributionProblem
+from cutaway.contract import requests
+from cutaway.contract.errors import CutawayError, Reason, at, error
+from cutaway.contract.requests import (
+    KernelShap,
+    LayerFeatureAblation,
+    LayerFeaturePermutation,
+    Lime,
+    Point,
+    Surrogate,
+    field_name,
+)
+from cutaway.contract.results import Cause
+from cutaway.contract.tensors import as_array
+from cutaway.engine.methods.spec import Method, inapplicable, readable_output, refuse_row_numbers
+from cutaway.engine.model.inspected_model import Inputs, InspectedModel, dtype_text
+from cutaway.engine.passes.features import MAX_EVALUATIONS
+from cutaway.engine.passes.findings import Finding
+from cutaway.engine.passes.pass_recorder import AttributionProblem, Changes
 from cutaway.engine.references import perturbations as references
-from cutaway.engine.runtime.numerics import EXACT
-from cutaway.results import Cause
+from cutaway.engine.references import surrogates
+from cutaway.engine.references.observation import module_calls
+from cutaway.engine.references.surrogates import kernel_shap_errors, lime_errors
+from cutaway.engine.runtime.interruption import is_out_of_memory
+from cutaway.engine.runtime.numerics import EXACT, FITTED
 
 
 def feature_arguments(problem: AttributionProblem) -> dict[str, Any]:
@@ -96,5 +118,166 @@ ROWS: dict[type[requests.Attribution], Method] = {
         uses_randomness=True,
         satisfies_completeness=lambda _: True,
         completeness_tolerances=EXACT,
+    ),
+}
+
+
+# Methods that replace units of a layer and compare the target before and after: forward passes only.
+
+
+def _refuse_baseline(_: InspectedModel, request: Any, inputs: Inputs, edits: Changes) -> None:
+    if not math.isfinite(request.baseline):
+        raise error(Reason.INVALID_VALUE, f"{request.baseline}; a unit is replaced by a finite number", "baseline")
+
+
+@contextmanager
+def _replaceable_output(problem: AttributionProblem) -> Iterator[None]:
+    """A context that requires a layer whose output Captum can replace, and names the layer if it cannot."""
+    layer, field = problem.layer, f"{field_name(type(problem.request))}.layer"
+    is_tuple = False
+    try:
+        refuse = partial(_refuse_outputs, layer)
+        with readable_output(problem, "layer", refuse, several=True):
+            outputs = module_calls(problem)[0].at(Point.OUTPUT)
+            is_tuple = "" not in outputs
+            for output in outputs.values():
+                _refuse_out_of_range(problem, output)
+            yield
+    except Exception as failure:
+        is_other = isinstance(failure, CutawayError) and failure.reason != Reason.MODEL_FAILED
+        if is_out_of_memory(failure) or not is_tuple or is_other:
+            raise
+        with at(field):
+            raise inapplicable(
+                f"Captum replaces the list that {layer!r} returns by a bare tensor, on which the model fails; name a "
+                "module that returns a tensor, alone or in a tuple"
+            ) from failure
+
+
+def _refuse_outputs(layer: str, outputs: Sequence[Sequence[Tensor]]) -> None:
+    units = sum(output[0].numel() for output in outputs[0])
+    if units > MAX_EVALUATIONS:
+        raise error(
+            Reason.INVALID_VALUE,
+            f"the layer {layer!r} has {units} units, and a forward pass is run for each, at most {MAX_EVALUATIONS}: "
+            "name a smaller layer, or ask LayerConductance, which takes few passes",
+        )
+    shapes = dict.fromkeys(" and ".join(str(list(tensor.shape)) for tensor in output) for output in outputs)
+    if len(shapes) > 1:
+        raise inapplicable(
+            f"the layer {layer!r} is called {len(outputs)} times and returns the shapes {', '.join(shapes)}, and "
+            "Captum replaces all of them by one: name a layer that is called once"
+        )
+
+
+def _ablation_arguments(problem: AttributionProblem) -> dict[str, Any]:
+    baseline = cast(LayerFeatureAblation, problem.request).baseline
+    if not baseline:
+        return {}  # Captum's default
+    return {"layer_baselines": (baseline,) * len(module_calls(problem)[-1].at(Point.OUTPUT))}
+
+
+def _refuse_out_of_range(problem: AttributionProblem, output: Tensor) -> None:
+    baseline = getattr(problem.request, "baseline", 0.0)
+    if not bool(torch.tensor(baseline, dtype=output.dtype).isfinite()):
+        with at(field_name(type(problem.request))):
+            raise error(
+                Reason.INVALID_VALUE,
+                f"{baseline} is no number of {dtype_text(output)}, which the layer returns",
+                "baseline",
+            )
+
+
+_layer_row = partial(Method, forward_only=True, limitation=references.limitation, model_context=_replaceable_output)
+
+ROWS |= {
+    LayerFeatureAblation: _layer_row(
+        attr.LayerFeatureAblation,
+        references.unit_ablation,
+        "f(x) - f(x with the layer's unit at the baseline) from raw outputs",
+        points=references.layer_ablation_points,
+        attribute_arguments=_ablation_arguments,
+        reference_passes=references.ablation_passes,
+        refuse=_refuse_baseline,
+    ),
+    LayerFeaturePermutation: _layer_row(
+        attr.LayerFeaturePermutation,
+        references.unit_ablation,
+        "f(x) - f(x with the rows of the layer's unit in another order) from raw outputs",
+        points=references.layer_permutation_points,
+        takes_target=False,
+        uses_randomness=True,
+        vacuous=single_row,
+        reference_passes=references.permutation_passes,
+    ),
+}
+
+
+# KernelSHAP and LIME: a linear model is fitted to the target's values when features are replaced by the baseline.
+
+
+MAX_FEATURES = 4096
+
+MAX_ELEMENTS = 2**22
+"""Samples times features: the size of the matrix that is fitted for each example."""
+
+
+def _arguments(problem: AttributionProblem) -> dict[str, Any]:
+    if problem.rows > 1:
+        refuse_row_numbers(
+            problem, "runs each example in passes of its own", "send one example a request, or ask for a class"
+        )
+    return sampling_arguments(problem)
+
+
+def _refuse_features(request: Surrogate, count: int) -> None:
+    fewest = 2 if isinstance(request, KernelShap) else 1
+    if count < fewest:
+        raise error(
+            Reason.INVALID_VALUE,
+            f"{count} features; {fewest} or more are needed: FeatureAblation explains one",
+            "masks",
+        )
+    if count > MAX_FEATURES or count * request.n_samples > MAX_ELEMENTS:
+        raise error(
+            Reason.INVALID_VALUE,
+            f"{request.n_samples} samples of {count} features make too large a fit, of at most {MAX_FEATURES} features "
+            f"and {MAX_ELEMENTS} numbers: group elements into fewer features by masks",
+            "masks",
+        )
+
+
+def _is_complete(request: KernelShap) -> bool:
+    """From two samples on the fit is almost exact for all features and for none; but a mask with rows of its own may
+    leave a row without an element of some feature."""
+    return request.n_samples > 1 and all(len(as_array(mask)) == 1 for mask in request.masks.values())
+
+
+_surrogate_row = partial(
+    Method,
+    points=surrogates.surrogate_points,
+    attribute_arguments=_arguments,
+    forward_only=True,
+    uses_randomness=True,
+    tolerances=FITTED,
+    reference_passes=surrogates.surrogate_passes,
+    refuse_features=_refuse_features,
+)
+
+ROWS |= {
+    KernelShap: _surrogate_row(
+        attr.KernelShap,
+        surrogates.kernel_shap,
+        "the coefficients of f fitted to the draws under the Shapley kernel, from raw outputs",
+        vacuous=surrogates.underdetermined,
+        standard_errors=kernel_shap_errors,
+        satisfies_completeness=_is_complete,
+    ),
+    Lime: _surrogate_row(
+        attr.Lime,
+        surrogates.lime,
+        "the coefficients of a Lasso of f fitted to the draws, weighted by nearness, from raw outputs",
+        vacuous=surrogates.underdetermined_or_zero,
+        standard_errors=lime_errors,
     ),
 }

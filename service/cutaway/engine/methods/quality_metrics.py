@@ -11,16 +11,16 @@ import torch
 from captum import metrics as captum
 from torch import Tensor
 
+from cutaway.contract.errors import Reason, at, error
+from cutaway.contract.requests import Attribution, Infidelity, LayerAttribution, Metric, SensitivityMax, field_name
+from cutaway.contract.results import MetricResult
 from cutaway.engine.methods.captum_call import explain
-from cutaway.engine.methods.validation import inapplicable, refuse_integers, refuse_samples
+from cutaway.engine.methods.spec import inapplicable, refuse_integers, refuse_samples
 from cutaway.engine.model.inspected_model import Inputs
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Values
 from cutaway.engine.passes.repeated_batch import interleave_copies, run_copies_separately, split_copies
-from cutaway.engine.runtime.numpy_bridge import to_numpy
+from cutaway.engine.runtime.numerics import to_numpy
 from cutaway.engine.runtime.rng import seeded
-from cutaway.errors import Reason, at, error
-from cutaway.requests import Attribution, Infidelity, LayerAttribution, Metric, SensitivityMax, field_name
-from cutaway.results import MetricResult
 
 MAX_ROWS_PER_PASS = 256
 """Captum perturbs all rows at once. Up to so many run in one pass, as Captum does it; more, one batch at a time."""

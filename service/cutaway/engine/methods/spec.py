@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from cutaway.engine.model.inspected_model import Inputs, InspectedModel
-from cutaway.engine.passes.finding import Finding
+import torch
+from torch import Tensor
+
+from cutaway.contract.errors import CutawayError, Reason, at, error
+from cutaway.contract.requests import Attribution, Point, field_name
+from cutaway.engine.model.inspected_model import Inputs, InspectedModel, dtype_text
+from cutaway.engine.passes.findings import Finding
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Changes, Pass, Values, run_passes
 from cutaway.engine.passes.reference_inputs import Evidence, Reference, input_point
+from cutaway.engine.passes.repeated_batch import MAX_SAMPLES, is_row_specific_edit
+from cutaway.engine.references.observation import module_calls
 from cutaway.engine.runtime.numerics import APPROXIMATE, ONE_PASS, Tolerances
+from cutaway.engine.runtime.pytree import Path
 
 
 @dataclass(frozen=True)
@@ -123,4 +132,134 @@ def passes_at(
     """
     return lambda problem: run_passes(
         problem, points(problem), differentiate=True, points_per_pass=points_per_pass(problem)
+    )
+
+
+# Validation of parameters, edits and targets that several methods share. Each ``refuse`` function raises
+# `InvalidArgument`.
+
+
+def inapplicable(message: str, field: str = "") -> CutawayError:
+    """Returns an error with the reason ``METHOD_INAPPLICABLE``."""
+    return error(Reason.METHOD_INAPPLICABLE, message, field)
+
+
+def refuse_samples(n_samples: int, what: str = "samples") -> None:
+    """Refuses a number of samples that is below 1 or above `MAX_SAMPLES`."""
+    if not 1 <= n_samples <= MAX_SAMPLES:
+        raise error(Reason.INVALID_VALUE, f"{n_samples} {what}; from 1 to {MAX_SAMPLES}", "n_samples")
+
+
+def refuse_stdev(stdev: float) -> None:
+    """Refuses a standard deviation that is negative or not finite."""
+    if not 0 <= stdev < math.inf:
+        raise error(Reason.INVALID_VALUE, f"{stdev}; a finite number from 0 up", "stdev")
+
+
+def refuse_integers(what: str, name: str, tensor: Tensor) -> None:
+    """Refuses an integer input; ``what``: what happens to the input."""
+    if not tensor.is_floating_point():
+        raise inapplicable(f"{what} {name!r}, which is {dtype_text(tensor)}: name inputs of floats to be explained")
+
+
+def refuse_half_precision(name: str, tensor: Tensor) -> None:
+    """Refuses an input of 16-bit floats for methods that add noise: Captum's noise makes it float32."""
+    if torch.finfo(tensor.dtype).bits < 32:
+        raise inapplicable(
+            f"Captum adds float32 noise, even if its stdev is 0, and the input {name!r} is {dtype_text(tensor)}: load "
+            "the model in float32, or use a method without noise"
+        )
+
+
+def refuse_row_edits(request: Attribution, edits: Changes, how: str) -> None:
+    """Refuses edits of particular rows; ``how``: how Captum runs passes in which rows have other numbers."""
+    for name, numbered in edits.items():
+        if any(is_row_specific_edit(edit) for _, edit in numbered):
+            raise inapplicable(
+                f"Captum's {type(request).__name__} {how}, where the rows that the edit of {name!r} names have other "
+                "numbers: edit all rows alike, by a number"
+            )
+
+
+def refuse_row_target(problem: AttributionProblem, how: str) -> None:
+    """Refuses a target with values for particular rows; ``how``: as in `refuse_row_edits`."""
+    if problem.target.is_row_specific:
+        raise inapplicable(
+            f"Captum's {type(problem.request).__name__} {how}, where the target's rows have other numbers: ask for a "
+            "class, a neuron, or a sum or norm of the output"
+        )
+
+
+def refuse_row_numbers(problem: AttributionProblem, how: str, instead: str) -> None:
+    """Refuses both; ``instead``: what to request."""
+    if problem.target.is_row_specific or any(map(is_row_specific_edit, problem.edits)):
+        raise inapplicable(
+            f"Captum's {type(problem.request).__name__} {how}, where rows have other numbers than in the target or in "
+            f"edits; {instead}"
+        )
+
+
+# Module outputs that Captum can read: one tensor, alone or in a tuple of one, or several in a tuple.
+
+
+_NOT_A_TENSOR = ("has no attribute 'clone'", "has no attribute 'device'", "Given input is not a torch.Tensor")
+"""How Captum's message ends if it treats another object as a tensor."""
+
+
+@contextmanager
+def readable_output(
+    problem: AttributionProblem,
+    field: str,
+    refuse: Callable[[Sequence[Sequence[Tensor]]], None] = lambda _: None,
+    *,
+    several: bool = False,
+) -> Iterator[None]:
+    """A context that requires a layer, or a neuron's module, whose output Captum can read.
+
+    An error of Captum's hook on the module names the module: Captum copies each element of a tuple without a check,
+    None as well.
+
+    Args:
+        problem: defines the module.
+        field: the request field of the module, relative to the method's message.
+        refuse: raises for outputs that the method does not support; gets the tensors of each call, [batch, *features].
+        several: whether a call may return several tensors in a tuple.
+
+    Raises:
+        InvalidArgument: ``METHOD_INAPPLICABLE``: a call returns no tensor or too many, integers, or not [batch, ...].
+    """
+    field = f"{field_name(type(problem.request))}.{field}"
+    with at(field):
+        refuse([_tensors(problem, call.at(Point.OUTPUT), several) for call in module_calls(problem)])
+    try:
+        yield
+    except CutawayError as failure:
+        cause = failure.__cause__
+        if not isinstance(cause, (AttributeError, AssertionError)) or not str(cause).endswith(_NOT_A_TENSOR):
+            raise
+        with at(field):
+            raise _unreadable(problem, "something besides a tensor", several) from cause
+
+
+def _tensors(problem: AttributionProblem, outputs: Mapping[Path, Tensor], several: bool) -> Sequence[Tensor]:
+    is_tuple = list(outputs) == [f"[{number}]" for number in range(len(outputs))]
+    if not outputs or not (is_tuple or "" in outputs) or (len(outputs) > 1 and not several):
+        what = f"the tensors {', '.join(outputs)}" if outputs else "no tensor"
+        raise _unreadable(problem, what, several)
+    for tensor in outputs.values():
+        if not tensor.is_floating_point():
+            raise _unreadable(problem, f"a tensor of {dtype_text(tensor)}", several)
+        if tensor.shape[:1] != (problem.rows,):
+            shape = f"{list(tensor.shape)}, whose axis 0 is not the batch of {problem.rows}"
+            raise _unreadable(problem, f"a tensor of shape {shape}", several)
+    return list(outputs.values())
+
+
+def _unreadable(problem: AttributionProblem, output: str, several: bool) -> CutawayError:
+    tensors = "tensors of floats, [batch, ...], one alone or a tuple of them" if several else (
+        "one tensor of floats, [batch, ...], alone or in a tuple by itself"
+    )  # fmt: skip
+    return inapplicable(
+        f"the module {problem.module!r} returns {output}; the method needs one that returns {tensors}: name such a "
+        "module, before or behind it"
     )

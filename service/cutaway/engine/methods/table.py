@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-from cutaway.engine.methods import (
-    deeplift,
-    expected_gradients,
-    gradients,
-    layer_ablation,
-    lrp,
-    modified_backprop,
-    neurons,
-    paths,
-    perturbations,
-    surrogates,
-)
+from cutaway.contract.requests import Attribution
+from cutaway.engine.methods import deeplift, gradients, lrp, neurons, paths, perturbations
 from cutaway.engine.methods.noise_tunnel import with_noise_tunnel
 from cutaway.engine.methods.spec import Method
-from cutaway.requests import Attribution
 
 _FAMILIES = (
-    *(gradients, modified_backprop, paths, perturbations, neurons, layer_ablation, deeplift, lrp, surrogates),
-    expected_gradients,
+    *(gradients, gradients, paths, perturbations, neurons, perturbations, deeplift, lrp, perturbations),
+    deeplift,
 )
 
 TABLE: dict[type[Attribution], Method] = {kind: row for family in _FAMILIES for kind, row in family.ROWS.items()}

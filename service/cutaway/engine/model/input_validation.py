@@ -8,10 +8,10 @@ from collections.abc import Collection, Mapping, Sequence
 
 from torch import Tensor, nn
 
+from cutaway.contract.errors import CutawayError, Reason, at, error
+from cutaway.contract.requests import Argument
+from cutaway.contract.results import InputSpec
 from cutaway.engine.model.inspected_model import Inputs, dtype_text
-from cutaway.errors import CutawayError, Reason, at, error
-from cutaway.requests import Argument
-from cutaway.results import InputSpec
 
 
 def specs_from_signature(module: nn.Module) -> list[InputSpec]:

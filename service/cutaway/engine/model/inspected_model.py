@@ -12,18 +12,76 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node
+from torch.nn.parameter import is_lazy
 
-from cutaway.engine.model.attention_fastpath import NO_FASTPATH
-from cutaway.engine.model.compatibility import require_inspectable
+from cutaway.contract.errors import CutawayError, Reason, error
+from cutaway.contract.requests import Argument
+from cutaway.contract.results import InputSpec
 from cutaway.engine.model.module_tree import ModuleTree
 from cutaway.engine.model.state_guard import StateGuard
-from cutaway.engine.runtime.cancellation import NEVER_CANCELLED, Cancellation
-from cutaway.engine.runtime.oom import is_out_of_memory
+from cutaway.engine.runtime.interruption import NEVER_CANCELLED, Cancellation, is_out_of_memory
+from cutaway.engine.runtime.process_setting import ProcessSetting
 from cutaway.engine.runtime.pytree import leaves
 from cutaway.engine.runtime.rng import kept_rng_state
-from cutaway.errors import CutawayError, Reason, error
-from cutaway.requests import Argument
-from cutaway.results import InputSpec
+
+# Switches off the fast path of PyTorch's transformer layers while a model runs.
+#
+# The fast path is taken where no gradient is computed and no hook is registered, hides modules from hooks and turns
+# padded batches into nested tensors: the same request would compute another function depending on what else it contains.
+
+
+NO_FASTPATH = ProcessSetting(
+    torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled, value=False
+)
+
+
+# Refuses models that cannot be inspected, when they are loaded: with torch 2.13, hooks never fire on them, or
+# gradients are missing, without any error.
+
+
+def require_inspectable(module: nn.Module) -> None:
+    """Checks every module, parameter and buffer.
+
+    Raises:
+        FailedPrecondition: ``MODEL_COMPILED``, ``MODEL_SCRIPTED`` or ``MODEL_QUANTISED``.
+        InvalidArgument: ``ADAPTER_INVALID``.
+    """
+    for name, child in module.named_modules():
+        reason, fault = _module_fault(child)
+        if fault:
+            raise error(reason, f"{_where('module', name)} {fault}")
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        fault = _tensor_fault(tensor)
+        if fault:
+            raise error(Reason.ADAPTER_INVALID, f"{_where('tensor', name)} {fault}")
+
+
+def _module_fault(child: nn.Module) -> tuple[Reason, str]:
+    kind = type(child)
+    if isinstance(child, torch.jit.ScriptModule):
+        return Reason.MODEL_SCRIPTED, "is a ScriptModule, which takes no hooks: load eager code"
+    if kind.__name__ == "OptimizedModule" or child._compiled_call_impl is not None:
+        return Reason.MODEL_COMPILED, "went through torch.compile, where hooks never fire: return the model uncompiled"
+    if kind.__module__.startswith(("torch.ao.nn.", "torch.nn.quantized")) and "quantized" in kind.__module__:
+        return Reason.MODEL_QUANTISED, f"is quantised ({kind.__name__}) and has no gradients: load the float model"
+    if isinstance(child, nn.DataParallel):
+        return Reason.ADAPTER_INVALID, "is a DataParallel, whose replicas take no hooks: return the model inside it"
+    return Reason.ADAPTER_INVALID, ""
+
+
+def _tensor_fault(tensor: Tensor) -> str:
+    if is_lazy(tensor):
+        return "is not initialised: run the model once before it is returned"
+    if tensor.is_meta:
+        return "has no memory (device meta): load the weights"
+    if tensor.is_inference():
+        return "was made under torch.inference_mode, and can have no gradient: load the model outside of it"
+    return ""
+
+
+def _where(kind: str, name: str) -> str:
+    return f"{kind} {name!r}" if name else "the model"
+
 
 T = TypeVar("T")
 

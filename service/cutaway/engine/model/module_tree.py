@@ -8,8 +8,8 @@ from functools import cached_property
 
 from torch import nn
 
-from cutaway.errors import Reason, error
-from cutaway.module_globs import glob_matcher, is_glob
+from cutaway.contract.errors import Reason, error
+from cutaway.contract.module_globs import glob_matcher, is_glob
 
 
 class ModuleTree:

@@ -12,17 +12,16 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
+from cutaway.contract.errors import Reason, error
+from cutaway.contract.requests import Attribution, Edit, Expectation, ExpectedGradient, Mix, NeuronAttribution, Point
 from cutaway.engine.hooks.capture_spec import watching
 from cutaway.engine.hooks.hook_site import NumberedEdit
-from cutaway.engine.hooks.host_copy import copy_to_host
 from cutaway.engine.hooks.observe import SpecsBySite, observing
-from cutaway.engine.hooks.recording import RecordedCall, Recording
+from cutaway.engine.hooks.recording import RecordedCall, Recording, copy_to_host
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel, gradients
 from cutaway.engine.passes.features import Features
 from cutaway.engine.passes.repeated_batch import concatenated
 from cutaway.engine.passes.targets import ResolvedTarget
-from cutaway.errors import Reason, error
-from cutaway.requests import Attribution, Edit, Expectation, ExpectedGradient, Mix, NeuronAttribution, Point
 
 T = TypeVar("T")
 

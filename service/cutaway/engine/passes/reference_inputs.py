@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from cutaway.contract.requests import Point
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Pass, Values
-from cutaway.requests import Point
 
 
 class MissingObservation(Exception):

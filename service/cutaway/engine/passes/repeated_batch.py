@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
-from cutaway.requests import Add, Edit, Mix, Replace
+from cutaway.contract.requests import Add, Edit, Mix, Replace
 
 MAX_SAMPLES = 4096
 """The most samples, and so copies, of a row."""

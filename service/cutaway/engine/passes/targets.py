@@ -11,14 +11,14 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn import functional
 
-from cutaway import requests
+from cutaway.contract import requests
+from cutaway.contract.errors import Reason, at, error
+from cutaway.contract.requests import field_name
+from cutaway.contract.tensors import Array, as_array
 from cutaway.engine.hooks.capture_spec import slice_index
 from cutaway.engine.model.inspected_model import Outputs, dtype_text
 from cutaway.engine.model.module_tree import ModuleTree
-from cutaway.engine.runtime.numpy_bridge import from_numpy
-from cutaway.errors import Reason, at, error
-from cutaway.requests import field_name
-from cutaway.schema.tensors import Array, as_array
+from cutaway.engine.runtime.numerics import from_numpy
 
 ScalarFunction: TypeAlias = Callable[[Tensor], Tensor]
 """From an output ``[batch, ...]`` to ``[batch]``; differentiable."""

@@ -5,17 +5,16 @@ from __future__ import annotations
 
 from torch import nn
 
-from cutaway import requests
+from cutaway.contract import requests
+from cutaway.contract.errors import Reason, at, error
+from cutaway.contract.requests import Point, field_name
 from cutaway.engine.methods.noise_tunnel import refuse_noise
 from cutaway.engine.methods.quality_metrics import refuse_metric
 from cutaway.engine.methods.table import TABLE, method_of
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel, dtype_text
 from cutaway.engine.model.module_tree import ModuleTree
-from cutaway.engine.passes.baselines import baselines, distributions
-from cutaway.engine.passes.features import Features, features
+from cutaway.engine.passes.features import Features, baselines, distributions, features
 from cutaway.engine.passes.pass_recorder import Changes, ResolvedAttribution
-from cutaway.errors import Reason, at, error
-from cutaway.requests import Point, field_name
 
 
 def resolve_attribution(

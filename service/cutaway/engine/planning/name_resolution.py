@@ -8,14 +8,14 @@ from typing import TypeAlias
 
 from torch import nn
 
+from cutaway.contract.errors import CutawayError, Reason, at, error
+from cutaway.contract.module_globs import glob_matcher, is_glob
+from cutaway.contract.requests import Capture, Edit, InspectRequest, Point, TopElements
 from cutaway.engine.hooks.capture_spec import CaptureSpec, merge_specs
 from cutaway.engine.hooks.edits import validate_edit
 from cutaway.engine.hooks.hook_site import NumberedEdit
 from cutaway.engine.hooks.operators import is_address
 from cutaway.engine.model.module_tree import ModuleTree
-from cutaway.errors import CutawayError, Reason, at, error
-from cutaway.module_globs import glob_matcher, is_glob
-from cutaway.requests import Capture, Edit, InspectRequest, Point, TopElements
 
 CaptureSites: TypeAlias = dict[str, dict[Point, CaptureSpec]]
 """What is captured at the points of modules and operators, by module name and by operator address or glob."""

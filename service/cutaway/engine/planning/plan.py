@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
+from cutaway.contract.errors import Code, CutawayError, Reason, at, error
+from cutaway.contract.module_globs import is_glob
+from cutaway.contract.requests import (
+    Attribution,
+    ClassIndex,
+    ClassLabel,
+    InspectRequest,
+    Neuron,
+    Point,
+    PredictedClass,
+    Target,
+    TopK,
+)
+from cutaway.contract.results import AttributionError, AttributionResult
+from cutaway.contract.values import changed
 from cutaway.engine.hooks.capture_spec import CaptureSpec
 from cutaway.engine.hooks.hook_site import NumberedEdit
 from cutaway.engine.methods.table import method_of
@@ -15,15 +31,51 @@ from cutaway.engine.model.module_tree import ModuleTree
 from cutaway.engine.passes.pass_recorder import ResolvedAttribution
 from cutaway.engine.planning import name_resolution
 from cutaway.engine.planning.attribution_setup import differentiable, resolve_attribution
-from cutaway.engine.planning.class_labels import by_index
 from cutaway.engine.planning.name_resolution import CaptureSites
-from cutaway.engine.runtime.cancellation import NEVER_CANCELLED, Cancellation
+from cutaway.engine.runtime.interruption import NEVER_CANCELLED, Cancellation
 from cutaway.engine.runtime.rng import new_seed
-from cutaway.errors import Code, CutawayError, at
-from cutaway.frozen import changed
-from cutaway.module_globs import is_glob
-from cutaway.requests import Attribution, InspectRequest, Neuron, Point, PredictedClass, TopK
-from cutaway.results import AttributionError, AttributionResult
+
+# Targets by label, as targets by index.
+
+
+_FEW = 20
+"""Labels that an error lists."""
+
+
+def by_index(model: InspectedModel, target: Target) -> Target:
+    """Returns ``target``, a `ClassLabel` as the `ClassIndex` of the same classes; the same object for the same label.
+
+    Raises:
+        InvalidArgument: ``LABEL_NOT_FOUND``, with the position of the label.
+    """
+    if not isinstance(target, ClassLabel):
+        return target
+    if len(target.labels) == 1:  # only such requests are joined, and a comparison of objects is cheap
+        return model.remembered(("label", target), lambda: _converted(model.labels, target))
+    return _converted(model.labels, target)
+
+
+def _converted(known: Sequence[str], target: ClassLabel) -> ClassIndex:
+    with at("class_label.labels"):
+        numbers = {label: number for number, label in enumerate(known)}
+        for position, label in enumerate(target.labels):
+            if label not in numbers or (len(numbers) < len(known) and list(known).count(label) > 1):
+                raise _no_class(label, known, f"[{position}]")
+    return ClassIndex(tuple(numbers[label] for label in target.labels), output=target.output)
+
+
+def _no_class(label: str, known: Sequence[str], field: str) -> CutawayError:
+    if not known:
+        what = "the classes of this model have no labels; send their indices"
+    elif label in known:
+        indices = [str(number) for number, each in enumerate(known) if each == label]
+        what = f"classes {', '.join(indices)} are all called {label!r:.80}; send the index of one"
+    else:
+        near = difflib.get_close_matches(label, known, n=3, cutoff=0.5)
+        listed = ", ".join(known[:_FEW]) + (f" and {len(known) - _FEW} more" if len(known) > _FEW else "")
+        hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"the labels are {listed}"
+        what = f"no class is called {label!r:.80}; {hint}"
+    return error(Reason.LABEL_NOT_FOUND, what, field)
 
 
 @dataclass(frozen=True)

@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from cutaway.contract.requests import Point
+from cutaway.contract.results import Cause
+from cutaway.engine.hooks.capture_spec import watching
+from cutaway.engine.hooks.observe import observing
+from cutaway.engine.hooks.recording import RecordedCall
+from cutaway.engine.passes.findings import Finding
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Pass, Values, cached_per_problem
 from cutaway.engine.passes.reference_inputs import Evidence, MissingObservation, Reference, host, input_point
 from cutaway.engine.passes.repeated_batch import concatenated, interleave_copies
 from cutaway.engine.passes.targets import ResolvedTarget
-from cutaway.engine.references.deeplift_multipliers import RescaledPasses, run_rescaled
-from cutaway.engine.references.nonlinearities import nonlinearities
-from cutaway.requests import Point
+from cutaway.engine.references.deeplift_multipliers import (
+    NonlinearityCall,
+    RescaledPasses,
+    nonlinearities,
+    rescale_max_pool,
+    rescale_softmax,
+    run_rescaled,
+    softmax_axis,
+)
+from cutaway.engine.references.hidden_rectifiers import hidden_rectifiers
+from cutaway.engine.references.observation import operator_of, reused_neuron_module
+from cutaway.engine.runtime.numerics import HALF_OF_BATCH, close
 
 
 def deeplift_points(problem: AttributionProblem) -> list[Values]:
@@ -108,3 +123,162 @@ def _mean(
     if 2 * len(half) != len(batch) or len(half) % samples:
         raise MissingObservation(f"axis 0 of what the layer {problem.layer!r} returns is not the batch")
     return half.reshape(-1, samples, *half.shape[1:]).mean(dim=1)
+
+
+# Models for which Captum's DeepLIFT is wrong: what it leaves out, or mixes, and where.
+
+
+Calls = Sequence[NonlinearityCall]
+
+
+@cached_per_problem
+def limitation(problem: AttributionProblem) -> Finding | None:
+    """Reports the first property of the model for which Captum's result is wrong."""
+    return reused_neuron_module(problem) or next(_findings(problem), None)
+
+
+def _findings(problem: AttributionProblem) -> Iterator[Finding]:
+    passes = rescaled_passes(problem)
+    calls = [call for call in passes.calls if call.has_effect]
+    modules = [call for call in calls if call.nonlinearity.is_module]
+    yield from _reused(modules)
+    operators = [call.nonlinearity.name for call in calls if not call.nonlinearity.is_module]
+    yield from _operators(operators or hidden_rectifiers(problem))
+    yield from _undefined([call for call in passes.calls if call.nonlinearity.is_module])
+    yield from _directly_behind(modules)
+    yield from _bypassed(modules)
+    yield from _sharing_maxima(modules)
+    yield from _mixed_by_softmax(modules)
+    yield from _coupled(problem, passes, modules)
+
+
+def _reused(modules: Calls) -> Iterator[Finding]:
+    for call in modules:
+        times = len(call.nonlinearity.calls)
+        if call.call + 1 < times:
+            yield Finding(
+                Cause.MODULE_REUSED,
+                f"the module {call.nonlinearity.name!r} is called {times} times in one forward pass, and Captum keeps "
+                "the input and output of the last call only: build the model with a module for each call",
+            )
+
+
+def _operators(addresses: Sequence[str]) -> Iterator[Finding]:
+    names = list(dict.fromkeys(addresses))
+    if names:
+        operators = dict.fromkeys(operator_of(name) or "a rectifier" for name in names)
+        yield Finding(
+            Cause.FUNCTIONAL_NONLINEARITY,
+            f"{', '.join(operators)} at {', '.join(names[:3])}: Captum has the Rescale rule for "
+            "certain modules only, and differentiates this as it is: build the model with nn.ReLU, nn.ELU, "
+            "nn.LeakyReLU, nn.Sigmoid, nn.Tanh, nn.Softplus, nn.Softmax or nn.MaxPool modules, one for each call",
+        )
+
+
+def _undefined(modules: Calls) -> Iterator[Finding]:
+    for call in modules:
+        activations = call.activations
+        if call.dtype is torch.float16 and activations is not None and bool((activations.delta_in == 0).any()):
+            yield Finding(
+                Cause.NOT_FINITE,
+                f"the model computes in float16, where the 1e-10 that Captum compares with is 0: it divides 0 by 0 at "
+                f"{call.nonlinearity.name!r}, where input and baseline are the same; load the model in another data "
+                "type",
+            )
+
+
+def _directly_behind(modules: Calls) -> Iterator[Finding]:
+    for call in modules:
+        name, previous = call.nonlinearity.name, call.previous_module
+        if previous:
+            yield Finding(
+                Cause.OVERRIDE_LOST,
+                f"{name!r} takes the very tensor that {previous!r} returns, and Captum reads the gradient for "
+                f"{previous!r} before it overrides it for {name!r}: pass a copy, x.clone(), from one to the other",
+            )
+
+
+def _bypassed(modules: Calls) -> Iterator[Finding]:
+    names = list(dict.fromkeys(call.nonlinearity.name for call in modules if call.is_bypassed))
+    if names:
+        yield Finding(
+            Cause.OVERRIDE_LOST,
+            f"the input of {', '.join(map(repr, names[:3]))} is also used elsewhere (a skip connection?), and Captum "
+            "overrides the gradient of both uses at once: pass a copy, x.clone(), to the module",
+        )
+
+
+def _sharing_maxima(modules: Calls) -> Iterator[Finding]:
+    for call in modules:
+        if call.nonlinearity.rule is rescale_max_pool and call.shares_maxima:
+            yield Finding(
+                Cause.OVERRIDE_LOST,
+                f"windows of {call.nonlinearity.name!r} overlap and share a maximum, for which Captum keeps one "
+                "window's part only: build the model with stride = kernel_size, or explain a layer behind",
+            )
+
+
+def _mixed_by_softmax(modules: Calls) -> Iterator[Finding]:
+    for call in modules:
+        if call.nonlinearity.rule is rescale_softmax and call.activations is not None:
+            output = call.activations.output
+            if output.numel() > 2 * output.shape[softmax_axis(output)]:  # the batch has each row twice
+                yield Finding(
+                    Cause.ROWS_COUPLED,
+                    f"Captum normalizes the softmax {call.nonlinearity.name!r} over all rows, samples and axes at "
+                    "once, and so mixes them: explain the logits instead, or one example with one baseline",
+                )
+
+
+def _coupled(problem: AttributionProblem, passes: RescaledPasses, modules: Calls) -> Iterator[Finding]:
+    """Reports activations that depend on whether inputs and baselines run as one batch, as in Captum, or alone."""
+    names = [call.nonlinearity.name for call in modules] + ([problem.layer] if problem.layer else [])
+    sites = dict.fromkeys(names, watching(Point.INPUT, Point.OUTPUT))
+    batch = as_captum_batch(problem)
+    baselines, rows = {**batch.inputs, **batch.baselines}, batch.rows // 2
+    inputs = {name: torch.cat([tensor[:rows], baselines[name][rows:]]) for name, tensor in batch.inputs.items()}
+    tree = problem.model.tree
+    with torch.no_grad(), problem.model.kept_rng_state(), observing(tree, sites) as recording, recording.forward():
+        output = problem.read(inputs)
+    coupled = [
+        call.nonlinearity.name for call in modules if not _is_same_call(call, recording.calls[call.nonlinearity.name])
+    ]
+    if problem.layer and not _is_same_layer(passes, recording.calls[problem.layer]):
+        coupled.append(problem.layer)
+    if coupled or not _is_made_of(host(output), host(passes.at_input.output), host(passes.at_baseline.output)):
+        yield Finding(
+            Cause.ROWS_COUPLED,
+            "Captum runs inputs and baselines as one batch and halves it along axis 0; the values there are not "
+            f"those of inputs and baselines alone{f' at {coupled[0]!r}' if coupled else ''}: rows of the model depend "
+            "on each other, or are on another axis; let each row depend on itself alone, along axis 0",
+        )
+
+
+def _is_same_layer(passes: RescaledPasses, calls: Sequence[RecordedCall]) -> bool:
+    sides = [side[0].at(Point.OUTPUT) for side in (calls, passes.at_input.layer, passes.at_baseline.layer) if side]
+    if len(sides) < 3 or not sides[0].keys() == sides[1].keys() == sides[2].keys():
+        return False
+    return all(_is_made_of(*(host(side[path]) for side in sides)) for path in sides[0])
+
+
+def _is_same_call(call: NonlinearityCall, calls: Sequence[RecordedCall]) -> bool:
+    paths, activations = call.nonlinearity.calls[call.call], call.activations
+    if activations is None or len(calls) <= call.call:
+        return False
+    inputs, outputs = (calls[call.call].at(point) for point in (Point.INPUT, Point.OUTPUT))
+    return (
+        paths.input in inputs
+        and paths.output in outputs
+        and _is_made_of(host(inputs[paths.input]), activations.input, activations.baseline_input)
+        and _is_made_of(host(outputs[paths.output]), activations.output, activations.baseline_output)
+    )
+
+
+def _is_made_of(batch: Tensor, at_input: Tensor, at_baseline: Tensor) -> bool:
+    """Whether the first half of ``batch`` is that of ``at_input``, and the second half that of ``at_baseline``."""
+    if not batch.shape == at_input.shape == at_baseline.shape or not batch.ndim:
+        return False
+    half = len(batch) // 2
+    return close(at_input[:half], batch[:half], HALF_OF_BATCH) and close(
+        at_baseline[half:], batch[half:], HALF_OF_BATCH
+    )

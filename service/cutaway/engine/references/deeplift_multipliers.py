@@ -4,30 +4,213 @@ what the Rescale rule says."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
 from weakref import ref
 
 import torch
-from torch import Tensor
+from jaxtyping import Float64
+from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
+from cutaway.contract.requests import Point
+from cutaway.engine.hooks.capture_spec import watching
 from cutaway.engine.hooks.edits import Override
 from cutaway.engine.hooks.hook_site import NumberedEdit
-from cutaway.engine.hooks.host_copy import copy_to_host
-from cutaway.engine.hooks.operator_names import operator_name
-from cutaway.engine.hooks.recording import in_backward
+from cutaway.engine.hooks.operators import operator_name
+from cutaway.engine.hooks.recording import RecordedCall, copy_to_host, in_backward
 from cutaway.engine.model.inspected_model import graph_nodes
-from cutaway.engine.passes.pass_recorder import AttributionProblem, Changes, Pass, run_passes
+from cutaway.engine.passes.pass_recorder import AttributionProblem, Changes, Pass, cached_per_problem, run_passes
 from cutaway.engine.passes.reference_inputs import input_point
-from cutaway.engine.references import rescale_rule
-from cutaway.engine.references.nonlinearities import Nonlinearity
-from cutaway.engine.references.rescale_rule import Activations, Function
+from cutaway.engine.references.observation import observe_forward, operator_of
 from cutaway.engine.runtime.pytree import Path, argument_tensors, leaves, map_leaves, replace_arguments
-from cutaway.requests import Point
+
+# The nonlinearities of one forward pass: modules that Captum's DeepLIFT overrides, and operators that it does not.
+
+
+class TensorPaths(NamedTuple):
+    """The paths of one call's input tensor, and of the output tensor that is a function of it."""
+
+    input: Path
+    output: Path
+
+
+class Nonlinearity(NamedTuple):
+    """A nonlinearity of the model.
+
+    Attributes:
+        name: the name of a module, or the address of an operator: ``block2:relu#0``.
+        rule: how it passes multipliers back.
+        calls: its calls in one forward pass.
+        is_module: whether it is a module of a class that Captum overrides.
+    """
+
+    name: str
+    rule: Rule
+    calls: Sequence[TensorPaths]
+    is_module: bool
+
+
+@cached_per_problem
+def nonlinearities(problem: AttributionProblem) -> list[Nonlinearity]:
+    """Returns the nonlinearities that run in one forward pass."""
+    modules = problem.model.tree.modules
+    rules = {name: MODULE_RULES[type(module)] for name, module in modules.items() if type(module) in MODULE_RULES}
+    both = watching(Point.INPUT, Point.OUTPUT)
+    sites = {**dict.fromkeys(rules, both), **{f"**:{operator}#*": both for operator in OPERATOR_RULES}}
+    calls = observe_forward(problem, sites)
+    operators = {name: OPERATOR_RULES.get(operator_of(name), rescale) for name in calls if name not in rules}
+    return [
+        Nonlinearity(name, rule, paths, is_module=name in rules)
+        for name, rule in {**rules, **operators}.items()
+        if (paths := _paths(rule, calls[name]))
+    ]
+
+
+def _paths(rule: Rule, calls: Sequence[RecordedCall]) -> list[TensorPaths]:
+    paths = [_call_paths(rule, call.at(Point.INPUT), call.at(Point.OUTPUT)) for call in calls]
+    # A call that is not a function of one tensor has no rule. Nor then have the other calls, which are known by number.
+    return [call_paths for call_paths in paths if call_paths is not None] if all(paths) else []
+
+
+def _call_paths(rule: Rule, inputs: Mapping[Path, Tensor], outputs: Mapping[Path, Tensor]) -> TensorPaths | None:
+    """Returns the paths of the first floating output and of the one floating input that fits it."""
+    for path, output in outputs.items():
+        if output.is_floating_point():
+            fitting = [
+                input_path
+                for input_path, tensor in inputs.items()
+                if tensor.is_floating_point() and (rule is rescale_max_pool or tensor.shape == output.shape)
+            ]
+            return TensorPaths(fitting[0], path) if len(fitting) == 1 else None
+    return None
+
+
+# DeepLIFT's Rescale rule: the multiplier that a nonlinearity passes back for the multiplier that arrives at it.
+#
+# Shrikumar et al. 2017, arXiv:1704.02685, sections 3.5.2 and 3.6. All tensors are on the host.
+
+
+EPSILON = 1e-10
+"""If the input differs from the baseline's by less, the derivative replaces the quotient."""
+
+Input: TypeAlias = Float64[Tensor, "*input"]
+Output: TypeAlias = Float64[Tensor, "*output"]
+
+Function: TypeAlias = Callable[[Tensor], Tensor]
+"""A nonlinearity as a function of one tensor."""
+
+
+class Activations(NamedTuple):
+    """What one nonlinearity takes and returns, at the input and at the baseline."""
+
+    input: Input
+    output: Output
+    baseline_input: Input
+    baseline_output: Output
+
+    @property
+    def delta_in(self) -> Input:
+        """The difference of the inputs, ``x - x0``."""
+        return self.input - self.baseline_input
+
+    @property
+    def delta_out(self) -> Output:
+        """The difference of the outputs, ``y - y0``."""
+        return self.output - self.baseline_output
+
+    @property
+    def same_shapes(self) -> bool:
+        """Whether the shapes at the input are those at the baseline."""
+        return self.input.shape == self.baseline_input.shape and self.output.shape == self.baseline_output.shape
+
+
+Rule: TypeAlias = Callable[[Activations, Tensor, Tensor, Function], Tensor]
+"""Returns the multiplier that is passed back to the input.
+
+Arguments: the activations, the multiplier that arrives at the output, that multiplier times the derivative, and the
+nonlinearity.
+"""
+
+
+def rescale(activations: Activations, multiplier: Output, derivative: Input, function: Function) -> Input:
+    """Returns ``m * (y - y0) / (x - x0)``, element by element."""
+    delta = activations.delta_in
+    moved = delta.abs() >= EPSILON
+    return torch.where(moved, multiplier * activations.delta_out / torch.where(moved, delta, 1.0), derivative)
+
+
+def rescale_softmax(activations: Activations, multiplier: Output, derivative: Input, function: Function) -> Input:
+    """Returns the same minus its mean over the softmax axis, because adding a number to all logits changes nothing."""
+    rescaled = rescale(activations, multiplier, derivative, function)
+    return rescaled - rescaled.mean(dim=softmax_axis(activations.output), keepdim=True)
+
+
+def softmax_axis(output: Output) -> int:
+    """Returns the axis along which probabilities sum to 1."""
+    return min(range(output.ndim), key=lambda axis: float((output.sum(dim=axis) - 1).abs().max()))
+
+
+def rescale_max_pool(activations: Activations, multiplier: Output, derivative: Input, function: Function) -> Input:
+    """Returns the multiplier for a maximum over windows.
+
+    ``m * max(0, y - y0)`` goes to the position of the maximum at the input, and ``m * min(0, y - y0)`` to that at the
+    baseline; their sum over windows is divided by ``x - x0``.
+    """
+    rise, fall = activations.delta_out.clamp(min=0), activations.delta_out.clamp(max=0)
+    sent = _to_maxima(function, activations.input, multiplier * rise)
+    sent = sent + _to_maxima(function, activations.baseline_input, multiplier * fall)
+    delta = activations.delta_in
+    moved = delta.abs() >= EPSILON
+    return torch.where(moved, sent / torch.where(moved, delta, 1.0), derivative)
+
+
+def windows_share_maximum(activations: Activations, multiplier: Output, function: Function) -> bool:
+    """Whether two windows that pass a multiplier back have their maximum at the same element."""
+    passes = multiplier != 0
+    rising = _to_maxima(function, activations.input, (passes & (activations.delta_out > 0)).double())
+    falling = _to_maxima(function, activations.baseline_input, (passes & (activations.delta_out < 0)).double())
+    return bool((rising > 1).any() or (falling > 1).any())
+
+
+def _to_maxima(function: Function, tensor: Input, cotangent: Output) -> Input:
+    """Returns the sum of the windows' ``cotangent`` at the elements of ``tensor`` that are their maxima."""
+    with torch.enable_grad():
+        leaf = tensor.detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(function(leaf), leaf, cotangent)
+    return gradient
+
+
+MODULE_RULES: dict[type[nn.Module], Rule] = {
+    **dict.fromkeys((nn.ReLU, nn.ELU, nn.LeakyReLU, nn.Sigmoid, nn.Tanh, nn.Softplus), rescale),
+    **dict.fromkeys((nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d), rescale_max_pool),
+    nn.Softmax: rescale_softmax,
+}
+"""The modules that Captum overrides, by their exact class."""
+
+_ELEMENTWISE = (
+    *("relu", "relu6", "elu", "leaky_relu", "rrelu", "prelu", "selu", "celu", "gelu", "silu", "mish", "threshold"),
+    *("sigmoid", "tanh", "softplus", "softsign", "log_sigmoid", "logsigmoid", "tanhshrink", "hardshrink", "_threshold"),
+    *("softshrink", "hardtanh", "hardsigmoid", "hardswish", "clamp", "clamp_min", "clamp_max", "clip", "erf", "abs"),
+    *("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "square", "pow", "reciprocal"),
+    *("sin", "cos", "tan", "sinh", "cosh", "atan", "arctan", "asinh", "arcsinh"),
+)
+
+_POOLS = (
+    *(f"{kind}max_pool{axes}d" for kind in ("", "adaptive_") for axes in (1, 2, 3)),
+    *(f"{kind}max_pool{axes}d_with_indices" for kind in ("", "adaptive_") for axes in (1, 2, 3)),
+)
+
+OPERATOR_RULES: dict[str, Rule] = {
+    **{f"{name}{in_place}": rescale for name in _ELEMENTWISE for in_place in ("", "_")},
+    **dict.fromkeys(("softmax", "_softmax", "softmin"), rescale_softmax),
+    **dict.fromkeys(_POOLS, rescale_max_pool),
+}
+"""Operators by name; Captum differentiates them as they are."""
+
 
 ModuleOutput: TypeAlias = tuple[str, "ref[Tensor]"]
 """A module's name, and the tensor that it returned."""
@@ -81,7 +264,7 @@ class NonlinearityCall:
         activations = self.activations
         if activations is None or self.arriving is None:
             return False
-        return rescale_rule.windows_share_maximum(activations, self.arriving, self.function)
+        return windows_share_maximum(activations, self.arriving, self.function)
 
     def recording_edits(self, last_pool: Callable[[], Function] | None = None) -> Iterator[NumberedEdit]:
         """Yields edits that change nothing and keep the input and the output.
@@ -107,7 +290,7 @@ class NonlinearityCall:
             self._kept[Point.OUTPUT].append(_float64_on_host(value))
             if self.nonlinearity.is_module:
                 self._module_outputs.append((self.nonlinearity.name, ref(value)))
-            elif last_pool is not None and self.nonlinearity.rule is rescale_rule.rescale_max_pool:
+            elif last_pool is not None and self.nonlinearity.rule is rescale_max_pool:
                 self.function = last_pool()
             return value
 
@@ -170,7 +353,7 @@ def _run_at_input(problem: AttributionProblem, calls: Sequence[NonlinearityCall]
     edits = _edits(calls, lambda call: [*call.recording_edits(last_pool.function), *call.multiplier_edits()])
     point = input_point(problem)
     operators = [call.nonlinearity for call in calls if not call.nonlinearity.is_module]
-    has_pools = any(operator.rule is rescale_rule.rescale_max_pool for operator in operators)
+    has_pools = any(operator.rule is rescale_max_pool for operator in operators)
     with_graph = replace(problem, target=replace(problem.target, function=target))
     with last_pool if has_pools else nullcontext():
         # For a layer, what comes before it has no part in the result, and gradients stop there.
@@ -221,7 +404,7 @@ class _LastPool(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if rescale_rule.OPERATOR_RULES.get(operator_name(func)) is rescale_rule.rescale_max_pool:
+        if OPERATOR_RULES.get(operator_name(func)) is rescale_max_pool:
             # Outside of the graph, whose hooks lead back here in a cycle that Python's collector cannot see.
             self._call = func, map_leaves(args, _detached), map_leaves(kwargs or {}, _detached)
         return func(*args, **(kwargs or {}))

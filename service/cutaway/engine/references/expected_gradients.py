@@ -8,11 +8,11 @@ from typing import NamedTuple, cast
 import numpy as np
 import torch
 
+from cutaway.contract.requests import ExpectedGradient, Point
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Pass, Values, run_passes
 from cutaway.engine.passes.reference_inputs import Evidence, MissingObservation, Reference, host
 from cutaway.engine.references.observation import expand_rows
 from cutaway.engine.runtime.rng import numpy_seed
-from cutaway.requests import ExpectedGradient, Point
 
 # Samples.
 

@@ -13,16 +13,16 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from cutaway.contract.requests import LayerAttribution, NeuronAttribution, Point
 from cutaway.engine.hooks.capture_spec import CapturedValues, CaptureSpec
 from cutaway.engine.hooks.edits import Override
 from cutaway.engine.hooks.observe import SpecsBySite, observing
 from cutaway.engine.hooks.recording import RecordedCall
+from cutaway.engine.passes.findings import retested
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Changes
 from cutaway.engine.passes.reference_inputs import host
-from cutaway.engine.passes.retested import retested
 from cutaway.engine.references.observation import observe_forward, operator_of
 from cutaway.engine.runtime.numerics import VISITED_POINTS, close
-from cutaway.requests import LayerAttribution, NeuronAttribution, Point
 
 _Calls: TypeAlias = Mapping[str, Sequence[RecordedCall]]
 

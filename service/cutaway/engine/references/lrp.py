@@ -17,6 +17,16 @@ from jaxtyping import Float, Float64
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from cutaway.contract.requests import (
+    AlphaOneBetaZero,
+    Epsilon,
+    Gamma,
+    LayerLRP,
+    LrpRule,
+    Point,
+    Propagation,
+    RelevanceIdentity,
+)
 from cutaway.engine.hooks.capture_spec import watching
 from cutaway.engine.hooks.edits import Override
 from cutaway.engine.hooks.recording import RecordedCall
@@ -31,16 +41,6 @@ from cutaway.engine.passes.pass_recorder import (
 )
 from cutaway.engine.passes.reference_inputs import Evidence, Reference, input_point
 from cutaway.engine.references.observation import expand_rows, observe_forward, operator_of, target_values
-from cutaway.requests import (
-    AlphaOneBetaZero,
-    Epsilon,
-    Gamma,
-    LayerLRP,
-    LrpRule,
-    Point,
-    Propagation,
-    RelevanceIdentity,
-)
 
 Change: TypeAlias = Callable[[Tensor], Tensor]
 """Returns the tensor that replaces another."""

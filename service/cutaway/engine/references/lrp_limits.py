@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
+from cutaway.contract.requests import Epsilon, Point, RelevanceIdentity
+from cutaway.contract.results import Cause
 from cutaway.engine.hooks.capture_spec import watching
 from cutaway.engine.hooks.observe import observing
 from cutaway.engine.model.inspected_model import gradients
-from cutaway.engine.passes.finding import Finding
+from cutaway.engine.passes.findings import Finding
 from cutaway.engine.passes.pass_recorder import AttributionProblem, cached_per_problem
 from cutaway.engine.references import lrp
 from cutaway.engine.references.lrp import RelevanceLayer
-from cutaway.requests import Epsilon, Point, RelevanceIdentity
-from cutaway.results import Cause
 
 
 @dataclass

@@ -14,8 +14,10 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from cutaway.contract.requests import NeuronAttribution, PathAttribution, Point, Replace
 from cutaway.engine.hooks.hook_site import NumberedEdit
 from cutaway.engine.hooks.recording import RecordedCall
+from cutaway.engine.passes.convergence_delta import Rule, rule
 from cutaway.engine.passes.pass_recorder import (
     AttributionProblem,
     Changes,
@@ -24,12 +26,10 @@ from cutaway.engine.passes.pass_recorder import (
     cached_per_problem,
     run_passes,
 )
-from cutaway.engine.passes.quadrature import Rule, rule
 from cutaway.engine.passes.reference_inputs import Evidence, MissingObservation, Reference, host, input_point
 from cutaway.engine.passes.targets import ResolvedTarget
 from cutaway.engine.references.observation import expand_rows, target_values
-from cutaway.engine.runtime.numpy_bridge import to_numpy
-from cutaway.requests import NeuronAttribution, PathAttribution, Point, Replace
+from cutaway.engine.runtime.numerics import to_numpy
 
 ELEMENTS_PER_PASS = 1 << 19
 """Captum runs a path in passes of about this many input elements, so that memory does not grow with the steps."""

@@ -9,8 +9,11 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+import ml_dtypes
 import torch
 from torch import Tensor
+
+from cutaway.contract.tensors import Array
 
 
 class Tolerances(NamedTuple):
@@ -156,3 +159,23 @@ def cosine(one: Tensor, other: Tensor) -> float:
     """Returns the cosine between two vectors, and 0 if one of them is 0."""
     lengths = float(one.norm() * other.norm())
     return float(one @ other) / lengths if lengths else 0.0
+
+
+# Conversion between numpy arrays, which messages carry, and torch tensors.
+
+
+def from_numpy(array: Array) -> torch.Tensor:
+    """Returns a tensor with a copy of ``array``: arrays of messages are read-only, and models may write to inputs."""
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view("int16").copy()).view(torch.bfloat16)
+    return torch.from_numpy(array.copy())
+
+
+def to_numpy(tensor: torch.Tensor) -> Array:
+    """Returns ``tensor`` as an array on the host."""
+    host = tensor.detach() if tensor.requires_grad else tensor
+    host = host if host.device.type == "cpu" else host.cpu()
+    if host.dtype == torch.bfloat16:
+        return host.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    array: Array = host.numpy()
+    return array

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
+from cutaway.jobs.shards import Model, Task, Tick, Written
 from cutaway.jobs.spec import Job
-from cutaway.jobs.task import Model, Task, Tick, Written
 
 
 class Engine(NamedTuple):

@@ -13,16 +13,15 @@ from typing import Any
 import torch
 
 from cutaway.adapters import Adapter, create_adapter, find_adapter
-from cutaway.archive import reader
-from cutaway.errors import Reason, at, error
-from cutaway.jobs.shards import ShardWriter
+from cutaway.contract.errors import Reason, at, error
+from cutaway.contract.requests import InspectRequest
+from cutaway.contract.results import InspectResult, ModelDetail
+from cutaway.jobs.shards import Model, ShardWriter, Task, Tick, Written, source_of
 from cutaway.jobs.spec import Job
-from cutaway.jobs.task import Model, Task, Tick, Written, source_of
-from cutaway.requests import InspectRequest
-from cutaway.results import InspectResult, ModelDetail
-from cutaway.worker.failures import raising_errors
-from cutaway.worker.worker import Worker
-from cutaway.worker_protocol.socket_directory import ScratchDirectory
+from cutaway.server.archive import reader
+from cutaway.server.worker.call import raising_errors
+from cutaway.server.worker.worker import Worker
+from cutaway.server.worker_protocol import ScratchDirectory
 
 
 @contextmanager

@@ -17,12 +17,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from cutaway.config import ray as ray_variables
-from cutaway.errors import CutawayError, Reason, error
+from cutaway.contract.errors import CutawayError, Reason, error
 from cutaway.jobs import spec
 from cutaway.jobs.engines import local
-from cutaway.jobs.shards import ShardWriter, read_counts, write_error
-from cutaway.jobs.task import Model, Task, Tick, Written, source_of
+from cutaway.jobs.shards import Model, ShardWriter, Task, Tick, Written, read_counts, source_of, write_error
+from cutaway.server.ray import plan as ray_variables
 
 _OBJECT_STORE_BYTES = 128 << 20
 """Of a cluster that is started here: little data travels."""

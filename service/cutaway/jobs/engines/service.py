@@ -7,14 +7,13 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, contextmanager
 
-from cutaway.client.sync_client import Client
-from cutaway.errors import CutawayError, Reason, at, error
-from cutaway.jobs.shards import ShardWriter
+from cutaway.client.client import Client
+from cutaway.client.trust import Tls
+from cutaway.contract.errors import CutawayError, Reason, at, error
+from cutaway.contract.requests import InspectRequest
+from cutaway.contract.results import InspectResult, ModelDetail
+from cutaway.jobs.shards import Model, ShardWriter, Task, Tick, Written, source_of
 from cutaway.jobs.spec import Job, Service
-from cutaway.jobs.task import Model, Task, Tick, Written, source_of
-from cutaway.requests import InspectRequest
-from cutaway.results import InspectResult, ModelDetail
-from cutaway.trust import Tls
 
 _FIRST_WAIT_S = 0.1
 _LONGEST_WAIT_S = 5.0

@@ -6,11 +6,11 @@ import base64
 import hashlib
 from pathlib import Path
 
-from cutaway.display.pictures import short_number
-from cutaway.errors import Reason, error
+from cutaway.contract.errors import Reason, error
 from cutaway.jobs.reading import read
 from cutaway.jobs.report.page import Page
 from cutaway.jobs.shards import write_error
+from cutaway.views.pictures import short_number
 
 __all__ = ["write_report"]
 

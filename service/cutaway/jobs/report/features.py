@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cutaway.display.pictures import short_number
+from cutaway.contract.tensors import Array
 from cutaway.jobs.report.examples import Class
-from cutaway.schema.tensors import Array
+from cutaway.views.pictures import short_number
 
 DOTS = 300
 """The most rows that are drawn as dots."""

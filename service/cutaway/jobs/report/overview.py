@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from cutaway.contract.results import Verdict
 from cutaway.jobs.reading import Results
 from cutaway.jobs.report.examples import AttributionSummary, Example, Finding, Top
 from cutaway.jobs.report.rows import Line, Lines
-from cutaway.results import Verdict
 
 SHOWN = 8
 """The length of each list of rows."""

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cutaway.display.pictures import Bar, as_image, bars, coarse, colour, heat, histogram, photograph, strongest
+from cutaway.contract.results import Verdict
+from cutaway.contract.tensors import Array
 from cutaway.jobs.reading import Results
 from cutaway.jobs.report.examples import AttributionSummary, Class, Example
 from cutaway.jobs.report.features import Chart, Contribution, contributions
@@ -23,8 +24,7 @@ from cutaway.jobs.report.tensors import (
     without_padding,
 )
 from cutaway.jobs.sources import Unreadable
-from cutaway.results import Verdict
-from cutaway.schema.tensors import Array
+from cutaway.views.pictures import Bar, as_image, bars, coarse, colour, heat, histogram, photograph, strongest
 
 CLASSES = 10
 """The number of classes, those most often predicted, with mean attributions."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from cutaway.contract.results import Verdict
 from cutaway.jobs.report.examples import Example
-from cutaway.results import Verdict
 
 FIRST, PROBLEMS = 500, 500
 """The most rows that are listed: the first ones, and others with problems."""

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from cutaway.contract.tensors import Array
 from cutaway.jobs.reading import Results
 from cutaway.jobs.records import is_ragged
 from cutaway.jobs.report.examples import Class
 from cutaway.jobs.report.features import DOTS, FeatureValues
 from cutaway.jobs.sources import Unreadable
 from cutaway.jobs.sources.columns import from_arrow
-from cutaway.schema.tensors import Array
 
 _BATCH = 64
 

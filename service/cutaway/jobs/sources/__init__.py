@@ -6,11 +6,9 @@ from collections.abc import Callable
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
-from cutaway.errors import Reason, error
-from cutaway.jobs.sources.arrays import open_npy, open_npz, open_zarr
-from cutaway.jobs.sources.datasets import SavedDataset
+from cutaway.contract.errors import Reason, error
+from cutaway.jobs.sources.arrays import Images, SavedDataset, open_npy, open_npz, open_zarr
 from cutaway.jobs.sources.files import DataFiles, find_files
-from cutaway.jobs.sources.images import Images
 from cutaway.jobs.sources.lines import CsvFile, JsonFile, Lines
 from cutaway.jobs.sources.source import Column, Source, Unreadable, check_columns
 from cutaway.jobs.sources.tables import ArrowFile, ParquetFile, Tables

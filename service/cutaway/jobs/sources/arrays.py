@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
 import numpy as np
 
-from cutaway.errors import Reason, error
+from cutaway.contract.errors import CutawayError, Reason, error
+from cutaway.jobs.sources.columns import from_arrow
 from cutaway.jobs.sources.files import DataFiles, FileSource, read_errors
-from cutaway.jobs.sources.source import Column, check_columns
+from cutaway.jobs.sources.source import Column, Unreadable, check_columns
 
 
 class Arrays(FileSource):
@@ -77,3 +79,79 @@ def open_zarr(files: DataFiles) -> Arrays:
     with read_errors(f"{files.location!r}"):
         opened = zarr.open(files.location, mode="r")
         return Arrays(files, dict(opened.arrays()) if isinstance(opened, zarr.Group) else {files.title: opened})
+
+
+# Hugging Face data sets that ``save_to_disk`` wrote.
+
+
+class SavedDataset(FileSource):
+    """A data set on disk, mapped into memory; images are the bytes of their files.
+
+    Attributes:
+        rows: the number of examples.
+        columns: the names of its features.
+    """
+
+    def __init__(self, files: DataFiles) -> None:
+        import datasets
+
+        if "dataset_dict.json" in files.sizes:
+            splits = json.loads(files.system.cat_file(files.path("dataset_dict.json")))["splits"]
+            message = f"{files.location!r} has several splits: name the folder of one of {', '.join(splits)}"
+            raise error(Reason.DATA_UNREADABLE, message, "path")
+        super().__init__(files)
+        with read_errors(f"{files.location!r}"):
+            self._data: Any = datasets.load_from_disk(str(files.local_folder())).with_format("arrow")
+        self.rows = len(self._data)
+        self.columns: tuple[str, ...] = tuple(self._data.column_names)
+
+    def read(self, start: int, stop: int, columns: Sequence[str]) -> dict[str, Column]:
+        """Returns the examples [start, stop)."""
+        check_columns(columns, self.columns)
+        with read_errors(f"{self._files.location!r}"):
+            table = self._data.select_columns(list(columns))[start:stop]
+        return {name: from_arrow(table.column(name)) for name in columns}
+
+
+# A folder of images: the bytes of each file, which the model's adapter decodes.
+
+
+class Images(FileSource):
+    """Images in the order of their names. A file that cannot be read is one bad row.
+
+    Attributes:
+        rows: the number of images in all sub-folders.
+        columns: ``image`` (bytes), ``name`` (path in the folder) and, if there are sub-folders, ``label`` (the first
+            sub-folder).
+    """
+
+    def __init__(self, files: DataFiles) -> None:
+        super().__init__(files)
+        self._names = tuple(files.sizes)
+        self.rows = len(self._names)
+        labelled = any(len(PurePosixPath(name).parts) > 1 for name in self._names)
+        self.columns: tuple[str, ...] = ("image", "name", "label") if labelled else ("image", "name")
+
+    def read(self, start: int, stop: int, columns: Sequence[str]) -> dict[str, Column]:
+        """Returns the images [start, stop)."""
+        check_columns(columns, self.columns)
+        readers: dict[str, Callable[[str], Any]] = {"image": self._bytes, "name": _text, "label": _label}
+        return {column: [readers[column](name) for name in self._names[start:stop]] for column in columns}
+
+    def _bytes(self, name: str) -> bytes | Unreadable:
+        try:
+            with read_errors(repr(name)):
+                data: bytes = self._files.system.cat_file(self._files.path(name))
+        except CutawayError as failure:
+            return Unreadable(failure.message)
+        return data or Unreadable(f"{name!r} is empty")
+
+
+def _label(name: str) -> str | Unreadable:
+    parts = PurePosixPath(name).parts
+    return _text(parts[0]) if len(parts) > 1 else Unreadable("the image is in no sub-folder, which would be its label")
+
+
+def _text(name: str) -> str:
+    """Returns a file's name as valid UTF-8; the name itself may be any bytes."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

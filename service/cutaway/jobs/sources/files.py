@@ -17,7 +17,7 @@ import fsspec
 import pyarrow as pa
 from fsspec.implementations.local import LocalFileSystem
 
-from cutaway.errors import Reason, error
+from cutaway.contract.errors import Reason, error
 
 _HASHED_WHOLE = 256 * 2**20  # bytes of a data set whose whole content counts for the fingerprint
 _HASHED_END = 2**20  # bytes that count at both ends of a file of a larger one

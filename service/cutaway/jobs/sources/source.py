@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy.typing as npt
 
-from cutaway.errors import Reason, error
+from cutaway.contract.errors import Reason, error
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from fsspec.implementations.local import LocalFileSystem
 
-from cutaway.errors import Reason, error
+from cutaway.contract.errors import Reason, error
 from cutaway.jobs.sources.columns import from_arrow
 from cutaway.jobs.sources.files import DataFiles, FileSource, read_errors
 from cutaway.jobs.sources.source import Column, check_columns

@@ -1,5 +1,0 @@
-"""``python -m cutaway`` is the command ``cutaway``."""
-
-from cutaway.console import main
-
-main()

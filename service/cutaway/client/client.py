@@ -1,0 +1,154 @@
+"""The blocking client: numpy in, numpy out, no torch and no Captum.
+
+import cutaway as ca
+
+with ca.Client("127.0.0.1:50051") as client:
+    result = client.inspect("digits", {"image": image}, captures=[ca.Capture("conv*")])
+result.captures["conv1"].output        # [batch, channels, height, width]
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine, Generator
+from functools import partial
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+
+from cutaway.client.base_client import BaseClient, Steps
+from cutaway.client.connect_channel import AsyncConnectChannel, ConnectChannel
+from cutaway.client.transport import AsyncReplyStream, Call, ReplyStream, StreamCall
+from cutaway.contract.errors import CutawayError
+from cutaway.contract.requests import InspectRequest
+from cutaway.contract.results import ModelDetail, ModelName
+from cutaway.views.inspection import Inspection
+
+T = TypeVar("T")
+
+
+class Client(BaseClient[Inspection, ReplyStream]):
+    """A connection to a server; threads may share it. See `BaseClient` for its arguments."""
+
+    _grpc = grpc
+    _connect = ConnectChannel
+
+    def ask_stream(self, request: InspectRequest, *, timeout: float | None = None) -> ReplyStream:
+        """Does what `inspect_stream` does, for a complete request."""
+        call = self._transport.inspect_stream(request)
+        return ReplyStream(partial(self._messages, call), self._seconds(timeout), request)
+
+    def get_model(
+        self, model: str, *, operators: bool = False, example: bool = False, timeout: float | None = None
+    ) -> ModelDetail:
+        """Returns the inputs, outputs and module tree of a model; with ``operators`` the operators in it, and with
+        ``example`` the model's own example."""
+        return self._run(self._call(self._transport.get_model(model, operators, example), timeout))
+
+    def list_models(self, *, timeout: float | None = None) -> list[ModelName]:
+        """Returns every model that is served, by name and version."""
+        return self._run(self._list_models(timeout))
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self._channel.close()
+
+    def _run(self, steps: Steps[T]) -> T:
+        value: Any = None
+        try:
+            while True:
+                value = steps.send(value)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+    def _send(self, call: Call[Any], timeout: float | None) -> bytes:
+        send: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(call.path)
+        try:
+            return send(call.payload, timeout=self._seconds(timeout), metadata=self._trust.metadata)
+        except grpc.RpcError as failure:
+            raise self._error_of(failure) from None
+
+    def _messages(self, call: StreamCall, timeout: float) -> Generator[bytes, None, None]:
+        send: grpc.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(call.path)
+        messages = send(call.payload, timeout=timeout, metadata=self._trust.metadata)
+        try:
+            yield from map(call.read, messages)
+        except grpc.RpcError as failure:
+            raise self._error_of(failure) from None
+        finally:
+            messages.cancel()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.close()
+
+
+# The asynchronous client.
+
+
+class AsyncClient(BaseClient[Coroutine[Any, Any, Inspection], AsyncReplyStream]):
+    """`Client` for asyncio: its verbs are awaited. See `BaseClient` for its arguments."""
+
+    _grpc = grpc.aio
+    _connect = AsyncConnectChannel
+
+    def ask_stream(self, request: InspectRequest, *, timeout: float | None = None) -> AsyncReplyStream:
+        """Does what `inspect_stream` does, for a complete request."""
+        call = self._transport.inspect_stream(request)
+        return AsyncReplyStream(partial(self._messages, call), self._seconds(timeout), request)
+
+    async def get_model(
+        self, model: str, *, operators: bool = False, example: bool = False, timeout: float | None = None
+    ) -> ModelDetail:
+        """Does what `Client.get_model` does."""
+        return await self._run(self._call(self._transport.get_model(model, operators, example), timeout))
+
+    async def list_models(self, *, timeout: float | None = None) -> list[ModelName]:
+        """Does what `Client.list_models` does."""
+        return await self._run(self._list_models(timeout))
+
+    async def close(self) -> None:
+        """Closes the connection."""
+        await self._channel.close()
+
+    async def _run(self, steps: Steps[T]) -> T:
+        resume: Any = steps.send
+        value: Any = None
+        try:
+            while True:
+                awaitable = resume(value)
+                try:
+                    resume, value = steps.send, await awaitable
+                except CutawayError as failure:
+                    resume, value = steps.throw, failure
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+    async def _send(self, call: Call[Any], timeout: float | None) -> bytes:
+        send: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(call.path)
+        try:
+            return await send(call.payload, timeout=self._seconds(timeout), metadata=self._trust.metadata)
+        except grpc.RpcError as failure:
+            raise await asyncio.to_thread(self._error_of, failure) from None
+
+    async def _messages(self, call: StreamCall, timeout: float) -> AsyncGenerator[bytes, None]:
+        send: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(call.path)
+        messages = send(call.payload, timeout=timeout, metadata=self._trust.metadata)
+        try:
+            async for message in messages:
+                yield call.read(message)
+        except grpc.RpcError as failure:
+            raise await asyncio.to_thread(self._error_of, failure) from None
+        finally:
+            messages.cancel()
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(self, *failure: object) -> None:
+        await self.close()

@@ -1,0 +1,117 @@
+"""Credentials of a client: TLS, and a bearer token, which is sent to another machine only inside TLS."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import grpc
+
+from cutaway.contract.errors import Reason, error
+
+Pem: TypeAlias = "str | Path | bytes | None"
+"""The path of a file, or its content."""
+
+Metadata: TypeAlias = tuple[tuple[str, str], ...]
+
+AUTHORIZATION = "authorization"
+"""The metadata key of a token, whose value is ``Bearer TOKEN``."""
+
+
+@dataclass(frozen=True)
+class Tls:
+    """The certificates of a client; each is the path of a PEM file, or its bytes.
+
+    Args:
+        ca: the certificate authorities to trust; None for those of the system.
+        certificate: the client's own, for servers that require one.
+        key: the private key of ``certificate``.
+    """
+
+    ca: Pem = None
+    certificate: Pem = None
+    key: Pem = field(default=None, repr=False)
+
+
+@dataclass(frozen=True)
+class Trust:
+    """What a client needs to connect to a server.
+
+    Attributes:
+        credentials: for an encrypted connection; None for a plaintext one.
+        metadata: sent with every call.
+        options: of the gRPC channel, beside the caller's own.
+    """
+
+    credentials: grpc.ChannelCredentials | None
+    metadata: Metadata
+    options: tuple[tuple[str, Any], ...]
+
+    def channel(self, library: Any, target: str, options: Iterable[tuple[str, Any]]) -> Any:
+        """Returns a channel to ``target``; ``library`` is `grpc`, or `grpc.aio` for asyncio."""
+        options = (*options, *self.options)
+        if self.credentials is None:
+            return library.insecure_channel(target, options)
+        return library.secure_channel(target, self.credentials, options)
+
+
+def make_trust(target: str, token: str | None, tls: bool | Tls) -> Trust:
+    """Returns the credentials and metadata for calls of ``target``.
+
+    Args:
+        target: ``host:port``.
+        token: of the caller; None for none.
+        tls: True trusts the certificates that the system trusts; False is plaintext.
+
+    Raises:
+        InvalidArgument: ``TOKEN_EXPOSED``, if the token would be sent in plaintext; ``INVALID_VALUE``.
+    """
+    credentials = _credentials(Tls() if tls is True else tls) if tls else None
+    if token is None:
+        return Trust(credentials, (), ())
+    if not re.fullmatch(r"[A-Za-z0-9._~+/-]+=*", token):
+        raise error(Reason.INVALID_VALUE, "a token is letters, digits and ._~+/-=, without spaces or newlines", "token")
+    if credentials is None and not is_loopback(target):
+        raise error(Reason.TOKEN_EXPOSED, "a token is sent to another machine only inside TLS: set tls", "token")
+    # Without this, gRPC sends plaintext for this machine through a proxy that an environment variable names.
+    options = (("grpc.enable_http_proxy", 0),) if credentials is None else ()
+    return Trust(credentials, bearer(token), options)
+
+
+def bearer(token: str) -> Metadata:
+    """Returns the metadata of a call with ``token``."""
+    return ((AUTHORIZATION, f"Bearer {token}"),)
+
+
+def is_loopback(target: str) -> bool:
+    """Whether ``target``, a ``host:port``, a ``unix:`` path, or a list of addresses after ``ipv4:`` or ``ipv6:``, is on
+    this machine; ``localhost`` is the only host name that counts as such."""
+    if target.startswith("unix:"):
+        return True
+    if target.startswith(("ipv4:", "ipv6:")):
+        return all(re.match(r"[\[\d]", each) and is_loopback(each) for each in target[5:].split(","))
+    host = target.rpartition(":")[0].removeprefix("[").removesuffix("]")
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _credentials(tls: Tls) -> grpc.ChannelCredentials:
+    if (tls.certificate is None) != (tls.key is None):
+        raise error(Reason.INVALID_VALUE, "set both, the certificate and its key, or none", "tls")
+    return grpc.ssl_channel_credentials(content_of(tls.ca), content_of(tls.key), content_of(tls.certificate))
+
+
+def content_of(source: Pem) -> bytes | None:
+    """Returns the content of a PEM file."""
+    if source is None or isinstance(source, bytes):
+        return source
+    try:
+        return Path(source).read_bytes()
+    except OSError as failure:
+        raise error(Reason.INVALID_VALUE, f"{source} cannot be read: {failure.strerror}", "tls") from None

@@ -1,1 +1,0 @@
-"""Settings of the server, and how OpenMP threads wait."""

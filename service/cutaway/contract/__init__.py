@@ -1,0 +1,1 @@
+"""Requests, results and errors: plain typed values, and how they travel."""

@@ -1,0 +1,36 @@
+"""Requests as plain typed values: numpy arrays, no torch and no protobuf.
+
+The client builds them, the wire package encodes and decodes them, the engine runs them. Axis 0 of shapes is the batch.
+
+The ``__all__`` of a module lists what users of the client need, and `cutaway` has the same names. The base classes and
+tables that only this project needs are listed here.
+"""
+
+from cutaway.contract.requests.attributions import *
+from cutaway.contract.requests.attributions import AtLayer as AtLayer
+from cutaway.contract.requests.attributions import Baselines as Baselines
+from cutaway.contract.requests.attributions import Distributions as Distributions
+from cutaway.contract.requests.attributions import LayerAttribution as LayerAttribution
+from cutaway.contract.requests.attributions import Metric as Metric
+from cutaway.contract.requests.attributions import NeuronAttribution as NeuronAttribution
+from cutaway.contract.requests.attributions import PathAttribution as PathAttribution
+from cutaway.contract.requests.attributions import field_name as field_name
+from cutaway.contract.requests.attributions import method_field as method_field
+from cutaway.contract.requests.backpropagation import *
+from cutaway.contract.requests.backpropagation import Difference as Difference
+from cutaway.contract.requests.backpropagation import Expectation as Expectation
+from cutaway.contract.requests.backpropagation import ExpectedGradient as ExpectedGradient
+from cutaway.contract.requests.backpropagation import LrpRule as LrpRule
+from cutaway.contract.requests.backpropagation import Propagation as Propagation
+from cutaway.contract.requests.captures import *
+from cutaway.contract.requests.captures import POINTS as POINTS
+from cutaway.contract.requests.captures import AxisReduction as AxisReduction
+from cutaway.contract.requests.captures import PointName as PointName
+from cutaway.contract.requests.captures import Reduction as Reduction
+from cutaway.contract.requests.edits import *
+from cutaway.contract.requests.inspect_request import *
+from cutaway.contract.requests.perturbations import *
+from cutaway.contract.requests.perturbations import Grouped as Grouped
+from cutaway.contract.requests.perturbations import Perturbation as Perturbation
+from cutaway.contract.requests.perturbations import Surrogate as Surrogate
+from cutaway.contract.requests.targets import *

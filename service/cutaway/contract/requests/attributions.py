@@ -1,0 +1,317 @@
+"""Attribution methods that use gradients."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from cutaway.contract.requests.targets import Neuron, Target
+from cutaway.contract.tensors import ArrayLike
+from cutaway.contract.values import StrEnum
+
+__all__ = [
+    "Attribution",
+    "Combination",
+    "Deconvolution",
+    "GuidedBackprop",
+    "GuidedGradCam",
+    "Infidelity",
+    "InputXGradient",
+    "IntegratedGradients",
+    "InternalInfluence",
+    "LayerActivation",
+    "LayerConductance",
+    "LayerGradCam",
+    "LayerGradientXActivation",
+    "LayerIntegratedGradients",
+    "NeuronConductance",
+    "NeuronDeconvolution",
+    "NeuronGradient",
+    "NeuronGuidedBackprop",
+    "NeuronIntegratedGradients",
+    "NoiseTunnel",
+    "Quadrature",
+    "Saliency",
+    "SensitivityMax",
+    "TokenId",
+]
+
+
+# Baselines of attribution methods.
+
+
+class TokenId(int):
+    """A token id as the baseline of an input of token ids: for example that of the padding token."""
+
+
+Baselines: TypeAlias = Mapping[str, float | ArrayLike | TokenId]
+"""By input name, or by ``""`` for all other inputs: a number, a tensor of one row or a row an example, or a token's
+id."""
+
+Distributions: TypeAlias = Mapping[str, ArrayLike]
+"""By input name, samples of a distribution: axis 0 is the sample, then the axes of the input; each
+input has as many."""
+
+
+# Noise tunnels and quality metrics of attributions.
+
+
+class Combination(StrEnum):
+    """How the attributions of noisy copies are combined; the values are Captum's names."""
+
+    SMOOTHGRAD = "smoothgrad"
+    """The mean."""
+    SMOOTHGRAD_SQUARE = "smoothgrad_sq"
+    """The mean of the squares."""
+    VARGRAD = "vargrad"
+    """The variance."""
+
+
+@dataclass(frozen=True)
+class NoiseTunnel:
+    """The combined attributions of noisy copies of the inputs. Smilkov et al. 2017, arXiv:1706.03825; Adebayo et al.
+    2018, arXiv:1810.03292.
+
+    Args:
+        combination: how the attributions of the copies are combined.
+        n_samples: copies of each example, at least 1.
+        stdev: the noise's standard deviation, in units of the input; from 0.
+    """
+
+    combination: Combination = Combination.SMOOTHGRAD
+    n_samples: int = 5
+    stdev: float = 1.0
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A quality metric: one number for each example."""
+
+
+@dataclass(frozen=True)
+class Infidelity(Metric):
+    """How badly an explanation predicts what a perturbation of the inputs does to the target: the mean of
+    (perturbation * explanation - the target's change) squared. Yeh et al. 2019, arXiv:1901.09392.
+
+    Args:
+        n_samples: perturbations of each example, at least 1.
+        stdev: standard deviation of the normal noise that is subtracted, above 0.
+    """
+
+    n_samples: int = 10
+    stdev: float = 0.03
+
+
+@dataclass(frozen=True)
+class SensitivityMax(Metric):
+    """How much an explanation can move when the input moves within a small ball around it: the largest distance to
+    the explanation of a perturbed input, over the explanation's own length. Yeh et al. 2019, arXiv:1901.09392.
+
+    Args:
+        n_samples: perturbations of each example, at least 1.
+        radius: by how much each element of the inputs may move, above 0.
+    """
+
+    n_samples: int = 10
+    radius: float = 0.02
+
+
+class Quadrature(StrEnum):
+    """How a path integral is approximated; the values are Captum's names."""
+
+    GAUSS_LEGENDRE = "gausslegendre"
+    RIEMANN_RIGHT = "riemann_right"
+    RIEMANN_LEFT = "riemann_left"
+    RIEMANN_MIDDLE = "riemann_middle"
+    RIEMANN_TRAPEZOID = "riemann_trapezoid"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attribution:
+    """An attribution that a request asks for; each method is a subclass.
+
+    Args:
+        target: the scalar explained; ``None`` takes the target of the request.
+        inputs: names of the inputs explained, the rest passed on unchanged; empty means every floating input.
+        noise: explain noisy copies of the inputs and combine them; ``None`` explains the inputs as they are.
+        metrics: quality metrics of the attribution, returned with it.
+    """
+
+    target: Target | None = None
+    inputs: tuple[str, ...] = ()
+    noise: NoiseTunnel | None = None
+    metrics: tuple[Metric, ...] = ()
+
+
+def field_name(kind: type[object]) -> str:
+    """The contract's field for a method or a verb: ``layer_grad_cam`` for `LayerGradCam`, ``lrp`` for `LRP`."""
+    return method_field(kind.__name__)
+
+
+def method_field(name: str) -> str:
+    """The same, by the name of the class."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
+
+
+@dataclass(frozen=True, kw_only=True)
+class AtLayer(Attribution):
+    """An attribution method that uses a layer.
+
+    Args:
+        layer: the module's name.
+    """
+
+    layer: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerAttribution(AtLayer):
+    """An attribution of a layer: its values have the shape of the layer's output."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saliency(Attribution):
+    """The gradient at the input, or its magnitude. Simonyan et al. 2013, arXiv:1312.6034."""
+
+    absolute: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputXGradient(Attribution):
+    """Input times gradient. Shrikumar et al. 2016, arXiv:1605.01713."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PathAttribution(Attribution):
+    """An attribution that integrates along the straight path from a baseline to the input.
+
+    Args:
+        n_steps: steps on the path, 1 to 4096; at most 1024 for Gauss-Legendre.
+        baselines: by input name, a number or a tensor of one row or a row an example; default zeros.
+        quadrature: where the path is sampled, and how the integral is approximated.
+        max_delta: double the steps, up to the server's limit, until the convergence delta of no example is larger than
+            this; the result says how many steps were used. ``None`` uses ``n_steps``.
+    """
+
+    n_steps: int = 50
+    baselines: Baselines = field(default_factory=dict)
+    quadrature: Quadrature = Quadrature.GAUSS_LEGENDRE
+    max_delta: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class IntegratedGradients(PathAttribution):
+    """Gradients integrated from a baseline to the input. Sundararajan et al. 2017, arXiv:1703.01365.
+
+    Args:
+        multiply_by_inputs: False leaves out the factor (input - baseline).
+    """
+
+    multiply_by_inputs: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class GuidedBackprop(Attribution):
+    """The gradient, where each ``nn.ReLU`` passes only positive gradients. Springenberg et al. 2014,
+    arXiv:1412.6806."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deconvolution(Attribution):
+    """The gradient, where each ``nn.ReLU`` applies ReLU to the gradient instead of its derivative. Zeiler and Fergus
+    2013, arXiv:1311.2901."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GuidedGradCam(AtLayer):
+    """Guided backpropagation times the positive part of a layer's Grad-CAM, scaled to the input. Selvaraju et al.
+    2016, arXiv:1610.02391."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerActivation(LayerAttribution):
+    """The layer's output."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerGradientXActivation(LayerAttribution):
+    """The layer's output times the target's gradient at it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerGradCam(LayerAttribution):
+    """Grad-CAM. Selvaraju et al. 2016, arXiv:1610.02391.
+
+    Args:
+        relu: True keeps only positive values, as the paper does; False is Captum's default.
+    """
+
+    relu: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerConductance(LayerAttribution, PathAttribution):
+    """How much of the target's change from the baseline to the input flows through each of a layer's units. Dhamdhere
+    et al. 2018, arXiv:1805.12233. The change is estimated from differences between steps, as in Shrikumar et al. 2018,
+    arXiv:1807.09946."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InternalInfluence(LayerAttribution, PathAttribution):
+    """The gradient at a layer, averaged over the path from the baseline to the input. Leino et al. 2018,
+    arXiv:1802.03788."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerIntegratedGradients(LayerAttribution, PathAttribution):
+    """Gradients integrated from a layer's value at the baseline to its value at the input, after Sundararajan et al.
+    2017, arXiv:1703.01365. Integer inputs are included: a baseline for token ids is a tensor of ids.
+
+    Args:
+        further_layers: layers that go from one value to the other at the same time, and are explained too.
+    """
+
+    further_layers: tuple[str, ...] = ()
+
+
+# Attributions of a neuron: one element of a module's output, in place of a target.
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeuronAttribution(Attribution):
+    """An attribution of a neuron, which is its target; only `NeuronConductance` has a second target.
+
+    Args:
+        neuron: the neuron.
+    """
+
+    neuron: Neuron
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeuronGradient(NeuronAttribution):
+    """The gradient of a neuron at the inputs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeuronIntegratedGradients(NeuronAttribution, PathAttribution):
+    """Integrated gradients of a neuron, after Sundararajan et al. 2017, arXiv:1703.01365."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeuronConductance(NeuronAttribution, PathAttribution):
+    """How much of the target's change from the baseline to the input goes from each input through the neuron.
+    Dhamdhere et al. 2018, arXiv:1805.12233. Captum's own default here, the trapezoidal rule, has weights that sum to
+    ``(n_steps - 1) / n_steps``, and is not this one's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeuronGuidedBackprop(NeuronAttribution):
+    """Guided backpropagation of a neuron. Springenberg et al. 2014, arXiv:1412.6806."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeuronDeconvolution(NeuronAttribution):
+    """Deconvolution of a neuron. Zeiler and Fergus 2013, arXiv:1311.2901."""

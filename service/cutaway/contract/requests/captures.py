@@ -1,0 +1,143 @@
+"""Tensors inside a model that a request can return."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from functools import cached_property
+from typing import Literal, TypeAlias
+
+from cutaway.contract.errors import Reason, error
+from cutaway.contract.values import StrEnum
+
+__all__ = ["Capture", "Max", "Mean", "Norm", "Point", "Slice", "TopElements"]
+
+
+class Point(StrEnum):
+    """Where a hook sits on a module."""
+
+    INPUT = "input"
+    """The input: a forward pre-hook."""
+    OUTPUT = "output"
+    """The output: a forward hook."""
+    GRAD_INPUT = "grad_input"
+    """The target's gradient at the input: ``grad_input`` of a full backward hook."""
+    GRAD_OUTPUT = "grad_output"
+    """The target's gradient at the output: ``grad_output`` of a full backward hook."""
+
+    @property
+    def is_gradient(self) -> bool:
+        """Whether the point needs a backward pass."""
+        return self in (Point.GRAD_INPUT, Point.GRAD_OUTPUT)
+
+
+POINTS = tuple(Point)
+"""All points, in the order of the reply."""
+
+PointName: TypeAlias = Literal["input", "output", "grad_input", "grad_output"]
+
+
+@dataclass(frozen=True)
+class Slice:
+    """A range along one axis, as Python's slices have it; but a bound outside of the axis is an error.
+
+    Args:
+        axis: 0 is the batch; a negative one counts from the last.
+        start: first index, a negative one from the end; ``None`` is 0.
+        stop: one past the last index, a negative one from the end; ``None`` is the axis' size.
+        step: at least 1; ``None`` is 1.
+    """
+
+    axis: int
+    start: int | None = None
+    stop: int | None = None
+    step: int | None = None
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """How a captured tensor is reduced before it is sent."""
+
+
+@dataclass(frozen=True)
+class AxisReduction(Reduction):
+    """A reduction over axes, which the result does not have.
+
+    Args:
+        axes: at least one; never 0, the batch, but in a parameter's gradient; negative ones count from the last.
+    """
+
+    axes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Mean(AxisReduction):
+    """Reduces a floating tensor to its mean over axes."""
+
+
+@dataclass(frozen=True)
+class Max(AxisReduction):
+    """Reduces a tensor to its maximum over axes."""
+
+
+@dataclass(frozen=True)
+class Norm(AxisReduction):
+    """Reduces a floating tensor to its 2-norm over axes."""
+
+
+@dataclass(frozen=True)
+class TopElements(Reduction):
+    """The largest elements along an axis, largest first, with their positions.
+
+    Args:
+        k: how many, at least 1.
+        axis: along which; negative ones count from the last.
+    """
+
+    k: int
+    axis: int = -1
+
+
+@dataclass(frozen=True)
+class Capture:
+    """Return the tensors that hooks record at modules, at operators inside a module's forward, or at a parameter.
+
+    Args:
+        module: a name in ``named_modules()``, ``.`` for the model itself, or a glob: ``*`` is any text within one part
+            of a dotted name, ``**`` any text across parts, ``?`` one character.
+        at: one point or several.
+        op: in place of a module, an operator by its address, such as ``layer3.1:relu#0``, or a glob.
+        parameter: in place of a module, a name in ``named_parameters()``: the target's gradient there.
+        call: only this call, from 0; ``None`` is every call.
+        path: only the tensor at this path (``[0]``, ``.logits``); ``""`` is every tensor.
+        slices: a part of each tensor, cut before any reduction.
+        reduce: how each tensor is reduced; ``None`` sends it unchanged.
+        data_type: what floating tensors are sent as, such as ``float16``; ``""`` is as computed.
+    """
+
+    module: str = ""
+    at: PointName | Point | tuple[PointName | Point, ...] = "output"
+    _: KW_ONLY
+    op: str = ""
+    parameter: str = ""
+    call: int | None = None
+    path: str = ""
+    slices: tuple[Slice, ...] = ()
+    reduce: Reduction | None = None
+    data_type: str = ""
+
+    @cached_property
+    def points(self) -> tuple[Point, ...]:
+        """``at`` as a tuple."""
+        several = self.at if isinstance(self.at, tuple) else (self.at,)
+        return tuple(as_point(point) for point in several)
+
+
+def as_point(point: PointName | Point, field: str = "points") -> Point:
+    """Returns the point with that name; ``field`` is the field at fault if there is none.
+
+    Raises:
+        InvalidArgument: ``INVALID_VALUE``.
+    """
+    if point not in POINTS:
+        raise error(Reason.INVALID_VALUE, f"{point!r} is none of {', '.join(Point)}", field)
+    return Point(point)

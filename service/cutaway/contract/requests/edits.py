@@ -1,0 +1,87 @@
+"""Changes to activations and gradients inside a model, for one request."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+
+from cutaway.contract.requests.captures import Point, PointName, Slice, as_point
+from cutaway.contract.tensors import ArrayLike
+
+__all__ = ["Add", "Clamp", "Edit", "Mix", "Replace", "Scale", "Zero"]
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One change at one point; at a gradient point, it changes the gradient that goes upstream.
+
+    Args:
+        module: a name in ``named_modules()``, or ``.`` for the model itself.
+        at: the point.
+        op: in place of a module, an operator by its address, such as ``layer3.1:relu#0``.
+        call: only this call, from 0; ``None`` is every call.
+        rows: only these rows of the batch; empty is all.
+        slices: only this part of each tensor.
+        path: only the tensor at this path (``[0]``, ``.logits``); ``""`` is every floating tensor at the point, or
+            every tensor where none floats.
+    """
+
+    module: str = ""
+    at: PointName | Point = "output"
+    _: KW_ONLY
+    op: str = ""
+    call: int | None = None
+    rows: tuple[int, ...] = ()
+    slices: tuple[Slice, ...] = ()
+    path: str = ""
+
+    @property
+    def point(self) -> Point:
+        """``at``, as a `Point`."""
+        return as_point(self.at, "point")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale(Edit):
+    """``value * factor``."""
+
+    factor: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Add(Edit):
+    """``value + addend``, a number or a tensor that broadcasts against the part that is edited."""
+
+    addend: float | ArrayLike
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replace(Edit):
+    """``tensor`` instead of the value; it broadcasts against the part that is edited."""
+
+    tensor: ArrayLike
+
+
+@dataclass(frozen=True, kw_only=True)
+class Zero(Edit):
+    """Zeros instead of the value."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clamp(Edit):
+    """``min(max(value, minimum), maximum)``; at least one bound."""
+
+    minimum: float | None = None
+    maximum: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mix(Edit):
+    """``weight * value + (1 - weight) * value[permutation]``: manifold mixup. Verma et al. 2018, arXiv:1806.05236.
+
+    Args:
+        weight: lambda, from 0 to 1.
+        permutation: of the rows, one index an example.
+    """
+
+    weight: float
+    permutation: tuple[int, ...]

@@ -1,0 +1,144 @@
+"""A whole request: `InspectRequest`, and the parts that no other module of this package describes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TypeAlias
+
+from cutaway.contract.requests.attributions import Attribution
+from cutaway.contract.requests.captures import Capture
+from cutaway.contract.requests.edits import Edit
+from cutaway.contract.requests.targets import PredictedClass, Target
+from cutaway.contract.tensors import Array
+from cutaway.contract.values import StrEnum, changed
+
+__all__ = ["Argument", "CheckMode", "CheckRequest", "ExplainIf", "InspectRequest", "Raw"]
+
+
+# The condition for explaining an example.
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplainIf:
+    """Explain an example only if its prediction meets every bound that is set. The attributions of other examples are
+    zeros; if no example meets the bounds, nothing is computed and there are no values. A warning says so.
+
+    Args:
+        probability_at_least: the predicted class' probability is this or more, 0 to 1.
+        probability_at_most: it is this or less, 0 to 1.
+        classes: the predicted class is one of these; empty allows all.
+    """
+
+    probability_at_least: float | None = None
+    probability_at_most: float | None = None
+    classes: tuple[int, ...] = ()
+
+    def qualifies(self, index: int, probability: float) -> bool:
+        """Returns whether an example is explained whose predicted class is ``index``, with ``probability``."""
+        least, most = self.probability_at_least, self.probability_at_most
+        return (
+            (least is None or probability >= least)
+            and (most is None or probability <= most)
+            and (not self.classes or index in self.classes)
+        )
+
+
+Argument: TypeAlias = bool | int | float | str | None
+"""What an argument of forward gets that takes no tensor."""
+
+_NO_TENSORS: Mapping[str, Array] = MappingProxyType({})
+
+
+class CheckMode(StrEnum):
+    """How attributions are checked."""
+
+    OFF = "off"
+    """No check."""
+    SAME_PASS = "same_pass"
+    """Raw hooks record during Captum's own passes."""
+    INDEPENDENT = "independent"
+    """Raw hooks record during separate passes."""
+
+
+@dataclass(frozen=True)
+class CheckRequest:
+    """How to check.
+
+    Args:
+        mode: in which passes raw hooks record.
+        relative_tolerance: the largest error by which an attribution may differ from its reference and still agree, as
+            a fraction of the reference's largest magnitude; ``None`` is the tolerance of the method for the data type.
+    """
+
+    mode: CheckMode = CheckMode.SAME_PASS
+    relative_tolerance: float | None = None
+
+
+@dataclass(frozen=True)
+class Raw:
+    """One example in the format of a file.
+
+    Args:
+        data: the bytes.
+        media_type: their format, such as ``image/png``; ``""`` is the adapter's default.
+    """
+
+    data: bytes
+    media_type: str = ""
+
+
+@dataclass(frozen=True)
+class InspectRequest:
+    """One request to one model.
+
+    Args:
+        model: ``digits`` or ``digits/versions/1.0``.
+        tensors: by forward-argument name, batch first.
+        raw: examples for the adapter to decode, instead of ``tensors``.
+        arguments: by name, the arguments of forward that are no tensors; the same in every pass.
+        target: the scalar that gradients and attributions are computed for.
+        captures: tensors inside the model to return.
+        input_gradients: ``None`` for none, else input names, empty for every floating input.
+        edits: changes to tensors inside the model, in the order applied.
+        compare: return also the predictions of the model without the edits.
+        attributions: the attributions to compute.
+        attribution_errors_in_place: return the error of an attribution in its place, and the rest of the result; else
+            it is the error of the call.
+        explain_if: explain only the examples whose prediction meets this condition; ``None`` explains all.
+        check: how attributions are checked.
+        omit_predictions: leave the predictions out; if only values inside the model are requested, and each capture
+            names its ``call``, forward stops after the last of them.
+        max_reply_bytes: the largest reply to accept, in bytes; 0 is the server's limit.
+        seed: of the methods that draw random numbers, 0 to 2**63 - 1: the same seed gives the same result; ``None``
+            draws a seed, which the provenance contains.
+        reply_data_type: the type in which floating tensors of the reply are sent, such as ``float16``, except for
+            captures that name their own; ``""`` is as computed.
+        compression: of the tensors of the reply, ``zstd``; ``""`` is none.
+        dry_run: run only one forward pass, and return an estimate of the reply.
+    """
+
+    model: str
+    tensors: Mapping[str, Array] = field(default_factory=dict)
+    raw: tuple[Raw, ...] = ()
+    arguments: Mapping[str, Argument] = field(default_factory=dict)
+    target: Target = field(default_factory=PredictedClass)
+    captures: tuple[Capture, ...] = ()
+    input_gradients: tuple[str, ...] | None = None
+    edits: tuple[Edit, ...] = ()
+    compare: bool = False
+    attributions: tuple[Attribution, ...] = ()
+    attribution_errors_in_place: bool = False
+    explain_if: ExplainIf | None = None
+    check: CheckRequest = field(default_factory=CheckRequest)
+    omit_predictions: bool = False
+    max_reply_bytes: int = 0
+    seed: int | None = None
+    reply_data_type: str = ""
+    compression: str = ""
+    dry_run: bool = False
+
+    def with_input(self, tensors: Mapping[str, Array] = _NO_TENSORS, raw: tuple[Raw, ...] = ()) -> InspectRequest:
+        """Returns the same request for another input; all other values are the same objects."""
+        return changed(self, tensors=tensors, raw=raw)

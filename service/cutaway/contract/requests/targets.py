@@ -1,0 +1,163 @@
+"""The scalar, one an example, whose gradient is taken and which attributions explain."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cutaway.contract.requests.captures import Slice
+from cutaway.contract.tensors import ArrayLike
+from cutaway.contract.values import StrEnum
+
+__all__ = [
+    "ClassIndex",
+    "ClassLabel",
+    "Cotangent",
+    "CrossEntropy",
+    "LossReduction",
+    "MeanSquaredError",
+    "MultiIndex",
+    "Neuron",
+    "OutputNorm",
+    "OutputSum",
+    "PredictedClass",
+    "Target",
+    "TopK",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """The scalar, one an example, that gradients and attributions are about.
+
+    Args:
+        output: the model output it is read from; ``""`` is the model's first.
+    """
+
+    output: str = ""
+
+
+@dataclass(frozen=True)
+class PredictedClass(Target):
+    """The largest element of an output [batch, classes]; of an output [batch], the element itself."""
+
+
+@dataclass(frozen=True)
+class ClassIndex(Target):
+    """Given elements of an output [batch, classes].
+
+    Args:
+        indices: one for all examples, or one an example; from 0.
+    """
+
+    indices: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ClassLabel(Target):
+    """Given classes of an output [batch, classes], by their labels.
+
+    Args:
+        labels: one for all examples, or one an example; each is the label of exactly one class.
+    """
+
+    labels: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class MultiIndex(Target):
+    """Given elements of an output with any number of axes.
+
+    Args:
+        indices: one position for all examples, or one an example; a position is one index an axis, from 0, the batch
+            axis left out.
+    """
+
+    indices: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class TopK(Target):
+    """The ``k`` largest classes of an output [batch, classes].
+
+    Gradients then have one more axis, of size k, after axis 0 (a parameter's: before it); each attribution is returned
+    k times, the largest class first.
+    """
+
+    k: int
+
+
+class LossReduction(StrEnum):
+    """How the loss of the batch is computed; an example's target is its share, and the shares sum to the loss."""
+
+    SUM = "sum"
+    """PyTorch's ``reduction="sum"``: a share does not depend on the other examples of the batch."""
+    MEAN = "mean"
+    """PyTorch's ``reduction="mean"``, over the examples of the request."""
+
+
+@dataclass(frozen=True)
+class CrossEntropy(Target):
+    """``torch.nn.functional.cross_entropy`` of an output [batch, classes], taken as logits.
+
+    Args:
+        labels: one for all examples, or one an example; from 0.
+        reduction: ``sum`` or ``mean``.
+    """
+
+    labels: tuple[int, ...]
+    reduction: LossReduction = LossReduction.SUM
+
+
+@dataclass(frozen=True)
+class MeanSquaredError(Target):
+    """``torch.nn.functional.mse_loss``.
+
+    Args:
+        values: the desired values, of the output's shape.
+        reduction: ``sum`` or ``mean``.
+    """
+
+    values: ArrayLike
+    reduction: LossReduction = LossReduction.SUM
+
+
+@dataclass(frozen=True)
+class Cotangent(Target):
+    """The inner product of each example's output with a given tensor: gradients are vector-Jacobian products.
+
+    Args:
+        tensor: of the output's shape.
+    """
+
+    tensor: ArrayLike
+
+
+@dataclass(frozen=True)
+class OutputSum(Target):
+    """The sum of each example's output."""
+
+
+@dataclass(frozen=True)
+class OutputNorm(Target):
+    """The p-norm of each example's output.
+
+    Args:
+        order: p, above 0.
+    """
+
+    order: float = 2.0
+
+
+@dataclass(frozen=True)
+class Neuron(Target):
+    """One element of what a module's first call returned, or the sum of a block of its elements, in place of an output.
+
+    Args:
+        module: the module's name.
+        index: one index an axis, from 0, the batch axis left out.
+        slices: a block in place of the index: a range along each axis named, never axis 0, the whole of the others.
+    """
+
+    module: str
+    index: tuple[int, ...] = ()
+    slices: tuple[Slice, ...] = ()

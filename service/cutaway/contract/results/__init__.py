@@ -1,0 +1,325 @@
+"""Results as plain typed values: numpy arrays, no torch and no protobuf."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from cutaway.contract.requests import Point
+from cutaway.contract.results.explanations import (
+    AttributionError,
+    AttributionResult,
+    Cause,
+    Check,
+    MetricResult,
+    RowCheck,
+    TokenAttribution,
+    Verdict,
+)
+from cutaway.contract.results.summary import describe_call, describe_capture, describe_model, summarise
+from cutaway.contract.tensors import Array
+from cutaway.contract.values import StrEnum
+
+__all__ = [
+    "AttributionError",
+    "AttributionResult",
+    "CapturedCall",
+    "Cause",
+    "Check",
+    "ClassPrediction",
+    "Estimate",
+    "InputSpec",
+    "InspectResult",
+    "MetricResult",
+    "ModelDetail",
+    "ModelName",
+    "ModuleCapture",
+    "ModuleInfo",
+    "OperatorInfo",
+    "Outline",
+    "OutputSpec",
+    "Provenance",
+    "RowCheck",
+    "Timings",
+    "TokenAttribution",
+    "Verdict",
+    "Warning",
+    "WarningCode",
+]
+
+
+class _HookPoints(ABC):
+    """Short names for the tensors at the four points of a module."""
+
+    @abstractmethod
+    def at(self, point: Point) -> Array:
+        """Returns the only tensor at ``point``."""
+
+    @property
+    def input(self) -> Array:
+        """The input."""
+        return self.at(Point.INPUT)
+
+    @property
+    def output(self) -> Array:
+        """The output."""
+        return self.at(Point.OUTPUT)
+
+    @property
+    def grad_input(self) -> Array:
+        """The gradient of the target at the input."""
+        return self.at(Point.GRAD_INPUT)
+
+    @property
+    def grad_output(self) -> Array:
+        """The gradient of the target at the output."""
+        return self.at(Point.GRAD_OUTPUT)
+
+
+@dataclass(frozen=True, repr=False)
+class CapturedCall(_HookPoints):
+    """One call of a module.
+
+    Attributes:
+        leaves: by point, the tensors of the call by their path: ``""`` for a bare tensor, else ``[0]``,
+            ``.logits``, ``["key"]`` or the name of a keyword argument.
+        positions: for tensors that were reduced to their largest elements: the index along the axis of each element.
+    """
+
+    leaves: Mapping[Point, Mapping[str, Array]]
+    positions: Mapping[Point, Mapping[str, Array]] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return describe_call(self)
+
+    def at(self, point: Point) -> Array:
+        """Returns the only tensor at ``point``.
+
+        Raises:
+            LookupError: nothing was captured there, or several tensors were: then use ``leaves``.
+        """
+        tensors = self.leaves.get(point, {})
+        if len(tensors) != 1:
+            what = f"{len(tensors)} tensors {sorted(tensors)}: use .leaves" if tensors else "nothing was captured"
+            raise LookupError(f"at {point.value}: {what}")
+        return next(iter(tensors.values()))
+
+
+@dataclass(frozen=True, repr=False)
+class ModuleCapture(_HookPoints):
+    """The captures of one module; ``input``, ``output`` and so on are those of its first call.
+
+    Attributes:
+        calls: one element for each call of the module, in order.
+    """
+
+    calls: tuple[CapturedCall, ...]
+
+    def __repr__(self) -> str:
+        return describe_capture(self)
+
+    def at(self, point: Point) -> Array:
+        """Returns the only tensor at ``point`` in the first call; see `CapturedCall.at`."""
+        return self.calls[0].at(point)
+
+
+@dataclass(frozen=True)
+class ClassPrediction:
+    """The predicted class of one example: its index, label (or ``""``) and probability (0 to 1)."""
+
+    index: int
+    label: str
+    probability: float
+
+
+class WarningCode(StrEnum):
+    """The kinds of warnings."""
+
+    MODULE_NOT_CALLED = "MODULE_NOT_CALLED"
+    NO_GRADIENT = "NO_GRADIENT"
+    EDIT_WITHOUT_EFFECT = "EDIT_WITHOUT_EFFECT"
+    NOT_A_TENSOR = "NOT_A_TENSOR"
+    ROWS_NOT_INDEPENDENT = "ROWS_NOT_INDEPENDENT"
+    NOT_EXPLAINED = "NOT_EXPLAINED"
+
+
+@dataclass(frozen=True)
+class Warning:
+    """A warning: the result is correct, but may not be what the caller expects."""
+
+    code: WarningCode
+    subject: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """The model and the software that computed a result, its passes, and how many requests shared the forward pass."""
+
+    model: str = ""
+    version: str = ""
+    weights_sha256: str = ""
+    torch_version: str = ""
+    captum_version: str = ""
+    cutaway_version: str = ""
+    device: str = ""
+    data_type: str = ""
+    seed: int = 0
+    forwards: int = 0
+    backwards: int = 0
+    companions: int = 0
+
+
+@dataclass
+class Timings:
+    """Wall-clock time by stage, in milliseconds."""
+
+    queue_ms: float = 0.0
+    decode_ms: float = 0.0
+    forward_ms: float = 0.0
+    backward_ms: float = 0.0
+    attribution_ms: float = 0.0
+    check_ms: float = 0.0
+    encode_ms: float = 0.0
+
+
+@dataclass(frozen=True)
+class Outline:
+    """The data type and shape of a tensor."""
+
+    data_type: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The estimate of a reply. It includes gradients that only the backward pass can show to be missing.
+
+    Attributes:
+        reply_bytes: the size of the reply, in bytes, without compression.
+        tensors: every tensor of the reply, in order, by its place in the result: ``captures.conv1.output``.
+        passes: the largest number of passes that the attributions and their checks need, counted for each example; the
+            operator's limit applies to it.
+    """
+
+    reply_bytes: int
+    tensors: Mapping[str, Outline]
+    passes: int = 0
+
+
+@dataclass(frozen=True, repr=False)
+class InspectResult:
+    """The result of one request.
+
+    Attributes:
+        predictions: the model's outputs by name, batch first; of the edited model, where there are edits.
+        classes: the predicted class an example; empty for a model without classes.
+        targets: [batch], the class indices of the target, [batch, k] for a top-k target; None where no target was
+            needed or the target is no class.
+        target_values: of the same shape, the values of the target; None where no target was needed.
+        captures: by module name, or by the operator's address.
+        input_gradients: by input name, of the input's shape.
+        parameter_gradients: by parameter name: the gradient of the sum of all examples' targets.
+        attributions: in the order of the request.
+        unedited: with ``compare``, what the unedited model returned, by name; else empty.
+        unedited_classes: the classes that the unedited model predicts.
+        warnings: facts that the caller may not expect.
+        provenance: the model and the software.
+        timings: the time of each stage.
+        explained_rows: [batch] of bool: with ``explain_if``, whether the row qualified and was explained; else None.
+        estimate: with ``dry_run``, the estimate of the reply; then predictions, captures, gradients and attributions
+            are empty.
+        feature_names: by input name, the names of the elements of its last axis; of inputs that have them, and that
+            gradients or attributions are about.
+    """
+
+    predictions: Mapping[str, Array]
+    classes: tuple[ClassPrediction, ...] = ()
+    targets: Array | None = None
+    target_values: Array | None = None
+    captures: Mapping[str, ModuleCapture] = field(default_factory=dict)
+    input_gradients: Mapping[str, Array] = field(default_factory=dict)
+    parameter_gradients: Mapping[str, Array] = field(default_factory=dict)
+    attributions: tuple[AttributionResult, ...] = ()
+    unedited: Mapping[str, Array] = field(default_factory=dict)
+    unedited_classes: tuple[ClassPrediction, ...] = ()
+    warnings: tuple[Warning, ...] = ()
+    provenance: Provenance = field(default_factory=Provenance)
+    timings: Timings = field(default_factory=Timings)
+    explained_rows: Array | None = None
+    estimate: Estimate | None = None
+    feature_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return summarise(self)
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """A forward argument: its name, data type (``""`` if unknown), shape (-1 is any size, empty if unknown), whether
+    forward has a default for it, and the names of the elements of its last axis (empty if they have none)."""
+
+    name: str
+    data_type: str = ""
+    shape: tuple[int, ...] = ()
+    optional: bool = False
+    feature_names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class OutputSpec:
+    """An output of forward: its name, and its data type and shape for the model's example."""
+
+    name: str
+    data_type: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ModuleInfo:
+    """One module of the tree: its name, class and number of parameters; for the model's example, the output shapes of
+    its first call, and the number of calls; and the other names of the same module."""
+
+    name: str
+    type: str
+    parameters: int
+    output_shapes: tuple[tuple[int, ...], ...] = ()
+    calls: int = 0
+    aliases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class OperatorInfo:
+    """An operator inside the forward of a module: its address (``layer3.1:relu#0``); for the model's example, the
+    output shapes of its first run, and the number of runs."""
+
+    address: str
+    output_shapes: tuple[tuple[int, ...], ...]
+    calls: int
+
+
+@dataclass(frozen=True)
+class ModelName:
+    """The name and version of a model."""
+
+    model: str
+    version: str
+
+
+@dataclass(frozen=True, repr=False)
+class ModelDetail:
+    """The description of one model."""
+
+    model: ModelName
+    inputs: tuple[InputSpec, ...]
+    outputs: tuple[OutputSpec, ...]
+    labels: tuple[str, ...]
+    media_types: tuple[str, ...]
+    modules: tuple[ModuleInfo, ...]
+    provenance: Provenance
+    operators: tuple[OperatorInfo, ...] = ()
+    example: Mapping[str, Array] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return describe_model(self)

@@ -1,0 +1,150 @@
+"""Whether two results are the same: numbers within the rounding of their types, everything else exactly."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from cutaway.contract.results import InspectResult, Provenance
+from cutaway.contract.tensors import DTYPES, Array, dtype_name
+
+_OWN = {
+    *("timings", "provenance", "max_absolute_error", "max_relative_error", "cosine"),
+    *("convergence_delta", "standard_errors", "reason"),
+}
+"""Fields that hold how a reply was made, and what is left of rounding: no two runs need have these in common."""
+
+_OF_ONE_CALL = ("seed", "forwards", "backwards", "companions")
+_CHANGES = [field.name for field in fields(Provenance) if field.name not in _OF_ONE_CALL]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One place where two results differ.
+
+    Attributes:
+        place: ``captures['conv1'].calls[0].leaves['output']['']``.
+        why: what differs, for people.
+    """
+
+    place: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Change:
+    """What has changed of the model, the software or the device, if it has: before, and now."""
+
+    what: str
+    before: str
+    now: str
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How a result compares with one that was stored.
+
+    Attributes:
+        same: whether nothing differs by more than the rounding of its type.
+        exact: the number of tensors that are the same to the bit.
+        near: the number of those that differ by rounding.
+        largest: the largest relative difference of those; by the largest magnitude of the tensor.
+        differences: what differs by more.
+        changes: what has changed of the model, the software and the device.
+    """
+
+    same: bool
+    exact: int
+    near: int
+    largest: float
+    differences: tuple[Difference, ...]
+    changes: tuple[Change, ...]
+
+
+def compare(stored: InspectResult, now: InspectResult) -> Comparison:
+    """Returns how ``now`` compares with ``stored``, the result of the same request at another time."""
+    found = list(_of_fields(InspectResult, stored, now, ""))
+    near = [each.relative for each in found if isinstance(each, _Rounding) and each.relative]
+    differences = tuple(each for each in found if isinstance(each, Difference))
+    changes = (
+        Change(name, str(getattr(stored.provenance, name)), str(getattr(now.provenance, name))) for name in _CHANGES
+    )
+    return Comparison(
+        same=not differences,
+        exact=sum(isinstance(each, _Rounding) and not each.relative for each in found),
+        near=len(near),
+        largest=max(near, default=0.0),
+        differences=differences,
+        changes=tuple(change for change in changes if change.before != change.now),
+    )
+
+
+@dataclass(frozen=True)
+class _Rounding:
+    """A tensor that is the same but for rounding; 0 is the same to the bit."""
+
+    relative: float
+
+
+_Found: TypeAlias = Iterator[Difference | _Rounding]
+
+
+def _differences(one: Any, other: Any, place: str) -> _Found:
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        yield _of_arrays(one, other, place)
+    elif is_dataclass(one) and type(one) is type(other):
+        yield from _of_fields(type(one), one, other, f"{place}.")
+    elif isinstance(one, Mapping) and isinstance(other, Mapping) and list(one) == list(other):
+        for key in one:
+            yield from _differences(one[key], other[key], f"{place}[{str(key)!r}]")
+    elif isinstance(one, tuple) and isinstance(other, tuple) and len(one) == len(other):
+        for number, pair in enumerate(zip(one, other)):
+            yield from _differences(*pair, f"{place}[{number}]")
+    elif isinstance(one, float) and isinstance(other, float):
+        if not np.isclose(one, other, rtol=tolerance("float32"), atol=0, equal_nan=True):
+            yield Difference(place, f"{other:.6g}, and {one:.6g} before")
+    elif one != other:
+        yield Difference(place, f"{_brief(other)}, and {_brief(one)} before")
+
+
+def _of_fields(kind: type, one: Any, other: Any, place: str) -> _Found:
+    """Compares the fields that ``kind`` has; a client's result has more."""
+    for field in fields(kind):
+        if field.name not in _OWN:
+            yield from _differences(getattr(one, field.name), getattr(other, field.name), f"{place}{field.name}")
+
+
+def _of_arrays(one: Array, other: Array, place: str) -> Difference | _Rounding:
+    name, before = (f"{dtype_name(each)}{list(each.shape)}" for each in (other, one))
+    if name != before:
+        return Difference(place, f"{name}, and {before} before")
+    if one.tobytes() == other.tobytes():
+        return _Rounding(0.0)
+    old, new = one.astype(np.float64), other.astype(np.float64)
+    finite = np.isfinite(old)
+    if not np.array_equal(old[~finite], new[~finite], equal_nan=True) or not np.isfinite(new[finite]).all():
+        return Difference(place, "other elements are not finite")
+    scale = float(np.abs(old[finite]).max(initial=0.0)) or 1.0
+    relative = float(np.abs(old[finite] - new[finite]).max(initial=0.0)) / scale
+    if relative > tolerance(dtype_name(one)):
+        return Difference(place, f"{relative:.2g} of the largest magnitude apart")
+    return _Rounding(relative or np.finfo(np.float64).tiny)  # the sign of a zero
+
+
+def tolerance(data_type: str) -> float:
+    """Returns how far tensors of a type may be apart, by the largest magnitude: the square root of its precision, which
+    other kernels, threads and companies of a batch stay far below. Whole numbers must be equal."""
+    dtype = DTYPES[data_type]
+    if dtype.kind in "biu":
+        return 0.0
+    precision = 2.0**-8 if data_type == "bfloat16" else float(np.finfo(dtype).eps)
+    return math.sqrt(precision)
+
+
+def _brief(value: Any) -> str:
+    text = f"{value}"
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,220 @@
+"""Attributions in a result, and their checks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from cutaway.contract.requests import CheckMode
+from cutaway.contract.results.summary import describe_attribution
+from cutaway.contract.tensors import Array
+from cutaway.contract.values import StrEnum
+
+
+class Verdict(StrEnum):
+    """The outcome of a check."""
+
+    AGREES = "AGREES"
+    DISAGREES = "DISAGREES"
+    INCONCLUSIVE = "INCONCLUSIVE"
+    NOT_APPLICABLE = "NOT_APPLICABLE"
+
+
+WORST_FIRST = (Verdict.DISAGREES, Verdict.INCONCLUSIVE, Verdict.AGREES, Verdict.NOT_APPLICABLE)
+"""The verdicts in the order in which they outweigh each other: a check that does not apply must not hide one that
+does."""
+
+
+class Cause(StrEnum):
+    """The likely cause of a verdict other than AGREES, for programs; the reason is for people."""
+
+    FUNCTIONAL_NONLINEARITY = "FUNCTIONAL_NONLINEARITY"
+    """A nonlinearity is no module, or of a kind that the method does not know: its plain gradient was used."""
+    MODULE_REUSED = "MODULE_REUSED"
+    """A module was called several times in one forward pass; the method explains, or overrides, only one call."""
+    RANDOM_FORWARD = "RANDOM_FORWARD"
+    """Two runs on the same input differ."""
+    TOO_FEW_STEPS = "TOO_FEW_STEPS"
+    """More steps bring the attributions closer to the target's change."""
+    NO_GRADIENT = "NO_GRADIENT"
+    """The gradient is exactly zero everywhere: the target does not depend on the input, or the graph is cut."""
+    SATURATED = "SATURATED"
+    """The gradient is so small that its effect on the target is less than a rounding error."""
+    WRONG_BACKWARD = "WRONG_BACKWARD"
+    """The backward pass does not compute the derivative of the forward pass."""
+    ROWS_COUPLED = "ROWS_COUPLED"
+    """Rows of the batch depend on each other."""
+    BASELINE_IS_INPUT = "BASELINE_IS_INPUT"
+    """The baseline of a row equals its input: there is nothing to explain."""
+    CANCELLATION = "CANCELLATION"
+    """Terms cancel, and their sum consists of rounding errors."""
+    NOT_FINITE = "NOT_FINITE"
+    """Values are NaN or infinite."""
+    OTHER_PASSES = "OTHER_PASSES"
+    """Captum ran the model on other inputs, or differentiated another scalar, than the method consists of."""
+    NOTHING_CHANGED = "NOTHING_CHANGED"
+    """The target is the same for all perturbations."""
+    NOTHING_SEEN = "NOTHING_SEEN"
+    """The raw hooks recorded nothing to compare with."""
+    NOT_MOVED = "NOT_MOVED"
+    """There was nothing for the method to override, exchange or fit, or its sum need not be the target's change."""
+    UNKNOWN = "UNKNOWN"
+    """None of these: the attribution differs from its reference."""
+    OVERRIDE_LOST = "OVERRIDE_LOST"
+    """Captum overrides gradients for this method, and loses or mixes some where modules are connected."""
+    UNDERDETERMINED = "UNDERDETERMINED"
+    """The draws of a surrogate do not determine its coefficients: other fits are as good."""
+
+
+@dataclass(frozen=True)
+class RowCheck:
+    """The outcome of a comparison for one row of the batch.
+
+    Attributes:
+        max_relative_error: the largest relative error of the row.
+        verdict: the outcome for the row.
+        reason: why; ``""`` where the two agree.
+        cause: the reason for programs; None where both agree.
+    """
+
+    max_relative_error: float
+    verdict: Verdict
+    reason: str = ""
+    cause: Cause | None = None
+
+
+@dataclass(frozen=True)
+class Check:
+    """One comparison of an attribution with a reference computed from raw hooks.
+
+    Attributes:
+        compared: what was compared, for people.
+        mode: in which passes the raw hooks recorded.
+        max_absolute_error: the largest over all elements.
+        max_relative_error: the largest absolute error, divided by the largest magnitude of the reference.
+        cosine: the cosine similarity of both, flattened; 0 if one of them is all zeros.
+        tolerance: the relative error up to which both agree.
+        verdict: the outcome.
+        reason: why, and what to do about it; ``""`` where both agree.
+        cause: the reason for programs; None where both agree.
+        rows: the outcome of each row of the batch, where some rows may be better than the outcome above, which is that
+            of the worst row; empty where that outcome holds for every row.
+    """
+
+    compared: str
+    mode: CheckMode
+    max_absolute_error: float
+    max_relative_error: float
+    cosine: float
+    tolerance: float
+    verdict: Verdict
+    reason: str = ""
+    cause: Cause | None = None
+    rows: tuple[RowCheck, ...] = ()
+
+    def of_row(self, row: int) -> RowCheck:
+        """Returns the outcome for one row of the batch."""
+        return self.rows[row] if self.rows else RowCheck(self.max_relative_error, self.verdict, self.reason, self.cause)
+
+
+def outcome_of_row(checks: Sequence[Check], row: int) -> RowCheck:
+    """Returns the worst outcome that ``checks`` have for ``row``, with the largest relative error of all of them."""
+    outcomes = [check.of_row(row) for check in checks]
+    worst = min(outcomes, key=lambda outcome: WORST_FIRST.index(outcome.verdict))
+    return replace(worst, max_relative_error=max(outcome.max_relative_error for outcome in outcomes))
+
+
+@dataclass(frozen=True)
+class TokenAttribution:
+    """The attribution of each token of a text: that of an embedding, summed over the width of the embedding.
+
+    Attributes:
+        input: the input that holds the token ids; ``""`` where the ids are no input of the model.
+        ids: [batch, tokens], the token ids.
+        values: [batch, tokens], the sums.
+        texts: the texts of the tokens, row by row; empty if the adapter of the model knows none.
+    """
+
+    input: str
+    ids: Array
+    values: Array
+    texts: tuple[tuple[str, ...], ...] = ()
+
+
+@dataclass(frozen=True)
+class MetricResult:
+    """A quality metric of an attribution.
+
+    Attributes:
+        name: ``infidelity`` or ``sensitivity_max``.
+        values: [batch].
+    """
+
+    name: str
+    values: Array
+
+
+@dataclass(frozen=True)
+class AttributionError:
+    """Why one attribution could not be computed.
+
+    Attributes:
+        code: the gRPC status code that the call would have had.
+        reason: the reason for programs.
+        message: the reason for people.
+        field: the field at fault.
+    """
+
+    code: int
+    reason: str
+    message: str
+    field: str = ""
+
+
+@dataclass(frozen=True, repr=False)
+class AttributionResult:
+    """One attribution.
+
+    Attributes:
+        method: Captum's class name.
+        layer: the layer, or ``""``.
+        values: by input name, of the input's shape; for a layer method, by the layer's name.
+        convergence_delta: [batch], or None for a method whose attributions need not sum to the target's change.
+        value_at_input: [batch], the target at the input.
+        value_at_baseline: [batch], the target at the baseline, or None for a method without one.
+        targets: [batch], the class indices explained, or None where the target is no class.
+        checks: comparisons with raw hooks.
+        n_steps: the number of steps on the path; 0 for a method without a path.
+        tokens: the attribution of each token, where the layer is an embedding; else None.
+        metrics: the requested quality metrics, in order.
+        standard_errors: of KernelSHAP and LIME, where they are checked: by input name, float64 of the input's shape,
+            the standard error of each attribution from the draws; infinite where fewer draws would not determine it.
+        error: why there is no attribution, where the request takes errors in their places; then ``values`` is empty.
+    """
+
+    method: str
+    layer: str
+    values: Mapping[str, Array]
+    convergence_delta: Array | None = None
+    value_at_input: Array | None = None
+    value_at_baseline: Array | None = None
+    targets: Array | None = None
+    checks: tuple[Check, ...] = ()
+    n_steps: int = 0
+    tokens: TokenAttribution | None = None
+    metrics: tuple[MetricResult, ...] = ()
+    standard_errors: Mapping[str, Array] = field(default_factory=dict)
+    error: AttributionError | None = None
+
+    def __repr__(self) -> str:
+        return describe_attribution(self)
+
+    @property
+    def worst_check(self) -> Check | None:
+        """The check with the worst verdict, or None if nothing was checked."""
+        return min(self.checks, key=lambda check: WORST_FIRST.index(check.verdict), default=None)
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """The worst verdict of the checks, or None if nothing was checked."""
+        return None if self.worst_check is None else self.worst_check.verdict

@@ -1,0 +1,229 @@
+"""Results as a few lines of text: what `repr` and `str` return, whatever the size of the result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import astuple
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cutaway.contract.tensors import Array
+
+if TYPE_CHECKING:
+    from cutaway.contract.results import CapturedCall, ClassPrediction, InspectResult, ModelDetail, ModuleCapture
+    from cutaway.contract.results.explanations import AttributionResult, Check
+
+
+# Short texts of names, shapes and numbers, which are safe to print whatever a server sent.
+
+
+_JOINERS = "\u200c\u200d"
+"""Join and separate letters of Persian, Hindi and emoji; they do nothing else."""
+
+
+def harmless(text: str, limit: int = 60) -> str:
+    """Returns ``text`` in at most ``limit`` characters, with escapes in place of those that control a terminal, end a
+    line or change the direction of the text."""
+    shown = "".join(_visible(character) for character in text[:limit])
+    return shown if len(text) <= limit and len(shown) <= limit else f"{shown[: limit - 1]}…"
+
+
+def _visible(character: str) -> str:
+    if character.isprintable() or character in _JOINERS:
+        return character
+    return " " if character.isspace() and character not in "\r\v\f" else ascii(character)[1:-1]
+
+
+def outline(array: Array) -> str:
+    """Returns the data type and shape: ``float32[2, 10]``."""
+    return f"{array.dtype.name}{list(array.shape)}"
+
+
+def byte_count(count: int) -> str:
+    """Returns a number of bytes for people: ``812 bytes``, ``34.1 kB``, ``1.2 GB``."""
+    if count < 1000:
+        return f"{count} bytes"
+    power = next((power for power in (1, 2) if count < 999.95 * 1000**power), 3)
+    return f"{count / 1000**power:.1f} {('kB', 'MB', 'GB')[power - 1]}"
+
+
+def first(lines: Iterable[str], most: int, total: int) -> Iterator[str]:
+    """Yields ``lines``, ``total`` in number, in at most ``most`` lines: the last says how many were left out."""
+    shown = total if total <= most else most - 1
+    yield from islice(lines, shown)
+    if shown < total:
+        yield f"… {total - shown:,} more"
+
+
+def plural(count: int, noun: str, nouns: str = "") -> str:
+    """Returns ``1 example``, ``1,000 examples``; ``nouns`` is a plural that does not only add an s."""
+    return f"{count:,} {noun if count == 1 else nouns or f'{noun}s'}"
+
+
+_WIDTH = 120
+_LABELS = 6
+_NAMED = 3  # tensors of one call, and inputs of one attribution
+
+
+def summarise(result: InspectResult) -> str:
+    """Returns at most 30 lines: 1 of heading, and below it as many for each part as is said there."""
+    gradients, parameters = result.input_gradients, result.parameter_gradients
+    tensors = sum(len(leaves) for each in result.captures.values() for call in each.calls for leaves in _points(call))
+    explained = result.explained_rows
+    blocks = [
+        _block("predictions", _arrays(result.predictions), 2, len(result.predictions)),
+        _block("classes", _classes(result.classes), 4, len(result.classes)),
+        _block("unedited", _arrays(result.unedited), 2, len(result.unedited)),
+        _block("captures", _captures(result.captures), 6, tensors),
+        _block("gradients", _arrays(gradients), 2, len(gradients)),
+        _block("parameters", _arrays(parameters), 2, len(parameters)),
+        _block("attributions", map(_attribution_line, result.attributions), 6, len(result.attributions)),
+        _block("warnings", (f"{each.code}  {each.subject}: {each.message}" for each in result.warnings), 4,
+               len(result.warnings)),
+        _block("explained", [] if explained is None else [f"{np.count_nonzero(explained):,} of {len(explained):,}"], 1,
+               int(explained is not None)),
+    ]  # fmt: skip
+    return _page(_heading(result), blocks)
+
+
+def describe_call(call: CapturedCall) -> str:
+    """Returns the tensors of one call with their shapes, in one line."""
+    return f"CapturedCall({_line(_leaves(call))})"
+
+
+def describe_capture(capture: ModuleCapture) -> str:
+    """Returns the number of calls, and the tensors of the first, in one line."""
+    if not capture.calls:
+        return "ModuleCapture(0 calls)"
+    return f"ModuleCapture({plural(len(capture.calls), 'call')}: {_line(_leaves(capture.calls[0]))})"
+
+
+def describe_attribution(attribution: AttributionResult) -> str:
+    """Returns the method, the shapes and the verdict, in one line."""
+    return f"AttributionResult({harmless(_attribution_line(attribution), _WIDTH)})"
+
+
+def describe_model(detail: ModelDetail) -> str:
+    """Returns at most 30 lines: the inputs, outputs, labels and the first modules."""
+    parameters = max((module.parameters for module in detail.modules), default=0)
+    counts = f"{plural(len(detail.modules), 'module')} · {plural(parameters, 'parameter')}"
+    labels = [", ".join(harmless(label, 24) for label in first(detail.labels, _LABELS, len(detail.labels)))]
+    blocks = [
+        _block("inputs", (f"{each.name}  {_spec(each.data_type, each.shape)}{' (optional)' * each.optional}"
+                          for each in detail.inputs), 5, len(detail.inputs)),
+        _block("outputs", (f"{each.name}  {_spec(each.data_type, each.shape)}" for each in detail.outputs), 4,
+               len(detail.outputs)),
+        _block("labels", labels, 1, int(bool(detail.labels))),
+        _block("media types", [", ".join(first(detail.media_types, _LABELS, len(detail.media_types)))], 1,
+               int(bool(detail.media_types))),
+        _block("modules", (f"{each.name or '(the model)'}  {each.type}"
+                           f"  {' '.join(str(list(shape)) for shape in each.output_shapes[:_NAMED])}"
+                           for each in detail.modules), 14, len(detail.modules)),
+        _block("operators", (f"{each.address}  {plural(each.calls, 'run')}" for each in detail.operators), 4,
+               len(detail.operators)),
+    ]  # fmt: skip
+    return _page(f"ModelDetail: {detail.model.model} {detail.model.version} · {counts}", blocks)
+
+
+def batch_size(result: InspectResult) -> int:
+    """Returns the number of examples, as the parts that have one for each example tell it; 0 if there is none."""
+    if result.classes:
+        return len(result.classes)
+    known: list[Array | None] = [result.targets, result.target_values, result.explained_rows]
+    known += [*result.predictions.values(), *result.unedited.values(), *result.input_gradients.values()]
+    known += [array for attribution in result.attributions for array in attribution.values.values()]
+    calls = (call for each in result.captures.values() for call in each.calls[:1])
+    known += [array for call in calls for leaves in _points(call) for array in leaves.values()]
+    return next((len(array) for array in known if array is not None and array.ndim), 0)
+
+
+def tensor_bytes(result: InspectResult) -> int:
+    """Returns the bytes of predictions, captures, gradients and attributions, without compression."""
+    named = [result.predictions, result.unedited, result.input_gradients, result.parameter_gradients]
+    named += [attribution.values for attribution in result.attributions]
+    named += [leaves for each in result.captures.values() for call in each.calls for leaves in _points(call)]
+    return sum(array.nbytes for arrays in named for array in arrays.values())
+
+
+def class_name(predicted: ClassPrediction) -> str:
+    """Returns the label of a class, made harmless, or ``class 3`` for one without."""
+    return harmless(predicted.label, 40) or f"class {predicted.index}"
+
+
+def _heading(result: InspectResult) -> str:
+    provenance, seconds = result.provenance, sum(astuple(result.timings)) / 1000
+    facts = [f"{provenance.model} {provenance.version}".strip(), plural(batch_size(result), "example")]
+    if result.estimate is not None:
+        estimate = result.estimate
+        facts[1] = f"a dry run: {byte_count(estimate.reply_bytes)}, {plural(len(estimate.tensors), 'tensor')}, "
+        facts[1] += plural(estimate.passes, "pass", "passes")
+    facts += [f"{seconds:.3f} s"] * bool(seconds) + [byte_count(tensor_bytes(result))]
+    return f"{type(result).__name__}: {' · '.join(fact for fact in facts if fact)}"
+
+
+def _page(heading: str, blocks: list[list[str]]) -> str:
+    return "\n".join(harmless(line, _WIDTH) for line in [heading, *(line for block in blocks for line in block)])
+
+
+def _block(title: str, lines: Iterable[str], most: int, total: int) -> list[str]:
+    """Returns at most ``most`` lines; the title is in the first."""
+    shown = list(first(lines, most, total)) if total else []
+    return [f"  {title if not index else '':<13}{line}" for index, line in enumerate(shown)]
+
+
+def _arrays(arrays: Mapping[str, Array]) -> Iterator[str]:
+    return (f"{harmless(name)}  {outline(array)}" for name, array in arrays.items())
+
+
+def _classes(classes: Iterable[ClassPrediction]) -> Iterator[str]:
+    return (f"[{row}]  {class_name(each)}  {each.probability:.1%}" for row, each in enumerate(classes))
+
+
+def _captures(captures: Mapping[str, ModuleCapture]) -> Iterator[str]:
+    for module, capture in captures.items():
+        for number, call in enumerate(capture.calls):
+            prefix = harmless(module) + (f" call {number}" if len(capture.calls) > 1 else "")
+            yield from (f"{prefix} {leaf}" for leaf in _leaves(call))
+
+
+def _points(call: CapturedCall) -> Iterator[Mapping[str, Array]]:
+    return iter(call.leaves.values())
+
+
+def _leaves(call: CapturedCall) -> Iterator[str]:
+    for point, leaves in call.leaves.items():
+        for path, array in leaves.items():
+            yield f"{point.value}{harmless(path)}  {outline(array)}"
+
+
+def _line(leaves: Iterable[str]) -> str:
+    shown = list(leaves)
+    return ", ".join(first(shown, _NAMED, len(shown))) or "empty"
+
+
+def _attribution_line(attribution: AttributionResult) -> str:
+    layer = f" at {harmless(attribution.layer)}" if attribution.layer else ""
+    name = f"{harmless(attribution.method)}{layer}"
+    if attribution.error is not None:
+        return f"FAILED  {name}: {harmless(attribution.error.reason)}: {harmless(attribution.error.message, _WIDTH)}"
+    check = attribution.worst_check
+    verdict = "NOT CHECKED" if check is None else check.verdict.value
+    values = ", ".join(first(_arrays(attribution.values), _NAMED, len(attribution.values)))
+    values = values.removeprefix(f"{harmless(attribution.layer)}  ")  # a layer has the only value
+    return f"{verdict}  {name}  {values}{_why(check)}"
+
+
+def _why(check: Check | None) -> str:
+    """Returns the cause and the reason of a verdict, if it has some."""
+    if check is None or not check.reason:
+        return ""
+    return (
+        f": {check.cause}: {harmless(check.reason, _WIDTH)}" if check.cause else f": {harmless(check.reason, _WIDTH)}"
+    )
+
+
+def _spec(data_type: str, shape: tuple[int, ...]) -> str:
+    sizes = ", ".join("any" if size < 0 else str(size) for size in shape)
+    return f"{data_type or 'any type'}" + (f"[{sizes}]" if shape else "")

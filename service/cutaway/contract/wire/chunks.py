@@ -1,0 +1,276 @@
+"""Streamed replies: a header with everything but the bytes of tensors, chunks of these bytes, and a trailer.
+
+Chunks are framed by hand, straight from the memory of the arrays: protobuf would copy the bytes of a tensor three
+times, which would be most of the work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import google_crc32c
+import numpy as np
+
+from cutaway.contract.compression import compress
+from cutaway.contract.errors import InvalidArgument, Reason, at, error
+from cutaway.contract.requests import InspectRequest
+from cutaway.contract.results import Estimate, InspectResult, Outline, Timings
+from cutaway.contract.results.arrays import map_tensors
+from cutaway.contract.tensors import DTYPES, Array, cast, dtype_name
+from cutaway.contract.wire import results as wire_results
+from cutaway.contract.wire.message_walk import as_worker_reply, check_structure, parse, prefix, read_fields, tensors_in
+from cutaway.contract.wire.scalars import COMPRESSION, DATA_TYPE_NAMES
+from cutaway.v1 import inspection_pb2, inspection_service_pb2, tensor_pb2, worker_pb2
+
+MIN_CHUNK_BYTES = 256 << 10
+MAX_CHUNK_BYTES = 1 << 20
+
+_PIECE = inspection_service_pb2.InspectStreamResponse.PIECE_FIELD_NUMBER
+_HEADER, _CHUNK = 1, 2  # field numbers of StreamPiece
+_RESPONSE = inspection_service_pb2.StreamHeader.RESPONSE_FIELD_NUMBER
+_TENSOR, _OFFSET, _DATA, _COMPRESSION = 1, 2, 3, 4  # of StreamChunk
+
+
+class Piece(NamedTuple):
+    """A serialised `cutaway.v1.StreamPiece`, or the message around it: ``head``, then ``data``, which is not copied."""
+
+    head: bytes
+    data: memoryview = memoryview(b"")
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return len(self.head) + len(self.data)
+
+    def joined(self) -> bytes:
+        """Returns head and data in one copy."""
+        return b"".join(self)
+
+
+class StreamEncoder:
+    """Encodes a result as the pieces of a streamed reply.
+
+    Args:
+        result: the whole reply; its arrays are not copied.
+        compression: of the chunks that it makes smaller; ``""`` for none.
+
+    Attributes:
+        header_bytes: the size of the header.
+        reply_bytes: the size of the whole reply without compression, and without the frames around the pieces.
+    """
+
+    def __init__(self, result: InspectResult, compression: str = "") -> None:
+        self._compression = compression
+        self._arrays: list[Array] = []
+        self._response = wire_results.encode(map_tensors(result, self._replace))
+        self._tensors = list(reply_tensors(self._response))
+        for tensor, array in zip(self._tensors, self._arrays):
+            tensor.shape[:] = array.shape
+        self.header_bytes = self._response.ByteSize()
+        self.reply_bytes = self.header_bytes + sum(size for _, size in map(dtype_and_size, self._tensors))
+
+    def set_timings(self, **timings: float) -> None:
+        """Sets times in the header, in milliseconds, by the names of `cutaway.contract.results.Timings`."""
+        for stage, milliseconds in timings.items():
+            setattr(self._response.timings, stage, milliseconds)
+
+    def pieces(self, chunk_bytes: int, worker_ms: float) -> Iterator[Piece]:
+        """Yields the header, as a worker sends it, the chunks, and the trailer.
+
+        Args:
+            chunk_bytes: the largest size of a chunk, from `MIN_CHUNK_BYTES` to `MAX_CHUNK_BYTES`.
+            worker_ms: the time since the worker received the call.
+        """
+        reply = as_worker_reply(self._response)
+        reply.worker_ms = worker_ms
+        yield worker_piece(reply)
+        checksums = []
+        for index, (tensor, array) in enumerate(zip(self._tensors, self._arrays)):
+            dtype, _ = dtype_and_size(tensor)
+            data = np.ascontiguousarray(array, dtype).reshape(-1).view(np.uint8)
+            step = chunk_bytes - chunk_bytes % dtype.itemsize  # no element is split between two chunks
+            checksums.append(0)
+            for offset in range(0, data.size, step):
+                part = data[offset : offset + step]
+                checksums[index] = checksum(part, checksums[index])  # now, while it is in the CPU's cache
+                yield self._chunk(index, offset, part, dtype.itemsize)
+        trailer = inspection_service_pb2.StreamTrailer(crc32c=checksums)
+        yield Piece(inspection_service_pb2.StreamPiece(trailer=trailer).SerializeToString())
+
+    def _chunk(self, index: int, offset: int, part: Array, itemsize: int) -> Piece:
+        if self._compression:
+            compressed = compress(part.data, itemsize, self._compression)
+            if len(compressed) < part.size:
+                return chunk_piece(index, offset, memoryview(compressed), self._compression)
+        return chunk_piece(index, offset, part.data)
+
+    def _replace(self, _: str, array: Array) -> Array:
+        """Keeps ``array`` for the chunks, and returns an empty array for the header, which has no tensor data."""
+        self._arrays.append(array)
+        return np.empty(0, array.dtype)
+
+
+def reply_tensors(response: inspection_pb2.InspectResponse) -> Iterator[tensor_pb2.Tensor]:
+    """Yields the tensors of a reply, in the order in which chunks number them."""
+    for field, value in response.ListFields():
+        if field.message_type is not None and field.name != "estimate":  # whose tensors only have a shape
+            for message in value if field.is_repeated else [value]:
+                yield from tensors_in(message)
+
+
+def dtype_and_size(tensor: tensor_pb2.Tensor) -> tuple[np.dtype[np.generic], int]:
+    """Returns the data type of a tensor without data, and the bytes that its data will have."""
+    dtype = DTYPES[DATA_TYPE_NAMES[tensor.data_type]]
+    size = dtype.itemsize
+    for axis in tensor.shape:
+        size *= axis
+    return dtype, size
+
+
+def checksum(data: Array, previous: int = 0) -> int:
+    """Returns the CRC-32C of bytes; ``previous`` is that of the bytes before them."""
+    return int(google_crc32c.extend(previous, data))
+
+
+def decode_stream_request(data: bytes) -> worker_pb2.RoutedStreamRequest:
+    """Decodes a `cutaway.v1.InspectStreamRequest`, without the request in it, and sets its ``chunk_bytes``.
+
+    Raises:
+        InvalidArgument: ``MALFORMED_REQUEST``, or ``INVALID_VALUE`` for a chunk size that is not allowed.
+    """
+    request = parse(worker_pb2.RoutedStreamRequest, data, "cutaway.v1.InspectStreamRequest")
+    check_structure(request)
+    request.chunk_bytes = request.chunk_bytes or MAX_CHUNK_BYTES
+    if not MIN_CHUNK_BYTES <= request.chunk_bytes <= MAX_CHUNK_BYTES:
+        raise error(
+            Reason.INVALID_VALUE,
+            f"{request.chunk_bytes} bytes; a chunk has from {MIN_CHUNK_BYTES} to {MAX_CHUNK_BYTES}",
+            "chunk_bytes",
+        )
+    return request
+
+
+def worker_piece(reply: worker_pb2.WorkerReply) -> Piece:
+    """Returns the piece that a worker sends in place of the header, or, after an error, of the next piece."""
+    return Piece(worker_pb2.WorkerPiece(reply=reply).SerializeToString())
+
+
+def chunk_piece(tensor: int, offset: int, data: memoryview, compression: str = "") -> Piece:
+    """Returns a chunk whose ``data`` is compressed with ``compression``."""
+    number = COMPRESSION.encode(compression)
+    head = inspection_service_pb2.StreamChunk(tensor=tensor, offset=offset, compression=number).SerializeToString()
+    head += prefix(_DATA, len(data))
+    return Piece(prefix(_CHUNK, len(head) + len(data)) + head, data)
+
+
+def as_message(piece: Piece) -> Piece:
+    """Returns a serialised `cutaway.v1.InspectStreamResponse` with ``piece``."""
+    return Piece(prefix(_PIECE, piece.size) + piece.head, piece.data)
+
+
+def header_message(response: bytes) -> bytes:
+    """Returns a serialised `cutaway.v1.InspectStreamResponse` with the header of a serialised InspectResponse."""
+    head = b""
+    for number in (_RESPONSE, _HEADER, _PIECE):
+        head = prefix(number, len(head) + len(response)) + head
+    return head + response
+
+
+def decode_header(message: bytes) -> bytes | None:
+    """Returns the serialised InspectResponse in the header of a message, inverse of `header_message`; None for any
+    other piece. Raises as `decode_chunk`."""
+    with _reading():
+        header = _piece(message).get(_HEADER)
+        return None if header is None else memoryview.tobytes(dict(read_fields(header))[_RESPONSE])
+
+
+class Chunk(NamedTuple):
+    """Some bytes of a tensor: its number, the offset of the bytes, the bytes, and how they are compressed."""
+
+    tensor: int
+    offset: int
+    data: memoryview
+    compression: str
+
+
+def decode_chunk(message: bytes) -> Chunk | None:
+    """Returns the chunk in a serialised `cutaway.v1.InspectStreamResponse` without a copy; None for any other piece.
+
+    Raises:
+        Internal: the bytes are no such message, or have a chunk that this version does not know.
+    """
+    with _reading():
+        chunk = _piece(message).get(_CHUNK)
+        if chunk is None:
+            return None
+        values = dict(read_fields(chunk))
+        if values.keys() - {_TENSOR, _OFFSET, _DATA, _COMPRESSION}:
+            raise error(Reason.INTERNAL, "a piece of the reply has an unknown field; is the server newer?")
+        compression = COMPRESSION.decode(values.get(_COMPRESSION, 0))
+        return Chunk(values.get(_TENSOR, 0), values.get(_OFFSET, 0), values.get(_DATA, memoryview(b"")), compression)
+
+
+def _piece(message: bytes) -> dict[int, Any]:
+    """Returns the fields of the piece in a serialised `cutaway.v1.InspectStreamResponse`."""
+    return dict(read_fields(dict(read_fields(memoryview(message))).get(_PIECE, memoryview(b""))))
+
+
+@contextmanager
+def _reading() -> Iterator[None]:
+    """Turns every error of reading a piece in the block into ``INTERNAL``."""
+    try:
+        yield
+    except InvalidArgument:
+        raise error(Reason.INTERNAL, "a piece of the reply has an unknown compression; is the server newer?") from None
+    except (LookupError, TypeError, ValueError):
+        raise error(Reason.INTERNAL, "a piece of the reply cannot be read") from None
+
+
+# Options of a request that change its reply: the data type of floating tensors, and the dry run.
+
+
+_EVERY_STAGE = Timings(*[1.0] * 7)  # a time of 0 takes no bytes
+
+
+def apply_reply_options(result: InspectResult, request: InspectRequest) -> InspectResult:
+    """Returns ``result`` with the options of ``request`` applied.
+
+    Raises:
+        InvalidArgument: ``INVALID_VALUE``, if the requested data type cannot hold a number of the result.
+    """
+    if request.dry_run:
+        return _estimate(result)
+    data_type = request.reply_data_type
+    if not data_type:
+        return result
+
+    def cast_tensor(place: str, array: Array) -> Array:
+        # Captures were cast in their hook, perhaps to a data type of their own.
+        captured = place.startswith(("captures.", "parameter_gradients."))
+        return array if captured else cast(array, data_type, place)
+
+    with at("options.reply_data_type"):
+        return map_tensors(result, cast_tensor)
+
+
+def _estimate(result: InspectResult) -> InspectResult:
+    """Returns a result with only an estimate of ``result``, whose arrays are not read."""
+    tensors: dict[str, Outline] = {}
+
+    def note(place: str, array: Array) -> Array:
+        tensors[place] = Outline(dtype_name(array), array.shape)
+        return array
+
+    map_tensors(result, note)
+    size = StreamEncoder(replace(result, timings=_EVERY_STAGE)).reply_bytes
+    return InspectResult(
+        {},
+        warnings=result.warnings,
+        feature_names=result.feature_names,
+        provenance=result.provenance,
+        timings=result.timings,
+        estimate=Estimate(size, tensors, result.estimate.passes if result.estimate else 0),
+    )

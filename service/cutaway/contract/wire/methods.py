@@ -1,0 +1,160 @@
+"""Attribution requests: a subclass and a message for each method, with the fields of its parameters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from cutaway.contract.errors import Reason, at, error
+from cutaway.contract.requests import (
+    AlphaOneBetaZero,
+    Attribution,
+    Epsilon,
+    Expectation,
+    Gamma,
+    Infidelity,
+    LrpRule,
+    Metric,
+    NoiseTunnel,
+    PathAttribution,
+    RelevanceIdentity,
+    SensitivityMax,
+    TokenId,
+    field_name,
+)
+from cutaway.contract.wire.codec import TENSOR, Codec, FieldRule, OneOf, by_name, only, record, several, spread
+from cutaway.contract.wire.oneofs import NEURON, TARGETS
+from cutaway.contract.wire.scalars import COUNT, INT64, REAL, bounded, given
+from cutaway.v1 import attribution_pb2 as pb
+
+_ABOVE_0 = bounded(lambda spread: 0 < spread < math.inf, "a finite number above 0")
+
+METRICS: OneOf[Metric] = OneOf(
+    Metric,
+    pb.MetricRequest,
+    "metric",
+    "say which metric: infidelity or sensitivity_max",
+    {"infidelity": Infidelity, "sensitivity_max": SensitivityMax},
+    rules={
+        "n_samples": FieldRule(codec=COUNT),
+        "stdev": FieldRule(check=_ABOVE_0),
+        "radius": FieldRule(check=_ABOVE_0),
+    },
+)
+
+RULES: OneOf[LrpRule] = OneOf(
+    LrpRule,
+    pb.LrpRule,
+    "kind",
+    "say which rule: epsilon, gamma, alpha_one_beta_zero or identity",
+    {
+        "epsilon": Epsilon,
+        "gamma": Gamma,
+        "alpha_one_beta_zero": AlphaOneBetaZero,
+        "identity": RelevanceIdentity,
+    },
+)
+
+_NOISE = record(
+    NoiseTunnel,
+    pb.NoiseTunnel,
+    {
+        "n_samples": FieldRule(codec=COUNT),
+        "stdev": FieldRule(check=bounded(lambda stdev: 0 <= stdev < math.inf, "a finite number from 0 up")),
+    },
+)
+
+
+def _write_baseline(baseline: Any, message: pb.Baseline) -> None:
+    if isinstance(baseline, TokenId):
+        with at("token_id"):
+            message.token_id = INT64.encode(baseline)
+    elif isinstance(baseline, (int, float)):
+        message.scalar = baseline
+    else:
+        TENSOR.write(baseline, message.tensor)
+
+
+def _read_baseline(message: pb.Baseline) -> Any:
+    kind = message.WhichOneof("kind")
+    if kind is None or kind == "distribution":
+        what = f"{kind or 'nothing'}; this method takes a scalar, a tensor or a token id"
+        raise error(Reason.INVALID_VALUE, what, kind or "")
+    if kind == "token_id":
+        return TokenId(message.token_id)
+    if kind == "scalar":
+        return message.scalar
+    with at("tensor"):
+        return TENSOR.read(message.tensor)
+
+
+def _read_distribution(message: pb.Baseline) -> Any:
+    kind = message.WhichOneof("kind")
+    if kind != "distribution":
+        raise error(Reason.INVALID_VALUE, f"{kind or 'nothing'}; this method takes a distribution", kind or "")
+    with at("distribution"):
+        return TENSOR.read(message.distribution)
+
+
+def _write_unit(baseline: Any, message: pb.Baseline) -> None:
+    with at("scalar"):
+        message.scalar = REAL.encode(baseline)
+
+
+def _read_unit(message: pb.Baseline) -> float:
+    kind = message.WhichOneof("kind")
+    if kind != "scalar":
+        raise error(Reason.INVALID_VALUE, "the baseline of a layer's units is one scalar", kind or "")
+    return message.scalar
+
+
+_BASELINES = FieldRule(codec=only(pb.Baselines.DESCRIPTOR, by_name(Codec(_write_baseline, _read_baseline))))
+_DISTRIBUTIONS = FieldRule(
+    codec=only(
+        pb.Baselines.DESCRIPTOR,
+        by_name(
+            Codec(lambda samples, message: TENSOR.write(samples, message.distribution), _read_distribution),
+        ),
+    )
+)
+_PATH = spread(
+    PathAttribution,
+    pb.PathIntegral.DESCRIPTOR.fields,
+    {
+        "baselines": _BASELINES,
+        "n_steps": FieldRule(codec=COUNT),
+        "max_delta": FieldRule(check=bounded(lambda bound: bound >= 0, "a bound is from 0 up")),
+    },
+)
+
+
+def _leaves(base: type[Attribution]) -> Iterator[type[Attribution]]:
+    """Returns the methods that `cutaway.contract.requests` has."""
+    narrower = [kind for kind in base.__subclasses__() if kind.__module__.startswith("cutaway.contract.requests.")]
+    if not narrower:
+        yield base
+    for kind in narrower:
+        yield from _leaves(kind)
+
+
+METHODS: OneOf[Attribution] = OneOf(
+    Attribution,
+    pb.AttributionRequest,
+    "method",
+    "name a method",
+    {field_name(kind): kind for kind in _leaves(Attribution)},
+    rules={
+        "target": FieldRule(codec=TARGETS.codec),
+        "noise_tunnel": FieldRule("noise", _NOISE),
+        "metrics": FieldRule(codec=several(METRICS.codec)),
+        "layer": FieldRule(check=given("name the layer to explain")),
+        "neuron": FieldRule(codec=NEURON),
+        "path": FieldRule(codec=_PATH),
+        "baselines": _BASELINES,
+        "baseline": FieldRule(codec=Codec(_write_unit, _read_unit)),
+        "n_samples": FieldRule(codec=COUNT),
+        "rules": FieldRule(codec=by_name(RULES.codec)),
+    },
+    special={Expectation: {"baselines": _DISTRIBUTIONS}},
+)

@@ -1,0 +1,239 @@
+"""Capture requests, and what edits share with them: where, and slices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from cutaway.contract.errors import Reason, at, error
+from cutaway.contract.requests import (
+    Add,
+    Capture,
+    Clamp,
+    ClassIndex,
+    ClassLabel,
+    Cotangent,
+    CrossEntropy,
+    Edit,
+    Max,
+    Mean,
+    MeanSquaredError,
+    Mix,
+    MultiIndex,
+    Neuron,
+    Norm,
+    OutputNorm,
+    OutputSum,
+    Point,
+    PredictedClass,
+    Reduction,
+    Replace,
+    Scale,
+    Slice,
+    Target,
+    TopElements,
+    TopK,
+    Zero,
+)
+from cutaway.contract.requests.captures import as_point
+from cutaway.contract.wire.codec import (
+    REQUIRED_TENSOR,
+    TENSOR,
+    Codec,
+    FieldRule,
+    OneOf,
+    Spread,
+    record,
+    several,
+    spread,
+)
+from cutaway.contract.wire.scalars import FLOATING_TYPE, POINTS, REAL, at_least_one, bounded, distinct, given, not_nan
+from cutaway.v1 import capture_pb2, edit_pb2, target_pb2
+
+SLICES = several(record(Slice, capture_pb2.AxisSlice, {"step": FieldRule(check=at_least_one)}))
+
+REDUCTIONS: OneOf[Reduction] = OneOf(
+    Reduction,
+    capture_pb2.Reduction,
+    "kind",
+    "name a reduction: mean, max, norm or top_k",
+    {"mean": Mean, "max": Max, "norm": Norm, "top_k": TopElements},
+    rules={
+        "axes": FieldRule(check=given("name at least one axis")),
+        "k": FieldRule(check=at_least_one),
+    },
+)
+
+
+def refuse_several_names(value: Any, *names: str) -> None:
+    """Raises `InvalidArgument` unless exactly one of the attributes ``names`` of ``value`` is not empty."""
+    count = sum(bool(getattr(value, name)) for name in names)
+    if count != 1:
+        raise error(Reason.INVALID_VALUE, f"give exactly one of {', '.join(names)}; got {count}", "where")
+
+
+def refuse_no_name(message: Any, missing: str) -> None:
+    """Raises `InvalidArgument` with the message ``missing`` unless a field of the ``oneof`` ``where`` has a name."""
+    name = message.WhichOneof("where")
+    if name is None or not getattr(message, name):
+        raise error(Reason.INVALID_VALUE, missing, name or "where")
+
+
+def _write_points(points: Any, container: Any) -> None:
+    points = points if isinstance(points, tuple) else (points,)
+    if not points:  # which means OUTPUT in a message
+        raise error(Reason.INVALID_VALUE, "name at least one point")
+    container.extend(POINTS.encode(as_point(point, "")) for point in points)
+
+
+def _read_points(container: Any) -> tuple[Point, ...]:
+    return several(POINTS).read(container) or (Point.OUTPUT,)
+
+
+_FIELDS = spread(
+    Capture,
+    capture_pb2.CaptureRequest.DESCRIPTOR.fields,
+    {
+        "points": FieldRule("at", Codec(_write_points, _read_points), check=distinct),
+        "slices": FieldRule(codec=SLICES),
+        "reduction": FieldRule("reduce", REDUCTIONS.codec),
+        "data_type": FieldRule(codec=FLOATING_TYPE),
+    },
+)
+
+
+def _write(capture: Capture, message: capture_pb2.CaptureRequest) -> None:
+    refuse_several_names(capture, "module", "op", "parameter")
+    _FIELDS.write(capture, message)
+    if capture.parameter and capture.points == (Point.OUTPUT,):  # Python's default; a parameter has no points
+        del message.points[:]
+
+
+def _read(message: capture_pb2.CaptureRequest) -> Capture:
+    refuse_no_name(message, "name a module, an operator or a parameter")
+    if message.HasField("parameter"):
+        for field, _ in message.ListFields():
+            if field.name in ("points", "call", "path"):
+                raise error(Reason.INVALID_VALUE, f"a parameter has no {field.name}; leave it out", field.name)
+    return Capture(**_FIELDS.read(message))
+
+
+CAPTURES = several(Codec(_write, _read))
+
+
+# Edits: a subclass and a message for each.
+
+
+def _write_add(edit: Add, message: edit_pb2.Add) -> None:
+    if isinstance(edit.addend, (int, float, np.integer, np.floating)):
+        with at("scalar"):
+            message.scalar = REAL.encode(edit.addend)
+    else:
+        with at("tensor"):
+            TENSOR.write(edit.addend, message.tensor)
+
+
+def _read_add(message: edit_pb2.Add) -> dict[str, Any]:
+    kind = message.WhichOneof("addend")
+    if kind is None:
+        raise error(Reason.INVALID_VALUE, "send a scalar or a tensor to add", "addend")
+    with at(kind):
+        if kind == "tensor":
+            return {"addend": TENSOR.read(message.tensor)}
+        not_nan(message.scalar)
+        return {"addend": message.scalar}
+
+
+def _check_clamp(edit: Clamp) -> None:
+    if edit.minimum is None and edit.maximum is None:
+        raise error(Reason.INVALID_VALUE, "send a minimum, a maximum or both")
+    if edit.minimum is not None and edit.maximum is not None and edit.minimum > edit.maximum:
+        raise error(Reason.INVALID_VALUE, f"the minimum {edit.minimum} is above the maximum {edit.maximum}")
+
+
+VERBS: OneOf[Edit] = OneOf(
+    Edit,
+    edit_pb2.Edit,
+    "kind",
+    "say what to do: scale, add, replace, zero, clamp or mix",
+    {"scale": Scale, "add": Add, "replace": Replace, "zero": Zero, "clamp": Clamp, "mix": Mix},
+    rules={
+        "point": FieldRule("at", POINTS),
+        "rows": FieldRule(check=distinct),
+        "slices": FieldRule(codec=SLICES),
+        "factor": FieldRule(check=not_nan),
+        "tensor": REQUIRED_TENSOR,
+        "minimum": FieldRule(check=not_nan),
+        "maximum": FieldRule(check=not_nan),
+        "lambda": FieldRule("weight", check=bounded(lambda weight: 0 <= weight <= 1, "from 0 to 1")),
+    },
+    special={Add: Spread(_write_add, _read_add)},
+    checks={Clamp: _check_clamp},
+)
+
+
+def _write_edit(edit: Edit, message: edit_pb2.Edit) -> None:
+    refuse_several_names(edit, "module", "op")
+    VERBS.codec.write(edit, message)
+
+
+def _read_edit(message: edit_pb2.Edit) -> Edit:
+    refuse_no_name(message, "name a module or an operator")
+    edit: Edit = VERBS.codec.read(message)
+    return edit
+
+
+EDITS = several(Codec(_write_edit, _read_edit))
+
+
+# Targets: a subclass and a message for each.
+
+
+def _some(attribute: str, element: str) -> Callable[[Any], None]:
+    def check(target: Any) -> None:
+        if not getattr(target, attribute):
+            raise error(Reason.TARGET_MISMATCH, f"no {element}; send one for all, or one an example")
+
+    return check
+
+
+_RULES = {
+    "k": FieldRule(check=at_least_one),
+    "values": REQUIRED_TENSOR,
+    "tensor": REQUIRED_TENSOR,
+    "order": FieldRule(check=bounded(lambda order: order > 0, "the order of a norm is above 0")),
+    "module": FieldRule(check=given("name the module")),
+    "slices": FieldRule(codec=SLICES),
+}
+
+NEURON = record(Neuron, target_pb2.Neuron, _RULES)
+
+TARGETS: OneOf[Target] = OneOf(
+    Target,
+    target_pb2.Target,
+    "kind",
+    "say which scalar",
+    {
+        "predicted_class": PredictedClass,
+        "class_index": ClassIndex,
+        "multi_index": MultiIndex,
+        "top_k": TopK,
+        "cross_entropy": CrossEntropy,
+        "mean_squared_error": MeanSquaredError,
+        "cotangent": Cotangent,
+        "sum": OutputSum,
+        "norm": OutputNorm,
+        "neuron": Neuron,
+        "class_label": ClassLabel,
+    },
+    rules=_RULES,
+    checks={
+        ClassIndex: _some("indices", "class index"),
+        ClassLabel: _some("labels", "label"),
+        MultiIndex: _some("indices", "position"),
+        CrossEntropy: _some("labels", "label"),
+    },
+    default=PredictedClass,
+)

@@ -1,0 +1,202 @@
+"""Requests and `cutaway.v1.InspectRequest`."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from cutaway.contract.compression import check_compression
+from cutaway.contract.errors import Reason, at, error
+from cutaway.contract.requests import Argument, CheckRequest, ExplainIf, InspectRequest, Raw
+from cutaway.contract.wire.codec import TENSOR, Codec, FieldRule, by_name, only, record, several, spread
+from cutaway.contract.wire.message_walk import (
+    check_structure,
+    parse,
+    refuse_large_unpacked,
+    unpacked_bytes,
+    without_fields,
+)
+from cutaway.contract.wire.methods import METHODS
+from cutaway.contract.wire.oneofs import CAPTURES, EDITS, TARGETS
+from cutaway.contract.wire.scalars import COMPRESSION, FLOATING_TYPE, INT64, Scalar, bounded, given
+from cutaway.v1 import check_pb2, input_pb2, inspection_pb2
+
+
+def _checked_compression(name: str) -> str:
+    check_compression(name)
+    return name
+
+
+def _checked_seed(seed: int) -> int:
+    if not 0 <= seed < 2**63:
+        raise error(Reason.INVALID_VALUE, f"{seed}; a seed is from 0 to 2**63 - 1")
+    return seed
+
+
+_PROBABILITY = FieldRule(check=bounded(lambda probability: 0 <= probability <= 1, "a probability is from 0 to 1"))
+_TOLERANCE = FieldRule(
+    check=bounded(lambda tolerance: 0 <= tolerance < math.inf, "a tolerance is a finite number from 0 up")
+)
+_OPTIONS = spread(
+    InspectRequest,
+    inspection_pb2.Options.DESCRIPTOR.fields,
+    {
+        "reply_data_type": FieldRule(codec=FLOATING_TYPE),
+        "compression": FieldRule(
+            codec=Scalar(
+                lambda name: COMPRESSION.encode(_checked_compression(name)),
+                lambda number: _checked_compression(COMPRESSION.decode(number)),
+            )
+        ),
+        "seed": FieldRule(codec=Scalar(_checked_seed, _checked_seed)),
+    },
+)
+
+
+def _write_argument(value: Any, message: input_pb2.Argument) -> None:
+    value = value.item() if hasattr(value, "item") and not getattr(value, "ndim", 0) else value  # of numpy or torch
+    kind = _ARGUMENT_KINDS.get(type(value))
+    if kind is None:
+        raise error(
+            Reason.INVALID_VALUE, f"{value!r:.80} is no truth value, number, text or None; send an array as input"
+        )
+    if value is None:
+        message.none.SetInParent()
+    else:
+        setattr(message, kind, INT64.encode(value) if kind == "integer" else value)
+
+
+def _read_argument(message: input_pb2.Argument) -> Argument:
+    kind = message.WhichOneof("kind")
+    if kind is None:
+        raise error(Reason.INVALID_VALUE, "give the value: boolean, integer, real, text or none")
+    value: Argument = None if kind == "none" else getattr(message, kind)
+    return value
+
+
+_ARGUMENT_KINDS = {bool: "boolean", int: "integer", float: "real", str: "text", type(None): "none"}
+_TENSORS = only(input_pb2.TensorInputs.DESCRIPTOR, by_name(TENSOR))
+_RAW = only(input_pb2.RawInputs.DESCRIPTOR, several(record(Raw, input_pb2.RawInput)))
+_FIELDS = spread(
+    InspectRequest,
+    [field for field in inspection_pb2.InspectRequest.DESCRIPTOR.fields if field.containing_oneof is None],
+    {
+        "model": FieldRule(check=given("name the model")),
+        "arguments": FieldRule(codec=by_name(Codec(_write_argument, _read_argument))),
+        "target": FieldRule(codec=TARGETS.codec),
+        "captures": FieldRule(codec=CAPTURES),
+        "edits": FieldRule(codec=EDITS),
+        "attributions": FieldRule(codec=several(METHODS.codec)),
+        "check": FieldRule(codec=record(CheckRequest, check_pb2.CheckRequest, {"relative_tolerance": _TOLERANCE})),
+        "explain_if": FieldRule(
+            codec=record(
+                ExplainIf,
+                inspection_pb2.ExplainCondition,
+                {"probability_at_least": _PROBABILITY, "probability_at_most": _PROBABILITY},
+            )
+        ),
+        "options": FieldRule(codec=_OPTIONS),
+    },
+)
+"""All but the input, which is decoded on its own: see `_remembered`."""
+
+
+def encode(request: InspectRequest) -> inspection_pb2.InspectRequest:
+    """Returns ``request`` as a message.
+
+    Raises:
+        InvalidArgument: for a value that no message can hold.
+    """
+    message = inspection_pb2.InspectRequest()
+    _FIELDS.write(request, message)
+    if request.tensors and request.raw:
+        raise error(Reason.INVALID_VALUE, "send tensors or raw bytes, not both", "raw")
+    if request.raw:
+        with at("raw"):
+            _RAW.write(request.raw, message.raw)
+    else:
+        message.tensors.SetInParent()
+        with at("tensors"):
+            _TENSORS.write(request.tensors, message.tensors)
+    return message
+
+
+def decode(data: bytes, *, max_unpacked_bytes: int | None = None) -> InspectRequest:
+    """Returns the request in a serialised `cutaway.v1.InspectRequest`.
+
+    Args:
+        data: the message.
+        max_unpacked_bytes: that its compressed tensors may have together once unpacked; None for any number.
+
+    Raises:
+        InvalidArgument: the bytes are no such message, or a field holds a value that is not allowed.
+        ResourceExhausted: ``REQUEST_TOO_LARGE``, once unpacked.
+    """
+    message = parse(inspection_pb2.InspectRequest, data)
+    kind = message.WhichOneof("input")
+    sent: Any = getattr(message, kind or "tensors")
+    if kind is not None:
+        check_structure(sent, kind)
+    rest = _decode_rest(_without_input(data))
+    if kind is None:
+        raise error(Reason.INPUT_MISSING, "send tensors by name, or raw bytes", "tensors")
+    refuse_large_unpacked(rest.unpacked_bytes + unpacked_bytes(sent), max_unpacked_bytes)
+    with at(kind):
+        if kind == "tensors":
+            return rest.request.with_input(tensors=_TENSORS.read(sent))
+        if not sent.examples:
+            raise error(Reason.INPUT_EMPTY, "raw holds no example; send at least one", "examples")
+        return rest.request.with_input(raw=_RAW.read(sent))
+
+
+def validated(request: InspectRequest) -> InspectRequest:
+    """Returns ``request`` as `decode` returns it to a worker, without encoding its inputs.
+
+    Raises:
+        InvalidArgument: a field has a value that a message cannot hold, or that `decode` refuses.
+    """
+    message = encode(request.with_input())
+    message.ClearField("tensors")
+    rest = _decode_rest(message.SerializeToString(deterministic=True))
+    return rest.request.with_input(request.tensors, request.raw)
+
+
+class _Rest(NamedTuple):
+    """A request without its input, and the size of the compressed tensors in it once they are unpacked."""
+
+    request: InspectRequest
+    unpacked_bytes: int
+
+
+_INPUT = frozenset(field.number for field in inspection_pb2.InspectRequest.DESCRIPTOR.oneofs_by_name["input"].fields)
+
+
+def _without_input(data: bytes) -> bytes:
+    """Returns a serialised request without its input."""
+    try:
+        return without_fields(data, _INPUT)
+    except LookupError:  # what protobuf reads all the same
+        message = inspection_pb2.InspectRequest.FromString(data)
+        for name in ("tensors", "raw"):
+            message.ClearField(name)
+        return message.SerializeToString(deterministic=True)
+
+
+def _decode_rest(data: bytes) -> _Rest:
+    return (_remembered if len(data) <= _MAX_REMEMBERED_BYTES else _decode_bytes)(data)
+
+
+def _decode_bytes(data: bytes) -> _Rest:
+    message = parse(inspection_pb2.InspectRequest, data)
+    check_structure(message)
+    request = InspectRequest(**_FIELDS.read(message))
+    if request.compare and not request.edits:
+        raise error(Reason.INVALID_VALUE, "comparing needs edits: without them both models are the same", "compare")
+    return _Rest(request, unpacked_bytes(message))
+
+
+_MAX_REMEMBERED_BYTES = 1 << 14
+
+_remembered = lru_cache(maxsize=256)(_decode_bytes)
+"""Most callers send the same request with one input after another."""

@@ -1,0 +1,263 @@
+"""Results and `cutaway.v1.InspectResponse`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache, partial
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from cutaway.contract import results as plain
+from cutaway.contract.errors import Reason, at, error
+from cutaway.contract.requests import POINTS as ALL_POINTS
+from cutaway.contract.requests import Point
+from cutaway.contract.results import Verdict
+from cutaway.contract.tensors import Array
+from cutaway.contract.wire import scalars
+from cutaway.contract.wire.codec import Codec, FieldRule, Spread, record, several, spread
+from cutaway.contract.wire.scalars import DATA_TYPES, POINTS, VERDICTS
+from cutaway.v1 import attribution_pb2, capture_pb2, check_pb2, inspection_pb2, model_pb2, tensor_pb2, worker_pb2
+
+# What the gateway tells observers of a reply: the time of each stage, and the verdicts of checks. It comes beside the
+# serialised response, which the gateway does not read.
+
+
+class CheckOutcome(NamedTuple):
+    """The outcome of one check: Captum's class name of the method, and the verdict."""
+
+    method: str
+    verdict: Verdict
+
+
+class ReplySummary(NamedTuple):
+    """What a reply says of its computation.
+
+    Attributes:
+        stages: the time of each stage that ran (``queue``, ``forward``, ...), in milliseconds.
+        checks: the outcomes of checks, in the order of the reply.
+    """
+
+    stages: dict[str, float]
+    checks: tuple[CheckOutcome, ...] = ()
+
+
+def summarize(reply: worker_pb2.WorkerReply) -> ReplySummary:
+    """Returns the summary of a reply whose timings are complete."""
+    stages = {field.name.removesuffix("_ms"): value for field, value in reply.timings.ListFields()}
+    checks = (CheckOutcome(check.method, VERDICTS.decode(check.verdict)) for check in reply.checks)
+    return ReplySummary(stages, tuple(checks))
+
+
+_Leaves: TypeAlias = dict[Point, dict[str, Array]]
+_NOTHING: Mapping[str, Array] = MappingProxyType({})
+
+
+def encode(result: plain.InspectResult, compression: str = "") -> inspection_pb2.InspectResponse:
+    """Returns ``result`` as a message, its tensors compressed with ``compression`` where that makes them smaller."""
+    message = inspection_pb2.InspectResponse()
+    _codec(compression).write(result, message)
+    return message
+
+
+def decode(message: inspection_pb2.InspectResponse) -> plain.InspectResult:
+    """Returns the result in ``message``; its arrays are read-only views of the bytes of the message."""
+    result: plain.InspectResult = _codec("").read(message)
+    return result
+
+
+def _vector(dtype: type, *, empty_is_none: bool = True) -> FieldRule:
+    """The rule for a repeated number that is an array [batch]."""
+
+    def write(array: Array | None, container: Any) -> None:
+        if array is not None:
+            container.extend(array.reshape(-1).tolist())
+
+    def read(container: Any) -> Array | None:
+        return np.fromiter(container, dtype, len(container)) if len(container) or not empty_is_none else None
+
+    return FieldRule(codec=Codec(write, read))
+
+
+def _named(tensor: Codec) -> Codec:
+    """The codec of a repeated `cutaway.v1.NamedTensor`, for a dict."""
+
+    def write(arrays_by_name: Any, container: Any) -> None:
+        for name, array in arrays_by_name.items():
+            message = container.add()
+            message.name = name
+            tensor.write(array, message.tensor)
+
+    def read(container: Any) -> dict[str, Any]:
+        arrays_by_name = {}
+        for message in container:
+            with at(message.name):
+                arrays_by_name[message.name] = tensor.read(message.tensor)
+        return arrays_by_name
+
+    return Codec(write, read)
+
+
+def _write_outline(outline: plain.Outline, message: tensor_pb2.Tensor) -> None:
+    message.data_type = DATA_TYPES[outline.data_type]
+    message.shape.extend(outline.shape)
+
+
+def _read_outline(message: tensor_pb2.Tensor) -> plain.Outline:
+    return plain.Outline(scalars.data_type_of(message), tuple(message.shape))
+
+
+def _write_feature_names(names: Mapping[str, tuple[str, ...]], container: Any) -> None:
+    for name, features in names.items():
+        container.add(input=name, names=features)
+
+
+def _read_feature_names(container: Any) -> dict[str, tuple[str, ...]]:
+    return {message.input: tuple(message.names) for message in container}
+
+
+NAMED_TENSORS = _named(Codec(scalars.write, scalars.read))
+
+PROVENANCE = record(plain.Provenance, model_pb2.Provenance)
+
+_CLASSES = several(record(plain.ClassPrediction, inspection_pb2.ClassPrediction))
+_ROWS = FieldRule(codec=several(record(plain.RowCheck, check_pb2.RowCheck)))
+_CHECKS = several(record(plain.Check, check_pb2.Check, {"rows": _ROWS}))
+_METRIC = record(plain.MetricResult, attribution_pb2.Metric, {"values": _vector(np.float64, empty_is_none=False)})
+_ERROR = record(plain.AttributionError, attribution_pb2.AttributionError)
+_WARNINGS = several(record(plain.Warning, inspection_pb2.Warning))
+_ESTIMATE = record(
+    plain.Estimate,
+    inspection_pb2.Estimate,
+    {"tensors": FieldRule(codec=_named(Codec(_write_outline, _read_outline)))},
+)
+
+
+@lru_cache
+def _codec(compression: str) -> Codec:
+    """The codec of results whose tensors are compressed with ``compression``, or not, where it is ``""``."""
+    tensor = Codec(partial(scalars.write, compression=compression), scalars.read)
+    named = _named(tensor)
+    tokens = record(
+        plain.TokenAttribution,
+        attribution_pb2.TokenAttribution,
+        {"ids": FieldRule(codec=tensor), "values": FieldRule(codec=tensor)},
+    )
+    attribution = record(
+        plain.AttributionResult,
+        attribution_pb2.Attribution,
+        {
+            "values": FieldRule(codec=named),
+            "convergence_delta": _vector(np.float64),
+            "value_at_input": _vector(np.float64),
+            "value_at_baseline": _vector(np.float64),
+            "targets": _vector(np.int64),
+            "checks": FieldRule(codec=_CHECKS),
+            "tokens": FieldRule(codec=tokens),
+            "metrics": FieldRule(codec=several(_METRIC)),
+            "error": FieldRule(codec=_ERROR),
+            "standard_errors": FieldRule(codec=named),
+        },
+    )
+    return record(
+        plain.InspectResult,
+        inspection_pb2.InspectResponse,
+        {
+            "predictions": FieldRule(codec=_predictions(named)),
+            "captures": FieldRule(codec=_captures(tensor)),
+            "input_gradients": FieldRule(codec=named),
+            "parameter_gradients": FieldRule(codec=named),
+            "attributions": FieldRule(codec=several(attribution)),
+            "unedited_predictions": FieldRule(codec=_unedited(named)),
+            "warnings": FieldRule(codec=_WARNINGS),
+            "provenance": FieldRule(codec=PROVENANCE),
+            "timings": FieldRule(codec=record(plain.Timings, inspection_pb2.Timings)),
+            "estimate": FieldRule(codec=_ESTIMATE),
+            "explained_rows": _vector(np.bool_),
+            "feature_names": FieldRule(codec=Codec(_write_feature_names, _read_feature_names)),
+        },
+    )
+
+
+def _predictions(named: Codec) -> Spread:
+    fields = inspection_pb2.Predictions.DESCRIPTOR.fields
+    write_all, read_all = spread(
+        plain.InspectResult,
+        [field for field in fields if field.name != "targets_per_example"],
+        {
+            "outputs": FieldRule("predictions", named),
+            "classes": FieldRule(codec=_CLASSES),
+            "targets": _vector(np.int64),
+            "target_values": _vector(np.float64),
+        },
+    )
+
+    def write(result: plain.InspectResult, message: inspection_pb2.Predictions) -> None:
+        message.SetInParent()  # also if it stays empty
+        write_all(result, message)
+        if result.target_values is not None and result.target_values.ndim > 1:  # [batch, k]
+            message.targets_per_example = result.target_values.shape[1]
+
+    def read(message: inspection_pb2.Predictions) -> dict[str, Any]:
+        arguments = read_all(message)
+        k = message.targets_per_example
+        for name in ("targets", "target_values") if k else ():
+            if arguments[name] is not None:
+                arguments[name] = _grid(arguments[name], k)
+        return arguments
+
+    return Spread(write, read)
+
+
+def _grid(numbers: Array, k: int) -> Array:
+    if len(numbers) % k:
+        raise error(Reason.INVALID_VALUE, f"{len(numbers)} targets, {k} an example", "targets_per_example")
+    return numbers.reshape(-1, k)
+
+
+def _unedited(named: Codec) -> Spread:
+    fields = inspection_pb2.Predictions.DESCRIPTOR.fields_by_name
+    return spread(
+        plain.InspectResult,
+        [fields["outputs"], fields["classes"]],
+        {"outputs": FieldRule("unedited", named), "classes": FieldRule("unedited_classes", _CLASSES)},
+    )
+
+
+def _captures(tensor: Codec) -> Codec:
+    """The codec of all captures: a message has one point of a module, a `plain.ModuleCapture` all of them."""
+
+    def write(captures: Mapping[str, plain.ModuleCapture], container: Any) -> None:
+        for name, capture in captures.items():
+            present = {point for call in capture.calls for point in call.leaves}
+            for point in ALL_POINTS if len(present) > 1 else present:
+                if point in present:
+                    message = container.add(module=name, point=POINTS.encode(point))
+                    for call in capture.calls:  # also one without tensors at this point, which keeps its index
+                        write_call(call, point, message.calls.add())
+
+    def write_call(call: plain.CapturedCall, point: Point, message: capture_pb2.CapturedCall) -> None:
+        positions = call.positions.get(point)
+        for path, array in call.leaves.get(point, _NOTHING).items():
+            leaf = message.leaves.add(path=path)
+            tensor.write(array, leaf.tensor)
+            if positions and path in positions:
+                tensor.write(positions[path], leaf.positions)
+
+    def read(container: Any) -> dict[str, plain.ModuleCapture]:
+        modules: dict[str, list[tuple[_Leaves, _Leaves]]] = {}
+        for message in container:
+            point = POINTS.decode(message.point)
+            calls = modules.setdefault(message.module, [({}, {}) for _ in message.calls])
+            for (leaves, positions), call in zip(calls, message.calls):
+                for leaf in call.leaves:
+                    leaves.setdefault(point, {})[leaf.path] = tensor.read(leaf.tensor)
+                    if leaf.HasField("positions"):
+                        positions.setdefault(point, {})[leaf.path] = tensor.read(leaf.positions)
+        return {
+            name: plain.ModuleCapture(tuple(plain.CapturedCall(*call) for call in calls))
+            for name, calls in modules.items()
+        }
+
+    return Codec(write, read)

@@ -1,0 +1,281 @@
+"""Estimates a reply: runs one forward pass that keeps shapes and no values.
+
+A gradient has the shape of the value at its point, an attribution that of the inputs or of what its layer returns. A
+request that is refused before its backward pass is refused here too, by the same code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from cutaway.contract import requests
+from cutaway.contract.errors import CutawayError, at
+from cutaway.contract.requests import Point, TopK, field_name
+from cutaway.contract.results import AttributionResult, Check, Estimate, InspectResult, MetricResult, Timings, Verdict
+from cutaway.contract.tensors import Array, cast
+from cutaway.engine.checks.completeness import compared_sums
+from cutaway.engine.cost import pass_count
+from cutaway.engine.cost.pass_count import costs
+from cutaway.engine.execution.attribute import (
+    attribution_errors,
+    attribution_result,
+    in_request_order,
+    problems,
+    refuse_uncalled_modules,
+    token_attribution,
+)
+from cutaway.engine.execution.collect import arrays, collect_result
+from cutaway.engine.execution.explain_if import qualifying_rows
+from cutaway.engine.execution.main_pass import MainPass, check_forward, run_forward
+from cutaway.engine.hooks.capture_spec import CaptureSpec
+from cutaway.engine.hooks.observe import observing
+from cutaway.engine.hooks.recording import Gradients, Recording, stack_gradients
+from cutaway.engine.methods.table import method_of
+from cutaway.engine.model.inspected_model import Outputs
+from cutaway.engine.passes.convergence_delta import CompletenessSums
+from cutaway.engine.passes.pass_recorder import AttributionProblem, Values, neuron_output
+from cutaway.engine.passes.reference_inputs import layer_value_name
+from cutaway.engine.planning.name_resolution import CaptureSites
+from cutaway.engine.planning.plan import Plan
+from cutaway.engine.runtime.numerics import to_numpy
+
+# The shapes of attributions, from one forward pass without Captum.
+
+
+_IN_FLOAT32 = (requests.Occlusion, requests.ShapleyValues, requests.ShapleyValueSampling, requests.Surrogate)
+"""Methods that Captum computes in float32, for every data type of the model."""
+
+
+def attribution_sites(plan: Plan) -> CaptureSites:
+    """Returns what must be recorded for attributions: the shapes of modules' outputs, and token ids of embeddings."""
+    sites: CaptureSites = {}
+    for attribution in plan.attributions:
+        tree = attribution.model.tree
+        targets = (attribution.request.target, plan.request.target)
+        neurons = [tree.resolve(target.module) for target in targets if isinstance(target, requests.Neuron)]
+        for name in (*attribution.modules, *neurons):
+            is_embedding = isinstance(tree.modules[name], nn.Embedding)
+            ids = {Point.INPUT: CaptureSpec()} if is_embedding else {}
+            sites[name] = {Point.OUTPUT: pass_count.ValueShape(), **ids}
+    return sites
+
+
+def estimate_attributions(main: MainPass, recording: Recording) -> tuple[AttributionResult, ...]:
+    """Returns the attributions that a request would get, all of them zeros.
+
+    Args:
+        main: the request's main pass, a forward pass only.
+        recording: what was recorded of `attribution_sites` in that pass.
+
+    Raises:
+        CutawayError: an attribution is not possible, as far as no further pass is needed to know.
+    """
+    plan = main.plan
+    results: dict[int, list[AttributionResult]] = {number: [error] for number, error in plan.failed.items()}
+    if not plan.attributions:
+        return in_request_order(results)
+    rows = qualifying_rows(main)
+
+    def read_neuron(module: str) -> Tensor:
+        parts = [part for call in recording.calls[module] for part in call.captured(Point.OUTPUT).values()]
+        return neuron_output(pass_count.with_zeros(parts[0]).values if parts else None, module)
+
+    for index, number in enumerate(plan.numbers):
+        try:
+            with attribution_errors(number):
+                refuse_uncalled_modules(main, index)
+                found = problems(main, index, read_neuron)
+                results[number] = [_estimate(problem, main, recording, rows) for problem in found]
+        except CutawayError as failure:
+            results[number] = [plan.in_place(plan.request.attributions[index], failure)]
+    return in_request_order(results)
+
+
+def _estimate(
+    problem: AttributionProblem, main: MainPass, recording: Recording, rows: Sequence[int] | None
+) -> AttributionResult:
+    method = method_of(problem.request)
+    method.attribute_arguments(problem)  # which may refuse the target
+    if rows is not None and not rows:
+        return AttributionResult(type(problem.request).__name__, problem.module, {})
+    values = _values(problem, main, recording)
+    by_row = torch.zeros(problem.rows, dtype=torch.float64)
+    has_sums = problem.baselines or method.satisfies_conservation
+    sums = CompletenessSums(by_row, by_row, by_row, by_row) if has_sums else None
+    return replace(
+        attribution_result(problem, values, sums, by_row if method.differentiates else None),
+        checks=tuple(_checks(problem, main.plan.request.check.mode)),
+        standard_errors=_standard_errors(problem, main),
+        tokens=token_attribution(problem, values, next(iter(recording.calls.get(problem.layer, ())), None)),
+        metrics=tuple(MetricResult(field_name(type(metric)), to_numpy(by_row)) for metric in problem.request.metrics),
+    )
+
+
+def _standard_errors(problem: AttributionProblem, main: MainPass) -> dict[str, Array]:
+    if main.plan.request.check.mode is requests.CheckMode.OFF or not isinstance(problem.request, requests.Surrogate):
+        return {}
+    double = torch.empty(0, dtype=torch.float64)
+    data_type = main.plan.request.reply_data_type
+    inputs = zip(problem.explained, problem.arguments)
+    return arrays({name: pass_count.expanded_zeros(tensor.shape, double, data_type) for name, tensor in inputs})
+
+
+def _values(problem: AttributionProblem, main: MainPass, recording: Recording) -> Values:
+    """Returns zeros in the shapes of the attribution, by input, or for a layer method by tensor of the layer."""
+
+    def zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
+        return pass_count.expanded_zeros(shape, like, main.plan.request.reply_data_type)
+
+    if not isinstance(problem.request, requests.LayerAttribution):
+        inputs = zip(problem.explained, problem.arguments)
+        return {name: zeros(tensor.shape, _like(problem, tensor, main.outputs, recording)) for name, tensor in inputs}
+    found: Values = {}
+    for layer in problem.layers:
+        at_layer = recording.calls[layer][-1].at(Point.OUTPUT)  # of several calls Captum keeps the last
+        for index, tensor in enumerate(at_layer.values()):
+            name = layer_value_name(layer, "" if list(at_layer) == [""] else f"[{index}]")
+            found[name] = zeros(_layer_shape(problem, tensor), tensor)
+    return found
+
+
+def _like(problem: AttributionProblem, explained: Tensor, outputs: Outputs, recording: Recording) -> Tensor:
+    """Returns a tensor of the data type that Captum's attribution of the input ``explained`` has."""
+    if isinstance(problem.request, _IN_FLOAT32):
+        return torch.empty(0, dtype=torch.float32)
+    if not isinstance(problem.request, requests.Perturbation):
+        return explained
+    if not problem.target.is_neuron:
+        return outputs[problem.target.source]
+    return next(iter(recording.calls[problem.target.source][0].at(Point.OUTPUT).values()))
+
+
+def _layer_shape(problem: AttributionProblem, output: Tensor) -> tuple[int, ...]:
+    sums_channels = isinstance(problem.request, requests.LayerGradCam)
+    return (*output.shape[:1], 1, *output.shape[2:]) if sums_channels else tuple(output.shape)
+
+
+def _checks(problem: AttributionProblem, mode: requests.CheckMode) -> Iterator[Check]:
+    """Yields the checks of an attribution that agrees."""
+    if mode is not requests.CheckMode.OFF:
+        method = method_of(problem.request)
+        yield _agreement(f"Captum's {type(problem.request).__name__} with {method.formula}", mode)
+        if method.adds_up(problem):
+            yield _agreement(compared_sums(method), mode)
+
+
+def _agreement(what: str, mode: requests.CheckMode) -> Check:
+    return Check(what, mode, 1.0, 1.0, 1.0, 1.0, Verdict.AGREES)
+
+
+_VALUES = {Point.GRAD_INPUT: Point.INPUT, Point.GRAD_OUTPUT: Point.OUTPUT}
+
+
+def estimate(plan: Plan) -> InspectResult:
+    """Returns the result that the request of ``plan`` would have, in data types and shapes.
+
+    Predictions, and the values computed from them alone, are real; every other tensor is zeros that take no memory.
+    A gradient is listed also where the backward pass would not reach its tensor.
+
+    Raises:
+        CutawayError: the request cannot be answered, as far as one forward pass shows.
+    """
+    passes, model = sum(count for _, count in costs(plan)), plan.model
+    timings = Timings()
+    model.passes.reset()
+    with model.session(plan.cancellation, plan.request.arguments), torch.no_grad():
+        values, gradients = _value_sites(plan.hook_sites), _gradient_sites(plan.hook_sites)
+        with (
+            observing(model.tree, values, plan.edits, batch=plan.rows, keep_output_of=plan.neuron) as recording,
+            observing(model.tree, gradients) as at_gradients,
+            observing(model.tree, attribution_sites(plan)) as at_attributions,
+        ):
+            with at_gradients.forward(), at_attributions.forward():
+                outputs = run_forward(plan, plan.inputs, recording, timings)
+            main = check_forward(plan, outputs, recording, timings)._replace(
+                # Whether the edit of a gradient changes anything, only a backward pass shows.
+                plan=replace(plan, edits=plan.value_edits),
+                input_gradients=_input_gradients(plan),
+                parameter_gradients=_parameter_gradients(plan),
+            )
+        attributions = estimate_attributions(main, at_attributions)
+        _fill(main, at_gradients)
+    result = collect_result(main, attributions, unedited={})
+    return replace(
+        result,
+        predictions=_typed(result.predictions, plan, "predictions"),
+        unedited=_typed(arrays(outputs), plan, "unedited") if plan.request.compare else {},
+        unedited_classes=main.predictions if plan.request.compare else (),
+        estimate=Estimate(0, {}, passes),
+    )
+
+
+def _value_sites(sites: CaptureSites) -> CaptureSites:
+    """Returns ``sites`` with specs that keep only shapes; those of gradients record nothing in a forward pass."""
+    return {
+        name: {point: pass_count.ValueShape(**vars(spec)) for point, spec in specs.items()}
+        for name, specs in sites.items()
+    }
+
+
+def _gradient_sites(sites: CaptureSites) -> CaptureSites:
+    """Returns the gradients of ``sites``, at the points of their values, with specs that keep only shapes."""
+    return {
+        name: {_VALUES[point]: pass_count.GradientShape(**vars(specs[point])) for point in specs if point.is_gradient}
+        for name, specs in sites.items()
+        if any(point.is_gradient for point in specs)
+    }
+
+
+def _fill(main: MainPass, at_gradients: Recording) -> None:
+    """Puts zeros of the recorded shapes in the place of all captures."""
+    for name, specs in main.sites.items():
+        for call, shapes in zip(main.recording.calls[name], at_gradients.calls.get(name, [])):
+            gradients: Gradients = {
+                point: {
+                    path: part
+                    for path, part in shapes.captured(_VALUES[point]).items()
+                    if pass_count.has_gradient(part.values)
+                }
+                for point in specs
+                if point.is_gradient
+            }
+            axis = _class_axis(main.plan)
+            call.put_gradients(stack_gradients([gradients] * axis[0]) if axis else gradients)
+        for call in main.recording.calls[name]:
+            for point, path, part in [*call.entries()]:
+                call.store(point, path, None if part is None else pass_count.with_zeros(part))
+
+
+def _class_axis(plan: Plan) -> tuple[int, ...]:
+    """Returns ``(k,)``, the additional axis of gradients of a top-k target; else ``()``."""
+    return (plan.request.target.k,) if isinstance(plan.request.target, TopK) else ()
+
+
+def _input_gradients(plan: Plan) -> Values:
+    inputs = {name: plan.inputs[name] for name in plan.gradients_of}
+    return {
+        name: pass_count.expanded_zeros(
+            (*tensor.shape[:1], *_class_axis(plan), *tensor.shape[1:]), tensor, plan.request.reply_data_type
+        )
+        for name, tensor in inputs.items()
+    }
+
+
+def _parameter_gradients(plan: Plan) -> Values:
+    parts = {
+        name: pass_count.GradientShape(**vars(spec)).apply(plan.model.module.get_parameter(name), name).values
+        for name, spec in plan.parameters.items()
+    }
+    return {name: pass_count.expanded_zeros((*_class_axis(plan), *part.shape), part) for name, part in parts.items()}
+
+
+def _typed(predictions: Mapping[str, Array], plan: Plan, place: str) -> dict[str, Array]:
+    """Returns ``predictions`` in the data type of the reply, which must be able to hold them."""
+    with at("options.reply_data_type"):
+        return {
+            name: cast(array, plan.request.reply_data_type, f"{place}.{name}") for name, array in predictions.items()
+        }

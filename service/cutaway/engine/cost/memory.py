@@ -1,0 +1,129 @@
+"""Estimates, before a request runs, how much memory the activations of its batch take at least."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Hashable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, UntypedStorage
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from cutaway.contract.errors import CutawayError
+from cutaway.contract.requests import Point
+from cutaway.engine.hooks.capture_spec import CaptureSpec
+from cutaway.engine.hooks.observe import observing
+from cutaway.engine.methods.table import method_of
+from cutaway.engine.model.inspected_model import arguments_kind
+from cutaway.engine.passes.repeated_batch import concatenated
+from cutaway.engine.planning.plan import Plan
+
+FEW_ROWS = 32
+"""Smaller requests are not estimated: three rows more would cost them too much."""
+
+
+_PART = 4
+"""The part of the allowed bytes that the rows may take that show whether a refusal is right."""
+
+
+def least_bytes(plan: Plan, allowed: int) -> int:
+    """Returns the least bytes that one pass of the request's batch takes; 0 where that is not known.
+
+    The model runs on the first row once and twice, once for each kind of rows: what the second one adds, every row
+    takes. Counted are tensors that are alive at the same time, and captures of whole outputs of modules; what a kernel
+    needs for itself is not seen. Several passes need no more, because they run one after the other.
+
+    Where that is more than ``allowed``, the model runs on many rows too: one that divides its batch takes less.
+    """
+    if plan.rows < FEW_ROWS or plan.missing is not None:  # a pass that stops early takes less
+        return 0
+    try:
+        one, two = _bytes_of(plan, 1), _bytes_of(plan, 2)
+        row = max(1, two - one)
+        if plan.rows * row > allowed:
+            many = max(2, min(plan.rows, allowed // _PART // row))
+            row = min(row, (_bytes_of(plan, many) - one) // (many - 1))
+        return plan.rows * row
+    except CutawayError:  # the request itself gets this error, in its place
+        return 0
+
+
+def _bytes_of(plan: Plan, copies: int) -> int:
+    return plan.model.remembered((_kind(plan), copies), lambda: _measured_bytes(plan, copies))
+
+
+def _kind(plan: Plan) -> Hashable:
+    tensors = tuple((name, tensor.dtype, tensor.shape[1:]) for name, tensor in plan.inputs.items())
+    return "bytes", tensors, arguments_kind(plan.request.arguments), _runs_backward(plan), tuple(_captured(plan))
+
+
+def _runs_backward(plan: Plan) -> bool:
+    return plan.differentiates or any(method_of(each.request).runs_backward for each in plan.attributions)
+
+
+def _captured(plan: Plan) -> Iterator[str]:
+    """Yields the modules whose whole output is kept for the reply."""
+    for name, specs in plan.sites.items():
+        if name in plan.model.tree.modules and specs.get(Point.OUTPUT) == CaptureSpec():
+            yield name
+
+
+def _measured_bytes(plan: Plan, copies: int) -> int:
+    model = plan.model
+    with model.session(plan.cancellation, plan.request.arguments), model.passes.uncounted(), model.kept_rng_state():
+        return _most_bytes(plan, copies)
+
+
+def _most_bytes(plan: Plan, copies: int) -> int:
+    """Returns the most bytes of all tensors at one time of a forward pass of ``copies`` of the first row."""
+    inputs = concatenated([{name: tensor[:1] for name, tensor in plan.inputs.items()}] * copies)
+    backward, module = _runs_backward(plan), plan.model.module
+    if backward:
+        inputs = {name: x.requires_grad_() if x.is_floating_point() else x for name, x in inputs.items()}
+    kept = {name: {Point.OUTPUT: CaptureSpec()} for name in _captured(plan)}
+    with torch.set_grad_enabled(backward), observing(plan.model.tree, kept) as recording, _LiveBytes() as live:
+        live.ignore([*module.parameters(), *module.buffers(), *inputs.values()])
+        with recording.forward():
+            plan.model.run(inputs)
+    most: int = live.most
+    return most
+
+
+class _LiveBytes(TorchFunctionMode):
+    """Counts the bytes of tensors that operators return while it is active.
+
+    A dispatch mode would see more, the parts of an operator, but the first one imports a second's worth of modules.
+
+    Attributes:
+        most: the most bytes that were alive at one time.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.most: int = 0
+        self._now = 0
+        self._known: weakref.WeakSet[UntypedStorage] = weakref.WeakSet()
+
+    def ignore(self, tensors: list[Tensor]) -> None:
+        """Does not count ``tensors``, and views of them."""
+        self._known.update(tensor.untyped_storage() for tensor in tensors)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        returned = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(returned):
+            if isinstance(tensor, Tensor) and tensor.layout is torch.strided:
+                self._count(tensor.untyped_storage())
+        return returned
+
+    def _count(self, storage: UntypedStorage) -> None:
+        if storage in self._known:
+            return
+        self._known.add(storage)
+        self._now += storage.nbytes()
+        self.most = max(self.most, self._now)
+        weakref.finalize(storage, self._forget, storage.nbytes())
+
+    def _forget(self, size: int) -> None:
+        self._now -= size

@@ -1,0 +1,182 @@
+"""How many passes the attributions of a request run at most, counted before any of them runs.
+
+The unit is one example once through the model, forward and where needed backward: examples that Captum runs in one
+batch count as much as those that it runs one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from cutaway.contract import requests
+from cutaway.contract.errors import CutawayError
+from cutaway.contract.requests import Point, field_name
+from cutaway.contract.tensors import as_array
+from cutaway.engine.checks import diagnosis
+from cutaway.engine.hooks.capture_spec import CapturedValues, CaptureSpec
+from cutaway.engine.methods.paths import max_steps
+from cutaway.engine.methods.table import method_of
+from cutaway.engine.passes.features import Features, cost
+from cutaway.engine.passes.pass_recorder import ResolvedAttribution
+from cutaway.engine.planning.plan import Plan
+from cutaway.engine.references.observation import observe_forward
+
+# Tensors that have a shape and a data type but no values, and need no memory: for a dry run.
+
+
+def expanded_zeros(shape: Sequence[int], like: Tensor, data_type: str = "") -> Tensor:
+    """Returns zeros of ``shape`` in the memory of one element, on the host.
+
+    Args:
+        shape: the shape.
+        like: a tensor of the data type.
+        data_type: the data type instead, by name, if ``like`` is floating; ``""`` for none.
+    """
+    dtype = getattr(torch, data_type) if data_type and like.is_floating_point() else like.dtype
+    return torch.zeros((), dtype=dtype).expand(tuple(shape))
+
+
+class ValueShape(CaptureSpec):
+    """A capture of an activation that is applied, so that its errors show, but keeps the shape only."""
+
+    def apply(self, tensor: Tensor, result_field: str) -> CapturedValues:
+        """Returns the captured part as meta tensors."""
+        return super().apply(tensor, result_field).map(_to_meta)
+
+
+class GradientShape(CaptureSpec):
+    """A capture of a gradient, applied to its activation, which has the same shape."""
+
+    def apply(self, tensor: Tensor, result_field: str) -> CapturedValues:
+        """Returns the part captured of the gradient at ``tensor`` as meta tensors.
+
+        Integers have no gradient: ``tensor`` itself is returned.
+        """
+        if not has_gradient(tensor):
+            return CapturedValues(_to_meta(tensor))
+        part = CaptureSpec(**{**vars(self), "data_type": ""}).apply(tensor.to("meta"), result_field)
+        typed = self.data_type and part.values.is_floating_point()
+        return part._replace(values=part.values.to(getattr(torch, self.data_type))) if typed else part
+
+
+def has_gradient(tensor: Tensor) -> bool:
+    """Returns whether tensors of this data type can have a gradient."""
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def with_zeros(part: CapturedValues) -> CapturedValues:
+    """Returns ``part`` with zeros in place of meta tensors."""
+    return part.map(lambda tensor: expanded_zeros(tensor.shape, tensor))
+
+
+def _to_meta(tensor: Tensor) -> Tensor:
+    return tensor.to("meta")
+
+
+_INVESTIGATION = 24
+"""Passes at the input that find properties of the model: its rectifiers, a layer's calls, where a gradient is lost, and
+whether a mismatch is one at inputs nearby too."""
+
+
+class _Layer(NamedTuple):
+    """What only a pass shows of a layer: how often it is called, and how many units it has."""
+
+    calls: int = 1
+    units: int = 0
+
+
+def costs(plan: Plan) -> Iterator[tuple[str, int]]:
+    """Yields for each attribution its field, and how many passes of one example it runs at most.
+
+    Checks, metrics and the search for the cause of a fault are included; what is found out once for a model, or now and
+    then, is not. Attributions that run each unit, or each call, of a layer take one forward pass to count. One whose
+    pass fails costs nothing here: it is refused for that.
+    """
+    for number, attribution in zip(plan.numbers, plan.attributions):
+        try:
+            passes = _passes_of_batch(plan, attribution)
+        except CutawayError:
+            passes = 0
+        yield f"attributions[{number}].{field_name(type(attribution.request))}", passes * plan.rows
+
+
+def _passes_of_batch(plan: Plan, attribution: ResolvedAttribution) -> int:
+    request, method = attribution.request, method_of(attribution.request)
+    is_checked = plan.request.check.mode is not requests.CheckMode.OFF
+    layer = _layer(plan, attribution)
+    kind = next(each for each in type(request).__mro__ if each in _POINTS)
+    once = _POINTS[kind](request, attribution.features, layer)
+    # A second computation; of a method that Captum overrides values for there may be two passes for each of Captum's.
+    again = once * (1 if method.reference_passes is None else 2) + (
+        _finer(request) if method.satisfies_completeness(request) else 0
+    )
+    copies = request.noise.n_samples if request.noise else 1
+    judging = sum(_METRICS[type(metric)](metric, once * copies) for metric in request.metrics)
+    target = request.target or plan.request.target
+    classes = target.k if isinstance(target, requests.TopK) and method.has_target else 1
+    return classes * ((once + again * layer.calls * is_checked) * copies + judging + _INVESTIGATION)
+
+
+def _finer(attribution: requests.Attribution) -> int:
+    """Returns the steps of the search for the cause of a missing sum."""
+    if not isinstance(attribution, requests.PathAttribution):
+        return 0
+    steps = max_steps(attribution) if attribution.max_delta is not None else attribution.n_steps
+    finer = sum(diagnosis.steps_to_try(steps))
+    return 2 * finer if isinstance(attribution, requests.LayerConductance) else finer
+
+
+def _steps(attribution: requests.PathAttribution) -> int:
+    """Returns all steps together, where they are doubled until attributions add up."""
+    steps, most = attribution.n_steps, max_steps(attribution)
+    total = steps
+    while attribution.max_delta is not None and 0 < steps < most:
+        steps = min(2 * steps, most)
+        total += steps + _ENDS
+    return total
+
+
+def _samples(attribution: requests.Expectation) -> int:
+    return max(map(len, map(as_array, attribution.baselines.values())), default=0)
+
+
+_ENDS = 2
+"""The input and the baseline."""
+
+_BY_UNIT = (requests.LayerFeatureAblation, requests.LayerFeaturePermutation)
+"""Methods that run each unit of a layer."""
+
+_POINTS: dict[type, Callable[[Any, Features, _Layer], int]] = {
+    requests.Attribution: lambda *_: _ENDS,
+    requests.PathAttribution: lambda request, *_: _steps(request) + _ENDS,
+    # Each of Captum's passes repeats a point.
+    requests.LayerConductance: lambda request, *_: 2 * (_steps(request) + _ENDS),
+    requests.Difference: lambda *_: 2 * _ENDS,
+    requests.Expectation: lambda request, *_: 2 * _ENDS * _samples(request),
+    requests.ExpectedGradient: lambda request, *_: 3 * request.n_samples + _samples(request),
+    requests.Perturbation: lambda request, features, _: cost(request, features.count)[0] + _ENDS,
+    **dict.fromkeys(_BY_UNIT, lambda _, __, layer: layer.units + _ENDS),
+}
+"""At how many points Captum runs the batch, those included that values are compared at; by the nearest base class."""
+
+_METRICS: dict[type[requests.Metric], Callable[[Any, int], int]] = {
+    requests.Infidelity: lambda metric, _: metric.n_samples + 1,
+    requests.SensitivityMax: lambda metric, explanation: (metric.n_samples + 1) * explanation,
+}
+
+
+def _layer(plan: Plan, attribution: ResolvedAttribution) -> _Layer:
+    """Returns the calls and units of a layer that the method runs one by one, from a forward pass."""
+    model, request, name = plan.model, attribution.request, attribution.layer
+    if not isinstance(request, (*_BY_UNIT, requests.LayerIntegratedGradients)):
+        return _Layer()
+    with model.session(plan.cancellation, plan.request.arguments), model.passes.uncounted():
+        calls = observe_forward(attribution, {name: {Point.OUTPUT: ValueShape()}})[name]
+    if attribution.further_layers:
+        return _Layer(2 * len(attribution.modules))
+    sizes = [sum(part.values.numel() for part in call.captured(Point.OUTPUT).values()) for call in calls]
+    return _Layer(max(1, len(calls)), max(sizes, default=0) // attribution.rows)

@@ -1,1 +1,0 @@
-"""Estimates a reply, and counts its passes, without computing it."""

@@ -1,0 +1,170 @@
+"""What a request names and a pass did not show: an error if no input can show it, a warning if this one did not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from torch import Tensor, nn
+
+from cutaway.contract.errors import CutawayError, Reason, at, error
+from cutaway.contract.module_globs import glob_matcher, is_glob
+from cutaway.contract.requests import POINTS, Point
+from cutaway.contract.results import Warning, WarningCode
+from cutaway.engine.hooks.capture_spec import CaptureSpec
+from cutaway.engine.hooks.operators import is_address, nearest_addresses
+from cutaway.engine.hooks.recording import RecordedCall, Recording
+from cutaway.engine.model.inspected_model import Outputs
+from cutaway.engine.model.module_tree import ModuleTree
+from cutaway.engine.planning.attribution_setup import embedding_hint
+from cutaway.engine.planning.name_resolution import CaptureSites
+from cutaway.engine.planning.plan import Plan
+from cutaway.engine.runtime.numerics import equal
+
+
+def resolve_operators(plan: Plan, recording: Recording) -> CaptureSites:
+    """Returns the plan's sites, with globs of operators replaced by the addresses that ran.
+
+    Raises:
+        InvalidArgument: ``OP_NOT_FOUND``, where none ran.
+    """
+    resolved: CaptureSites = {}
+    for name, specs in plan.sites.items():
+        addresses = [name]
+        if is_address(name):
+            matches = glob_matcher(name) if is_glob(name) else None
+            ran = recording.operators if matches else [name] if recording.calls[name] else []
+            addresses = [address for address in ran if matches is None or matches(address)]
+        if not addresses:
+            raise _no_operator(name, recording, f"{next(iter(specs.values())).field}.op")
+        for address in addresses:
+            resolved[address] = {**resolved.get(address, {}), **specs}
+    return resolved
+
+
+def _no_operator(address: str, recording: Recording, field: str) -> CutawayError:
+    hint = nearest_addresses(address, list(recording.operators))
+    return error(Reason.OP_NOT_FOUND, f"no operator {address!r} ran{hint}", field)
+
+
+def captured_calls(calls: Sequence[RecordedCall], specs: Mapping[Point, CaptureSpec]) -> list[RecordedCall]:
+    """Returns the calls of one module or operator that ``specs`` capture; all specs of one place name the same call."""
+    number = next(iter(specs.values())).call
+    return [call for call in calls if number in (None, call.number)]
+
+
+def refuse_captures(sites: CaptureSites, recording: Recording, tree: ModuleTree) -> None:
+    """Refuses captures that name a call, a point or a path that does not exist for any input.
+
+    Raises:
+        InvalidArgument: ``CALL_NOT_FOUND``, ``POINT_NOT_FOUND``, ``PATH_NOT_FOUND`` or ``POINT_NOT_DIFFERENTIABLE``.
+    """
+    for name, specs in sites.items():
+        calls = captured_calls(recording.calls[name], specs)
+        for point, spec in specs.items():
+            taken = (path for call in calls for path in call.captured(point) if spec.matches(call.number, path))
+            if spec.exact and next(taken, None) is None:
+                with at(spec.field):
+                    _refuse_call(name, spec.call, recording.calls[name])
+                    _refuse_point(name, point, spec.path, calls, tree, "points")
+
+
+def refuse_edits(plan: Plan, recording: Recording, tree: ModuleTree) -> None:
+    """Refuses edits as `refuse_captures`; after a forward pass that stopped early, what exists is not known."""
+    for name, edits in plan.edits.items() if not recording.stopped_early else ():
+        for number, edit in edits:
+            with at(f"edits[{number}]"):
+                if is_address(name) and not recording.calls[name]:
+                    raise _no_operator(name, recording, "op")
+                _refuse_call(name, edit.call, recording.calls[name])
+                calls = [call for call in recording.calls[name] if edit.call in (None, call.number)]
+                _refuse_point(name, edit.point, edit.path, calls, tree, "point")
+
+
+def _refuse_call(name: str, number: int | None, calls: Sequence[RecordedCall]) -> None:
+    if number is not None and number >= len(calls):
+        times = "never" if not calls else "once" if len(calls) == 1 else f"{len(calls)} times"
+        raise error(Reason.CALL_NOT_FOUND, f"there is no call {number} of {name!r}: it was called {times}", "call")
+
+
+def _refuse_point(
+    name: str, point: Point, path: str, calls: Sequence[RecordedCall], tree: ModuleTree, field: str
+) -> None:
+    if not calls:
+        return
+    value = {Point.GRAD_INPUT: Point.INPUT, Point.GRAD_OUTPUT: Point.OUTPUT}.get(point, point)
+    dtypes = [each for call in calls for each in call.dtypes.get(value, {}).items()]
+    if not dtypes:
+        verb = "takes" if value is Point.INPUT else "returns"
+        raise error(Reason.POINT_NOT_FOUND, f"{name!r} {verb} no tensor: it has no {point.value}", field)
+    at_path = [dtype for each, dtype in dtypes if path in ("", each)]
+    if not at_path:
+        paths = ", ".join(map(repr, dict(dtypes)))
+        text = f"no tensor at {path!r} of the {value.value} of {name!r}; there is {paths}"
+        raise error(Reason.PATH_NOT_FOUND, text, "path")
+    if point.is_gradient and not any(dtype.is_floating_point or dtype.is_complex for dtype in at_path):
+        text = f"the {value.value} of {name!r} is {str(at_path[0]).removeprefix('torch.')} and has no gradient"
+        raise error(Reason.POINT_NOT_DIFFERENTIABLE, text + embedding_hint(tree), field)
+
+
+def capture_warnings(sites: CaptureSites, recording: Recording, tree: ModuleTree) -> Iterator[Warning]:
+    """Yields a warning for each place that was not called, or that had no tensor or gradient, for this input."""
+    for name, specs in sites.items():
+        if not recording.calls[name]:
+            yield Warning(WarningCode.MODULE_NOT_CALLED, name, _why_not_called(name, tree))
+            continue
+        calls = captured_calls(recording.calls[name], specs)
+        for point in (point for point in POINTS if point in specs):
+            numbers = ", ".join(str(call.number) for call in calls if not call.captured(point))
+            which = f"the {point.value} of call {numbers} of {name!r}"
+            if numbers and point.is_gradient:
+                yield Warning(WarningCode.NO_GRADIENT, name, f"the target's gradient does not reach {which}")
+            elif numbers:
+                yield Warning(WarningCode.NOT_A_TENSOR, name, f"there is no tensor at {which}")
+
+
+def _why_not_called(name: str, tree: ModuleTree) -> str:
+    parent = name.rpartition(".")[0]
+    nothing = f"the model never called {name!r}: there is nothing to capture; "
+    if isinstance(tree.modules[name], (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)):
+        return f"{nothing}it is a container, whose members are called one by one: {name}.*"
+    if isinstance(tree.modules.get(parent), nn.MultiheadAttention):
+        return (
+            f"{nothing}its parent, an nn.MultiheadAttention, uses its weights without calling it: capture {parent!r}, "
+            f"or the operator '{parent}:multi_head_attention_forward#0'"
+        )
+    return f"{nothing}forward did not reach it for this input, or uses its weights without calling it"
+
+
+def edit_warnings(plan: Plan, recording: Recording) -> Iterator[Warning]:
+    """Yields a warning for each edit that changed nothing: its experiment shows nothing."""
+    for name, edits in plan.edits.items():
+        for number, edit in edits:
+            if recording.edit_effects.get(number):
+                continue
+            if number in recording.edit_effects:
+                why = f"the {edit.point.value} of {name!r} already was what the edit makes of it"
+            elif not recording.calls[name] and recording.stopped_early:
+                why = f"forward stopped before {name!r}, behind the last capture"
+            elif not recording.calls[name]:
+                why = f"the model never called {name!r} for this input"
+            elif edit.point.is_gradient and not plan.differentiates:
+                why = "the request needs no backward pass"
+            else:
+                why = f"no gradient reached the {edit.point.value} of {name!r}"
+            yield Warning(WarningCode.EDIT_WITHOUT_EFFECT, f"edits[{number}]", f"the edit changed nothing: {why}")
+
+
+def gradient_warnings(plan: Plan, inputs: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> Iterator[Warning]:
+    """Yields a warning for each gradient that the request returns and that did not arrive."""
+    missing = [("input", name) for name in plan.gradients_of if name not in inputs]
+    missing += [("parameter", name) for name in plan.parameters if name not in parameters]
+    for kind, name in missing:
+        yield Warning(WarningCode.NO_GRADIENT, name, f"the target does not depend on the {kind} {name!r}")
+
+
+def comparison_warnings(plan: Plan, unedited: Outputs, edited: Outputs) -> Iterator[Warning]:
+    """Yields a warning if edits of values changed no prediction: the model may not use what was edited."""
+    if any(plan.value_edits.values()) and unedited and all(equal(unedited[name], edited[name]) for name in unedited):
+        yield Warning(
+            WarningCode.EDIT_WITHOUT_EFFECT, "edits", "the edited and the unedited prediction are the same to the bit"
+        )

@@ -1,0 +1,96 @@
+"""The likely cause of a verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+from torch import Tensor
+
+from cutaway.contract.requests import Edit
+from cutaway.contract.results import Cause
+from cutaway.engine.passes.pass_recorder import AttributionProblem, cached_per_problem
+
+
+class Finding(NamedTuple):
+    """A likely cause.
+
+    Attributes:
+        cause: for programs.
+        reason: for people: what happened where, and what to do.
+    """
+
+    cause: Cause
+    reason: str
+
+
+# Results of tests of a model: kept for each kind of inputs, and tested again now and then, with other inputs.
+#
+# A model may be sound on the first inputs of a kind and faulty on later ones. A result without a finding is tested again
+# at its 4th use, its 16th, its 64th and each 256th, with the inputs of then. A result with a finding stays.
+
+
+T = TypeVar("T")
+
+_REPETITIONS = (4, 16, 64)
+_LONGEST_PAUSE = 256
+"""The uses, counted from 1, at which a test runs again, and the most uses of one result."""
+
+
+def is_repeated_at(use: int) -> bool:
+    """Returns whether a test runs again at a use of its result, counted from 1."""
+    return use % _LONGEST_PAUSE == 0 or (use in _REPETITIONS)
+
+
+@dataclass
+class _Tested:
+    """What a test last found, and how often that was used."""
+
+    found: Any
+    uses: int = 0
+
+    def is_due(self) -> bool:
+        """Counts a use, and returns whether the test is to run again."""
+        self.uses += 1
+        return not self.found and is_repeated_at(self.uses)
+
+
+def retested(problem: AttributionProblem, test: Callable[[AttributionProblem], T], *key: Hashable) -> T:
+    """Returns what ``test`` found on the inputs of ``problem`` or on earlier ones of their kind.
+
+    Args:
+        problem: the problem; each uses a result once.
+        test: returns what is false if nothing is wrong.
+        key: what else the result depends on.
+    """
+    whole = (test, _kind_of_batch(problem), *map(_edited, problem.edits), *key)
+    if whole not in problem.cache:
+        problem.cache[whole] = _kept(problem, test, whole)
+    found: T = problem.cache[whole]
+    return found
+
+
+@cached_per_problem
+def _kind_of_batch(problem: AttributionProblem) -> Hashable:
+    """Returns the kind of the inputs, and how large they are, to a power of two: a fault may begin at a length, or at a
+    number of rows."""
+    sizes = tuple(map(_size, problem.inputs.values()))
+    return problem.model.kind_of(problem.inputs), sizes
+
+
+def _size(tensor: Tensor) -> tuple[int, ...]:
+    return tuple(max(0, length - 1).bit_length() for length in tensor.shape)
+
+
+def _edited(edit: Edit) -> Hashable:
+    """Returns what an edit changes, without the values that it puts there."""
+    return type(edit), edit.module, edit.op, edit.point, edit.call, edit.path, edit.rows, edit.slices
+
+
+def _kept(problem: AttributionProblem, test: Callable[[AttributionProblem], T], key: Hashable) -> T:
+    tested = problem.model.remembered(key, lambda: _Tested(test(problem)))
+    if tested.is_due():
+        tested.found = test(problem)
+    found: T = tested.found
+    return found

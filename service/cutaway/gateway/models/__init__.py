@@ -1,1 +1,0 @@
-"""The model store, and the catalog of served models."""

@@ -1,0 +1,230 @@
+"""Converts the result of a batch to columns: the part of the result that belongs to each row."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cutaway.contract.errors import CutawayError, Reason, at, error
+from cutaway.contract.requests import Point, TopK
+from cutaway.contract.results import AttributionResult, InspectResult, WarningCode
+from cutaway.contract.results.explanations import outcome_of_row
+from cutaway.contract.tensors import Array
+from cutaway.jobs.sources.source import Column, Source, Unreadable, check_columns
+from cutaway.jobs.spec import FEATURES, Job, RawInput, RequestTemplate, TensorColumn
+
+
+class Cells(NamedTuple):
+    """The values of one column for the rows of one batch.
+
+    Attributes:
+        name: the name of the column.
+        about: the metadata of the column: ``kind``, ``attribution``, ``method``, ``layer``, ``point``, ...
+        values: [batch, ...] for tensors and numbers; a list for texts, and for tensors that differ in shape.
+        rows: the indices of the rows that have a value; None for all rows.
+    """
+
+    name: str
+    about: Mapping[str, str]
+    values: Array | list[Any]
+    rows: Sequence[int] | None = None
+
+
+def flattened(result: InspectResult, template: RequestTemplate, batch: int) -> Iterator[Cells]:
+    """Yields the columns of ``result``, the answer to the request ``template`` for ``batch`` rows.
+
+    Raises:
+        InvalidArgument: ``INVALID_VALUE``: axis 0 of a tensor is not the batch.
+    """
+    for cells in _columns(result, template, batch):
+        if len(cells.values) != batch:
+            raise error(
+                Reason.INVALID_VALUE,
+                f"{cells.name} has {len(cells.values)} values for {batch} rows, so its values do not belong to single "
+                "rows; leave it out of the request",
+                "request",
+            )
+        yield cells
+
+
+def _columns(result: InspectResult, template: RequestTemplate, batch: int) -> Iterator[Cells]:
+    classes = result.classes
+    if classes:
+        yield Cells("prediction", {"kind": "prediction"}, np.array([found.index for found in classes], np.int64))
+        yield Cells("prediction_name", {"kind": "prediction_name"}, [found.label for found in classes])
+        yield Cells(
+            "probability", {"kind": "probability"}, np.array([found.probability for found in classes], np.float64)
+        )
+    if result.targets is not None:
+        yield Cells("target", {"kind": "target"}, result.targets)
+    for name, array in result.predictions.items():
+        yield Cells(f"output.{name}", {"kind": "output", "output": name}, array)
+    yield from _attributions(result, template, batch)
+    for name, array in result.input_gradients.items():
+        yield Cells(f"input_gradient.{name}", {"kind": "input_gradient", "input": name}, array)
+    yield from _captures(result)
+    # The rows that were not explained have a column of their own.
+    warnings = [warning for warning in result.warnings if warning.code is not WarningCode.NOT_EXPLAINED]
+    texts = [f"{warning.code} {warning.subject}: {warning.message}" for warning in warnings]
+    yield Cells("warnings", {"kind": "warnings"}, [texts] * batch)
+
+
+def _attributions(result: InspectResult, template: RequestTemplate, batch: int) -> Iterator[Cells]:
+    explained = None if result.explained_rows is None else np.flatnonzero(result.explained_rows).tolist()
+    for name, attribution in zip(_names(template), result.attributions):
+        yield from _attribution(name, attribution, explained, batch)
+    tokens = next((found.tokens for found in result.attributions if found.tokens is not None), None)
+    if tokens is not None and tokens.texts:
+        yield Cells("tokens", {"kind": "tokens"}, [list(row) for row in tokens.texts])
+
+
+def _names(template: RequestTemplate) -> Iterator[str]:
+    """Yields a name for each attribution of the result: a top-k target has k, the class with the largest score
+    first."""
+    for name, attribution in zip(template.names, template.request.attributions):
+        target = attribution.target or template.request.target
+        for rank in range(target.k if isinstance(target, TopK) else 1):
+            yield f"{name}#{rank}" if rank else name
+
+
+def _attribution(
+    name: str, attribution: AttributionResult, explained: Sequence[int] | None, batch: int
+) -> Iterator[Cells]:
+    about = {"attribution": name, "method": attribution.method, "layer": attribution.layer}
+
+    def cells(suffix: str, kind: str, values: Array | list[Any], **more: str) -> Cells:
+        return Cells(f"{name}.{suffix}", {"kind": kind, **about, **more}, values, explained)
+
+    if explained is not None:
+        skipped = np.ones(batch, bool)
+        skipped[explained] = False
+        yield Cells(f"{name}.skipped", {"kind": "skipped", **about}, skipped)
+    for place, array in attribution.values.items():
+        yield cells(place, "attribution", array, input="" if attribution.layer else place)
+    for place, array in attribution.standard_errors.items():
+        yield cells(f"{place}.standard_error", "standard_error", array, input=place)
+    if attribution.convergence_delta is not None:
+        yield cells("delta", "delta", attribution.convergence_delta.astype(np.float64))
+    for metric in attribution.metrics:
+        yield cells(metric.name, "metric", metric.values.astype(np.float64), metric=metric.name)
+    if attribution.tokens is not None:
+        yield cells("tokens", "token_attribution", attribution.tokens.values, input=attribution.tokens.input)
+    if attribution.checks:
+        outcomes = [outcome_of_row(attribution.checks, row) for row in range(batch)]
+        yield cells("verdict", "verdict", [outcome.verdict.value for outcome in outcomes])
+        yield cells("reason", "reason", [outcome.reason for outcome in outcomes])
+        yield cells(
+            "error", "largest_error", np.array([outcome.max_relative_error for outcome in outcomes], np.float64)
+        )
+
+
+def _captures(result: InspectResult) -> Iterator[Cells]:
+    for module, capture in result.captures.items():
+        for index, call in enumerate(capture.calls):
+            for point in (point for point in Point if point in call.leaves):  # in one order, wherever the model runs
+                about = {"kind": "capture", "layer": module, "point": point.value, "call": str(index)}
+                for path, array in call.leaves[point].items():
+                    name = f"capture.{module}.{point.value}{path}{f'#{index}' if index else ''}"
+                    yield Cells(name, {**about, "path": path}, array)
+                    positions = call.positions.get(point, {}).get(path)
+                    if positions is not None:
+                        yield Cells(f"{name}.positions", {**about, "kind": "positions", "path": path}, positions)
+
+
+# Which columns of a table are the features of an input, and in which order.
+
+
+_CHECKED_ROWS = 100
+_NAMED = 5
+
+
+def feature_columns(
+    job: Job, table: Sequence[str], names: Mapping[str, Sequence[str]] | None = None
+) -> dict[str, tuple[str, ...]]:
+    """Returns the columns of each input that is made from several columns, in the order of the input's features.
+
+    Args:
+        job: the spec.
+        table: the columns of the data set.
+        names: the names that the model has for the features of its inputs. A table with columns of these names is
+            taken in their order; its other columns are no features.
+
+    Raises:
+        InvalidArgument: ``COLUMN_NOT_FOUND``, with the field at fault.
+    """
+    others = [column.column for column in (job.id, job.label) if column is not None]
+    resolved = {}
+    for name, spec in _vectors(job).items():
+        with at(f"inputs.{name}.columns"):
+            columns = _expanded(spec.columns, table, others)
+            resolved[name] = _in_order(columns, (names or {}).get(name, ()), spec.columns == FEATURES)
+    return resolved
+
+
+def check_numeric(source: Source, columns: Mapping[str, Sequence[str]]) -> None:
+    """Raises ``INPUT_DTYPE`` if a column of features holds no numbers in the first rows."""
+    for name, features in columns.items():
+        data = source.read(0, min(source.rows, _CHECKED_ROWS), features)
+        problems = [f"{feature!r} {what}" for feature in features if (what := _not_numeric(data[feature]))]
+        if problems:
+            shown = "; ".join(problems[:_NAMED]) + (f"; and {len(problems) - _NAMED} more" * (len(problems) > _NAMED))
+            what = f"a feature is one number for each row: {shown}; encode such columns as numbers, or leave them out"
+            raise error(Reason.INPUT_DTYPE, what, f"inputs.{name}.columns")
+
+
+def _vectors(job: Job) -> dict[str, TensorColumn]:
+    inputs = {} if isinstance(job.inputs, RawInput) else job.inputs
+    return {name: spec for name, spec in inputs.items() if spec.columns}
+
+
+def _expanded(patterns: tuple[str, ...] | str, table: Sequence[str], others: Collection[str]) -> tuple[str, ...]:
+    """Returns the columns that ``patterns`` name, each once. Globs match neither the column of ids nor of labels."""
+    free = [column for column in table if column not in others]
+    if patterns == FEATURES:
+        if not free:
+            raise error(Reason.COLUMN_NOT_FOUND, "the data set has no column beside those of ids and labels")
+        return tuple(free)
+    columns: list[str] = []
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+        matches = [column for column in free if fnmatchcase(column, pattern)]
+        if pattern in table or not matches:
+            check_columns([pattern], table)
+            matches = [pattern]
+        columns += matches
+    return tuple(dict.fromkeys(columns))
+
+
+def _in_order(columns: tuple[str, ...], names: Sequence[str], may_choose: bool) -> tuple[str, ...]:
+    """Returns ``columns`` in the order of the model's ``names``; without columns of these names, as they are."""
+    chosen = set(names) <= set(columns) if may_choose else set(names) == set(columns)
+    if names and chosen:
+        return tuple(names)
+    if names and len(names) != len(columns):
+        _refuse_count(columns, names)
+    return columns
+
+
+def _refuse_count(columns: Sequence[str], names: Sequence[str]) -> None:
+    what = f"the model has {len(names)} features, and the job names {len(columns)} columns"
+    missing = [name for name in names if name not in columns]
+    if missing:
+        try:
+            check_columns(missing[:1], columns)
+        except CutawayError as failure:
+            what += f": {failure.message}"
+    raise error(Reason.COLUMN_NOT_FOUND, what)
+
+
+def _not_numeric(column: Column) -> str:
+    """Returns what a column holds that has no numbers; ``""`` for one with numbers, or without any value."""
+    if isinstance(column, np.ndarray):
+        if column.dtype.kind not in "fiub":
+            return f"holds {column.dtype}"
+        return "" if column.ndim == 1 else f"holds arrays of shape {list(column.shape[1:])}"
+    values = [value for value in column if value is not None and not isinstance(value, Unreadable)]
+    if not values or any(isinstance(value, (int, float, np.number, np.bool_)) for value in values):
+        return ""
+    return f"holds {values[0]!r:.40}"

@@ -1,1 +1,0 @@
-"""Shared value types: tensors as bytes, and their compression."""

@@ -1,0 +1,1 @@
+"""The gateway that callers connect to, and the workers behind it."""

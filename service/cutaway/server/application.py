@@ -1,0 +1,131 @@
+"""`cutaway serve`: runs a gateway and its backend until a signal."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
+
+import structlog
+
+from cutaway.server.auth.tls import exposure_warning
+from cutaway.server.backends.backend import Backend, Supervise
+from cutaway.server.lifecycle.gateway_server import GatewayServer, check_files
+from cutaway.server.lifecycle.supervisor import Supervisor
+from cutaway.server.model_store import read_store
+from cutaway.server.observability import logging
+from cutaway.server.settings import Settings
+from cutaway.server.worker_protocol import delete_abandoned
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+_RunningBackend: TypeAlias = AbstractAsyncContextManager[tuple[Backend, Supervise]]
+
+
+def run(
+    model_store: Path,
+    settings: Settings,
+    *,
+    workers: int | None,
+    announce: Callable[[str], None],
+) -> None:
+    """Serves until SIGTERM or SIGINT.
+
+    Args:
+        model_store: a directory with archives made by ``cutaway package``.
+        settings: address, limits, and who starts the workers.
+        workers: number of workers of each model; None for the archives' own.
+        announce: prints what scripts wait for: the models, the address of the metrics, ``ready: HOST:PORT`` once a real
+            call has succeeded, and the end. All else that happens is logged.
+
+    Raises:
+        CutawayError: no model can be served, or a file in the settings cannot be used.
+    """
+    check_files(settings)
+    delete_abandoned()
+    log_format = settings.log_format or logging.default_format(sys.stderr)
+    logging.configure(log_format)
+    settings = settings.model_copy(update={"log_format": log_format})
+    start = partial(_backend, model_store, settings, workers)
+    asyncio.run(_run(start, settings, announce))
+
+
+async def _run(start: Callable[[], _RunningBackend], settings: Settings, announce: Callable[[str], None]) -> None:
+    stopped = _stop_signal()
+    async with AsyncExitStack() as stack:
+        entered = await _unless(stopped, stack.enter_async_context(start()))
+        if entered is None:
+            return
+        backend, supervise = entered
+        server = GatewayServer(backend, settings)
+        stack.push_async_callback(server.stop, settings.grace_s)
+        await server.start()
+        supervising = asyncio.ensure_future(supervise(server.set_serving))
+        stack.push_async_callback(_cancel, supervising)
+        for name in backend.catalog.all():
+            announce(f"serving {name.model} {name.version}")
+        if server.observers.address:
+            announce(f"metrics: http://{server.observers.address}/metrics")
+        if server.http_address:
+            url = f"{'https' if settings.tls_certificate else 'http'}://{server.http_address}"
+            announce(f"http: {url}")
+            announce(f"page: {url}/")
+        if warning := exposure_warning(settings, server.address):
+            log.warning(warning)
+        gc.collect()
+        gc.freeze()  # these objects stay; every full collection would scan them and delay all calls
+        announce(f"ready: {server.address}")
+        await asyncio.wait([stopped, supervising], return_when=asyncio.FIRST_COMPLETED)
+        if not stopped.done():
+            await supervising  # raises what nobody foresaw
+    announce("stopped")
+
+
+def _backend(model_store: Path, settings: Settings, workers: int | None) -> _RunningBackend:
+    """Returns a context that runs the backend."""
+    store = read_store(model_store)
+    for why in store.faults:
+        log.warning(f"not served: {why}")
+    if settings.engine != "embedded":
+        return Supervisor(store, settings, workers).running()
+    # Imported here because it imports torch; without torch, a gateway takes a third of the memory.
+    from cutaway.server.lifecycle.in_process import in_process_backend
+
+    return in_process_backend(store, settings)
+
+
+async def _cancel(task: asyncio.Future[Any]) -> None:
+    task.cancel()
+    await asyncio.wait([task])
+
+
+async def _unless(stopped: asyncio.Future[None], work: Coroutine[Any, Any, T]) -> T | None:
+    """Returns the result of ``work``; cancels it and returns None if ``stopped`` is done first."""
+    task = asyncio.ensure_future(work)
+    futures: list[asyncio.Future[Any]] = [task, stopped]
+    await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+    if task.done():
+        return task.result()
+    await _cancel(task)
+    return None
+
+
+def _stop_signal() -> asyncio.Future[None]:
+    """Returns a future that SIGTERM and SIGINT complete; they no longer kill the process, which stops in order."""
+    loop = asyncio.get_running_loop()
+    stopped: asyncio.Future[None] = loop.create_future()
+
+    def stop() -> None:
+        if not stopped.done():
+            stopped.set_result(None)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    return stopped

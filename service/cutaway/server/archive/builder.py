@@ -1,0 +1,213 @@
+"""Builds model archives, for ``cutaway package``."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from cutaway.contract.errors import CutawayError, Reason, error
+from cutaway.server.archive.reader import MANIFEST, MODEL_CONFIG, SCHEMA, Manifest, name_fault, sha256, version_fault
+
+HANDLER = "inspection_handler.py"
+_SETTINGS = """\
+minWorkers: {workers}
+maxWorkers: {workers}
+batchSize: {batch_size}
+maxBatchDelay: {max_batch_delay_ms}
+responseTimeout: {response_timeout_s}
+"""
+
+
+def check_model_name(name: str, field: str) -> None:
+    """Raises ``INVALID_VALUE``, with ``field``, if no model can be served under ``name``."""
+    if fault := name_fault(name):
+        raise _invalid(fault, field)
+
+
+def handler_file() -> Path:
+    """Returns the path of the TorchServe handler, which every archive contains."""
+    package = Path(__file__).parents[2]
+    installed = package / "handlers" / HANDLER
+    return installed if installed.is_file() else package.parent.parent / "handlers" / HANDLER
+
+
+def build(
+    *,
+    model: str,
+    version: str = "1.0",
+    adapter: str,
+    weights: Path | None,
+    options: Mapping[str, str],
+    extra_files: Sequence[Path] = (),
+    batch_size: int,
+    max_batch_delay_ms: int,
+    workers: int,
+    response_timeout_s: int,
+    destination: Path,
+    force: bool = False,
+    random_weights: bool = False,
+    check: Callable[[Path], None] | None = None,
+) -> Path:
+    """Builds ``<destination>/<model>-<version>.mar``, and returns its path.
+
+    Args:
+        model: the name to serve the model under.
+        version: its version.
+        adapter: ``path/to/file.py:Class``, or ``package.module:Class`` for an installed module.
+        weights: a safetensors file, or None.
+        options: keyword arguments of the adapter.
+        extra_files: further files for the adapter; they are put beside it, without their directories.
+        batch_size: the most calls in a batch that TorchServe makes.
+        max_batch_delay_ms: how long TorchServe waits for more calls, at least 1.
+        workers: number of copies of the model.
+        response_timeout_s: a worker that takes longer for a batch is killed.
+        destination: directory of the archive; created if it does not exist.
+        force: whether an existing archive is replaced.
+        random_weights: whether a model without weights may have random parameters.
+        check: called with the new archive before it is put into ``destination``, where no archive is put if it raises.
+
+    Raises:
+        InvalidArgument: ``INVALID_VALUE`` or ``ADAPTER_INVALID``, with the argument's name.
+    """
+    check_model_name(model, "model")
+    if fault := version_fault(version):
+        raise _invalid(fault, "version")
+    target = destination / f"{model}-{version}.mar"
+    if target.exists() and not force:
+        raise _invalid(f"{target} exists already; --force (force=True) replaces it", "destination")
+    if weights and random_weights:
+        raise _invalid("a model with weights has no random ones", "random_weights")
+    name, files = _adapter(adapter)
+    manifest = Manifest(model, version, name, *_weights_identity(weights), dict(options), random_weights)
+    files += [handler_file(), *([weights] if weights else []), *extra_files]
+    _check_files(files)
+    settings = {
+        "workers": workers,
+        "batch_size": batch_size,
+        "max_batch_delay_ms": max_batch_delay_ms,
+        "response_timeout_s": response_timeout_s,
+    }
+    for setting, value in settings.items():
+        if value < 1:  # TorchServe reads 0 as "unset": a batch would then wait for 100 ms
+            raise _invalid(f"{setting} must be at least 1, not {value}", setting)
+    destination.mkdir(parents=True, exist_ok=True)
+    # In the same directory, so that the last step is a rename: the archive is never visible in part.
+    with tempfile.TemporaryDirectory(prefix=".cutaway-", dir=destination) as scratch:
+        archive = _archive(manifest, files, _SETTINGS.format(**settings), Path(scratch))
+        if check is not None:
+            check(archive)
+        archive.replace(target)
+    return target
+
+
+def _adapter(adapter: str) -> tuple[str, list[Path]]:
+    """Returns the adapter as the manifest names it, and the file that the archive must contain, if any."""
+    source, colon, name = adapter.rpartition(":")
+    if not colon or not name.isidentifier():
+        raise _bad_adapter(f"{adapter!r} is neither file.py:Class nor package.module:Class")
+    if not source.endswith(".py"):
+        _check_class(_module_file(source), name)
+        return adapter, []
+    file = Path(source)
+    _check_class(file, name)
+    return f"{file.name}:{name}", [file]
+
+
+def _module_file(module: str) -> Path:
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):  # of its parent package
+        spec = None
+    if spec is None or spec.origin is None:
+        raise _bad_adapter(f"module {module!r} is not installed here")
+    return Path(spec.origin)
+
+
+def _check_class(file: Path, name: str) -> None:
+    """Refuses a file that is not Python or has no such class. The file is parsed, not run."""
+    try:
+        tree = ast.parse(file.read_bytes(), filename=str(file))
+    except OSError as failure:
+        raise _bad_adapter(f"{file} cannot be read: {failure.strerror}") from failure
+    except (SyntaxError, ValueError) as failure:
+        raise _bad_adapter(f"{file} is not Python: {failure}") from failure
+    classes = [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
+    if name not in classes:
+        raise _bad_adapter(f"{file.name} defines no class {name}, but {', '.join(classes) or 'none at all'}")
+
+
+def _weights_identity(weights: Path | None) -> tuple[str, str]:
+    """Returns name and SHA-256 of the weights, which must be a safetensors file."""
+    if weights is None:
+        return "", ""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(weights, framework="numpy"), weights.open("rb") as stream:
+            return weights.name, sha256(stream)
+    except (OSError, SafetensorError) as failure:
+        advice = "write one with safetensors.torch.save_file; pickles are not served"
+        raise _invalid(f"{weights} is no safetensors file ({failure}); {advice}", "weights") from failure
+
+
+def _check_files(files: Iterable[Path]) -> None:
+    """Refuses files that are missing, have the same name, or would hide an installed module."""
+    taken = {MANIFEST, MODEL_CONFIG}
+    for file in files:
+        if not file.is_file():
+            raise _invalid(f"{file} is no file")
+        if file.name in taken:
+            raise _invalid(f"{file} would be the archive's second {file.name}")
+        taken.add(file.name)
+        if file.suffix == ".py":
+            _check_module_name(file)
+
+
+def _check_module_name(file: Path) -> None:
+    if not file.stem.isidentifier() or file.stem.startswith("__"):
+        raise _bad_adapter(f"{file.name} cannot be imported: {file.stem!r} is no name for a module")
+    if file.stem in sys.stdlib_module_names or _is_installed(file):
+        raise _bad_adapter(f"{file.name} would hide the module {file.stem} that is installed: rename it")
+
+
+def _is_installed(file: Path) -> bool:
+    """Returns whether an installed module has that name: a worker would import one for the other."""
+    spec = importlib.util.find_spec(file.stem)
+    # A spec without origin is a plain directory, which any module hides. A file on the path finds itself.
+    return spec is not None and spec.origin is not None and Path(spec.origin).resolve() != file.resolve()
+
+
+def _archive(manifest: Manifest, files: Iterable[Path], config: str, scratch: Path) -> Path:
+    """Builds the zip file with functions of torch-model-archiver; returns its path.
+
+    Its `generate_model_archive` is not used: it deletes ``/tmp/<model name>``, splits file names at commas and
+    configures logging. Files are linked, not copied, and not compressed: weights are large and hardly compress.
+    """
+    from model_archiver.model_archiver_config import ModelArchiverConfig
+    from model_archiver.model_packaging_utils import ModelExportUtils
+
+    staging = scratch / "files"
+    staging.mkdir()
+    for file in files:
+        (staging / file.name).symlink_to(file.resolve())
+    (staging / MANIFEST).write_text(json.dumps({"schema": SCHEMA, **asdict(manifest)}, indent=2) + "\n")
+    (staging / MODEL_CONFIG).write_text(config)
+    served = ModelExportUtils.generate_manifest_json(
+        ModelArchiverConfig(manifest.model, HANDLER, manifest.version, config_file=MODEL_CONFIG)
+    )
+    ModelExportUtils.archive(str(scratch), manifest.model, str(staging), served, archive_format="zip-store")
+    return scratch / f"{manifest.model}.mar"
+
+
+def _bad_adapter(what: str) -> CutawayError:
+    return error(Reason.ADAPTER_INVALID, what, "adapter")
+
+
+def _invalid(what: str, field: str = "") -> CutawayError:
+    return error(Reason.INVALID_VALUE, what, field)

@@ -1,0 +1,229 @@
+"""Reads model archives: the `.mar` files made by ``cutaway package``.
+
+An archive is a zip file that TorchServe can serve. Its file ``cutaway.json`` names the adapter, the weights and their
+SHA-256. Weights are safetensors, never pickles.
+"""
+
+from __future__ import annotations
+
+import encodings.cp437  # noqa: F401  # zipfile imports it for names, but not where no file can be opened
+import errno
+import hashlib
+import json
+import re
+import shutil
+import stat
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
+
+from cutaway.contract.errors import Reason, error
+
+# The names and versions that models may have: safe in paths, in URLs and in TorchServe's configuration.
+
+
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,127}")
+_VERSION = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+
+def name_fault(name: str) -> str:
+    """Returns what is wrong with a model's name; ``""`` if nothing is."""
+    if _NAME.fullmatch(name) and ".." not in name:  # TorchServe takes .. for a path out of its model store
+        return ""
+    return f"{name[:200]!r} is no model name: a letter, then up to 127 letters, digits, _, . and -"
+
+
+def version_fault(version: str) -> str:
+    """Returns what is wrong with a version; ``""`` if nothing is."""
+    if _VERSION.fullmatch(version):
+        return ""
+    return f"{version[:200]!r} is no version: up to 64 letters, digits, _, . and -"
+
+
+MANIFEST = "cutaway.json"
+TORCHSERVE_MANIFEST = "MAR-INF/MANIFEST.json"
+MODEL_CONFIG = "model-config.yaml"
+SCHEMA = 1  # version of cutaway.json; readers refuse others
+_WORKER_COUNTS = re.compile(r"(?m)^((?:min|max)Workers):.*$")
+_BATCH_SIZE = re.compile(r"(?m)^(batchSize):.*$")
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The content of ``cutaway.json``.
+
+    Attributes:
+        model: the name that the model is served under.
+        version: its version.
+        adapter: ``digits_adapter.py:Digits`` for a class in a file of the archive, or ``cutaway.adapters:ResNet`` for a
+            class in an installed module.
+        weights: the name of the safetensors file in the archive, ``""`` for none.
+        weights_sha256: its SHA-256 in hexadecimal.
+        options: keyword arguments of the adapter.
+        random_weights: whether a model without weights may have random parameters.
+    """
+
+    model: str
+    version: str
+    adapter: str
+    weights: str = ""
+    weights_sha256: str = ""
+    options: dict[str, str] = field(default_factory=dict)
+    random_weights: bool = False
+
+
+def read(path: Path) -> Manifest:
+    """Checks every byte of the archive at ``path``; returns its manifest."""
+    with _open(path) as archive:
+        return _verify(archive)
+
+
+def unpack(path: Path, directory: Path, *, workers: int | None = None, batch: int | None = None) -> None:
+    """Unpacks the archive at ``path`` into ``directory`` for TorchServe, and checks every byte.
+
+    ``workers`` and ``batch``, if not None, replace the archive's number of workers and its batch size.
+    """
+    with _open(path) as archive:
+        _check_room(archive, directory)
+        archive.extractall(directory)
+    config = directory / MODEL_CONFIG
+    for setting, value in ((_WORKER_COUNTS, workers), (_BATCH_SIZE, batch)):
+        if value is not None and config.is_file():
+            config.write_text(setting.sub(rf"\1: {value}", config.read_text()))
+
+
+def workers(path: Path) -> int:
+    """Returns the number of workers in the archive at ``path``."""
+    with _open(path) as archive:
+        config = archive.read(MODEL_CONFIG).decode() if MODEL_CONFIG in archive.namelist() else ""
+    count = _WORKER_COUNTS.search(config)
+    return int(count[0].partition(":")[2]) if count else 1
+
+
+def unpacked(directory: Path) -> Manifest:
+    """Returns the manifest of an archive that was unpacked into ``directory``; checks nothing else."""
+    with _reporting(str(directory)):
+        try:
+            return _parse_manifest((directory / MANIFEST).read_bytes())
+        except OSError as failure:
+            raise _Damage(f"{MANIFEST} cannot be read ({failure.strerror})") from failure
+
+
+class _Damage(Exception):
+    """What is wrong with an archive; `_reporting` adds its name and what to do."""
+
+
+# What zipfile and zlib raise for them.
+_WRONG_BYTES = (
+    *(_Damage, zipfile.BadZipFile, zlib.error, struct.error, EOFError),
+    *(ArithmeticError, RuntimeError, ValueError, OSError),
+)
+
+
+@contextmanager
+def _reporting(name: str) -> Iterator[None]:
+    try:
+        yield
+    except _WRONG_BYTES as failure:
+        if isinstance(failure, OSError) and failure.errno != errno.EINVAL:  # EINVAL comes from a wrong offset
+            raise
+        what = f"{name}: {failure}; rebuild it with `cutaway package`"
+        raise error(Reason.ARCHIVE_CORRUPT, what) from failure
+
+
+@contextmanager
+def _open(path: Path) -> Iterator[zipfile.ZipFile]:
+    if not path.is_file():
+        raise error(Reason.MODEL_NOT_FOUND, f"{path}: there is no such file")
+    with _reporting(path.name), zipfile.ZipFile(path) as archive:
+        _check_names(archive)
+        yield archive
+
+
+def _check_names(archive: zipfile.ZipFile) -> None:
+    """Refuses members that would be unpacked outside of the directory, symbolic links, and rare kinds of compression,
+    for which Python may have no decompressor."""
+    for member in archive.infolist():
+        path = PurePosixPath(member.filename.replace("\\", "/"))
+        if path.is_absolute() or ".." in path.parts or ":" in path.parts[0] or stat.S_ISLNK(member.external_attr >> 16):
+            raise _Damage(f"{member.filename!r} points outside of the archive")
+        if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise _Damage(f"{member.filename!r} is neither deflated nor stored")
+
+
+def _check_room(archive: zipfile.ZipFile, directory: Path) -> None:
+    """Refuses an archive that needs more than the free space; zipfile unpacks no more than the stated sizes."""
+    size = sum(member.file_size for member in archive.infolist())
+    existing = next(parent for parent in (directory, *directory.parents) if parent.exists())
+    room = shutil.disk_usage(existing).free
+    if size > room:
+        raise _Damage(f"it unpacks to {size} bytes, and {room} are free")
+
+
+def _verify(archive: zipfile.ZipFile) -> Manifest:
+    damaged = archive.testzip()
+    if damaged is not None:
+        raise _Damage(f"{damaged} is damaged (its checksum is wrong)")
+    _check_present(archive, TORCHSERVE_MANIFEST, MANIFEST)
+    served = _json(TORCHSERVE_MANIFEST, archive.read(TORCHSERVE_MANIFEST)).get("model")
+    manifest = _parse_manifest(archive.read(MANIFEST))
+    # TorchServe uses its own manifest: both must name one model.
+    if not isinstance(served, dict) or served.get("modelName") != manifest.model:
+        raise _Damage(f"{TORCHSERVE_MANIFEST} and {MANIFEST} do not name the same model")
+    adapter = manifest.adapter.rpartition(":")[0]
+    _check_present(archive, *([adapter] if adapter.endswith(".py") else []))
+    if manifest.weights:
+        _check_weights(archive, manifest)
+    return manifest
+
+
+def _check_present(archive: zipfile.ZipFile, *members: str) -> None:
+    for member in members:
+        if member not in archive.namelist():
+            raise _Damage(f"{member} is missing")
+
+
+def _check_weights(archive: zipfile.ZipFile, manifest: Manifest) -> None:
+    _check_present(archive, manifest.weights)
+    with archive.open(manifest.weights) as stream:
+        if sha256(stream) != manifest.weights_sha256:
+            raise _Damage(f"{manifest.weights} is not the packaged file (its SHA-256 differs)")
+
+
+def _parse_manifest(text: bytes) -> Manifest:
+    values = _json(MANIFEST, text)
+    schema, options = values.pop("schema", None), values.pop("options", None)
+    random_weights = values.pop("random_weights", False)  # archives of earlier versions do not have it
+    if schema != SCHEMA:
+        raise _Damage(f"{MANIFEST} has schema {schema!r}, and this Cutaway reads {SCHEMA}")
+    texts = [*values.values(), *options.values()] if isinstance(options, dict) else [None]
+    known = {*values, "options", "random_weights"} == {item.name for item in fields(Manifest)}
+    if not known or not isinstance(random_weights, bool) or not all(isinstance(text, str) for text in texts):
+        raise _Damage(f"{MANIFEST} does not have the fields of a manifest")
+    manifest = Manifest(**values, options=options, random_weights=random_weights)
+    if fault := name_fault(manifest.model) or version_fault(manifest.version):
+        raise _Damage(f"{MANIFEST}: {fault}")
+    return manifest
+
+
+def _json(member: str, text: bytes) -> dict[str, Any]:
+    try:
+        values = json.loads(text)
+    except ValueError as failure:
+        raise _Damage(f"{member} is not JSON ({failure})") from failure
+    if not isinstance(values, dict):
+        raise _Damage(f"{member} is not a JSON object")
+    return values
+
+
+def sha256(stream: IO[bytes]) -> str:
+    """Returns the SHA-256 of the rest of ``stream``, in hexadecimal."""
+    digest = hashlib.sha256()
+    while chunk := stream.read(1 << 20):
+        digest.update(chunk)
+    return digest.hexdigest()

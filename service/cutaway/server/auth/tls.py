@@ -1,0 +1,114 @@
+"""TLS of the gateway: its certificate, and the authorities for client certificates.
+
+The files are read again after they change: certificates expire more often than servers are started.
+"""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from cutaway.client.trust import is_loopback
+from cutaway.contract.errors import CutawayError, Reason, error
+from cutaway.server.file_watch import ReloadedFiles
+from cutaway.server.settings import Settings
+
+
+def server_credentials(settings: Settings) -> grpc.ServerCredentials | None:
+    """Returns the gateway's TLS credentials; None for plaintext.
+
+    Raises:
+        InvalidArgument: ``INVALID_VALUE``, with the environment variable.
+    """
+    certificate, key, client_ca = settings.tls_certificate, settings.tls_key, settings.tls_client_ca
+    if certificate is None and key is None and client_ca is None:
+        return None
+    if certificate is None or key is None:
+        missing = "CUTAWAY_TLS_CERTIFICATE" if certificate is None else "CUTAWAY_TLS_KEY"
+        raise error(Reason.INVALID_VALUE, "TLS needs a certificate and its key", missing)
+
+    def read() -> grpc.ServerCertificateConfiguration:
+        _check(certificate, key, client_ca)
+        return grpc.ssl_server_certificate_configuration(
+            [(key.read_bytes(), certificate.read_bytes())],
+            root_certificates=client_ca.read_bytes() if client_ca else None,
+        )
+
+    files = ReloadedFiles("the TLS files", [path for path in (certificate, key, client_ca) if path], read)
+    # gRPC calls this for every new connection; None means unchanged, which the stubs do not know.
+    changed: Any = lambda: files.value if files.refresh() else None  # noqa: E731
+    return grpc.dynamic_ssl_server_credentials(files.value, changed, client_ca is not None)
+
+
+def ssl_context(settings: Settings) -> ssl.SSLContext | None:
+    """Returns the same for HTTP; None for plaintext. The certificate is read again after it changes; the authority of
+    client certificates is not.
+
+    Raises:
+        InvalidArgument: ``INVALID_VALUE``, with the environment variable.
+    """
+    certificate, key, client_ca = settings.tls_certificate, settings.tls_key, settings.tls_client_ca
+    if server_credentials(settings) is None or certificate is None or key is None:  # the first checks the files
+        return None
+
+    def read() -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate, key, password=lambda: "")
+        context.set_alpn_protocols(["http/1.1"])
+        if client_ca:
+            context.load_verify_locations(client_ca)
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context
+
+    reloaded = ReloadedFiles("the TLS files", [certificate, key], read)
+
+    def renew(connection: ssl.SSLObject, _: str | None, __: ssl.SSLContext) -> None:
+        reloaded.refresh()
+        connection.context = reloaded.value
+
+    context = read()
+    context.sni_callback = renew  # for every connection
+    return context
+
+
+def _check(certificate: Path, key: Path, client_ca: Path | None) -> None:
+    """Raises ``INVALID_VALUE`` for files that cannot be used; gRPC's own error says only that it cannot bind."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(certificate, key, password=lambda: "")  # never prompts for a password
+    except (OSError, ValueError) as failure:  # ssl.SSLError is an OSError
+        raise _unusable(f"{certificate}, {key}", failure, "CUTAWAY_TLS_CERTIFICATE") from None
+    if client_ca:
+        try:
+            context.load_verify_locations(client_ca)
+        except OSError as failure:
+            raise _unusable(str(client_ca), failure, "CUTAWAY_TLS_CLIENT_CA") from None
+
+
+def _unusable(files: str, failure: Exception, variable: str) -> CutawayError:
+    return error(Reason.INVALID_VALUE, f"{files}: {getattr(failure, 'strerror', None) or failure}", variable)
+
+
+def exposure_warning(settings: Settings, address: str) -> str:
+    """Returns a warning for the operator if ``address`` is reachable from other machines without tokens or without TLS;
+    empty otherwise."""
+    if is_loopback(address):
+        return ""
+    gaps = []
+    if settings.tokens is None and settings.tls_client_ca is None:
+        gaps.append("without tokens: every caller may do everything (set CUTAWAY_TOKENS)")
+    if settings.tls_certificate is None:
+        gaps.append("without TLS: others can read the traffic (set CUTAWAY_TLS_CERTIFICATE and CUTAWAY_TLS_KEY)")
+    return f"listening beyond this machine {', and '.join(gaps)}" if gaps else ""
+
+
+def check_http_exposure(settings: Settings) -> None:
+    """Raises ``INVALID_VALUE`` if everybody who reaches this machine could call by HTTP, as any page in a browser does,
+    and the operator has not said so."""
+    known = settings.tokens is not None or settings.tls_client_ca is not None or settings.http_anonymous
+    if settings.http_address and not (known or is_loopback(settings.http_address)):
+        what = "HTTP beyond this machine needs tokens: set CUTAWAY_TOKENS, or CUTAWAY_HTTP_ANONYMOUS=true to do without"
+        raise error(Reason.INVALID_VALUE, what, "CUTAWAY_HTTP_ADDRESS")

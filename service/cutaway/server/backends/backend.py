@@ -1,0 +1,294 @@
+"""Runs models in workers: a request's bytes go in, a worker's reply comes out."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Sequence
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+from cutaway.contract.errors import CutawayError, Reason, error
+from cutaway.contract.module_globs import GlobLists
+from cutaway.contract.results import ModelName
+from cutaway.contract.torchserve_messages import decode_worker_reply
+from cutaway.server.batching.batcher import Batcher, NotBegun, Replied
+from cutaway.server.batching.fair_queue import FairSlots
+from cutaway.server.model_store import Catalog
+from cutaway.server.observability.call_watch import current_call
+from cutaway.server.settings import Settings
+from cutaway.v1 import worker_pb2
+
+# The interface of workers, in other processes or in this one, and the turns that a worker has under way.
+
+
+class WorkerLink(Protocol):
+    """One worker, which runs turns of calls one after the other."""
+
+    turns: Turns
+
+    @property
+    def name(self) -> ModelName:
+        """Its model."""
+
+    @property
+    def late_s(self) -> float:
+        """For how many seconds it has shown no progress although all its calls should be done."""
+
+    async def run(self, calls: Sequence[worker_pb2.WorkerCall], replied: Replied[bytes], waiting: int = 0) -> None:
+        """Runs a turn; returns when all replies were passed to ``replied``.
+
+        Args:
+            calls: the turn.
+            replied: gets the position of each call, and its reply.
+            waiting: how many other calls of the model wait for a worker.
+
+        Raises:
+            CutawayError: ``WORKER_DIED``; the replies that have not arrived are lost.
+            NotBegun: the same, but the worker died before it began this turn.
+        """
+
+    def cancel(self, number: int) -> None:
+        """Cancels a call, if this worker has it."""
+
+    def pieces(self, number: int, until: float) -> AsyncGenerator[bytes, None]:
+        """Yields the messages of a streamed reply, serialised `cutaway.v1.InspectStreamResponse`.
+
+        Args:
+            number: `cutaway.v1.WorkerReply.pieces`.
+            until: the deadline, in Unix seconds.
+
+        Raises:
+            CutawayError: ``WORKER_DIED``, or ``DEADLINE_EXCEEDED``.
+        """
+
+
+@dataclass(eq=False)
+class _Turn:
+    """Calls that were sent together: their positions by number, and the future of the whole turn."""
+
+    waiting: dict[int, int]
+    deadline: float
+    replied: Replied[bytes]
+    done: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+class Turns:
+    """The turns that one worker has and has not answered in full, in order.
+
+    Attributes:
+        last_added: when the last one was added, in the event loop's time.
+    """
+
+    def __init__(self) -> None:
+        self.last_added = 0.0
+        self._turns: list[_Turn] = []
+
+    def __len__(self) -> int:
+        return len(self._turns)
+
+    @property
+    def latest_deadline(self) -> float:
+        """The latest deadline of their calls, in Unix seconds; 0 without any."""
+        return max((turn.deadline for turn in self._turns), default=0.0)
+
+    async def add(self, calls: Sequence[worker_pb2.WorkerCall], replied: Replied[bytes]) -> None:
+        """Adds a turn, and returns when all its replies have arrived; raises as `WorkerLink.run`."""
+        numbers = {call.number: position for position, call in enumerate(calls)}
+        turn = _Turn(numbers, max(call.deadline for call in calls), replied)
+        self._turns.append(turn)
+        self.last_added = asyncio.get_running_loop().time()
+        await turn.done
+
+    def arrived(self, number: int, reply: bytes) -> None:
+        """Passes on the reply to a call."""
+        turn = next(turn for turn in self._turns if number in turn.waiting)
+        turn.replied(turn.waiting.pop(number), reply)
+        if not turn.waiting:
+            self._turns.remove(turn)
+            _set(turn.done)
+
+    def lost(self) -> None:
+        """The worker has died: only the first turn can be the cause."""
+        turns, self._turns = self._turns, []
+        for number, turn in enumerate(turns):
+            _set(turn.done, NotBegun() if number else worker_died())
+
+
+def worker_died() -> CutawayError:
+    """Returns the error of a call whose worker died."""
+    return error(Reason.WORKER_DIED, "the worker process died during this call; a new one is starting")
+
+
+def _set(done: asyncio.Future[None], failure: Exception | None = None) -> None:
+    if done.done():  # the turn was cancelled, because the server stops
+        return
+    if failure is None:
+        done.set_result(None)
+    else:
+        done.set_exception(failure)
+
+
+SetServing: TypeAlias = Callable[[Collection[ModelName]], Awaitable[None]]
+"""Sets which models health checks report as serving; the gateway serves if any model does."""
+
+Supervise: TypeAlias = Callable[[SetServing], Coroutine[Any, Any, None]]
+"""Keeps a backend running, and reports what serves; never returns."""
+
+MAX_BATCH_BYTES = 4 << 20
+"""The largest size of a batch with more than one call: large calls gain nothing from a batch."""
+
+_MAX_STREAMS = 8
+"""How many streamed replies of one model may be unfinished: its workers hold them in memory."""
+
+
+class Workers(Protocol):
+    """Workers that come and go.
+
+    Attributes:
+        available: whether calls may wait for a worker to come.
+        sends_ahead: whether a worker gets its next batch while it runs another.
+        changed: called when workers, or `available`, have changed.
+    """
+
+    available: bool
+    sends_ahead: bool
+    changed: Callable[[], None]
+
+    def of(self, name: ModelName) -> Sequence[WorkerLink]:
+        """Returns the workers of a model."""
+
+
+class _Answer(NamedTuple):
+    """A serialised `cutaway.v1.WorkerReply`, and whose it is."""
+
+    reply: bytes
+    worker: WorkerLink
+
+
+class Backend:
+    """Sends calls to workers, in batches.
+
+    Args:
+        workers: the workers.
+        catalog: their models.
+        settings: sizes of queues and batches.
+
+    Attributes:
+        catalog: the models.
+        batchers: the request queues of the models that have been called.
+    """
+
+    def __init__(self, workers: Workers, catalog: Catalog, settings: Settings) -> None:
+        self.catalog = catalog
+        self.batchers: dict[ModelName, Batcher[_Answer]] = {}
+        self._settings = settings
+        self._numbers = itertools.count(1)
+        self._streams: defaultdict[ModelName, FairSlots] = defaultdict(lambda: FairSlots(_MAX_STREAMS))
+        self._workers = workers
+        workers.changed = self._workers_changed
+
+    def switch(self, workers: Workers, catalog: Catalog) -> None:
+        """Switches to other workers and their catalog. Running calls finish where they are."""
+        self._workers.changed = lambda: None
+        self._workers, self.catalog = workers, catalog
+        workers.changed = self._workers_changed
+        self._workers_changed()
+
+    async def call(self, name: ModelName, kind: str, payload: bytes, layers: GlobLists, timeout_s: float) -> bytes:
+        """Sends a request to model ``name``, and returns a serialised `cutaway.v1.WorkerReply`.
+
+        Args:
+            name: the model.
+            kind: ``inspect`` or ``describe``.
+            payload: the serialised request.
+            layers: the layers that it may name.
+            timeout_s: how long the caller waits, in seconds.
+
+        Raises:
+            CutawayError: there is no reply.
+        """
+        return (await self._call(name, kind, payload, layers, timeout_s)).reply
+
+    async def stream(
+        self, name: ModelName, payload: bytes, layers: GlobLists, timeout_s: float
+    ) -> AsyncGenerator[bytes, None]:
+        """Sends a serialised `cutaway.v1.InspectStreamRequest` to model ``name``; the model runs other requests while
+        its reply is read. A caller may have half of the unfinished replies, and waits for its turn.
+
+        Yields:
+            Serialised `cutaway.v1.InspectStreamResponse` messages; one of them may hold a failure.
+
+        Raises:
+            CutawayError: there is no reply.
+        """
+        until = time.time() + timeout_s
+        async with AsyncExitStack() as stack:
+            try:
+                await stack.enter_async_context(self._streams[name].slot(timeout_s))
+            except asyncio.TimeoutError:
+                why = "the deadline passed while other streamed replies of this model were being sent"
+                raise error(Reason.DEADLINE_EXCEEDED, why) from None
+            answer = await self._call(name, "stream", payload, layers, until - time.time())
+            number = decode_worker_reply(answer.reply).pieces
+            messages = await stack.enter_async_context(aclosing(answer.worker.pieces(number, until)))
+            async for message in messages:
+                yield message
+
+    async def _call(self, name: ModelName, kind: str, payload: bytes, layers: GlobLists, timeout_s: float) -> _Answer:
+        message = worker_pb2.WorkerCall(
+            number=next(self._numbers),
+            deadline=time.time() + timeout_s,
+            traceparent=current_call().traceparent,
+            layers=[worker_pb2.GlobList(globs=globs) for globs in layers],
+            **{kind: payload},
+        )
+        try:
+            return await self._batcher(name).call(message, len(payload), timeout_s)
+        except asyncio.CancelledError:
+            for worker in self._workers.of(name):
+                worker.cancel(message.number)
+            raise
+
+    def _batcher(self, name: ModelName) -> Batcher[_Answer]:
+        if name not in self.batchers:
+            self.batchers[name] = Batcher(
+                partial(self._send, name),
+                workers=lambda: len(self._workers.of(name)),
+                unavailable=partial(self._unavailable, name),
+                sends_ahead=self._workers.sends_ahead,
+                max_calls=self._settings.max_batch_size,
+                max_bytes=min(self._settings.max_message_bytes, MAX_BATCH_BYTES),
+                max_pending=self._settings.max_queue_length,
+            )
+        return self.batchers[name]
+
+    async def _send(self, name: ModelName, calls: Sequence[worker_pb2.WorkerCall], replied: Replied[_Answer]) -> None:
+        """Sends a batch to the worker that has the fewest; of several, to the one that has waited longest."""
+        worker = min(self._workers.of(name), key=_preference, default=None)
+        if worker is None:  # it ended at this moment
+            raise NotBegun
+        waiting = self._batcher(name).queue_length
+        await worker.run(calls, lambda position, reply: replied(position, _Answer(reply, worker)), waiting)
+
+    def _unavailable(self, name: ModelName) -> CutawayError | None:
+        """Returns why calls of a model cannot wait for a worker; None if they can, or if there is one."""
+        if self._workers.of(name):
+            return None
+        if name not in self.catalog.all():
+            return error(Reason.MODEL_NOT_FOUND, f"{name.model} is no longer served", "model")
+        if not self._workers.available:
+            return error(Reason.BACKEND_UNAVAILABLE, "the processes that run the models are being restarted")
+        return None
+
+    def _workers_changed(self) -> None:
+        for batcher in self.batchers.values():
+            batcher.send_batches()
+
+
+def _preference(worker: WorkerLink) -> tuple[bool, int, float]:
+    return worker.late_s > 0, len(worker.turns), worker.turns.last_added

@@ -1,0 +1,277 @@
+"""A worker in another process, called over its Unix socket. See `worker_protocol.frames`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import cast
+
+import psutil
+
+from cutaway.contract.errors import Reason, error
+from cutaway.contract.results import ModelName
+from cutaway.server.backends.backend import Turns, worker_died
+from cutaway.server.batching.batcher import Replied
+from cutaway.server.worker_protocol import (
+    DEADLINE,
+    HEAD,
+    HEARTBEAT_INTERVAL_S,
+    FrameReader,
+    Kind,
+    ScratchDirectory,
+    frame,
+)
+from cutaway.v1 import worker_pb2
+
+_SILENT_S = 2 * HEARTBEAT_INTERVAL_S
+"""Without a heartbeat for so long, the worker is stopped, or its model's code does not let other threads run."""
+
+_POLL_S = 0.05
+_SLACK_S = 0.05  # difference between clocks and timers
+_READ_AHEAD_BYTES = 2 << 20
+_SMALL_BYTES = 64 << 10
+
+
+class RemoteWorker(asyncio.Protocol):
+    """The gateway's side of a connection for calls.
+
+    Args:
+        path: the worker's socket.
+        changed: called when the worker has said which model it has, and when it has ended.
+
+    Attributes:
+        pid: its process; 0 if that may be on another machine.
+        turns: the turns that it has not answered.
+        is_open: whether calls can be sent to it.
+    """
+
+    def __init__(self, path: Path, changed: Callable[[], None]) -> None:
+        self.pid = 0
+        self.turns = Turns()
+        self.is_open = False
+        self._path = path
+        self._changed = changed
+        self._name = ModelName("", "")
+        self._transport: asyncio.WriteTransport
+        self._reader = FrameReader()
+        self._heard = _now()
+        self._until = 0.0
+        self._late_s = 0.0
+        self._owed: float | None = None
+        self._fetching = 0
+        self._leaving: asyncio.Future[None] | None = None
+
+    @property
+    def name(self) -> ModelName:
+        """Its model."""
+        return self._name
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether it has calls, or a streamed reply that is being read."""
+        return bool(self.turns or self._fetching)
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether it has not said that it shall end."""
+        return self._leaving is None
+
+    @property
+    def late_s(self) -> float:
+        """For how many seconds it has shown no progress although all its calls should be done."""
+        silent_s = _now() - self._heard
+        if silent_s < _SILENT_S:
+            return self._late_s
+        if _is_stopped(self.pid):
+            return silent_s
+        if self._owed is None:  # later calls must not put it off
+            self._owed = max(self._until, self.turns.latest_deadline)
+        return min(silent_s, _since(self._owed))
+
+    async def run(self, calls: Sequence[worker_pb2.WorkerCall], replied: Replied[bytes], waiting: int = 0) -> None:
+        """Sends a turn, and returns when it is answered; raises as `WorkerLink.run`."""
+        if not self.is_open:
+            raise worker_died()
+        turn = worker_pb2.WorkerTurn(calls=calls, waiting=waiting).SerializeToString()
+        if len(turn) < _SMALL_BYTES:
+            self._transport.write(frame(Kind.TURN, turn))
+        else:  # a frame would be one more copy
+            self._transport.write(HEAD.pack(Kind.TURN, 0, len(turn)))
+            self._transport.write(turn)
+        await self.turns.add(calls, replied)
+
+    def cancel(self, number: int) -> None:
+        """Cancels a call, if this worker has it."""
+        if self.is_open:
+            self._transport.write(frame(Kind.CANCEL, number=number))
+
+    async def pieces(self, number: int, until: float) -> AsyncGenerator[bytes, None]:
+        """Yields the messages of a streamed reply; the worker waits when they are not read."""
+        try:
+            reader, writer = await asyncio.open_unix_connection(self._path, limit=_READ_AHEAD_BYTES)
+        except (ConnectionError, FileNotFoundError):
+            raise worker_died() from None
+        timer = asyncio.get_running_loop().call_later(until - time.time(), writer.transport.abort)
+        self._fetching += 1
+        try:
+            writer.write(frame(Kind.FETCH, number=number))
+            while True:
+                kind, _, size = HEAD.unpack(await reader.readexactly(HEAD.size))
+                if kind == Kind.END:
+                    return
+                yield await reader.readexactly(size)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            if time.time() > until - _SLACK_S:
+                why = "the deadline passed before the whole reply was sent"
+                raise error(Reason.DEADLINE_EXCEEDED, why) from None
+            raise worker_died() from None
+        finally:
+            self._fetching -= 1
+            timer.cancel()
+            writer.close()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Asks the worker for its model."""
+        self._transport = cast(asyncio.WriteTransport, transport)
+        self._transport.write(frame(Kind.OPEN))
+
+    def data_received(self, data: bytes) -> None:
+        """Reads the frames that have arrived."""
+        self._heard, self._owed = _now(), None
+        for kind, number, content in self._reader.feed(data):
+            if kind == Kind.REPLY:
+                self.turns.arrived(number, content)
+            elif kind == Kind.HEARTBEAT:
+                (self._until,) = DEADLINE.unpack(content)
+                self._late_s = _since(self._until) if self._until else 0.0
+            elif kind == Kind.HELLO:
+                self._greeted(worker_pb2.WorkerHello.FromString(content))
+            elif kind == Kind.LEAVE:
+                self._leaving = asyncio.ensure_future(self._close_when_idle())
+                self._changed()
+
+    def connection_lost(self, failure: Exception | None) -> None:
+        """Fails its calls: the process has ended."""
+        self.is_open = False
+        self.turns.lost()
+        self._changed()
+
+    def close(self) -> None:
+        """Closes the connection, also if the worker reads nothing any more."""
+        self._transport.abort()
+
+    async def _close_when_idle(self) -> None:
+        while True:
+            await asyncio.sleep(_POLL_S)
+            if not self.is_busy:
+                self.close()
+                return
+
+    def _greeted(self, hello: worker_pb2.WorkerHello) -> None:
+        self.pid, self._name = hello.pid, ModelName(hello.model, hello.version)
+        self.is_open = True
+        self._changed()
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _is_stopped(pid: int) -> bool:
+    with suppress(psutil.Error, OSError):  # OSError: no file descriptor is left to look with
+        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
+    return False
+
+
+def _since(deadline: float) -> float:
+    return max(0.0, time.time() - deadline)
+
+
+# The workers that listen in one directory: found when they begin to listen, forgotten when they end.
+
+
+class WorkerPool:
+    """The workers of one set of processes.
+
+    Attributes:
+        path: the directory in which they listen.
+        available: whether processes run that start workers; if not, calls do not wait for one.
+        sends_ahead: always; the way to a worker takes time.
+        changed: called when workers, or `available`, have changed.
+        news: set at the same moment.
+    """
+
+    def __init__(self) -> None:
+        self._directory = ScratchDirectory()
+        self.path = Path(self._directory.name)
+        self.available = True
+        self.sends_ahead = True
+        self.changed: Callable[[], None] = lambda: None
+        self.news = asyncio.Event()
+        self._found: dict[Path, RemoteWorker] = {}
+        self._search: asyncio.Future[None] | None = None
+
+    @property
+    def workers(self) -> list[RemoteWorker]:
+        """All workers."""
+        return [worker for worker in self._found.values() if worker.is_open]
+
+    def of(self, name: ModelName) -> Sequence[RemoteWorker]:
+        """Returns the workers of a model that take turns."""
+        return [worker for worker in self.workers if worker.name == name and worker.takes_turns]
+
+    def set_available(self, available: bool) -> None:
+        """Sets whether processes run that start workers."""
+        if available != self.available:
+            self.available = available
+            self._tell()
+
+    def open(self) -> None:
+        """Begins to look for workers."""
+        self._search = asyncio.ensure_future(self._find())
+
+    async def drain(self, grace_s: float) -> None:
+        """Waits until no worker has calls, or streamed replies that are being read; ``grace_s`` seconds at most."""
+        for _ in range(round(grace_s / _POLL_S)):
+            if not any(worker.is_busy for worker in self.workers):
+                break
+            await asyncio.sleep(_POLL_S)
+
+    def close(self) -> None:
+        """Closes all connections, and deletes the directory."""
+        if self._search is not None:
+            self._search.cancel()
+        for worker in self.workers:
+            worker.close()
+        self._directory.cleanup()
+
+    async def _find(self) -> None:
+        while True:
+            with suppress(OSError):  # no file descriptor is left: tried again
+                for path in self.path.iterdir():
+                    if path.name.isdigit() and path not in self._found:
+                        await self._connect(path)
+            await asyncio.sleep(_POLL_S)
+
+    async def _connect(self, path: Path) -> None:
+        def changed() -> None:
+            if not worker.is_open:
+                self._found.pop(path, None)
+                path.unlink(missing_ok=True)
+            self._tell()
+
+        worker = self._found[path] = RemoteWorker(path, changed)  # it may answer before the connection is returned
+        try:
+            await asyncio.get_running_loop().create_unix_connection(lambda: worker, str(path))
+        except OSError as failure:
+            del self._found[path]
+            if isinstance(failure, ConnectionError):  # its process has ended
+                os.unlink(path)
+
+    def _tell(self) -> None:
+        self.news.set()
+        self.changed()

@@ -1,0 +1,313 @@
+"""What a request by REST asks for, as a request of the contract, and the form of its reply."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import io
+import json
+import zipfile
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from starlette.datastructures import Headers, UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+
+from cutaway.client.request_builder import request_inputs
+from cutaway.contract.errors import Reason, at, error
+from cutaway.contract.request_reader.reader import read_request
+from cutaway.contract.requests import InspectRequest, Raw
+from cutaway.contract.tensors import DTYPES, Array
+from cutaway.contract.wire import requests as wire_requests
+from cutaway.contract.wire import results as wire_results
+from cutaway.contract.wire.message_walk import parse
+from cutaway.server.http import json_messages
+from cutaway.server.http.http_call import RequestBody
+from cutaway.v1 import inspection_pb2, worker_pb2
+
+# Instances of a request by REST as inputs of a model: KServe's `instances`, forms, and numpy's files.
+
+
+NPY, NPZ = "application/x-npy", "application/x-npz"
+
+_FIELD = "instances"
+_RIGHT = (
+    "instances are lists of numbers, texts, {b64: ..., media_type: ...}, or mappings of input names to lists of numbers"
+)
+
+
+def inputs_of(instances: Any) -> dict[str, Any]:
+    """Returns the inputs for a list of instances, one of which is one row, as arguments of an `InspectRequest`.
+
+    Raises:
+        InvalidArgument: with the field at fault.
+    """
+    if not isinstance(instances, list) or not instances:
+        raise error(Reason.INVALID_VALUE, f"send a list of at least one instance; {_RIGHT}", _FIELD)
+    if all(isinstance(each, Mapping) and "b64" in each for each in instances):
+        return {"raw": tuple(_raw(number, each) for number, each in enumerate(instances))}
+    if all(isinstance(each, Mapping) for each in instances):
+        return _by_name(instances)
+    with at(_FIELD):
+        return request_inputs(instances)
+
+
+def _raw(number: int, instance: Mapping[str, Any]) -> Raw:
+    with at(f"{_FIELD}[{number}].b64"):
+        media_type, text = instance.get("media_type", ""), instance["b64"]
+        if not (isinstance(text, str) and isinstance(media_type, str)):
+            raise error(Reason.INVALID_VALUE, "b64 and media_type are texts")
+        try:
+            return Raw(base64.b64decode(text, validate=True), media_type)
+        except (binascii.Error, ValueError) as failure:
+            raise error(Reason.INVALID_VALUE, f"is no base64: {failure}") from None
+
+
+def _by_name(instances: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    names = list(instances[0])
+    for number, instance in enumerate(instances):
+        if set(instance) != set(names):
+            what = f"has the inputs {', '.join(instance)}, and the first instance has {', '.join(names)}"
+            raise error(Reason.INVALID_VALUE, what[:300], f"{_FIELD}[{number}]")
+    with at(_FIELD):
+        return request_inputs({name: [instance[name] for instance in instances] for name in names})
+
+
+def of_types(tensors: Mapping[str, Array], data_types: Mapping[str, str]) -> dict[str, Array]:
+    """Returns ``tensors`` with the types that the model takes: JSON has no types, and JavaScript writes 1.0 as 1. An
+    array that another type cannot hold stays as it is, and the model refuses it."""
+    only = next(iter(data_types.values())) if len(data_types) == 1 else ""
+    return {name: _of_type(array, data_types.get(name, "" if name else only)) for name, array in tensors.items()}
+
+
+def _of_type(array: Array, data_type: str) -> Array:
+    if data_type not in DTYPES or array.dtype.kind not in "if" or DTYPES[data_type].kind == "b":
+        return array
+    with np.errstate(all="ignore"):
+        cast = array.astype(DTYPES[data_type])
+    whole = DTYPES[data_type].kind in "iu"
+    return cast if not whole or np.array_equal(cast.astype(array.dtype), array) else array
+
+
+def arrays_in(data: bytes, media_type: str, max_bytes: int) -> dict[str, Array]:
+    """Returns the arrays in a file of numpy, by name; that of an NPY file has the name "".
+
+    Raises:
+        InvalidArgument: ``MALFORMED_REQUEST``; ``INPUT_DTYPE`` for Python objects.
+        ResourceExhausted: ``REQUEST_TOO_LARGE`` if they are larger than ``max_bytes`` together.
+    """
+    try:
+        if media_type == NPY:
+            return {"": _array(io.BytesIO(data))}
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            if sum(member.file_size for member in archive.infolist()) > max_bytes:
+                raise error(Reason.REQUEST_TOO_LARGE, f"the arrays have more than {max_bytes} bytes")
+            return {name.removesuffix(".npy"): _array(io.BytesIO(archive.read(name))) for name in archive.namelist()}
+    except (ValueError, EOFError, OSError, zipfile.BadZipFile, NotImplementedError, RuntimeError) as failure:
+        # zipfile raises the last two for members that are compressed in other ways, or encrypted.
+        raise error(Reason.MALFORMED_REQUEST, f"the request is no {media_type}: {failure}"[:300]) from None
+
+
+def _array(file: io.BytesIO) -> Array:
+    array: Array = np.lib.format.read_array(file, allow_pickle=False)
+    return array
+
+
+# Forms, as a page or ``curl -F`` sends them: files for the model to decode, and the fields of the request.
+
+
+_MAX_FILES = 1000
+_RIGHT_FORM = "name each file `instances`, or an NPY file after its input"
+
+
+async def form_of(
+    headers: Mapping[str, str], body: RequestBody, max_bytes: int
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the fields and the inputs in a form.
+
+    Its files called ``instances`` are examples for the model to decode, of the media type that they have; NPY files
+    with another name are tensors of that name. Its field ``request`` has the other fields of a request, in JSON; a
+    field with another name is one of them.
+
+    Raises:
+        CutawayError: the form cannot be read.
+    """
+    try:
+        parser = MultiPartParser(
+            Headers(dict(headers)), body.parts(), max_files=_MAX_FILES, max_fields=100, max_part_size=max_bytes
+        )
+        form = await parser.parse()
+    except (MultiPartException, KeyError, ValueError) as failure:
+        raise error(Reason.MALFORMED_REQUEST, f"the form cannot be read: {failure}"[:300]) from None
+    try:
+        return await _read(form.multi_items(), max_bytes)
+    finally:
+        await form.close()
+
+
+async def _read(items: list[tuple[str, Any]], max_bytes: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    fields: dict[str, Any] = {}
+    examples: list[Raw] = []
+    tensors: dict[str, Any] = {}
+    for name, value in items:
+        if not isinstance(value, UploadFile):
+            fields |= _fields(name, value)
+        elif name == "instances":
+            examples.append(Raw(await value.read(), value.content_type or ""))
+        else:
+            tensors |= {name: arrays_in(await value.read(), NPY, max_bytes)[""]}
+    if examples and tensors:
+        raise error(Reason.INVALID_VALUE, f"the form has examples and tensors; {_RIGHT_FORM}", "instances")
+    if not (examples or tensors):
+        raise error(Reason.INPUT_EMPTY, f"the form has no file; {_RIGHT_FORM}", "instances")
+    return fields, {"raw": tuple(examples)} if examples else {"tensors": tensors}
+
+
+def _fields(name: str, text: str) -> dict[str, Any]:
+    """Returns the fields of a request that a field of the form has; a text that is no JSON is itself."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = text
+    if name != "request":
+        return {name: value}
+    if not isinstance(value, dict):
+        raise error(Reason.MALFORMED_REQUEST, "is no JSON object", "request")
+    return value
+
+
+DataTypes: TypeAlias = Callable[[], Awaitable[Mapping[str, str]]]
+
+JSON, FORM, BINARY = "application/json", "multipart/form-data", "application/proto"
+
+_DEFAULT_METHOD = "integrated_gradients"
+
+
+class Asked(NamedTuple):
+    """A request, and its reply's form.
+
+    Attributes:
+        request: a serialised InspectRequest.
+        write: returns the reply for a serialised InspectResponse.
+        media_type: of the reply.
+    """
+
+    request: bytes
+    write: Callable[[bytes], bytes]
+    media_type: str
+
+
+async def asked_by(
+    verb: str, model: str, headers: Mapping[str, str], body: RequestBody, max_bytes: int, data_types: DataTypes
+) -> Asked:
+    """Returns what a request asks for.
+
+    Args:
+        verb: ``predict``, ``explain`` or ``inspect``.
+        model: its name, from the path.
+        headers: what form the request has, and its reply shall have.
+        body: the request.
+        max_bytes: the largest size of arrays that a compressed file holds.
+        data_types: returns those of the model's inputs, by name.
+
+    Raises:
+        CutawayError: the request cannot be read.
+    """
+    media_type = media_type_in(headers)
+    accepted = headers.get("accept", "*/*")
+    if verb == "inspect":
+        return await _contract(model, media_type, accepted, body)
+    readers = {
+        JSON: lambda: _of_json(body, data_types),
+        FORM: lambda: form_of(headers, body, max_bytes),
+        NPY: lambda: _of_arrays(body, NPY, max_bytes),
+        NPZ: lambda: _of_arrays(body, NPZ, max_bytes),
+    }
+    if media_type not in readers:
+        raise error(Reason.MALFORMED_REQUEST, f"content-type is {media_type!r:.60}, not one of {', '.join(readers)}")
+    fields, inputs = await readers[media_type]()
+    request = _request(verb, model, fields, inputs)
+    write, kind = _writer(verb, accepted, of_arrays=media_type in (NPY, NPZ))
+    return Asked(wire_requests.encode(request).SerializeToString(), partial(_written, write), kind)
+
+
+def media_type_in(headers: Mapping[str, str]) -> str:
+    """Returns the form that a request has, which is JSON where it says none."""
+    return headers.get("content-type", JSON).partition(";")[0].strip().lower()
+
+
+async def contract_request(model: str, media_type: str, body: RequestBody) -> bytes:
+    """Returns a request of the contract, sent in JSON or in binary, whose model is that of the path.
+
+    Raises:
+        CutawayError: the request cannot be read, or names another model.
+    """
+    kind = inspection_pb2.InspectRequest
+    data = await body.read()
+    if media_type == JSON:
+        data = await json_messages.as_binary(kind, data)
+    elif media_type != BINARY:
+        raise error(Reason.MALFORMED_REQUEST, f"content-type is {media_type!r:.60}, not {JSON} or {BINARY}")
+    named = parse(
+        worker_pb2.RoutedRequest, data, kind.DESCRIPTOR.full_name
+    ).model  # one of its fields; the rest is not parsed
+    if named not in ("", model):
+        raise error(Reason.INVALID_VALUE, f"is {named!r:.80}, and the path has {model!r:.80}; leave it out", "model")
+    return data if named else data + kind(model=model).SerializeToString()
+
+
+async def _contract(model: str, media_type: str, accepted: str, body: RequestBody) -> Asked:
+    data = await contract_request(model, media_type, body)
+    binary = BINARY in accepted or (media_type == BINARY and JSON not in accepted)
+    write = bytes if binary else partial(json_messages.text_of, inspection_pb2.InspectResponse)
+    return Asked(data, write, BINARY if binary else JSON)
+
+
+async def _of_json(body: RequestBody, data_types: DataTypes) -> tuple[dict[str, Any], dict[str, Any]]:
+    fields, inputs = await json_messages.converted(_parsed, await body.read())
+    if "tensors" in inputs:
+        inputs["tensors"] = of_types(inputs["tensors"], await data_types())
+    return fields, inputs
+
+
+def _parsed(text: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
+    fields = json_messages.mapping_in(text)
+    return fields, inputs_of(fields.pop("instances", None))
+
+
+async def _of_arrays(body: RequestBody, media_type: str, max_bytes: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    read = partial(arrays_in, media_type=media_type, max_bytes=max_bytes)
+    data = await body.read()
+    return {}, {"tensors": await asyncio.to_thread(read, data) if media_type == NPZ else read(data)}  # NPZ is unpacked
+
+
+def _request(verb: str, model: str, fields: Mapping[str, Any], inputs: Mapping[str, Any]) -> InspectRequest:
+    """Returns the request for the fields beside the inputs, which are those of a file of the command line; the method
+    of an explanation may be a field of its own."""
+    fields = dict(fields)
+    fields.pop("signature_name", None)  # of TensorFlow's protocol, which KServe's follows
+    if verb == "explain" and "attributions" not in fields:
+        options = fields.pop("options", {})
+        if not isinstance(options, Mapping):
+            raise error(Reason.INVALID_VALUE, "are the method's fields by name", "options")
+        fields["attributions"] = [{"method": fields.pop("method", _DEFAULT_METHOD), **options}]
+    return replace(read_request(fields), model=model, **inputs)
+
+
+def _writer(verb: str, accepted: str, *, of_arrays: bool) -> tuple[Callable[[Any], bytes], str]:
+    if NPZ in accepted or (of_arrays and JSON not in accepted and NPY not in accepted):
+        return json_messages.as_npz, NPZ
+    if NPY in accepted:
+        return json_messages.as_npy, NPY
+    explains = verb == "explain"
+    return lambda result: json.dumps(
+        json_messages.as_document(result, explains=explains), allow_nan=False
+    ).encode(), JSON
+
+
+def _written(write: Callable[[Any], bytes], reply: bytes) -> bytes:
+    return write(wire_results.decode(inspection_pb2.InspectResponse.FromString(reply)))

@@ -1,0 +1,224 @@
+"""Connect and gRPC-Web: the whole `cutaway.v1.InspectionService`, in binary and in JSON."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+from connectrpc.code import Code
+from connectrpc.errors import ConnectError, ErrorDetail
+from connectrpc.interceptor import MetadataInterceptor
+from connectrpc.method import IdempotencyLevel, MethodInfo, StreamType
+from connectrpc.request import RequestContext
+from connectrpc.server import ConnectASGIApplication, Endpoint
+from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.message_factory import GetMessageClass
+from google.rpc import status_pb2
+from protobuf import wkt
+from starlette.types import Message as StarletteMessage
+from starlette.types import Receive, Scope, Send
+
+from cutaway.client.transport import SERVICE
+from cutaway.contract.errors import Code as StatusCode
+from cutaway.contract.errors import CutawayError, Reason, error
+from cutaway.contract.wire import grpc_status
+from cutaway.contract.wire.grpc_status import BytesCodec
+from cutaway.server.http import json_messages
+from cutaway.server.http.http_call import HttpCall, RequestBody, Write
+from cutaway.server.rpc.servicer import Servicer
+from cutaway.v1 import inspection_service_pb2
+
+PATH = f"/{SERVICE}/"
+
+_UNSERVED = ("application/grpc", "application/grpc+")
+"""Content types of gRPC itself, whose trailers HTTP/1.1 servers do not send: it has a port of its own."""
+
+
+_Context: TypeAlias = "RequestContext[Any, Any]"
+
+
+class _Admission(MetadataInterceptor[None]):
+    """Authenticates callers before their requests are read."""
+
+    def __init__(self, servicer: Servicer) -> None:
+        self._servicer = servicer
+
+    async def on_start(self, ctx: _Context) -> None:
+        call = _call(ctx)
+        try:
+            self._servicer.admit(call)
+        except CutawayError as failure:
+            with _as_connect_errors(call, ctx):
+                await self._servicer.refuse(ctx.method.name, failure, call)
+
+
+class _Method:
+    """One method of the service."""
+
+    def __init__(self, servicer: Servicer, method: MethodDescriptor) -> None:
+        self._servicer = servicer
+        self._name = method.name
+        self._request, self._reply = GetMessageClass(method.input_type), GetMessageClass(method.output_type)
+        self._streams = method.server_streaming
+
+    def endpoint(self) -> Any:
+        """Returns it as connectrpc has it."""
+        info = MethodInfo(
+            name=self._name,
+            service_name=SERVICE,
+            input=self._request,
+            output=self._reply,
+            idempotency_level=IdempotencyLevel.UNKNOWN,
+            stream_type=StreamType.SERVER_STREAM if self._streams else StreamType.UNARY,
+        )
+        return Endpoint.server_stream(info, self._stream) if self._streams else Endpoint.unary(info, self._unary)
+
+    async def _unary(self, body: bytes, ctx: _Context) -> bytes:
+        call = _call(ctx)
+        with _as_connect_errors(call, ctx):
+            reply = await self._servicer.call(self._name, await self._binary(body, call, ctx), call)
+            return await self._as_sent(reply or b"", ctx)
+
+    async def _stream(self, body: bytes, ctx: _Context) -> AsyncIterator[bytes]:
+        messages: asyncio.Queue[bytes] = asyncio.Queue(1)
+        call = _call(ctx, messages.put)
+        with _as_connect_errors(call, ctx):
+            data = await self._binary(body, call, ctx)
+            running = asyncio.ensure_future(self._servicer.call(self._name, data, call))
+            try:
+                async for message in _until_done(messages, running):
+                    yield await self._as_sent(message, ctx)
+            finally:
+                running.cancel()
+                await asyncio.wait([running])
+
+    async def _binary(self, body: bytes, call: HttpCall, ctx: _Context) -> bytes:
+        if not _is_json(ctx):
+            return body
+        try:
+            return await json_messages.as_binary(self._request, body)
+        except CutawayError as failure:
+            await self._servicer.refuse(self._name, failure, call)
+            raise
+
+    async def _as_sent(self, data: bytes, ctx: _Context) -> bytes:
+        """Returns a reply in the form of its request."""
+        return await json_messages.as_text(self._reply, data) if _is_json(ctx) else data
+
+
+def _is_json(ctx: _Context) -> bool:
+    return ctx.request_headers.get("content-type", "").endswith("json")
+
+
+def _endpoints(servicer: Servicer) -> dict[str, Any]:
+    """Returns those of all methods, by path."""
+    service = inspection_service_pb2.DESCRIPTOR.services_by_name[SERVICE.rpartition(".")[2]]
+    return {f"{PATH}{method.name}": _Method(servicer, method).endpoint() for method in service.methods}
+
+
+async def _until_done(messages: asyncio.Queue[bytes], running: asyncio.Future[Any]) -> AsyncIterator[bytes]:
+    """Yields what is put into ``messages`` until ``running`` is done, and raises what it raised."""
+    while True:
+        waiting = asyncio.ensure_future(messages.get())
+        try:
+            await asyncio.wait([waiting, running], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiting.cancel()  # of no effect if it is done
+        if waiting.done():
+            yield waiting.result()
+            continue
+        while not messages.empty():
+            yield messages.get_nowait()
+        await running
+        return
+
+
+def _call(ctx: _Context, write: Write | None = None) -> HttpCall:
+    timeout_ms = ctx.timeout_ms
+    headers = [(key.lower(), value) for key, value in ctx.request_headers.allitems()]
+    call = HttpCall(headers, ctx.client_address or "", write)
+    call.limit(None if timeout_ms is None else timeout_ms / 1000)
+    return call
+
+
+@contextmanager
+def _as_connect_errors(call: HttpCall, ctx: _Context) -> Iterator[None]:
+    """Sends the call's headers, and raises errors as Connect has them."""
+    try:
+        yield
+    except CutawayError as failure:
+        raise _connect_error(failure) from None
+    finally:
+        for key, value in call.reply_headers:
+            ctx.response_headers[key] = value
+
+
+def _connect_error(failure: CutawayError) -> ConnectError:
+    status = status_pb2.Status.FromString(grpc_status.encode(failure))
+    details = [ErrorDetail(wkt.Any(type_url=each.type_url, value=each.value)) for each in status.details]
+    return ConnectError(Code[StatusCode(failure.code).name], status.message, details)
+
+
+def _with_length(send: Send) -> Send:
+    """Returns a ``send`` that tells the length of a reply in one piece, which connectrpc does not."""
+    head: list[StarletteMessage] = []
+
+    async def sized(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            head.append(message)
+            return
+        if head:
+            start = head.pop()
+            if not message.get("more_body", False):
+                start["headers"] = [*start["headers"], (b"content-length", str(len(message["body"])).encode())]
+            await send(start)
+        await send(message)
+
+    return sized
+
+
+class ConnectApplication(ConnectASGIApplication[Servicer]):
+    """The ASGI application.
+
+    Args:
+        servicer: answers the calls.
+        timeout_s: how long a request may take to arrive.
+        max_bytes: the largest request.
+    """
+
+    def __init__(self, servicer: Servicer, timeout_s: float, max_bytes: int) -> None:
+        super().__init__(
+            service=servicer,
+            endpoints=_endpoints,
+            interceptors=[_Admission(servicer)],
+            read_max_bytes=None,  # RequestBody limits it
+            compressions=(),  # tensors have one of their own; gzip would hold all other calls up
+            codecs=[BytesCodec("proto"), BytesCodec("json")],
+        )
+        self._timeout_s, self._max_bytes = timeout_s, max_bytes
+
+    @property
+    def path(self) -> str:
+        """Where the service is."""
+        return PATH.rstrip("/")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers a request."""
+        body = RequestBody(receive, self._timeout_s, self._max_bytes)
+
+        async def limited() -> Any:
+            try:
+                return await body()
+            except CutawayError as failure:
+                raise _connect_error(failure) from None
+
+        await super().__call__(scope, limited, _with_length(send))
+
+
+def refused(content_type: str) -> CutawayError | None:
+    """Returns the error for a content type that another port serves."""
+    if content_type in _UNSERVED or content_type.startswith(_UNSERVED[1]):
+        return error(Reason.NOT_IMPLEMENTED, "gRPC has a port of its own; here are Connect, gRPC-Web and REST")
+    return None

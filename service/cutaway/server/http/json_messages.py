@@ -1,0 +1,196 @@
+"""Messages of the contract as JSON, by protobuf's own mapping.
+
+Large ones are converted in a thread. JSON is limited to `MAX_JSON_BYTES`: Python's parser holds all other calls up
+while it works.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, TypeVar
+
+from google.protobuf import json_format
+from google.protobuf.message import Message
+
+from cutaway.contract.errors import Reason, error
+from cutaway.contract.results import InspectResult
+from cutaway.contract.results.arrays import named_arrays, named_tensors, npy, write_npz
+from cutaway.contract.results.document import document, numbers
+from cutaway.contract.results.explanations import AttributionResult
+from cutaway.contract.tensors import Array
+
+MAX_JSON_BYTES = 16 << 20
+
+_LARGE = 1 << 16
+"""Bytes from which on a thread converts."""
+
+T = TypeVar("T")
+
+
+async def as_binary(kind: type[Message], text: bytes) -> bytes:
+    """Returns the serialised message of the type ``kind`` that a JSON text holds.
+
+    Raises:
+        InvalidArgument: ``MALFORMED_REQUEST`` or ``UNKNOWN_FIELD``; ``REQUEST_TOO_LARGE``.
+    """
+    _check_size(text)
+    return await converted(partial(binary_of, kind), text)
+
+
+async def as_text(kind: type[Message], data: bytes) -> bytes:
+    """Returns the JSON text of a serialised message.
+
+    Raises:
+        ResourceExhausted: ``REPLY_TOO_LARGE``.
+    """
+    return await converted(partial(text_of, kind), data)
+
+
+async def converted(convert: Callable[[bytes], T], data: bytes) -> T:
+    """Returns what ``convert`` makes of ``data``; of much, in a thread."""
+    return await asyncio.to_thread(convert, data) if len(data) > _LARGE else convert(data)
+
+
+def binary_of(kind: type[Message], text: bytes) -> bytes:
+    """Returns the serialised message of the type ``kind`` that a JSON text holds.
+
+    Raises:
+        InvalidArgument: ``MALFORMED_REQUEST`` or ``UNKNOWN_FIELD``.
+    """
+    try:
+        return json_format.Parse(text, kind()).SerializeToString()
+    except json_format.ParseError as failure:
+        reason = Reason.UNKNOWN_FIELD if "has no field named" in str(failure) else Reason.MALFORMED_REQUEST
+        raise error(
+            reason, f"the text is no {kind.DESCRIPTOR.full_name} in JSON: {str(failure).splitlines()[0]}"[:300]
+        ) from None
+    except (ValueError, TypeError, RecursionError, OverflowError) as failure:  # no UTF-8, numbers of unknown size, ...
+        raise error(Reason.MALFORMED_REQUEST, f"the request is no JSON: {failure}"[:300]) from None
+
+
+def text_of(kind: type[Message], data: bytes) -> bytes:
+    """Returns the JSON text of a serialised message.
+
+    Raises:
+        ResourceExhausted: ``REPLY_TOO_LARGE``.
+    """
+    if len(data) > MAX_JSON_BYTES:
+        what = f"the reply has {len(data)} bytes, and JSON holds at most {MAX_JSON_BYTES}"
+        raise error(Reason.REPLY_TOO_LARGE, f"{what}; ask for application/proto, or for less")
+    return json_format.MessageToJson(kind.FromString(data), indent=None).encode()
+
+
+def mapping_in(text: bytes) -> dict[str, Any]:
+    """Returns the object that a JSON text holds.
+
+    Raises:
+        InvalidArgument: ``MALFORMED_REQUEST``.
+        ResourceExhausted: ``REQUEST_TOO_LARGE``.
+    """
+    _check_size(text)
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as failure:
+        raise error(Reason.MALFORMED_REQUEST, f"the request is no JSON: {failure}"[:300]) from None
+    if not isinstance(value, dict):
+        raise error(Reason.MALFORMED_REQUEST, "the request is no JSON object")
+    return value
+
+
+def _check_size(text: bytes) -> None:
+    if len(text) > MAX_JSON_BYTES:
+        what = f"a request in JSON has at most {MAX_JSON_BYTES} bytes, this one has {len(text)}"
+        raise error(Reason.REQUEST_TOO_LARGE, f"{what}; send it as application/proto, or as NPY")
+
+
+# Results as the replies of REST: KServe's ``predictions`` and ``explanations``, or arrays in a file of numpy.
+
+
+MAX_ELEMENTS = 1 << 20
+"""The most elements of a reply in JSON."""
+
+_WITH_RESULT = ("captures", "input_gradients", "parameter_gradients", "unedited", "unedited_classes")
+_ALWAYS = ("warnings", "provenance", "timings")
+
+
+def as_document(result: InspectResult, *, explains: bool) -> dict[str, Any]:
+    """Returns the reply in JSON: ``predictions`` by instance, and with ``explains`` also ``explanations`` by instance
+    and the ``verdicts`` of each method.
+
+    Raises:
+        ResourceExhausted: ``REPLY_TOO_LARGE``.
+    """
+    elements = sum(each.array.size for each in named_tensors(result))
+    if elements > MAX_ELEMENTS:
+        what = f"the reply has {elements} numbers, and JSON holds at most {MAX_ELEMENTS}"
+        raise error(Reason.REPLY_TOO_LARGE, f"{what}; accept application/x-npz, or ask for less")
+    reply: dict[str, Any] = {"predictions": _by_instance(result.predictions)}
+    if result.classes:
+        reply["classes"] = document(result.classes)
+    if explains:
+        reply["explanations"] = [
+            [_explanation(attribution, row) for attribution in result.attributions]
+            for row in range(len(reply["predictions"]))
+        ]
+        reply["verdicts"] = [_verdicts(attribution) for attribution in result.attributions]
+    asked = [name for name in _WITH_RESULT if getattr(result, name)]
+    reply |= {name: document(getattr(result, name), max_values=MAX_ELEMENTS) for name in (*asked, *_ALWAYS)}
+    if result.estimate is not None:
+        reply["estimate"] = document(result.estimate)
+    return reply
+
+
+def _by_instance(arrays: Mapping[str, Array]) -> list[Any]:
+    """Returns a row of each output for each instance; of a single output, the row itself."""
+    if not arrays:
+        return []
+    if len(arrays) == 1:
+        (only,) = arrays.values()
+        rows: list[Any] = numbers(only)
+        return rows
+    return [dict(zip(arrays, rows)) for rows in zip(*map(numbers, arrays.values()))]
+
+
+def _explanation(attribution: AttributionResult, row: int) -> dict[str, Any]:
+    found: dict[str, Any] = {"method": attribution.method, "layer": attribution.layer}
+    if attribution.error is not None:
+        return found | {"error": document(attribution.error)}
+    found["values"] = {
+        name: numbers(array[row]) if row < len(array) else None for name, array in attribution.values.items()
+    }
+    for name in ("convergence_delta", "targets"):
+        array = getattr(attribution, name)
+        if array is not None:
+            found[name.removesuffix("s")] = numbers(array[row])
+    return found
+
+
+def _verdicts(attribution: AttributionResult) -> dict[str, Any]:
+    return {
+        "method": attribution.method,
+        "layer": attribution.layer,
+        "verdict": str(attribution.verdict),
+        "checks": document(attribution.checks),
+    }
+
+
+def as_npz(result: InspectResult) -> bytes:
+    """Returns the arrays of ``result`` as an NPZ file."""
+    file = io.BytesIO()
+    write_npz(file, named_arrays(result))
+    return file.getvalue()
+
+
+def as_npy(result: InspectResult) -> bytes:
+    """Returns the only prediction of ``result`` as an NPY file.
+
+    Raises:
+        InvalidArgument: ``INVALID_VALUE`` if there are several.
+    """
+    if len(result.predictions) != 1:
+        raise error(Reason.INVALID_VALUE, "the reply has several arrays: accept application/x-npz", "accept")
+    return npy(next(iter(result.predictions.values())))

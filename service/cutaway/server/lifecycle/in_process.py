@@ -1,0 +1,148 @@
+"""Models in threads of this process: no Java; for notebooks, tests and first steps."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
+
+import structlog
+
+from cutaway.contract.errors import CutawayError
+from cutaway.contract.results import ModelName
+from cutaway.contract.wire.chunks import as_message
+from cutaway.server.archive import reader
+from cutaway.server.backends.backend import Backend, SetServing, Supervise, Turns, worker_died
+from cutaway.server.batching.batcher import Replied
+from cutaway.server.memory import limit_request_memory, share_of_worker
+from cutaway.server.model_store import ModelStore
+from cutaway.server.settings import Settings
+from cutaway.server.worker.calls import Calls
+from cutaway.server.worker.model_thread import ModelThread
+from cutaway.server.worker.worker import Worker
+from cutaway.server.worker_protocol import ScratchDirectory
+from cutaway.v1 import worker_pb2
+
+# A worker in a thread of this process: no Java; for notebooks, tests and first steps.
+
+
+class LocalWorker:
+    """A worker and the thread that runs it; belongs to the event loop in which it is made.
+
+    Attributes:
+        turns: the turns that it has not answered.
+    """
+
+    def __init__(self, worker: Worker) -> None:
+        self.turns = Turns()
+        self._worker = worker
+        self._thread = ModelThread(worker.name.model)
+        self._calls = Calls(worker, self._thread, self._reply)
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def name(self) -> ModelName:
+        """Its model."""
+        return self._worker.name
+
+    @property
+    def late_s(self) -> float:
+        """For how many seconds its calls should be done; its thread cannot be ended."""
+        until = self._worker.busy_until
+        return max(0.0, time.time() - until) if until else 0.0
+
+    async def run(self, calls: Sequence[worker_pb2.WorkerCall], replied: Replied[bytes], waiting: int = 0) -> None:
+        """Runs a turn, and returns when it is answered."""
+        self._calls.run(calls)
+        await self.turns.add(calls, replied)
+
+    def cancel(self, number: int) -> None:
+        """Cancels a call, if this worker has it."""
+        self._calls.cancel(number)
+
+    async def pieces(self, number: int, until: float) -> AsyncGenerator[bytes, None]:
+        """Yields the messages of a streamed reply."""
+        pieces = self._worker.pieces.take(number)
+        if pieces is None:  # nobody fetched them in time
+            raise worker_died()
+        while piece := await asyncio.to_thread(next, pieces, None):
+            yield as_message(piece).joined()
+
+    async def close(self, grace_s: float) -> None:
+        """Ends the thread when its work is done; after ``grace_s`` seconds, abandons it."""
+        await asyncio.to_thread(self._thread.close, grace_s)
+
+    def _reply(self, number: int, reply: bytes) -> None:
+        with suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self.turns.arrived, number, reply)
+
+
+log = structlog.get_logger(__name__)
+
+_POLL_S = 0.1
+
+
+class LocalWorkers:
+    """The workers of this process; belong to the event loop in which they are made.
+
+    Attributes:
+        available: always; see `Workers`.
+        sends_ahead: never: a worker is free the moment it replies, and larger batches cost less.
+        changed: never called.
+    """
+
+    def __init__(self, workers: Sequence[Worker]) -> None:
+        self.available = True
+        self.sends_ahead = False
+        self.changed: Callable[[], None] = lambda: None
+        self._workers = {worker.name: LocalWorker(worker) for worker in workers}
+
+    def of(self, name: ModelName) -> Sequence[LocalWorker]:
+        """Returns the worker of a model."""
+        return [self._workers[name]]
+
+    async def supervise(self, hang_s: float, set_serving: SetServing) -> None:
+        """Calls ``set_serving`` whenever a model begins to hang, or goes on."""
+        serving = set(self._workers)
+        while True:
+            await asyncio.sleep(_POLL_S)
+            now = {name for name, worker in self._workers.items() if worker.late_s < hang_s / 2}
+            if now != serving:
+                serving = now
+                await set_serving(serving)
+
+    async def close(self, grace_s: float) -> None:
+        """Ends the threads when their work is done; after ``grace_s`` seconds, abandons them."""
+        await asyncio.gather(*(worker.close(grace_s) for worker in self._workers.values()))
+
+
+@asynccontextmanager
+async def in_process_backend(store: ModelStore, settings: Settings) -> AsyncIterator[tuple[Backend, Supervise]]:
+    """Loads the models of ``store`` into this process, one after the other; logs each that does not load.
+
+    Raises:
+        NotFound: ``MODEL_NOT_LOADED``, if no model loads.
+    """
+    with ScratchDirectory() as scratch:
+        archives = {name: (path, Path(scratch) / path.stem) for name, path in store.archives.items()}
+        for path, directory in archives.values():
+            reader.unpack(path, directory)
+        workers = []
+        for name, (_, directory) in archives.items():
+            try:
+                workers.append(await asyncio.to_thread(Worker.load, directory, device="cpu"))
+            except CutawayError as failure:
+                log.warning(store.mark_broken(name, str(failure)))
+        store.require_models()
+        allowed = settings.request_memory_bytes or share_of_worker(1)
+        limit_request_memory(allowed)
+        for worker in workers:
+            worker.request_memory_bytes = allowed
+        local = LocalWorkers(workers)
+        try:
+            yield Backend(local, store.catalog, settings), partial(local.supervise, settings.hang_s)
+        finally:
+            await local.close(settings.grace_s)

@@ -1,0 +1,131 @@
+"""The Prometheus metrics of the gateway."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, start_http_server
+from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.registry import Collector
+
+from cutaway.contract.errors import Reason, error
+from cutaway.contract.results import ModelName
+from cutaway.server.batching.batcher import Batcher
+from cutaway.server.observability.call_watch import CallRecord
+
+# The HTTP endpoint that Prometheus reads: of the gateway, and of a batch job.
+
+
+@contextmanager
+def metrics_endpoint(registry: CollectorRegistry, address: str) -> Iterator[str]:
+    """Serves the metrics of ``registry`` over HTTP while the block runs.
+
+    Args:
+        registry: the metrics.
+        address: ``HOST:PORT`` or ``:PORT``, which is loopback; port 0 picks a free port.
+
+    Yields:
+        ``HOST:PORT``, with the port that was picked.
+
+    Raises:
+        CutawayError: ``INVALID_VALUE`` if the address is malformed, ``BACKEND_UNAVAILABLE`` if it is in use.
+    """
+    host, _, port = address.rpartition(":")
+    if not (port.isdecimal() and int(port) < 1 << 16):
+        raise error(Reason.INVALID_VALUE, f"{address!r} is no HOST:PORT", "metrics_address")
+    try:
+        server, thread = start_http_server(int(port), host.strip("[]") or "127.0.0.1", registry)
+    except OSError as failure:
+        what = f"cannot serve metrics at {address}: {failure}"
+        raise error(Reason.BACKEND_UNAVAILABLE, what, "metrics_address") from None
+    try:
+        yield f"{host or '127.0.0.1'}:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+_MODEL = ("model", "version")
+_CALL = ("method", *_MODEL)
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_STAGES = "Duration of stages of answered requests: queue, decode, forward, backward, attribution, check, encode."
+_BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, math.inf)
+
+
+class Metrics:
+    """The metrics of one gateway, in their own registry: several gateways in one process do not mix.
+
+    Labels hold only what the server knows: served models, reasons of the contract. Callers cannot create series.
+
+    Args:
+        batchers: the request queues of the models, read when Prometheus scrapes.
+    """
+
+    def __init__(self, batchers: Mapping[ModelName, Batcher[Any]]) -> None:
+        self.registry = registry = CollectorRegistry()
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        seconds = partial(Histogram, buckets=_SECONDS, registry=registry)
+        what = "Calls that ended; the model is empty if the call names none that is served."
+        self._calls = counter("cutaway_calls_total", what, (*_CALL, "code", "reason"))
+        self._seconds = seconds("cutaway_call_seconds", "Duration of calls.", _CALL)
+        self._stages = seconds("cutaway_stage_seconds", _STAGES, (*_MODEL, "stage"))
+        labels = (*_MODEL, "attribution", "verdict")
+        self._verdicts = counter("cutaway_verdicts_total", "Verdicts of the checks of attributions.", labels)
+        self._in_flight = gauge("cutaway_calls_in_flight", "Running calls.", ("method",))
+        self._received = counter("cutaway_request_bytes_total", "Bytes of requests.", _CALL)
+        self._sent = counter("cutaway_reply_bytes_total", "Bytes of replies.", _CALL)
+        self._serving = gauge("cutaway_model_serving", "1 if the model accepts calls, else 0.", _MODEL)
+        registry.register(_Queues(batchers))
+        ProcessCollector(registry=registry)
+
+    def call_started(self, call: CallRecord) -> None:
+        """Counts ``call`` as running."""
+        self._in_flight.labels(call.method).inc()
+
+    def call_ended(self, call: CallRecord) -> None:
+        """Counts ``call`` as ended."""
+        model = (call.model.model, call.model.version)
+        labels = (call.method, *model)
+        self._in_flight.labels(call.method).dec()
+        self._calls.labels(*labels, call.code, call.reason).inc()
+        self._seconds.labels(*labels).observe(call.seconds)
+        self._received.labels(*labels).inc(call.request_bytes)
+        self._sent.labels(*labels).inc(call.reply_bytes)
+        for stage, milliseconds in call.summary.stages.items():
+            self._stages.labels(*model, stage).observe(milliseconds / 1000)
+        for check in call.summary.checks:
+            self._verdicts.labels(*model, check.method, check.verdict).inc()
+
+    def set_serving(self, name: ModelName, serving: bool) -> None:
+        """Sets whether model ``name`` accepts calls."""
+        self._serving.labels(name.model, name.version).set(serving)
+
+
+class _Queues(Collector):
+    """Reads the request queues when Prometheus scrapes."""
+
+    def __init__(self, batchers: Mapping[ModelName, Batcher[Any]]) -> None:
+        self._batchers = batchers
+
+    def collect(self) -> Iterator[GaugeMetricFamily | HistogramMetricFamily]:
+        """Yields the lengths of the queues, and the sizes of the batches so far."""
+        waiting = GaugeMetricFamily("cutaway_waiting_calls", "Calls that wait in the model's queue.", labels=_MODEL)
+        sizes = HistogramMetricFamily("cutaway_batch_size", "Calls in a batch.", labels=_MODEL)
+        for name, batcher in list(self._batchers.items()):
+            labels, counts = (name.model, name.version), dict(batcher.batch_sizes)
+            waiting.add_metric(labels, batcher.queue_length)
+            sizes.add_metric(labels, _buckets(counts), sum(size * count for size, count in counts.items()))
+        yield waiting
+        yield sizes
+
+
+def _buckets(counts: Mapping[int, int]) -> list[tuple[str, float]]:
+    return [
+        ("+Inf" if most == math.inf else str(float(most)), sum(count for size, count in counts.items() if size <= most))
+        for most in _BATCH_SIZES
+    ]

@@ -1,0 +1,147 @@
+"""Data types of the protocol, and an input's elements as bytes."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from google.protobuf.descriptor_pb2 import FileDescriptorSet
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message_factory import GetMessageClass
+
+from cutaway.contract.errors import Reason, error
+from cutaway.contract.tensors import DTYPES, Array
+
+# The protocol's messages, in a descriptor pool of their own: clients of others register the same names in Python's
+# default pool, where a name can be once.
+
+
+SERVICE = "inference.GRPCInferenceService"
+
+POOL = DescriptorPool()
+for _file in FileDescriptorSet.FromString((Path(__file__).parent / "open_inference.binpb").read_bytes()).file:
+    POOL.AddSerializedFile(_file.SerializeToString())  # type: ignore[no-untyped-call]
+
+
+def _message(name: str) -> Any:
+    return GetMessageClass(POOL.FindMessageTypeByName(f"inference.{name}"))  # type: ignore[no-untyped-call]
+
+
+ServerLiveResponse = _message("ServerLiveResponse")
+ServerReadyResponse = _message("ServerReadyResponse")
+ServerMetadataResponse = _message("ServerMetadataResponse")
+ModelReadyRequest = _message("ModelReadyRequest")
+ModelReadyResponse = _message("ModelReadyResponse")
+ModelMetadataRequest = _message("ModelMetadataRequest")
+ModelMetadataResponse = _message("ModelMetadataResponse")
+ModelInferRequest = _message("ModelInferRequest")
+ModelInferResponse = _message("ModelInferResponse")
+ModelStreamInferResponse = _message("ModelStreamInferResponse")
+
+
+BYTES = "BYTES"
+
+DATATYPES = {
+    "BOOL": "bool",
+    "UINT8": "uint8",
+    "INT8": "int8",
+    "INT16": "int16",
+    "INT32": "int32",
+    "INT64": "int64",
+    "FP16": "float16",
+    "BF16": "bfloat16",
+    "FP32": "float32",
+    "FP64": "float64",
+}
+"""The contract's data types by their names here."""
+
+NAMES = {name: datatype for datatype, name in DATATYPES.items()}
+
+_CONTENTS = {
+    "BOOL": "bool_contents",
+    "UINT8": "uint_contents",
+    "INT8": "int_contents",
+    "INT16": "int_contents",
+    "INT32": "int_contents",
+    "INT64": "int64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    BYTES: "bytes_contents",
+}
+"""The field of `InferTensorContents` for each data type; the other two have none."""
+
+
+def data_type(datatype: str) -> str:
+    """Returns the contract's name of a data type.
+
+    Raises:
+        InvalidArgument: ``INPUT_DTYPE``.
+    """
+    if datatype not in DATATYPES:
+        raise error(Reason.INPUT_DTYPE, f"{datatype!r:.40} is none of {', '.join(DATATYPES)}", "datatype")
+    return DATATYPES[datatype]
+
+
+def elements(datatype: str, contents: Any) -> Any:
+    """Returns the elements in an `InferTensorContents`.
+
+    Raises:
+        InvalidArgument: ``INVALID_VALUE`` if they are in another field than that of the data type.
+    """
+    field = _CONTENTS.get(datatype)
+    if field is None:
+        raise error(Reason.INVALID_VALUE, f"{datatype} has no contents: send raw_input_contents", "contents")
+    others = [descriptor.name for descriptor, _ in contents.ListFields() if descriptor.name != field]
+    if others:
+        raise error(Reason.INVALID_VALUE, f"{datatype} has its elements in {field}, not in {others[0]}", "contents")
+    return getattr(contents, field)
+
+
+def packed(datatype: str, numbers: Any) -> bytes:
+    """Returns numbers, in lists or not, as the bytes of a tensor.
+
+    Raises:
+        InvalidArgument: ``INVALID_VALUE`` for what is no number, or none of the data type.
+    """
+    dtype = DTYPES[data_type(datatype)]
+    try:
+        array = np.array(numbers)
+    except (ValueError, OverflowError):  # lists of different lengths
+        array = np.array([None])
+    if array.size and not _holds(dtype, array):
+        raise error(Reason.INVALID_VALUE, f"are no numbers that {datatype} holds", "data")
+    with np.errstate(over="ignore"):
+        return array.astype(dtype).tobytes()
+
+
+def _holds(dtype: np.dtype[Any], array: Array) -> bool:
+    """Whether the data type has every element; a floating one has any number, if not exactly."""
+    if dtype.kind == "b":
+        return array.dtype.kind == "b"
+    if dtype.kind not in "iu":
+        return array.dtype.kind in "iuf"
+    limits = np.iinfo(dtype)
+    return array.dtype.kind in "iu" and limits.min <= int(array.min()) and int(array.max()) <= limits.max
+
+
+def byte_strings(raw: bytes) -> list[bytes]:
+    """Returns the elements of a tensor of BYTES: each has its length before it, in four bytes, little-endian.
+
+    Raises:
+        InvalidArgument: ``TENSOR_SIZE``.
+    """
+    found, start = [], 0
+    while start < len(raw):
+        end = start + 4 + (struct.unpack_from("<I", raw, start)[0] if start + 4 <= len(raw) else len(raw))
+        if end > len(raw):
+            raise error(Reason.TENSOR_SIZE, "the bytes end inside an element; its length is in four bytes before it")
+        found.append(raw[start + 4 : end])
+        start = end
+    return found
+
+
+def with_lengths(elements: list[bytes]) -> bytes:
+    """Returns the elements of a tensor of BYTES with their lengths; the inverse of `byte_strings`."""
+    return b"".join(struct.pack("<I", len(element)) + element for element in elements)

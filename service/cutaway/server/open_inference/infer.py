@@ -1,0 +1,228 @@
+"""A request for inference as a request of the contract."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from google.protobuf import json_format
+
+from cutaway.contract.errors import Reason, at, error
+from cutaway.contract.results.arrays import NamedArray, named_tensors
+from cutaway.contract.tensors import dtype_name, to_bytes
+from cutaway.contract.wire import results as wire_results
+from cutaway.contract.wire.scalars import DATA_TYPES
+from cutaway.server.http import json_messages
+from cutaway.server.open_inference.datatypes import (
+    BYTES,
+    NAMES,
+    ModelInferResponse,
+    byte_strings,
+    data_type,
+    elements,
+    packed,
+)
+from cutaway.v1 import input_pb2, inspection_pb2, tensor_pb2
+
+CUTAWAY = "cutaway"
+"""The parameter that holds an InspectRequest in JSON; in a response, the InspectResponse without its tensors."""
+
+BINARY_OUTPUTS, BINARY_OUTPUT = "binary_data_output", "binary_data"
+"""The parameters of a request and of an output that ask for bytes; by gRPC, outputs are bytes anyway."""
+
+_KNOWN = (CUTAWAY, "timeout", BINARY_OUTPUTS)
+SIZE = "binary_data_size"
+"""The parameter of an input, by HTTP, with the number of its bytes; KServe's client has it by gRPC too."""
+
+_KNOWN_OF_INPUT = {BYTES: ("content_type", SIZE)}
+
+
+class Inference(NamedTuple):
+    """A request for inference.
+
+    Attributes:
+        request: a serialised InspectRequest.
+        id: of the request, for its response.
+        outputs: names of those that are asked for; empty for all.
+        inspects: whether the request has the parameter `CUTAWAY`.
+        timeout_s: how long the call may take; None for the server's default.
+    """
+
+    request: bytes
+    id: str
+    outputs: tuple[str, ...]
+    inspects: bool
+    timeout_s: float | None
+
+
+def read(message: Any) -> Inference:
+    """Returns what a ModelInferRequest asks for.
+
+    Raises:
+        CutawayError: it asks for what is not served, or cannot be read.
+    """
+    _check_parameters(message.parameters, _KNOWN)
+    for number, output in enumerate(message.outputs):
+        with at(f"outputs[{number}]"):
+            _check_parameters(output.parameters, (BINARY_OUTPUT,))
+    request = _inside(message)
+    request.model = versioned(message.model_name, message.model_version)
+    inputs = list(_inputs(message))
+    if any(each.datatype == BYTES for each, _ in inputs):
+        request.raw.CopyFrom(_examples(inputs))
+    else:
+        request.tensors.SetInParent()
+        for number, (each, raw) in enumerate(inputs):
+            with at(f"inputs[{number}]"):
+                _write(each, raw, request.tensors.by_name)
+    return Inference(
+        request.SerializeToString(),
+        message.id,
+        tuple(output.name for output in message.outputs),
+        CUTAWAY in message.parameters,
+        _timeout_s(message.parameters),
+    )
+
+
+def versioned(model: str, version: str) -> str:
+    """Returns a model's name as the contract has it."""
+    return f"{model}/versions/{version}" if version else model
+
+
+def _inside(message: Any) -> inspection_pb2.InspectRequest:
+    """Returns the request that the parameter `CUTAWAY` holds."""
+    if CUTAWAY not in message.parameters:
+        return inspection_pb2.InspectRequest()
+    with at(f"parameters.{CUTAWAY}"):
+        text = message.parameters[CUTAWAY].string_param.encode()
+        request = inspection_pb2.InspectRequest.FromString(
+            json_messages.binary_of(inspection_pb2.InspectRequest, text or b"{}")
+        )
+        for name in ("model", "tensors", "raw"):
+            if request.model if name == "model" else request.HasField(name):  # type: ignore[arg-type]
+                raise error(Reason.INVALID_VALUE, "is set by the request itself; leave it out", name)
+    return request
+
+
+def _inputs(message: Any) -> Iterator[tuple[Any, bytes | None]]:
+    """Yields each input with its raw contents, or None where its elements are in fields."""
+    raw, inputs = message.raw_input_contents, message.inputs
+    if raw and len(raw) != len(inputs):
+        what = f"has {len(raw)} elements, and there are {len(inputs)} inputs: send one for each"
+        raise error(Reason.INVALID_VALUE, what, "raw_input_contents")
+    names: set[str] = set()
+    for number, each in enumerate(inputs):
+        with at(f"inputs[{number}]"):
+            check_input(each)
+            if raw and each.HasField("contents"):
+                raise error(Reason.INVALID_VALUE, "cannot be mixed with raw_input_contents", "contents")
+            if each.name in names:
+                raise error(Reason.INVALID_VALUE, f"{each.name!r:.80} is there already", "name")
+        names.add(each.name)
+        yield each, raw[number] if raw else None
+
+
+def _write(each: Any, raw: bytes | None, by_name: Any) -> None:
+    name = data_type(each.datatype)
+    data = packed(each.datatype, elements(each.datatype, each.contents)) if raw is None else raw
+    by_name[each.name].CopyFrom(tensor_pb2.Tensor(data_type=DATA_TYPES[name], shape=each.shape, data=data))
+
+
+def _examples(inputs: list[tuple[Any, bytes | None]]) -> input_pb2.RawInputs:
+    """Returns the only input, of BYTES: one example for the model's adapter an element."""
+    if len(inputs) > 1:
+        what = "examples of BYTES are the only input, for the model's adapter to decode; or send tensors alone"
+        raise error(Reason.INVALID_VALUE, what, "inputs")
+    ((each, raw),) = inputs
+    with at("inputs[0]"):
+        examples = list(elements(BYTES, each.contents)) if raw is None else byte_strings(raw)
+        if math.prod(each.shape) != len(examples):
+            raise error(Reason.TENSOR_SIZE, f"{list(each.shape)} is not the shape of {len(examples)} elements", "shape")
+    media_type = each.parameters["content_type"].string_param if "content_type" in each.parameters else ""
+    return input_pb2.RawInputs(
+        examples=[input_pb2.RawInput(data=example, media_type=media_type) for example in examples]
+    )
+
+
+def check_input(each: Any) -> None:
+    """Refuses an input with parameters that are not served.
+
+    Raises:
+        CutawayError: ``NOT_IMPLEMENTED`` for shared memory, ``UNKNOWN_FIELD`` for others.
+    """
+    _check_parameters(each.parameters, _KNOWN_OF_INPUT.get(each.datatype, (SIZE,)))
+
+
+def _check_parameters(parameters: Any, known: tuple[str, ...]) -> None:
+    """Refuses what would otherwise be left out."""
+    for name in sorted(parameters):
+        if name.startswith("shared_memory"):
+            raise error(Reason.NOT_IMPLEMENTED, "shared memory is not served: send the bytes", f"parameters.{name}")
+        if name not in known:
+            served = f"; these are: {', '.join(known)}" if known else ""
+            raise error(Reason.UNKNOWN_FIELD, f"is not served{served}", f"parameters.{name:.80}")
+
+
+def _timeout_s(parameters: Any) -> float | None:
+    if "timeout" not in parameters:
+        return None
+    microseconds: int = parameters["timeout"].int64_param or parameters["timeout"].uint64_param
+    if microseconds <= 0:
+        raise error(Reason.INVALID_VALUE, "is a whole number of microseconds, at least 1", "parameters.timeout")
+    return microseconds / 1e6
+
+
+# A response of the contract as a response to a request for inference.
+
+
+VERDICT = "verdict"
+"""The parameter of an output that is part of an attribution."""
+
+
+def write(asked: Inference, reply: bytes) -> Any:
+    """Returns the ModelInferResponse for a serialised InspectResponse.
+
+    Raises:
+        InvalidArgument: ``OUTPUT_NOT_FOUND``.
+    """
+    message = inspection_pb2.InspectResponse.FromString(reply)
+    result = wire_results.decode(message)
+    response = ModelInferResponse(
+        model_name=result.provenance.model, model_version=result.provenance.version, id=asked.id
+    )
+    for output in _selected({output.name: output for output in named_tensors(result)}, asked.outputs):
+        tensor = response.outputs.add(
+            name=output.name, datatype=NAMES[dtype_name(output.array)], shape=output.array.shape
+        )
+        if output.verdict:
+            tensor.parameters[VERDICT].string_param = output.verdict
+        response.raw_output_contents.append(to_bytes(output.array))
+    if asked.inspects:
+        response.parameters[CUTAWAY].string_param = json_format.MessageToJson(_without_tensors(message), indent=None)
+    return response
+
+
+def _selected(outputs: Mapping[str, NamedArray], names: tuple[str, ...]) -> Iterator[NamedArray]:
+    """Yields the outputs that are asked for, in that order."""
+    for number, name in enumerate(names or outputs):
+        if name not in outputs:
+            what = f"the reply has no {name!r:.80}, but {', '.join(outputs)}"
+            raise error(Reason.OUTPUT_NOT_FOUND, what[:500], f"outputs[{number}].name")
+        yield outputs[name]
+
+
+def _without_tensors(message: inspection_pb2.InspectResponse) -> inspection_pb2.InspectResponse:
+    """Clears the tensors of ``message``, which are outputs, and returns it."""
+    for name in ("captures", "input_gradients", "parameter_gradients"):
+        message.ClearField(name)
+    message.predictions.ClearField("outputs")
+    if message.HasField("unedited_predictions"):
+        message.unedited_predictions.ClearField("outputs")
+    for attribution in message.attributions:
+        attribution.ClearField("values")
+        attribution.ClearField("standard_errors")
+        if attribution.HasField("tokens"):
+            attribution.tokens.ClearField("ids")
+            attribution.tokens.ClearField("values")
+    return message

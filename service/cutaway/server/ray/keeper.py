@@ -1,0 +1,284 @@
+"""Has Ray Serve start the workers of a model store: ``python -m cutaway.server.ray.keeper PLAN``.
+
+PLAN is `plan.Plan` as JSON. Each model is a Serve application of its own; its workers are the replicas. The gateway
+calls them through sockets of this process (`entrances.py`), as it calls workers of its own machine. This process is
+the only one beside the gateway that uses Ray: when the cluster is lost, Ray ends the process that uses it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import logging
+import os
+import secrets
+import signal
+import ssl
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cutaway.server.ray import plan as ray_variables
+from cutaway.server.ray.plan import Plan, PlannedModel, workers_wanted
+from cutaway.server.ray.tunnel import (
+    HANDSHAKE_S,
+    READ_BYTES,
+    Address,
+    Connection,
+    Identity,
+    join,
+    new_identity,
+    notice_loss,
+    tls,
+)
+from cutaway.server.worker_protocol import listening
+
+# The gateway's end of the tunnels: a Unix socket for each replica, among which the gateway looks for workers.
+
+
+class _Entrance(NamedTuple):
+    """The socket of one replica; the gateway deletes it when the replica does not answer."""
+
+    path: Path
+    server: asyncio.Server
+
+
+class Entrances:
+    """The sockets of all replicas.
+
+    Args:
+        directory: where the gateway looks for workers.
+        accepting: TLS for replicas that connect.
+        calling: TLS for connections to replicas.
+    """
+
+    def __init__(self, directory: Path, accepting: ssl.SSLContext, calling: ssl.SSLContext) -> None:
+        self._directory = directory
+        self._accepting = accepting
+        self._calling = calling
+        self._numbers = itertools.count(1)
+        self._entrances: dict[Address, _Entrance] = {}
+
+    async def open(self, host: str) -> Address:
+        """Begins to listen for replicas that say where they are; returns the address for that."""
+        server = await asyncio.start_server(
+            self._announced, host, 0, ssl=self._accepting, ssl_handshake_timeout=HANDSHAKE_S
+        )
+        return Address(*server.sockets[0].getsockname()[:2])
+
+    async def _announced(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            line = await reader.readline()
+            writer.close()
+            if line:
+                await self._open(Address(*json.loads(line)))
+
+    async def _open(self, address: Address) -> None:
+        self._close_deleted()
+        if address not in self._entrances:
+            path = self._directory / str(next(self._numbers))
+            server = await asyncio.start_unix_server(
+                partial(self._connect, address), sock=listening(path), limit=READ_BYTES
+            )
+            self._entrances[address] = _Entrance(path, server)
+
+    def _close_deleted(self) -> None:
+        for address, entrance in [*self._entrances.items()]:
+            if not entrance.path.exists():
+                entrance.server.close()
+                del self._entrances[address]
+
+    async def _connect(self, address: Address, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Joins a connection of the gateway to one to the replica; closes it if there is none."""
+        try:
+            replica = Connection(
+                *await asyncio.open_connection(
+                    *address, ssl=self._calling, limit=READ_BYTES, ssl_handshake_timeout=HANDSHAKE_S
+                )
+            )
+        except OSError:
+            writer.close()
+            return
+        notice_loss(replica.writer)
+        await join(Connection(reader, writer), replica)
+
+
+_POLL_S = 0.5
+_UPSCALE_DELAY_S = 2.0
+_LOOK_BACK_S = 3.0
+_METRICS_INTERVAL_S = 1.0
+_HEALTH_PERIOD_S = 1.0
+_FORCED_S = 5.0
+"""What a replica gets to end beyond its grace, before Serve kills it."""
+
+_OBJECT_STORE_BYTES = 128 << 20
+"""Of a cluster that is started here: what it needs beyond the archives."""
+
+_OF_WORKERS = (
+    *("CUTAWAY_MAX_MESSAGE_BYTES", "CUTAWAY_REQUEST_MEMORY_BYTES", "CUTAWAY_MAX_ROWS", "CUTAWAY_MAX_CAPTURES"),
+    *("CUTAWAY_MAX_ATTRIBUTIONS", "CUTAWAY_MAX_STEPS", "CUTAWAY_MAX_PASSES"),
+    *("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "THP_MEM_ALLOC_ENABLE", "PYTHONUNBUFFERED"),
+)
+"""The environment variables that workers get; Ray passes none by itself."""
+
+
+async def keep(plan: Plan) -> None:
+    """Starts the workers, and runs their tunnels until SIGTERM."""
+    stopped = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
+    reporting = asyncio.ensure_future(_serve(plan))
+    stopping = asyncio.ensure_future(stopped.wait())
+    await asyncio.wait([reporting, stopping], return_when=asyncio.FIRST_COMPLETED)
+    if not stopping.done():
+        reporting.result()
+    await asyncio.to_thread(_delete, plan)
+
+
+async def _serve(plan: Plan) -> None:
+    """Deploys the models, then prints why one cannot be loaded; never returns."""
+    import ray
+
+    own, theirs = new_identity(), new_identity()
+    entrances = Entrances(
+        Path(plan.sockets),
+        tls(own, theirs.certificate, server=True),
+        tls(own, theirs.certificate, server=False),
+    )
+    await asyncio.to_thread(_connect, plan)
+    keeper = await entrances.open(ray.util.get_node_ip_address())
+    await asyncio.to_thread(_deploy, plan, keeper, theirs, own.certificate)
+    printed: set[str] = set()
+    while True:
+        for line in await asyncio.to_thread(lambda: set(_load_failures(plan))):
+            if line not in printed:
+                print(line, flush=True)
+                printed.add(line)
+        await asyncio.sleep(_POLL_S)
+
+
+def _connect(plan: Plan) -> None:
+    """Connects to the cluster, or starts one on this machine; starts Serve without its HTTP proxies."""
+    import ray
+    from ray import serve
+
+    if plan.address:
+        ray.init(address=plan.address, log_to_driver=False, logging_level=logging.ERROR)
+    else:
+        ray.init(
+            address="local",
+            include_dashboard=False,
+            object_store_memory=_OBJECT_STORE_BYTES + 2 * plan.archive_bytes,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            _temp_dir=os.getcwd(),
+        )
+    serve.start(proxy_location="Disabled")
+    _delete(plan)  # those of a keeper before this one, which was killed
+
+
+def _deploy(plan: Plan, keeper: Address, identity: Identity, trusted: bytes) -> None:
+    """Deploys an application for each model, and does not wait for its workers."""
+    from ray import serve
+
+    from cutaway.server.ray.replica import Assignment, Replica
+
+    for model in plan.models:
+        application = _application(plan, model)
+        assignment = Assignment(
+            model.name,
+            application,
+            keeper,
+            identity,
+            trusted,
+            cpus=plan.cpus,
+            gpus=plan.gpus,
+            hang_s=plan.hang_s,
+            grace_s=plan.grace_s,
+        )
+        replicas = serve.deployment(Replica).options(**_options(plan, model)).bind(assignment, [_shared(model.archive)])
+        serve.run_many(
+            [serve.RunTarget(replicas, name=application, route_prefix=None)],
+            wait_for_ingress_deployment_creation=False,
+            wait_for_applications_running=False,
+        )
+
+
+def _options(plan: Plan, model: PlannedModel) -> dict[str, Any]:
+    """Returns the options of a deployment: how many replicas, on what, and when Serve ends one."""
+    options: dict[str, Any] = {
+        "ray_actor_options": {
+            "num_cpus": plan.cpus,
+            "num_gpus": plan.gpus,
+            "runtime_env": {"env_vars": {name: os.environ[name] for name in _OF_WORKERS if name in os.environ}},
+        },
+        "health_check_period_s": _HEALTH_PERIOD_S,
+        "health_check_timeout_s": plan.hang_s,
+        "graceful_shutdown_timeout_s": plan.grace_s + _FORCED_S,
+    }
+    if model.least == model.most:
+        return {**options, "num_replicas": model.least}
+    scaling = {
+        "min_replicas": model.least,
+        "max_replicas": model.most,
+        "target_ongoing_requests": plan.calls_per_worker,
+        "upscale_delay_s": _UPSCALE_DELAY_S,
+        "downscale_delay_s": plan.downscale_delay_s,
+        "look_back_period_s": _LOOK_BACK_S,
+        "metrics_interval_s": _METRICS_INTERVAL_S,
+        "policy": {"policy_function": workers_wanted},
+    }
+    return {**options, "autoscaling_config": scaling}
+
+
+def _shared(archive: str) -> Any:
+    """Returns a reference to the bytes of an archive in Ray's object store. They are mapped, so that no copy of them is
+    made in the memory of this process."""
+    import ray
+
+    return ray.put(np.asarray(np.memmap(archive, mode="r")))
+
+
+def _application(plan: Plan, model: PlannedModel) -> str:
+    return f"{plan.run}-{model.name.model}-{model.name.version}"
+
+
+def _load_failures(plan: Plan) -> Iterator[str]:
+    """Yields the line of each model that cannot be loaded, from what Serve says of its replicas."""
+    from ray import serve
+
+    applications = serve.status().applications
+    for model in plan.models:
+        status = applications.get(_application(plan, model))
+        for deployment in status.deployments.values() if status else ():
+            for line in deployment.message.splitlines():
+                _, mark, why = line.partition("cutaway cannot load ")
+                if mark:
+                    yield f"{mark}{why}"
+
+
+def _delete(plan: Plan) -> None:
+    """Ends the applications of this run; their replicas finish the calls that they have."""
+    from ray import serve
+
+    for name in serve.status().applications:
+        if name.startswith(f"{plan.run}-"):
+            serve.delete(name, _blocking=False)
+
+
+def _main() -> None:
+    plan = Plan.decode(sys.argv[1])
+    ray_variables.prepare()
+    if not plan.address and "RAY_AUTH_MODE" not in os.environ:
+        # Else Ray would keep a token for all clusters of this user in the home directory.
+        os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
+    asyncio.run(keep(plan))
+
+
+if __name__ == "__main__":
+    _main()

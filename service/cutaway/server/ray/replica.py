@@ -1,0 +1,221 @@
+"""A worker as a replica of a Ray Serve deployment: Serve starts it, checks its health and ends it; calls do not pass
+through Serve."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import ssl
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray import serve
+
+from cutaway.contract.results import ModelName
+from cutaway.server.archive import reader
+from cutaway.server.memory import share_of_worker
+from cutaway.server.ray.plan import CALLS, WAITING
+from cutaway.server.ray.tunnel import HANDSHAKE_S, READ_BYTES, Address, Connection, Identity, join, notice_loss, tls
+from cutaway.server.worker_protocol import ScratchDirectory, delete_abandoned
+
+# A replica's end of the tunnels: a port with mutual TLS, behind which is the worker's Unix socket.
+
+
+_ANNOUNCE_S = 0.5
+_ABANDONED_S = 60.0
+
+
+class ReplicaPort:
+    """Listens in a thread of its own. While nobody is connected, it tells the keeper where it is.
+
+    Args:
+        worker: the worker's Unix socket.
+        host: the address of this machine, on which it listens.
+        keeper: where the keeper listens.
+        accepting: TLS for connections of the keeper.
+        calling: TLS for connections to the keeper.
+        wants_calls: returns whether the worker can take calls.
+        abandoned: called when the keeper has been out of reach for a minute.
+
+    Attributes:
+        connections: how many connections are open.
+    """
+
+    def __init__(
+        self,
+        worker: Path,
+        host: str,
+        keeper: Address,
+        accepting: ssl.SSLContext,
+        calling: ssl.SSLContext,
+        *,
+        wants_calls: Callable[[], bool],
+        abandoned: Callable[[], None],
+    ) -> None:
+        self.connections = 0
+        self._worker = worker
+        self._host = host
+        self._keeper = keeper
+        self._accepting = accepting
+        self._calling = calling
+        self._wants_calls = wants_calls
+        self._abandoned = abandoned
+        threading.Thread(target=lambda: asyncio.run(self._listen()), name="cutaway-port", daemon=True).start()
+
+    async def _listen(self) -> None:
+        server = await asyncio.start_server(
+            self._accept, self._host, 0, ssl=self._accepting, limit=READ_BYTES, ssl_handshake_timeout=HANDSHAKE_S
+        )
+        address = Address(*server.sockets[0].getsockname()[:2])
+        reached = time.monotonic()
+        while True:
+            if self.connections or not self._wants_calls() or await self._announce(address):
+                reached = time.monotonic()
+            elif time.monotonic() - reached > _ABANDONED_S:
+                await asyncio.to_thread(self._abandoned)
+            await asyncio.sleep(_ANNOUNCE_S)
+
+    async def _announce(self, address: Address) -> bool:
+        """Tells the keeper this port; returns whether it could be reached."""
+        try:
+            _, writer = await asyncio.open_connection(
+                *self._keeper, ssl=self._calling, ssl_handshake_timeout=HANDSHAKE_S
+            )
+            writer.write(json.dumps(address).encode() + b"\n")
+            writer.close()
+            await writer.wait_closed()
+        except OSError:
+            return False
+        return True
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        try:
+            with suppress(OSError):
+                notice_loss(writer)
+                worker = await asyncio.open_unix_connection(self._worker, limit=READ_BYTES)
+                await join(Connection(reader, writer), Connection(*worker))
+        finally:
+            self.connections -= 1
+            writer.close()
+
+
+_POLL_S = 0.05
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What the replicas of a model are told.
+
+    Attributes:
+        name: the model.
+        application: the Serve application that they belong to.
+        keeper: where the keeper listens.
+        identity: what they show to the keeper.
+        trusted: the keeper's certificate.
+        cpus: CPUs of each.
+        gpus: GPUs of each.
+        hang_s: how long a worker may take after the latest deadline of its calls.
+        grace_s: how long calls under way may take to finish in a worker that shall end.
+    """
+
+    name: ModelName
+    application: str
+    keeper: Address
+    identity: Identity = field(repr=False)
+    trusted: bytes
+    cpus: float
+    gpus: float
+    hang_s: float
+    grace_s: float
+
+
+class Replica:
+    """One copy of one model.
+
+    Args:
+        assignment: what all replicas of the model are told.
+        archive: a reference to the archive's bytes in Ray's object store; in a sequence, so that Ray does not replace
+            it.
+    """
+
+    def __init__(self, assignment: Assignment, archive: Sequence[Any]) -> None:
+        from cutaway.server.worker import process, server  # the keeper imports this file, and needs no torch
+        from cutaway.server.worker.model_thread import ModelThread
+
+        self._assignment = assignment
+        self._leaving = False
+        delete_abandoned()
+        self._files = ScratchDirectory()
+        files = Path(self._files.name)
+        directory = _unpacked(archive[0], files)
+        os.chdir(directory)
+        sys.path.insert(0, str(directory))  # an adapter may import other files of its archive
+        os.environ.setdefault("CUTAWAY_REQUEST_MEMORY_BYTES", str(share_of_worker(_workers_of_node(assignment.cpus))))
+        try:
+            self._worker = process.load(directory, workers=1, gpu=0 if assignment.gpus else None)
+        except Exception as failure:
+            raise RuntimeError(process.load_failure(assignment.name, failure)) from None
+        self._server = server.WorkerServer(self._worker, ModelThread(assignment.name.model), files / "0")
+        self._port = ReplicaPort(
+            files / "0",
+            ray.util.get_node_ip_address(),
+            assignment.keeper,
+            tls(assignment.identity, assignment.trusted, server=True),
+            tls(assignment.identity, assignment.trusted, server=False),
+            wants_calls=self._wants_calls,
+            abandoned=self._abandoned,
+        )
+
+    def check_health(self) -> None:
+        """Raises an error if the worker hangs; Serve ends it then, and starts another."""
+        if self._late_s > self._assignment.hang_s:
+            raise RuntimeError(f"a worker of {self._assignment.name} hangs")
+
+    def record_autoscaling_stats(self) -> dict[str, int]:
+        """Returns what `scaling.workers_wanted` reads."""
+        return {CALLS: self._server.calls, WAITING: self._server.waiting}
+
+    def __del__(self) -> None:
+        """Called by Serve before the replica ends: takes no new turns, and finishes those that it has."""
+        if hasattr(self, "_port") and not self._leaving:
+            self._leaving = True
+            self._server.leave()
+            until = time.monotonic() + self._assignment.grace_s
+            while (self._port.connections or self._worker.pieces) and time.monotonic() < until:
+                time.sleep(_POLL_S)
+            self._files.cleanup()
+
+    @property
+    def _late_s(self) -> float:
+        until = self._worker.busy_until
+        return max(0.0, time.time() - until) if until else 0.0
+
+    def _wants_calls(self) -> bool:
+        return not self._leaving and not self._late_s
+
+    def _abandoned(self) -> None:
+        """Ends all replicas of the model: the gateway was killed, and Serve would keep them for ever."""
+        serve.delete(self._assignment.application, _blocking=False)
+
+
+def _unpacked(archive: Any, files: Path) -> Path:
+    """Unpacks the archive that a reference refers to; its bytes are mapped from the object store, not copied."""
+    path, directory = files / "archive.mar", files / "model"
+    ray.get(archive).tofile(path)
+    reader.unpack(path, directory)
+    path.unlink()
+    return directory
+
+
+def _workers_of_node(cpus: float) -> int:
+    """Returns how many workers Ray may start on this machine."""
+    return max(1, int((os.cpu_count() or 1) / cpus)) if cpus else 1

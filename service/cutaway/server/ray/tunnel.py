@@ -1,0 +1,114 @@
+"""The tunnel between gateway and replica: a Unix socket at each end, TLS between them. The frames pass as they are."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import socket
+import ssl
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from cutaway.server.worker_protocol import ScratchDirectory
+
+# The certificates of one run: the keeper and its replicas trust each other's, and nothing else.
+
+
+_CLOCKS_DIFFER = datetime.timedelta(days=1)
+_LIFE = datetime.timedelta(days=3650)
+"""Longer than any run: the key, which only the processes of a run have, goes with them."""
+
+
+class Identity(NamedTuple):
+    """A private key and its certificate, PEM."""
+
+    key: bytes
+    certificate: bytes
+
+
+def new_identity() -> Identity:
+    """Returns a new key with a certificate that it signs itself."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "cutaway")])
+    now = datetime.datetime.now(datetime.timezone.utc)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _CLOCKS_DIFFER)
+        .not_valid_after(now + _LIFE)
+        .sign(key, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    unencrypted = serialization.NoEncryption()
+    return Identity(
+        key.private_bytes(pem, serialization.PrivateFormat.PKCS8, unencrypted), certificate.public_bytes(pem)
+    )
+
+
+def tls(own: Identity, trusted: bytes, *, server: bool) -> ssl.SSLContext:
+    """Returns the TLS of one side; the other side must have the certificate ``trusted``, so its host name says no
+    more."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(cadata=trusted.decode())
+    with ScratchDirectory() as directory:  # Python reads keys from files only
+        path = Path(directory) / "identity.pem"
+        path.write_bytes(own.key + own.certificate)
+        context.load_cert_chain(path)
+    return context
+
+
+HANDSHAKE_S = 10.0
+READ_BYTES = 1 << 20
+
+_SILENT_S = 5
+_PROBES = 5
+_LOST_MS = 10_000
+
+
+class Address(NamedTuple):
+    """Where a process listens."""
+
+    host: str
+    port: int
+
+
+class Connection(NamedTuple):
+    """The two directions of a connection."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+
+async def join(one: Connection, other: Connection) -> None:
+    """Passes on what arrives on each of two connections, until either ends; then closes both."""
+    await asyncio.gather(_pass_on(one.reader, other.writer), _pass_on(other.reader, one.writer))
+
+
+async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(OSError):  # either side is gone
+        while data := await reader.read(READ_BYTES):
+            writer.write(data)
+            await writer.drain()
+    writer.close()
+
+
+def notice_loss(writer: asyncio.StreamWriter) -> None:
+    """Ends the connection when the other machine has not answered for ten seconds: one that loses its power says
+    nothing."""
+    connection = writer.get_extra_info("socket")
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _SILENT_S)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _PROBES)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _LOST_MS)

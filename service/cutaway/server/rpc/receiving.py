@@ -1,0 +1,144 @@
+"""Limits the time that the request of a call may take to arrive.
+
+gRPC waits for the rest of a request for as long as its connection lives, and a caller who answers pings keeps the
+connection alive. So the methods take their request as a stream of one message, and read it themselves; on the wire a
+unary call is the same. Without an interceptor, which would slow every call down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from typing import Any, TypeAlias
+
+import grpc
+import grpc.aio
+
+from cutaway.contract.errors import CutawayError, Reason, error
+from cutaway.server.observability.call_watch import Method
+from cutaway.server.rpc.status import Context, abort
+
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+Refuse: TypeAlias = Callable[[CutawayError, Context], Awaitable[None]]
+GrpcContext: TypeAlias = Any
+"""A `grpc.aio.ServicerContext`, which reads requests too; the stubs' methods differ from `Context` in small things."""
+
+_END: object = grpc.aio.EOF  # type: ignore[attr-defined]  # missing in the stubs
+
+
+def receiving(method: Method, refuse: Refuse, timeout_s: float, *, streams: bool) -> Handler:
+    """Returns the handler of ``method``.
+
+    Args:
+        method: handles a serialised request.
+        refuse: ends a call whose request did not arrive.
+        timeout_s: how long the request may take to arrive.
+        streams: whether the method writes a stream of replies.
+    """
+
+    async def handle(_: object, context: GrpcContext) -> bytes | None:
+        try:
+            data = await _receive(context, timeout_s)
+        except CutawayError as failure:
+            await refuse(failure, context)
+            return None
+        try:
+            return await method(data, context)
+        except grpc.aio.AbortError as ended:
+            # gRPC keeps it, and so the frames of its traceback in a cycle: with the request, until the next collection.
+            ended.__context__ = None
+            del data
+            raise ended.with_traceback(None) from None
+
+    make: Any = grpc.stream_stream_rpc_method_handler if streams else grpc.stream_unary_rpc_method_handler
+    handler: Handler = make(handle)
+    return handler
+
+
+class TimeLimitedServer:
+    """Stands for a server in the functions that add gRPC's own services to it, and limits their requests.
+
+    Args:
+        server: gets the services.
+        timeout_s: how long each request may take to arrive; also the next one of a stream.
+    """
+
+    def __init__(self, server: grpc.aio.Server, timeout_s: float) -> None:
+        self._server = server
+        self._timeout_s = timeout_s
+
+    def add_generic_rpc_handlers(self, handlers: Iterable[grpc.GenericRpcHandler]) -> None:
+        """Adds the methods of a service."""
+        self._server.add_generic_rpc_handlers([_TimeLimitedHandler(handler, self._timeout_s) for handler in handlers])
+
+    def add_registered_method_handlers(self, service_name: str, method_handlers: object) -> None:
+        """Does nothing, as in grpc.aio: the methods are the same."""
+
+
+class _TimeLimitedHandler(grpc.GenericRpcHandler):
+    def __init__(self, handler: grpc.GenericRpcHandler, timeout_s: float) -> None:
+        self._handler = handler
+        self._timeout_s = timeout_s
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:
+        handler = self._handler.service(handler_call_details)
+        return None if handler is None else time_limited(handler, self._timeout_s)
+
+
+def time_limited(handler: Any, timeout_s: float) -> Handler:
+    """Returns a handler that reads the requests of ``handler`` itself, as `receiving` does; each may take ``timeout_s``
+    to arrive."""
+
+    async def handle_one(_: object, context: GrpcContext) -> Any:
+        return await (handler.unary_unary or handler.unary_stream)(await receive(context), context)
+
+    async def handle_stream(_: object, context: GrpcContext) -> AsyncIterator[Any]:
+        async for reply in handler.stream_stream(receive_all(context), context):
+            yield reply
+
+    async def receive_all(context: GrpcContext) -> AsyncIterator[Any]:
+        while (request := await receive(context, or_end=True)) is not _END:
+            yield request
+
+    async def receive(context: GrpcContext, *, or_end: bool = False) -> Any:
+        try:
+            return await _receive(context, timeout_s, or_end=or_end)
+        except CutawayError as failure:
+            return await abort(context, failure)
+
+    coding = handler.request_deserializer, handler.response_serializer
+    if handler.request_streaming:
+        return grpc.stream_stream_rpc_method_handler(handle_stream, *coding)
+    if handler.response_streaming:
+        return grpc.stream_stream_rpc_method_handler(handle_one, *coding)
+    return grpc.stream_unary_rpc_method_handler(handle_one, *coding)
+
+
+async def _receive(context: GrpcContext, timeout_s: float, *, or_end: bool = False) -> Any:
+    """Returns the next request of a call; with ``or_end``, `_END` after the last one.
+
+    Raises:
+        CutawayError: ``DEADLINE_EXCEEDED``, or ``MALFORMED_REQUEST`` if the caller sends none.
+    """
+    task, late = asyncio.current_task(), False
+
+    def stop() -> None:
+        nonlocal late
+        late = True
+        if task is not None:
+            task.cancel()
+
+    # Not by a task of its own, as `within` does: that is a tenth of the gateway's time.
+    timer = asyncio.get_running_loop().call_later(timeout_s, stop)
+    try:
+        request: object = await context.read()
+    except asyncio.CancelledError:
+        if not late:
+            raise
+        # The call ends either way, also if gRPC cancelled it at the same moment.
+        raise error(Reason.DEADLINE_EXCEEDED, f"the request did not arrive within {timeout_s:g} s") from None
+    finally:
+        timer.cancel()
+    if request is _END and not or_end:
+        raise error(Reason.MALFORMED_REQUEST, "the call ended before its request was sent")
+    return request

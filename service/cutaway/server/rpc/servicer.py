@@ -1,0 +1,276 @@
+"""Serves `cutaway.v1.InspectionService` on serialised messages; tensors are never parsed."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import aclosing
+from functools import partial
+from typing import TypeAlias
+
+import grpc
+import grpc.aio
+
+from cutaway.client.transport import SERVICE
+from cutaway.contract.errors import CutawayError, Reason, error
+from cutaway.contract.results import ModelName
+from cutaway.contract.torchserve_messages import decode_stream_opening, decode_worker_reply
+from cutaway.contract.wire import chunks
+from cutaway.contract.wire import models as wire_models
+from cutaway.contract.wire.message_walk import MAX_TEXT, check_entries, check_structure, complete_response, parse
+from cutaway.server.auth import redaction
+from cutaway.server.auth.authorization import Caller, Permissions, Scope
+from cutaway.server.auth.token_file import Authenticator
+from cutaway.server.backends.backend import Backend
+from cutaway.server.batching import fair_queue
+from cutaway.server.batching.fair_queue import ByteBudget
+from cutaway.server.memory import share_of_requests
+from cutaway.server.observability.call_watch import CallWatch, current_call
+from cutaway.server.rpc.authentication import AuthenticatingHandler, current_caller
+from cutaway.server.rpc.receiving import Handler, receiving
+from cutaway.server.rpc.status import Context, abort_with, refusing
+from cutaway.server.settings import Settings
+from cutaway.server.time_limit import within
+from cutaway.v1 import inspection_pb2, inspection_service_pb2, model_pb2, worker_pb2
+
+Method: TypeAlias = Callable[[bytes, Context, Caller], Awaitable[bytes | None]]
+
+_PAGE_SIZE = 100
+_MAX_PAGE_SIZE = 1000
+_MAX_TIMEOUT_S = 24 * 3600.0
+_PATIENCE_S = 10.0
+"""Seconds that a message of a streamed reply may take to leave."""
+
+
+class Servicer:
+    """The service's methods.
+
+    Args:
+        backend: runs the models.
+        settings: the largest request, and the default deadline.
+        authenticator: returns the caller.
+        watch: reports the calls to observers.
+    """
+
+    def __init__(self, backend: Backend, settings: Settings, authenticator: Authenticator, watch: CallWatch) -> None:
+        self._backend = backend
+        self._settings = settings
+        self._authenticator = authenticator
+        self._watch = watch
+        self._budget = ByteBudget(settings.max_queue_bytes or share_of_requests(2 * settings.max_message_bytes))
+
+        methods: dict[str, Method] = {
+            "ListModels": self._list_models,
+            "GetModel": self._get_model,
+            "Inspect": self._inspect,
+            "InspectStream": self._inspect_stream,
+        }
+        self._methods = {name: self._with_status(method) for name, method in methods.items()}
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """Returns all methods for a gRPC server; gRPC parses neither requests nor replies."""
+        handlers: dict[str, Handler] = {}
+        for name, method in self._methods.items():
+            observed, refuse = self._watch.wrap(name, method), partial(self.refuse, name)
+            streams = name == "InspectStream"
+            handlers[f"/{SERVICE}/{name}"] = receiving(
+                observed, refuse, self._settings.receive_timeout_s, streams=streams
+            )
+        return self.authenticating(handlers, {path: path.rpartition("/")[2] for path in handlers})
+
+    def authenticating(self, handlers: Mapping[str, Handler], names: Mapping[str, str]) -> grpc.GenericRpcHandler:
+        """Returns ``handlers``, by path, for callers who may call; ``names`` has the method that each of them calls."""
+        return AuthenticatingHandler(handlers, names, self._authenticator, self._watch, self._budget.require_room)
+
+    def admit(self, context: Context) -> None:
+        """Authenticates the caller of the current task's call, before its request is read.
+
+        Raises:
+            CutawayError: the caller is not known, or there is no room for a request.
+        """
+        current_caller.set(self._authenticator(context.invocation_metadata() or ()))
+        self._budget.require_room()
+
+    async def call(self, name: str, data: bytes, context: Context) -> bytes | None:
+        """Runs the method ``name`` for a serialised request of an admitted caller, as a call by gRPC does: with the
+        caller's permissions, limits, metrics and log. Returns None after the messages of a stream.
+
+        Raises:
+            Exception: what ``context.abort`` raises.
+        """
+        return await self._watch.wrap(name, self._methods[name])(data, context)
+
+    def resolve(self, model: str) -> ModelName:
+        """Returns the name and the version of a model that the admitted caller may call.
+
+        Raises:
+            CutawayError: the model is not known to the caller.
+        """
+        return self._resolve(model, current_caller.get())[0]
+
+    async def describe(self, model: str, context: Context) -> model_pb2.ModelDetail:
+        """Returns a model that the admitted caller may call, with layers that are hidden from the caller too: to read a
+        request that does not say of what type its inputs are.
+
+        Raises:
+            CutawayError: the model is not known to the caller, or does not answer.
+        """
+        name, permissions = self._resolve(model, current_caller.get())
+        data = wire_models.encode_model_request(model)
+        reply = await self._call("describe", name, data, permissions, context)
+        return inspection_service_pb2.GetModelResponse.FromString(reply.response).model
+
+    async def refuse(self, name: str, failure: CutawayError, context: Context) -> None:
+        """Ends a call of the method ``name``, whose request could not be read, with ``failure``.
+
+        Raises:
+            Exception: what ``context.abort`` raises.
+        """
+        await self._watch.wrap(name, refusing(failure))(b"", context)
+
+    def _with_status(self, method: Method) -> Callable[[bytes, Context], Awaitable[bytes | None]]:
+        """Returns ``method`` with every error as a gRPC status."""
+
+        async def guarded(data: bytes, context: Context) -> bytes | None:
+            try:
+                caller = current_caller.get()
+                fair_queue.caller_id.set(caller.name or context.peer())
+                with self._budget.hold(len(data)):
+                    return await method(data, context, caller)
+            except Exception as failure:
+                await abort_with(context, failure)
+            return None
+
+        return guarded
+
+    async def _list_models(self, data: bytes, context: Context, caller: Caller) -> bytes:
+        request = parse(inspection_service_pb2.ListModelsRequest, data)
+        check_structure(request)
+        page, token = _page(caller.visible_models(self._backend.catalog), request.page_size, request.page_token)
+        return inspection_service_pb2.ListModelsResponse(
+            models=[wire_models.encode_name(name) for name in page], next_page_token=token
+        ).SerializeToString()
+
+    async def _get_model(self, data: bytes, context: Context, caller: Caller) -> bytes:
+        request = wire_models.decode_model_request(data)
+        name, permissions = self._resolve(request.model, caller)
+        with redaction.redacted_errors(permissions):
+            for field in ("operators", "example"):
+                if getattr(request, field):
+                    permissions.require(Scope.INSPECT, field)
+            reply = await self._call("describe", name, data, permissions, context)
+            return redaction.redact_model(permissions, reply.response)
+
+    async def _inspect(self, data: bytes, context: Context, caller: Caller) -> bytes:
+        start = time.perf_counter()
+        self._check_size(data)
+        name, permissions = self._authorize(data, caller)
+        with redaction.redacted_errors(permissions):
+            reply = await self._call("inspect", name, data, permissions, context)
+            return _response(permissions, reply, start)
+
+    async def _inspect_stream(self, data: bytes, context: Context, caller: Caller) -> None:
+        """Forwards the messages of a reply; reads the next one after gRPC has accepted the one before."""
+        start = time.perf_counter()
+        self._check_size(data)
+        name, permissions = self._authorize(chunks.decode_stream_request(data).request, caller)
+        with redaction.redacted_errors(permissions):
+            stream = self._backend.stream(name, data, permissions.layers, self._timeout(context))
+            async with aclosing(stream) as messages:
+                async for message in messages:
+                    opening = decode_stream_opening(message)
+                    if opening is not None:
+                        message = chunks.header_message(_response(permissions, opening, start))
+                    current_call().reply_bytes += len(message)
+                    await _write(context, message)
+
+    async def _call(
+        self, kind: str, name: ModelName, data: bytes, permissions: Permissions, context: Context
+    ) -> worker_pb2.WorkerReply:
+        timeout_s = self._timeout(context)
+        return decode_worker_reply(await self._backend.call(name, kind, data, permissions.layers, timeout_s))
+
+    def _authorize(self, data: bytes, caller: Caller) -> tuple[ModelName, Permissions]:
+        """Returns the model of a serialised InspectRequest, and the caller's permissions for it. The whole request is
+        parsed only if something in it may be refused."""
+        name_of_type = inspection_pb2.InspectRequest.DESCRIPTOR.full_name
+        check_entries(inspection_pb2.InspectRequest, data, name_of_type)  # RoutedRequest has one of its fields
+        routed = parse(worker_pb2.RoutedRequest, data, name_of_type)
+        name, permissions = self._resolve(routed.model, caller)
+        if not permissions.unrestricted:
+            message = parse(inspection_pb2.InspectRequest, data)
+            check_structure(message)
+            permissions.check(message)
+        return name, permissions
+
+    def _resolve(self, model: str, caller: Caller) -> tuple[ModelName, Permissions]:
+        if not model or len(model) > MAX_TEXT:
+            raise error(Reason.INVALID_VALUE, f"set the model's name, of at most {MAX_TEXT} characters", "model")
+        name, permissions = caller.resolve(model, self._backend.catalog)
+        current_call().model = name
+        return name, permissions
+
+    def _check_size(self, data: bytes) -> None:
+        limit = self._settings.max_message_bytes
+        if len(data) > limit:
+            raise error(Reason.REQUEST_TOO_LARGE, f"the request has {len(data)} bytes, {limit} are allowed")
+
+    def _timeout(self, context: Context) -> float:
+        left: float | None = context.time_remaining()  # None without a deadline, unlike in the stubs
+        return self._settings.default_deadline_s if left is None else min(left, _MAX_TIMEOUT_S)
+
+
+async def _write(context: Context, message: bytes) -> None:
+    """Sends a message of a streamed reply; returns when the connection has room for the next one. Cancels the call if
+    its caller no longer receives."""
+    try:
+        await within(_PATIENCE_S, context.write(message))
+    except asyncio.TimeoutError:
+        what = f"the caller did not read {len(message)} bytes of the reply within {_PATIENCE_S:g} s"
+        raise error(Reason.DEADLINE_EXCEEDED, f"{what}; ask for smaller chunks") from None
+    except grpc.aio.InternalError:  # comes before gRPC's own cancellation, if a message was on its way
+        raise asyncio.CancelledError from None
+
+
+def _response(permissions: Permissions, reply: worker_pb2.WorkerReply, start: float) -> bytes:
+    """Returns the serialised InspectResponse that a worker replied, redacted, with the time that the call waited."""
+    redaction.redact_reply(permissions, reply)
+    reply.timings.queue_ms = (time.perf_counter() - start) * 1000 - reply.worker_ms
+    response = complete_response(reply)
+    reply.ClearField("response")  # of the rest, observers take what they want
+    current_call().reply = reply
+    return response
+
+
+def _page(names: list[ModelName], size: int, token: str) -> tuple[list[ModelName], str]:
+    """Returns one page of ``names``, and the token of the next page."""
+    if size < 0 or (token and not re.fullmatch("[0-9]{1,18}", token)):
+        field = "page_size" if size < 0 else "page_token"
+        raise error(Reason.INVALID_VALUE, "page_size is 0 to 1000, page_token is from the previous reply", field)
+    start = int(token or 0)
+    end = start + (min(size, _MAX_PAGE_SIZE) or _PAGE_SIZE)
+    return names[start:end], str(end) if end < len(names) else ""
+
+
+# Lists all models, page by page.
+
+
+async def listed_models(servicer: Servicer, context: Context) -> list[ModelName]:
+    """Returns all models that the admitted caller may call.
+
+    Raises:
+        Exception: what ``context.abort`` raises.
+    """
+    names: list[ModelName] = []
+    token = ""
+    while True:
+        page = inspection_service_pb2.ListModelsRequest(page_size=1000, page_token=token).SerializeToString()
+        reply = inspection_service_pb2.ListModelsResponse.FromString(
+            await servicer.call("ListModels", page, context) or b""
+        )
+        names += [wire_models.decode_name(model) for model in reply.models]
+        token = reply.next_page_token
+        if not token:
+            return names

@@ -1,0 +1,139 @@
+"""One call of a worker, whatever brought it: the gateway's connection, TorchServe, or a thread of this process."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
+from typing import NamedTuple
+
+from cutaway.contract.errors import CutawayError, Reason, error
+from cutaway.contract.module_globs import GlobLists
+from cutaway.contract.wire import chunks
+from cutaway.engine.runtime.interruption import NEVER_CANCELLED, Cancellation, is_out_of_memory
+from cutaway.v1 import worker_pb2
+
+# Encodes exceptions as failures of the worker's replies.
+
+
+log = logging.getLogger(__name__)
+
+
+def as_failure(failure: BaseException) -> worker_pb2.Failure:
+    """Encodes an exception; logs an unexpected one with its traceback."""
+    failed = _as_error(failure)
+    return worker_pb2.Failure(code=failed.code, reason=failed.reason, message=failed.message, field=failed.field)
+
+
+def with_failure(pieces: Iterator[chunks.Piece]) -> Iterator[chunks.Piece]:
+    """Yields ``pieces``; an exception becomes the last piece."""
+    try:
+        yield from pieces
+    except GeneratorExit:
+        raise
+    except BaseException as failure:
+        yield chunks.worker_piece(worker_pb2.WorkerReply(failure=as_failure(failure)))
+
+
+@contextmanager
+def raising_errors() -> Iterator[None]:
+    """Raises any exception of the block, a model's SystemExit too, as the `CutawayError` that a reply would carry."""
+    try:
+        yield
+    except BaseException as failure:
+        raise _as_error(failure) from failure
+
+
+def _as_error(failure: BaseException) -> CutawayError:
+    if isinstance(failure, CutawayError):
+        return failure
+    if is_out_of_memory(failure):
+        return error(
+            Reason.OUT_OF_MEMORY, "the request needs more memory than is free; send fewer rows or request less"
+        )
+    log.error("unexpected exception in a request", exc_info=failure)
+    return error(Reason.INTERNAL, f"{type(failure).__name__}: {failure}"[:500])
+
+
+# Makes spans that a model's own code creates children of the call's span.
+#
+# The stages of a call need no exporter in the workers: their durations are in the reply, and the gateway makes spans of
+# them.
+
+
+_UNSAMPLED = "-00"
+
+
+def attached(spans: Iterable[str]) -> AbstractContextManager[None]:
+    """Returns a context in which new spans are children of one of ``spans``, which are in W3C Trace Context format or
+    empty. Calls that share a pass share its spans, as children of the first call that is sampled."""
+    known = [span for span in spans if span]
+    if not known:
+        return nullcontext()
+    return _attach()(min(known, key=lambda span: span.endswith(_UNSAMPLED)))
+
+
+@cache
+def _attach() -> Callable[[str], AbstractContextManager[None]]:
+    """Returns OpenTelemetry's context if it is installed; without it there are no spans."""
+    try:
+        from opentelemetry import context
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+    except ImportError:
+        return lambda _: nullcontext()
+    w3c = TraceContextTextMapPropagator()
+
+    @contextmanager
+    def attach(traceparent: str) -> Iterator[None]:
+        token = context.attach(w3c.extract({"traceparent": traceparent}))
+        try:
+            yield
+        finally:
+            context.detach(token)
+
+    return attach
+
+
+KINDS = ("inspect", "describe", "stream")
+"""What a call may be: an InspectRequest, a GetModelRequest, an InspectStreamRequest."""
+
+
+class Call(NamedTuple):
+    """One call.
+
+    Attributes:
+        kind: one of `KINDS`.
+        payload: the serialised request.
+        cancellation: when the caller stops waiting.
+        layers: the layers that the call may name.
+        traceparent: its span in W3C Trace Context format; empty for none.
+    """
+
+    kind: str
+    payload: bytes
+    cancellation: Cancellation = NEVER_CANCELLED
+    layers: GlobLists = ()
+    traceparent: str = ""
+
+    @classmethod
+    def of_message(cls, message: worker_pb2.WorkerCall, hung_up: Callable[[], bool]) -> Call:
+        """Returns the call in a message of the gateway; ``hung_up`` returns whether it was cancelled."""
+        kind = message.WhichOneof("request") or ""
+        layers = tuple(tuple(each.globs) for each in message.layers)
+        cancellation = Cancellation(message.deadline or None, hung_up)
+        return cls(kind, getattr(message, kind, b""), cancellation, layers, message.traceparent)
+
+    @classmethod
+    def of_parts(cls, parts: Mapping[str, bytes]) -> Call:
+        """Returns the call in the parts that TorchServe hands over: one part, named after its kind."""
+        kinds = [kind for kind in KINDS if kind in parts]
+        return cls(kinds[0], parts[kinds[0]]) if len(kinds) == 1 else cls("", ", ".join(sorted(parts)).encode())
+
+    def check(self) -> None:
+        """Raises ``MALFORMED_REQUEST`` for a call of no kind."""
+        if self.kind not in KINDS:
+            got = self.payload.decode("utf-8", "replace") or "none"
+            raise error(
+                Reason.MALFORMED_REQUEST, f"a call has exactly one of the parts {', '.join(KINDS)}, got {got:.200}"
+            )

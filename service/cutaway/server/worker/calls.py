@@ -1,0 +1,139 @@
+"""The calls of one gateway: runs its turns in the model's thread, and knows which calls it has cancelled."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from statistics import StatisticsError, linear_regression
+from typing import TypeVar
+
+from cutaway.server.worker.call import Call, as_failure
+from cutaway.server.worker.model_thread import ModelThread
+from cutaway.server.worker.worker import Worker
+from cutaway.v1 import worker_pb2
+
+# What turns of calls cost, and into how many parts a slow one is split.
+#
+# The calls of one part are answered before the next part runs, and they share what a pass costs whatever its number of
+# rows. So a turn is split where that costs next to nothing: if it takes long, and its parts take nearly as much time in
+# all as the turn in one.
+
+
+T = TypeVar("T")
+
+_REMEMBERED = 64
+"""The last parts, whose time is fitted by a fixed cost and a cost for each call."""
+
+_SHORTEST_S = 0.1
+"""A part takes this long at least: nobody notices less."""
+
+_LOSS = 0.1
+"""The share of throughput that parts may cost."""
+
+
+class TurnCost:
+    """The time that the last turns of one worker took, by their number of calls."""
+
+    def __init__(self) -> None:
+        self._measured: deque[tuple[int, float]] = deque(maxlen=_REMEMBERED)
+
+    def parts(self, calls: Sequence[T]) -> Iterator[Sequence[T]]:
+        """Splits the calls of a turn into parts of nearly one size."""
+        number = max(1, math.floor(len(calls) / self._least_calls(len(calls))))
+        size = math.ceil(len(calls) / number)
+        for start in range(0, len(calls), size):
+            yield calls[start : start + size]
+
+    @contextmanager
+    def measuring(self, calls: int) -> Iterator[None]:
+        """Surrounds the run of a part of ``calls`` calls."""
+        start = time.perf_counter()
+        yield
+        self.took(calls, time.perf_counter() - start)
+
+    def took(self, calls: int, seconds: float) -> None:
+        """Notes that a part of ``calls`` calls took ``seconds``."""
+        self._measured.append((calls, seconds))
+
+    def _least_calls(self, calls: int) -> float:
+        """Returns how many of ``calls`` calls a part has at least; all while too little is known."""
+        if not any(seconds > _SHORTEST_S for _, seconds in self._measured):
+            return calls
+        try:
+            each_s, fixed_s = linear_regression(*zip(*self._measured))
+        except StatisticsError:  # all had the same size
+            return calls
+        if each_s <= 0:
+            return calls
+        shared_s = max(0.0, fixed_s)
+        lost_s = _LOSS * (shared_s / calls + each_s)
+        enough = shared_s / (shared_s / calls + lost_s)
+        return max(1.0, enough, (_SHORTEST_S - shared_s) / each_s)
+
+
+class Calls:
+    """The calls of one gateway to one worker.
+
+    Args:
+        worker: runs them.
+        thread: the thread of its model.
+        reply: sends a serialised `cutaway.v1.WorkerReply`, with the number of its call.
+
+    Attributes:
+        waiting: how many other calls waited in the gateway when it sent its last turn.
+    """
+
+    def __init__(self, worker: Worker, thread: ModelThread, reply: Callable[[int, bytes], None]) -> None:
+        self._worker = worker
+        self._thread = thread
+        self._reply = reply
+        self.waiting = 0
+        self._cost = TurnCost()
+        self._under_way: set[int] = set()
+        self._cancelled: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._under_way)
+
+    def run(self, turn: Sequence[worker_pb2.WorkerCall]) -> None:
+        """Queues the calls of a turn."""
+        self._under_way.update(message.number for message in turn)
+        self._thread.put(partial(self._run, turn))
+
+    def cancel(self, number: int) -> None:
+        """No further pass begins for the call ``number``."""
+        if number in self._under_way:
+            self._cancelled.add(number)
+
+    def cancel_all(self) -> None:
+        """The gateway is gone."""
+        self._cancelled |= self._under_way
+
+    def _run(self, turn: Sequence[worker_pb2.WorkerCall]) -> None:
+        for part in self._cost.parts(turn):
+            with self._cost.measuring(len(part)):
+                self._run_part(part)
+
+    def _run_part(self, part: Sequence[worker_pb2.WorkerCall]) -> None:
+        numbers = [message.number for message in part]
+        calls = [Call.of_message(each, partial(self._cancelled.__contains__, each.number)) for each in part]
+        for number, reply in zip(numbers, self._replies(calls)):
+            self._reply(number, reply)
+        self._under_way.difference_update(numbers)
+        self._cancelled.difference_update(numbers)
+
+    def _replies(self, calls: Sequence[Call]) -> Iterator[bytes]:
+        """Yields a reply for each call, also if the worker has a fault: callers must not wait for their deadlines."""
+        answered = 0
+        try:
+            for reply in self._worker.answer(calls):
+                yield reply
+                answered += 1
+        except Exception as failure:
+            reply = worker_pb2.WorkerReply(failure=as_failure(failure)).SerializeToString()
+            yield from itertools.repeat(reply, len(calls) - answered)

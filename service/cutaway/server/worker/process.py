@@ -1,0 +1,122 @@
+"""A worker in a process of its own: limited in memory, and called by the gateway over its socket."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from cutaway.contract.errors import CutawayError, Reason, error
+from cutaway.contract.results import ModelName
+from cutaway.contract.wire.chunks import Piece
+from cutaway.server.archive import reader
+from cutaway.server.memory import limit_request_memory
+from cutaway.server.settings import Settings
+from cutaway.server.worker.call import Call
+from cutaway.server.worker.model_thread import ModelThread
+from cutaway.server.worker.server import WorkerServer
+from cutaway.server.worker.worker import Worker
+from cutaway.server.worker_protocol import WORKERS, ScratchDirectory
+
+
+class WorkerProcess:
+    """This process as a worker, which TorchServe or the gateway has started.
+
+    Args:
+        worker: the worker.
+    """
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._thread = ModelThread(worker.name.model)
+        if directory := os.environ.get(WORKERS):
+            self._server = WorkerServer(worker, self._thread, Path(directory) / str(os.getpid()))
+
+    @classmethod
+    def start(cls, directory: Path, name: ModelName, *, workers: int, gpu: int | None) -> WorkerProcess:
+        """Loads a model as `load`; logs in one line why it cannot be loaded.
+
+        Raises:
+            SystemExit: the model cannot be loaded, for a reason that the line says in full.
+        """
+        try:
+            return cls(load(directory, workers=workers, gpu=gpu))
+        except Exception as failure:
+            print(load_failure(name, failure), file=sys.stderr)
+            if isinstance(failure, CutawayError):
+                raise SystemExit(1) from None
+            raise
+
+    def answer(self, calls: Sequence[Mapping[str, bytes]]) -> list[bytes]:
+        """Runs calls that came as TorchServe's parts; returns a serialised `cutaway.v1.WorkerReply` for each."""
+        parsed = [Call.of_parts(parts) for parts in calls]
+        return self._thread.submit(lambda: list(self._worker.answer(parsed))).result() if parsed else []
+
+    def stream(self, parts: Mapping[str, bytes]) -> Iterator[Piece]:
+        """Runs a streamed call that came as TorchServe's parts; yields the pieces of its reply, one at least."""
+        pieces = self._worker.stream(Call.of_parts(parts))
+        yield self._thread.submit(lambda: next(pieces)).result()  # the others need no model
+        yield from pieces
+
+
+def load(directory: Path, *, workers: int, gpu: int | None) -> Worker:
+    """Loads the model of an unpacked archive, and limits the memory of its requests.
+
+    Args:
+        directory: the archive.
+        workers: number of workers of this model, which share the cores.
+        gpu: the number of the GPU to load it onto; None for the CPU.
+    """
+    _share_cores(workers)
+    device = "cpu" if gpu is None or not torch.cuda.is_available() else f"cuda:{gpu}"
+    worker = Worker.load(directory, device=device)
+    if device == "cpu":
+        limit_request_memory(Settings.load().request_memory_bytes)
+    gc.collect()
+    gc.freeze()  # these objects stay; every full collection would scan them for a tenth of a second
+    return worker
+
+
+def load_failure(name: ModelName, failure: Exception) -> str:
+    """Returns the line by which the gateway learns why a model cannot be loaded."""
+    kind = "" if isinstance(failure, CutawayError) else f"{type(failure).__name__}: "
+    return f"cutaway cannot load {name.model} {name.version}: {kind}{' '.join(str(failure).split())}"
+
+
+def _share_cores(workers: int) -> None:
+    """Limits torch to a share of the cores, since workers that use all slow each other."""
+    if "OMP_NUM_THREADS" not in os.environ:  # a setting of the operator wins
+        sharing = workers * int(os.environ.get("CUTAWAY_REPLICAS", "1"))
+        torch.set_num_threads(max(1, torch.get_num_threads() // sharing))
+
+
+# Loads an archive once, to find out before it is served whether it loads.
+
+
+def load_once(archive: Path) -> None:
+    """Loads the model of ``archive`` on the CPU, as a worker does, and runs its example; then forgets it.
+
+    Raises:
+        CutawayError: as `Worker.load`; ``ADAPTER_INVALID`` too, if the model cannot run the example.
+    """
+    with ScratchDirectory() as directory:
+        reader.unpack(archive, Path(directory))
+        sys.path.insert(0, directory)  # an adapter may import other files of its archive, as in TorchServe's workers
+        try:
+            worker = Worker.load(Path(directory), device="cpu", batches_calls=False)
+            _run_example(worker)
+        finally:
+            sys.path.remove(directory)
+
+
+def _run_example(worker: Worker) -> None:
+    try:
+        worker.describe()
+    except Exception as failure:  # the adapter's example, or the model, may raise anything
+        what = f"{type(failure).__name__}: {failure}" if not isinstance(failure, CutawayError) else failure.message
+        remedy = "change the adapter's inputs or its example()"
+        raise error(Reason.ADAPTER_INVALID, f"the example cannot be run: {what}; {remedy}", "adapter") from failure

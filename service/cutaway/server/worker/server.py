@@ -1,0 +1,186 @@
+"""A worker's Unix socket: takes turns from gateways, and sends replies and heartbeats. See `worker_protocol.frames`."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from cutaway.contract.wire.chunks import as_message
+from cutaway.server.worker.calls import Calls
+from cutaway.server.worker.model_thread import ModelThread
+from cutaway.server.worker.waiting_pieces import PATIENCE_S
+from cutaway.server.worker.worker import Worker
+from cutaway.server.worker_protocol import (
+    DEADLINE,
+    HEAD,
+    HEARTBEAT_INTERVAL_S,
+    Frame,
+    FrameReader,
+    Kind,
+    frame,
+    listening,
+)
+from cutaway.v1 import worker_pb2
+
+# Sends frames without waiting for their reader.
+
+
+class FrameSender:
+    """Sends on a connection what its buffer takes at once; the rest is sent by a thread, while the model runs on.
+
+    Args:
+        connection: a connected socket; errors are left to the one who reads it.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+        self._waiting: deque[memoryview] = deque()
+
+    def send(self, data: bytes) -> None:
+        """Sends ``data`` after all that was sent before; safe in any thread."""
+        with self._lock, suppress(OSError):
+            sent = 0 if self._waiting else self._send_now(data)
+            if sent < len(data):
+                self._waiting.append(memoryview(data)[sent:])
+                if len(self._waiting) == 1:
+                    threading.Thread(target=self._send_waiting, name="cutaway-sender", daemon=True).start()
+
+    def _send_now(self, data: bytes) -> int:
+        try:
+            return self._connection.send(data, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return 0
+
+    def _send_waiting(self) -> None:
+        with suppress(OSError):
+            while True:
+                self._connection.sendall(self._waiting[0])
+                with self._lock:
+                    self._waiting.popleft()
+                    if not self._waiting:
+                        return
+
+
+_PAUSE_S = 0.1
+_READ_BYTES = 1 << 20
+_BUFFER_BYTES = 2 << 20
+
+
+class WorkerServer:
+    """Serves a worker to processes of the same user, until this process ends.
+
+    Args:
+        worker: the worker.
+        thread: the thread of its model.
+        path: of the socket, named after this process, or "0" if the gateway may be on another machine; it appears when
+            the server listens.
+    """
+
+    def __init__(self, worker: Worker, thread: ModelThread, path: Path) -> None:
+        self._worker = worker
+        self._thread = thread
+        self._number = int(path.name)
+        self._connected: dict[FrameSender, Calls] = {}
+        self._user = os.geteuid()
+        self._listener = listening(path)
+        for each in (self._accept, self._beat):
+            threading.Thread(target=each, name=f"cutaway{each.__name__}", daemon=True).start()
+
+    @property
+    def calls(self) -> int:
+        """How many calls are under way."""
+        return sum(len(calls) for calls in [*self._connected.values()])
+
+    @property
+    def waiting(self) -> int:
+        """How many calls wait in the gateways whose calls are under way."""
+        return sum(calls.waiting for calls in [*self._connected.values()] if len(calls))
+
+    def leave(self) -> None:
+        """Makes the gateways send no more turns, and close their connections when all is answered."""
+        for sender in [*self._connected]:
+            sender.send(frame(Kind.LEAVE))
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:  # no file descriptor is left: tried again
+                time.sleep(_PAUSE_S)
+                continue
+            if _user_of(connection) in (None, self._user, 0):
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
+                threading.Thread(target=self._serve, args=(connection,), name="cutaway-connection", daemon=True).start()
+            else:
+                connection.close()
+
+    def _beat(self) -> None:
+        while True:
+            time.sleep(HEARTBEAT_INTERVAL_S)
+            self._worker.pieces.drop_late()
+            for sender in [*self._connected]:
+                sender.send(frame(Kind.HEARTBEAT, DEADLINE.pack(self._worker.busy_until)))
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection, suppress(OSError):
+            frames = _frames(connection)
+            first = next(frames, None)
+            if first is not None and first.kind == Kind.FETCH:
+                self._send_pieces(connection, first.number)
+            elif first is not None:
+                self._serve_calls(FrameSender(connection), frames)
+
+    def _serve_calls(self, sender: FrameSender, frames: Iterator[Frame]) -> None:
+        calls = Calls(self._worker, self._thread, lambda number, reply: sender.send(frame(Kind.REPLY, reply, number)))
+        name = self._worker.name
+        hello = worker_pb2.WorkerHello(pid=self._number, model=name.model, version=name.version)
+        sender.send(frame(Kind.HELLO, hello.SerializeToString()))
+        self._connected[sender] = calls
+        try:
+            for kind, number, data in frames:
+                if kind == Kind.TURN:
+                    turn = worker_pb2.WorkerTurn.FromString(data)
+                    calls.waiting = turn.waiting
+                    calls.run(turn.calls)
+                elif kind == Kind.CANCEL:
+                    calls.cancel(number)
+        finally:
+            del self._connected[sender]
+            calls.cancel_all()
+
+    def _send_pieces(self, connection: socket.socket, number: int) -> None:
+        """Sends a streamed reply, and stops if the reader reads nothing for `PATIENCE_S`."""
+        pieces = self._worker.pieces.take(number)
+        if pieces is None:  # dropped, because nobody fetched them in time
+            return
+        connection.settimeout(PATIENCE_S)
+        for piece in pieces:
+            message = as_message(piece)
+            connection.sendall(HEAD.pack(Kind.PIECE, 0, message.size) + message.head)
+            connection.sendall(message.data)
+        connection.sendall(frame(Kind.END))
+
+
+def _frames(connection: socket.socket) -> Iterator[Frame]:
+    """Yields the frames that arrive, until the connection ends."""
+    reader = FrameReader()
+    while data := connection.recv(_READ_BYTES):
+        yield from reader.feed(data)
+
+
+def _user_of(connection: socket.socket) -> int | None:
+    """Returns the user whose process has connected. None elsewhere than on Linux: there the socket's directory decides,
+    which only this user may enter."""
+    if sys.platform != "linux":
+        return None
+    _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return int(user)

@@ -1,0 +1,343 @@
+"""Decodes requests, runs the model and encodes replies, for TorchServe's handler and the in-process backend.
+
+A worker holds one copy of one model. Hooks are state of that copy, so one batch runs at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+# The first explanation of a process would otherwise wait for these, a second or more. The workers of ``--engine
+# processes`` share their 70 MiB, because they are forks of a process that has them.
+import torch._decomp.decompositions_for_jvp
+import torch._dynamo
+import torch.fx.experimental.symbolic_shapes  # noqa: F401
+from torch import Tensor, nn
+
+from cutaway.adapters import Adapter, TensorAdapter, load_model
+from cutaway.contract.errors import at
+from cutaway.contract.requests import InspectRequest
+from cutaway.contract.results import InspectResult, ModelDetail, ModelName, Provenance, Timings
+from cutaway.contract.values import __version__, changed
+from cutaway.contract.wire import chunks
+from cutaway.contract.wire import models as wire_models
+from cutaway.contract.wire import requests as wire_requests
+from cutaway.contract.wire import results as wire_results
+from cutaway.contract.wire.chunks import apply_reply_options
+from cutaway.contract.wire.message_walk import as_worker_reply
+from cutaway.engine.batching.batch import Outcome, inspect_batch
+from cutaway.engine.checks.row_independence import rows_independent
+from cutaway.engine.cost.memory import least_bytes
+from cutaway.engine.cost.pass_count import costs
+from cutaway.engine.execution.collect import provenance
+from cutaway.engine.execution.inspect import describe
+from cutaway.engine.model.input_validation import named, validate_arguments, validate_inputs
+from cutaway.engine.model.inspected_model import Inputs, InspectedModel, arguments_kind
+from cutaway.engine.model.module_tree import ModuleTree
+from cutaway.engine.planning.plan import Plan, plan_request
+from cutaway.engine.runtime.interruption import NEVER_CANCELLED, Cancellation, timed
+from cutaway.engine.runtime.numerics import from_numpy, to_numpy
+from cutaway.server.archive import reader
+from cutaway.server.settings import Settings
+from cutaway.server.worker import limits
+from cutaway.server.worker.archived_model import feature_names, load_archived, with_texts
+from cutaway.server.worker.call import Call, as_failure, attached, raising_errors, with_failure
+from cutaway.server.worker.visible_layers import visible_tree
+from cutaway.server.worker.waiting_pieces import WaitingPieces
+from cutaway.v1 import inspection_service_pb2, worker_pb2
+
+log = logging.getLogger(__name__)
+
+IDLE = 0.0
+"""`Worker.busy_until` while no call runs."""
+
+_MOST_KINDS = 1024
+"""Of inputs that are known to be valid: names, types and shapes."""
+
+T = TypeVar("T")
+
+
+class _Decoded(NamedTuple):
+    """A decoded request, when its decoding began, and how long that took; ``chunk_bytes`` is 0 for a reply in one
+    message."""
+
+    plan: Plan
+    start: float
+    decode_ms: float
+    chunk_bytes: int = 0
+
+
+class Worker:
+    """Runs the requests of one model.
+
+    Args:
+        model: the model.
+        adapter: decodes raw inputs for it.
+        name: the model and version in replies.
+        settings: the largest reply, and limits of a request.
+
+    Attributes:
+        busy_until: the latest deadline of the calls that run, in Unix seconds; `IDLE` while none runs.
+        request_memory_bytes: the most memory that a request may take on a CPU; None for no limit.
+        pieces: streamed replies that nobody has fetched yet.
+    """
+
+    def __init__(self, model: InspectedModel, adapter: Adapter, name: ModelName, settings: Settings) -> None:
+        self._model = model
+        self._adapter = adapter
+        self._settings = settings
+        self.name = name
+        self.busy_until = IDLE
+        self.request_memory_bytes = settings.request_memory_bytes
+        self.pieces = WaitingPieces()
+        self._valid_inputs: dict[Hashable, tuple[str, ...]] = {}
+        self._kinds: dict[str, Callable[[Call], _Decoded | worker_pb2.WorkerReply]] = {
+            "inspect": self._inspect,
+            "describe": self._describe,
+            "stream": self._stream,
+        }
+
+    @classmethod
+    def load(cls, model_dir: Path, *, device: str, batches_calls: bool = True) -> Worker:
+        """Loads the model of an unpacked archive; finds out whether calls may share a batch, if ``batches_calls``.
+
+        Raises:
+            InvalidArgument: ``ARCHIVE_CORRUPT`` or ``ADAPTER_INVALID``.
+            FailedPrecondition: ``WEIGHTS_MISSING``; ``MODEL_COMPILED`` and others, if hooks do not reach the model.
+        """
+        manifest = reader.unpacked(model_dir)
+        adapter, model = load_archived(manifest, model_dir, device)
+        worker = cls(model, adapter, ModelName(manifest.model, manifest.version), Settings.load())
+        if batches_calls:
+            worker._check_row_independence()
+        return worker
+
+    @classmethod
+    def of(cls, model: nn.Module | Adapter, name: str, settings: Settings | None = None, device: str = "cpu") -> Worker:
+        """Returns a worker for a model in memory, as version 1.0; by default with the settings of the environment."""
+        adapter = model if isinstance(model, Adapter) else TensorAdapter(model)
+        return cls(load_model(adapter, device), adapter, ModelName(name, "1.0"), settings or Settings.load())
+
+    def _check_row_independence(self) -> None:
+        """Finds out before the first request whether calls may share a batch."""
+        try:
+            example = self._example()
+            with self._model.session():
+                if example is not None and not rows_independent(self._model, example, ()):
+                    log.warning("%s: rows are not proven to be independent; calls run one by one", self.name.model)
+        except Exception as failure:  # in the adapter's example: a request for it gets the same error
+            log.warning("%s: its example cannot be run: %s", self.name.model, failure)
+
+    def _example(self) -> Inputs | None:
+        example = self._adapter.example()
+        return None if example is None else {name: value.to(self._model.device) for name, value in example.items()}
+
+    def shares_with(self, other: Worker) -> bool:
+        """Returns whether the two models have a module in common; hooks of one would then run in the other."""
+        return not set(self._model.module.modules()).isdisjoint(other._model.module.modules())
+
+    def inspect(self, request: InspectRequest) -> InspectResult:
+        """Runs a request that was made in this process, and encodes neither its inputs nor its result as messages.
+
+        Raises:
+            CutawayError: the request cannot be run.
+        """
+        with raising_errors():
+            plan = self._plan(wire_requests.validated(request), self._model.tree)
+            (result,) = inspect_batch([plan])
+            return self._complete(result, plan.request)
+
+    def answer(self, calls: Sequence[Call]) -> Iterator[bytes]:
+        """Runs a turn of calls. Never raises: an error is a reply.
+
+        Yields:
+            A serialised `cutaway.v1.WorkerReply` for each call, in order. The model has run before the first one.
+        """
+        start = time.perf_counter()
+        with self._busy(calls), attached(call.traceparent for call in calls):
+            decoded = deque(_catch(self._decode, call) for call in calls)
+            results = deque(inspect_batch([item.plan for item in decoded if isinstance(item, _Decoded)]))
+        while decoded:  # when a reply is out, nothing of its call is left
+            yield self._reply(decoded.popleft(), results, start)
+
+    def _reply(
+        self, item: _Decoded | worker_pb2.WorkerReply | BaseException, results: deque[Outcome], start: float
+    ) -> bytes:
+        outcome = _catch(self._encode, item, results.popleft()) if isinstance(item, _Decoded) else item
+        return _serialised(outcome, _since(start))
+
+    @contextmanager
+    def _busy(self, calls: Sequence[Call]) -> Iterator[None]:
+        self.busy_until = max((call.cancellation.deadline or math.inf for call in calls), default=IDLE)
+        try:
+            yield
+        finally:
+            self.busy_until = IDLE
+
+    def stream(self, call: Call) -> Iterator[chunks.Piece]:
+        """Runs a call of the kind ``stream`` for a transport that may buffer the whole reply, which is then limited to
+        the size of one message. Never raises: an error is the last piece.
+
+        Yields:
+            The pieces of the reply, `cutaway.v1.StreamPiece`. The model has run before the first one.
+        """
+        return with_failure(self._pieces(call))
+
+    def _pieces(self, call: Call) -> Iterator[chunks.Piece]:
+        with self._busy([call]), attached([call.traceparent]):
+            decoded = self._decode(call)
+            results = inspect_batch([decoded.plan]) if isinstance(decoded, _Decoded) else []
+        if isinstance(decoded, _Decoded):
+            yield from self._cut(decoded, results[0], held=True)
+
+    def _decode(self, call: Call) -> _Decoded | worker_pb2.WorkerReply:
+        """Returns the decoded request; or the reply, if it needs no pass of the model."""
+        call.check()
+        limits.check_deadline(call.cancellation.deadline, "while the call was queued")
+        call.cancellation.raise_if_cancelled()
+        return self._kinds[call.kind](call)
+
+    def _inspect(self, call: Call) -> _Decoded:
+        return self._decoded(call, call.payload)
+
+    def _stream(self, call: Call) -> _Decoded:
+        routed = chunks.decode_stream_request(call.payload)
+        return self._decoded(call, routed.request)._replace(chunk_bytes=routed.chunk_bytes)
+
+    def _decoded(self, call: Call, data: bytes) -> _Decoded:
+        start = time.perf_counter()
+        tree = visible_tree(self._model, call.layers, data)
+        request = wire_requests.decode(data, max_unpacked_bytes=self._settings.max_message_bytes)
+        return _Decoded(self._plan(request, tree, call.cancellation), start, _since(start))
+
+    def _plan(self, request: InspectRequest, tree: ModuleTree, cancellation: Cancellation = NEVER_CANCELLED) -> Plan:
+        limits.check_counts(request, self._settings)
+        plan = plan_request(self._model, request, self._inputs(request, cancellation), cancellation, tree)
+        allowed = self.request_memory_bytes
+        if self._model.device.type == "cpu" and allowed is not None:
+            limits.check_memory(request, least_bytes(plan, allowed), allowed)
+        limits.check_passes(costs(plan), self._settings.max_passes)
+        return plan
+
+    def _encode(self, decoded: _Decoded, result: InspectResult | BaseException) -> worker_pb2.WorkerReply:
+        """Returns the reply; for a streamed one, the number under which its pieces wait."""
+        request = decoded.plan.request
+        if decoded.chunk_bytes:
+            pieces = self._cut(decoded, result, held=False)
+            return worker_pb2.WorkerReply(pieces=self.pieces.put(with_failure(pieces)))
+        timings = Timings()
+        with timed(timings, "encode_ms"):
+            message = wire_results.encode(self._complete(result, request), request.compression)
+            limits.check_reply_size(message.ByteSize(), request.max_reply_bytes, self._settings.max_message_bytes)
+            reply = as_worker_reply(message)
+        reply.timings.decode_ms, reply.timings.encode_ms = decoded.decode_ms, timings.encode_ms
+        return reply
+
+    def _cut(self, decoded: _Decoded, result: InspectResult | BaseException, held: bool) -> Iterator[chunks.Piece]:
+        """Returns the response in pieces."""
+        request, limit = decoded.plan.request, self._settings.max_message_bytes
+        timings = Timings()
+        with timed(timings, "encode_ms"):
+            cut = chunks.StreamEncoder(self._complete(result, request), request.compression)
+        possible = limit if held else max(cut.reply_bytes, request.max_reply_bytes)
+        limits.check_reply_size(cut.reply_bytes, request.max_reply_bytes, possible)
+        limits.check_reply_size(cut.header_bytes, 0, limit)
+        cut.set_timings(decode_ms=decoded.decode_ms, encode_ms=timings.encode_ms)
+        pieces = cut.pieces(decoded.chunk_bytes, worker_ms=_since(decoded.start))
+        return limits.until_deadline(pieces, decoded.plan.cancellation.deadline)
+
+    def _complete(self, result: InspectResult | BaseException, request: InspectRequest) -> InspectResult:
+        """Adds what only the adapter and the worker know (texts of tokens, names, versions), and casts to the requested
+        data types; raises the error of a request that failed."""
+        if isinstance(result, BaseException):
+            raise result
+        complete = changed(
+            result,
+            provenance=self._provenance(result.provenance),
+            attributions=with_texts(self._adapter, result.attributions),
+            feature_names=feature_names(self._model.inputs, result),
+        )
+        return apply_reply_options(complete, request)
+
+    def _inputs(self, request: InspectRequest, cancellation: Cancellation) -> Inputs:
+        with at("raw" if request.raw else "tensors.by_name"):
+            tensors = self._decode_raw(request, cancellation) if request.raw else named(
+                self._model.inputs, {name: from_numpy(array) for name, array in request.tensors.items()}
+            )  # fmt: skip
+        shapes = (*((name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()),)
+        kind = shapes, arguments_kind(request.arguments)
+        order = self._valid_inputs.get(kind)
+        if order is None:
+            if len(self._valid_inputs) >= _MOST_KINDS:
+                self._valid_inputs.clear()
+            order = self._valid_inputs[kind] = self._validated_names(request, tensors)
+        return {name: tensors[name].to(self._model.device) for name in order}
+
+    def _validated_names(self, request: InspectRequest, tensors: Mapping[str, Tensor]) -> tuple[str, ...]:
+        """Returns the names of valid inputs in the model's order."""
+        with at("arguments"):
+            specs = validate_arguments(self._model.inputs, tensors, request.arguments)
+        with at("raw" if request.raw else "tensors.by_name"):
+            return tuple(validate_inputs(specs, tensors))
+
+    def _decode_raw(self, request: InspectRequest, cancellation: Cancellation) -> Inputs:
+        examples = []
+        for index, raw in enumerate(request.raw):
+            cancellation.raise_if_cancelled()
+            with at(f"examples[{index}]"):
+                examples.append(self._adapter.decode(raw.data, raw.media_type))
+        return self._adapter.collate(examples)
+
+    def _describe(self, call: Call) -> worker_pb2.WorkerReply:
+        request = wire_models.decode_model_request(call.payload)
+        detail = self.describe(operators=request.operators, example=request.example)
+        response = inspection_service_pb2.GetModelResponse(model=wire_models.encode(detail))
+        limits.check_reply_size(response.ByteSize(), 0, self._settings.max_message_bytes)
+        return worker_pb2.WorkerReply(response=response.SerializeToString())
+
+    def describe(self, *, operators: bool = False, example: bool = False) -> ModelDetail:
+        """Returns the model's inputs, outputs and modules; on request the operators of its forward pass, and its
+        example."""
+        inputs = self._example()
+        modules, outputs, inside = describe(self._model, inputs, operators=operators)
+        self._model.passes.reset()
+        return ModelDetail(
+            model=self.name,
+            inputs=tuple(self._model.inputs),
+            outputs=outputs,
+            labels=tuple(self._model.labels),
+            media_types=tuple(self._adapter.media_types),
+            modules=modules,
+            provenance=self._provenance(provenance(self._model)),
+            operators=inside,
+            example={name: to_numpy(tensor) for name, tensor in inputs.items()} if example and inputs else {},
+        )
+
+    def _provenance(self, provenance: Provenance) -> Provenance:
+        return changed(provenance, model=self.name.model, version=self.name.version, cutaway_version=__version__)
+
+
+def _catch(function: Callable[..., T], *arguments: Any) -> T | BaseException:
+    """Returns the result or the exception of a call: a model that exits or cancels ends only its own request."""
+    try:
+        return function(*arguments)
+    except BaseException as failure:
+        return failure
+
+
+def _serialised(outcome: worker_pb2.WorkerReply | BaseException, worker_ms: float) -> bytes:
+    """Serialises a reply with the time that the worker had the call; an exception becomes a failure."""
+    reply = worker_pb2.WorkerReply(failure=as_failure(outcome)) if isinstance(outcome, BaseException) else outcome
+    reply.worker_ms = worker_ms
+    return reply.SerializeToString()
+
+
+def _since(start: float) -> float:
+    return (time.perf_counter() - start) * 1000

@@ -1,0 +1,173 @@
+"""The frames of the connections between gateway and worker: a kind, a number, a size, and as many bytes.
+
+A worker listens on a Unix socket. Plain frames over it take a fifth of the time of a gRPC stream (0.05 ms instead of
+0.22 ms for 20 kB there and back), and a seventh for large messages.
+
+The gateway's first frame says what a connection is for. After `Kind.OPEN` the worker sends `Kind.HELLO`; then the
+gateway sends turns and cancellations, and the worker replies and heartbeats, in any order. After `Kind.FETCH` the
+worker sends the pieces of one streamed reply, and then `Kind.END`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import socket
+import struct
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from enum import IntEnum
+from pathlib import Path
+from typing import IO, NamedTuple
+
+
+class Kind(IntEnum):
+    """What a frame has."""
+
+    OPEN = 1
+    """Nothing."""
+    HELLO = 2
+    """A `cutaway.v1.WorkerHello`."""
+    HEARTBEAT = 3
+    """The latest deadline of the calls that the worker runs, in Unix seconds: a double; 0 if it runs none."""
+    TURN = 4
+    """A `cutaway.v1.WorkerTurn`."""
+    CANCEL = 5
+    """Nothing; the number is that of a call."""
+    REPLY = 6
+    """A `cutaway.v1.WorkerReply`; the number is that of a call."""
+    FETCH = 7
+    """Nothing; the number is `cutaway.v1.WorkerReply.pieces`."""
+    PIECE = 8
+    """A serialised `cutaway.v1.InspectStreamResponse`."""
+    END = 9
+    """Nothing: all pieces were sent. An end of the connection before it means that the worker died."""
+    LEAVE = 10
+    """Nothing: the worker shall end. The gateway sends no more turns, and closes the connection when it has the replies
+    to those that it has sent."""
+
+
+class Frame(NamedTuple):
+    """One frame."""
+
+    kind: Kind
+    number: int
+    data: bytes
+
+
+HEAD = struct.Struct("<BQI")
+"""The head of a frame; in frames without a number it is 0."""
+
+HEARTBEAT_INTERVAL_S = 0.5
+
+DEADLINE = struct.Struct("<d")
+"""What is in a heartbeat."""
+
+
+def frame(kind: Kind, data: bytes = b"", number: int = 0) -> bytes:
+    """Returns a whole frame."""
+    return HEAD.pack(kind, number, len(data)) + data
+
+
+class FrameReader:
+    """Cuts frames out of the bytes of a connection, as they arrive."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Frame]:
+        """Adds ``data``, and yields the frames that are complete."""
+        self._buffer += data
+        start = 0
+        try:
+            while len(self._buffer) - start >= HEAD.size:
+                kind, number, size = HEAD.unpack_from(self._buffer, start)
+                begin, end = start + HEAD.size, start + HEAD.size + size
+                if len(self._buffer) < end:
+                    return
+                start = end
+                yield Frame(Kind(kind), number, bytes(memoryview(self._buffer)[begin:end]))
+        finally:
+            del self._buffer[:start]
+
+
+# Temporary directories whose paths are short enough for Unix sockets.
+#
+# The process that owns one holds a lock on a file in it. The kernel releases the lock when the process ends, also after
+# SIGKILL: so a later start finds the directories that nobody owns any more, and deletes them.
+
+
+WORKERS = "CUTAWAY_WORKERS"
+"""The environment variable with the directory in which workers listen; each socket is named after its process."""
+
+_PREFIX = "cutaway-"
+
+_LOCK = ".cutaway-owner"
+_LONGEST_PATH = 103  # of a socket, in bytes: 107 on Linux, 103 elsewhere
+_LONGEST_NAME = len("/.ts.sock.12345")  # TorchServe's socket, the longest name in these directories
+_OWN = len(f"/{_PREFIX}12345678")
+_LONGEST_PARENT = _LONGEST_PATH - _OWN - _LONGEST_NAME
+
+
+class ScratchDirectory(tempfile.TemporaryDirectory[str]):
+    """A directory that only this user may enter, and that is deleted at the end of its context: in the default
+    directory for temporary files, or in ``/tmp`` if that path is too long for sockets."""
+
+    def __init__(self) -> None:
+        super().__init__(prefix=_PREFIX, dir=_parent(), ignore_cleanup_errors=True)
+        self._lock = _take_lock(Path(self.name))
+
+    def cleanup(self) -> None:
+        """Deletes the directory."""
+        super().cleanup()
+        self._lock.close()
+
+
+def listening(path: Path) -> socket.socket:
+    """Returns a socket that listens at ``path``, where it appears when it does."""
+    listener = socket.socket(socket.AF_UNIX)
+    not_yet = path.with_name(f"{path.name}.new")
+    listener.bind(str(not_yet))
+    listener.listen()
+    not_yet.rename(path)
+    return listener
+
+
+def delete_abandoned() -> None:
+    """Deletes the directories of this user whose owner has ended without deleting them."""
+    for directory in Path(_parent()).glob(f"{_PREFIX}*"):
+        # One without a lock, of a running owner or of another user stays.
+        with suppress(OSError), _open_lock(directory) as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def _parent() -> str:
+    parent = tempfile.gettempdir()
+    return parent if len(parent.encode()) <= _LONGEST_PARENT else "/tmp"
+
+
+def _take_lock(directory: Path) -> IO[bytes]:
+    """Creates the lock file, locked from the moment at which it has its name: no other process sees it unlocked."""
+    nameless = directory / f"{_LOCK}-new"
+    lock = nameless.open("xb")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    nameless.rename(directory / _LOCK)
+    return lock
+
+
+def _open_lock(directory: Path) -> IO[bytes]:
+    """Opens the lock file in ``directory``, which is one of ours.
+
+    Raises:
+        OSError: there is none; or the directory is a link, or another user's.
+    """
+    entered = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        if os.fstat(entered).st_uid != os.geteuid():
+            raise PermissionError(directory)
+        return os.fdopen(os.open(_LOCK, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=entered), "rb")
+    finally:
+        os.close(entered)

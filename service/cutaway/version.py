@@ -1,5 +1,0 @@
-"""The installed version."""
-
-from importlib.metadata import version
-
-__version__ = version("cutaway")

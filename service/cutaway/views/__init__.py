@@ -1,0 +1,1 @@
+"""How results look: notebook pages, figures, tables, programs."""

@@ -1,0 +1,242 @@
+"""Attributions and predictions as tidy tables: a row for each number. Columns are numpy arrays; pandas joins them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cutaway.contract.errors import Reason, error
+from cutaway.contract.requests import InspectRequest
+from cutaway.contract.results import AttributionResult, InspectResult
+from cutaway.contract.results.arrays import map_tensors
+from cutaway.contract.results.explanations import outcome_of_row
+from cutaway.contract.results.summary import batch_size
+from cutaway.contract.tensors import Array
+from cutaway.views.pictures import class_labels, importing, sent_tensors
+
+if TYPE_CHECKING:
+    import pandas
+    import xarray
+
+
+_CONSTANT = ("attribution", "method", "layer", "input", "output")
+
+
+def frame(result: InspectResult, what: str, labels: Sequence[str]) -> pandas.DataFrame:
+    """Returns the table ``what``, ``attributions`` or ``predictions``; see `Inspection.to_pandas`."""
+    if what not in _TABLES:
+        raise error(Reason.INVALID_VALUE, f"{what!r} is none of {', '.join(_TABLES)}", "what")
+    with importing("to_pandas()"):
+        import pandas
+    make, columns = _TABLES[what]
+    parts = [pandas.DataFrame(part) for part in make(result, labels)]
+    if not parts:
+        return pandas.DataFrame(columns=columns)
+    table = pandas.concat(parts, ignore_index=True)
+    further = sorted(name for name in table.columns if name.startswith("position_"))
+    for name in further:
+        table[name] = table[name].astype("Int64")  # has a value for arrays of that many axes only
+    place = columns.index("position") + 1
+    table = table[[*columns[:place], *further, *columns[place:]]]
+    return table.astype({name: "category" for name in (*_CONSTANT, "verdict", "cause") if name in columns})
+
+
+def _attributions(result: InspectResult, _labels: Sequence[str]) -> Iterator[dict[str, Any]]:
+    rows = batch_size(result)
+    for index, attribution in enumerate(result.attributions):
+        constant = {"attribution": index, "method": attribution.method, "layer": attribution.layer}
+        outcomes = [outcome_of_row(attribution.checks, row) if attribution.checks else None for row in range(rows)]
+        by_row: dict[str, list[Any]] = {
+            "target": [None] * rows if attribution.targets is None else attribution.targets.tolist(),
+            "verdict": ["" if each is None else each.verdict.value for each in outcomes],
+            "cause": ["" if each is None or each.cause is None else each.cause.value for each in outcomes],
+        }
+        for name, values, features in _values(attribution, result.feature_names):
+            if values.ndim and len(values) == rows:
+                yield _tidy(values, {**constant, "input": name}, by_row, features)
+
+
+def _values(
+    attribution: AttributionResult, names: Mapping[str, Sequence[str]]
+) -> Iterator[tuple[str, Array, Sequence[Sequence[str]] | None]]:
+    """Yields the arrays with the names of their last axis, if it has names; of an embedding, the sums of the tokens."""
+    tokens = attribution.tokens
+    if tokens is not None:
+        yield tokens.input or attribution.layer, tokens.values, tokens.texts or None
+        return
+    for name, values in attribution.values.items():
+        known = names.get(name) if values.ndim > 1 else None
+        yield name, values, None if known is None else [known] * len(values)
+
+
+def _predictions(result: InspectResult, labels: Sequence[str]) -> Iterator[dict[str, Any]]:
+    rows, known_labels = batch_size(result), class_labels(result, labels)
+    classes = result.classes if len(result.classes) == rows else ()
+    by_row: dict[str, list[Any]] = {
+        "predicted": [each.index for each in classes] if classes else [None] * rows,
+        "label": [each.label for each in classes] if classes else [""] * rows,
+        "probability": [each.probability for each in classes] if classes else [float("nan")] * rows,
+    }
+    for number, (name, values) in enumerate(result.predictions.items()):
+        if values.ndim and len(values) == rows:
+            is_classes = number == 0 and bool(classes) and values.ndim == 2
+            known = [known_labels.get(index, "") for index in range(values.shape[1])] if is_classes else None
+            yield _tidy(values, {"output": name}, by_row, None if known is None else [known] * rows)
+
+
+def _tidy(
+    values: Array, constant: dict[str, Any], by_row: dict[str, list[Any]], features: Sequence[Sequence[str]] | None
+) -> dict[str, Any]:
+    """Returns the columns for ``values`` [batch, ...].
+
+    Args:
+        values: an array with a batch axis; bfloat16 becomes float32, which pandas knows.
+        constant: columns that are the same in each row.
+        by_row: columns with a value for each example.
+        features: for each example, the names of the elements along its last axis; there may be fewer names.
+    """
+    rows, per_row = len(values), int(np.prod(values.shape[1:]))
+    columns: dict[str, Any] = {"example": np.repeat(np.arange(rows), per_row)}
+    columns |= {name: np.full(rows * per_row, value, object) for name, value in constant.items()}
+    indices = np.unravel_index(np.arange(per_row), values.shape[1:]) if values.ndim > 1 else (np.zeros(1, int),)
+    for axis, index in enumerate(indices):
+        columns["position" if axis == 0 else f"position_{axis + 1}"] = np.tile(index, rows)
+    columns["feature"] = np.concatenate([_named(features[row] if features else (), indices[-1]) for row in range(rows)])
+    known = values.dtype.kind in "fiub"
+    columns["value"] = (values if known else values.astype(np.float32)).reshape(-1)
+    return columns | {
+        name: np.repeat(np.array(column, object if name in ("target", "predicted") else None), per_row)
+        for name, column in by_row.items()
+    }
+
+
+def _named(names: Sequence[str], index: Array) -> Array:
+    """Returns ``names`` at ``index``, and ``""`` where there is none."""
+    padded = np.array([*names, *[""] * (int(index.max(initial=0)) + 1 - len(names))], object)
+    return padded[index]
+
+
+_TABLES: dict[str, Any] = {
+    "attributions": (
+        _attributions,
+        [*("example", "attribution", "method", "layer", "input", "position", "feature", "value", "target", "verdict"),
+         "cause"],
+    ),
+    "predictions": (
+        _predictions,
+        ["example", "output", "position", "feature", "value", "predicted", "label", "probability"],
+    ),
+}  # fmt: skip
+"""Each table: what yields its parts, and its columns."""
+
+
+# A result as an xarray Dataset: every tensor under its place, with named dimensions.
+#
+# A dimension has the name of the tensor's owner and of its role: ``image.height``, ``conv1.output.channel``. Tensors of
+# the same owner share dimensions: an attribution lies on the input, a gradient on the tensor it is the gradient of.
+
+
+_ROLES = {
+    1: ("feature",),
+    2: ("position", "feature"),
+    3: ("channel", "height", "width"),
+    4: ("channel", "depth", "height", "width"),
+}
+"""The roles of the axes behind the batch, by their number."""
+
+_PARTS = re.compile(r"attributions\[\d+\]\.(?:values|standard_errors)\.|\w+\.", re.ASCII)
+
+
+def dataset(result: InspectResult, request: InspectRequest) -> xarray.Dataset:
+    """Returns all tensors of ``result`` and the tensors sent; see `Inspection.to_xarray`."""
+    with importing("to_xarray()"):
+        import xarray
+    dimensions = _Dimensions(batch_size(result), 0 if result.targets is None else result.targets[:1].size)
+    variables = {
+        place: (dimensions.of(place, array), _known(array), _attributes(result, place))
+        for place, array in _tensors(result, request).items()
+    }
+    coordinates: dict[str, Any] = {"example": np.arange(dimensions.rows)}
+    if result.classes:
+        coordinates["predicted"] = "example", [each.index for each in result.classes]
+        coordinates["label"] = "example", [each.label for each in result.classes]
+        coordinates["probability"] = "example", [each.probability for each in result.classes]
+    for name, features in result.feature_names.items():
+        if dimensions.sizes.get(f"{name}.feature") == len(features):
+            coordinates[f"{name}.feature"] = list(features)
+    provenance = result.provenance
+    about = {"model": provenance.model, "version": provenance.version, "weights_sha256": provenance.weights_sha256}
+    return xarray.Dataset(variables, coordinates, {**about, "seed": provenance.seed})
+
+
+def _tensors(result: InspectResult, request: InspectRequest) -> dict[str, Array]:
+    """Returns the tensors by their places: those sent, and those of the result."""
+    tensors = {f"inputs.{name}": array for name, array in sent_tensors(result, request).items()}
+
+    def collect(place: str, array: Array) -> Array:
+        tensors[place] = array
+        return array
+
+    map_tensors(result, collect)
+    targets = {"targets": result.targets, "target_values": result.target_values}
+    return tensors | {name: array for name, array in targets.items() if array is not None}
+
+
+def _attributes(result: InspectResult, place: str) -> dict[str, Any]:
+    """Returns what describes a variable: of an attribution, its method, layer and verdict."""
+    found = re.match(r"attributions\[(\d+)\]", place)
+    if found is None:
+        return {}
+    attribution = result.attributions[int(found[1])]
+    check = attribution.worst_check
+    outcome = {} if check is None else {"verdict": check.verdict.value, "reason": check.reason}
+    return {"method": attribution.method, "layer": attribution.layer, **outcome}
+
+
+def _known(array: Array) -> Array:
+    """Returns ``array`` in a data type that numpy itself has; bfloat16 becomes float32."""
+    return array if array.dtype.kind in "fiub" else array.astype(np.float32)
+
+
+class _Dimensions:
+    """Names the dimensions of the tensors of one result; a name has one size.
+
+    Args:
+        rows: the batch size.
+        targets: how many targets each example has.
+    """
+
+    def __init__(self, rows: int, targets: int) -> None:
+        self.rows = rows
+        self.sizes = {"example": rows}
+        self._targets = targets
+
+    def of(self, place: str, array: Array) -> list[str]:
+        """Returns the dimensions of the tensor at ``place``."""
+        for owner in (_owner(place), place):
+            names = self._named(owner, place, array)
+            if all(self.sizes.get(name, size) == size for name, size in zip(names, array.shape)):
+                break
+        self.sizes.update(zip(names, array.shape))
+        return names
+
+    def _named(self, owner: str, place: str, array: Array) -> list[str]:
+        leading = []
+        if array.ndim and len(array) == self.rows and not place.startswith("parameter_gradients."):
+            leading.append("example")
+        gradient = place.startswith(("input_gradients.", "target")) or ".grad_" in place
+        if leading and gradient and self._targets > 1 and array.ndim > 1 and array.shape[1] == self._targets:
+            leading.append("target")
+        rest = array.ndim - len(leading)
+        roles = _ROLES.get(rest, ()) if leading else ()
+        return [*leading, *(f"{owner}.{role}" for role in roles or (f"axis_{axis}" for axis in range(rest)))]
+
+
+def _owner(place: str) -> str:
+    """Returns whose dimensions the tensor at ``place`` has: ``image``, ``conv1.output``, ``attributions[0].tokens``."""
+    if ".tokens." in place:
+        return place.rpartition(".")[0]
+    return _PARTS.sub("", place, count=1).replace(".grad_", ".")

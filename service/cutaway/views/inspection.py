@@ -1,0 +1,116 @@
+"""What the client returns: a result that also knows its request, and shows itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from cutaway.contract.requests import InspectRequest
+from cutaway.contract.results import InspectResult
+from cutaway.contract.results.summary import batch_size
+from cutaway.contract.values import changed
+from cutaway.contract.wire import stored_file
+from cutaway.views import plots
+from cutaway.views.frames import dataset, frame
+from cutaway.views.html import page
+from cutaway.views.pictures import importing, sent_inputs
+
+if TYPE_CHECKING:
+    import pandas
+    import xarray
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True, repr=False)
+class Inspection(InspectResult):
+    """An `InspectResult` with its request. A notebook shows it as a page; `print` as at most 30 lines.
+
+    The inputs sent stay in memory as long as the result does.
+
+    Attributes:
+        request: the request, with the inputs sent.
+        labels: a label for each class, for pictures and tables; see `with_labels`.
+    """
+
+    request: InspectRequest = field(default_factory=lambda: InspectRequest(""))
+    labels: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, result: InspectResult, request: InspectRequest) -> Inspection:
+        """Returns ``result`` with the request that it answers."""
+        return cls(**{each.name: getattr(result, each.name) for each in fields(InspectResult)}, request=request)
+
+    def save(self, path: str | Path) -> None:
+        """Writes the request and the result to one file, ``x.cutaway``, which ``cutaway verify`` can prove again.
+
+        Raises:
+            InvalidArgument: ``INVALID_VALUE``, if the file cannot be written.
+        """
+        stored_file.write(Path(path), self.request, self)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Inspection:
+        """Returns the result in a file that `save` wrote; needs no server.
+
+        Raises:
+            InvalidArgument: ``EXPLANATION_CORRUPT``, if it is damaged or of another format; ``INVALID_VALUE``, if it
+                cannot be read.
+        """
+        request, result = stored_file.read(Path(path))
+        return cls.of(result, request)
+
+    def with_labels(self, labels: Sequence[str]) -> Inspection:
+        """Returns the same result with a label for each class, such as `ModelDetail.labels`, which pictures and tables
+        then show; a reply has only those of the predicted classes."""
+        return changed(self, labels=tuple(labels))
+
+    def plot(self, path: str | Path | None = None, *, row: int = 0) -> Figure:
+        """Draws one example with matplotlib: input, predictions, attributions, captures and gradients.
+
+        Args:
+            path: of the file to write, ``.png``, ``.svg`` or ``.pdf``; None writes none.
+            row: the example's index in the batch.
+
+        Raises:
+            FailedPrecondition: ``PACKAGE_MISSING``, if matplotlib is not installed.
+            InvalidArgument: ``INVALID_VALUE`` if the batch has no such row.
+        """
+        rows = batch_size(self)
+        inputs = {}
+        if 0 <= row < rows:
+            for name, sent in sent_inputs(self, self.request, row).items():
+                if sent.values is not None:
+                    inputs[name] = np.broadcast_to(sent.values, (rows, *sent.values.shape))
+        with importing("plot()"):
+            figure = plots.figure(self, inputs, row)
+        if path is not None:
+            figure.savefig(path, dpi=plots.DOTS_PER_INCH)
+        return figure
+
+    def to_pandas(self, what: Literal["attributions", "predictions"] = "attributions") -> pandas.DataFrame:
+        """Returns a table with a row for each number.
+
+        Args:
+            what: ``attributions``, where a row is an element of an input or layer, or a token; or ``predictions``,
+                where it is an element of an output.
+
+        Raises:
+            FailedPrecondition: ``PACKAGE_MISSING``, if pandas is not installed.
+            InvalidArgument: ``INVALID_VALUE`` for another table.
+        """
+        return frame(self, what, self.labels)
+
+    def to_xarray(self) -> xarray.Dataset:
+        """Returns all tensors of the result, with named dimensions.
+
+        Raises:
+            FailedPrecondition: ``PACKAGE_MISSING``, if xarray is not installed.
+        """
+        return dataset(self, self.request)
+
+    def _repr_html_(self) -> str:
+        return page(self, self.request, self.labels)

@@ -1,0 +1,257 @@
+"""Draws arrays as PNG pictures in data URLs and as bars of SVG charts."""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from cutaway.contract.errors import CutawayError, Reason, error
+from cutaway.contract.requests import InspectRequest, Raw
+from cutaway.contract.results import InspectResult
+from cutaway.contract.tensors import Array
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+
+# Labels of classes, as far as they are known.
+
+
+def class_labels(result: InspectResult, labels: Sequence[str]) -> dict[int, str]:
+    """Returns labels by class index: ``labels``, one for each class, and those of the predicted classes."""
+    predicted = (*result.classes, *result.unedited_classes)
+    return dict(enumerate(labels)) | {each.index: each.label for each in predicted if each.label}
+
+
+# Packages that the base install does not have.
+
+
+@contextmanager
+def importing(purpose: str) -> Iterator[None]:
+    """Imports in this block need a package of the extra ``notebook``.
+
+    Raises:
+        FailedPrecondition: ``PACKAGE_MISSING``, with the package, ``purpose`` and what to install.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as failure:
+        package = {"PIL": "pillow"}.get(failure.name or "", failure.name)
+        what = f"{purpose} needs {package}, which is not installed: pip install 'cutaway[notebook]'"
+        raise error(Reason.PACKAGE_MISSING, what) from None
+
+
+_PICTURES = "drawing pictures"
+
+FOR, AGAINST = (200, 55, 60), (45, 110, 200)
+"""The RGB colours of positive and of negative attributions."""
+
+Bar: TypeAlias = tuple[float, float, float, float]
+"""A bar in a box of 1 by 1: x, y, width, height."""
+
+_CELLS = 64
+_SIDE = 160  # pixels of a picture's longer side, at most
+_OUTLIERS = 0.005  # the fraction of the values that may exceed the strongest colour
+_OPACITY = 0.9  # of the strongest colour
+
+
+def coarse(values: Array) -> Array:
+    """Reduces ``values`` [height, width] to at most 64 cells a side, the means of blocks: in a large picture, single
+    pixels of both signs cannot be told apart."""
+    longest = max(values.shape)
+    if longest <= _CELLS:
+        return values
+    with importing(_PICTURES):
+        from PIL import Image
+    height, width = (max(1, round(side * _CELLS / longest)) for side in values.shape)
+    finite = np.where(np.isfinite(values), values, 0.0).astype(np.float32)
+    return np.asarray(Image.fromarray(finite).resize((width, height), Image.Resampling.BOX), np.float64)
+
+
+def strongest(values: Array) -> float:
+    """Returns the magnitude for the strongest colour: the largest without the outliers; 1 if all values are 0."""
+    sizes = np.abs(values[np.isfinite(values)])
+    largest = float(np.quantile(sizes, 1 - _OUTLIERS)) if sizes.size else 0.0
+    return largest or float(sizes.max(initial=0.0)) or 1.0
+
+
+def heat(values: Array, scale: float, beneath: Array | None = None) -> str:
+    """Draws a heat map as a PNG data URL: transparent at 0, `FOR` and `AGAINST` at ``scale`` and beyond.
+
+    Args:
+        values: [height, width]; NaN and infinities are transparent.
+        scale: the magnitude with the strongest colour.
+        beneath: an input [height, width] or [3, height, width], drawn in grey below the heat map.
+    """
+    with importing(_PICTURES):
+        from PIL import Image
+    finite = np.where(np.isfinite(values), values, 0.0)
+    strength = np.clip(np.abs(finite) / scale, 0, 1)
+    colours = np.where(finite[..., None] >= 0, FOR, AGAINST).astype(np.float64)
+    pixels = np.dstack([colours, strength * _OPACITY * 255]).round().astype(np.uint8)
+    picture = Image.fromarray(pixels, "RGBA")
+    if beneath is None:
+        return _png(picture)
+    ground = _small(Image.fromarray(_levels(beneath)).convert("L"))
+    resampling = Image.Resampling.BILINEAR if picture.size[0] < ground.size[0] else Image.Resampling.BOX
+    return _png(Image.alpha_composite(ground.convert("RGBA"), picture.resize(ground.size, resampling)).convert("RGB"))
+
+
+def photograph(values: Array) -> str:
+    """Draws an input [height, width] or [3, height, width] as a PNG data URL, its smallest value black."""
+    with importing(_PICTURES):
+        from PIL import Image
+    return _png(_small(Image.fromarray(_levels(values))))
+
+
+def _levels(values: Array) -> npt.NDArray[np.uint8]:
+    """Scales to 0 to 255 and moves colours to the last axis."""
+    finite = values[np.isfinite(values)]
+    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
+    shown = np.where(np.isfinite(values), values, low).astype(np.float64)
+    levels = ((shown - low) / ((high - low) or 1) * 255).round().astype(np.uint8)
+    return np.moveaxis(levels, 0, -1) if levels.ndim == 3 else levels
+
+
+def _small(picture: Image.Image) -> Image.Image:
+    longest = max(picture.size)
+    if longest <= _SIDE:
+        return picture
+    with importing(_PICTURES):
+        from PIL import Image
+    width, height = (max(1, round(side * _SIDE / longest)) for side in picture.size)
+    return picture.resize((width, height), Image.Resampling.BOX)
+
+
+def _png(picture: Image.Image) -> str:
+    file = io.BytesIO()
+    picture.save(file, "PNG", optimize=True)
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+def as_image(values: Array) -> Array | None:
+    """Returns the input of one row in a shape that `photograph` draws; None if it is no image."""
+    while values.ndim > 2 and values.shape[0] == 1:
+        values = values[0]
+    is_image = values.ndim == 2 or (values.ndim == 3 and values.shape[0] == 3)
+    return values.astype(np.float64) if is_image and min(values.shape[-2:]) > 1 else None
+
+
+def colour(value: float, scale: float) -> str:
+    """Returns the CSS colour of one value, as in `heat`."""
+    red, green, blue = FOR if value >= 0 else AGAINST
+    strength = min(abs(value) / scale, 1.0) if math.isfinite(value) else 0.0
+    return f"rgba({red},{green},{blue},{0.65 * strength:.3f})"
+
+
+def histogram(values: Array, bins: int = 24) -> tuple[list[float], float, float] | None:
+    """Returns a histogram of log10 of the magnitudes of ``values``: heights from 0 to 1, and the lowest and the highest
+    power of ten; None if all values are 0."""
+    sizes = np.abs(values[(values != 0) & np.isfinite(values)])
+    if not sizes.size:
+        return None
+    powers = np.log10(sizes)
+    low, high = math.floor(powers.min()), math.floor(powers.max()) + 1
+    counts, _ = np.histogram(powers, bins, (low, high))
+    return (counts / counts.max()).tolist(), low, high
+
+
+def bars(heights: Sequence[float], most: int = 64) -> list[Bar]:
+    """Returns ``heights`` of either sign as bars. Of more than ``most`` heights, a bar is the largest of several."""
+    values = np.asarray(heights, np.float64)
+    values = np.where(np.isfinite(values), values, 0.0)
+    if values.size > most:
+        groups = np.array_split(values, most)
+        values = np.array([group[np.abs(group).argmax()] for group in groups])
+    top, bottom = max(float(values.max(initial=0)), 0.0), min(float(values.min(initial=0)), 0.0)
+    span = (top - bottom) or 1.0
+    width = 1 / max(values.size, 1)
+    return [
+        (index * width, (top - max(value, 0.0)) / span, width, abs(value) / span)
+        for index, value in enumerate(values.tolist())
+    ]
+
+
+def short_number(value: float | None) -> str:
+    """Returns a number in few characters: ``0.0312``, ``-2.5e-05``, ``1,797``; a dash for None."""
+    if value is None:
+        return "–"
+    if not math.isfinite(value):
+        return str(value)
+    if value == int(value) and abs(value) < 1e6:
+        return f"{int(value):,}".replace("-", "−")
+    text = f"{value:.3g}" if 1e-3 <= abs(value) < 1e4 else f"{value:.1e}"
+    mantissa, _, exponent = text.partition("e")
+    return (mantissa + (f"e{int(exponent)}" if exponent else "")).replace("-", "−")
+
+
+# The inputs of one example, as they were sent: arrays, pictures or texts.
+
+
+_ENLARGED_SIDE = 512  # pixels of a raw picture's longer side, at most: more is not shown
+
+
+@dataclass(frozen=True)
+class SentInput:
+    """One input of one example.
+
+    Attributes:
+        values: the array without the batch axis; of a picture, [3, height, width] from 0 to 255; None for a text, and
+            for a format that cannot be shown.
+        text: the text, or the media type and size of what cannot be shown.
+        raw: whether the model's adapter decoded the input, so that the model's own input may have another shape.
+    """
+
+    values: Array | None = None
+    text: str = ""
+    raw: bool = False
+
+
+def sent_inputs(result: InspectResult, request: InspectRequest, row: int) -> dict[str, SentInput]:
+    """Returns the inputs of example ``row`` by name; of raw inputs the name is ``input``."""
+    if row < len(request.raw):
+        return {"input": _decoded(request.raw[row])}
+    tensors = sent_tensors(result, request)
+    return {name: SentInput(array[row]) for name, array in tensors.items() if array.ndim and row < len(array)}
+
+
+def sent_tensors(result: InspectResult, request: InspectRequest) -> dict[str, Array]:
+    """Returns the tensors sent by name. A tensor sent without a name has the name that the result has for it, or
+    ``input`` if the result has none."""
+    known = {*result.input_gradients, *result.feature_names}
+    known |= {name for each in result.attributions if not each.layer for name in each.values}
+    only = known.pop() if len(known) == 1 else "input"
+    return {name or only: array for name, array in request.tensors.items()}
+
+
+def _decoded(raw: Raw) -> SentInput:
+    picture = None if raw.media_type.startswith("text/") else _picture(raw.data)
+    if picture is not None:
+        return SentInput(picture, raw=True)
+    try:
+        return SentInput(text=raw.data.decode("utf-8"), raw=True)
+    except UnicodeDecodeError:
+        return SentInput(text=f"{raw.media_type or 'raw data'}, {len(raw.data):,} bytes", raw=True)
+
+
+def _picture(data: bytes) -> Array | None:
+    """Returns [3, height, width], or None if this is no picture, or Pillow is not installed."""
+    try:
+        with importing("a picture"):
+            from PIL import Image, UnidentifiedImageError
+    except CutawayError:
+        return None
+    try:
+        with Image.open(io.BytesIO(data)) as opened:
+            opened.thumbnail((_ENLARGED_SIDE, _ENLARGED_SIDE))
+            return np.moveaxis(np.asarray(opened.convert("RGB")), -1, 0)
+    except (UnidentifiedImageError, Image.DecompressionBombError, OSError, ValueError, SyntaxError):
+        return None

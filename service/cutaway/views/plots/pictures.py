@@ -1,0 +1,320 @@
+"""Drawings of one array of one example: an image, a grid of channels, bars, or a table of colours."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+
+from cutaway.contract.results import ClassPrediction
+from cutaway.contract.tensors import Array
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
+
+
+# A Matplotlib figure with positions in inches from its upper left corner: sizes do not depend on the length.
+
+
+INK, FAINT, RULE = "#1b1f24", "#6a737d", "#d0d7de"
+
+STYLE: dict[Any, Any] = {
+    "font.family": "DejaVu Sans",  # comes with Matplotlib, and has the marks of the verdicts
+    "text.color": INK,
+    "text.parse_math": False,  # a module may be called $x$
+    "axes.edgecolor": RULE,
+    "axes.facecolor": "white",
+    "figure.facecolor": "white",
+    "savefig.facecolor": "auto",
+    "xtick.color": RULE,
+    "xtick.labelcolor": FAINT,
+    "xtick.labelsize": 7,
+    "ytick.color": RULE,
+    "ytick.labelcolor": FAINT,
+    "ytick.labelsize": 7,
+}
+"""Matplotlib's settings while a sheet is drawn, in place of the user's own."""
+
+
+class Box(NamedTuple):
+    """A rectangle on a sheet, in inches."""
+
+    left: float
+    top: float
+    width: float
+    height: float
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A figure of ``width`` x ``height`` inches."""
+
+    figure: Figure
+    width: float
+    height: float
+
+    def axes(self, box: Box) -> Axes:
+        """Adds axes that fill ``box``."""
+        bottom = self.height - box.top - box.height
+        return self.figure.add_axes(
+            (box.left / self.width, bottom / self.height, box.width / self.width, box.height / self.height)
+        )
+
+    def text(self, left: float, top: float, text: str, size: float, **look: Any) -> None:
+        """Writes ``text`` with its baseline at ``top``."""
+        self.figure.text(left / self.width, 1 - top / self.height, text, fontsize=size, **look)
+
+    def rule(self, left: float, top: float, right: float) -> None:
+        """Draws a thin horizontal line."""
+        from matplotlib.lines import Line2D
+
+        height = 1 - top / self.height
+        ends = [left / self.width, right / self.width]
+        self.figure.add_artist(Line2D(ends, [height, height], color=RULE, linewidth=0.8))
+
+
+def fitted(text: str, width: float, size: float, weight: str, keep: Literal["start", "end"] = "end") -> str:
+    """Returns ``text``, shortened to ``width`` inches. A module's name is recognised by its end, hence the default."""
+    if length(text, size, weight) <= width:
+        return text
+    cuts = range(1, len(text))
+    parts = ("…" + text[cut:] for cut in cuts) if keep == "end" else (text[:-cut] + "…" for cut in cuts)
+    return next((part for part in parts if length(part, size, weight) <= width), "…")
+
+
+def length(text: str, size: float, weight: str) -> float:
+    """Returns the width of ``text`` in inches."""
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import text_to_path
+
+    font = FontProperties(size=size, weight=weight)
+    points, _, _ = text_to_path.get_text_width_height_descent(text, font, False)
+    return float(points) / 72
+
+
+Drawing: TypeAlias = Callable[[Sheet, Box, Array], None]
+"""Draws an array into a box. Its colour scale is right of the box, within `SCALE` inches; labels are below it."""
+
+SCALE = 0.5
+"""Inches right of each picture for its colour scale."""
+
+_MAX_CHANNELS = 16
+_MAX_BARS = 64
+_MOST_FEATURES = 10
+_NAME = 20  # letters of a name
+_LABELS_PER_INCH = 2.6
+_MAX_ASPECT = 3  # a picture has at most this ratio of its sides; beyond that it is drawn as a table
+_OUTLIERS = 0.005  # the fraction of a large array's elements that may lie beyond the ends of its colour scale
+_LARGE = 2000
+
+_BETWEEN = "#e6eaee"
+_SIGNED, _UNSIGNED, _GREY = "RdBu_r", "viridis", "gray"
+_POSITIVE, _NEGATIVE, _MAGNITUDE, _QUIET = "#b2182b", "#2166ac", "#21918c", "#b6bfc9"
+
+
+class _Range(NamedTuple):
+    """A colour scale: its colours, the numbers at its ends, and whether some elements lie beyond them."""
+
+    colours: str
+    low: float
+    high: float
+    clipped: bool = False
+
+
+def _range(picture: Array) -> _Range:
+    """Returns the colour scale for an array: 0 is white if there are negative numbers, else the darkest colour."""
+    sizes = np.abs(picture[np.isfinite(picture)])
+    largest = float(sizes.max(initial=0))
+    high = float(np.quantile(sizes, 1 - _OUTLIERS)) if sizes.size > _LARGE else largest
+    high = high or largest or 1.0
+    signed = bool((picture < 0).any())
+    return _Range(_SIGNED if signed else _UNSIGNED, -high if signed else 0.0, high, clipped=largest > high)
+
+
+def draw_image(sheet: Sheet, box: Box, values: Array) -> None:
+    """Draws an input [height, width] or [1 or 3, height, width], grey or in colours, from minimum to maximum."""
+    finite = values[np.isfinite(values)]
+    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
+    if values.ndim == 3 and len(values) == 3:
+        shown = np.moveaxis((values - low) / ((high - low) or 1), 0, -1)
+        _bare(sheet.axes(box)).imshow(_finite(shown))
+    else:
+        _draw_picture(sheet, box, _flat(values), _Range(_GREY, low, high))
+
+
+def draw_with_norms(sheet: Sheet, box: Box, values: Array) -> None:
+    """Draws a captured tensor or an output; a table (usually tokens by features) has the norm of each row beside it."""
+    _draw_array(sheet, box, values, "norm", lambda table: np.sqrt((table**2).sum(axis=1)))
+
+
+def draw_with_sums(sheet: Sheet, box: Box, values: Array) -> None:
+    """Draws an attribution or a gradient; a table (usually tokens by features) has the sum of each row beside it."""
+    _draw_array(sheet, box, values, "sum", lambda table: table.sum(axis=1))
+
+
+def draw_bars(sheet: Sheet, box: Box, values: Array, predicted: ClassPrediction | None = None) -> None:
+    """Draws a vector as bars; with ``predicted``, the bar of the predicted class is highlighted."""
+    heights = _finite(values.reshape(-1))
+    sides = _sides(heights) if predicted is None else [(_QUIET, heights)]
+    axes = sheet.axes(box)
+    for colour, side in sides:
+        if heights.size > _MAX_BARS:
+            axes.fill_between(np.arange(heights.size), side, step="mid", color=colour, linewidth=0)
+        else:
+            axes.bar(np.arange(heights.size), side, color=colour)
+    _style_bars(axes, heights.size, box.width)
+    if predicted is not None:
+        _highlight(axes, heights, predicted, box.width)
+
+
+def draw_features(sheet: Sheet, box: Box, values: Array, names: Sequence[str]) -> None:
+    """Draws the `_MOST_FEATURES` largest elements of a vector as bars with their names, the largest first."""
+    lengths = _finite(values.reshape(-1))
+    largest = np.argsort(-np.abs(lengths), kind="stable")[:_MOST_FEATURES]
+    axes = _bare(sheet.axes(box._replace(left=box.left + 0.55 * box.width, width=0.45 * box.width)))
+    colours = [_POSITIVE if lengths[number] >= 0 else _NEGATIVE for number in largest]
+    axes.barh(np.arange(len(largest)), lengths[largest], color=colours)
+    axes.invert_yaxis()
+    for place, number in enumerate(largest):
+        name = names[number] if len(names[number]) <= _NAME else f"{names[number][: _NAME - 1]}…"
+        text = axes.text(-0.04, place, name, fontsize=6, color=INK, ha="right", va="center", parse_math=False)
+        text.set_transform(axes.get_yaxis_transform())
+
+
+def _sides(heights: Array) -> list[tuple[str, Array]]:
+    """Returns the parts above and below 0 with their colours, which are those of pictures too."""
+    if not (heights < 0).any():
+        return [(_MAGNITUDE, heights)]
+    return [(_POSITIVE, np.maximum(heights, 0)), (_NEGATIVE, np.minimum(heights, 0))]
+
+
+def _style_bars(axes: Axes, count: int, width: float) -> None:
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    axes.spines[:].set_visible(False)
+    axes.axhline(0, color=RULE, linewidth=0.8, zorder=0)
+    axes.set_xlim(-0.6, count - 0.4)
+    axes.margins(y=0.12)
+    axes.yaxis.tick_right()
+    axes.yaxis.set_major_locator(MaxNLocator(4))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _number(value)))
+    axes.xaxis.set_major_locator(MaxNLocator(round(_LABELS_PER_INCH * width), integer=True, min_n_ticks=1))
+    axes.tick_params(length=0)
+
+
+def _number(value: float) -> str:
+    """Returns ``value`` in at most about seven characters: ``-2.5e-5`` for -0.000025."""
+    if value == 0 or 0.01 <= abs(value) < 1000:
+        return f"{value:.3g}" if abs(value) >= 10 else f"{value:.2g}"
+    mantissa, exponent = f"{value:.1e}".split("e")
+    return f"{mantissa}e{int(exponent)}"
+
+
+def _highlight(axes: Axes, heights: Array, predicted: ClassPrediction, width: float) -> None:
+    index, height = predicted.index, float(heights[predicted.index])
+    axes.bar([index], [height], color=INK, width=max(0.8, heights.size / 400))  # visible among many bars too
+    label = fitted(predicted.label or str(index), 0.6 * width, 9, "bold", keep="start")
+    text = f"{label} · {predicted.probability:.1%}"
+    axes.use_sticky_edges = False  # leaves room above 0, where all values are below it
+    axes.annotate(
+        text,
+        (index, max(height, 0.0)),
+        (0, 3),
+        textcoords="offset points",
+        ha=_side((index + 0.6) / heights.size * width, width, length(text, 9, "bold")),
+        fontsize=9,
+        weight="bold",
+    )
+
+
+def _side(place: float, width: float, needed: float) -> Literal["left", "center", "right"]:
+    """Returns the alignment with which a text of width ``needed`` at ``place`` stays within ``width``."""
+    return "left" if place < needed / 2 else "right" if width - place < needed / 2 else "center"
+
+
+def _draw_array(sheet: Sheet, box: Box, values: Array, summary: str, summarise: Callable[[Array], Array]) -> None:
+    flat = _flat(values)
+    if flat.size == 0:
+        sheet.text(box.left, box.top + box.height / 2, "empty", 9, color=FAINT)
+    elif flat.ndim < 2:
+        draw_bars(sheet, box, flat)
+    elif flat.ndim > 2:
+        picture = _mosaic(flat.reshape(-1, *flat.shape[-2:]))
+        _draw_picture(sheet, box, picture, _range(picture))
+    elif max(flat.shape) <= _MAX_ASPECT * min(flat.shape):
+        _draw_picture(sheet, box, flat, _range(flat))
+    else:
+        _draw_table(sheet, box, flat, summary, summarise(flat))
+
+
+def _finite(values: Array) -> Array:
+    """Returns ``values`` with 0 in place of NaN and infinities."""
+    return np.where(np.isfinite(values), values, 0.0)
+
+
+def _flat(values: Array) -> Array:
+    """Returns ``values`` without leading axes of length 1."""
+    while values.ndim > 1 and values.shape[0] == 1:
+        values = values[0]
+    return values
+
+
+def _mosaic(channels: Array) -> Array:
+    """Returns the first of the channels [channels, height, width] as tiles of one picture, with NaN between them."""
+    shown = channels[:_MAX_CHANNELS]
+    count, height, width = shown.shape
+    across = math.ceil(math.sqrt(count))
+    down = math.ceil(count / across)
+    gap = max(1, round(0.06 * max(height, width)))
+    picture = np.full((down * (height + gap) - gap, across * (width + gap) - gap), np.nan)
+    for index, tile in enumerate(shown):
+        top, left = index // across * (height + gap), index % across * (width + gap)
+        picture[top : top + height, left : left + width] = tile
+    return picture
+
+
+def _draw_picture(sheet: Sheet, box: Box, picture: Array, scale: _Range) -> None:
+    _draw_scale(sheet, box, _show(sheet.axes(box), picture, scale), scale)
+
+
+def _draw_table(sheet: Sheet, box: Box, table: Array, summary: str, totals: Array) -> None:
+    """Draws a table [rows, columns] stretched to the box, and ``totals`` [rows] as bars beside it."""
+    axes = sheet.axes(box._replace(width=0.76 * box.width))
+    scale = _range(table)
+    _draw_scale(sheet, box, _show(axes, table, scale, aspect="auto"), scale)
+    bars = sheet.axes(box._replace(left=box.left + 0.8 * box.width, width=0.2 * box.width))
+    for colour, side in _sides(_finite(totals)):
+        bars.barh(np.arange(totals.size), side, color=colour)
+    bars.set_ylim(axes.get_ylim())
+    bars.set_xlabel(summary, fontsize=7, color=FAINT)
+    _bare(bars)
+
+
+def _show(axes: Axes, picture: Array, scale: _Range, aspect: Literal["equal", "auto"] = "equal") -> AxesImage:
+    import matplotlib
+
+    colours = matplotlib.colormaps[scale.colours].with_extremes(bad=_BETWEEN)
+    return _bare(axes).imshow(picture, colours, vmin=scale.low, vmax=scale.high, aspect=aspect)
+
+
+def _draw_scale(sheet: Sheet, box: Box, shown: AxesImage, scale: _Range) -> None:
+    """Draws the colour scale right of ``box``."""
+    bar = sheet.axes(Box(box.left + box.width + 0.06, box.top, 0.07, box.height))
+    ticks = [scale.low, (scale.low + scale.high) / 2, scale.high]
+    extend: Literal["both", "max", "neither"] = "neither" if not scale.clipped else "both" if scale.low < 0 else "max"
+    colours = sheet.figure.colorbar(shown, cax=bar, ticks=ticks, extend=extend)
+    colours.ax.set_yticklabels([_number(tick) for tick in ticks])
+    colours.ax.tick_params(length=0, pad=2)
+    colours.outline.set_visible(False)
+
+
+def _bare(axes: Axes) -> Axes:
+    """Removes the ticks of ``axes``."""
+    axes.set_xticks([])
+    axes.set_yticks([])
+    return axes

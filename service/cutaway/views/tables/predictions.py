@@ -1,0 +1,136 @@
+"""Predictions and targets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from cutaway.contract.results import InspectResult
+from cutaway.contract.results.arrays import captured_tensors
+from cutaway.contract.tensors import Array
+from cutaway.views.tables.cells import (
+    MAX_ROWS,
+    count_hidden_rows,
+    empty_table,
+    first_values,
+    module_text,
+    number_text,
+    percent_text,
+    printable,
+    shape_text,
+    statistics,
+)
+
+
+def prediction_table(result: InspectResult) -> RenderableType:
+    """Returns a row for each example's predicted class; for a model without classes or with several outputs, one for
+    each output.
+
+    If the result has the prediction of the unedited model too, a change is written as ``before -> after``.
+    """
+    if not result.classes:
+        return _outputs(result, "Prediction")
+    if len(result.predictions) <= 1:
+        return _classes(result)
+    return Group(_classes(result), "", _outputs(result, "Outputs"))
+
+
+def _classes(result: InspectResult) -> Table:
+    show_label = any(prediction.label for prediction in result.classes)
+    targets = {"target": result.targets, "target's value": result.target_values}
+    shown = {} if needs_target_table(result) else {name: array for name, array in targets.items() if array is not None}
+    explained = result.explained_rows
+    asked = explained is not None
+    names = ["example", "class", *["label"] * show_label, "probability", *shown, *["explained"] * asked]
+    table = empty_table("Prediction", *names, numbers=1 + len(shown), folds=("label",))
+    unedited = result.unedited_classes or result.classes
+    for index, (before, after) in enumerate(zip(unedited, result.classes[:MAX_ROWS])):
+        probability = [percent_text(before.probability)] if result.unedited_classes else []
+        table.add_row(
+            str(index),
+            _change(str(before.index), str(after.index)),
+            *[_change(before.label, after.label, "bold")] * show_label,
+            Text(" -> ").join([*probability, percent_text(after.probability)]),
+            *(number_text(printable(array)[index].item()) for array in shown.values()),
+            *([] if explained is None else ["yes" if explained[index] else "no"]),
+        )
+    count_hidden_rows(table, len(result.classes))
+    return table
+
+
+def _change(before: str, after: str, style: str = "") -> Text:
+    """Returns ``cat -> dog``, or ``dog`` if it did not change."""
+    return Text.assemble("" if before == after else f"{before} -> ", (after, style))
+
+
+def _outputs(result: InspectResult, title: str) -> Table:
+    columns = {"first values": result.predictions, "unedited": result.unedited}
+    shown = {column: outputs for column, outputs in columns.items() if outputs}
+    table = empty_table(title, "output", "tensor", *shown, folds=("output", *shown))
+    for name, array in {**result.unedited, **result.predictions}.items():
+        values = [first_values(outputs[name]) if name in outputs else "" for outputs in shown.values()]
+        table.add_row(Text(name), shape_text(array), *values)
+    return table
+
+
+def needs_target_table(result: InspectResult) -> bool:
+    """Returns whether targets need their own table: several per example, or no predicted classes beside them."""
+    values = result.target_values
+    return values is not None and (values.ndim > 1 or not result.classes)
+
+
+def target_table(result: InspectResult) -> Table:
+    """Returns a row for each target: the class, if the target is one, and the value of the target scalar."""
+    values = np.zeros(0) if result.target_values is None else result.target_values
+    classes = None if result.targets is None else result.targets.reshape(-1)
+    per_example = values.shape[1] if values.ndim > 1 else 1
+    names = ["example", *(["class"] if classes is not None else []), "value"]
+    table = empty_table("Targets", *names, numbers=len(names) - 1)
+    for index, value in enumerate(values.reshape(-1)[:MAX_ROWS]):
+        class_cells = [] if classes is None else [str(classes[index])]
+        table.add_row(str(index // per_example), *class_cells, number_text(float(value)))
+    count_hidden_rows(table, values.size)
+    return table
+
+
+# Captured tensors and gradients.
+
+
+def capture_table(result: InspectResult) -> Table:
+    """Returns a row for each captured tensor, with its path behind the point.
+
+    After a reduction to the largest elements, the row also has the positions of the first of them.
+    """
+    tensors = list(captured_tensors(result))
+    show_call = any(tensor.call for tensor in tensors)
+    show_positions = any(tensor.positions is not None for tensor in tensors)
+    names = ["module", "point", *["call"] * show_call, "tensor", *["positions"] * show_positions]
+    folds = ("module", "point", "positions")
+    table = empty_table("Captures", *names, "min", "mean", "max", numbers=3, folds=folds)
+    for tensor in tensors:
+        cells = [Text(module_text(tensor.module)), Text(tensor.point.value + tensor.path)]
+        cells += [Text(str(tensor.call))] * show_call
+        positions = Text("") if tensor.positions is None else first_values(tensor.positions)
+        table.add_row(*cells, shape_text(tensor.array), *[positions] * show_positions, *statistics(tensor.array))
+    return table
+
+
+def gradient_table(result: InspectResult) -> Table:
+    """Returns a row for the target's gradient at each input."""
+    return _arrays("Input gradients", "input", result.input_gradients)
+
+
+def parameter_table(result: InspectResult) -> Table:
+    """Returns a row for each parameter: the gradient of the sum of all examples' targets."""
+    return _arrays("Parameter gradients", "parameter", result.parameter_gradients)
+
+
+def _arrays(title: str, kind: str, arrays: Mapping[str, Array]) -> Table:
+    table = empty_table(title, kind, "tensor", "min", "mean", "max", numbers=3, folds=(kind,))
+    for name, array in arrays.items():
+        table.add_row(Text(name), shape_text(array), *statistics(array))
+    return table

@@ -1,1 +1,0 @@
-"""The protocol between gateway and workers: messages, cancellation, trace context, streamed replies."""
