@@ -91,7 +91,7 @@ import sys
 
 class Interrupter:
     def find_spec(self, name, path=None, target=None):
-        if name == "cutaway.cli":
+        if name == "cutaway.cli.application":
             raise KeyboardInterrupt
 
 sys.meta_path.insert(0, Interrupter())

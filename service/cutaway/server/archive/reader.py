@@ -150,7 +150,8 @@ def _check_names(archive: zipfile.ZipFile) -> None:
     for which Python may have no decompressor."""
     for member in archive.infolist():
         path = PurePosixPath(member.filename.replace("\\", "/"))
-        if path.is_absolute() or ".." in path.parts or ":" in path.parts[0] or stat.S_ISLNK(member.external_attr >> 16):
+        nameless = not path.parts or ".." in path.parts or ":" in path.parts[0]
+        if nameless or path.is_absolute() or stat.S_ISLNK(member.external_attr >> 16):
             raise _Damage(f"{member.filename!r} points outside of the archive")
         if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise _Damage(f"{member.filename!r} is neither deflated nor stored")
