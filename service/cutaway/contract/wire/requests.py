@@ -138,7 +138,7 @@ def decode(data: bytes, *, max_unpacked_bytes: int | None = None) -> InspectRequ
     sent: Any = getattr(message, kind or "tensors")
     if kind is not None:
         check_structure(sent, kind)
-    rest = _decode_rest(_without_input(data))
+    rest = _decode_rest(without_input(data))
     if kind is None:
         raise error(Reason.INPUT_MISSING, "send tensors by name, or raw bytes", "tensors")
     refuse_large_unpacked(rest.unpacked_bytes + unpacked_bytes(sent), max_unpacked_bytes)
@@ -172,12 +172,16 @@ class _Rest(NamedTuple):
 _INPUT = frozenset(field.number for field in inspection_pb2.InspectRequest.DESCRIPTOR.oneofs_by_name["input"].fields)
 
 
-def _without_input(data: bytes) -> bytes:
-    """Returns a serialised request without its input."""
+def without_input(data: bytes) -> bytes:
+    """Returns a serialised request without its input, which is not parsed.
+
+    Raises:
+        InvalidArgument: ``MALFORMED_REQUEST``.
+    """
     try:
         return without_fields(data, _INPUT)
     except LookupError:  # what protobuf reads all the same
-        message = inspection_pb2.InspectRequest.FromString(data)
+        message = parse(inspection_pb2.InspectRequest, data)
         for name in ("tensors", "raw"):
             message.ClearField(name)
         return message.SerializeToString(deterministic=True)

@@ -1,4 +1,4 @@
-"""Serves `cutaway.v1.InspectionService` on serialised messages; tensors are never parsed."""
+"""Serves `cutaway.v1.InspectionService` on serialised messages; inputs are never parsed."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from cutaway.contract.results import ModelName
 from cutaway.contract.torchserve_messages import decode_stream_opening, decode_worker_reply
 from cutaway.contract.wire import chunks
 from cutaway.contract.wire import models as wire_models
+from cutaway.contract.wire import requests as wire_requests
 from cutaway.contract.wire.message_walk import MAX_TEXT, check_entries, check_structure, complete_response, parse
 from cutaway.server.auth import redaction
 from cutaway.server.auth.authorization import Caller, Permissions, Scope
@@ -193,14 +194,14 @@ class Servicer:
         return decode_worker_reply(await self._backend.call(name, kind, data, permissions.layers, timeout_s))
 
     def _authorize(self, data: bytes, caller: Caller) -> tuple[ModelName, Permissions]:
-        """Returns the model of a serialised InspectRequest, and the caller's permissions for it. The whole request is
-        parsed only if something in it may be refused."""
+        """Returns the model of a serialised InspectRequest, and the caller's permissions for it. Without its
+        input, it is parsed only if something in it may be refused."""
         name_of_type = inspection_pb2.InspectRequest.DESCRIPTOR.full_name
         check_entries(inspection_pb2.InspectRequest, data, name_of_type)  # RoutedRequest has one of its fields
         routed = parse(worker_pb2.RoutedRequest, data, name_of_type)
         name, permissions = self._resolve(routed.model, caller)
         if not permissions.unrestricted:
-            message = parse(inspection_pb2.InspectRequest, data)
+            message = parse(inspection_pb2.InspectRequest, wire_requests.without_input(data))
             check_structure(message)
             permissions.check(message)
         return name, permissions
