@@ -80,7 +80,6 @@ LONGEST = (
     "test_fault_catalogue",
     "test_tls",
     "test_batching",
-    "test_hidden_layers",
     "test_graph_memory",
     "test_requirements",
     "test_fuzz",

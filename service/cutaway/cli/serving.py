@@ -221,9 +221,6 @@ def token(
             metavar="SCOPE,...", callback=_check_scopes, help="What the token allows: predict, inspect, edit."
         ),
     ] = "predict",
-    layers: Annotated[
-        str, typer.Option(metavar="GLOB,...", help="The layers that it may see and edit; all by default.")
-    ] = "",
     days: Annotated[
         float | None, typer.Option(metavar="N", min=0, help="After how many days the token expires; never by default.")
     ] = None,
@@ -235,7 +232,7 @@ def token(
     For example: cutaway token dashboard --models digits --scopes predict,inspect >> tokens.toml
     """
     secret = secrets.token_urlsafe(32)
-    entry = list(_entry(name, secret, _split(models), _split(scopes), _split(layers), days))
+    entry = list(_entry(name, secret, _split(models), _split(scopes), days))
     if as_json:
         console_output.print_json(console_output.Token(secret, "\n".join(entry)))
         return
@@ -244,15 +241,11 @@ def token(
     typer.echo(secret, err=True)
 
 
-def _entry(
-    name: str, secret: str, models: Sequence[str], scopes: Sequence[str], layers: Sequence[str], days: float | None
-) -> Iterator[str]:
+def _entry(name: str, secret: str, models: Sequence[str], scopes: Sequence[str], days: float | None) -> Iterator[str]:
     """Yields the lines of the token's entry; of the token itself they have only the SHA-256."""
     yield f"[tokens.{_string(name)}]"
     yield f"sha256 = {_string(hashlib.sha256(secret.encode()).hexdigest())}"
     yield f"models = {{ {', '.join(f'{_string(model)} = {_strings(scopes)}' for model in models)} }}"
-    if layers:
-        yield f"layers = {_strings(layers)}"
     if days is not None:
         expiry = datetime.now(timezone.utc) + timedelta(days=days)
         yield f"expires = {expiry.isoformat(timespec='seconds')}"

@@ -5,22 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import lru_cache
-from typing import TypeAlias
 
 import re2
-
-GlobLists: TypeAlias = tuple[tuple[str, ...], ...]
-"""A module is among them if a glob of each list matches its name; without lists, every module is."""
 
 
 def is_glob(pattern: str) -> bool:
     """Whether ``pattern`` can match several names."""
     return "*" in pattern or "?" in pattern
-
-
-def in_every_list(lists: GlobLists, name: str) -> bool:
-    """Returns whether a glob of each list matches a module's name; only ``**`` matches that of the model (``""``)."""
-    return all("**" in globs or (name != "" and any(glob_matcher(glob)(name) for glob in globs)) for globs in lists)
 
 
 _WILDCARDS = {"**": ".*", "*": r"[^.]*", "?": r"[^.]"}

@@ -93,7 +93,6 @@ class WorkerCall(_message.Message):
     STREAM_FIELD_NUMBER: _builtins.int
     DEADLINE_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
-    LAYERS_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """Its number, with which the reply comes, and a cancellation. No other call of the connection has it."""
     inspect: _builtins.bytes
@@ -106,10 +105,6 @@ class WorkerCall(_message.Message):
     """When the caller stops waiting, in Unix seconds; 0 for never. Gateway and worker share a machine, and so a clock."""
     traceparent: _builtins.str
     """The span of the call, in W3C Trace Context format; empty for none."""
-    @_builtins.property
-    def layers(self) -> _containers.RepeatedCompositeFieldContainer[Global___GlobList]:
-        """The layers that the call may name: each list must match. Without lists: all."""
-
     def __init__(
         self,
         *,
@@ -119,41 +114,16 @@ class WorkerCall(_message.Message):
         stream: _builtins.bytes = ...,
         deadline: _builtins.float = ...,
         traceparent: _builtins.str = ...,
-        layers: _abc.Iterable[Global___GlobList] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["describe", b"describe", "inspect", b"inspect", "request", b"request", "stream", b"stream"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline", b"deadline", "describe", b"describe", "inspect", b"inspect", "layers", b"layers", "number", b"number", "request", b"request", "stream", b"stream", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline", b"deadline", "describe", b"describe", "inspect", b"inspect", "number", b"number", "request", b"request", "stream", b"stream", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["inspect", "describe", "stream"]  # noqa: Y015
     _WhichOneofArgType_request: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_request) -> _WhichOneofReturnType_request | None: ...
 
 Global___WorkerCall: _TypeAlias = WorkerCall  # noqa: Y015
-
-@_typing.final
-class GlobList(_message.Message):
-    """Globs, one of which must match."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    GLOBS_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def globs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """As in captures."""
-
-    def __init__(
-        self,
-        *,
-        globs: _abc.Iterable[_builtins.str] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["globs", b"globs"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___GlobList: _TypeAlias = GlobList  # noqa: Y015
 
 @_typing.final
 class WorkerReply(_message.Message):

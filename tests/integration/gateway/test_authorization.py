@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ import cutaway as ca
 from cutaway.adapters import Adapter
 from cutaway.contract.errors import CutawayError, Reason
 from cutaway.contract.results import InputSpec
-from cutaway.contract.wire.layer_references import LAYER_FIELDS
 from cutaway.gateway import serve
 from cutaway.server.auth.authorization import REQUIRED_SCOPES
 from cutaway.server.settings import Settings
@@ -57,33 +56,6 @@ class Nets(Adapter):
         return Net()
 
 
-class Tied(nn.Module):
-    """One layer with two names."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.secretive = nn.Linear(4, 3)
-        self.open1 = self.secretive
-        self.open2 = nn.Linear(4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        returned: Tensor = self.secretive(x) + self.open2(x)
-        return returned
-
-
-class Normed(nn.Module):
-    """A layer for which LRP has no rule."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open1 = nn.Linear(4, 4)
-        self.secretive = nn.LayerNorm(4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        returned: Tensor = self.secretive(self.open1(x))
-        return returned
-
-
 HIDDEN = ("secretive", "hidden_tie", "never_called")
 X = {"x": np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4)}
 
@@ -112,18 +84,10 @@ def front(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         *(entry(name, {"net": sorted(scopes)}) for scopes, name in NAMES.items()),
         entry("all", {"*": EVERY}),
         entry("all-but-one", {"*": EVERY, "other": []}),
-        entry("narrow", {"net": EVERY, "tied": EVERY, "normed": EVERY}, layers='["open1", "open2*"]'),
-        entry("shallow", {"net": EVERY}, layers='["*"]'),
-        entry("blind", {"net": EVERY}, layers="[]"),
         entry("late", {"*": EVERY}, expires="2020-01-01T00:00:00Z"),
         entry("early", {"*": EVERY}, expires="2999-01-01T00:00:00+02:00"),
     )
-    models: dict[str, nn.Module | Adapter] = {
-        "net": Nets(),
-        "other": nn.Linear(4, 2),
-        "tied": Tied(),
-        "normed": Normed(),
-    }
+    models: dict[str, nn.Module | Adapter] = {"net": Nets(), "other": nn.Linear(4, 2)}
     with serve(models, settings=Settings(tokens=path, http_address="127.0.0.1:0")) as server:
         yield Front(server.address, path, server.http_address, request.param)
 
@@ -195,39 +159,33 @@ def test_every_field_of_a_question_has_a_scope() -> None:
     assert set(REQUIRED_SCOPES) == set(inspection_pb2.InspectRequest.DESCRIPTOR.fields_by_name)
 
 
-NO_LAYER = {
-    *("InspectRequest.model", "Target.output", "AttributionRequest.inputs", "InputGradientRequest.inputs"),
-    *("CaptureRequest.path", "Edit.path", "RawInput.media_type", "ClassLabel.labels"),
+NO_MODULE = {
+    *("InspectRequest.model", "Target.output", "RawInput.media_type", "ClassLabel.labels", "Argument.text"),
+    *("TensorInputs.by_name", "InspectRequest.arguments"),
 }
-MAPS_BY_INPUT = {"by_name", "by_input", "windows", "strides", "arguments"}
 
 
-def test_every_name_of_a_layer_is_looked_at() -> None:
-    """Every string of the contract that a question can hold is either known to name a layer, or known not to."""
+def test_no_field_of_a_prediction_names_a_module_but_a_neuron() -> None:
+    """A text that is added to what `predict` allows is either known to name no module, or needs `inspect` as well."""
     seen: set[str] = set()
 
-    def walk(message: Descriptor) -> Iterator[FieldDescriptor]:
-        if message.full_name in seen:
-            return
-        seen.add(message.full_name)
-        for field in message.fields:
+    def texts(message: Descriptor, fields: Iterable[FieldDescriptor]) -> Iterator[str]:
+        for field in fields:
             below = field.message_type
-            if field.type == FieldDescriptor.TYPE_STRING or (below is not None and below.GetOptions().map_entry):
-                yield field
-            elif below is not None:
-                yield from walk(below)
+            is_map = below is not None and below.GetOptions().map_entry
+            if field.type == FieldDescriptor.TYPE_STRING or is_map:
+                yield f"{message.name}.{field.name}"
+            if below is not None and below.full_name not in seen:
+                seen.add(below.full_name)
+                yield from texts(below, [each for each in below.fields if not (is_map and each.name == "key")])
 
-    for field in walk(inspection_pb2.InspectRequest.DESCRIPTOR):
-        known = (
-            field.name in LAYER_FIELDS
-            or f"{field.containing_type.name}.{field.name}" in NO_LAYER
-            or field.name in MAPS_BY_INPUT
-        )
-        assert known, field.full_name
+    request = inspection_pb2.InspectRequest.DESCRIPTOR
+    allowed = [field for field in request.fields if REQUIRED_SCOPES[field.name] == "predict"]
+    assert set(texts(request, allowed)) == {*NO_MODULE, "Neuron.module"}
 
 
 def test_a_model_is_described_as_far_as_it_may_be_seen(front: Front) -> None:
-    """With `inspect`, all of it; without, what goes in and comes out; where layers are listed, those."""
+    """With `inspect`, all of it; without, what goes in and comes out."""
     with front.client("all") as client:
         whole = client.get_model("net", operators=True)
     assert {"secretive.0", "open1", "open2"} < {module.name for module in whole.modules}
@@ -244,177 +202,20 @@ def test_a_model_is_described_as_far_as_it_may_be_seen(front: Front) -> None:
                     with pytest.raises(ca.PermissionDenied) as caught:
                         client.get_model("net", **{field: True})
                     assert caught.value.field == field
-    with front.client("narrow") as client:
-        found = client.get_model("net", operators=True)
-    assert [module.name for module in found.modules] == ["open1", "open2"]
-    assert found.modules[1].aliases == ()
-    assert {each.address for each in found.operators} == {"open1:linear#0", "open2:linear#0"}
-    assert not any(name in repr(found) for name in HIDDEN)
-
-
-SEEN: dict[str, dict[str, Any]] = {
-    "module": {"captures": ["open1"]},
-    "both": {"captures": ["open1", "open2"]},
-    "glob that is listed": {"captures": ["open2*"]},
-    "gradients": {"captures": [ca.Capture("open1", at="grad_output")]},
-    "parameter": {"captures": [ca.Capture(parameter="open1.weight")]},
-    "neuron": {"target": ca.Neuron("open1", (0,))},
-    "layer": {"attributions": [ca.LayerActivation(layer="open1"), ca.Saliency()]},
-    "edit": {"edits": [ca.Zero("open1")], "compare": True},
-    "dry run": {"captures": ["open1"], "dry_run": True},
-    "inputs": {"input_gradients": True, "attributions": [ca.IntegratedGradients(n_steps=4), ca.GuidedBackprop()]},
-}
-
-UNSEEN: dict[str, tuple[dict[str, Any], str]] = {
-    "module": ({"captures": ["secretive.0"]}, "captures[0].module"),
-    "second": ({"captures": ["open1", "secretive"]}, "captures[1].module"),
-    "not there": ({"captures": ["nowhere"]}, "captures[0].module"),
-    "glob of what may not be seen": ({"captures": ["secret**"]}, "captures[0].module"),
-    "glob of nothing": ({"captures": ["nowhere**"]}, "captures[0].module"),
-    "alias": ({"captures": ["hidden_tie"]}, "captures[0].module"),
-    "operator": ({"captures": [ca.Capture(op="secretive:relu#0")]}, "captures[0].op"),
-    "operator of the model": ({"captures": [ca.Capture(op=":relu#0")]}, "captures[0].op"),
-    "operators by glob": ({"captures": [ca.Capture(op="**:*#*")]}, "captures[0].op"),
-    "operators behind a glob": ({"captures": [ca.Capture(op="open?**:relu#0")]}, "captures[0].op"),
-    "parameter": ({"captures": [ca.Capture(parameter="secretive.0.weight")]}, "captures[0].parameter"),
-    "neuron": ({"target": ca.Neuron("secretive.0", (0,))}, "target.neuron.module"),
-    "layer": (
-        {"attributions": [ca.Saliency(), ca.LayerGradCam(layer="secretive.0")]},
-        "attributions[1].layer_grad_cam.layer",
-    ),
-    "further layer": (
-        {"attributions": [ca.LayerIntegratedGradients(layer="open1", further_layers=("open2", "secretive.0"))]},
-        "attributions[0].layer_integrated_gradients.further_layers",
-    ),
-    "neuron of a method": (
-        {"attributions": [ca.NeuronGradient(neuron=ca.Neuron("secretive.0", (0,)))]},
-        "attributions[0].neuron_gradient.neuron.module",
-    ),
-    "neuron of a method's target": (
-        {"attributions": [ca.Saliency(target=ca.Neuron("secretive.0", (0,)))]},
-        "attributions[0].target.neuron.module",
-    ),
-    "rules": ({"attributions": [ca.LRP(rules={"secretive.0": ca.Epsilon(1e-6)})]}, "attributions[0].lrp.rules"),
-    "edit": ({"edits": [ca.Zero("secretive.0")]}, "edits[0].module"),
-    "edit of an operator": ({"edits": [ca.Zero(op=":relu#0")]}, "edits[0].op"),
-    "edit by glob": ({"edits": [ca.Zero("secret**")]}, "edits[0].module"),
-    "dry run": ({"captures": ["secretive"], "dry_run": True}, "captures[0].module"),
-}
-
-
-@pytest.mark.parametrize("stream", [False, True], ids=["unary", "stream"])
-def test_layers_that_are_listed_may_be_seen_and_no_others(front: Front, stream: bool) -> None:
-    """Every way to name a layer, also by glob, alias, operator, parameter and rule, is held against the list; what
-    comes back has the same numbers as for anybody, and names no other layer."""
-    with front.client("narrow") as client, front.client("all") as free:
-        for name, asked in SEEN.items():
-            found = client.inspect("net", X, stream=stream, seed=1, **asked)
-            whole = free.inspect("net", X, stream=stream, seed=1, **asked)
-            assert not any(hidden in repr(found) for hidden in HIDDEN), name
-            reasons = [
-                (check.reason, row.reason) for each in whole.attributions for check in each.checks for row in check.rows
-            ]
-            assert name != "inputs" or any(map(all, reasons))
-            checks = [check for each in found.attributions for check in each.checks]
-            assert not any(check.reason for check in checks)
-            assert not any(row.reason for check in checks for row in check.rows)
-            assert found.captures.keys() == whole.captures.keys()
-            for place, capture in whole.captures.items():
-                for ours, theirs in zip(capture.calls, found.captures[place].calls):
-                    for point, leaves in ours.leaves.items():
-                        assert all(np.array_equal(leaves[path], theirs.leaves[point][path]) for path in leaves)
-            assert [
-                (each.method, [(check.verdict, check.cause) for check in each.checks]) for each in found.attributions
-            ] == [(each.method, [(check.verdict, check.cause) for check in each.checks]) for each in whole.attributions]
-        for name, (question, field) in UNSEEN.items():
-            with pytest.raises(ca.PermissionDenied) as caught:
-                client.inspect("net", X, stream=stream, **question)
-            assert (caught.value.reason, caught.value.field) == (Reason.LAYER_HIDDEN, field), name
-            assert not any(hidden in caught.value.message for hidden in HIDDEN)
-
-
-@pytest.mark.parametrize("stream", [False, True], ids=["unary", "stream"])
-def test_an_error_in_its_place_names_no_hidden_layer(front: Front, stream: bool) -> None:
-    """Its message would name the layer that the method cannot explain."""
-    asked = [ca.Saliency(), ca.LRP()]
-    found = {}
-    for name in ("narrow", "all"):
-        with front.client(name) as client:
-            result = client.inspect("normed", X, attributions=asked, attribution_errors_in_place=True, stream=stream)
-            found[name] = result.attributions[1].error
-    hidden, shown = found["narrow"], found["all"]
-    assert hidden is not None
-    assert shown is not None
-    assert "secretive" in shown.message
-    assert not any(each in hidden.message for each in HIDDEN)
-    assert (hidden.reason, hidden.field) == (shown.reason, shown.field)
-
-
-def test_layers_explained_together_are_known_by_their_own_names(front: Front) -> None:
-    """One of them is asked for by an alias that may be seen, and is a layer that may not."""
-    asked = ca.LayerIntegratedGradients(layer="open2", further_layers=("open1",), n_steps=4)
-    with front.client("narrow") as client, pytest.raises(ca.PermissionDenied) as caught:
-        client.inspect("tied", X, attributions=[asked])
-    assert caught.value.reason == Reason.LAYER_HIDDEN
-
-
-def test_an_empty_list_shows_no_layer(front: Front) -> None:
-    """`layers = []` is no layer, and not all of them; the model itself still answers."""
-    with front.client("blind") as client:
-        assert client.inspect("net", X, input_gradients=True).input_gradients
-        assert client.get_model("net", operators=True).modules == ()
-        with pytest.raises(ca.PermissionDenied):
-            client.inspect("net", X, captures=["open1"])
-
-
-def test_one_star_is_no_more_than_it_says(front: Front) -> None:
-    """`*` is the layers of the first level: not those below, and not what the model itself does between them."""
-    with front.client("shallow") as client:
-        assert client.inspect("net", X, captures=["*", "secretive"]).captures.keys() >= {"secretive", "open1"}
-        assert {each.name for each in client.get_model("net").modules} == {
-            "open1",
-            "secretive",
-            "open2",
-            "never_called",
-        }
-        for capture in (
-            ca.Capture("secretive.0"),
-            ca.Capture(op=":relu#0"),
-            ca.Capture(parameter="w"),
-        ):
-            with pytest.raises(ca.PermissionDenied):
-                client.inspect("net", X, captures=[capture])
-
-
-@pytest.mark.parametrize("dry_run", [False, True])
-@pytest.mark.parametrize("stream", [False, True], ids=["unary", "stream"])
-def test_a_second_name_is_no_way_around(front: Front, stream: bool, dry_run: bool) -> None:
-    """A layer that is listed by an alias alone tells nobody its own name."""
-    asked = {"captures": ["open1"]}, {"captures": ["open2*", ca.Capture(parameter="open1.weight")]}
-    layer = {"attributions": [ca.LayerActivation(layer="open1")]}
-    with front.client("narrow") as client:
-        for each in (*asked, layer):
-            try:
-                said = repr(client.inspect("tied", X, stream=stream, dry_run=dry_run, **each))
-            except CutawayError as failure:
-                said = f"{failure} {failure.field}"
-            assert "secretive" not in said
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["unary", "stream"])
 def test_what_a_worker_says_is_withheld_from_those_who_may_not_see(front: Front, stream: bool) -> None:
-    """An operator that did not run makes a worker offer the nearest ones: to those who see them all."""
-    offered: dict[str, Any] = {"captures": [ca.Capture(op="open2:lin#0")]}
-    with front.client("all") as client, pytest.raises(ca.InvalidArgument) as told:
-        client.inspect("net", X, stream=stream, **offered)
-    assert "secretive.0" in told.value.message
-    with front.client("narrow") as client, pytest.raises(ca.InvalidArgument) as caught:
-        client.inspect("net", X, stream=stream, **offered)
-    assert (caught.value.reason, caught.value.field) == (Reason.OP_NOT_FOUND, "captures[0].op")
-    assert silent(caught.value)
-    with front.client(NAMES[EDIT]) as client, pytest.raises(ca.InvalidArgument) as edited:
-        client.inspect("net", X, stream=stream, edits=[ca.Zero("open")])
-    assert silent(edited.value)
+    """A name that no module has makes a worker offer the nearest ones: to those who may see them."""
+    failures = {}
+    for token in ("all", NAMES[EDIT]):
+        with front.client(token) as client, pytest.raises(ca.InvalidArgument) as caught:
+            client.inspect("net", X, stream=stream, edits=[ca.Zero("open")])
+        failures[token] = caught.value
+    told, withheld = failures.values()
+    assert "open1" in told.message
+    assert silent(withheld)
+    assert (withheld.reason, withheld.field) == (told.reason, told.field)
 
 
 class Talkative(nn.Module):
@@ -434,22 +235,6 @@ def test_a_models_own_words_are_withheld(tmp_path: Path, stream: bool) -> None:
                 client.inspect("net", X, stream=stream)
             assert caught.value.reason == Reason.MODEL_FAILED
             assert ("secretive" in str(caught.value)) is told
-
-
-@pytest.mark.parametrize("stream", [False, True], ids=["unary", "stream"])
-def test_warnings_name_only_what_may_be_seen(front: Front, stream: bool) -> None:
-    """A warning keeps its code, its place among the edits, and a layer that is listed; its words are plain."""
-    asked: dict[str, Any] = {
-        "captures": ["open1"],
-        "edits": [ca.Scale("open1", factor=1.0), ca.Zero("open2", at="grad_output")],
-        "compare": True,
-    }
-    with front.client("narrow") as client, front.client("all") as free:
-        whole = free.inspect("net", X, stream=stream, **asked).warnings
-        found = client.inspect("net", X, stream=stream, **asked).warnings
-    assert whole
-    assert [(each.code, each.subject) for each in found] == [(each.code, each.subject) for each in whole]
-    assert {each.message for each in found} == {"the edit changed nothing"}
 
 
 def test_words_about_inputs_are_kept(front: Front) -> None:
@@ -501,7 +286,7 @@ def test_a_wrong_or_expired_token_is_answered_alike(front: Front, token: str) ->
 def test_a_token_holds_until_it_expires(front: Front) -> None:
     """An expiry in the future, in whatever time zone, changes nothing."""
     with front.client("early") as client:
-        assert [model.model for model in client.list_models()] == ["net", "normed", "other", "tied"]
+        assert [model.model for model in client.list_models()] == ["net", "other"]
 
 
 @pytest.mark.parametrize(
@@ -536,7 +321,7 @@ def test_models_of_others_are_not_there(front: Front) -> None:
                 said.add((caught.value.reason, str(caught.value)))
         assert len(said) == 1
     with front.client("all-but-one") as client:
-        assert [model.model for model in client.list_models()] == ["net", "normed", "tied"]
+        assert [model.model for model in client.list_models()] == ["net"]
         for model in ("other", "othr"):
             with pytest.raises(ca.NotFound) as caught:
                 client.get_model(model)
@@ -569,9 +354,12 @@ def test_health_is_open_and_reflection_is_not(front: Front) -> None:
             assert caught.value.code() == code
 
 
-def test_a_question_of_bytes_that_are_none_is_refused(front: Front) -> None:
-    """What the gateway cannot read it does not hand on unread."""
-    request = inspection_pb2.InspectRequest(model="net").SerializeToString() + b"\x2a\xff"
+@pytest.mark.parametrize(
+    "end", [b"\x2a\xff", b"\x2a\x01\xff", b"\x2a\x01\xff\xa3\x06\xa4\x06"], ids=["cut", "bad", "group"]
+)
+def test_a_question_of_bytes_that_are_none_is_refused(front: Front, end: bytes) -> None:
+    """What the gateway cannot read it does not hand on: a capture that is cut off, or none, or before a group."""
+    request = inspection_pb2.InspectRequest(model="net").SerializeToString() + end
     with grpc.insecure_channel(front.address) as channel:
         call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/cutaway.v1.InspectionService/Inspect")
         with pytest.raises(grpc.RpcError) as caught:
@@ -612,7 +400,8 @@ def test_tokens_rotate_without_a_restart(tmp_path: Path) -> None:
         assert (passes("old"), passes("new")) == (True, True)
         write(path, entry("new", {"*": EVERY}))
         assert (passes("old"), passes("new")) == (False, True)
-        for broken in ("[tokens", "[tokens.x]\nsha256 = 'short'\nmodels = {}\n", "nonsense = 1\n"):
+        layers = entry("old", {"*": EVERY}, layers="[]")
+        for broken in ("[tokens", "[tokens.x]\nsha256 = 'short'\nmodels = {}\n", "nonsense = 1\n", layers):
             write(path, broken)
             assert (passes("old"), passes("new")) == (False, True)
         path.unlink()
@@ -632,6 +421,7 @@ BROKEN = {
     "a scope that is unknown": entry("a", {"*": ["admin"]}),
     "no hash": '[tokens.a]\nsha256 = "secret"\nmodels = {}\n',
     "a time without a zone": entry("a", {"*": EVERY}, expires="2030-01-01T00:00:00"),
+    "a list of layers": entry("a", {"*": ["predict"]}, layers="[]"),
     "one token twice": entry("a", {"*": EVERY}) + entry("a", {"*": []}).replace('."a"', '."b"'),
     "nothing of ours": "x = 1\n",
 }
@@ -646,6 +436,17 @@ def test_no_server_starts_with_a_broken_file(kind: str, tmp_path: Path) -> None:
         pass
     assert caught.value.field == "CUTAWAY_TOKENS"
     assert str(path) in caught.value.message
+
+
+def test_a_list_of_layers_is_said_to_be_gone(tmp_path: Path) -> None:
+    """A token of an earlier version, which had one, does not silently reach more layers."""
+    path = write(tmp_path / "tokens.toml", entry("narrow", {"*": EVERY}, layers='["conv*"]'))
+    with pytest.raises(ca.InvalidArgument) as caught, serve({"net": nn.Linear(4, 2)}, settings=Settings(tokens=path)):
+        pass
+    assert caught.value.message == (
+        f"{path}: tokens.narrow: the key `layers` is gone, and a token with `inspect` or `edit` reaches every layer: "
+        "remove the key, or these scopes"
+    )
 
 
 @pytest.mark.parametrize("path", ["", "/nowhere/tokens.toml"])

@@ -18,10 +18,8 @@ from cutaway.client.transport import SERVICE
 from cutaway.contract.wire import requests as wire_requests
 from cutaway.contract.wire.grpc_status import DETAILS_KEY
 from cutaway.gateway import serve
-from cutaway.server.settings import Settings
 from cutaway.v1 import inspection_pb2, inspection_service_pb2
 from tests.support.small_models import Images
-from tests.support.token_files import EVERY, entry, write
 from tests.support.wire_walk import ambiguities
 
 IMAGE = np.random.default_rng(0).random((3, 1, 8, 8), np.float32)
@@ -35,28 +33,12 @@ EVERYTHING: dict[str, Any] = {
     "seed": 1,
 }
 REQUEST = wire_requests.encode(build_request("net", {"image": IMAGE}, **EVERYTHING))
-SERVERS = ("gateway", "gateway, with redaction")
 
 
 @pytest.fixture(scope="module")
-def channels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[grpc.Channel, Any]]]:
-    """A channel to each server, and the metadata of calls."""
-    directory = tmp_path_factory.mktemp("wire")
-    layers = {"layers": '["conv*", "fc", "unused"]'}
-    tokens = Settings(tokens=write(directory / "tokens.toml", entry("some-layers", {"net": EVERY}, **layers)))
-    metadata = (("authorization", "Bearer some-layers"),)
-    with (
-        serve({"net": Images()}) as plain,
-        serve({"net": Images()}, settings=tokens) as redacting,
-        grpc.insecure_channel(plain.address) as first,
-        grpc.insecure_channel(redacting.address) as second,
-    ):
-        yield dict(zip(SERVERS, ((first, ()), (second, metadata))))
-
-
-@pytest.fixture(params=SERVERS)
-def target(request: pytest.FixtureRequest, channels: dict[str, tuple[grpc.Channel, Any]]) -> tuple[grpc.Channel, Any]:
-    return channels[request.param]
+def channel() -> Iterator[grpc.Channel]:
+    with serve({"net": Images()}) as server, grpc.insecure_channel(server.address) as channel:
+        yield channel
 
 
 def assert_all_timed(response: inspection_pb2.InspectResponse) -> None:
@@ -64,23 +46,21 @@ def assert_all_timed(response: inspection_pb2.InspectResponse) -> None:
         assert getattr(response.timings, field.name) > 0, field.name
 
 
-def test_a_reply_in_one_message(target: tuple[grpc.Channel, Any]) -> None:
+def test_a_reply_in_one_message(channel: grpc.Channel) -> None:
     """No singular field occurs twice in it, at any depth, and none that the contract does not have; and every stage has
     its time."""
-    channel, metadata = target
     inspect: Any = channel.unary_unary(f"/{SERVICE}/Inspect")
-    data = inspect(REQUEST.SerializeToString(), metadata=metadata)
+    data = inspect(REQUEST.SerializeToString())
     response = inspection_pb2.InspectResponse
     assert list(ambiguities(response.DESCRIPTOR, data)) == []
     assert_all_timed(response.FromString(data))
 
 
-def test_a_reply_in_pieces(target: tuple[grpc.Channel, Any]) -> None:
+def test_a_reply_in_pieces(channel: grpc.Channel) -> None:
     """As above, in every piece."""
-    channel, metadata = target
     inspect: Any = channel.unary_stream(f"/{SERVICE}/InspectStream")
     request = inspection_service_pb2.InspectStreamRequest(request=REQUEST).SerializeToString()
-    messages = list(inspect(request, metadata=metadata))
+    messages = list(inspect(request))
     response = inspection_service_pb2.InspectStreamResponse
     assert [each for data in messages for each in ambiguities(response.DESCRIPTOR, data)] == []
     pieces = [response.FromString(data).piece for data in messages]
@@ -99,24 +79,22 @@ DESCRIPTIONS: dict[str, tuple[Message, Any]] = {
 
 
 @pytest.mark.parametrize("method", DESCRIPTIONS)
-def test_a_description(target: tuple[grpc.Channel, Any], method: str) -> None:
+def test_a_description(channel: grpc.Channel, method: str) -> None:
     """As above, of models."""
-    channel, metadata = target
     request, response = DESCRIPTIONS[method]
     call: Any = channel.unary_unary(f"/{SERVICE}/{method}")
-    data = call(request.SerializeToString(), metadata=metadata)
+    data = call(request.SerializeToString())
     assert data
     assert list(ambiguities(response.DESCRIPTOR, data)) == []
 
 
-def test_an_error(target: tuple[grpc.Channel, Any]) -> None:
+def test_an_error(channel: grpc.Channel) -> None:
     """As above, in the details of a status, and in what these are packed as."""
-    channel, metadata = target
     request = inspection_pb2.InspectRequest.FromString(REQUEST.SerializeToString())
     request.captures[0].module = "conv9"
     inspect: Any = channel.unary_unary(f"/{SERVICE}/Inspect")
     with pytest.raises(grpc.RpcError) as caught:
-        inspect(request.SerializeToString(), metadata=metadata)
+        inspect(request.SerializeToString())
     failure: Any = caught.value
     data = dict(failure.trailing_metadata())[DETAILS_KEY]
     assert list(ambiguities(status_pb2.Status.DESCRIPTOR, data)) == []

@@ -11,10 +11,10 @@ import cutaway as ca
 from cutaway.gateway import serve
 from cutaway.server.embedded import Served
 from cutaway.server.settings import Settings
-from tests.integration.gateway.test_authorization import NAMES, QUESTIONS, SUBSETS, UNSEEN, Nets, X
+from tests.integration.gateway.test_authorization import NAMES, QUESTIONS, SUBSETS, Nets, X
 from tests.support.doors import doors, of_problem, post
 from tests.support.mixed.mix import Outcome, Request
-from tests.support.token_files import EVERY, entry, write
+from tests.support.token_files import entry, write
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     path: Path = write(
         tmp_path_factory.mktemp("access") / "tokens.toml",
         *(entry(name, {"net": sorted(scopes)}) for scopes, name in NAMES.items()),
-        entry("narrow", {"net": EVERY}, layers='["open1", "open2*"]'),
     )
     with serve({"net": Nets()}, settings=Settings(tokens=path, http_address="127.0.0.1:0")) as running:
         yield running
@@ -37,13 +36,6 @@ def test_each_scope_at_every_door(server: Served, scopes: frozenset[str]) -> Non
             expected = ca.InspectResult if asked.needs <= scopes else ca.CutawayError
             assert all(isinstance(outcome, expected) for outcome in outcomes.values()), (name, outcomes)
             assert len({_told(outcome) for outcome in outcomes.values()}) == 1, (name, outcomes)
-
-
-def test_hidden_layers_at_every_door(server: Served) -> None:
-    with doors(server.address, server.http_address, "narrow") as by_door:
-        for name, (question, field) in UNSEEN.items():
-            for door, ask in by_door.items():
-                assert _told(ask(Request(name, "net", X, question))) == ("LAYER_HIDDEN", field), (name, door)
 
 
 @pytest.mark.parametrize(("token", "reason"), [("", "TOKEN_REQUIRED"), ("Bearer wrong", "TOKEN_INVALID")])

@@ -91,11 +91,11 @@ def asked(model: str, inputs: Any, **what: Any) -> inspection_pb2.InspectRequest
 
 REFUSED = asked("net", IMAGE, captures=["conv1", "conv9"])
 SECURE: dict[str, dict[str, str]] = {
-    "admitted": {"token": "some-layers"},
+    "admitted": {"token": "all"},
     "without a scope": {"token": "no-insides"},
     "with an unknown token": {"token": "unknown"},
     "without a token": {},
-    "trusting another authority": {"ca": "stranger", "token": "some-layers"},
+    "trusting another authority": {"ca": "stranger", "token": "all"},
 }
 """Callers of a server with TLS and tokens."""
 
@@ -109,8 +109,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     trustme.CA().cert_pem.write_to_path(str(made / "stranger.pem"))
     server = ours.issue_cert("localhost", "127.0.0.1")
     server.private_key_and_cert_chain_pem.write_to_path(str(made / "server.pem"))
-    layers = entry("some-layers", {"net": EVERY}, layers='["conv*", "relu", "fc", "unused"]')
-    write(made / "tokens.toml", layers, entry("no-insides", {"net": ["predict"]}))
+    write(made / "tokens.toml", entry("all", {"net": EVERY}), entry("no-insides", {"net": ["predict"]}))
     return made
 
 
@@ -239,8 +238,8 @@ def test_a_deadline(outcomes: Any, method: str) -> None:
 
 @pytest.mark.parametrize("method", ["Inspect", "InspectStream"])
 def test_tls_and_tokens(outcomes: Any, addresses: tuple[str, str], directory: Path, method: str) -> None:
-    """A caller with a token gets what the Python client gets with it, redacted."""
-    with ca.Client(addresses[1], token="some-layers", tls=ca.Tls(ca=directory / "ours.pem")) as client:
+    """A caller with a token gets what the Python client gets with it."""
+    with ca.Client(addresses[1], token="all", tls=ca.Tls(ca=directory / "ours.pem")) as client:
         what = {"seed": 3, "stream": method == "InspectStream", **QUESTIONS["everything"][2]}
         compare(outcomes["admitted", method], client.inspect("net", IMAGE, **what))
 

@@ -87,8 +87,3 @@ def test_a_name_that_is_not_there_gets_the_nearest(tree: ModuleTree, wanted: str
 def test_aliases_are_listed_with_their_module(tree: ModuleTree) -> None:
     """A module in two places is one module with a further name."""
     assert tree.aliases == {"head": ("tied",)}
-
-
-def test_who_may_not_see_the_model_itself_does_not_find_it() -> None:
-    with pytest.raises(InvalidArgument):
-        ModuleTree(Tree(), visible=lambda name: name.startswith("stem")).match(".")

@@ -138,16 +138,6 @@ def test_other_questions_share_the_pass(subject: Worker, passes: list[int]) -> N
     assert passes == [2, *[0] * 3]
 
 
-def test_callers_who_see_other_layers_are_not_joined(subject: Worker, passes: list[int]) -> None:
-    """A glob of theirs matches other modules."""
-    calls = [row(inputs(1, seed), captures=[ca.Capture("*s*")]) for seed in range(4)]
-    calls = [call._replace(layers=(("first",),)) if number % 2 else call for number, call in enumerate(calls)]
-    same(subject, calls)
-    results = together(subject, calls)
-    assert [list(result.captures) for result in results] == [["first", "second"], ["first"]] * 2
-    assert passes[0] == 2
-
-
 def test_one_that_has_gone_takes_nobody_along(subject: Worker) -> None:
     calls = [row(inputs(1, seed), deadline_s=-1 if seed == 1 else 60) for seed in range(3)]
     results = together(subject, calls)

@@ -377,17 +377,17 @@ def test_a_call_waits_for_the_next_worker(wide: Wide) -> None:
         WorkerServer(Worker.of(wide, "wide"), thread, pool.path / "1")
         await pool.news.wait()
         (worker,) = pool.of(NAME)
-        asked = asyncio.ensure_future(backend.call(NAME, "inspect", call(1).inspect, (), PATIENCE_S))
+        asked = asyncio.ensure_future(backend.call(NAME, "inspect", call(1).inspect, PATIENCE_S))
         worker.close()  # the call begins before the connection is lost, and its turn is sent afterwards
         await asyncio.wait([asked], timeout=0.2)
         assert not asked.done()
         WorkerServer(Worker.of(wide, "wide"), thread, pool.path / "2")
         assert decode_worker_reply(await asked).response
         pool.of(NAME)[0].close()
-        waiting = asyncio.ensure_future(backend.call(NAME, "inspect", call(1).inspect, (), PATIENCE_S))
+        waiting = asyncio.ensure_future(backend.call(NAME, "inspect", call(1).inspect, PATIENCE_S))
         await asyncio.wait([waiting], timeout=0.2)
         pool.set_available(False)
-        for each in (waiting, backend.call(NAME, "inspect", call(1).inspect, (), PATIENCE_S)):
+        for each in (waiting, backend.call(NAME, "inspect", call(1).inspect, PATIENCE_S)):
             with pytest.raises(ca.Unavailable) as caught:
                 await each
             assert caught.value.reason == Reason.BACKEND_UNAVAILABLE

@@ -25,7 +25,7 @@ export type RowsProps = Readonly<{ rows: readonly Row[]; chosen: Row | undefined
 /** A row that is shown; one that is no match is above one that is. */
 export type Shown = Readonly<{ row: Row; depth: number; match: boolean }>;
 
-/** Returns the row of the model with all that is inside it; where it is hidden from the caller, the rows that are not. */
+/** Returns the row of the model with all that is inside it; none for a caller who may not see modules. */
 export function treeOf(modules: readonly Module[], operators: readonly Operator[]): Row[] {
   const rows = new Map(modules.map((each) => [each.name, rowOf("module", each.name, each)]));
   for (const each of operators) {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
 from functools import cached_property
 
 from torch import nn
@@ -20,21 +19,14 @@ class ModuleTree:
 
     Args:
         root: the model.
-        visible: whether a name exists in this tree; a module exists if its own name does.
     """
 
-    def __init__(self, root: nn.Module, visible: Callable[[str], bool] = lambda _: True) -> None:
-        self.root = root
-        own = {module: name for name, module in root.named_modules()}
+    def __init__(self, root: nn.Module) -> None:
+        self.modules: dict[str, nn.Module] = dict(root.named_modules())
+        own = {module: name for name, module in self.modules.items()}
         self._own_name: dict[str, str] = {
-            name: own[module]
-            for name, module in root.named_modules(remove_duplicate=False)
-            if visible(name) and visible(own[module])
+            name: own[module] for name, module in root.named_modules(remove_duplicate=False)
         }
-        self.modules: dict[str, nn.Module] = {name: module for module, name in own.items() if name in self._own_name}
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._own_name
 
     def __getitem__(self, name: str) -> nn.Module:
         return self.modules[self.resolve(name)]
@@ -55,7 +47,7 @@ class ModuleTree:
         Raises:
             InvalidArgument: as `resolve`.
         """
-        return "" if name == "." and "" in self else self.resolve(name)
+        return "" if name == "." else self.resolve(name)
 
     def match(self, pattern: str) -> list[str]:
         """Returns the own names of all modules that match ``pattern``, in the order of ``named_modules()``.
@@ -74,14 +66,8 @@ class ModuleTree:
         return [name for name in self.modules if name in hits]
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """Returns the parameters of these modules by each of their names; a parameter with several names belongs to the
-        module of the first one."""
-        first = {parameter: name for name, parameter in self.root.named_parameters()}
-        return {
-            name: parameter
-            for name, parameter in self.root.named_parameters(remove_duplicate=False)
-            if _module_of(name) in self and _module_of(first[parameter]) in self
-        }
+        """Returns the model's parameters by each of their names."""
+        return dict(self.modules[""].named_parameters(remove_duplicate=False))
 
     @cached_property
     def aliases(self) -> dict[str, tuple[str, ...]]:
@@ -98,7 +84,3 @@ class ModuleTree:
         if near:
             return "; nearest: " + ", ".join(near)
         return "; the model has " + ", ".join(known[:6]) + (", ..." if len(known) > 6 else "")
-
-
-def _module_of(parameter: str) -> str:
-    return parameter.rpartition(".")[0]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TypeAlias
 
 from torch import nn
 
-from cutaway.contract.errors import CutawayError, Reason, at, error
+from cutaway.contract.errors import Reason, at, error
 from cutaway.contract.module_globs import glob_matcher, is_glob
 from cutaway.contract.requests import Capture, Edit, InspectRequest, Point, TopElements
 from cutaway.engine.hooks.capture_spec import CaptureSpec, merge_specs
@@ -92,7 +92,8 @@ def parameters(tree: ModuleTree, request: InspectRequest) -> dict[str, CaptureSp
 
 def _parameter_names(parameters: Mapping[str, nn.Parameter], pattern: str) -> list[str]:
     """Returns the floating parameters that match ``pattern``, a name or a glob."""
-    names = _matching(parameters, pattern)
+    matches = glob_matcher(pattern) if is_glob(pattern) else pattern.__eq__
+    names = [name for name in parameters if matches(name)]
     if not names:
         near = difflib.get_close_matches(pattern, parameters, n=3, cutoff=0.4) or list(parameters)[:3]
         hint = f"nearest: {', '.join(near)}" if near else "there is none"
@@ -101,11 +102,6 @@ def _parameter_names(parameters: Mapping[str, nn.Parameter], pattern: str) -> li
     if not floating and not is_glob(pattern):
         raise error(Reason.POINT_NOT_DIFFERENTIABLE, f"{pattern!r} is {parameters[pattern].dtype} and has no gradient")
     return floating
-
-
-def _matching(names: Iterable[str], pattern: str) -> list[str]:
-    matches = glob_matcher(pattern) if is_glob(pattern) else pattern.__eq__
-    return [name for name in names if matches(name)]
 
 
 def edits(tree: ModuleTree, request: InspectRequest, batch: int) -> dict[str, list[NumberedEdit]]:
@@ -128,23 +124,3 @@ def _edited_place(tree: ModuleTree, edit: Edit) -> str:
         if is_glob(name):
             raise error(Reason.INVALID_VALUE, f"{name!r}: an edit names one place, and no glob")
         return _operator(tree, name) if edit.op else tree.place(name)
-
-
-def has_place(tree: ModuleTree, kind: str, name: str) -> bool:
-    """Returns whether ``tree`` has what a field of a request names.
-
-    Args:
-        tree: the modules that exist for the caller.
-        kind: ``op``, ``parameter``, or any other word for a module.
-        name: the name or glob. A glob of parameters or modules needs one match. A glob of operators may match in any
-            module, unless it names its module: so it needs the whole model.
-    """
-    if kind == "op":
-        module = name.rpartition(":")[0]
-        return ("" if is_glob(module) else module) in tree
-    if kind == "parameter":
-        return bool(_matching(tree.parameters(), name))
-    try:
-        return bool(tree.match(name))
-    except CutawayError:
-        return False

@@ -27,7 +27,6 @@ from cutaway.engine.hooks.capture_spec import CaptureSpec
 from cutaway.engine.hooks.hook_site import NumberedEdit
 from cutaway.engine.methods.table import method_of
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel
-from cutaway.engine.model.module_tree import ModuleTree
 from cutaway.engine.passes.pass_recorder import ResolvedAttribution
 from cutaway.engine.planning import name_resolution
 from cutaway.engine.planning.attribution_setup import differentiable, resolve_attribution
@@ -167,7 +166,6 @@ def plan_request(
     request: InspectRequest,
     inputs: Inputs,
     cancellation: Cancellation = NEVER_CANCELLED,
-    visible: ModuleTree | None = None,
 ) -> Plan:
     """Resolves and validates ``request`` without running the model.
 
@@ -176,21 +174,19 @@ def plan_request(
         request: the request.
         inputs: its tensors, ``[batch, ...]`` each, on the model's device.
         cancellation: when the caller stops waiting.
-        visible: the modules that globs may match; None for all.
 
     Raises:
         InvalidArgument: with the field at fault.
     """
-    tree = model.tree if visible is None else visible
     # Tensors that were made in inference mode cannot be differentiated.
     inputs = {name: tensor.clone() if tensor.is_inference() else tensor for name, tensor in inputs.items()}
     with at("target"):
         target = by_index(model, request.target)
     if target is not request.target:
         request = changed(request, target=target)
-    sites = _sites(model, tree, request)
-    parameters = name_resolution.parameters(tree, request)
-    edits = name_resolution.edits(tree, request, next(iter(inputs.values())).shape[0])
+    sites = _sites(model, request)
+    parameters = name_resolution.parameters(model.tree, request)
+    edits = name_resolution.edits(model.tree, request, next(iter(inputs.values())).shape[0])
     with at("input_gradients"):
         gradients_of = () if request.input_gradients is None else differentiable(model, inputs, request.input_gradients)
     draws = any(method_of(attribution).uses_randomness or attribution.metrics for attribution in request.attributions)
@@ -219,12 +215,12 @@ def _with_index(model: InspectedModel, attribution: Attribution) -> Attribution:
     return attribution if target is attribution.target else replace(attribution, target=target)
 
 
-def _sites(model: InspectedModel, tree: ModuleTree, request: InspectRequest) -> CaptureSites:
+def _sites(model: InspectedModel, request: InspectRequest) -> CaptureSites:
     """Returns what is captured; the same object for the same captures, as long as these are few and recent."""
-    captured = (tree, request.captures, request.reply_data_type)
+    captured = (request.captures, request.reply_data_type)
     sites = model.recent_sites.get(captured)
     if sites is None:
-        sites = name_resolution.sites(tree, request)
+        sites = name_resolution.sites(model.tree, request)
         if len(sites) <= _MOST_PLACES:  # globs of large models would take megabytes each
             if len(model.recent_sites) >= _MOST_RECENT:
                 model.recent_sites.clear()

@@ -1,1 +1,1 @@
-"""Authentication, authorization, redaction and TLS."""
+"""Authentication, authorization and TLS."""

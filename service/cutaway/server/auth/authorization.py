@@ -1,20 +1,19 @@
 """What a caller may do with each model, and what a request needs.
 
-A request that needs more scopes is refused before a worker gets it. The layers that a caller may name are sent with the
-request: only the worker knows which layers a name, a glob or an alias stands for.
+A request that needs more scopes is refused before a worker gets it. The names of a model's modules are for callers with
+`Scope.INSPECT`: for others, errors that could tell them have no details.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from cutaway.client.transport import parse_model
 from cutaway.contract.errors import CutawayError, Reason, error
-from cutaway.contract.module_globs import GlobLists, in_every_list
 from cutaway.contract.results import ModelName
 from cutaway.contract.values import StrEnum
-from cutaway.contract.wire.layer_references import layer_references
 from cutaway.server.model_store import Catalog
 from cutaway.v1 import inspection_pb2
 
@@ -36,25 +35,14 @@ class Permissions:
 
     Attributes:
         scopes: the allowed kinds of requests.
-        layers: the layers that the caller may see and edit.
     """
 
     scopes: frozenset[Scope]
-    layers: GlobLists = ()
-
-    @property
-    def unredacted(self) -> bool:
-        """Whether replies need no redaction."""
-        return Scope.INSPECT in self.scopes and not self.layers
 
     @property
     def unrestricted(self) -> bool:
         """Whether no request can be refused."""
-        return self.unredacted and self.scopes == frozenset(Scope)
-
-    def can_see(self, layer: str) -> bool:
-        """Returns whether the layer with the own name ``layer`` may be shown to the caller."""
-        return Scope.INSPECT in self.scopes and in_every_list(self.layers, layer)
+        return self.scopes == frozenset(Scope)
 
     def require(self, scope: Scope, field: str) -> None:
         """Raises ``SCOPE_MISSING`` for ``field`` unless ``scope`` is allowed."""
@@ -62,17 +50,41 @@ class Permissions:
             raise error(Reason.SCOPE_MISSING, f"this token may not {scope} this model", field)
 
     def check(self, request: inspection_pb2.InspectRequest) -> None:
-        """Refuses a request that needs more scopes than are allowed. Whether it may name the layers that it names, the
-        worker decides, which knows them.
+        """Refuses a request that needs more scopes than are allowed; its input may be left out.
 
         Raises:
             PermissionDenied: ``SCOPE_MISSING``, with the field.
         """
         for field, _ in request.ListFields():
             self.require(REQUIRED_SCOPES[field.name], field.name)
-        for reference in layer_references(request):
-            if not reference.field.startswith("edits["):
-                self.require(Scope.INSPECT, reference.field)
+        if request.target.HasField("neuron"):
+            self.require(Scope.INSPECT, "target.neuron")
+
+    @contextmanager
+    def redacted_errors(self) -> Iterator[None]:
+        """Replaces the message of an error in the block by the meaning of its reason, if it could name modules and the
+        caller lacks `Scope.INSPECT`."""
+        try:
+            yield
+        except CutawayError as failure:
+            if Scope.INSPECT not in self.scopes and failure.reason not in _WITHOUT_MODULES:
+                reason = Reason.__members__.get(failure.reason)
+                meaning = reason.meaning if reason else "The reason is unknown."
+                failure.message = f"{meaning} This token may not see details."
+            raise
+
+
+_WITHOUT_MODULES = frozenset(
+    {
+        *(Reason.MALFORMED_REQUEST, Reason.UNKNOWN_FIELD, Reason.SCOPE_MISSING),
+        *(Reason.MODEL_NOT_FOUND, Reason.VERSION_NOT_FOUND),
+        *(Reason.INPUT_MISSING, Reason.INPUT_UNKNOWN, Reason.INPUT_EMPTY, Reason.INPUT_DTYPE, Reason.INPUT_SHAPE),
+        *(Reason.BATCH_MISMATCH, Reason.TENSOR_SIZE, Reason.RAW_UNSUPPORTED, Reason.TEXT_TOO_LONG),
+        *(Reason.OUTPUT_NOT_FOUND, Reason.TARGET_RANGE, Reason.TARGET_MISMATCH, Reason.TARGET_SHAPE),
+        *(Reason.REPLY_TOO_LARGE, Reason.REQUEST_TOO_LARGE, Reason.OVERLOADED, Reason.DEADLINE_EXCEEDED),
+    }
+)
+"""Reasons whose messages are about inputs and outputs only, and never name a module."""
 
 
 REQUIRED_SCOPES: Mapping[str, Scope] = {
@@ -91,8 +103,7 @@ REQUIRED_SCOPES: Mapping[str, Scope] = {
     "edits": Scope.EDIT,
     "compare": Scope.EDIT,
 }
-"""The scope that each field of `cutaway.v1.InspectRequest` needs. A layer that is named outside of edits needs
-`Scope.INSPECT` as well."""
+"""The scope that each field of `cutaway.v1.InspectRequest` needs. A neuron as the target needs `Scope.INSPECT` too."""
 
 
 @dataclass(frozen=True)
@@ -130,14 +141,11 @@ class Caller:
         if permissions is None:
             raise _no_such_model()
         try:
-            return catalog.resolve(model), permissions
+            with permissions.redacted_errors():
+                return catalog.resolve(model), permissions
         except CutawayError as failure:
-            if self is ANONYMOUS:
-                raise
-            if failure.reason == Reason.MODEL_NOT_FOUND:  # the catalog's message names other models
-                raise _no_such_model() from None
-            if not permissions.unredacted:  # the reason why a model did not load may name layers
-                failure.message = "the model, or this version of it, is not served"
+            if failure.reason == Reason.MODEL_NOT_FOUND and self is not ANONYMOUS:
+                raise _no_such_model() from None  # the catalog's message names other models
             raise
 
 

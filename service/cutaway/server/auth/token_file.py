@@ -3,7 +3,6 @@
     [tokens.dashboard]
     sha256 = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
     models = { digits = ["predict", "inspect"], "*" = ["predict"] }
-    layers = ["conv*"]               # optional: the layers that may be seen and edited; default: all
     expires = 2027-01-01T00:00:00Z   # optional
 
 A token is 32 random bytes, so one plain SHA-256 hides it: it cannot be guessed, and every call pays for the hash.
@@ -17,10 +16,10 @@ from datetime import datetime, timezone
 from functools import cached_property, partial
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import tomli
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from cutaway.client.trust import AUTHORIZATION
 from cutaway.contract.errors import CutawayError, Reason, error
@@ -35,16 +34,21 @@ class TokenEntry(BaseModel):
 
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     models: dict[str, frozenset[Scope]]
-    layers: tuple[str, ...] | None = None
     expires: AwareDatetime | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_layers(cls, entry: Any) -> Any:
+        """Refuses the lists of layers of earlier versions: without its list, the token would allow more."""
+        if isinstance(entry, dict) and "layers" in entry:
+            what = "the key `layers` is gone, and a token with `inspect` or `edit` reaches every layer"
+            raise ValueError(f"{what}: remove the key, or these scopes")
+        return entry
 
     @cached_property
     def permissions(self) -> Mapping[str, Permissions]:
         """The permissions by model."""
-        return {
-            model: Permissions(scopes, () if self.layers is None else (self.layers,))
-            for model, scopes in self.models.items()
-        }
+        return {model: Permissions(scopes) for model, scopes in self.models.items()}
 
     @property
     def expired(self) -> bool:
@@ -108,7 +112,8 @@ def read(path: Path) -> Mapping[str, TokenEntry]:
         raise _invalid(path, failure.strerror or "cannot be read") from None
     except ValidationError as failure:
         first = failure.errors(include_input=False)[0]
-        raise _invalid(path, f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        what = first["msg"].removeprefix("Value error, ")
+        raise _invalid(path, f"{'.'.join(map(str, first['loc']))}: {what}") from None
     except ValueError as failure:  # from TOML or UTF-8
         raise _invalid(path, str(failure)) from None
     if len({entry.sha256 for entry in entries.values()}) < len(entries):

@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from cutaway.contract.errors import CutawayError, Reason, error
-from cutaway.contract.module_globs import GlobLists
 from cutaway.contract.results import ModelName
 from cutaway.contract.torchserve_messages import decode_worker_reply
 from cutaway.server.batching.batcher import Batcher, NotBegun, Replied
@@ -199,24 +198,21 @@ class Backend:
         workers.changed = self._workers_changed
         self._workers_changed()
 
-    async def call(self, name: ModelName, kind: str, payload: bytes, layers: GlobLists, timeout_s: float) -> bytes:
+    async def call(self, name: ModelName, kind: str, payload: bytes, timeout_s: float) -> bytes:
         """Sends a request to model ``name``, and returns a serialised `cutaway.v1.WorkerReply`.
 
         Args:
             name: the model.
             kind: ``inspect`` or ``describe``.
             payload: the serialised request.
-            layers: the layers that it may name.
             timeout_s: how long the caller waits, in seconds.
 
         Raises:
             CutawayError: there is no reply.
         """
-        return (await self._call(name, kind, payload, layers, timeout_s)).reply
+        return (await self._call(name, kind, payload, timeout_s)).reply
 
-    async def stream(
-        self, name: ModelName, payload: bytes, layers: GlobLists, timeout_s: float
-    ) -> AsyncGenerator[bytes, None]:
+    async def stream(self, name: ModelName, payload: bytes, timeout_s: float) -> AsyncGenerator[bytes, None]:
         """Sends a serialised `cutaway.v1.InspectStreamRequest` to model ``name``; the model runs other requests while
         its reply is read. A caller may have half of the unfinished replies, and waits for its turn.
 
@@ -233,18 +229,17 @@ class Backend:
             except asyncio.TimeoutError:
                 why = "the deadline passed while other streamed replies of this model were being sent"
                 raise error(Reason.DEADLINE_EXCEEDED, why) from None
-            answer = await self._call(name, "stream", payload, layers, until - time.time())
+            answer = await self._call(name, "stream", payload, until - time.time())
             number = decode_worker_reply(answer.reply).pieces
             messages = await stack.enter_async_context(aclosing(answer.worker.pieces(number, until)))
             async for message in messages:
                 yield message
 
-    async def _call(self, name: ModelName, kind: str, payload: bytes, layers: GlobLists, timeout_s: float) -> _Answer:
+    async def _call(self, name: ModelName, kind: str, payload: bytes, timeout_s: float) -> _Answer:
         message = worker_pb2.WorkerCall(
             number=next(self._numbers),
             deadline=time.time() + timeout_s,
             traceparent=current_call().traceparent,
-            layers=[worker_pb2.GlobList(globs=globs) for globs in layers],
             **{kind: payload},
         )
         try:

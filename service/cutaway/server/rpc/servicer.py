@@ -21,7 +21,6 @@ from cutaway.contract.wire import chunks
 from cutaway.contract.wire import models as wire_models
 from cutaway.contract.wire import requests as wire_requests
 from cutaway.contract.wire.message_walk import MAX_TEXT, check_entries, check_structure, complete_response, parse
-from cutaway.server.auth import redaction
 from cutaway.server.auth.authorization import Caller, Permissions, Scope
 from cutaway.server.auth.token_file import Authenticator
 from cutaway.server.backends.backend import Backend
@@ -112,15 +111,13 @@ class Servicer:
         return self._resolve(model, current_caller.get())[0]
 
     async def describe(self, model: str, context: Context) -> model_pb2.ModelDetail:
-        """Returns a model that the admitted caller may call, with layers that are hidden from the caller too: to read a
-        request that does not say of what type its inputs are.
+        """Returns a model that the admitted caller may call, modules included: to read a request that does not say of
+        what type its inputs are.
 
         Raises:
             CutawayError: the model is not known to the caller, or does not answer.
         """
-        name, permissions = self._resolve(model, current_caller.get())
-        data = wire_models.encode_model_request(model)
-        reply = await self._call("describe", name, data, permissions, context)
+        reply = await self._call("describe", self.resolve(model), wire_models.encode_model_request(model), context)
         return inspection_service_pb2.GetModelResponse.FromString(reply.response).model
 
     async def refuse(self, name: str, failure: CutawayError, context: Context) -> None:
@@ -157,45 +154,41 @@ class Servicer:
     async def _get_model(self, data: bytes, context: Context, caller: Caller) -> bytes:
         request = wire_models.decode_model_request(data)
         name, permissions = self._resolve(request.model, caller)
-        with redaction.redacted_errors(permissions):
+        with permissions.redacted_errors():
             for field in ("operators", "example"):
                 if getattr(request, field):
                     permissions.require(Scope.INSPECT, field)
-            reply = await self._call("describe", name, data, permissions, context)
-            return redaction.redact_model(permissions, reply.response)
+            reply = await self._call("describe", name, data, context)
+        return reply.response if Scope.INSPECT in permissions.scopes else _without_modules(reply.response)
 
     async def _inspect(self, data: bytes, context: Context, caller: Caller) -> bytes:
         start = time.perf_counter()
         self._check_size(data)
         name, permissions = self._authorize(data, caller)
-        with redaction.redacted_errors(permissions):
-            reply = await self._call("inspect", name, data, permissions, context)
-            return _response(permissions, reply, start)
+        with permissions.redacted_errors():
+            return _response(await self._call("inspect", name, data, context), start)
 
     async def _inspect_stream(self, data: bytes, context: Context, caller: Caller) -> None:
         """Forwards the messages of a reply; reads the next one after gRPC has accepted the one before."""
         start = time.perf_counter()
         self._check_size(data)
         name, permissions = self._authorize(chunks.decode_stream_request(data).request, caller)
-        with redaction.redacted_errors(permissions):
-            stream = self._backend.stream(name, data, permissions.layers, self._timeout(context))
+        with permissions.redacted_errors():
+            stream = self._backend.stream(name, data, self._timeout(context))
             async with aclosing(stream) as messages:
                 async for message in messages:
                     opening = decode_stream_opening(message)
                     if opening is not None:
-                        message = chunks.header_message(_response(permissions, opening, start))
+                        message = chunks.header_message(_response(opening, start))
                     current_call().reply_bytes += len(message)
                     await _write(context, message)
 
-    async def _call(
-        self, kind: str, name: ModelName, data: bytes, permissions: Permissions, context: Context
-    ) -> worker_pb2.WorkerReply:
-        timeout_s = self._timeout(context)
-        return decode_worker_reply(await self._backend.call(name, kind, data, permissions.layers, timeout_s))
+    async def _call(self, kind: str, name: ModelName, data: bytes, context: Context) -> worker_pb2.WorkerReply:
+        return decode_worker_reply(await self._backend.call(name, kind, data, self._timeout(context)))
 
     def _authorize(self, data: bytes, caller: Caller) -> tuple[ModelName, Permissions]:
-        """Returns the model of a serialised InspectRequest, and the caller's permissions for it. Without its
-        input, it is parsed only if something in it may be refused."""
+        """Returns the model of a serialised InspectRequest, and the caller's permissions for it. The request without
+        its input is parsed only if something in it may be refused."""
         name_of_type = inspection_pb2.InspectRequest.DESCRIPTOR.full_name
         check_entries(inspection_pb2.InspectRequest, data, name_of_type)  # RoutedRequest has one of its fields
         routed = parse(worker_pb2.RoutedRequest, data, name_of_type)
@@ -235,9 +228,16 @@ async def _write(context: Context, message: bytes) -> None:
         raise asyncio.CancelledError from None
 
 
-def _response(permissions: Permissions, reply: worker_pb2.WorkerReply, start: float) -> bytes:
-    """Returns the serialised InspectResponse that a worker replied, redacted, with the time that the call waited."""
-    redaction.redact_reply(permissions, reply)
+def _without_modules(data: bytes) -> bytes:
+    """Returns a serialised GetModelResponse without the model's modules and operators."""
+    response = inspection_service_pb2.GetModelResponse.FromString(data)
+    response.model.ClearField("modules")
+    response.model.ClearField("operators")
+    return response.SerializeToString()
+
+
+def _response(reply: worker_pb2.WorkerReply, start: float) -> bytes:
+    """Returns the serialised InspectResponse that a worker replied, with the time that the call waited."""
     reply.timings.queue_ms = (time.perf_counter() - start) * 1000 - reply.worker_ms
     response = complete_response(reply)
     reply.ClearField("response")  # of the rest, observers take what they want

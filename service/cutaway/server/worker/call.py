@@ -9,7 +9,6 @@ from functools import cache
 from typing import NamedTuple
 
 from cutaway.contract.errors import CutawayError, Reason, error
-from cutaway.contract.module_globs import GlobLists
 from cutaway.contract.wire import chunks
 from cutaway.engine.runtime.interruption import NEVER_CANCELLED, Cancellation, is_out_of_memory
 from cutaway.v1 import worker_pb2
@@ -106,23 +105,20 @@ class Call(NamedTuple):
         kind: one of `KINDS`.
         payload: the serialised request.
         cancellation: when the caller stops waiting.
-        layers: the layers that the call may name.
         traceparent: its span in W3C Trace Context format; empty for none.
     """
 
     kind: str
     payload: bytes
     cancellation: Cancellation = NEVER_CANCELLED
-    layers: GlobLists = ()
     traceparent: str = ""
 
     @classmethod
     def of_message(cls, message: worker_pb2.WorkerCall, hung_up: Callable[[], bool]) -> Call:
         """Returns the call in a message of the gateway; ``hung_up`` returns whether it was cancelled."""
         kind = message.WhichOneof("request") or ""
-        layers = tuple(tuple(each.globs) for each in message.layers)
         cancellation = Cancellation(message.deadline or None, hung_up)
-        return cls(kind, getattr(message, kind, b""), cancellation, layers, message.traceparent)
+        return cls(kind, getattr(message, kind, b""), cancellation, message.traceparent)
 
     @classmethod
     def of_parts(cls, parts: Mapping[str, bytes]) -> Call:

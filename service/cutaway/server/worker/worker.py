@@ -40,7 +40,6 @@ from cutaway.engine.execution.collect import provenance
 from cutaway.engine.execution.inspect import describe
 from cutaway.engine.model.input_validation import named, validate_arguments, validate_inputs
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel, arguments_kind
-from cutaway.engine.model.module_tree import ModuleTree
 from cutaway.engine.planning.plan import Plan, plan_request
 from cutaway.engine.runtime.interruption import NEVER_CANCELLED, Cancellation, timed
 from cutaway.engine.runtime.numerics import from_numpy, to_numpy
@@ -49,7 +48,6 @@ from cutaway.server.settings import Settings
 from cutaway.server.worker import limits
 from cutaway.server.worker.archived_model import feature_names, load_archived, with_texts
 from cutaway.server.worker.call import Call, as_failure, attached, raising_errors, with_failure
-from cutaway.server.worker.visible_layers import visible_tree
 from cutaway.server.worker.waiting_pieces import WaitingPieces
 from cutaway.v1 import inspection_service_pb2, worker_pb2
 
@@ -150,7 +148,7 @@ class Worker:
             CutawayError: the request cannot be run.
         """
         with raising_errors():
-            plan = self._plan(wire_requests.validated(request), self._model.tree)
+            plan = self._plan(wire_requests.validated(request))
             (result,) = inspect_batch([plan])
             return self._complete(result, plan.request)
 
@@ -213,13 +211,12 @@ class Worker:
 
     def _decoded(self, call: Call, data: bytes) -> _Decoded:
         start = time.perf_counter()
-        tree = visible_tree(self._model, call.layers, data)
         request = wire_requests.decode(data, max_unpacked_bytes=self._settings.max_message_bytes)
-        return _Decoded(self._plan(request, tree, call.cancellation), start, _since(start))
+        return _Decoded(self._plan(request, call.cancellation), start, _since(start))
 
-    def _plan(self, request: InspectRequest, tree: ModuleTree, cancellation: Cancellation = NEVER_CANCELLED) -> Plan:
+    def _plan(self, request: InspectRequest, cancellation: Cancellation = NEVER_CANCELLED) -> Plan:
         limits.check_counts(request, self._settings)
-        plan = plan_request(self._model, request, self._inputs(request, cancellation), cancellation, tree)
+        plan = plan_request(self._model, request, self._inputs(request, cancellation), cancellation)
         allowed = self.request_memory_bytes
         if self._model.device.type == "cpu" and allowed is not None:
             limits.check_memory(request, least_bytes(plan, allowed), allowed)
