@@ -73,6 +73,7 @@ def java(directory: Path) -> list[str]:
     return ["java", *BRIEFLY, "-cp", path.replace("classes", str(sources / "classes")), "Inspect"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", [go, java])
 def test_it_prints_what_python_gets(compiled: Callable[[Path], list[str]], tmp_path: Path) -> None:
     """The same numbers, to the bit; with a token; the reason and the field of an error."""
