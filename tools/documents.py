@@ -120,7 +120,6 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "inputs.raw": spec.RawColumn,
     "id": spec.NamedColumn,
     "label": spec.NamedColumn,
-    "request": spec.Request,
     "output": spec.Output,
     "engine (local)": spec.Local,
     "engine (service)": spec.Service,
@@ -131,7 +130,9 @@ SECTIONS: dict[str, type[BaseModel]] = {
 def _job() -> Iterator[str]:
     yield "| field | default | meaning |"
     yield "|---|---|---|"
-    alone = {name: field for name, field in spec.Job.model_fields.items() if name in ("target", "max_bad_rows")}
+    alone = {
+        name: field for name, field in spec.Job.model_fields.items() if name in ("target", "request", "max_bad_rows")
+    }
     for section, fields in [*((name, kind.model_fields) for name, kind in SECTIONS.items()), ("", alone)]:
         for name, field in fields.items():
             if name != "kind":

@@ -115,6 +115,15 @@ TARGETS: dict[str, ca.Target] = {
 
 REQUESTS: dict[str, InspectRequest] = {
     "{}": InspectRequest(""),
+    "{seed: null, target: null}": InspectRequest(""),
+    "{predictions: false}": InspectRequest("", omit_predictions=True),
+    "{attributions: saliency, captures: conv*, edits: 'zero:conv1', input_gradients: a}": InspectRequest(
+        "",
+        attributions=(ca.Saliency(),),
+        captures=(ca.Capture("conv*"),),
+        edits=(ca.Zero("conv1"),),
+        input_gradients=("a",),
+    ),
     "{input_gradients: true}": InspectRequest("", input_gradients=()),
     "{input_gradients: false}": InspectRequest(""),
     "{input_gradients: [a]}": InspectRequest("", input_gradients=("a",)),

@@ -23,6 +23,7 @@ def blocking(client: ca.Client) -> None:
     client.inspect("net", ca.Raw(b"", "image/png"), target=3, input_gradients=True, dry_run=True)
     client.inspect("net", {"x": x}, target=[0, 1], captures=[ca.Capture("fc*", at="grad_output"), "conv1"])
     client.inspect("net", {"x": x}, edits=[ca.Zero("conv1")], compare=True, timeout=5, seed=1)
+    client.inspect("net", {"x": x}, attributions=["layer_grad_cam:conv1", {"method": "saliency"}], edits="zero:conv1")
     client.inspect("net", {"x": x}, attributions=[ca.IntegratedGradients(n_steps=64, baselines={"x": x})])
     with client.inspect_stream("net", {"x": x}, captures="*") as stream:
         place, array = next(iter(stream))

@@ -21,7 +21,7 @@ def blocking(client: ca.Client) -> None:
     client.inspect("net", {"x": x}, attributions=[ca.Capture("fc")])  # wrong: list-item reportArgumentType
     client.inspect("net", {"x": x}, attributions=[ca.Saliency])  # wrong: list-item reportArgumentType
     client.inspect("net", {"x": x}, check=True)  # wrong: arg-type reportArgumentType
-    client.inspect("net", {"x": x}, edits=["conv1"])  # wrong: list-item reportArgumentType
+    client.inspect("net", {"x": x}, edits=[ca.Capture("conv1")])  # wrong: list-item reportArgumentType
     client.inspect("net", {"x": x}, timeout="5 s")  # wrong: arg-type reportArgumentType
     client.inspect("net", {"x": x}, ["conv1"])  # wrong: call-arg reportCallIssue
     result = client.inspect("net", {"x": x})

@@ -150,7 +150,7 @@ def test_a_job_asks_the_same(name: str) -> None:
     asked, found = QUESTIONS[name], parse_request(job.request, job.target).request
     for field in ("target", "captures", "input_gradients", "edits", "attributions", "explain_if", "check"):
         assert canonical(getattr(found, field)) == canonical(getattr(wire_requests.validated(asked), field)), field
-    assert job.request.seed == (asked.seed or 0)
+    assert parse_request(job.request, job.target).seed == (asked.seed or 0)
 
 
 def test_a_job_says_what_it_has_none_of() -> None:

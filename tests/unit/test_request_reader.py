@@ -33,11 +33,11 @@ def test_a_file_says_what_python_says(text: str, tmp_path: Path) -> None:
     assert canonical(read_request(load_yaml(tmp_path / "request.yaml"))) == canonical(REQUESTS[text])
 
 
-@pytest.mark.parametrize("text", [text for text in REQUESTS if "parameter:" not in text])
+@pytest.mark.parametrize("text", [text for text in REQUESTS if "parameter:" not in text and "predictions:" not in text])
 def test_a_job_says_the_same(text: str) -> None:
     """The sections ``request`` and ``target`` of a job are read by the same reader."""
     sections = yaml.safe_load(text)
-    target = sections.pop("target", "predicted")
+    target = sections.pop("target", None) or "predicted"
     job = spec.Job(
         model={"archive": "a.mar"},
         data={"path": "a.npy"},
@@ -89,8 +89,10 @@ def test_every_field_can_be_said(question: InspectRequest) -> None:
 WRONG: dict[str, tuple[str, str]] = {
     "{atributions: []}": ("atributions", "InspectRequest has no such field; did you mean 'attributions'?"),
     "{model: digits}": ("model", "InspectRequest has no such field"),
-    "{attributions: saliency}": ("attributions", "must be a list, not 'saliency'"),
-    "{attributions: [3]}": ("attributions[0]", "must be a mapping of names to values, not 3"),
+    "{attributions: [3]}": (
+        "attributions[0]",
+        "must be the method's name, or a mapping with the field 'method', not 3",
+    ),
     "{attributions: [{absolute: true}]}": ("attributions[0].method", "is missing; there are deconvolution, deep_lift"),
     "{attributions: [salienci]}": ("attributions[0].method", "there is no method 'salienci'; did you mean 'saliency'?"),
     "{attributions: [{method: Zzz}]}": ("attributions[0].method", "there is no method 'Zzz'; there are deconvolution,"),
@@ -124,9 +126,13 @@ WRONG: dict[str, tuple[str, str]] = {
         "attributions[0].baselines.x.token_id",
         "must be a whole number, not 'y'",
     ),
-    "{attributions: [{method: deep_lift, baselines: 0.5}]}": (
+    "{attributions: [{method: deep_lift, baselines: y}]}": (
         "attributions[0].baselines",
-        "must be a mapping of names to values, not 0.5",
+        "must be a number, a .npy file, lists of numbers or {token_id: 0}, not 'y'",
+    ),
+    "{attributions: [{method: deep_lift_shap, baselines: 0.5}]}": (
+        "attributions[0].baselines",
+        "must be arrays by input name, such as {image: [[0.5]]}, not 0.5",
     ),
     "{attributions: [{method: deep_lift_shap, baselines: {x: y}}]}": (
         "attributions[0].baselines.x",
@@ -198,7 +204,10 @@ WRONG: dict[str, tuple[str, str]] = {
     "{target: cros_entropy}": ("target", "there is no target 'cros_entropy'; did you mean 'cross_entropy'?"),
     "{target: top_k}": ("target.top_k.k", "TopK needs this field"),
     "{target: {sum: 3}}": ("target.sum", "must be a mapping of names to values, not 3"),
-    "{target: [cat, 3]}": ("target.class_index.indices[0]", "must be a whole number, not 'cat'"),
+    "{target: [cat, 3]}": (
+        "target",
+        "['cat', 3] is no target; send a class index or label, one for each example, or a",
+    ),
     "{target: {multi_index: [0, 3]}}": ("target.multi_index.indices[0]", "must be a list, not 0"),
     "{target: {cross_entropy: {labels: [1], reduction: men}}}": (
         "target.cross_entropy.reduction",

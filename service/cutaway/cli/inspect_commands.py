@@ -151,7 +151,7 @@ def inspect(
         typer.Option(
             metavar="CLASS",
             help="The class that gradients and attributions are about, in place of the predicted class: its index or "
-            "its label; repeated, one for each example.",
+            "its label; repeated, one for each example. Also the name of a target, such as sum.",
         ),
     ] = None,
     explain_if: Annotated[
@@ -166,6 +166,7 @@ def inspect(
     check: Annotated[
         CheckMode | None,
         typer.Option(
+            case_sensitive=False,
             metavar="MODE",
             help="How attributions are compared with what raw hooks see: off, same_pass (default) or independent.",
         ),
@@ -178,13 +179,14 @@ def inspect(
         typer.Option(min=0, metavar="NUMBER", help="The seed of methods that draw random numbers."),
     ] = None,
     reply_dtype: Annotated[
-        str,
+        str | None,
         typer.Option(
+            parser=short_forms.floating_type,
             metavar="TYPE",
             help="The data type for floating tensors of the reply, such as float16, except captures with their own.",
             show_default=False,
         ),
-    ] = "",
+    ] = None,
     compress: Annotated[bool, typer.Option("--compress", help="Compress the tensors of the reply with zstd.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only estimate the tensors and the size of the reply.")

@@ -11,20 +11,8 @@ from typing import Annotated, Any, Literal
 import typer
 from typer.completion import get_completion_inspect_parameters, install_callback, show_callback
 
-from cutaway.contract.request_reader.reader import CLASSES
-from cutaway.contract.requests import (
-    Attribution,
-    Capture,
-    Edit,
-    ExplainIf,
-    InspectRequest,
-    LrpRule,
-    Metric,
-    NoiseTunnel,
-    Reduction,
-    Slice,
-    Target,
-)
+from cutaway.contract.request_reader.reader import CLASSES, parts_of
+from cutaway.contract.requests import Attribution, Edit, InspectRequest, LrpRule, Metric, Reduction, Target
 
 # Completion of the command line in shells. It knows commands, options and methods, and contacts no server.
 
@@ -80,7 +68,7 @@ edits:
 """
 """A request file."""
 
-_PARTS = {"captures": Capture, "slices": Slice, "noise": NoiseTunnel, "explain_if": ExplainIf}
+_PARTS = {name: kind for name, kind in parts_of(InspectRequest) if name != "raw"}
 
 
 def _section(heading: str, classes: Mapping[str, Any], base: Any = None) -> Iterator[str]:

@@ -7,28 +7,20 @@ reads the whole.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import typer
 import yaml
 
 from cutaway.contract.errors import CutawayError
 from cutaway.contract.request_reader.files import load_arrays, parse_yaml, read_text
-from cutaway.contract.request_reader.reader import plain, read, read_request
-from cutaway.contract.requests import (
-    Attribution,
-    Capture,
-    ClassIndex,
-    ClassLabel,
-    Edit,
-    ExplainIf,
-    InspectRequest,
-    Target,
-)
+from cutaway.contract.request_reader.reader import data_type, place, read, read_request
+from cutaway.contract.requests import Attribution, Capture, Edit, ExplainIf, InspectRequest, Target
+from cutaway.contract.requests.spelling import plain
 
 # The file of ``cutaway inspect --request``, and the lines of its fields, which errors name.
 
@@ -113,39 +105,42 @@ def _child(node: yaml.Node | None, part: str) -> tuple[yaml.Mark | None, yaml.No
     return None, None
 
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
 def attribution(text: str) -> Attribution:
     """Reads ``METHOD[:LAYER][,KEY=VALUE...]``."""
     head, *pairs = _split(text)
-    method, _, layer = head.partition(":")
-    return _read(Attribution, {"method": method, **({"layer": layer} if layer else {}), **_fields(pairs)})
+    return _read(Attribution, {"method": head, **_fields(pairs)})
 
 
 def capture(text: str) -> Capture:
     """Reads ``WHERE[@POINT,...][,KEY=VALUE...]``."""
     head, *pairs = _split(text)
-    return _read(Capture, {**_place(head), **_fields(pairs)})
+    return _read(Capture, {**place(head), **_fields(pairs)})
 
 
 def edit(text: str) -> Edit:
     """Reads ``EDIT:WHERE[@POINT][,KEY=VALUE...]``."""
     head, *pairs = _split(text)
-    name, _, where = head.partition(":")
-    return _read(Edit, {"edit": name, **_place(where), **_fields(pairs)})
+    return _read(Edit, {"edit": head, **_fields(pairs)})
 
 
-def target(classes: Sequence[str]) -> Target:
-    """Reads classes, each an index or a label; one for all examples, or one an example."""
-    if all(re.fullmatch(r"-?\d+", each) for each in classes):
-        return ClassIndex(tuple(map(int, classes)))
-    return ClassLabel(tuple(classes))
+def target(texts: Sequence[str]) -> Target:
+    """Reads class indices, labels or the name of a target; one for all examples, or one an example."""
+    indices = all(re.fullmatch(r"-?\d+", text) for text in texts)
+    return _read(Target, [int(text) for text in texts] if indices else texts[0] if len(texts) == 1 else list(texts))
 
 
 def explain_if(text: str) -> ExplainIf:
     """Reads ``KEY=VALUE[,KEY=VALUE...]``."""
     return _read(ExplainIf, _fields(_split(text)))
+
+
+def floating_type(name: str) -> str:
+    """Reads the name of a floating data type."""
+    return _reported(data_type, name)
 
 
 def pair(text: str) -> tuple[str, str]:
@@ -177,18 +172,14 @@ def _fields(pairs: Iterable[str]) -> dict[str, Any]:
     return fields
 
 
-def _place(text: str) -> dict[str, Any]:
-    """Returns the fields for ``WHERE[@POINT,...]``; only the address of an operator has a colon."""
-    where, at, points = text.partition("@")
-    place: dict[str, Any] = {"op" if ":" in where else "module": where}
-    if at:
-        place["at"] = points.split(",") if "," in points else points
-    return place
+def _read(kind: type[T], value: Any) -> T:
+    return _reported(lambda: read(kind, load_arrays(value, Path())))
 
 
-def _read(kind: type[T], fields: dict[str, Any]) -> T:
+def _reported(function: Callable[P, T], *values: P.args, **named: P.kwargs) -> T:
+    """Calls ``function``; its errors are errors in the command line."""
     try:
-        return read(kind, load_arrays(fields, Path()))
+        return function(*values, **named)
     except CutawayError as failure:
         raise usage_error(failure) from None
 

@@ -19,11 +19,20 @@ from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 import grpc
 
-from cutaway.client.request_builder import AttributionLike, CheckLike, Inputs, TargetLike, build_request
+from cutaway.client.request_builder import (
+    AttributionLike,
+    CaptureLike,
+    CheckLike,
+    EditLike,
+    ExplainIfLike,
+    Inputs,
+    TargetLike,
+    build_request,
+)
 from cutaway.client.transport import SERVICE, TORCHSERVE_SCHEME, Call, GatewayTransport, TorchServeTransport, Transport
 from cutaway.client.trust import Tls, make_trust
 from cutaway.contract.errors import CutawayError, Reason, error
-from cutaway.contract.requests import Argument, Capture, CheckMode, Edit, ExplainIf, InspectRequest
+from cutaway.contract.requests import Argument, CheckMode, InspectRequest
 from cutaway.contract.results import ModelName
 from cutaway.views.inspection import Inspection
 
@@ -175,13 +184,13 @@ class BaseClient(ABC, Generic[Inspected, Streamed]):
         inputs: Inputs,
         *,
         target: TargetLike = None,
-        captures: Sequence[Capture | str] | str = (),
+        captures: Sequence[CaptureLike] | CaptureLike = (),
         input_gradients: bool | Sequence[str] | str = False,
         attributions: Sequence[AttributionLike] | AttributionLike = (),
         arguments: Mapping[str, Argument] = MappingProxyType({}),
         attribution_errors_in_place: bool = False,
-        explain_if: ExplainIf | None = None,
-        edits: Sequence[Edit] = (),
+        explain_if: ExplainIfLike | None = None,
+        edits: Sequence[EditLike] | EditLike = (),
         compare: bool = False,
         check: CheckLike = CheckMode.SAME_PASS,
         predictions: bool = True,
@@ -201,9 +210,10 @@ class BaseClient(ABC, Generic[Inspected, Streamed]):
                 the model has one input; or examples for the model to decode: a `Raw`, a text, a Pillow image, several.
             target: None for the predicted class, a class index or label for all examples, one an example, or a
                 `Target`.
-            captures: tensors inside the model to return; a bare name or glob returns outputs.
+            captures: tensors inside the model to return; a bare name or glob returns outputs, ``conv*@input`` inputs.
             input_gradients: True for every floating input, or names.
-            attributions: the attributions to compute; for a method without parameters its name is enough.
+            attributions: the attributions to compute; for a method without parameters its name is enough, with a layer
+                ``layer_grad_cam:conv2``. Parts of a request may also be mappings of their fields, as in files.
             arguments: by name, the arguments of forward that are no tensors: truth values, numbers, texts, None.
             attribution_errors_in_place: True returns the error of an attribution in its place, and the rest of the
                 result; False raises it.
@@ -229,27 +239,7 @@ class BaseClient(ABC, Generic[Inspected, Streamed]):
         Raises:
             CutawayError: with a stable reason, and the field at fault.
         """
-        request = build_request(
-            model,
-            inputs,
-            target=target,
-            captures=captures,
-            input_gradients=input_gradients,
-            attributions=attributions,
-            arguments=arguments,
-            attribution_errors_in_place=attribution_errors_in_place,
-            explain_if=explain_if,
-            edits=edits,
-            compare=compare,
-            check=check,
-            predictions=predictions,
-            max_reply_bytes=max_reply_bytes,
-            seed=seed,
-            reply_data_type=reply_data_type,
-            compression=compression,
-            dry_run=dry_run,
-        )
-        return self.ask(request, stream=stream, timeout=timeout)
+        return self.ask(_request(locals()), stream=stream, timeout=timeout)
 
     def inspect_stream(
         self,
@@ -257,13 +247,13 @@ class BaseClient(ABC, Generic[Inspected, Streamed]):
         inputs: Inputs,
         *,
         target: TargetLike = None,
-        captures: Sequence[Capture | str] | str = (),
+        captures: Sequence[CaptureLike] | CaptureLike = (),
         input_gradients: bool | Sequence[str] | str = False,
         attributions: Sequence[AttributionLike] | AttributionLike = (),
         arguments: Mapping[str, Argument] = MappingProxyType({}),
         attribution_errors_in_place: bool = False,
-        explain_if: ExplainIf | None = None,
-        edits: Sequence[Edit] = (),
+        explain_if: ExplainIfLike | None = None,
+        edits: Sequence[EditLike] | EditLike = (),
         compare: bool = False,
         check: CheckLike = CheckMode.SAME_PASS,
         predictions: bool = True,
@@ -278,27 +268,7 @@ class BaseClient(ABC, Generic[Inspected, Streamed]):
 
         The request is sent, and its errors are raised, when the first tensor is read.
         """
-        request = build_request(
-            model,
-            inputs,
-            target=target,
-            captures=captures,
-            input_gradients=input_gradients,
-            attributions=attributions,
-            arguments=arguments,
-            attribution_errors_in_place=attribution_errors_in_place,
-            explain_if=explain_if,
-            edits=edits,
-            compare=compare,
-            check=check,
-            predictions=predictions,
-            max_reply_bytes=max_reply_bytes,
-            seed=seed,
-            reply_data_type=reply_data_type,
-            compression=compression,
-            dry_run=dry_run,
-        )
-        return self.ask_stream(request, timeout=timeout)
+        return self.ask_stream(_request(locals()), timeout=timeout)
 
     def ask(self, request: InspectRequest, *, stream: bool | None = None, timeout: float | None = None) -> Inspected:
         """Does what `inspect` does, for a complete request."""
@@ -366,6 +336,11 @@ class BaseClient(ABC, Generic[Inspected, Streamed]):
             return error(Reason.SERVER_UNREACHABLE, "the server speaks TLS, and this client does not: set tls")
         trailers: Any = failure.trailing_metadata() or ()
         return self._transport.failure(code, details, trailers)
+
+
+def _request(arguments: Mapping[str, Any]) -> InspectRequest:
+    """Returns the request for all local variables of a verb, so that its signature is the only list of them."""
+    return build_request(**{name: arguments[name] for name in arguments if name not in ("self", "stream", "timeout")})
 
 
 def _closed_at_once(details: str) -> bool:

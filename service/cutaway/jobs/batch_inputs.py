@@ -115,8 +115,8 @@ class BatchBuilder:
         self._declared = {spec.name: spec.data_type for spec in detail.inputs}
         self._media_type = next(iter(detail.media_types), "")  # what the adapter takes bytes without one for
         self._parameters = detail.provenance.data_type
-        self._by_label = template.by_label
-        asked = replace(template.request, model=job.model.name or detail.model.model, seed=job.request.seed)
+        self._by_label, self._seed = template.by_label, template.seed
+        asked = replace(template.request, model=job.model.name or detail.model.model, seed=template.seed)
         self.request = self._with_typed_baselines(asked)
         self._named = named_columns(job)
         self._features = {f"inputs.{name}": tuple(columns) for name, columns in features.items()}
@@ -163,7 +163,7 @@ class BatchBuilder:
         if not examples:
             return Batch(tuple(rows), bad, None)
         present = [row if row in examples else next(iter(examples)) for row in rows]
-        request = replace(self.request, seed=self._job.request.seed + first + rows[0])
+        request = replace(self.request, seed=self._seed + first + rows[0])
         if self._by_label:
             request = replace(request, target=ClassIndex(tuple(classes[row] for row in present)))
         return Batch(tuple(rows), bad, _with_inputs(request, [examples[row] for row in present]))

@@ -187,7 +187,8 @@ class Manifest:
         """Returns the manifest of ``job``, still without the columns of its tables; ``features`` are the columns of
         each input that is made from several."""
         provenance = detail.provenance
-        asked = BatchBuilder(job, parse_request(job.request, job.target), detail, features).request
+        template = parse_request(job.request, job.target)
+        asked = BatchBuilder(job, template, detail, features).request
         named = {spec.name: spec.feature_names for spec in detail.inputs if spec.feature_names}
         return cls(
             job=job.as_json(),
@@ -202,7 +203,7 @@ class Manifest:
             files_sha256=_files_sha256(job),
             device=provenance.device,
             data_type=provenance.data_type,
-            seed=job.request.seed,
+            seed=template.seed,
             versions={
                 "cutaway": provenance.cutaway_version or __version__,
                 "torch": provenance.torch_version,

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import pyarrow.parquet as parquet
 
 from cutaway.contract.errors import Code, CutawayError, Reason, error
-from cutaway.contract.requests import InspectRequest
+from cutaway.contract.requests import JOB_FIELDS, InspectRequest
 from cutaway.contract.results import InspectResult, ModelDetail
 from cutaway.jobs.batch_inputs import Batch, BatchBuilder
 from cutaway.jobs.columns import Cells, flattened
@@ -200,11 +200,7 @@ def raise_fatal(failure: CutawayError) -> None:
 _FIELDS = {
     "tensors.by_name.": "inputs.",
     "raw": "inputs.raw",
-    **{
-        part: f"request.{part}"
-        for part in ("arguments", "attributions", "captures", "input_gradients", "edits", "explain_if")
-    },
-    "check": "request.check",
+    **{name: f"request.{name}" for name in JOB_FIELDS},
 }
 """The first part of a field in the contract's request, and in ``job.yaml``."""
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -23,10 +23,20 @@ from pydantic.json_schema import SkipJsonSchema
 
 from cutaway.contract.errors import CutawayError, Reason, at, error
 from cutaway.contract.request_reader.files import load_arrays, load_yaml
-from cutaway.contract.request_reader.reader import read, read_request
-from cutaway.contract.requests import Attribution, InspectRequest, PredictedClass, Target, field_name
+from cutaway.contract.request_reader.reader import data_type, is_list, read, read_request
+from cutaway.contract.requests import (
+    JOB_FIELDS,
+    OF_ONE_REPLY,
+    Attribution,
+    InspectRequest,
+    PredictedClass,
+    Target,
+    field_name,
+)
+from cutaway.contract.requests.spelling import suggestion
 from cutaway.contract.tensors import DTYPES
 from cutaway.jobs.sources.source import Source
+from cutaway.views.programs.languages import MAX_SEED
 
 
 class Section(BaseModel):
@@ -86,6 +96,13 @@ FEATURES = "features"
 """As ``columns``: all columns of the data set but those of ids and labels."""
 
 
+def _data_type(name: str) -> str:
+    try:
+        return name and data_type(name, DTYPES)
+    except CutawayError as failure:
+        raise ValueError(failure.message) from None
+
+
 class TensorColumn(Section):
     """A column of numbers, or several that make one vector: the input for one argument of the model's ``forward``."""
 
@@ -95,7 +112,7 @@ class TensorColumn(Section):
         description="The columns of a vector, a number each: names and globs such as 'mean_*', or `features`: all but "
         "those of ids and labels.",
     )
-    dtype: str = Field(
+    dtype: Annotated[str, AfterValidator(_data_type)] = Field(
         default="", description="The data type of the input; by default the one that the model declares."
     )
     shape: tuple[int, ...] | None = Field(
@@ -107,12 +124,6 @@ class TensorColumn(Section):
     def _one_source(self) -> TensorColumn:
         if bool(self.column) == bool(self.columns):
             raise ValueError("name one of column and columns")
-        return self
-
-    @model_validator(mode="after")
-    def _known_type(self) -> TensorColumn:
-        if self.dtype and self.dtype not in DTYPES:
-            raise ValueError(f"dtype {self.dtype!r} is none of {', '.join(DTYPES)}")
         return self
 
 
@@ -145,42 +156,8 @@ def _without_arrays(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else value
 
 
-def _off(value: Any) -> Any:
-    """Returns ``off`` for False, which is how YAML reads a bare ``off``."""
-    return "off" if value is False else value
-
-
-RequestPart = Annotated[dict[str, Any] | str, BeforeValidator(_without_arrays)]
-"""A part of the request, which `cutaway.contract.request_reader` reads: a name alone, or a mapping of field names to values."""
-
-
-class Request(Section):
-    """The request, with the names of the contract and of the Python client; see docs/batch.md."""
-
-    attributions: tuple[RequestPart, ...] = Field(
-        default=(),
-        description="Attributions: {method: integrated_gradients, n_steps: 64}; `name` begins the names of columns.",
-    )
-    captures: tuple[RequestPart, ...] = Field(default=(), description="Captures: {layer: 'conv*', at: [output]}.")
-    input_gradients: bool | tuple[str, ...] = Field(
-        default=False, description="The target's gradient at every floating-point input, or at those named."
-    )
-    arguments: dict[str, bool | int | float | str | None] = Field(
-        default={}, description="Arguments of `forward` that are no tensors: {scale: 5}."
-    )
-    edits: tuple[RequestPart, ...] = Field(
-        default=(), description="Changes of values inside the model: {edit: zero, layer: relu1}."
-    )
-    check: Annotated[Literal["off", "same_pass", "independent"], BeforeValidator(_off)] = Field(
-        default="same_pass", description="How attributions are checked."
-    )
-    relative_tolerance: float | None = Field(default=None, description="The largest error with which a check agrees.")
-    explain_if: RequestPart | None = Field(
-        default=None, description="Explain only rows whose prediction meets a condition: {probability_at_most: 0.9}."
-    )
-    seed: int = Field(
-        default=0, ge=0, le=2**62, description="The seed of the first row, for methods that draw random numbers."
-    )
+Words = Annotated[Any, BeforeValidator(_without_arrays)]
+"""A part of the request, which `cutaway.contract.request_reader` reads."""
 
 
 class Output(Section):
@@ -240,6 +217,12 @@ class Ray(Section):
     gpus: float = Field(default=0.0, ge=0, description="GPUs of a worker.")
 
 
+def _mapping(value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        raise ValueError("must be a mapping of names to values")
+    return value
+
+
 def _source(value: Any) -> Any:
     if not all(hasattr(value, name) for name in ("rows", "columns", "fingerprint", "read")):
         raise ValueError("the data is {path: ...}, or an object that implements cutaway.jobs.sources.Source")
@@ -267,11 +250,15 @@ class Job(Section):
     ] = Field(description="Columns by the name of the argument of `forward`; or {raw: ...}, which the adapter decodes.")
     id: NamedColumn | None = Field(default=None, description="The ids of rows; by default their numbers.")
     label: NamedColumn | None = Field(default=None, description="The labels of rows: indices or names of classes.")
-    target: RequestPart | int | list[int] | list[str] = Field(
+    target: Words = Field(
         default="predicted",
         description="The target of attributions: predicted, label (of each row), a class or its label.",
     )
-    request: Request = Request()
+    request: Annotated[dict[str, Words], BeforeValidator(_mapping)] = Field(
+        default={},
+        description=f"{', '.join(JOB_FIELDS)}: as in `cutaway inspect --request`. `seed` is that of the first row, by "
+        "default 0. An attribution may have a `name`, with which its columns begin.",
+    )
     output: Output
     engine: Annotated[Local | Service | Ray, Field(discriminator="kind")] = Local()
     max_bad_rows: int | None = Field(
@@ -334,15 +321,14 @@ def _as_error(failure: ValidationError) -> CutawayError:
     first = failure.errors()[0]
     message = str(first["msg"]).removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":
-        near = get_close_matches(str(first["loc"][-1]), _field_names(), n=1)
-        message = f"there is no such field{f'; did you mean {near[0]!r}?' if near else ''}"
+        message = f"there is no such field; {suggestion(str(first['loc'][-1]), _field_names())}"
     # Without the tags of unions, which are in no job.yaml.
     field = [str(step) for index, step in enumerate(first["loc"]) if index != 1 or step not in _TAGS]
     return error(Reason.INVALID_VALUE, message[:1].lower() + message[1:], ".".join(field))
 
 
-def _field_names() -> set[str]:
-    return {name for section in Section.__subclasses__() for name in section.model_fields}
+def _field_names() -> list[str]:
+    return sorted({name for section in Section.__subclasses__() for name in section.model_fields})
 
 
 _TAGS = {"raw", "tensors", "local", "service", "ray", "Data", "function-plain[_source()]"}
@@ -351,39 +337,57 @@ _TAGS = {"raw", "tensors", "local", "service", "ray", "Data", "function-plain[_s
 # The request of a job, from the sections ``request`` and ``target`` of its spec.
 
 
+_PLAIN = InspectRequest("")
+
+
 class RequestTemplate(NamedTuple):
     """The request that a job sends for every batch.
 
     Attributes:
-        request: the request, without a model and inputs.
+        request: the request, without a model, inputs and seed.
         names: for each attribution, the name of its columns.
         by_label: whether the target is the label of each row.
+        seed: of the first row.
     """
 
     request: InspectRequest
     names: tuple[str, ...]
     by_label: bool
+    seed: int
 
 
-def parse_request(section: Request, target: Any) -> RequestTemplate:
+def parse_request(section: Mapping[str, Any], target: Any) -> RequestTemplate:
     """Reads the sections ``request`` and ``target`` of a spec.
 
     Raises:
         InvalidArgument: ``INVALID_VALUE``, with the field at fault.
     """
     with at("target"):
-        resolved = PredictedClass() if target in ("predicted", "label") else read(Target, target)
-    attributions = [{"method": each} if isinstance(each, str) else dict(each) for each in section.attributions]
-    names = [attribution.pop("name", None) for attribution in attributions]
+        resolved = PredictedClass() if target == "label" else read(Target, target)
     with at("request"):
-        request = read_request({**dict(section), "attributions": attributions, "seed": None})
+        if "target" in section:
+            raise error(Reason.INVALID_VALUE, "is a section of its own, beside the request", "target")
+        attributions, names = _without_names(section.get("attributions") or ())
+        request = read_request({**section, "attributions": attributions})
+        for field in OF_ONE_REPLY:
+            if getattr(request, field) != getattr(_PLAIN, field):
+                raise error(Reason.INVALID_VALUE, "is about one reply; a job has many", field)
         for index, capture in enumerate(request.captures):
             if capture.parameter:
                 problem = "the gradient of a parameter does not belong to single rows"
                 raise error(Reason.INVALID_VALUE, problem, f"captures[{index}].parameter")
-        return RequestTemplate(
-            replace(request, target=resolved), _names(request.attributions, names), target == "label"
-        )
+        seed = request.seed or 0
+        if not 0 <= seed <= MAX_SEED:
+            raise error(Reason.INVALID_VALUE, f"{seed}; each row has one of its own behind it: from 0 to 2**62", "seed")
+        request = replace(request, target=resolved, seed=None)
+        return RequestTemplate(request, _names(request.attributions, names), target == "label", seed)
+
+
+def _without_names(attributions: Any) -> tuple[list[Any], list[str | None]]:
+    """Returns the attributions of a job, and beside them their field ``name``, which is the job's own."""
+    several = attributions if is_list(attributions) else [attributions]
+    mappings = [dict(each) if isinstance(each, Mapping) else each for each in several]
+    return mappings, [each.pop("name", None) if isinstance(each, dict) else None for each in mappings]
 
 
 def _names(attributions: Sequence[Attribution], names: Sequence[str | None]) -> tuple[str, ...]:

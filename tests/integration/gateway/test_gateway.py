@@ -399,9 +399,9 @@ def test_fields_from_the_future_are_refused_everywhere(address: str, method: str
     [
         ({"inputs": 3}, "got int; send arrays by name"),
         ({"target": 0.5}, "0.5 is no target; send a class index or label"),
-        ({"check": "sometimes"}, "'sometimes' is none of off, same_pass, independent"),
+        ({"check": "sometimes"}, "'sometimes' is not a choice; there are off, same_pass, independent"),
         ({"edits": [ca.Edit("conv1")]}, "is none of Scale, Add, Replace, Zero, Clamp, Mix"),
-        ({"captures": [ca.Capture("conv1", at="outptu")]}, "'outptu' is none of input, output, grad_input"),  # type: ignore[arg-type]
+        ({"captures": [ca.Capture("conv1", at="outptu")]}, "'outptu' is not a choice; did you mean 'output'?"),  # type: ignore[arg-type]
     ],
 )
 def test_slips_in_python_are_told_as_such(address: str, asked: dict[str, Any], message: str) -> None:

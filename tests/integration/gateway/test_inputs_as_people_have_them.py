@@ -187,14 +187,16 @@ WRONG: dict[str, tuple[str, Any, dict[str, Any], str, str, str]] = {
         "attributions[0].target.class_label.labels[0]", "no class is called"),
     "a float": ("table", X, {"target": 1.5}, "INVALID_VALUE", "target", "send a class index or label"),
     "a mixture": ("table", X, {"target": [1, "benign"]}, "INVALID_VALUE", "target", "send a class index or label"),
-    "an unknown method": ("table", X, {"attributions": ["Salience"]}, "INVALID_VALUE", "attributions[0]", "Saliency"),
+    "an unknown method": (
+        "table", X, {"attributions": ["Salience"]}, "INVALID_VALUE", "attributions[0].method", "mean 'saliency'"),
     "a method that needs more": (
-        "table", X, {"attributions": "LayerGradCam"}, "INVALID_VALUE", "attributions[0]", r"Cam\(layer=\.\.\.\)"),
+        "table", X, {"attributions": "LayerGradCam"}, "INVALID_VALUE", "attributions[0].layer", r"Cam\(layer=\.\.\.\)"),
     "a class": ("table", X, {"attributions": [ca.Saliency]}, "INVALID_VALUE", "attributions[0]", r"Saliency\(\.\.\.\)"),
-    "no method": ("table", X, {"attributions": [3]}, "INVALID_VALUE", "attributions[0]", "3 is no attribution"),
+    "no method": (
+        "table", X, {"attributions": [3]}, "INVALID_VALUE", "attributions[0]", "must be the method's name, or a"),
     "several baselines": (
         "table", X, {"attributions": ca.GradientShap(baselines=0.0)}, "INVALID_VALUE", "attributions[0].baselines",  # type: ignore[arg-type]
-        "samples by input name"),
+        "arrays by input name"),
 }  # fmt: skip
 
 

@@ -220,7 +220,11 @@ SPECS: dict[str, tuple[dict[str, Any], str, str]] = {
     "unknown": ({"modell": 1}, "modell", "no such field; did you mean 'model'"),
     "two models": ({"model": {"archive": "a.mar", "address": "h:1"}}, "model", "name one of"),
     "no label": ({"label": None, "target": "label"}, "", "needs a label column"),
-    "dtype": ({"inputs": {"image": {"column": "a", "dtype": "float"}}}, "inputs.image", "dtype 'float' is none of"),
+    "dtype": (
+        {"inputs": {"image": {"column": "a", "dtype": "float"}}},
+        "inputs.image.dtype",
+        "'float' is not a choice; did you",
+    ),
     "engine": ({"engine": {"kind": "spark"}}, "engine", "does not match any of the expected tags"),
     "batch": ({"engine": {"kind": "local", "batch": 0}}, "engine.batch", "greater than 0"),
     "data": ({"data": {"file": "x"}}, "data.path", "field required"),

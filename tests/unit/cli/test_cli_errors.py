@@ -91,6 +91,13 @@ def test_without_a_server_the_error_says_how_to_start_one() -> None:
         (["IMAGE", "--attribution", "Zzz"], "method: there is no method 'Zzz'; there are deconvolution, deep_lift,"),
         (["IMAGE", "--attribution", "Saliency,absolut=true"], "absolut: Saliency has no such field; did you mean"),
         (["IMAGE", "--attribution", "Saliency,absolute=1"], "absolute: must be true or false, not 1"),
+        (["IMAGE", "--attribution", "Occlusion,sliding_window_shapes.image=[3,3]"], "did you mean 'windows'?"),
+        (
+            ["IMAGE", "--attribution", "Saliency,nt_samples=9"],
+            "nt_samples: Saliency has no such field; noisy copies of",
+        ),
+        (["IMAGE", "--reply-dtype", "float17"], "'float17' is not a choice; did you mean 'float16'?"),
+        (["IMAGE", "--target", "cros_entropy"], "there is no target 'cros_entropy'; did you mean 'cross_entropy'?"),
         (["IMAGE", "--attribution", "Saliency,metrics=[zzz]"], "metrics[0]: there is no metric 'zzz'; there are"),
         (["IMAGE", "--attribution", "Saliency,inputs=[a"], "inputs: '[a' is not YAML: "),
         (["IMAGE", "--attribution", "DeepLift,baselines.image=x"], "baselines.image: must be a number, a .npy file"),

@@ -33,11 +33,11 @@ def test_a_parameter_is_captured_by_its_name_alone() -> None:
 
 
 def edited(edit: Any) -> InspectRequest:
-    return build_request("m", X, edits=[ca.Zero("m"), edit])
+    return InspectRequest("m", X, edits=(ca.Zero("m"), edit))
 
 
 def captured(*where: Any, **wish: Any) -> InspectRequest:
-    return build_request("m", X, captures=["m", ca.Capture(*where, **wish)])
+    return InspectRequest("m", X, captures=(ca.Capture("m"), ca.Capture(*where, **wish)))
 
 
 def about(target: Any) -> InspectRequest:

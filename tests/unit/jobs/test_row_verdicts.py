@@ -20,7 +20,7 @@ from cutaway.gateway import serve
 from cutaway.jobs import Results, read, run
 from cutaway.jobs.columns import flattened
 from cutaway.jobs.engines import local
-from cutaway.jobs.spec import Request, parse_request
+from cutaway.jobs.spec import parse_request
 from examples.digits.data import held_out
 from tests.support import digits as fixed
 from tests.support.broken_captum import spoiled
@@ -212,7 +212,7 @@ def test_the_worst_check_speaks() -> None:
             for index, verdict in enumerate(verdicts)
         )
         result = InspectResult({}, attributions=(AttributionResult("Saliency", "", {}, checks=checks),))
-        template = parse_request(Request(attributions=({"method": "saliency"},)), "predicted")
+        template = parse_request({"attributions": "saliency"}, "predicted")
         values = {cells.name: cells.values for cells in flattened(result, template, 2)}
         return list(zip(values.get("saliency.verdict", []), values.get("saliency.error", [])))
 

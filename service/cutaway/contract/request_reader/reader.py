@@ -1,33 +1,47 @@
-"""Requests and their parts, from mappings of field names to values."""
+"""Requests and their parts, from what people write: mappings, names, short forms, and objects of `cutaway.contract.requests`.
+
+`Client.inspect`, YAML files, jobs and the options of the command line are all read here. Each accepts what the others
+accept, and refuses the rest in the same words. An object is read again field by field, because its fields may hold
+names in place of values: ``ca.Capture("conv1", at="GRAD_OUTPUT", reduce={"mean": [2, 3]})``.
+"""
 
 from __future__ import annotations
 
-import difflib
 import types
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import MISSING, fields
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import MISSING, fields, is_dataclass
 from difflib import get_close_matches
 from enum import Enum
-from functools import partial
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from functools import cache, partial
+from operator import index
+from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
+from cutaway.contract.compression import COMPRESSIONS
 from cutaway.contract.errors import CutawayError, Reason, at, error
 from cutaway.contract.requests import (
     Argument,
     Attribution,
+    Baselines,
+    Capture,
+    Compression,
+    Distributions,
     Edit,
+    FloatingType,
     InspectRequest,
     LrpRule,
     Metric,
     Point,
     PointName,
+    PredictedClass,
     Reduction,
     Target,
     TokenId,
 )
-from cutaway.contract.tensors import Array
+from cutaway.contract.requests.spelling import field_advice, plain, suggestion
+from cutaway.contract.tensors import FLOATING, ArrayLike
+from cutaway.contract.values import changed
 from cutaway.contract.wire.codec import OneOf, convert_each
 from cutaway.contract.wire.methods import METHODS, METRICS, RULES
 from cutaway.contract.wire.oneofs import REDUCTIONS, TARGETS, VERBS
@@ -36,23 +50,12 @@ from cutaway.contract.wire.oneofs import REDUCTIONS, TARGETS, VERBS
 
 
 E = TypeVar("E", bound=Enum)
+T = TypeVar("T")
 
 
 def wrong_type(expected: str, value: Any) -> CutawayError:
     """Returns the error for a ``value`` that is not what its field takes."""
     return error(Reason.INVALID_VALUE, f"must be {expected}, not {value!r:.80}")
-
-
-def suggestion(name: str, known: Iterable[str]) -> str:
-    """Returns the name in ``known`` that is most like ``name``, or all of them, as the end of an error message."""
-    known = list(known)
-    near = get_close_matches(name.lower(), known, n=1, cutoff=0.5)
-    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
-
-
-def plain(name: object) -> str:
-    """Returns ``name`` without underscores and capitals, so that ``LayerGradCam`` is the same as ``layer_grad_cam``."""
-    return str(name).replace("_", "").lower()
 
 
 def mapping(value: Any) -> Mapping[Any, Any]:
@@ -62,11 +65,16 @@ def mapping(value: Any) -> Mapping[Any, Any]:
     return value
 
 
-def sequence(value: Any) -> list[Any] | tuple[Any, ...]:
-    """Returns ``value`` if it is a list; a text is none."""
-    if not isinstance(value, (list, tuple)):
+def is_list(value: Any) -> bool:
+    """Returns whether ``value`` is a list, a tuple or an array, and not a single value."""
+    return isinstance(value, (list, tuple)) or getattr(value, "ndim", 0) > 0
+
+
+def sequence(value: Any) -> list[Any]:
+    """Returns the elements of a list; a text is none."""
+    if not is_list(value):
         raise wrong_type("a list", value)
-    return value
+    return list(value)
 
 
 def map_values(function: Callable[[Any], Any], values: Mapping[Any, Any]) -> dict[str, Any]:
@@ -78,28 +86,49 @@ def map_values(function: Callable[[Any], Any], values: Mapping[Any, Any]) -> dic
     return results
 
 
+def choice(known: Mapping[str, T], value: object) -> T:
+    """Returns the value in ``known`` of the name ``value``; capitals and underscores do not matter."""
+    spellings = {plain(name): own for name, own in known.items()}
+    if plain(value) not in spellings:
+        raise error(Reason.INVALID_VALUE, f"{value!r:.80} is not a choice; {suggestion(str(value), known)}")
+    return spellings[plain(value)]
+
+
 def member(kind: type[E], value: Any) -> E:
     """Reads a member of ``kind`` by its value or its name."""
+    for own in kind:
+        if plain(value) == plain(own.name):
+            return own
     value = "off" if value is False else value  # which is what YAML makes of a bare off
-    known = {plain(name): member for member in kind for name in (member.name, member.value)}
-    if plain(value) not in known:
-        choices = [str(member.value) for member in kind]
-        raise error(Reason.INVALID_VALUE, f"{value!r:.80} is not a choice; {suggestion(str(value), choices)}")
-    return known[plain(value)]
+    return choice({str(own.value): own for own in kind}, value)
+
+
+def data_type(value: Any, known: Iterable[str] = FLOATING) -> str:
+    """Reads the name of a data type, such as ``float16``; numpy's and torch's own objects have it too."""
+    return choice({name: name for name in known}, getattr(value, "__name__", str(value)).rpartition(".")[2])
+
+
+def place(text: str) -> dict[str, Any]:
+    """Returns the fields for ``WHERE[@POINT,...]``; only the address of an operator has a colon."""
+    where, at_points, points = text.partition("@")
+    fields: dict[str, Any] = {"op" if ":" in where else "module": where}
+    if at_points:
+        fields["at"] = points.split(",") if "," in points else points
+    return fields
 
 
 def _boolean(value: Any) -> bool:
-    if not isinstance(value, bool):
+    if not isinstance(value, (bool, np.bool_)):
         raise wrong_type("true or false", value)
-    return value
+    return bool(value)
 
 
 def _integer(value: Any) -> int:
     if isinstance(value, float) and value.is_integer():
         return int(value)
-    if not isinstance(value, int) or isinstance(value, bool):
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise wrong_type("a whole number", value)
-    return value
+    return index(value)
 
 
 def _number(value: Any, expected: str = "a number") -> float:
@@ -118,7 +147,10 @@ def _text(value: Any) -> str:
     return value
 
 
-def _array(value: Any) -> Array:
+def _array(value: Any) -> ArrayLike:
+    """Reads lists of numbers; arrays of numpy and torch stay as they are."""
+    if hasattr(value, "__array__"):
+        return value
     try:
         array = np.asarray(value)
     except ValueError:  # lists of different lengths
@@ -128,17 +160,29 @@ def _array(value: Any) -> Array:
     return array
 
 
-def _number_or_array(value: Any, expected: str = "a number, a .npy file or lists of numbers") -> float | Array:
-    return _array(value) if isinstance(value, (list, np.ndarray)) else _number(value, expected)
+def _number_or_array(value: Any, expected: str = "a number, a .npy file or lists of numbers") -> float | ArrayLike:
+    is_array = isinstance(value, (list, tuple)) or (hasattr(value, "__array__") and not isinstance(value, np.generic))
+    return _array(value) if is_array else _number(value, expected)
 
 
-def _baseline(value: Any) -> float | Array | TokenId:
+def _baseline(value: Any) -> float | ArrayLike | TokenId:
     if isinstance(value, Mapping) and set(value) == {"token_id"}:
         with at("token_id"):
             return TokenId(_integer(value["token_id"]))
     if isinstance(value, TokenId):
         return value
     return _number_or_array(value, "a number, a .npy file, lists of numbers or {token_id: 0}")
+
+
+def _baselines(value: Any) -> Baselines:
+    """Reads baselines by input name; one without a name is that of every input."""
+    return map_values(_baseline, value) if isinstance(value, Mapping) else {"": _baseline(value)}
+
+
+def _arrays(value: Any) -> Distributions:
+    if not isinstance(value, Mapping):
+        raise wrong_type("arrays by input name, such as {image: [[0.5]]}", value)
+    return map_values(_array, value)
 
 
 def _point(value: Any) -> Point:
@@ -150,8 +194,9 @@ def _points(value: Any) -> Point | tuple[Point, ...]:
 
 
 def _argument(value: Any) -> Argument:
+    value = value.item() if hasattr(value, "item") and not getattr(value, "ndim", 0) else value  # of numpy or torch
     if value is not None and not isinstance(value, (bool, int, float, str)):
-        raise wrong_type("true, false, a number, a text or null", value)
+        raise wrong_type("true, false, a number, a text or null; an array is an input", value)
     return value
 
 
@@ -161,16 +206,17 @@ READERS: Mapping[Any, Callable[[Any], Any]] = {
     int: _integer,
     float: _number,
     str: _text,
-    Any: _array,  # ArrayLike
-    float | Any: _number_or_array,
-    float | Any | TokenId: _baseline,
+    FloatingType: lambda value: value and data_type(value),
+    Compression: lambda value: value and choice({name: name for name in COMPRESSIONS}, value),
+    ArrayLike: _array,
+    float | ArrayLike: _number_or_array,
+    Baselines: _baselines,
+    Distributions: _arrays,
     PointName | Point: _point,
     PointName | Point | tuple[PointName | Point, ...]: _points,
 }
 """How a value is read, by the type of its field. Each raises ``INVALID_VALUE`` for a value of another type."""
 
-
-T = TypeVar("T")
 
 _TABLES: dict[Any, tuple[str, OneOf[Any]]] = {
     Attribution: ("method", METHODS),
@@ -185,23 +231,33 @@ _TABLES: dict[Any, tuple[str, OneOf[Any]]] = {
 CLASSES: dict[Any, dict[str, type]] = {base: dict(sorted(table.kinds.items())) for base, (_, table) in _TABLES.items()}
 """For each base class, the classes that a request can name, by their names in the contract."""
 
+_SPELLINGS: dict[Any, dict[str, type]] = {
+    base: {plain(alias): kind for field, kind in classes.items() for alias in (field, kind.__name__)}
+    for base, classes in CLASSES.items()
+}
+_SPELLINGS[Target]["predicted"] = PredictedClass
+
 
 def read_request(value: Any) -> InspectRequest:
     """Reads a request without its model and its inputs.
 
     Args:
-        value: a mapping of the other fields of `InspectRequest`. As in a job, ``check`` may be the mode alone, with
-            ``relative_tolerance`` beside it, and ``input_gradients`` may be true or false.
+        value: a mapping of the other fields of `InspectRequest`; None stands for a field's default. ``check`` may be
+            the mode alone, with ``relative_tolerance`` beside it; ``input_gradients`` may be true or false;
+            ``predictions`` is the opposite of ``omit_predictions``.
 
     Raises:
         InvalidArgument: ``INVALID_VALUE``, with the field at fault.
     """
-    values = dict(mapping(value))
+    values = {str(name): given for name, given in mapping(value).items() if given is not None}
     if isinstance(values.get("input_gradients"), bool):
         values["input_gradients"] = [] if values["input_gradients"] else None
     if "relative_tolerance" in values:
         tolerance = values.pop("relative_tolerance")
         values["check"] = {"mode": values.get("check", "same_pass"), "relative_tolerance": tolerance}
+    if "predictions" in values:
+        with at("predictions"):
+            values["omit_predictions"] = not read(bool, values.pop("predictions"))
     return InspectRequest(model="", **_arguments(InspectRequest, values, excluded=("model", "tensors", "raw")))
 
 
@@ -219,35 +275,54 @@ def _read(hint: Any, value: Any) -> Any:
     """Reads ``value`` for a field with the type ``hint``."""
     if hint in READERS:
         return READERS[hint](value)
-    if hint in CLASSES:
-        return _read_named(hint, value)
     origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return _read(arguments[0], value)
     if origin in (Union, types.UnionType):  # X | None
         return None if value is None else _read(arguments[0], value)
     if origin is tuple:
         return tuple(convert_each(partial(_read, arguments[0]), sequence(value)))
     if origin is Mapping:
         return map_values(partial(_read, arguments[1]), mapping(value))
-    return member(hint, value) if issubclass(hint, Enum) else hint(**_arguments(hint, value))
+    return member(hint, value) if issubclass(hint, Enum) else _read_part(hint, value)
+
+
+def _read_part(kind: Any, value: Any) -> Any:
+    """Reads an object of a dataclass, or of a class derived from it."""
+    if isinstance(value, kind):
+        kind = type(value)
+        return changed(value, **_arguments(kind, {name: getattr(value, name) for name in _fields(kind)}))
+    if isinstance(value, type):
+        raise error(Reason.INVALID_VALUE, f"{value.__name__} is a class; send {value.__name__}(...)")
+    if kind in (Attribution, Edit):
+        return _read_tagged(kind, value)
+    if kind in CLASSES:
+        return _read_named(kind, value)
+    return kind(**_arguments(kind, place(value) if kind is Capture and isinstance(value, str) else value))
+
+
+def _read_tagged(base: Any, value: Any) -> Any:
+    """Reads a method or an edit, which has its name beside its fields: ``{edit: scale, module: fc, factor: 2}``. Its
+    place may follow the name: ``layer_grad_cam:conv2``, ``zero:fc@grad_output``."""
+    noun, _ = _TABLES[base]
+    if not isinstance(value, (str, Mapping)):
+        raise wrong_type(f"the {noun}'s name, or a mapping with the field {noun!r}", value)
+    values = {noun: value} if isinstance(value, str) else dict(value)
+    name, _, where = str(values.pop(noun, "")).partition(":")
+    with at(noun):
+        kind = _find_class(base, name)
+    if where:
+        values = {**({"layer": where} if base is Attribution else place(where)), **values}
+    return kind(**_arguments(kind, values))
 
 
 def _read_named(base: Any, value: Any) -> Any:
-    """Reads an object of one of the classes in ``CLASSES[base]``.
-
-    Methods and edits have their name beside their fields, as in ``{edit: scale, factor: 2}``; all others have it around
-    them, as in ``{gamma: {gamma: 0.5}}``. A name alone is an object without fields; for targets see `_named_target`.
-    """
-    noun, _ = _TABLES[base]
-    if base in (Attribution, Edit):
-        values = {noun: value} if isinstance(value, str) else dict(mapping(value))
-        with at(noun):
-            kind = _find_class(base, values.pop(noun, ""))
-        return kind(**_arguments(kind, values))
-    if base is Target:
-        value = _named_target(value)
+    """Reads an object that has its name around its fields: ``{gamma: {gamma: 0.5}}``, or ``gamma`` without fields."""
+    value = _named_target(value) if base is Target else value
     if isinstance(value, str):
         value = {value: {}}
     if not isinstance(value, Mapping) or len(value) != 1:
+        noun = _TABLES[base][0]
         raise wrong_type(f"one {noun} by its name, which is one of {', '.join(CLASSES[base])}", value)
     ((name, value),) = value.items()
     kind = _find_class(base, name)
@@ -258,25 +333,74 @@ def _read_named(base: Any, value: Any) -> Any:
 def _named_target(value: Any) -> Any:
     """Returns a target with its name. Whole numbers are class indices, and texts labels, unless one is, or nearly is,
     the name of a target."""
-    several = value if isinstance(value, list) else [value]
+    value = value.tolist() if hasattr(value, "tolist") else value  # of numpy or torch
+    if isinstance(value, Mapping) or (isinstance(value, str) and _may_name_target(value)):
+        return value
+    several = list(value) if isinstance(value, (list, tuple, range)) else [value]
+    several = [each.item() if hasattr(each, "item") else each for each in several]
     if several and all(isinstance(each, str) for each in several):
-        return value if isinstance(value, str) and _may_name_target(value) else {"class_label": several}
-    return {"class_index": value} if isinstance(value, (int, list)) else value
+        return {"class_label": several}
+    if all(isinstance(each, int) and not isinstance(each, bool) for each in several):
+        return {"class_index": several}
+    remedy = f"send a class index or label, one for each example, or a target: {', '.join(CLASSES[Target])}"
+    raise error(Reason.INVALID_VALUE, f"{value!r:.80} is no target; {remedy}")
 
 
 def _may_name_target(text: str) -> bool:
-    names = [plain(alias) for field, kind in CLASSES[Target].items() for alias in (field, kind.__name__)]
-    return bool(difflib.get_close_matches(plain(text), names, n=1, cutoff=0.8))  # a typo is not taken for a label
+    return bool(get_close_matches(plain(text), _SPELLINGS[Target], n=1, cutoff=0.8))  # a typo is not taken for a label
 
 
 def _find_class(base: Any, name: Any) -> Any:
     """Returns the class of that name in the contract or in Python; capitals and underscores do not matter."""
-    classes = CLASSES[base]
-    known = {plain(alias): kind for field, kind in classes.items() for alias in (field, kind.__name__)}
-    if plain(name) not in known:
+    if plain(name) not in _SPELLINGS[base]:
         problem = f"there is no {_TABLES[base][0]} {name!r:.80}" if name else "is missing"
-        raise error(Reason.INVALID_VALUE, f"{problem}; {suggestion(str(name), classes)}")
-    return known[plain(name)]
+        as_label = f" A class of that name is {{class_label: {name!r:.80}}}." if base is Target else ""
+        raise error(Reason.INVALID_VALUE, f"{problem}; {suggestion(str(name), CLASSES[base])}{as_label}")
+    return _SPELLINGS[base][plain(name)]
+
+
+def parts_of(kind: Any) -> Iterator[tuple[str, Any]]:
+    """Yields the fields of a dataclass that hold other dataclasses, and theirs, without those of `CLASSES`."""
+    for name, field in _fields(kind).items():
+        for part in (field.hint, *get_args(field.hint)):
+            if is_dataclass(part):
+                yield from [] if part in CLASSES else [(name, part)]
+                for inner in CLASSES.get(part, {"": part}).values():
+                    yield from parts_of(inner)
+
+
+class _Field(NamedTuple):
+    """A field of a dataclass.
+
+    Attributes:
+        hint: its type.
+        is_needed: whether it has no default.
+        is_positional: whether the constructor takes it without its name.
+        takes_one: whether one value stands for a tuple of it.
+    """
+
+    hint: Any
+    is_needed: bool
+    is_positional: bool
+    takes_one: bool
+
+
+@cache
+def _fields(kind: Any) -> Mapping[str, _Field]:
+    hints = get_type_hints(kind, include_extras=True)
+    return {
+        field.name: _Field(
+            hints[field.name],
+            field.default is field.default_factory is MISSING,
+            not field.kw_only,
+            not field.kw_only and _is_tuple(hints[field.name]),
+        )
+        for field in fields(kind)
+    }
+
+
+def _is_tuple(hint: Any) -> bool:
+    return hint not in READERS and any(get_origin(each) is tuple for each in (hint, *get_args(hint)))
 
 
 def _arguments(kind: Any, value: Any, excluded: Collection[str] = ()) -> dict[str, Any]:
@@ -287,22 +411,28 @@ def _arguments(kind: Any, value: Any, excluded: Collection[str] = ()) -> dict[st
         value: a mapping of field names to values; or the value of the first field that is no keyword-only one.
         excluded: fields that the mapping must not have.
     """
-    hints = get_type_hints(kind)
-    known = {field.name: field for field in fields(kind) if field.name not in excluded}
-    positional = [name for name, field in known.items() if not field.kw_only]
+    known = {name: field for name, field in _fields(kind).items() if name not in excluded}
+    positional = [name for name, field in known.items() if field.is_positional]
     if positional and not isinstance(value, Mapping):
-        single = get_origin(hints[positional[0]]) is tuple and not isinstance(value, list)
-        value = {positional[0]: [value] if single else value}
-    values = {str(name): field_value for name, field_value in mapping(value).items()}
+        value = {positional[0]: value}
+    values = {str(name): given for name, given in mapping(value).items()}
     if "layer" in values and "module" in known and "module" not in values:
         values["module"] = values.pop("layer")
     for name in values:
         if name not in known:
-            raise error(Reason.INVALID_VALUE, f"{kind.__name__} has no such field; {suggestion(name, known)}", name)
-    for name, field in known.items():
-        if field.default is field.default_factory is MISSING and name not in values:
-            raise error(Reason.INVALID_VALUE, f"{kind.__name__} needs this field", name)
+            raise error(Reason.INVALID_VALUE, f"{kind.__name__} has no such field; {field_advice(name, known)}", name)
+    needed = [name for name, field in known.items() if field.is_needed]
+    for name in needed:
+        if name not in values:
+            example = ", ".join(f"{each}=..." for each in needed)
+            raise error(Reason.INVALID_VALUE, f"{kind.__name__} needs this field: {kind.__name__}({example})", name)
     for name in values:
         with at(name):
-            values[name] = _read(hints[name], values[name])
+            values[name] = _read_field(known[name], values[name])
     return values
+
+
+def _read_field(field: _Field, value: Any) -> Any:
+    if field.takes_one and value is not None and not is_list(value):
+        value = [value]
+    return _read(field.hint, value)

@@ -6,6 +6,8 @@ The ``__all__`` of a module lists what users of the client need, and `cutaway` h
 tables that only this project needs are listed here.
 """
 
+from dataclasses import is_dataclass
+
 from cutaway.contract.requests.attributions import *
 from cutaway.contract.requests.attributions import AtLayer as AtLayer
 from cutaway.contract.requests.attributions import Baselines as Baselines
@@ -25,12 +27,21 @@ from cutaway.contract.requests.backpropagation import Propagation as Propagation
 from cutaway.contract.requests.captures import *
 from cutaway.contract.requests.captures import POINTS as POINTS
 from cutaway.contract.requests.captures import AxisReduction as AxisReduction
+from cutaway.contract.requests.captures import FloatingType as FloatingType
 from cutaway.contract.requests.captures import PointName as PointName
 from cutaway.contract.requests.captures import Reduction as Reduction
 from cutaway.contract.requests.edits import *
 from cutaway.contract.requests.inspect_request import *
+from cutaway.contract.requests.inspect_request import JOB_FIELDS as JOB_FIELDS
+from cutaway.contract.requests.inspect_request import OF_ONE_REPLY as OF_ONE_REPLY
+from cutaway.contract.requests.inspect_request import Compression as Compression
 from cutaway.contract.requests.perturbations import *
 from cutaway.contract.requests.perturbations import Grouped as Grouped
 from cutaway.contract.requests.perturbations import Perturbation as Perturbation
 from cutaway.contract.requests.perturbations import Surrogate as Surrogate
+from cutaway.contract.requests.spelling import explain_wrong_arguments
 from cutaway.contract.requests.targets import *
+
+for _kind in list(vars().values()):
+    if is_dataclass(_kind):
+        explain_wrong_arguments(_kind)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 from cutaway.contract.errors import Reason, error
 from cutaway.contract.values import StrEnum
@@ -34,6 +34,8 @@ POINTS = tuple(Point)
 """All points, in the order of the reply."""
 
 PointName: TypeAlias = Literal["input", "output", "grad_input", "grad_output"]
+
+FloatingType: TypeAlias = Annotated[str, "the name of a floating data type, or nothing"]
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,7 @@ class Capture:
     path: str = ""
     slices: tuple[Slice, ...] = ()
     reduce: Reduction | None = None
-    data_type: str = ""
+    data_type: FloatingType = ""
 
     @cached_property
     def points(self) -> tuple[Point, ...]:

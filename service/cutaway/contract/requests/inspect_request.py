@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 from cutaway.contract.requests.attributions import Attribution
-from cutaway.contract.requests.captures import Capture
+from cutaway.contract.requests.captures import Capture, FloatingType
 from cutaway.contract.requests.edits import Edit
 from cutaway.contract.requests.targets import PredictedClass, Target
 from cutaway.contract.tensors import Array
@@ -47,6 +47,11 @@ class ExplainIf:
 
 Argument: TypeAlias = bool | int | float | str | None
 """What an argument of forward gets that takes no tensor."""
+
+_ONE_REPLY = {"of_one_reply": True}
+"""A field that is about one reply: a job, which has many, does not take it."""
+
+Compression: TypeAlias = Annotated[str, "the name of a compression, or nothing"]
 
 _NO_TENSORS: Mapping[str, Array] = MappingProxyType({})
 
@@ -127,18 +132,29 @@ class InspectRequest:
     captures: tuple[Capture, ...] = ()
     input_gradients: tuple[str, ...] | None = None
     edits: tuple[Edit, ...] = ()
-    compare: bool = False
+    compare: bool = field(default=False, metadata=_ONE_REPLY)
     attributions: tuple[Attribution, ...] = ()
-    attribution_errors_in_place: bool = False
+    attribution_errors_in_place: bool = field(default=False, metadata=_ONE_REPLY)
     explain_if: ExplainIf | None = None
     check: CheckRequest = field(default_factory=CheckRequest)
-    omit_predictions: bool = False
-    max_reply_bytes: int = 0
+    omit_predictions: bool = field(default=False, metadata=_ONE_REPLY)
+    max_reply_bytes: int = field(default=0, metadata=_ONE_REPLY)
     seed: int | None = None
-    reply_data_type: str = ""
-    compression: str = ""
-    dry_run: bool = False
+    reply_data_type: FloatingType = field(default="", metadata=_ONE_REPLY)
+    compression: Compression = field(default="", metadata=_ONE_REPLY)
+    dry_run: bool = field(default=False, metadata=_ONE_REPLY)
 
     def with_input(self, tensors: Mapping[str, Array] = _NO_TENSORS, raw: tuple[Raw, ...] = ()) -> InspectRequest:
         """Returns the same request for another input; all other values are the same objects."""
         return changed(self, tensors=tensors, raw=raw)
+
+
+OF_ONE_REPLY = tuple(each.name for each in fields(InspectRequest) if each.metadata == _ONE_REPLY)
+"""The names of the fields that a job does not take."""
+
+JOB_FIELDS = tuple(
+    each.name
+    for each in fields(InspectRequest)
+    if each.name not in ("model", "tensors", "raw", "target", *OF_ONE_REPLY)
+)
+"""The names of the fields in a job's section ``request``."""

@@ -12,6 +12,7 @@ from google.protobuf import json_format
 
 from cutaway.contract.errors import Reason, error
 from cutaway.contract.request_reader.writer import as_mapping
+from cutaway.contract.requests import JOB_FIELDS, OF_ONE_REPLY
 from cutaway.contract.tensors import Array, dtype_name
 from cutaway.contract.wire import requests as wire_requests
 from cutaway.views.programs import python
@@ -97,11 +98,8 @@ def curl_program(question: Question) -> str:
 
 _HEAD = "# Name the model's archive and the data set; what else a job can hold: docs/batch.md.\n"
 
-_FIELDS = ("attributions", "captures", "input_gradients", "arguments", "edits", "check", "explain_if", "seed")
-"""Those of a request that a job has too; the others are about one reply."""
-
-_LARGEST_SEED = 2**62
-"""Each row has one of its own behind it."""
+MAX_SEED = 2**62
+"""The largest seed of a job: each row has one of its own behind it."""
 
 
 def job_program(question: Question) -> str:
@@ -113,17 +111,13 @@ def job_program(question: Question) -> str:
     request = question.request
     if not request.tensors and not request.raw:
         raise error(Reason.INPUT_MISSING, "a job names the inputs: send them, if only with no rows", "tensors")
-    if (request.seed or 0) > _LARGEST_SEED:
-        raise error(Reason.INVALID_VALUE, f"a job's is at most {_LARGEST_SEED}", "options.seed")
+    if (request.seed or 0) > MAX_SEED:
+        raise error(Reason.INVALID_VALUE, f"a job's is at most {MAX_SEED}", "options.seed")
     words = as_mapping(request.with_input())
-    section = {name: words[name] for name in _FIELDS if name in words}
-    if section.get("input_gradients") == []:
+    section = {name: words[name] for name in JOB_FIELDS if name in words}
+    if request.input_gradients == ():
         section["input_gradients"] = True
-    if "check" in section:
-        check = section.pop("check")
-        section |= {"check": check.get("mode", "same_pass"), **check}
-        section.pop("mode", None)
-    left = ", ".join(name for name in words if name not in (*_FIELDS, "model", "target", "tensors"))
+    left = ", ".join(name for name in OF_ONE_REPLY if name in words)
     name, _, _ = request.model.partition("/versions/")
     job = {
         "model": {"archive": f"{name}.mar"},

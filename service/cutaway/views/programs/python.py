@@ -128,7 +128,7 @@ def _target(target: Target) -> str:
 
 
 def _is_bare(capture: Capture) -> bool:
-    return capture == Capture(capture.module, (Point.OUTPUT,))
+    return capture == Capture(capture.module, (Point.OUTPUT,)) and not set(":@") & set(capture.module)
 
 
 def _several(name: str, values: Sequence[object]) -> str:
