@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import cutaway as ca
 from cutaway.client.request_builder import build_request
 from cutaway.contract.errors import CutawayError, InvalidArgument, Reason
+from cutaway.contract.requests import InspectRequest
 from cutaway.contract.results.arrays import map_tensors
 from cutaway.contract.tensors import DTYPES, FLOATING, Array
 from cutaway.contract.wire import requests as wire_requests
@@ -243,8 +244,11 @@ def test_requests_of_one_batch_have_each_its_own_type() -> None:
 def test_type_that_holds_no_fractions_is_refused(name: str) -> None:
     """The client refuses what is no floating type by its name, the server by its number."""
     with pytest.raises(InvalidArgument, match=f"'{name}' is none of {', '.join(FLOATING)}") as caught:
-        wire_requests.encode(build_request("m", X, reply_data_type=name))
+        wire_requests.encode(InspectRequest("m", X, reply_data_type=name))
     assert caught.value.field == "options.reply_data_type"
+    with pytest.raises(InvalidArgument, match=f"'{name}' is not a choice; ") as caught:
+        build_request("m", X, reply_data_type=name)
+    assert caught.value.field == "reply_data_type"
     failure = refusal(asked(options={"reply_data_type": 10}))
     assert failure is not None
     assert (failure.reason, failure.field) == (Reason.INVALID_VALUE, "options.reply_data_type")

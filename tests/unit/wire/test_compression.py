@@ -17,6 +17,7 @@ import cutaway as ca
 from cutaway.client.request_builder import build_request
 from cutaway.contract.compression import compress, decompress
 from cutaway.contract.errors import CutawayError, InvalidArgument, Reason
+from cutaway.contract.requests import InspectRequest
 from cutaway.contract.results.arrays import map_tensors
 from cutaway.contract.tensors import DTYPES, Array, to_bytes
 from cutaway.contract.wire import requests as wire_requests
@@ -222,10 +223,13 @@ def by_place(result: ca.InspectResult) -> dict[str, object]:
 
 
 def test_unknown_compression_is_refused_before_anything_is_sent() -> None:
-    """The client says what there is."""
+    """The client says what there is, also of a complete request."""
     with pytest.raises(InvalidArgument, match="'gzip' is none of zstd") as caught:
-        wire_requests.encode(build_request("m", {"x": SMOOTH}, compression="gzip"))
+        wire_requests.encode(InspectRequest("m", {"x": SMOOTH}, compression="gzip"))
     assert (caught.value.reason, caught.value.field) == (Reason.INVALID_VALUE, "options.compression")
+    with pytest.raises(InvalidArgument, match="'gzip' is not a choice; there are zstd") as caught:
+        build_request("m", {"x": SMOOTH}, compression="gzip")
+    assert (caught.value.reason, caught.value.field) == (Reason.INVALID_VALUE, "compression")
 
 
 def test_client_without_the_library_says_so_before_it_asks(monkeypatch: pytest.MonkeyPatch) -> None:

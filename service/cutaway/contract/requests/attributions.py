@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
+from cutaway.contract.requests.bounds import Finite, Positive, bounded, given
 from cutaway.contract.requests.targets import Neuron, Target
 from cutaway.contract.tensors import ArrayLike
 from cutaway.contract.values import StrEnum
@@ -82,7 +83,7 @@ class NoiseTunnel:
 
     combination: Combination = Combination.SMOOTHGRAD
     n_samples: int = 5
-    stdev: float = 1.0
+    stdev: Finite = 1.0
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ class Infidelity(Metric):
     """
 
     n_samples: int = 10
-    stdev: float = 0.03
+    stdev: Positive = 0.03
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ class SensitivityMax(Metric):
     """
 
     n_samples: int = 10
-    radius: float = 0.02
+    radius: Positive = 0.02
 
 
 class Quadrature(StrEnum):
@@ -163,7 +164,7 @@ class AtLayer(Attribution):
         layer: the module's name.
     """
 
-    layer: str
+    layer: Annotated[str, given("name the layer to explain")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,7 +199,7 @@ class PathAttribution(Attribution):
     n_steps: int = 50
     baselines: Baselines = field(default_factory=dict)
     quadrature: Quadrature = Quadrature.GAUSS_LEGENDRE
-    max_delta: float | None = None
+    max_delta: Annotated[float, bounded(lambda bound: bound >= 0, "a bound is from 0 up")] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Annotated, Literal, TypeAlias
 
 from cutaway.contract.errors import Reason, error
+from cutaway.contract.requests.bounds import Count, given
 from cutaway.contract.values import StrEnum
 
 __all__ = ["Capture", "Max", "Mean", "Norm", "Point", "Slice", "TopElements"]
@@ -52,7 +53,7 @@ class Slice:
     axis: int
     start: int | None = None
     stop: int | None = None
-    step: int | None = None
+    step: Count | None = None
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class AxisReduction(Reduction):
         axes: at least one; never 0, the batch, but in a parameter's gradient; negative ones count from the last.
     """
 
-    axes: tuple[int, ...]
+    axes: Annotated[tuple[int, ...], given("name at least one axis")]
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ class TopElements(Reduction):
         axis: along which; negative ones count from the last.
     """
 
-    k: int
+    k: Count
     axis: int = -1
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
+from typing import Annotated
 
+from cutaway.contract.requests.bounds import Number, bounded, distinct
 from cutaway.contract.requests.captures import Point, PointName, Slice, as_point
 from cutaway.contract.tensors import ArrayLike
 
@@ -30,7 +32,7 @@ class Edit:
     _: KW_ONLY
     op: str = ""
     call: int | None = None
-    rows: tuple[int, ...] = ()
+    rows: Annotated[tuple[int, ...], distinct] = ()
     slices: tuple[Slice, ...] = ()
     path: str = ""
 
@@ -44,7 +46,7 @@ class Edit:
 class Scale(Edit):
     """``value * factor``."""
 
-    factor: float
+    factor: Number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,8 +72,8 @@ class Zero(Edit):
 class Clamp(Edit):
     """``min(max(value, minimum), maximum)``; at least one bound."""
 
-    minimum: float | None = None
-    maximum: float | None = None
+    minimum: Number | None = None
+    maximum: Number | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,5 +85,5 @@ class Mix(Edit):
         permutation: of the rows, one index an example.
     """
 
-    weight: float
+    weight: Annotated[float, bounded(lambda weight: 0 <= weight <= 1, "from 0 to 1")]
     permutation: tuple[int, ...]

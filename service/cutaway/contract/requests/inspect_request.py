@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Annotated, TypeAlias
 
 from cutaway.contract.requests.attributions import Attribution
+from cutaway.contract.requests.bounds import Probability, bounded
 from cutaway.contract.requests.captures import Capture, FloatingType
 from cutaway.contract.requests.edits import Edit
 from cutaway.contract.requests.targets import PredictedClass, Target
@@ -31,8 +33,8 @@ class ExplainIf:
         classes: the predicted class is one of these; empty allows all.
     """
 
-    probability_at_least: float | None = None
-    probability_at_most: float | None = None
+    probability_at_least: Probability | None = None
+    probability_at_most: Probability | None = None
     classes: tuple[int, ...] = ()
 
     def qualifies(self, index: int, probability: float) -> bool:
@@ -50,6 +52,10 @@ Argument: TypeAlias = bool | int | float | str | None
 
 _ONE_REPLY = {"of_one_reply": True}
 """A field that is about one reply: a job, which has many, does not take it."""
+
+_Tolerance: TypeAlias = Annotated[
+    float, bounded(lambda tolerance: 0 <= tolerance < math.inf, "a tolerance is a finite number from 0 up")
+]
 
 Compression: TypeAlias = Annotated[str, "the name of a compression, or nothing"]
 
@@ -78,7 +84,7 @@ class CheckRequest:
     """
 
     mode: CheckMode = CheckMode.SAME_PASS
-    relative_tolerance: float | None = None
+    relative_tolerance: _Tolerance | None = None
 
 
 @dataclass(frozen=True)

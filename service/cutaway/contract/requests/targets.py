@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
+from cutaway.contract.requests.bounds import Count, bounded, given
 from cutaway.contract.requests.captures import Slice
 from cutaway.contract.tensors import ArrayLike
 from cutaway.contract.values import StrEnum
@@ -83,7 +85,7 @@ class TopK(Target):
     k times, the largest class first.
     """
 
-    k: int
+    k: Count
 
 
 class LossReduction(StrEnum):
@@ -145,7 +147,7 @@ class OutputNorm(Target):
         order: p, above 0.
     """
 
-    order: float = 2.0
+    order: Annotated[float, bounded(lambda order: order > 0, "the order of a norm is above 0")] = 2.0
 
 
 @dataclass(frozen=True)
@@ -158,6 +160,6 @@ class Neuron(Target):
         slices: a block in place of the index: a range along each axis named, never axis 0, the whole of the others.
     """
 
-    module: str
+    module: Annotated[str, given("name the module")]
     index: tuple[int, ...] = ()
     slices: tuple[Slice, ...] = ()

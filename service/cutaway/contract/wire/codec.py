@@ -1,15 +1,18 @@
 """Codecs between dataclasses and protobuf messages, built once per class from the fields of both.
 
-A field of a message is converted to and from the attribute of the same name, as its protobuf type says. Where a field
-needs more than that, a `FieldRule` says so. Every error carries the path of the field at fault: ``edits[1].rows[2]``.
+A field of a message is converted to and from the attribute of the same name, as its protobuf type and the attribute's
+type say: a message is a dataclass, and an annotation such as `cutaway.contract.requests.bounds.Count` checks what is read. Where
+a field needs more than that, a `FieldRule` says so. Every error carries the path of the field: ``edits[1].rows[2]``.
 """
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
 from operator import attrgetter
-from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Annotated, Any, Generic, NamedTuple, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
@@ -154,6 +157,8 @@ class FieldRule(NamedTuple):
 Rules: TypeAlias = Mapping[str, FieldRule]
 """By the name of a field."""
 
+_UNIONS = (Union, types.UnionType)
+
 _Put: TypeAlias = Callable[[Any, Any], None]
 _Take: TypeAlias = Callable[[Any], Any]
 
@@ -166,8 +171,12 @@ REQUIRED_TENSOR = FieldRule(codec=Codec(scalars.write, scalars.read_required))
 
 def record(kind: type, message: type[Message], rules: Rules | None = None) -> Codec:
     """Returns the codec of a dataclass whose attributes are the fields of ``message``, but for ``rules``."""
-    descriptors = message.DESCRIPTOR.fields
-    write, read = spread(kind, descriptors, rules or {})
+    return _record(kind, message.DESCRIPTOR, rules or {})
+
+
+def _record(kind: type, message: Any, rules: Rules) -> Codec:
+    descriptors = message.fields
+    write, read = spread(kind, descriptors, rules)
     names = [field.name for field in descriptors]
     if not rules and all(map(_is_plain, descriptors)) and names == [each.name for each in fields(kind)]:
         get = attrgetter(*names)  # twice as fast; a reply has many of these
@@ -302,8 +311,8 @@ def only(message: Descriptor, codec: Codec | None = None) -> Codec:
     return Codec(write, read)
 
 
-def _default(field: FieldDescriptor) -> Any:
-    """Returns the conversion that follows from the type of ``field``."""
+def _default(field: FieldDescriptor, hint: Any = None) -> Any:
+    """Returns the conversion that follows from the type of ``field``, and from that of the attribute."""
     message = field.message_type
     one: Scalar | Codec
     if message is None:
@@ -312,6 +321,8 @@ def _default(field: FieldDescriptor) -> Any:
         one = TENSOR
     elif message.GetOptions().map_entry:
         return by_name(_default(message.fields_by_name["value"]))
+    elif part := _dataclass_in(hint, is_several=field.is_repeated):
+        one = _record(part, message, {})
     elif len(message.fields) == 1:
         one = only(message)
     else:
@@ -319,9 +330,16 @@ def _default(field: FieldDescriptor) -> Any:
     return several(one) if field.is_repeated else one
 
 
+def _dataclass_in(hint: Any, *, is_several: bool) -> type | None:
+    """Returns ``X`` for ``X`` and ``X | None``, or for ``tuple[X, ...]``, where it is a dataclass."""
+    inner = get_args(hint) if get_origin(hint) in ((tuple,) if is_several else _UNIONS) else (hint,)
+    return next((each for each in inner if isinstance(each, type) and is_dataclass(each)), None)
+
+
 def _access(kind: type, field: FieldDescriptor, attribute: str, rule: FieldRule) -> tuple[_Put, _Take]:
     """Returns how ``attribute`` is written to ``field``, and how it is read."""
-    codec: Any = rule.codec or _default(field)
+    hint = _hints(kind).get(attribute)
+    codec: Any = rule.codec or _default(field, hint)
     (default,) = (
         UNSET if each.default is MISSING and each.default_factory is MISSING else each.default
         for each in fields(kind)
@@ -333,7 +351,21 @@ def _access(kind: type, field: FieldDescriptor, attribute: str, rule: FieldRule)
         put, take = _container_access(field.name, attribute, codec)
     else:
         put, take = _message_access(field.name, attribute, codec, default)
-    return put, _checked(take, rule.check) if rule.check else take
+    for check in [rule.check, *_checks(hint)]:
+        take = _checked(take, check) if check else take
+    return put, take
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind, include_extras=True)
+
+
+def _checks(hint: Any) -> list[Callable[[Any], object]]:
+    """Returns the checks in an annotated type, or in one that may also be None."""
+    if get_origin(hint) is Annotated:
+        return [check for check in get_args(hint)[1:] if callable(check)]
+    return _checks(get_args(hint)[0]) if get_origin(hint) in _UNIONS else []
 
 
 def _checked(take: _Take, check: Callable[[Any], object]) -> _Take:

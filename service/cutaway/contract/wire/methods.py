@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,10 +24,8 @@ from cutaway.contract.requests import (
 )
 from cutaway.contract.wire.codec import TENSOR, Codec, FieldRule, OneOf, by_name, only, record, several, spread
 from cutaway.contract.wire.oneofs import NEURON, TARGETS
-from cutaway.contract.wire.scalars import COUNT, INT64, REAL, bounded, given
+from cutaway.contract.wire.scalars import COUNT, INT64, REAL
 from cutaway.v1 import attribution_pb2 as pb
-
-_ABOVE_0 = bounded(lambda spread: 0 < spread < math.inf, "a finite number above 0")
 
 METRICS: OneOf[Metric] = OneOf(
     Metric,
@@ -36,11 +33,7 @@ METRICS: OneOf[Metric] = OneOf(
     "metric",
     "say which metric: infidelity or sensitivity_max",
     {"infidelity": Infidelity, "sensitivity_max": SensitivityMax},
-    rules={
-        "n_samples": FieldRule(codec=COUNT),
-        "stdev": FieldRule(check=_ABOVE_0),
-        "radius": FieldRule(check=_ABOVE_0),
-    },
+    rules={"n_samples": FieldRule(codec=COUNT)},
 )
 
 RULES: OneOf[LrpRule] = OneOf(
@@ -56,14 +49,7 @@ RULES: OneOf[LrpRule] = OneOf(
     },
 )
 
-_NOISE = record(
-    NoiseTunnel,
-    pb.NoiseTunnel,
-    {
-        "n_samples": FieldRule(codec=COUNT),
-        "stdev": FieldRule(check=bounded(lambda stdev: 0 <= stdev < math.inf, "a finite number from 0 up")),
-    },
-)
+_NOISE = record(NoiseTunnel, pb.NoiseTunnel, {"n_samples": FieldRule(codec=COUNT)})
 
 
 def _write_baseline(baseline: Any, message: pb.Baseline) -> None:
@@ -121,11 +107,7 @@ _DISTRIBUTIONS = FieldRule(
 _PATH = spread(
     PathAttribution,
     pb.PathIntegral.DESCRIPTOR.fields,
-    {
-        "baselines": _BASELINES,
-        "n_steps": FieldRule(codec=COUNT),
-        "max_delta": FieldRule(check=bounded(lambda bound: bound >= 0, "a bound is from 0 up")),
-    },
+    {"baselines": _BASELINES, "n_steps": FieldRule(codec=COUNT)},
 )
 
 
@@ -148,7 +130,6 @@ METHODS: OneOf[Attribution] = OneOf(
         "target": FieldRule(codec=TARGETS.codec),
         "noise_tunnel": FieldRule("noise", _NOISE),
         "metrics": FieldRule(codec=several(METRICS.codec)),
-        "layer": FieldRule(check=given("name the layer to explain")),
         "neuron": FieldRule(codec=NEURON),
         "path": FieldRule(codec=_PATH),
         "baselines": _BASELINES,

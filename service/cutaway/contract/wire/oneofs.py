@@ -37,6 +37,7 @@ from cutaway.contract.requests import (
     TopK,
     Zero,
 )
+from cutaway.contract.requests.bounds import distinct, not_nan
 from cutaway.contract.requests.captures import as_point
 from cutaway.contract.wire.codec import (
     REQUIRED_TENSOR,
@@ -49,10 +50,10 @@ from cutaway.contract.wire.codec import (
     several,
     spread,
 )
-from cutaway.contract.wire.scalars import FLOATING_TYPE, POINTS, REAL, at_least_one, bounded, distinct, given, not_nan
+from cutaway.contract.wire.scalars import FLOATING_TYPE, POINTS, REAL
 from cutaway.v1 import capture_pb2, edit_pb2, target_pb2
 
-SLICES = several(record(Slice, capture_pb2.AxisSlice, {"step": FieldRule(check=at_least_one)}))
+SLICES = several(record(Slice, capture_pb2.AxisSlice))
 
 REDUCTIONS: OneOf[Reduction] = OneOf(
     Reduction,
@@ -60,10 +61,6 @@ REDUCTIONS: OneOf[Reduction] = OneOf(
     "kind",
     "name a reduction: mean, max, norm or top_k",
     {"mean": Mean, "max": Max, "norm": Norm, "top_k": TopElements},
-    rules={
-        "axes": FieldRule(check=given("name at least one axis")),
-        "k": FieldRule(check=at_least_one),
-    },
 )
 
 
@@ -161,13 +158,9 @@ VERBS: OneOf[Edit] = OneOf(
     {"scale": Scale, "add": Add, "replace": Replace, "zero": Zero, "clamp": Clamp, "mix": Mix},
     rules={
         "point": FieldRule("at", POINTS),
-        "rows": FieldRule(check=distinct),
         "slices": FieldRule(codec=SLICES),
-        "factor": FieldRule(check=not_nan),
         "tensor": REQUIRED_TENSOR,
-        "minimum": FieldRule(check=not_nan),
-        "maximum": FieldRule(check=not_nan),
-        "lambda": FieldRule("weight", check=bounded(lambda weight: 0 <= weight <= 1, "from 0 to 1")),
+        "lambda": FieldRule("weight"),
     },
     special={Add: Spread(_write_add, _read_add)},
     checks={Clamp: _check_clamp},
@@ -200,11 +193,8 @@ def _some(attribute: str, element: str) -> Callable[[Any], None]:
 
 
 _RULES = {
-    "k": FieldRule(check=at_least_one),
     "values": REQUIRED_TENSOR,
     "tensor": REQUIRED_TENSOR,
-    "order": FieldRule(check=bounded(lambda order: order > 0, "the order of a norm is above 0")),
-    "module": FieldRule(check=given("name the module")),
     "slices": FieldRule(codec=SLICES),
 }
 

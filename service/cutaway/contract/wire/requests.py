@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 from cutaway.contract.compression import check_compression
 from cutaway.contract.errors import Reason, at, error
-from cutaway.contract.requests import Argument, CheckRequest, ExplainIf, InspectRequest, Raw
+from cutaway.contract.requests import Argument, InspectRequest, Raw
+from cutaway.contract.requests.bounds import given
 from cutaway.contract.wire.codec import TENSOR, Codec, FieldRule, by_name, only, record, several, spread
 from cutaway.contract.wire.message_walk import (
     check_structure,
@@ -19,8 +19,8 @@ from cutaway.contract.wire.message_walk import (
 )
 from cutaway.contract.wire.methods import METHODS
 from cutaway.contract.wire.oneofs import CAPTURES, EDITS, TARGETS
-from cutaway.contract.wire.scalars import COMPRESSION, FLOATING_TYPE, INT64, Scalar, bounded, given
-from cutaway.v1 import check_pb2, input_pb2, inspection_pb2
+from cutaway.contract.wire.scalars import COMPRESSION, FLOATING_TYPE, INT64, Scalar
+from cutaway.v1 import input_pb2, inspection_pb2
 
 
 def _checked_compression(name: str) -> str:
@@ -34,10 +34,6 @@ def _checked_seed(seed: int) -> int:
     return seed
 
 
-_PROBABILITY = FieldRule(check=bounded(lambda probability: 0 <= probability <= 1, "a probability is from 0 to 1"))
-_TOLERANCE = FieldRule(
-    check=bounded(lambda tolerance: 0 <= tolerance < math.inf, "a tolerance is a finite number from 0 up")
-)
 _OPTIONS = spread(
     InspectRequest,
     inspection_pb2.Options.DESCRIPTOR.fields,
@@ -88,14 +84,6 @@ _FIELDS = spread(
         "captures": FieldRule(codec=CAPTURES),
         "edits": FieldRule(codec=EDITS),
         "attributions": FieldRule(codec=several(METHODS.codec)),
-        "check": FieldRule(codec=record(CheckRequest, check_pb2.CheckRequest, {"relative_tolerance": _TOLERANCE})),
-        "explain_if": FieldRule(
-            codec=record(
-                ExplainIf,
-                inspection_pb2.ExplainCondition,
-                {"probability_at_least": _PROBABILITY, "probability_at_most": _PROBABILITY},
-            )
-        ),
         "options": FieldRule(codec=_OPTIONS),
     },
 )

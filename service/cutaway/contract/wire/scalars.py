@@ -1,13 +1,9 @@
-"""Conversion of numbers and strings to fields, and checks of what a field holds.
-
-The checks are made here because protobuf's own errors do not name the field.
-"""
+"""Conversion of numbers and strings to fields."""
 
 from __future__ import annotations
 
-import math
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -17,6 +13,7 @@ from cutaway.contract.compression import COMPRESSIONS as COMPRESSION_NAMES
 from cutaway.contract.compression import compress, decompress
 from cutaway.contract.errors import Reason, at, error
 from cutaway.contract.requests import CheckMode, Combination, LossReduction, Point, Quadrature
+from cutaway.contract.requests.bounds import at_least_one
 from cutaway.contract.results import Cause, Verdict, WarningCode
 from cutaway.contract.tensors import DTYPES, FLOATING, Array, ArrayLike, as_array, bytes_of, dtype_name, from_bytes
 from cutaway.v1 import attribution_pb2, capture_pb2, check_pb2, inspection_pb2, target_pb2, tensor_pb2
@@ -81,54 +78,8 @@ NUMBERS: dict[int, Scalar] = {
 """The conversions, by the type of the field."""
 
 
-def at_least_one(value: int) -> int:
-    """Returns ``value``, a count; 0 is also what a field holds that was never set.
-
-    Raises:
-        InvalidArgument: ``INVALID_VALUE``.
-    """
-    if value < 1:
-        raise error(Reason.INVALID_VALUE, f"{value}; at least 1")
-    return value
-
-
 COUNT = Scalar(lambda value: at_least_one(UINT32.encode(value)), lambda number: number or UNSET)
 """A number of steps or samples; 0 is the default of the dataclass."""
-
-
-def not_nan(value: float) -> None:
-    """Raises `InvalidArgument` for NaN."""
-    if math.isnan(value):
-        raise error(Reason.INVALID_VALUE, "NaN is no number; send one")
-
-
-def distinct(elements: Iterable[object]) -> None:
-    """Raises `InvalidArgument` for the first element that is there twice."""
-    seen = set()
-    for index, element in enumerate(elements):
-        if element in seen:
-            raise error(Reason.INVALID_VALUE, f"{element} is there already; name each once", f"[{index}]")
-        seen.add(element)
-
-
-def bounded(is_allowed: Callable[[float], bool], allowed: str) -> Callable[[float], None]:
-    """Returns a check that raises `InvalidArgument`, saying what is ``allowed``; ``is_allowed`` is False for NaN."""
-
-    def check(value: float) -> None:
-        if not is_allowed(value):
-            raise error(Reason.INVALID_VALUE, f"{value}; {allowed}")
-
-    return check
-
-
-def given(missing: str) -> Callable[[object], None]:
-    """Returns a check that raises `InvalidArgument` with the message ``missing`` for an empty value."""
-
-    def check(value: object) -> None:
-        if not value:
-            raise error(Reason.INVALID_VALUE, missing)
-
-    return check
 
 
 # Arrays and `cutaway.v1.Tensor`.
