@@ -284,8 +284,10 @@ def test_an_address_is_that_of_a_server(address: str) -> None:
 def test_wrong_words_name_their_field() -> None:
     """With what would be right."""
     asked = InspectRequest("digits", {"image": IMAGE})
-    with pytest.raises(ca.InvalidArgument, match="one of python, typescript, curl, job") as caught:
-        program_of(question(asked), "perl")
+    with pytest.raises(
+        ca.InvalidArgument, match="'perl' is not a choice; there are python, typescript, curl, job"
+    ) as caught:
+        program_of(question(asked), "julia")
     assert (caught.value.reason, caught.value.field) == (Reason.INVALID_VALUE, "language")
     with pytest.raises(ca.InvalidArgument, match="not the URL of a server") as caught:
         question(asked, "javascript:alert(1)")

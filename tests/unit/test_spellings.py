@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Callable
 from pathlib import Path
@@ -222,6 +223,18 @@ def test_constructors_give_the_help_too(construct: Callable[[], Any], message: s
         construct()
     assert message in str(caught.value)
     assert list(inspect.signature(ca.NoiseTunnel).parameters) == ["combination", "n_samples", "stdev"]
+
+
+@pytest.mark.parametrize("verb", [ca.Client.inspect, ca.Client.inspect_stream], ids=lambda verb: verb.__name__)
+def test_the_client_spells_out_every_field(verb: Any) -> None:
+    """Its signature has each field of a request once, with a default that means what the request's own means."""
+    parameters = dict(inspect.signature(verb).parameters)
+    for name in ("self", "inputs", "stream", "timeout"):
+        parameters.pop(name, None)
+    fields = {field.name for field in dataclasses.fields(InspectRequest)} - {"tensors", "raw", "omit_predictions"}
+    assert parameters.keys() == fields | {"predictions"}
+    given = {name: each.default for name, each in parameters.items() if name != "model"}
+    assert build_request("m", {}, **given) == InspectRequest("m")
 
 
 METRICS = {ca.Infidelity: metrics.infidelity, ca.SensitivityMax: metrics.sensitivity_max}

@@ -12,9 +12,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from difflib import get_close_matches
 from enum import Enum
-from functools import cache, partial
+from functools import partial
 from operator import index
-from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 import numpy as np
 
@@ -42,7 +42,7 @@ from cutaway.contract.requests import (
 from cutaway.contract.requests.spelling import field_advice, plain, suggestion
 from cutaway.contract.tensors import FLOATING, ArrayLike
 from cutaway.contract.values import changed
-from cutaway.contract.wire.codec import OneOf, convert_each
+from cutaway.contract.wire.codec import OneOf, convert_each, type_hints
 from cutaway.contract.wire.methods import METHODS, METRICS, RULES
 from cutaway.contract.wire.oneofs import REDUCTIONS, TARGETS, VERBS
 
@@ -291,7 +291,7 @@ def _read_part(kind: Any, value: Any) -> Any:
     """Reads an object of a dataclass, or of a class derived from it."""
     if isinstance(value, kind):
         kind = type(value)
-        return changed(value, **_arguments(kind, {name: getattr(value, name) for name in _fields(kind)}))
+        return changed(value, **_arguments(kind, {field.name: getattr(value, field.name) for field in fields(kind)}))
     if isinstance(value, type):
         raise error(Reason.INVALID_VALUE, f"{value.__name__} is a class; send {value.__name__}(...)")
     if kind in (Attribution, Edit):
@@ -361,42 +361,12 @@ def _find_class(base: Any, name: Any) -> Any:
 
 def parts_of(kind: Any) -> Iterator[tuple[str, Any]]:
     """Yields the fields of a dataclass that hold other dataclasses, and theirs, without those of `CLASSES`."""
-    for name, field in _fields(kind).items():
-        for part in (field.hint, *get_args(field.hint)):
+    for name, hint in type_hints(kind).items():
+        for part in (hint, *get_args(hint)):
             if is_dataclass(part):
                 yield from [] if part in CLASSES else [(name, part)]
                 for inner in CLASSES.get(part, {"": part}).values():
                     yield from parts_of(inner)
-
-
-class _Field(NamedTuple):
-    """A field of a dataclass.
-
-    Attributes:
-        hint: its type.
-        is_needed: whether it has no default.
-        is_positional: whether the constructor takes it without its name.
-        takes_one: whether one value stands for a tuple of it.
-    """
-
-    hint: Any
-    is_needed: bool
-    is_positional: bool
-    takes_one: bool
-
-
-@cache
-def _fields(kind: Any) -> Mapping[str, _Field]:
-    hints = get_type_hints(kind, include_extras=True)
-    return {
-        field.name: _Field(
-            hints[field.name],
-            field.default is field.default_factory is MISSING,
-            not field.kw_only,
-            not field.kw_only and _is_tuple(hints[field.name]),
-        )
-        for field in fields(kind)
-    }
 
 
 def _is_tuple(hint: Any) -> bool:
@@ -411,8 +381,9 @@ def _arguments(kind: Any, value: Any, excluded: Collection[str] = ()) -> dict[st
         value: a mapping of field names to values; or the value of the first field that is no keyword-only one.
         excluded: fields that the mapping must not have.
     """
-    known = {name: field for name, field in _fields(kind).items() if name not in excluded}
-    positional = [name for name, field in known.items() if field.is_positional]
+    hints = type_hints(kind)
+    known = {field.name: field for field in fields(kind) if field.name not in excluded}
+    positional = [name for name, field in known.items() if not field.kw_only]
     if positional and not isinstance(value, Mapping):
         value = {positional[0]: value}
     values = {str(name): given for name, given in mapping(value).items()}
@@ -421,18 +392,13 @@ def _arguments(kind: Any, value: Any, excluded: Collection[str] = ()) -> dict[st
     for name in values:
         if name not in known:
             raise error(Reason.INVALID_VALUE, f"{kind.__name__} has no such field; {field_advice(name, known)}", name)
-    needed = [name for name, field in known.items() if field.is_needed]
+    needed = [name for name, field in known.items() if field.default is field.default_factory is MISSING]
     for name in needed:
         if name not in values:
             example = ", ".join(f"{each}=..." for each in needed)
             raise error(Reason.INVALID_VALUE, f"{kind.__name__} needs this field: {kind.__name__}({example})", name)
-    for name in values:
+    for name, given in values.items():
+        is_one = name in positional and given is not None and _is_tuple(hints[name]) and not is_list(given)
         with at(name):
-            values[name] = _read_field(known[name], values[name])
+            values[name] = _read(hints[name], [given] if is_one else given)
     return values
-
-
-def _read_field(field: _Field, value: Any) -> Any:
-    if field.takes_one and value is not None and not is_list(value):
-        value = [value]
-    return _read(field.hint, value)

@@ -30,56 +30,50 @@ CAPTUM_NAMES = {
 }
 """Our names of Captum's parameters, where they differ."""
 
-_TUNNEL = "noisy copies of the inputs are a part of the attribution: noise=NoiseTunnel(n_samples=5, stdev=0.1)"
-_PASSES = "the server chooses the size of passes itself, and no value depends on it: leave it out"
-_FUNCTION = "a request holds no functions: Captum's default is used"
-_FIXED = "it cannot be set: Captum's default is used"
-_OUTPUT = "a module is explained at its output: name the module whose output is that input"
-_SILENT = "a server shows no progress: leave it out"
-_MODEL = "the call names the model: leave it out"
-
 _ADVICE = {
-    "additional_forward_args": "tensors are inputs of the request, and all other values are its arguments",
-    "attr_dim_summation": _FIXED,
-    "attribute_to_layer_input": _OUTPUT,
-    "attribute_to_neuron_input": _OUTPUT,
-    "attribution_method": "the attribution holds the noise tunnel: Saliency(noise=NoiseTunnel())",
-    "baselines": "no baseline is used here; methods such as IntegratedGradients and FeatureAblation use one",
-    "custom_attribution_func": _FUNCTION,
-    "device_ids": "the server knows the model's devices: leave it out",
-    "draw_baseline_from_distrib": "GradientShap draws baselines from samples of a distribution",
-    "enable_cross_tensor_attribution": "equal numbers in the masks of several inputs are one feature",
-    "eps": _FIXED,
-    "explanation_func": "a metric belongs to its attribution: Saliency(metrics=(SensitivityMax(),))",
-    "feature_mask": "features cannot be grouped here",
-    "forward_func": _MODEL,
-    "grad_kwargs": _FIXED,
-    "internal_batch_size": _PASSES,
-    "interpolate_mode": _FIXED,
-    "interpretable_model": _FUNCTION,
-    "layer": "methods of layers are called so, as LayerGradCam; a neuron has a module: neuron=Neuron('fc1', (3,))",
-    "layer_mask": "each unit of the layer is a feature",
-    "max_examples_per_batch": _PASSES,
-    "memory_efficient": _PASSES,
-    "model": _MODEL,
-    "multiply_by_inputs": "only IntegratedGradients has it; all other methods keep Captum's default",
-    "n_samples": _TUNNEL,
-    "norm_ord": _FIXED,
-    "normalize": _FIXED,
-    "nt_samples": _TUNNEL,
-    "nt_samples_batch_size": _PASSES,
-    "nt_type": _TUNNEL,
-    "perm_func": _FUNCTION,
-    "perturb_func": _FUNCTION,
-    "perturbations_per_eval": _PASSES,
-    "return_convergence_delta": "the result has convergence_delta without it: leave it out",
-    "return_input_shape": "attributions always have the shape of the input: leave it out",
-    "show_progress": _SILENT,
-    "similarity_func": _FUNCTION,
-    "stdev": _TUNNEL,
-    "stdevs": _TUNNEL,
-    "target": "the target is a field of the attribution, or of the request",
-    "verbose": _SILENT,
+    name: advice
+    for names, advice in (
+        (
+            "nt_samples nt_type stdevs n_samples stdev",
+            "noisy copies of the inputs are a part of the attribution: noise=NoiseTunnel(n_samples=5, stdev=0.1)",
+        ),
+        (
+            "internal_batch_size max_examples_per_batch memory_efficient nt_samples_batch_size perturbations_per_eval",
+            "the server chooses the size of passes itself, and no value depends on it: leave it out",
+        ),
+        (
+            "custom_attribution_func interpretable_model perm_func perturb_func similarity_func",
+            "a request holds no functions: Captum's default is used",
+        ),
+        (
+            "attr_dim_summation eps grad_kwargs interpolate_mode norm_ord normalize",
+            "it cannot be set: Captum's default is used",
+        ),
+        (
+            "attribute_to_layer_input attribute_to_neuron_input",
+            "a module is explained at its output: name the module whose output is that input",
+        ),
+        ("show_progress verbose", "a server shows no progress: leave it out"),
+        ("forward_func model", "the call names the model: leave it out"),
+        ("device_ids", "the server knows the model's devices: leave it out"),
+        ("return_convergence_delta", "the result has convergence_delta without it: leave it out"),
+        ("return_input_shape", "attributions always have the shape of the input: leave it out"),
+        ("additional_forward_args", "tensors are inputs of the request, and all other values are its arguments"),
+        ("attribution_method", "the attribution holds the noise tunnel: Saliency(noise=NoiseTunnel())"),
+        ("explanation_func", "the attribution holds its metrics: Saliency(metrics=(SensitivityMax(),))"),
+        ("baselines", "no baseline is used here; methods such as IntegratedGradients and FeatureAblation use one"),
+        ("draw_baseline_from_distrib", "GradientShap draws baselines from samples of a distribution"),
+        ("enable_cross_tensor_attribution", "equal numbers in the masks of several inputs are one feature"),
+        ("feature_mask", "features cannot be grouped here"),
+        ("layer_mask", "each unit of the layer is a feature"),
+        (
+            "layer",
+            "methods of layers are called so, as LayerGradCam; a neuron has a module: Neuron('fc1', (3,))",
+        ),
+        ("multiply_by_inputs", "only IntegratedGradients has it; all other methods keep Captum's default"),
+        ("target", "the target is a field of the attribution, or of the request"),
+    )
+    for name in names.split()
 }
 """What to do instead, by a name that the part of the request does not have."""
 

@@ -18,6 +18,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
 from cutaway.contract.errors import CutawayError, Reason, at, error
+from cutaway.contract.requests import field_name
 from cutaway.contract.wire import scalars
 from cutaway.contract.wire.scalars import ENUMS, NUMBERS, UNSET, Scalar, unchanged
 from cutaway.v1 import tensor_pb2
@@ -36,7 +37,7 @@ class OneOf(Generic[T]):
         message: the message type.
         oneof: the name of the ``oneof``.
         missing: the error message where no field of it is set.
-        kinds: the subclasses, by the name of their field.
+        named: subclasses by the name of their field, where that does not follow from the class' name.
         rules: what is special about the fields, those of the subclasses' messages included.
         special: by class, rules that hold for it and for the classes derived from it only; or, where its message is
             converted by hand, how.
@@ -55,26 +56,27 @@ class OneOf(Generic[T]):
         message: type[Message],
         oneof: str,
         missing: str,
-        kinds: Mapping[str, type[T]],
         *,
+        named: Mapping[str, type[T]] | None = None,
         rules: Rules | None = None,
         special: Mapping[type, Rules | Spread] | None = None,
         checks: Mapping[type, Callable[[Any], None]] | None = None,
         default: type[T] | None = None,
     ) -> None:
-        self.kinds = kinds
-        self._names = {kind: name for name, kind in kinds.items()}
         self._oneof = oneof
         self._missing = missing
         self._checks = checks or {}
         self._default = default
         inside = {field.name: field for field in message.DESCRIPTOR.oneofs_by_name[oneof].fields}
+        classes = {field_name(kind): kind for kind in _leaves(base)} | dict(named or {})
+        self.kinds = {name: classes[name] for name in inside}
+        self._names = {kind: name for name, kind in self.kinds.items()}
         outside = [field for field in message.DESCRIPTOR.fields if field.name not in inside]
         self._messages = {name for name, field in inside.items() if field.message_type}
         self._shared = spread(base, outside, rules or {})
         self._own = {
             name: spread(kind, [inside[name]], _variant(kind, inside[name], rules or {}, special or {}))
-            for name, kind in kinds.items()
+            for name, kind in self.kinds.items()
         }
 
         self.codec = Codec(self._write, self._read)
@@ -102,6 +104,15 @@ class OneOf(Generic[T]):
             with at(name):
                 self._checks[kind](value)
         return value
+
+
+def _leaves(base: type[T]) -> Iterator[type[T]]:
+    """Yields the classes of `cutaway.contract.requests` below ``base`` that none is derived from."""
+    narrower = [kind for kind in base.__subclasses__() if kind.__module__.startswith("cutaway.contract.requests.")]
+    if not narrower:
+        yield base
+    for kind in narrower:
+        yield from _leaves(kind)
 
 
 def _variant(kind: type, field: FieldDescriptor, rules: Rules, special: Mapping[type, Rules | Spread]) -> Rules:
@@ -338,7 +349,7 @@ def _dataclass_in(hint: Any, *, is_several: bool) -> type | None:
 
 def _access(kind: type, field: FieldDescriptor, attribute: str, rule: FieldRule) -> tuple[_Put, _Take]:
     """Returns how ``attribute`` is written to ``field``, and how it is read."""
-    hint = _hints(kind).get(attribute)
+    hint = type_hints(kind).get(attribute)
     codec: Any = rule.codec or _default(field, hint)
     (default,) = (
         UNSET if each.default is MISSING and each.default_factory is MISSING else each.default
@@ -357,7 +368,8 @@ def _access(kind: type, field: FieldDescriptor, attribute: str, rule: FieldRule)
 
 
 @cache
-def _hints(kind: type) -> dict[str, Any]:
+def type_hints(kind: Any) -> dict[str, Any]:
+    """Returns the types of the fields of a dataclass, with their annotations."""
     return get_type_hints(kind, include_extras=True)
 
 

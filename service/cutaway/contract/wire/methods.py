@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from cutaway.contract.errors import Reason, at, error
 from cutaway.contract.requests import (
-    AlphaOneBetaZero,
     Attribution,
-    Epsilon,
     Expectation,
-    Gamma,
-    Infidelity,
     LrpRule,
     Metric,
     NoiseTunnel,
     PathAttribution,
     RelevanceIdentity,
-    SensitivityMax,
     TokenId,
-    field_name,
 )
 from cutaway.contract.wire.codec import TENSOR, Codec, FieldRule, OneOf, by_name, only, record, several, spread
 from cutaway.contract.wire.oneofs import NEURON, TARGETS
@@ -32,7 +25,6 @@ METRICS: OneOf[Metric] = OneOf(
     pb.MetricRequest,
     "metric",
     "say which metric: infidelity or sensitivity_max",
-    {"infidelity": Infidelity, "sensitivity_max": SensitivityMax},
     rules={"n_samples": FieldRule(codec=COUNT)},
 )
 
@@ -41,12 +33,7 @@ RULES: OneOf[LrpRule] = OneOf(
     pb.LrpRule,
     "kind",
     "say which rule: epsilon, gamma, alpha_one_beta_zero or identity",
-    {
-        "epsilon": Epsilon,
-        "gamma": Gamma,
-        "alpha_one_beta_zero": AlphaOneBetaZero,
-        "identity": RelevanceIdentity,
-    },
+    named={"identity": RelevanceIdentity},
 )
 
 _NOISE = record(NoiseTunnel, pb.NoiseTunnel, {"n_samples": FieldRule(codec=COUNT)})
@@ -111,21 +98,11 @@ _PATH = spread(
 )
 
 
-def _leaves(base: type[Attribution]) -> Iterator[type[Attribution]]:
-    """Returns the methods that `cutaway.contract.requests` has."""
-    narrower = [kind for kind in base.__subclasses__() if kind.__module__.startswith("cutaway.contract.requests.")]
-    if not narrower:
-        yield base
-    for kind in narrower:
-        yield from _leaves(kind)
-
-
 METHODS: OneOf[Attribution] = OneOf(
     Attribution,
     pb.AttributionRequest,
     "method",
     "name a method",
-    {field_name(kind): kind for kind in _leaves(Attribution)},
     rules={
         "target": FieldRule(codec=TARGETS.codec),
         "noise_tunnel": FieldRule("noise", _NOISE),

@@ -14,28 +14,18 @@ from cutaway.contract.requests import (
     Clamp,
     ClassIndex,
     ClassLabel,
-    Cotangent,
     CrossEntropy,
     Edit,
-    Max,
-    Mean,
-    MeanSquaredError,
-    Mix,
     MultiIndex,
     Neuron,
-    Norm,
     OutputNorm,
     OutputSum,
     Point,
     PredictedClass,
     Reduction,
-    Replace,
-    Scale,
     Slice,
     Target,
     TopElements,
-    TopK,
-    Zero,
 )
 from cutaway.contract.requests.bounds import distinct, not_nan
 from cutaway.contract.requests.captures import as_point
@@ -60,7 +50,7 @@ REDUCTIONS: OneOf[Reduction] = OneOf(
     capture_pb2.Reduction,
     "kind",
     "name a reduction: mean, max, norm or top_k",
-    {"mean": Mean, "max": Max, "norm": Norm, "top_k": TopElements},
+    named={"top_k": TopElements},
 )
 
 
@@ -155,7 +145,6 @@ VERBS: OneOf[Edit] = OneOf(
     edit_pb2.Edit,
     "kind",
     "say what to do: scale, add, replace, zero, clamp or mix",
-    {"scale": Scale, "add": Add, "replace": Replace, "zero": Zero, "clamp": Clamp, "mix": Mix},
     rules={
         "point": FieldRule("at", POINTS),
         "slices": FieldRule(codec=SLICES),
@@ -205,19 +194,7 @@ TARGETS: OneOf[Target] = OneOf(
     target_pb2.Target,
     "kind",
     "say which scalar",
-    {
-        "predicted_class": PredictedClass,
-        "class_index": ClassIndex,
-        "multi_index": MultiIndex,
-        "top_k": TopK,
-        "cross_entropy": CrossEntropy,
-        "mean_squared_error": MeanSquaredError,
-        "cotangent": Cotangent,
-        "sum": OutputSum,
-        "norm": OutputNorm,
-        "neuron": Neuron,
-        "class_label": ClassLabel,
-    },
+    named={"sum": OutputSum, "norm": OutputNorm},
     rules=_RULES,
     checks={
         ClassIndex: _some("indices", "class index"),

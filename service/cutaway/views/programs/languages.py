@@ -10,7 +10,8 @@ from urllib.parse import quote
 import yaml
 from google.protobuf import json_format
 
-from cutaway.contract.errors import Reason, error
+from cutaway.contract.errors import Reason, at, error
+from cutaway.contract.request_reader.reader import choice
 from cutaway.contract.request_reader.writer import as_mapping
 from cutaway.contract.requests import JOB_FIELDS, OF_ONE_REPLY
 from cutaway.contract.tensors import Array, dtype_name
@@ -165,6 +166,6 @@ def program_of(question: Question, language: str) -> str:
     Raises:
         InvalidArgument: ``INVALID_VALUE``, for a language that is not in `LANGUAGES`.
     """
-    if language not in LANGUAGES:
-        raise error(Reason.INVALID_VALUE, f"is {language!r:.40}, not one of {', '.join(LANGUAGES)}", "language")
-    return LANGUAGES[language](question)
+    with at("language"):
+        program = choice(LANGUAGES, language)
+    return program(question)
