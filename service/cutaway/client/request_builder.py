@@ -49,7 +49,7 @@ def request_inputs(inputs: Inputs) -> dict[str, Any]:
         if isinstance(inputs, Mapping):
             if not all(isinstance(name, str) for name in inputs):
                 raise error(Reason.INVALID_VALUE, f"the names of inputs are texts; {_RIGHT}")
-            return {"tensors": {name: _array(array, name) for name, array in inputs.items()}}
+            return {"tensors": {name: _named(value, name) for name, value in inputs.items()}}
         if (raw := _as_raw(inputs)) is not None:
             return {"raw": (raw,)}
         if _is_array(inputs):
@@ -64,6 +64,19 @@ def request_inputs(inputs: Inputs) -> dict[str, Any]:
             what = "no example" if not inputs else "not all of the examples can be decoded by the model"
             raise error(Reason.INVALID_VALUE, f"{what}; {_RIGHT}")
         return {"tensors": {"": _array(inputs, "")}}
+
+
+def _named(value: Any, name: str) -> Array:
+    """Returns the array that was sent under ``name``.
+
+    Raises:
+        InvalidArgument: ``INVALID_VALUE``: ``value`` is an example for the model to decode, which takes no name.
+    """
+    if _as_raw(value) is None and not _is_bytes(value):
+        return _array(value, name)
+    what = f"{type(value).__name__} is no array; the model decodes it into its inputs"
+    example = "ca.Raw(data, 'image/png')" if _is_bytes(value) else "it"
+    raise error(Reason.INVALID_VALUE, f"{what}: send {example} alone, without a name, or an array by name", name)
 
 
 def _as_raw(value: Any) -> Raw | None:

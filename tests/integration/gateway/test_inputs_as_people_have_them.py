@@ -170,6 +170,12 @@ def test_features_have_names(client: ca.Client) -> None:
 LABEL = "target.class_label.labels"
 WRONG: dict[str, tuple[str, Any, dict[str, Any], str, str, str]] = {
     "bytes": ("image", b"\x89PNG", {}, "INVALID_VALUE", "inputs", r"ca\.Raw\(data, 'image/png'\)"),
+    "bytes by name": ("image", {"input": b"\x89PNG"}, {}, "INVALID_VALUE", "inputs.input",
+                      r"send ca\.Raw\(data, 'image/png'\) alone, without a name"),
+    "a picture by name": ("image", {"input": Image.new("L", (4, 4))}, {}, "INVALID_VALUE", "inputs.input",
+                          "Image is no array; the model decodes it into its inputs: send it alone, without a name"),
+    "a text by name": ("text", {"input": "a"}, {}, "INVALID_VALUE", "inputs.input", "send it alone, without a name"),
+    "raw by name": ("text", {"input": ca.Raw(b"a")}, {}, "INVALID_VALUE", "inputs.input", "send it alone"),
     "nothing": ("table", None, {}, "INVALID_VALUE", "inputs", "got NoneType; send arrays by name"),
     "no examples": ("table", [], {}, "INVALID_VALUE", "inputs", "no example"),
     "both kinds": ("text", ["a", 3.0], {}, "INVALID_VALUE", "inputs", "not all of the examples"),
