@@ -12,6 +12,12 @@ def __getattr__(name: str) -> Any:
     """Imports `serve` on first use: it needs torch, and a gateway whose models run elsewhere does not."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from cutaway.server import embedded
+    try:
+        from cutaway.server import embedded
+    except ModuleNotFoundError as failure:
+        if (failure.name or "").startswith("cutaway"):
+            raise
+        what = f"{failure.name} is missing; a server in this process needs: pip install 'cutaway[local]'"
+        raise ModuleNotFoundError(what, name=failure.name) from None
 
     return getattr(embedded, name)

@@ -110,6 +110,7 @@ def package(
 ) -> None:
     """Build an archive from a model and its adapter, and try whether it loads."""
     with console_output.requires_extra("server"):
+        console_output.find_packages("model_archiver")
         from cutaway.server.archive import builder
         from cutaway.server.worker.process import load_once
     archive = builder.build(
@@ -183,8 +184,9 @@ def serve(
         raise typer.BadParameter("the engine 'embedded' has no workers; leave out --workers")
     if settings.engine != "torchserve" and settings.replicas > 1:
         raise typer.BadParameter("only the engine 'torchserve' has replicas; leave out --replicas")
-    with console_output.requires_extra("server"):
-        console_output.find_packages("torch", "captum", *(["ts"] if settings.engine == "torchserve" else []))
+    with_torchserve = settings.engine == "torchserve"
+    with console_output.requires_extra("server" if with_torchserve else "local"):
+        console_output.find_packages("torch", "captum", *(["ts"] if with_torchserve else []))
     if settings.engine == "ray":
         with console_output.requires_extra("ray"):
             console_output.find_packages("ray", "cryptography")

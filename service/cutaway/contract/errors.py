@@ -76,7 +76,7 @@ class Reason(StrEnum):
     TOKEN_EXPOSED = "TOKEN_EXPOSED", _BAD, "The client does not send a token to another machine in plaintext."
     SCOPE_MISSING = "SCOPE_MISSING", Code.PERMISSION_DENIED, "The token does not allow this call for this model."
     ORIGIN_REFUSED = "ORIGIN_REFUSED", Code.PERMISSION_DENIED, "A page of another site may not call this server."
-    PACKAGE_MISSING = "PACKAGE_MISSING", Code.FAILED_PRECONDITION, "The client needs a package that is not installed."
+    PACKAGE_MISSING = "PACKAGE_MISSING", Code.FAILED_PRECONDITION, "This needs a package that is not installed."
     # The model.
     MODEL_NOT_FOUND = "MODEL_NOT_FOUND", Code.NOT_FOUND, "The server has no model of that name."
     VERSION_NOT_FOUND = "VERSION_NOT_FOUND", Code.NOT_FOUND, "The server has the model, but not that version of it."

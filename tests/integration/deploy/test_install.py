@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -20,10 +21,12 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from packaging.requirements import Requirement
 from safetensors.torch import save_file
 from torch import nn
 
 from cutaway.gateway import serve
+from tests.support.documents import blocks
 
 ROOT = Path(__file__).parents[3]
 BASE_INSTALL = {
@@ -101,6 +104,31 @@ def machine(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Place:
     third_party = dict.fromkeys(sysconfig.get_path(kind) for kind in ("purelib", "platlib"))
     (installed / "zz_third_party.pth").write_text("".join(f"{path}\n" for path in third_party))
     return place
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Place:
+    """What `pip install 'cutaway[local]'` gives, less the download: links to packages of this environment."""
+    place = install(tmp_path_factory.mktemp("notebook"), wheel, "--no-deps")
+    (metadata,) = place.bin.parent.glob("lib/python*/site-packages/cutaway-*.dist-info")
+    for distribution in required(importlib.metadata.Distribution.at(metadata), "local"):
+        for top in {file.parts[0] for file in distribution.files or ()} - {".."}:
+            link = metadata.parent / top
+            if not link.exists():
+                link.symlink_to(Path(str(distribution.locate_file(top))))
+    return place
+
+
+def required(cutaway: importlib.metadata.Distribution, extra: str) -> list[importlib.metadata.Distribution]:
+    """What `cutaway` with this extra requires, and all that these require, of what is installed here."""
+    waiting, seen = [("cutaway", extra)], set()
+    while waiting:
+        seen.add(of := waiting.pop())
+        requires = (cutaway if of[0] == "cutaway" else importlib.metadata.distribution(of[0])).requires
+        for requirement in map(Requirement, requires or ()):
+            if requirement.marker is None or requirement.marker.evaluate({"extra": of[1]}):
+                waiting += {(requirement.name, extra) for extra in ("", *requirement.extras)} - seen
+    return [importlib.metadata.distribution(name) for name in {name for name, _ in seen} - {"cutaway"}]
 
 
 def test_wheel_holds_what_is_no_module_too(wheel: Path) -> None:
@@ -205,6 +233,52 @@ def test_client_from_the_wheel(application: Place) -> None:
 def test_command_without_its_extra_says_what_to_install(application: Place) -> None:
     """`cutaway`, where only the client is installed, ends with one line that helps."""
     assert application.run("cutaway", "--help", status=2) == "the command line needs: pip install 'cutaway[cli]'\n"
+
+
+HTTP = """
+import cutaway as ca
+from cutaway.server.settings import Settings
+from cutaway.gateway import serve
+
+try:
+    with serve({}, settings=Settings(http_address="127.0.0.1:0")):
+        pass
+except ca.FailedPrecondition as failure:
+    print(failure)
+"""
+
+
+def test_five_lines_need_neither_torchserve_nor_http(notebook: Place) -> None:
+    """The README's first program runs as it is with `cutaway[local]`; one that asks for HTTP says what that needs."""
+    program = next(block.text for block in blocks(ROOT / "README.md") if block.language == "python")
+    *_, first, second = notebook.run("python", "-c", program + HTTP).splitlines()
+    assert first.endswith("AGREES")
+    assert second.startswith("PACKAGE_MISSING [http_address]: ")
+    assert second.endswith(" is missing; HTTP needs: pip install 'cutaway[http]'")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "missing"),
+    [
+        (["serve", "--model-store", "."], "ts is missing; this needs: pip install 'cutaway[server]'"),
+        (
+            ["package", "net", "--adapter", "x.py:X"],
+            "model_archiver is missing; this needs: pip install 'cutaway[server]'",
+        ),
+        (
+            ["serve", "--model-store", ".", "--engine", "processes", "--http", "127.0.0.1:0"],
+            "starlette is missing; this needs: pip install 'cutaway[http]'",
+        ),
+    ],
+    ids=["TorchServe", "archives", "HTTP"],
+)
+def test_what_local_lacks_says_what_to_install(notebook: Place, arguments: list[str], missing: str) -> None:
+    assert notebook.run("cutaway", *arguments, status=2) == f"{missing}\n"
+
+
+def test_a_client_says_what_a_server_needs(application: Place) -> None:
+    said = application.run("python", "-c", "from cutaway.gateway import serve", status=1)
+    assert said.endswith("torch is missing; a server in this process needs: pip install 'cutaway[local]'\n")
 
 
 ADAPTER = """

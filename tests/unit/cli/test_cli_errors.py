@@ -206,6 +206,8 @@ def test_a_command_without_its_packages_says_what_is_missing(address: str, image
         assert done.stderr == f"{package} is missing; this needs: pip install 'cutaway[server]'\n"
     done = without(("torch",), ["package", "tiny", "--adapter", "tiny.py:Tiny"])
     assert (done.returncode, done.stderr) == (2, "torch is missing; this needs: pip install 'cutaway[server]'\n")
+    done = without(("torch",), ["serve", "--engine=processes", "--model-store", str(tmp_path)])
+    assert (done.returncode, done.stderr) == (2, "torch is missing; this needs: pip install 'cutaway[local]'\n")
     done = without(("ts",), ["serve", "--engine=embedded", "--model-store", str(tmp_path)])
     assert "no .mar archive" in done.stderr  # without TorchServe, models of this process are served
     plot = ["--plot", str(tmp_path / "x.png")]

@@ -6,11 +6,12 @@ import asyncio
 import os
 from collections.abc import Collection, Mapping
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from cutaway.client.transport import SERVICE
+from cutaway.contract.errors import Reason, error
 from cutaway.contract.results import ModelName
 from cutaway.server.auth.tls import check_http_exposure, server_credentials
 from cutaway.server.auth.token_file import authenticator
@@ -24,6 +25,10 @@ from cutaway.server.open_inference.methods import OpenInference
 from cutaway.server.rpc.server import GrpcServer, Service
 from cutaway.server.rpc.servicer import Servicer
 from cutaway.server.settings import Settings
+
+if TYPE_CHECKING:
+    from cutaway.server.http.server import HttpServer
+
 
 # Sets up the observers of a gateway's calls: metrics, log and traces, each if it is configured.
 
@@ -118,13 +123,7 @@ class GatewayServer:
         open_inference = OpenInference(servicer, self._serving)
         own = Service(SERVICE, [servicer.handler()])
         self._grpc = GrpcServer([own, grpc_service(open_inference, settings)], known, settings)
-        self._http = None
-        if settings.http_address:
-            # Imported here because most gateways do not serve it.
-            from cutaway.server.http.server import HttpServer
-            from cutaway.server.open_inference.rest import routes
-
-            self._http = HttpServer(servicer, self._serving, settings, routes(open_inference, settings))
+        self._http = _http_server(servicer, open_inference, self._serving, settings) if settings.http_address else None
 
     @property
     def address(self) -> str:
@@ -168,3 +167,22 @@ class GatewayServer:
         await self._grpc.report(states)
         for name in self._reported:
             self.observers.metrics.set_serving(name, name in models)
+
+
+def _http_server(
+    servicer: Servicer, open_inference: OpenInference, serving: Collection[ModelName], settings: Settings
+) -> HttpServer:
+    """Creates the HTTP server. Its packages are imported here, because most gateways do not serve HTTP.
+
+    Raises:
+        FailedPrecondition: ``PACKAGE_MISSING``, with what to install.
+    """
+    try:
+        from cutaway.server.http.server import HttpServer
+        from cutaway.server.open_inference.rest import routes
+    except ModuleNotFoundError as failure:
+        if (failure.name or "").startswith("cutaway"):
+            raise
+        what = f"{failure.name} is missing; HTTP needs: pip install 'cutaway[http]'"
+        raise error(Reason.PACKAGE_MISSING, what, "http_address") from None
+    return HttpServer(servicer, serving, settings, routes(open_inference, settings))
