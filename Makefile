@@ -1,8 +1,21 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo web test portability newest fuzz soak chaos bench scaling matrix verdicts captum-config container check format protos docs docs-site diagrams pictures inspector-pictures page-speed report-pictures lock sbom audit clean
+.PHONY: help help-all setup demo web test portability newest fuzz soak chaos bench scaling matrix verdicts captum-config container check format protos docs docs-site diagrams pictures inspector-pictures page-speed report-pictures lock sbom audit clean
 
-help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+# The targets that a person uses; the others are for maintainers.
+SHOWN := setup demo test check format docs docs-site bench clean help-all
+
+# Or every process compiles torch anew.
+unexport PYTHONDONTWRITEBYTECODE
+
+# Python with everything that development needs.
+RUN := scripts/setup && .venv/bin/python
+
+help: ## show the targets that a person uses
+	@awk -F ':.*## ' -v shown=" $(SHOWN) " \
+		'/^[a-z-]+:.*## / && index(shown, " " $$1 " ") { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+help-all: ## show every target
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## make .venv and install everything in it; quick when nothing changed
 	@scripts/setup
@@ -10,41 +23,42 @@ setup: ## make .venv and install everything in it; quick when nothing changed
 web: ## build the inspector's page, service/cutaway/server/web/static, from web/ (Node.js, npm)
 	@scripts/web
 
+demo: export PYTHONPATH = .
 demo: ## serve a small model and look inside it
-	@scripts/demo
+	@$(RUN) -m examples.demo $(ARGS)
 
 test: ## all that CI runs: setup, check, tests (ARGS="-k name" goes to pytest)
 	@scripts/test $(ARGS)
 
 portability: ## the tests with other CPUs' kernels, threads, busy cores (ARGS="sse41 loaded": these)
-	@scripts/portability $(ARGS)
+	@$(RUN) -m tools.portability $(ARGS)
 
 newest: ## the engine with the newest torch and Captum (ARGS="existing": beyond those allowed)
 	@scripts/newest $(ARGS)
 
 fuzz: ## random models and questions against a slow reference (ARGS="1000" is how many)
-	@scripts/fuzz $(ARGS)
+	@$(RUN) -m tests.fuzz $(ARGS)
 
 soak: ## slow proofs that the server holds up (ARGS="kills" is one of them)
-	@scripts/soak $(ARGS)
+	@$(RUN) -m tests.soak $(ARGS)
 
 chaos: ## everything goes wrong for 15 minutes, and honest callers notice nothing (ARGS="120": seconds)
-	@scripts/chaos $(ARGS)
+	@$(RUN) -W ignore -m tests.chaos $(ARGS)
 
 bench: ## what things cost, as ratios of one run (ARGS="3" is how many rounds)
-	@scripts/bench $(ARGS)
+	@$(RUN) -m bench $(ARGS)
 
 scaling: ## cost of a call by process, and a simulation that it must agree with: docs/scaling.md (ARGS="5": rounds)
-	@scripts/scaling $(ARGS)
+	@$(RUN) -m bench.scaling $(ARGS)
 
 matrix: ## every method on every architecture: equal to Captum by hand, and no false alarm
-	@scripts/matrix $(ARGS)
+	@$(RUN) -m tests.matrix $(ARGS)
 
 verdicts: ## healthy models: no false alarm; a catalogue of faults: none missed (ARGS="faults": these)
-	@scripts/verdicts $(ARGS)
+	@set -e; for proof in $(or $(ARGS),healthy faults); do ( $(RUN) -W ignore -m tests.matrix.$$proof ); done
 
 captum-config: ## every case of Captum's own test configuration, over gRPC (ARGS="--cases": lists all)
-	@scripts/captum-config $(ARGS)
+	@$(RUN) -W ignore -m tests.matrix.captum_config $(ARGS)
 
 container: ## build the image without Docker, and try it (Linux, root, buildah)
 	@scripts/container
@@ -59,22 +73,26 @@ protos: ## write service/cutaway/v1 from protos/
 	@scripts/protos
 
 pictures: ## draw docs/pictures: results as a notebook shows them (needs Chromium)
-	@scripts/pictures
+	@$(RUN) -m tools.pictures
 
 docs: ## write the tables of docs/, and openapi.json, from the code
-	@scripts/docs
+	@$(RUN) -m tools.documents
+	@$(RUN) -m tools.openapi
+	@$(RUN) -m tools.structure --write
 
 inspector-pictures: ## draw every view of the inspector in Chromium: docs/pictures/inspector-*.png
-	@scripts/inspector-pictures
+	@$(RUN) -m tools.inspector_pictures
 
 page-speed: ## how fast the inspector's page is, as ratios of one run (ARGS="100": questions for its memory)
-	@scripts/page-speed $(ARGS)
+	@$(RUN) -m tools.page_speed $(ARGS)
 
 report-pictures: ## draw the reports of three jobs in Chromium: docs/pictures/report-*.png
 	@scripts/report-pictures
 
+# The theme's authors announce their next program; nothing here depends on it.
+docs-site: export NO_MKDOCS_2_WARNING = 1
 docs-site: ## build the documentation as a site: build/site
-	@scripts/docs-site
+	@$(RUN) -m mkdocs build --strict # warnings, broken links among them, are errors
 
 diagrams: ## draw the Mermaid diagrams of docs/ for the site (npm, Chromium)
 	@scripts/diagrams

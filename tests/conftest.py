@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 # Tensors are tiny here, and several processes share the cores. Servers that tests start inherit this: what is compared
-# bit for bit must be computed alike. scripts/portability sets two threads.
+# bit for bit must be computed alike. make portability sets two threads.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from torch import nn

@@ -68,7 +68,7 @@ def _asset(request: Request) -> Response:
     )
 
 
-# The inspector: a page on which people look into a served model. ``scripts/web`` builds it from web/.
+# The inspector: a page on which people look into a served model. ``make web`` builds it from web/.
 
 
 STATIC = Path(str(resources.files("cutaway.server") / "web" / "static"))
