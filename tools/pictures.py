@@ -1,5 +1,6 @@
-"""Writes docs/pictures/*.png: results of a table, an image and a text as a notebook shows them, light and dark:
-``python -m tools.pictures`` (`make pictures`). The models are those of the examples; Chromium makes the pictures.
+"""Writes docs/pictures/*.png: results of a table, an image and a text as a notebook shows them, light and dark, and
+the README's wrong map beside the right one: ``python -m tools.pictures`` (`make pictures`). The models are those of the
+examples; Chromium draws the results.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from PIL import Image, ImageChops
@@ -23,7 +25,7 @@ from cutaway.adapters import Adapter
 from cutaway.contract.results import InputSpec
 from cutaway.gateway import serve
 from examples.digits.data import as_png, held_out
-from examples.digits.digits_adapter import Digits
+from examples.digits.digits_adapter import Digits, DigitsCNN
 from examples.digits.train import train_and_save
 from examples.sentences.package import model_directory
 from examples.sentences.sentences_adapter import Sentences
@@ -33,6 +35,7 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 COLOURS = {"light": "#ffffff;color:#1f2328", "dark": "#111418;color:#dde3ea"}
 _WIDTH, _HEIGHT = 1000, 2400  # of the browser's window; what is empty is cut off
 _MARGIN = 12
+_WRONG = 45  # of the held-out digits: a one of which Captum's DeepLIFT is far from the right one
 
 
 class Tumours(Adapter):
@@ -79,11 +82,9 @@ class Table(nn.Module):
         return logits
 
 
-def results() -> Iterator[tuple[str, ca.Inspection]]:
-    """Yields the results that are shown, with the names of their pictures."""
+def results(weights: Path) -> Iterator[tuple[str, ca.Inspection]]:
+    """Yields the results that are shown, with the names of their pictures; ``weights`` are those of the digits."""
     tumours = Tumours()
-    weights = Path(tempfile.mkdtemp()) / "digits.safetensors"
-    train_and_save(weights)
     models = {
         "tumours": tumours,
         "digits": Digits(weights=weights),
@@ -115,6 +116,50 @@ def results() -> Iterator[tuple[str, ca.Inspection]]:
         yield "text", text
 
 
+class CopyingCNN(DigitsCNN):
+    """The digits network with what the check of DeepLIFT recommends: a copy between ReLU and max pooling."""
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        """The same logits."""
+        features = self.relu2(self.conv2(self.relu1(self.conv1(image))))
+        logits: torch.Tensor = self.fc2(self.relu3(self.fc1(self.flatten(self.pool(features.clone())))))
+        return logits
+
+
+class CopyingDigits(Digits):
+    """The digits model with that network."""
+
+    def build(self) -> nn.Module:
+        """The network, untrained."""
+        return CopyingCNN()
+
+
+def draw_wrong_map(weights: Path, path: Path) -> None:
+    """Draws DeepLIFT of the digits network as Captum returns it, beside that of the same network with a copy."""
+    models = {"digits": Digits(weights=weights), "copying": CopyingDigits(weights=weights)}
+    image = held_out().images[_WRONG : _WRONG + 1]
+    method = ca.DeepLift(baselines={"image": 0.5})
+    with serve(models) as server, ca.Client(server.address) as client:
+        wrong, right = (
+            client.inspect(name, {"image": image}, attributions=[method]).attributions[0] for name in models
+        )
+    maps = wrong.values["image"][0, 0], right.values["image"][0, 0]
+    titles = (
+        "A handwritten one",
+        f"Captum's DeepLIFT: {wrong.verdict}\nlargest error {wrong.checks[0].max_relative_error:.0%}",
+        f"After the check's advice: {right.verdict}\nlargest error {right.checks[0].max_relative_error:.0e}",
+        "Their difference",
+    )
+    figure, axes = plt.subplots(1, 4, figsize=(11, 3.3), layout="constrained")
+    bound = float(np.abs(maps).max())
+    for axis, title, drawn in zip(axes, titles, (image[0, 0], *maps, maps[0] - maps[1])):
+        signed = axis is not axes[0]
+        axis.imshow(drawn, "RdBu_r" if signed else "gray", vmin=-bound if signed else 0, vmax=bound if signed else 1)
+        axis.set_title(title, fontsize=11)
+        axis.set_axis_off()
+    figure.savefig(path, dpi=100)
+
+
 def screenshot(browser: str, html: str, colours: str) -> Image.Image:
     """Returns what the browser shows of ``html``, without the empty part of the window."""
     with tempfile.TemporaryDirectory() as directory:
@@ -130,11 +175,14 @@ def screenshot(browser: str, html: str, colours: str) -> Image.Image:
 
 
 def main() -> None:
+    PICTURES.mkdir(exist_ok=True)
+    weights = Path(tempfile.mkdtemp()) / "digits.safetensors"
+    train_and_save(weights)
+    draw_wrong_map(weights, PICTURES / "wrong-map.png")
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
         sys.exit("pictures need Chromium: apt-get install chromium")
-    PICTURES.mkdir(exist_ok=True)
-    for name, result in results():
+    for name, result in results(weights):
         print(result, end="\n\n")
         html = result._repr_html_()
         for theme, colours in COLOURS.items():
