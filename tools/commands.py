@@ -1,4 +1,4 @@
-"""The commands of ``cutaway`` with their arguments and options, for docs/commands.md."""
+"""The commands of ``cutaway`` with their arguments and options, for docs/command-line.md."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _below(words: str, command: Any) -> Iterator[tuple[str, Any]]:
 def sections() -> Iterator[str]:
     """Yields the lines of the page: a section for each command, with tables of its arguments and options."""
     for words, command in commands().items():
-        yield from (f"## `{f'cutaway {words}'.rstrip()}`", "", inspect.cleandoc(command.help or ""), "")
+        yield from (f"### `{f'cutaway {words}'.rstrip()}`", "", inspect.cleandoc(command.help or ""), "")
         context = command.context_class(command, info_name=f"cutaway {words}".rstrip())
         yield from ("```", " ".join([context.info_name, *command.collect_usage_pieces(context)]), "```", "")
         for kind in ("argument", "option"):

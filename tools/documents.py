@@ -29,9 +29,8 @@ PAGES = {
     DOCS / "batch.md": ("job",),
     DOCS / "settings.md": ("settings",),
     DOCS / "metrics.md": ("metrics", "job metrics"),
-    DOCS / "commands.md": ("commands",),
     DOCS / "contract.md": ("contract",),
-    DOCS / "command-line.md": tuple(f"json {command}" for command in json_fields.DOCUMENTS),
+    DOCS / "command-line.md": ("commands", *(f"json {command}" for command in json_fields.DOCUMENTS)),
 }
 """Each page, and its tables."""
 

@@ -32,7 +32,7 @@ from cutaway.server.settings import Settings
 from examples.digits.data import held_out
 from examples.digits.digits_adapter import Digits
 from tests.support.digits import WEIGHTS
-from tests.support.documents import PAGES, ROOT, Block, blocks, commands
+from tests.support.documents import PAGES, ROOT, Block, blocks, by_hand, commands
 from tools import commands as command_line
 
 NOT_RUN = {"batch.md": 1, "from-torchserve.md": 1, "clients.md": 3, "operations.md": 1}
@@ -105,7 +105,6 @@ def part_of(example: str) -> Callable[[Block], None]:
 
 READERS: dict[str, Callable[[Block], Any]] = {
     "go": part_of("go/main.go"),
-    "java": part_of("java/Inspect.java"),
     "yaml": read_yaml,
     "json": lambda block: json.loads(block.text),
     "toml": lambda block: tomli.loads(block.text),
@@ -127,12 +126,12 @@ def test_few_blocks_are_not_run() -> None:
 
 COMMANDS = command_line.commands()
 TEXTS = [
-    *(page for page in PAGES if page.name != "commands.md"),
+    *PAGES,
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     *sorted((ROOT / "examples").rglob("*.md")),
 ]
-"""Pages by people; commands.md is written from the commands themselves."""
+"""Pages by people."""
 
 
 @pytest.mark.parametrize("page", TEXTS, ids=lambda page: str(page.relative_to(ROOT)))
@@ -158,7 +157,7 @@ def is_flag(option: Any) -> bool:
 def test_options_in_the_text_exist(page: Path) -> None:
     """An option that a page names alone is one of some command of ours."""
     ours = {word for command in COMMANDS.values() for option in command.params for word in option.opts} | {"--help"}
-    named = set(re.findall(r"`(--[a-z][a-z-]*)", page.read_text("utf-8")))
+    named = set(re.findall(r"`(--[a-z][a-z-]*)", by_hand(page)))
     assert named <= ours | OTHERS_OPTIONS
 
 

@@ -15,6 +15,7 @@ PAGES = sorted((ROOT / "docs").glob("*.md"))
 _BLOCK = re.compile(
     r"(?:^<!-- not run: (?P<reason>[^\n]+) -->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S
 )
+_WRITTEN = re.compile(r"^<!-- commands -->$.*?^<!-- end of commands -->$", re.M | re.S)
 _SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 
 
@@ -40,9 +41,14 @@ class Block:
         return f"{self.page.name}:{self.line}"
 
 
+def by_hand(page: Path) -> str:
+    """Returns the text of a page, with empty lines for the commands that `make docs` writes into it."""
+    return _WRITTEN.sub(lambda match: "\n" * match[0].count("\n"), page.read_text("utf-8"))
+
+
 def blocks(page: Path) -> Iterator[Block]:
     """Yields the blocks of a page; ``<!-- not run: REASON -->`` on the line before marks one that is not run."""
-    text = page.read_text("utf-8")
+    text = by_hand(page)
     for match in _BLOCK.finditer(text):
         line = text.count("\n", 0, match.start("language")) + 1
         yield Block(page, line, match["language"], match["text"], match["reason"] or "")
@@ -57,7 +63,7 @@ def commands(page: Path, program: str) -> Iterator[list[str]]:
         if not block.language:
             for line in block.text.replace("\\\n", " ").splitlines():
                 yield from _of(program, line)
-    for span in _SPAN.findall(page.read_text("utf-8")):
+    for span in _SPAN.findall(by_hand(page)):
         yield from _of(program, span)
 
 

@@ -17,7 +17,7 @@ from tools.diagrams import DRAWINGS, drawing, sources
         ("index.md", "../CONTRIBUTING.md", "source/CONTRIBUTING.md"),
         ("index.md", "checks.md#methods", "checks.md#methods"),
         ("errors.md", "../protos/google/rpc", "source/protos/google/rpc.md"),
-        ("decisions/036-ray-places-workers.md", "../threat-model.md", "../threat-model.md"),
+        ("decisions/036-ray-places-workers.md", "../security.md#threat-model", "../security.md#threat-model"),
         ("decisions/036-ray-places-workers.md", "../../examples/demo.py", "../source/examples/demo.py.md"),
         ("source/README.md", "docs/errors.md#errors", "../errors.md#errors"),
         ("source/README.md", "docs/decisions", "docs/decisions.md"),

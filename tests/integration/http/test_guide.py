@@ -1,4 +1,4 @@
-"""The commands of docs/http.md and docs/clients.md, run as they stand, and the error that the first one shows."""
+"""The commands of docs/clients.md, run as they stand, and the error that it shows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.digits import WEIGHTS
 from tests.support.documents import ROOT, blocks
 from tests.support.doors import post
 
-PAGE, CLIENTS = ROOT / "docs" / "http.md", ROOT / "docs" / "clients.md"
+PAGE = ROOT / "docs" / "clients.md"
 
 
 def test_every_curl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,8 +26,8 @@ def test_every_curl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     image = held_out().images[:1]
     Image.fromarray((image[0, 0] * 255).astype(np.uint8)).save("seven.png")
     np.save("image.npy", image)
-    commands = [block.text for page in (PAGE, CLIENTS) for block in blocks(page) if block.text.startswith("curl")]
-    assert len(commands) == 8
+    commands = [block.text for block in blocks(PAGE) if block.text.startswith("curl")]
+    assert len(commands) == 7
     with serve({"digits": Digits(weights=WEIGHTS)}, settings=Settings(http_address="127.0.0.1:0")) as server:
         for command in commands:
             text = command.replace("127.0.0.1:8080", server.http_address).replace("curl -s", "curl -s --fail-with-body")

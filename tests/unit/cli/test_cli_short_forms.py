@@ -129,11 +129,11 @@ def test_the_help_lists_all_that_a_request_can_hold() -> None:
     assert (len(request.attributions), len(request.captures), len(request.edits)) == (2, 1, 1)
 
 
-PAGE = (Path(__file__).parents[3] / "docs" / "requests.md").read_text("utf-8")
+PAGE = (Path(__file__).parents[3] / "docs" / "asking.md").read_text("utf-8")
 
 
 def test_the_example_of_the_documentation_is_a_request() -> None:
-    """docs/requests.md shows a file that can be read."""
+    """docs/asking.md shows a file that can be read."""
     (example,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
     request = read_request(yaml.safe_load(example.replace("gradient.npy", "[0.5]")))
     assert (len(request.attributions), len(request.captures), len(request.edits)) == (4, 4, 2)
@@ -141,7 +141,7 @@ def test_the_example_of_the_documentation_is_a_request() -> None:
 
 @pytest.mark.parametrize(("option", "words"), re.findall(r"^\| `--(.*?)` \| `(.*?)` \|$", PAGE, re.MULTILINE))
 def test_a_documented_short_form_is_what_the_page_says(option: str, words: str) -> None:
-    """The table of docs/requests.md: an option, and the same in a file."""
+    """The table of docs/asking.md: an option, and the same in a file."""
     (field, value), request = yaml.safe_load(words).popitem(), read_request(yaml.safe_load(words))
     name, text, *_ = shlex.split(option)
     if name == "target":

@@ -33,7 +33,7 @@ export function storedFile({ question, reply: { message } }: Asked): Uint8Array 
   return zipped({ "manifest.json": new TextEncoder().encode(JSON.stringify(manifest, null, 2)), ...members });
 }
 
-/** Returns an NPZ file with every tensor of an answer, by the names of docs/open-inference.md. */
+/** Returns an NPZ file with every tensor of an answer, by the names of docs/clients.md. */
 export function npzFile({ reply }: Asked): Uint8Array {
   const { uneditedPredictions, captures } = reply.message;
   const named: [string, Tensor][] = [
