@@ -25,7 +25,7 @@ def machine() -> dict[str, Any]:
 
 def screen(outcomes: Iterable[Outcome]) -> Table:
     """Returns the table for the terminal."""
-    table = Table("row", "what", "found (middle half)", "bound", "", title="ratios of things that ran in turn")
+    table = Table("row", "comparison", "ratio (middle half)", "bound", "", title="ratios of things that ran in turn")
     for each in outcomes:
         colour = {"kept": "green", "FALLS SHORT": "bold red", "cannot run": "yellow"}[each.verdict]
         table.add_row(
@@ -56,7 +56,7 @@ def _row(each: Outcome) -> dict[str, Any]:
 
 def markdown(outcomes: Iterable[Outcome]) -> str:
     """Returns the table for docs/performance.md."""
-    lines = ["| row | what | found (middle half of the rounds) | bound | |", "|---|---|---|---|---|"]
+    lines = ["| row | comparison | ratio (middle half of the rounds) | bound | |", "|---|---|---|---|---|"]
     lines += [
         f"| {each.row.name} | {each.row.what} | {each.value} | {each.row.limit()} | {each.verdict} |"
         for each in outcomes

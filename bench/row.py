@@ -84,7 +84,7 @@ class Row:
     def limit(self) -> str:
         """The bound as text."""
         if not self.bound:
-            return "told"
+            return "none"
         return f"{'≥' if self.least else '≤'} {self.bound:g}{self.unit and f' {self.unit}'}"
 
 
