@@ -70,7 +70,7 @@ def test_commands_work_as_pasted(tmp_path: Path) -> None:
     training, package, serving = SHELL[0].splitlines()
     assert training.startswith("python -m examples.digits.train digits.safetensors ")
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path, "CUTAWAY_ENGINE": "processes", "CUTAWAY_ADDRESS": "127.0.0.1:0"}
+    environment = {**os.environ, "PATH": path, "CUTAWAY_ENGINE": "embedded", "CUTAWAY_ADDRESS": "127.0.0.1:0"}
     terminal: dict[str, Any] = {"cwd": tmp_path, "text": True}
     subprocess.run(["bash", "-ec", package], check=True, env=environment, **terminal)
     with subprocess.Popen(
