@@ -8,11 +8,11 @@ from importlib.util import find_spec, module_from_spec
 from threading import Barrier, Event
 from typing import Any
 
-import captum
 import numpy as np
 import pytest
 import torch
 from captum import attr
+from captum._utils import gradient
 from captum._utils.gradient import compute_gradients
 from captum.attr._utils import approximation_methods
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import cutaway as ca
 from cutaway.adapters import TensorAdapter, load_model
 from cutaway.engine.execution.inspect import inspect
-from cutaway.engine.methods.captum_patches import PROVEN_VERSIONS, gradients, quicker_captum, with_single_root
+from cutaway.engine.methods.captum_patches import gradients, quicker_captum, with_single_root
 
 X = torch.randn(5, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 TARGET = torch.tensor([0, 1, 2, 0, 1])
@@ -194,10 +194,46 @@ def test_blocks_of_several_threads_overlap() -> None:
     assert _is_original()
 
 
-def test_other_releases_of_captum_run_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A release for which nobody compared the values is not patched."""
-    assert captum.__version__ in PROVEN_VERSIONS
-    monkeypatch.setattr(captum, "__version__", "0.9.1")
+OTHER_GRADIENTS: dict[str, Any] = {
+    "other values": lambda forward_fn, inputs, target_ind=None, additional_forward_args=None: tuple(
+        -each for each in compute_gradients(forward_fn, inputs, target_ind, additional_forward_args)
+    ),
+    "another argument": lambda forward_fn, inputs, target_ind=None, additional_forward_args=None, create_graph=False: (
+        compute_gradients(forward_fn, inputs, target_ind, additional_forward_args)
+    ),
+}
+
+
+@pytest.mark.parametrize("other", OTHER_GRADIENTS.values(), ids=OTHER_GRADIENTS)
+def test_another_gradient_function_of_captum_is_kept(other: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Captum whose gradients have other values or arguments than ours runs as it is."""
+    monkeypatch.setattr(gradient, "compute_gradients", other)
+    explainer = attr.IntegratedGradients(Network())
+    explainer.gradient_func = other
+    assert with_single_root(explainer).gradient_func is other
+
+
+OTHER_BUILDERS: dict[str, Any] = {
+    "other values": lambda: (lambda n: [1.0] * n, lambda n: [0.0] * n),
+    "no nodes": lambda: _original_builders()()[:1],
+    "another result": lambda: lambda n: [1.0] * n,
+    "another argument": lambda n: ([1.0] * n, [0.0] * n),
+}
+
+
+@pytest.mark.parametrize("other", OTHER_BUILDERS.values(), ids=OTHER_BUILDERS)
+def test_other_nodes_of_captum_are_kept(other: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Captum whose quadrature rule has other values, results or arguments than ours runs as it is."""
+    monkeypatch.setattr(approximation_methods, "gauss_legendre_builders", other)
     with quicker_captum():
-        assert _is_original()
-        assert with_single_root(attr.IntegratedGradients(Network())).gradient_func is compute_gradients
+        assert approximation_methods.gauss_legendre_builders is other
+
+
+def test_a_captum_without_these_functions_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Captum that has no such private functions runs as it is."""
+    monkeypatch.delattr(approximation_methods, "gauss_legendre_builders")
+    monkeypatch.delattr(gradient, "compute_gradients")
+    with quicker_captum():
+        assert not hasattr(approximation_methods, "gauss_legendre_builders")
+    explainer = attr.IntegratedGradients(Network())
+    assert with_single_root(explainer).gradient_func is compute_gradients

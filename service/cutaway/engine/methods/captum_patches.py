@@ -2,36 +2,38 @@
 
 Measured on the integrated gradients of four rows with 64 steps: Captum spends a third of its time in a backward pass
 that has one root for each row of each step, and a sixth in the nodes of the quadrature rule, computed anew twice a
-call. The replacements act inside `quicker_captum` blocks only, and only on the releases for which tests compare the
-values; every other release runs as it is.
+call. The replacements act inside `quicker_captum` blocks only. The installed Captum decides, not its version: a
+function is replaced only if it returns, for a small example, the same bits as ours. Every other one runs as it is.
 """
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import lru_cache
+from inspect import signature
 from typing import Any
 
-import captum
 import torch
 from torch import Tensor
 
 from cutaway.engine.passes.convergence_delta import gauss_legendre
 from cutaway.engine.runtime.process_setting import ProcessSetting
 
-PROVEN_VERSIONS = ("0.9.0",)
+_NODES = "attr._utils.approximation_methods", "gauss_legendre_builders"
 
 
 def quicker_captum() -> AbstractContextManager[None]:
     """Returns a context in which Captum takes the nodes and weights of the quadrature rule from a cache."""
-    return _CACHED_NODES.applied() if _is_proven() else nullcontext()
+    return _CACHED_NODES.applied() if _has_our_nodes(_private(*_NODES)) else nullcontext()
 
 
 def with_single_root(explainer: Any) -> Any:
     """Returns ``explainer``, a Captum object, with `gradients` in place of Captum's default gradient function, if it
     has that one: for neurons, Captum sets others."""
-    if _is_proven() and getattr(explainer, "gradient_func", None) is _private("_utils.gradient").compute_gradients:
+    function = getattr(explainer, "gradient_func", None)
+    if function is _private("_utils.gradient", "compute_gradients") and _has_our_gradients(function):
         explainer.gradient_func = gradients
     return explainer
 
@@ -44,20 +46,38 @@ def gradients(
     Captum's has a root for each row. Here the outputs of all rows are one root, with a gradient of ones.
     """
     with torch.enable_grad():
-        outputs = _private("_utils.common")._run_forward(forward_fn, inputs, target_ind, additional_forward_args)
+        outputs = _private("_utils.common", "_run_forward")(forward_fn, inputs, target_ind, additional_forward_args)
         if outputs[0].numel() != 1:
             raise AssertionError("a target is needed where an output has several elements")
         found: tuple[Tensor, ...] = torch.autograd.grad(outputs, inputs, torch.ones_like(outputs))
     return found
 
 
-def _is_proven() -> bool:
-    return captum.__version__ in PROVEN_VERSIONS
+@lru_cache
+def _has_our_gradients(function: Any) -> bool:
+    """Returns whether ``function`` takes the arguments of `gradients`, and returns the same bits."""
+    inputs = (torch.linspace(-1, 1, 6, dtype=torch.float64, device="cpu").reshape(3, 2).requires_grad_(),)
+    example = (lambda x, scale: (x * scale).tanh().cumsum(1), inputs, torch.tensor([0, 1, 1], device="cpu"), 3.0)
+    with suppress(TypeError, ValueError):
+        same_arguments = list(signature(function).parameters) == list(signature(gradients).parameters)
+        return same_arguments and torch.equal(function(*example)[0], gradients(*example)[0])
+    return False
 
 
-def _private(module: str) -> Any:
-    """Imports a private module of Captum, which other releases need not have."""
-    return importlib.import_module(f"captum.{module}")
+@lru_cache
+def _has_our_nodes(builders: Any) -> bool:
+    """Returns whether ``builders`` gives the nodes and weights of `_builders`, bit for bit."""
+    with suppress(TypeError, ValueError):
+        pairs = list(zip(builders(), _builders(), strict=True))
+        return all(theirs(n) == ours(n) for theirs, ours in pairs for n in (1, 5, 64))
+    return False
+
+
+def _private(module: str, name: str) -> Any:
+    """Returns a private function of Captum, or None if this Captum has none of that name."""
+    with suppress(ImportError):
+        return getattr(importlib.import_module(f"captum.{module}"), name, None)
+    return None
 
 
 def _builders() -> tuple[Callable[[int], list[float]], Callable[[int], list[float]]]:
@@ -69,8 +89,8 @@ def _builders() -> tuple[Callable[[int], list[float]], Callable[[int], list[floa
 
 
 _CACHED_NODES: ProcessSetting[Any] = ProcessSetting(
-    lambda: _private("attr._utils.approximation_methods").gauss_legendre_builders,
-    lambda builders: setattr(_private("attr._utils.approximation_methods"), "gauss_legendre_builders", builders),
+    lambda: _private(*_NODES),
+    lambda builders: setattr(importlib.import_module(f"captum.{_NODES[0]}"), _NODES[1], builders),
     _builders,
 )
 """Captum reads the function from its module, so the change is the process's. A thread outside the blocks computes the
