@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help help-all setup demo web test portability newest fuzz soak chaos bench scaling matrix verdicts captum-config container check format protos docs docs-site diagrams pictures inspector-pictures page-speed report-pictures lock sbom audit clean
+.PHONY: help help-all setup demo web test portability versions fuzz soak chaos bench scaling matrix verdicts captum-config container check format protos docs docs-site diagrams pictures inspector-pictures page-speed report-pictures lock sbom audit clean
 
 # The targets that a person uses; the others are for maintainers.
 SHOWN := setup demo test check format docs docs-site bench clean help-all
@@ -33,8 +33,8 @@ test: ## all that CI runs: setup, check, tests (ARGS="-k name" goes to pytest)
 portability: ## the tests with other CPUs' kernels, threads, busy cores (ARGS="sse41 loaded": these)
 	@$(RUN) -m tools.portability $(ARGS)
 
-newest: ## the engine with the newest torch and Captum (ARGS="existing": beyond those allowed)
-	@scripts/newest $(ARGS)
+versions: ## the engine with the oldest, pinned and newest torch and Captum (ARGS="oldest": these)
+	@scripts/versions $(ARGS)
 
 fuzz: ## random models and questions against a slow reference (ARGS="1000" is how many)
 	@$(RUN) -m tests.fuzz $(ARGS)

@@ -35,8 +35,8 @@ NO_FASTPATH = ProcessSetting(
 )
 
 
-# Refuses models that cannot be inspected, when they are loaded: with torch 2.13, hooks never fire on them, or
-# gradients are missing, without any error.
+# Refuses models that cannot be inspected, when they are loaded: hooks never fire on them, or gradients are missing,
+# without any error.
 
 
 def require_inspectable(module: nn.Module) -> None:
