@@ -11,7 +11,7 @@ from captum import attr
 from torch import Tensor, nn
 
 import cutaway as ca
-from tests.support.checked_attributions import wired
+from tests.support.checked_attributions import Wired, wired
 
 SEED = 11
 
@@ -70,3 +70,29 @@ def by_hand(model: nn.Module, inputs: Mapping[str, Tensor], asked: Any) -> list[
             **options,
         )
     return list(found)
+
+
+def permutes_one_row() -> bool:
+    """Whether this Captum answers a permutation of one row with zeros, as 0.9 does; 0.8 refuses it."""
+    try:
+        attr.FeaturePermutation(lambda x: x.sum(1)).attribute(torch.ones(1, 2))
+    except AssertionError:
+        return False
+    return True
+
+
+def ablates_across_inputs() -> bool:
+    """Whether this Captum ablates a feature of two inputs in both at once, as 0.9 does; 0.8 does so in one by one."""
+    ones, mask = (torch.ones(1, 1),) * 2, (torch.zeros(1, 1, dtype=torch.long),) * 2
+    found = attr.FeatureAblation(lambda x, y: (x + y).sum(1)).attribute(ones, feature_mask=mask)
+    return bool(found[0] == 2)
+
+
+def reads_lists() -> bool:
+    """Whether this Captum reads a layer that returns a list, as 0.9 does; 0.8 fails on it."""
+    listed = Wired(lambda m, x: m.layer(x)[0].sum(1), layer=Wired(lambda _, x: [x]))
+    try:
+        attr.LayerActivation(listed, listed.layer).attribute(torch.ones(1, 2))
+    except AttributeError:
+        return False
+    return True

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import product
 from math import factorial, prod
 from typing import Any, TypeAlias
 
 import torch
+from captum import attr
 from torch import Tensor
 
 from cutaway.contract import requests
@@ -250,9 +252,24 @@ def _positions(axes: Sequence[tuple[int, int, int]]) -> list[Position]:
 
 def _rolled(positions: list[Position], before: Sequence[int]) -> list[Position]:
     # Captum 0.9 counts an input's windows on from the product, not the sum, of the earlier inputs' counts: from a
-    # third input on it begins in the middle, and continues at the first position behind the last.
-    first = (sum(before) - prod(before)) % len(positions) if before else 0
+    # third input on it begins in the middle, and continues at the first position behind the last. 0.8 begins at 0.
+    if len(before) < 2 or not _begins_in_the_middle():
+        return positions
+    first = (sum(before) - prod(before)) % len(positions)
     return positions[first:] + positions[:first]
+
+
+@lru_cache(maxsize=1)
+def _begins_in_the_middle() -> bool:
+    """Returns whether the first window of a third input, as the installed Captum moves it, is not at its beginning."""
+    seen: list[Tensor] = []
+
+    def watched(*inputs: Tensor) -> Tensor:
+        seen.append(inputs[2])
+        return inputs[0].sum(1)
+
+    attr.Occlusion(watched).attribute(tuple(torch.ones(1, size) for size in (2, 3, 2)), ((1,),) * 3)
+    return bool(seen[1 + 2 + 3][0, 0])
 
 
 def cost(request: requests.Perturbation, count: int) -> tuple[int, str, str]:
