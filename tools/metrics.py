@@ -31,7 +31,7 @@ def gateway_table() -> Iterator[str]:
 
 def job_table() -> Iterator[str]:
     """Yields the lines of the table of a job's metrics."""
-    metrics = progress.Metrics()
+    metrics = progress.JobMetrics()
     metrics.on_shard(Summary(Path(), verdicts={"saliency": {Verdict.AGREES: 1}}))
     return _table(metrics.registry)
 

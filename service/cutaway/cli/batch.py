@@ -58,9 +58,9 @@ def run(
         job = Job.load(spec)
         console = Console(stderr=as_json)
         say = partial(console_output.print_line, to_stderr=as_json)
-        watchers: list[Watcher] = [progress.Bar(console) if console.is_terminal else progress.Lines(say)]
+        watchers: list[Watcher] = [progress.Bar(console) if console.is_terminal else progress.ProgressLines(say)]
         if metrics_address:
-            metrics = progress.Metrics()
+            metrics = progress.JobMetrics()
             address = stack.enter_context(metrics_endpoint(metrics.registry, metrics_address))
             say(f"metrics: http://{address}/metrics")
             watchers.append(metrics)

@@ -28,7 +28,7 @@ _STARTS = Path(__file__).with_name("starts")
 app = typer.Typer(help="Write a start for an adapter.", no_args_is_help=True, rich_markup_mode=None)
 
 
-class Kind(str, Enum):
+class InputKind(str, Enum):
     """What a model takes."""
 
     TABLE = "table"
@@ -44,7 +44,7 @@ def _group() -> None:
 @app.command()
 def adapter(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The name of the model.", show_default=False)],
-    kind: Annotated[Kind, typer.Option(help="What the model takes.")] = Kind.TABLE,
+    kind: Annotated[InputKind, typer.Option(help="What the model takes.")] = InputKind.TABLE,
     output: Annotated[Path, typer.Option(metavar="DIR", file_okay=False, help="The directory for the file.")] = Path(
         "."
     ),

@@ -29,7 +29,14 @@ from cutaway.client.request_builder import (
     TargetLike,
     build_request,
 )
-from cutaway.client.transport import SERVICE, TORCHSERVE_SCHEME, Call, GatewayTransport, TorchServeTransport, Transport
+from cutaway.client.transport import (
+    SERVICE,
+    TORCHSERVE_SCHEME,
+    GatewayTransport,
+    TorchServeTransport,
+    Transport,
+    UnaryCall,
+)
 from cutaway.client.trust import Tls, make_trust
 from cutaway.contract.errors import CutawayError, Reason, error
 from cutaway.contract.requests import Argument, CheckMode, InspectRequest
@@ -284,13 +291,13 @@ class BaseClient(ABC, Generic[Inspected, Streamed]):
         """Drives a call to its end; returns its result, or an awaitable of it."""
 
     @abstractmethod
-    def _send(self, call: Call[Any], timeout: float | None) -> Any:
+    def _send(self, call: UnaryCall[Any], timeout: float | None) -> Any:
         """Returns the serialised reply to ``call``, or an awaitable of it."""
 
     def _seconds(self, timeout: float | None) -> float:
         return self._timeout if timeout is None else timeout
 
-    def _call(self, call: Call[T], timeout: float | None) -> Steps[T]:
+    def _call(self, call: UnaryCall[T], timeout: float | None) -> Steps[T]:
         return call.read((yield self._send(call, timeout)))
 
     def _inspect(self, request: InspectRequest, stream: bool | None, timeout: float | None) -> Steps[Inspection]:

@@ -19,7 +19,7 @@ import grpc.aio
 
 from cutaway.client.base_client import BaseClient, Steps
 from cutaway.client.connect_channel import AsyncConnectChannel, ConnectChannel
-from cutaway.client.transport import AsyncReplyStream, Call, ReplyStream, StreamCall
+from cutaway.client.transport import AsyncReplyStream, ReplyStream, StreamCall, UnaryCall
 from cutaway.contract.errors import CutawayError
 from cutaway.contract.requests import InspectRequest
 from cutaway.contract.results import ModelDetail, ModelName
@@ -63,7 +63,7 @@ class Client(BaseClient[Inspection, ReplyStream]):
             result: T = end.value
             return result
 
-    def _send(self, call: Call[Any], timeout: float | None) -> bytes:
+    def _send(self, call: UnaryCall[Any], timeout: float | None) -> bytes:
         send: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(call.path)
         try:
             return send(call.payload, timeout=self._seconds(timeout), metadata=self._trust.metadata)
@@ -129,7 +129,7 @@ class AsyncClient(BaseClient[Coroutine[Any, Any, Inspection], AsyncReplyStream])
             result: T = end.value
             return result
 
-    async def _send(self, call: Call[Any], timeout: float | None) -> bytes:
+    async def _send(self, call: UnaryCall[Any], timeout: float | None) -> bytes:
         send: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(call.path)
         try:
             return await send(call.payload, timeout=self._seconds(timeout), metadata=self._trust.metadata)

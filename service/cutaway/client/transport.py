@@ -42,7 +42,7 @@ TORCHSERVE_SCHEME = "torchserve://"
 
 
 @dataclass(frozen=True)
-class Call(Generic[T]):
+class UnaryCall(Generic[T]):
     """One unary call: path of the method, serialised request, and the function that parses the reply."""
 
     path: str
@@ -63,12 +63,12 @@ class StreamCall:
 class Transport(ABC):
     """Makes the calls of one kind of server."""
 
-    def inspect(self, request: InspectRequest) -> Call[InspectResult]:
+    def inspect(self, request: InspectRequest) -> UnaryCall[InspectResult]:
         """Returns the call for a request."""
         payload = wire_requests.encode(request).SerializeToString()
         return self._call("inspect", request.model, payload, partial(_decode_result, request.max_reply_bytes))
 
-    def get_model(self, model: str, operators: bool, example: bool) -> Call[ModelDetail]:
+    def get_model(self, model: str, operators: bool, example: bool) -> UnaryCall[ModelDetail]:
         """Returns the call that describes a model, on request with its operators and its example."""
         request = wire_models.encode_model_request(model, operators=operators, example=example)
         return self._call("describe", model, request, _decode_detail)
@@ -79,7 +79,7 @@ class Transport(ABC):
         return self._stream_call(request.model, message.SerializeToString())
 
     @abstractmethod
-    def list_models(self, page_token: str) -> Call[tuple[list[ModelName], str]]:
+    def list_models(self, page_token: str) -> UnaryCall[tuple[list[ModelName], str]]:
         """Returns the call for one page of models; its result is the models and the token of the next page."""
 
     @abstractmethod
@@ -87,7 +87,7 @@ class Transport(ABC):
         """Returns the exception for a failed call."""
 
     @abstractmethod
-    def _call(self, part: str, model: str, payload: bytes, read: Callable[[bytes], T]) -> Call[T]: ...
+    def _call(self, part: str, model: str, payload: bytes, read: Callable[[bytes], T]) -> UnaryCall[T]: ...
 
     @abstractmethod
     def _stream_call(self, model: str, payload: bytes) -> StreamCall: ...
@@ -96,17 +96,17 @@ class Transport(ABC):
 class GatewayTransport(Transport):
     """Calls of `cutaway.v1.InspectionService`."""
 
-    def list_models(self, page_token: str) -> Call[tuple[list[ModelName], str]]:
+    def list_models(self, page_token: str) -> UnaryCall[tuple[list[ModelName], str]]:
         """Returns the call for one page of models; its result is the models and the token of the next page."""
         request = inspection_service_pb2.ListModelsRequest(page_token=page_token)
-        return Call(f"/{SERVICE}/ListModels", request.SerializeToString(), _decode_page)
+        return UnaryCall(f"/{SERVICE}/ListModels", request.SerializeToString(), _decode_page)
 
     def failure(self, code: int, details: str, trailers: Iterable[tuple[str, str | bytes]]) -> CutawayError:
         """Returns the exception for a failed call."""
         return grpc_status.decode(code, details, trailers)
 
-    def _call(self, part: str, model: str, payload: bytes, read: Callable[[bytes], T]) -> Call[T]:
-        return Call(f"/{SERVICE}/{'Inspect' if part == 'inspect' else 'GetModel'}", payload, read)
+    def _call(self, part: str, model: str, payload: bytes, read: Callable[[bytes], T]) -> UnaryCall[T]:
+        return UnaryCall(f"/{SERVICE}/{'Inspect' if part == 'inspect' else 'GetModel'}", payload, read)
 
     def _stream_call(self, model: str, payload: bytes) -> StreamCall:
         return StreamCall(f"/{SERVICE}/InspectStream", payload, bytes)
@@ -119,7 +119,7 @@ class TorchServeTransport(Transport):
     reply is limited to the size of one message, because TorchServe buffers what the client has not read.
     """
 
-    def list_models(self, page_token: str) -> Call[tuple[list[ModelName], str]]:
+    def list_models(self, page_token: str) -> UnaryCall[tuple[list[ModelName], str]]:
         """Raises ``NOT_IMPLEMENTED``: TorchServe lists its models on its management port only."""
         raise error(
             Reason.NOT_IMPLEMENTED,
@@ -131,9 +131,11 @@ class TorchServeTransport(Transport):
         """Returns the exception for a failed call."""
         return decode_error(code, details)
 
-    def _call(self, part: str, model: str, payload: bytes, read: Callable[[bytes], T]) -> Call[T]:
+    def _call(self, part: str, model: str, payload: bytes, read: Callable[[bytes], T]) -> UnaryCall[T]:
         call = encode_call(*parse_model(model), {part: payload})
-        return Call(PREDICTIONS, call, lambda data: read(complete_response(decode_worker_reply(decode_reply(data)))))
+        return UnaryCall(
+            PREDICTIONS, call, lambda data: read(complete_response(decode_worker_reply(decode_reply(data))))
+        )
 
     def _stream_call(self, model: str, payload: bytes) -> StreamCall:
         return StreamCall(STREAM_PREDICTIONS, encode_call(*parse_model(model), {"stream": payload}), read_piece)

@@ -26,7 +26,7 @@ from cutaway.jobs.batch_inputs import BatchBuilder
 from cutaway.jobs.records import Layout, about
 from cutaway.jobs.spec import Job, parse_request
 
-# The output folder of a job. Each file is written under another name and renamed, so that it is always complete.
+# The output folder of a job. Every file is written under another name and then renamed, so that it is always complete.
 #
 # part-00042.parquet    one shard
 # _manifest.json        the provenance of the results
@@ -34,8 +34,8 @@ from cutaway.jobs.spec import Job, parse_request
 # _report.html          the report
 # .lock                 locked by the run that writes
 #
-# Readers of Parquet folders (pandas, Spark, Arrow) skip names that begin with `_` or `.`. In folders of earlier versions,
-# the manifest and the captures have names without `_`; they are read and continued as they are.
+# Readers of Parquet folders (pandas, Spark, Arrow) skip names that begin with `_` or `.`. Folders of earlier versions
+# have a manifest and captures without `_` in their names; they are read and continued as they are.
 
 
 _PART = re.compile(r"part-(\d+)\.parquet")

@@ -13,7 +13,7 @@ from cutaway.contract.results import InspectResult
 from cutaway.jobs.engines import engine_of
 from cutaway.jobs.running import checked_source, new_manifest, shown_once
 from cutaway.jobs.schema_probe import probe_layout
-from cutaway.jobs.shards import Model, ShardWriter, Task
+from cutaway.jobs.shards import JobModel, ShardWriter, Task
 from cutaway.jobs.spec import Job
 
 _ROWS = 8  # computed to estimate
@@ -85,7 +85,7 @@ def _seconds(writer: ShardWriter, rows: range) -> float:
 class _CountingModel:
     """Counts the passes of a model."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: JobModel) -> None:
         self._model = model
         self.detail = model.detail
         self.forwards = 0

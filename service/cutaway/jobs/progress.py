@@ -77,7 +77,7 @@ class _Rate(ProgressColumn):
         return Text("" if task.speed is None else f"{task.speed:,.0f} rows/s", style="progress.data.speed")
 
 
-class Lines(Watcher):
+class ProgressLines(Watcher):
     """Prints a line at the start, then a line after a batch at most every ``every_s`` seconds, and one at the end.
 
     Args:
@@ -119,7 +119,7 @@ class Lines(Watcher):
         self._say("; ".join(filter(None, (progress, self._outcome))))
 
 
-class Metrics(Watcher):
+class JobMetrics(Watcher):
     """Counters and gauges in a registry of their own."""
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ from cutaway.jobs.columns import check_numeric, feature_columns
 from cutaway.jobs.engines import engine_of
 from cutaway.jobs.manifest import Folder, Manifest
 from cutaway.jobs.schema_probe import probe_layout
-from cutaway.jobs.shards import TRANSIENT, Model, Task, Written, read_counts, source_of, write_error
+from cutaway.jobs.shards import TRANSIENT, JobModel, Task, Written, read_counts, source_of, write_error
 from cutaway.jobs.sources import Source, check_columns
 from cutaway.jobs.spec import Job, parse_request
 
@@ -173,7 +173,7 @@ def new_manifest(job: Job, source: Source, detail: ModelDetail) -> Manifest:
     return Manifest.of(job, source.fingerprint, source.rows, detail, columns)
 
 
-def _task(job: Job, source: Source, model: Model, folder: Folder) -> Task:
+def _task(job: Job, source: Source, model: JobModel, folder: Folder) -> Task:
     """Returns the task; its manifest is that of the earlier run, if this is the same job, else a new one on disk."""
     manifest = new_manifest(job, source, model.detail)
     if folder.manifest.is_file():

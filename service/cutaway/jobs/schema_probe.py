@@ -13,7 +13,7 @@ from cutaway.contract.errors import CutawayError
 from cutaway.jobs.batch_inputs import Batch, BatchBuilder
 from cutaway.jobs.columns import Cells
 from cutaway.jobs.records import Layout
-from cutaway.jobs.shards import Model, as_job_error, raise_fatal, result_columns
+from cutaway.jobs.shards import JobModel, as_job_error, raise_fatal, result_columns
 from cutaway.jobs.sources import Column, Source
 from cutaway.jobs.spec import Job, RequestTemplate, parse_request
 
@@ -22,7 +22,7 @@ _MAX_FAILURES = 8
 
 
 def probe_layout(
-    job: Job, source: Source, model: Model, features: Mapping[str, Sequence[str]], rows: int | None = None
+    job: Job, source: Source, model: JobModel, features: Mapping[str, Sequence[str]], rows: int | None = None
 ) -> Layout:
     """Returns the columns of the job's tables, from the results of the largest and the smallest row of the first shard:
     where these differ in the shape of a tensor, other rows will.
@@ -56,7 +56,7 @@ def probe_layout(
     return Layout.of(probes, label, job.output.tensors, job.output.captures_to)
 
 
-def _probe(job: Job, template: RequestTemplate, batch: Batch, model: Model) -> list[Cells]:
+def _probe(job: Job, template: RequestTemplate, batch: Batch, model: JobModel) -> list[Cells]:
     """Returns the columns for one row, with all attributions: also those that ``explain_if`` would leave out."""
     if batch.request is None:
         raise next(iter(batch.bad.values()))

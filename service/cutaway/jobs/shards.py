@@ -27,7 +27,7 @@ from cutaway.jobs.spec import Data, Job, RequestTemplate, parse_request
 # What all engines share: the model of a job, and the task that they work on.
 
 
-class Model(Protocol):
+class JobModel(Protocol):
     """A model in this process or behind a service."""
 
     @property
@@ -97,7 +97,7 @@ class ShardWriter:
         source: the data set.
     """
 
-    def __init__(self, task: Task, model: Model, source: Source) -> None:
+    def __init__(self, task: Task, model: JobModel, source: Source) -> None:
         self._task = task
         self._model = model
         self._source = source

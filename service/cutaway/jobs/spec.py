@@ -156,7 +156,7 @@ def _without_arrays(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else value
 
 
-Words = Annotated[Any, BeforeValidator(_without_arrays)]
+RequestPart = Annotated[Any, BeforeValidator(_without_arrays)]
 """A part of the request, which `cutaway.contract.request_reader` reads."""
 
 
@@ -250,11 +250,11 @@ class Job(Section):
     ] = Field(description="Columns by the name of the argument of `forward`; or {raw: ...}, which the adapter decodes.")
     id: NamedColumn | None = Field(default=None, description="The ids of rows; by default their numbers.")
     label: NamedColumn | None = Field(default=None, description="The labels of rows: indices or names of classes.")
-    target: Words = Field(
+    target: RequestPart = Field(
         default="predicted",
         description="The target of attributions: predicted, label (of each row), a class or its label.",
     )
-    request: Annotated[dict[str, Words], BeforeValidator(_mapping)] = Field(
+    request: Annotated[dict[str, RequestPart], BeforeValidator(_mapping)] = Field(
         default={},
         description=f"{', '.join(JOB_FIELDS)}: as in `cutaway inspect --request`. `seed` is that of the first row, by "
         "default 0. An attribution may have a `name`, with which its columns begin.",

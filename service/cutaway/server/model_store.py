@@ -14,7 +14,7 @@ from cutaway.client.transport import parse_model
 from cutaway.contract.errors import CutawayError, Reason, error
 from cutaway.contract.results import ModelName
 from cutaway.server.archive import reader
-from cutaway.server.archive.reader import Manifest
+from cutaway.server.archive.reader import ArchiveManifest
 
 # The catalog of served models: resolves the model name of a request.
 
@@ -131,7 +131,7 @@ class ModelStore:
 
 
 @lru_cache(maxsize=1024)
-def _verified(path: Path, size: int, mtime_ns: int, inode: int) -> Manifest:
+def _verified(path: Path, size: int, mtime_ns: int, inode: int) -> ArchiveManifest:
     """Reads an archive whose bytes were not checked before: gigabytes of weights take seconds."""
     return reader.read(path)
 

@@ -8,7 +8,7 @@ import pytest
 from torch import nn
 
 from cutaway.gateway import serve
-from cutaway.server.http.server import Connection
+from cutaway.server.http.server import HttpConnection
 from cutaway.server.settings import Settings
 from tests.support.doors import post
 
@@ -16,14 +16,14 @@ from tests.support.doors import post
 def test_a_body_does_not_wait_for_the_acknowledgement_of_its_head(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nagle's algorithm is off on the connections of callers."""
     options = []
-    begun = Connection.on_message_begin
+    begun = HttpConnection.on_message_begin
 
-    def noting(connection: Connection) -> None:
+    def noting(connection: HttpConnection) -> None:
         accepted = connection.transport.get_extra_info("socket")
         options.append(accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
         begun(connection)
 
-    monkeypatch.setattr(Connection, "on_message_begin", noting)
+    monkeypatch.setattr(HttpConnection, "on_message_begin", noting)
     with serve({"net": nn.Identity()}, settings=Settings(http_address="127.0.0.1:0")) as server:
         body = b'{"instances": [[1.0]]}'
         url = f"http://{server.http_address}/v1/models/net:predict"

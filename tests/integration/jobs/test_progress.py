@@ -73,7 +73,7 @@ def test_figures_for_prometheus(store: Path, tmp_path: Path) -> None:
     """While a job runs, and until its figures are let go, rows, bad rows and verdicts can be read over HTTP."""
     rows = digits()
     rows.by_name["digit"] = [12, *rows.by_name["digit"][1:]]
-    figures = progress.Metrics()
+    figures = progress.JobMetrics()
     with metrics_endpoint(figures.registry, "127.0.0.1:0") as address:
         run(digits_job(store, tmp_path / "out", data=rows, target="label"), figures)
         with urllib.request.urlopen(f"http://{address}/metrics") as reply:
@@ -92,7 +92,7 @@ def test_an_address_that_cannot_be_had(tmp_path: Path) -> None:
     """Figures that nobody can read are said to be so, before the job begins."""
     with (
         pytest.raises(CutawayError, match="'nowhere:x' is no HOST:PORT") as refused,
-        metrics_endpoint(progress.Metrics().registry, "nowhere:x"),
+        metrics_endpoint(progress.JobMetrics().registry, "nowhere:x"),
     ):
         pass
     assert refused.value.reason == "INVALID_VALUE"

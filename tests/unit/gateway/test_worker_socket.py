@@ -40,7 +40,7 @@ from cutaway.server.worker.model_thread import ModelThread
 from cutaway.server.worker.server import WorkerServer
 from cutaway.server.worker.waiting_pieces import WaitingPieces
 from cutaway.server.worker.worker import Worker
-from cutaway.server.worker_protocol import Kind, ScratchDirectory, frame
+from cutaway.server.worker_protocol import FrameKind, ScratchDirectory, frame
 from cutaway.v1 import inspection_service_pb2, worker_pb2
 from tests.support.waiting import PATIENCE_S
 
@@ -157,7 +157,7 @@ def test_the_model_waits_for_no_gateway(served: Path) -> None:
     with socket.socket(socket.AF_UNIX) as silent:
         silent.connect(str(served))
         turn = worker_pb2.WorkerTurn(calls=[call(30), call(30)])
-        silent.sendall(frame(Kind.OPEN) + frame(Kind.TURN, turn.SerializeToString()))
+        silent.sendall(frame(FrameKind.OPEN) + frame(FrameKind.TURN, turn.SerializeToString()))
         assert silent.recv(MEBIBYTE, socket.MSG_WAITALL)  # the model has run for it
         assert run(lambda worker: replies(worker, call(1)), served)
 
@@ -281,10 +281,10 @@ PIECE = as_message(Piece(b"", memoryview(b"x"))).joined()
     ("sent", "seconds", "reason"),
     [
         (b"", PATIENCE_S, Reason.WORKER_DIED),
-        (frame(Kind.PIECE, PIECE)[:5], PATIENCE_S, Reason.WORKER_DIED),
-        (frame(Kind.PIECE, PIECE)[:-1], PATIENCE_S, Reason.WORKER_DIED),
-        (frame(Kind.PIECE, PIECE), PATIENCE_S, Reason.WORKER_DIED),
-        (frame(Kind.PIECE, PIECE), 0.1, Reason.DEADLINE_EXCEEDED),
+        (frame(FrameKind.PIECE, PIECE)[:5], PATIENCE_S, Reason.WORKER_DIED),
+        (frame(FrameKind.PIECE, PIECE)[:-1], PATIENCE_S, Reason.WORKER_DIED),
+        (frame(FrameKind.PIECE, PIECE), PATIENCE_S, Reason.WORKER_DIED),
+        (frame(FrameKind.PIECE, PIECE), 0.1, Reason.DEADLINE_EXCEEDED),
     ],
     ids=["nothing", "half a head", "half a piece", "no end", "a worker that stands still"],
 )
@@ -313,12 +313,12 @@ def test_a_worker_that_breaks_off(tmp_path: Path, sent: bytes, seconds: float, r
 def test_only_the_first_turn_is_blamed_for_a_death() -> None:
     """The worker answers one call of its turn and dies: the turn is lost, and the one behind it was never begun."""
     first, second, third = call(1), call(1), call(1)
-    hello = frame(Kind.HELLO, worker_pb2.WorkerHello(pid=1, model="wide", version="1.0").SerializeToString())
+    hello = frame(FrameKind.HELLO, worker_pb2.WorkerHello(pid=1, model="wide", version="1.0").SerializeToString())
 
     async def die(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(hello)
         await asyncio.sleep(0.2)
-        writer.write(frame(Kind.REPLY, b"reply", first.number))
+        writer.write(frame(FrameKind.REPLY, b"reply", first.number))
         writer.close()
 
     async def ask() -> tuple[list[bytes], Sequence[BaseException | None]]:
@@ -431,5 +431,5 @@ def test_another_user_is_turned_away(wide: Wide) -> None:
         finally:
             os.seteuid(0)
         with suppress(BrokenPipeError, ConnectionResetError):
-            nobody.sendall(frame(Kind.OPEN))
+            nobody.sendall(frame(FrameKind.OPEN))
             assert not nobody.recv(1)

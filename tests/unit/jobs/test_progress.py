@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from cutaway.jobs.progress import Bar, Lines
+from cutaway.jobs.progress import Bar, ProgressLines
 from cutaway.jobs.running import Summary, shown_once
 
 VERDICTS = {f"attribution_{index}": {"AGREES": 1000, "INCONCLUSIVE": 7} for index in range(6)}
@@ -35,7 +35,7 @@ def test_a_long_outcome_leaves_the_bar_its_place() -> None:
 def test_lines_of_a_log_follow_batches_and_not_shards() -> None:
     """A shard of an hour has lines, with rows a second and time left; the last line is that of the last shard."""
     said: list[str] = []
-    lines = Lines(said.append, every_s=0.0)
+    lines = ProgressLines(said.append, every_s=0.0)
     lines.on_start(100, Summary(Path("out"), rows=20))
     lines.on_rows(40)
     lines.on_rows(40)

@@ -21,9 +21,9 @@ def test_workers_that_end_early_wait_longer_and_longer() -> None:
 
 def test_each_worker_has_a_number_of_its_own() -> None:
     """The GPUs go round by it."""
-    places = keeper.places_of(json.dumps([("/one", "one", "1.0", 2), ("/two", "two", "1.1", 1)]))
+    slots = keeper.slots_of(json.dumps([("/one", "one", "1.0", 2), ("/two", "two", "1.1", 1)]))
     one, two = ModelName("one", "1.0"), ModelName("two", "1.1")
-    assert [(place.number, place.name, place.workers) for place in places] == [(0, one, 2), (1, one, 2), (2, two, 1)]
+    assert [(slot.number, slot.name, slot.workers) for slot in slots] == [(0, one, 2), (1, one, 2), (2, two, 1)]
 
 
 def test_a_machine_without_a_free_process_ends_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,7 +38,7 @@ def test_a_machine_without_a_free_process_ends_no_worker(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(ForkProcess, "start", scarce)
     monkeypatch.setattr(keeper, "_PAUSE_S", 0.0)
-    worker = keeper._start(keeper.Place(0, Path("/nowhere"), ModelName("none", "1.0"), 1))
+    worker = keeper._start(keeper.WorkerSlot(0, Path("/nowhere"), ModelName("none", "1.0"), 1))
     worker.process.join()
     assert not refused
     assert worker.process.exitcode == 1

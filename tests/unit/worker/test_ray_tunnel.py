@@ -26,13 +26,13 @@ from cutaway.contract.wire import requests as wire_requests
 from cutaway.server.backends.remote_worker import RemoteWorker, WorkerPool
 from cutaway.server.ray import replica as replica_port
 from cutaway.server.ray.keeper import Entrances
-from cutaway.server.ray.plan import CALLS, WAITING, Plan, PlannedModel, workers_wanted
+from cutaway.server.ray.plan import CALLS, WAITING, PlannedModel, RayPlan, workers_wanted
 from cutaway.server.ray.replica import ReplicaPort
 from cutaway.server.ray.tunnel import Address, Identity, new_identity, tls
 from cutaway.server.worker.model_thread import ModelThread
 from cutaway.server.worker.server import WorkerServer
 from cutaway.server.worker.worker import Worker
-from cutaway.server.worker_protocol import Kind, ScratchDirectory, frame
+from cutaway.server.worker_protocol import FrameKind, ScratchDirectory, frame
 from cutaway.v1 import inspection_service_pb2, worker_pb2
 from tests.support.waiting import PATIENCE_S
 
@@ -159,7 +159,7 @@ def test_strangers_get_nothing(stranger: str) -> None:
         with suppress(OSError):
             reader, writer = await asyncio.open_connection(*address, ssl=None if "TLS" in stranger else context)
             try:
-                writer.write(frame(Kind.OPEN) + b'["127.0.0.1", 1]\n')
+                writer.write(frame(FrameKind.OPEN) + b'["127.0.0.1", 1]\n')
                 return await reader.read()
             finally:
                 writer.close()
@@ -182,7 +182,7 @@ def test_each_side_knows_the_other_only() -> None:
         async with tunnel() as ends:
             context = tls(ends.replicas, ends.replicas.certificate, server=False)
             reader, writer = await asyncio.open_connection(*ends.address, ssl=context)
-            writer.write(frame(Kind.OPEN))
+            writer.write(frame(FrameKind.OPEN))
             with pytest.raises(
                 (OSError, asyncio.IncompleteReadError)
             ):  # an alert, or what came before it could be read
@@ -247,8 +247,8 @@ def test_a_replica_without_a_keeper_is_abandoned(monkeypatch: pytest.MonkeyPatch
 def test_a_plan_is_read_as_it_was_written() -> None:
     """With all that it holds."""
     model = PlannedModel(NAME, "/models/gated.mar", 1, 4)
-    plan = Plan("run", (model,), "/sockets", "head:6379", 0.5, 0.25, 8.0, 60.0, 5.0, 10.0)
-    assert Plan.decode(plan.encode()) == plan
+    plan = RayPlan("run", (model,), "/sockets", "head:6379", 0.5, 0.25, 8.0, 60.0, 5.0, 10.0)
+    assert RayPlan.decode(plan.encode()) == plan
 
 
 def test_workers_are_wanted_for_calls_under_way_and_waiting() -> None:

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
-from cutaway.jobs.shards import Model, Task, Tick, Written
+from cutaway.jobs.shards import JobModel, Task, Tick, Written
 from cutaway.jobs.spec import Job
 
 
-class Engine(NamedTuple):
+class JobEngine(NamedTuple):
     """A way to write shards.
 
     Attributes:
@@ -20,16 +20,16 @@ class Engine(NamedTuple):
             schema.
     """
 
-    opened: Callable[[Job], AbstractContextManager[Model]]
-    work: Callable[[Task, Model, Sequence[int], Tick], Iterator[Written]]
+    opened: Callable[[Job], AbstractContextManager[JobModel]]
+    work: Callable[[Task, JobModel, Sequence[int], Tick], Iterator[Written]]
 
 
-def engine_of(job: Job) -> Engine:
+def engine_of(job: Job) -> JobEngine:
     """Returns the engine that ``job`` names; imports torch only for an engine that runs the model in this process."""
     if job.engine.kind == "service":
         from cutaway.jobs.engines import service
 
-        return Engine(service.opened, service.work)
+        return JobEngine(service.opened, service.work)
     from cutaway.jobs.engines import local, ray
 
-    return Engine(local.opened, ray.work if job.engine.kind == "ray" else local.work)
+    return JobEngine(local.opened, ray.work if job.engine.kind == "ray" else local.work)

@@ -16,7 +16,7 @@ from cutaway.adapters import Adapter, create_adapter, find_adapter
 from cutaway.contract.errors import Reason, at, error
 from cutaway.contract.requests import InspectRequest
 from cutaway.contract.results import InspectResult, ModelDetail
-from cutaway.jobs.shards import Model, ShardWriter, Task, Tick, Written, source_of
+from cutaway.jobs.shards import JobModel, ShardWriter, Task, Tick, Written, source_of
 from cutaway.jobs.spec import Job
 from cutaway.server.archive import reader
 from cutaway.server.worker.call import raising_errors
@@ -25,7 +25,7 @@ from cutaway.server.worker_protocol import ScratchDirectory
 
 
 @contextmanager
-def opened(job: Job) -> Iterator[Model]:
+def opened(job: Job) -> Iterator[JobModel]:
     """Loads the job's model for as long as the block runs.
 
     Raises:
@@ -38,7 +38,7 @@ def opened(job: Job) -> Iterator[Model]:
         yield model
 
 
-def work(task: Task, model: Model, shards: Sequence[int], tick: Tick) -> Iterator[Written]:
+def work(task: Task, model: JobModel, shards: Sequence[int], tick: Tick) -> Iterator[Written]:
     """Writes ``shards`` one after the other."""
     writer = ShardWriter(task, model, source_of(task.job))
     for shard in shards:

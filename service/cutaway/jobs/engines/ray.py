@@ -20,7 +20,7 @@ import torch
 from cutaway.contract.errors import CutawayError, Reason, error
 from cutaway.jobs import spec
 from cutaway.jobs.engines import local
-from cutaway.jobs.shards import Model, ShardWriter, Task, Tick, Written, read_counts, source_of, write_error
+from cutaway.jobs.shards import JobModel, ShardWriter, Task, Tick, Written, read_counts, source_of, write_error
 from cutaway.server.ray import plan as ray_variables
 
 _OBJECT_STORE_BYTES = 128 << 20
@@ -30,7 +30,7 @@ _MAX_BLOCKS = 4096
 """Ray Data distributes blocks; up to this number, each shard is a block."""
 
 
-def work(task: Task, model: Model, shards: Sequence[int], tick: Tick) -> Iterator[Written]:
+def work(task: Task, model: JobModel, shards: Sequence[int], tick: Tick) -> Iterator[Written]:
     """Writes ``shards`` with the job's number of workers; each loads its own model instead of ``model``."""
     engine = task.job.engine
     if not shards or not isinstance(engine, spec.Ray):

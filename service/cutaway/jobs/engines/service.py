@@ -12,7 +12,7 @@ from cutaway.client.trust import Tls
 from cutaway.contract.errors import CutawayError, Reason, at, error
 from cutaway.contract.requests import InspectRequest
 from cutaway.contract.results import InspectResult, ModelDetail
-from cutaway.jobs.shards import Model, ShardWriter, Task, Tick, Written, source_of
+from cutaway.jobs.shards import JobModel, ShardWriter, Task, Tick, Written, source_of
 from cutaway.jobs.spec import Job, Service
 
 _FIRST_WAIT_S = 0.1
@@ -20,7 +20,7 @@ _LONGEST_WAIT_S = 5.0
 
 
 @contextmanager
-def opened(job: Job) -> Iterator[Model]:
+def opened(job: Job) -> Iterator[JobModel]:
     """Connects to the job's model for as long as the block runs.
 
     Raises:
@@ -36,7 +36,7 @@ def opened(job: Job) -> Iterator[Model]:
         yield model
 
 
-def work(task: Task, model: Model, shards: Sequence[int], tick: Tick) -> Iterator[Written]:
+def work(task: Task, model: JobModel, shards: Sequence[int], tick: Tick) -> Iterator[Written]:
     """Writes ``shards``, several at once. If one fails, only those that have been started are finished."""
     engine = task.job.engine
     in_flight = min(engine.in_flight if isinstance(engine, Service) else 1, max(len(shards), 1))

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from cutaway.contract.errors import Reason, error
 from cutaway.jobs.sources.arrays import Images, SavedDataset, open_npy, open_npz, open_zarr
 from cutaway.jobs.sources.files import DataFiles, find_files
-from cutaway.jobs.sources.lines import CsvFile, JsonFile, Lines
+from cutaway.jobs.sources.lines import CsvFile, JsonFile, RecordFiles
 from cutaway.jobs.sources.source import Column, Source, Unreadable, check_columns
 from cutaway.jobs.sources.tables import ArrowFile, ParquetFile, Tables
 
@@ -35,8 +35,8 @@ _IMAGES = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".
 FORMATS: dict[str, Format] = {
     "parquet": Format((".parquet", ".pq"), (), lambda files: Tables(files, ParquetFile)),
     "arrow": Format((".arrow", ".feather", ".ipc"), (), lambda files: Tables(files, ArrowFile)),
-    "csv": Format((".csv", ".tsv"), (), lambda files: Lines(files, CsvFile)),
-    "jsonl": Format((".jsonl", ".ndjson"), (), lambda files: Lines(files, JsonFile)),
+    "csv": Format((".csv", ".tsv"), (), lambda files: RecordFiles(files, CsvFile)),
+    "jsonl": Format((".jsonl", ".ndjson"), (), lambda files: RecordFiles(files, JsonFile)),
     "npy": Format((".npy",), (), open_npy),
     "npz": Format((".npz",), (), open_npz),
     "zarr": Format((), ("zarr.json", ".zarray", ".zgroup"), open_zarr),

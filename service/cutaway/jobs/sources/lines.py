@@ -30,7 +30,7 @@ _NOT_UTF8 = Unreadable("the text is not UTF-8")
 Record = dict[str, Any]
 
 
-class Lines(FileSource):
+class RecordFiles(FileSource):
     """Files of records, each of one or more lines, in the order of their names.
 
     Attributes:

@@ -12,7 +12,15 @@ from dataclasses import asdict
 from pathlib import Path
 
 from cutaway.contract.errors import CutawayError, Reason, error
-from cutaway.server.archive.reader import MANIFEST, MODEL_CONFIG, SCHEMA, Manifest, name_fault, sha256, version_fault
+from cutaway.server.archive.reader import (
+    MANIFEST,
+    MODEL_CONFIG,
+    SCHEMA,
+    ArchiveManifest,
+    name_fault,
+    sha256,
+    version_fault,
+)
 
 HANDLER = "inspection_handler.py"
 _SETTINGS = """\
@@ -84,7 +92,7 @@ def build(
     if weights and random_weights:
         raise _invalid("a model with weights has no random ones", "random_weights")
     name, files = _adapter(adapter)
-    manifest = Manifest(model, version, name, *_weights_identity(weights), dict(options), random_weights)
+    manifest = ArchiveManifest(model, version, name, *_weights_identity(weights), dict(options), random_weights)
     files += [handler_file(), *([weights] if weights else []), *extra_files]
     _check_files(files)
     settings = {
@@ -183,7 +191,7 @@ def _is_installed(file: Path) -> bool:
     return spec is not None and spec.origin is not None and Path(spec.origin).resolve() != file.resolve()
 
 
-def _archive(manifest: Manifest, files: Iterable[Path], config: str, scratch: Path) -> Path:
+def _archive(manifest: ArchiveManifest, files: Iterable[Path], config: str, scratch: Path) -> Path:
     """Builds the zip file with functions of torch-model-archiver; returns its path.
 
     Its `generate_model_archive` is not used: it deletes ``/tmp/<model name>``, splits file names at commas and

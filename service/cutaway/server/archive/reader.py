@@ -54,7 +54,7 @@ _BATCH_SIZE = re.compile(r"(?m)^(batchSize):.*$")
 
 
 @dataclass(frozen=True)
-class Manifest:
+class ArchiveManifest:
     """The content of ``cutaway.json``.
 
     Attributes:
@@ -77,7 +77,7 @@ class Manifest:
     random_weights: bool = False
 
 
-def read(path: Path) -> Manifest:
+def read(path: Path) -> ArchiveManifest:
     """Checks every byte of the archive at ``path``; returns its manifest."""
     with _open(path) as archive:
         return _verify(archive)
@@ -105,7 +105,7 @@ def workers(path: Path) -> int:
     return int(count[0].partition(":")[2]) if count else 1
 
 
-def unpacked(directory: Path) -> Manifest:
+def unpacked(directory: Path) -> ArchiveManifest:
     """Returns the manifest of an archive that was unpacked into ``directory``; checks nothing else."""
     with _reporting(str(directory)):
         try:
@@ -166,7 +166,7 @@ def _check_room(archive: zipfile.ZipFile, directory: Path) -> None:
         raise _Damage(f"it unpacks to {size} bytes, and {room} are free")
 
 
-def _verify(archive: zipfile.ZipFile) -> Manifest:
+def _verify(archive: zipfile.ZipFile) -> ArchiveManifest:
     damaged = archive.testzip()
     if damaged is not None:
         raise _Damage(f"{damaged} is damaged (its checksum is wrong)")
@@ -189,24 +189,24 @@ def _check_present(archive: zipfile.ZipFile, *members: str) -> None:
             raise _Damage(f"{member} is missing")
 
 
-def _check_weights(archive: zipfile.ZipFile, manifest: Manifest) -> None:
+def _check_weights(archive: zipfile.ZipFile, manifest: ArchiveManifest) -> None:
     _check_present(archive, manifest.weights)
     with archive.open(manifest.weights) as stream:
         if sha256(stream) != manifest.weights_sha256:
             raise _Damage(f"{manifest.weights} is not the packaged file (its SHA-256 differs)")
 
 
-def _parse_manifest(text: bytes) -> Manifest:
+def _parse_manifest(text: bytes) -> ArchiveManifest:
     values = _json(MANIFEST, text)
     schema, options = values.pop("schema", None), values.pop("options", None)
     random_weights = values.pop("random_weights", False)  # archives of earlier versions do not have it
     if schema != SCHEMA:
         raise _Damage(f"{MANIFEST} has schema {schema!r}, and this Cutaway reads {SCHEMA}")
     texts = [*values.values(), *options.values()] if isinstance(options, dict) else [None]
-    known = {*values, "options", "random_weights"} == {item.name for item in fields(Manifest)}
+    known = {*values, "options", "random_weights"} == {item.name for item in fields(ArchiveManifest)}
     if not known or not isinstance(random_weights, bool) or not all(isinstance(text, str) for text in texts):
         raise _Damage(f"{MANIFEST} does not have the fields of a manifest")
-    manifest = Manifest(**values, options=options, random_weights=random_weights)
+    manifest = ArchiveManifest(**values, options=options, random_weights=random_weights)
     if fault := name_fault(manifest.model) or version_fault(manifest.version):
         raise _Damage(f"{MANIFEST}: {fault}")
     return manifest

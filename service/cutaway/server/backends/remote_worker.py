@@ -20,8 +20,8 @@ from cutaway.server.worker_protocol import (
     DEADLINE,
     HEAD,
     HEARTBEAT_INTERVAL_S,
+    FrameKind,
     FrameReader,
-    Kind,
     ScratchDirectory,
     frame,
 )
@@ -98,16 +98,16 @@ class RemoteWorker(asyncio.Protocol):
             raise worker_died()
         turn = worker_pb2.WorkerTurn(calls=calls, waiting=waiting).SerializeToString()
         if len(turn) < _SMALL_BYTES:
-            self._transport.write(frame(Kind.TURN, turn))
+            self._transport.write(frame(FrameKind.TURN, turn))
         else:  # a frame would be one more copy
-            self._transport.write(HEAD.pack(Kind.TURN, 0, len(turn)))
+            self._transport.write(HEAD.pack(FrameKind.TURN, 0, len(turn)))
             self._transport.write(turn)
         await self.turns.add(calls, replied)
 
     def cancel(self, number: int) -> None:
         """Cancels a call, if this worker has it."""
         if self.is_open:
-            self._transport.write(frame(Kind.CANCEL, number=number))
+            self._transport.write(frame(FrameKind.CANCEL, number=number))
 
     async def pieces(self, number: int, until: float) -> AsyncGenerator[bytes, None]:
         """Yields the messages of a streamed reply; the worker waits when they are not read."""
@@ -118,10 +118,10 @@ class RemoteWorker(asyncio.Protocol):
         timer = asyncio.get_running_loop().call_later(until - time.time(), writer.transport.abort)
         self._fetching += 1
         try:
-            writer.write(frame(Kind.FETCH, number=number))
+            writer.write(frame(FrameKind.FETCH, number=number))
             while True:
                 kind, _, size = HEAD.unpack(await reader.readexactly(HEAD.size))
-                if kind == Kind.END:
+                if kind == FrameKind.END:
                     return
                 yield await reader.readexactly(size)
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -137,20 +137,20 @@ class RemoteWorker(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Asks the worker for its model."""
         self._transport = cast(asyncio.WriteTransport, transport)
-        self._transport.write(frame(Kind.OPEN))
+        self._transport.write(frame(FrameKind.OPEN))
 
     def data_received(self, data: bytes) -> None:
         """Reads the frames that have arrived."""
         self._heard, self._owed = _now(), None
         for kind, number, content in self._reader.feed(data):
-            if kind == Kind.REPLY:
+            if kind == FrameKind.REPLY:
                 self.turns.arrived(number, content)
-            elif kind == Kind.HEARTBEAT:
+            elif kind == FrameKind.HEARTBEAT:
                 (self._until,) = DEADLINE.unpack(content)
                 self._late_s = _since(self._until) if self._until else 0.0
-            elif kind == Kind.HELLO:
+            elif kind == FrameKind.HELLO:
                 self._greeted(worker_pb2.WorkerHello.FromString(content))
-            elif kind == Kind.LEAVE:
+            elif kind == FrameKind.LEAVE:
                 self._leaving = asyncio.ensure_future(self._close_when_idle())
                 self._changed()
 

@@ -26,7 +26,7 @@ MAX_HEAD_BYTES = 64 << 10
 """The largest head of a request: its line and its headers."""
 
 
-class Connection(HttpToolsProtocol):
+class HttpConnection(HttpToolsProtocol):
     """One connection. The head of a request may take `receive_timeout_s` to arrive. A caller who reads nothing of
     a reply for `idle_timeout_s` loses the connection, with what was left to send.
 
@@ -157,7 +157,7 @@ class HttpServer:
         limits = {"receive_timeout_s": settings.receive_timeout_s, "idle_timeout_s": settings.idle_timeout_s}
         return uvicorn.Config(
             application,
-            http=type("LimitedConnection", (Connection,), limits),
+            http=type("LimitedConnection", (HttpConnection,), limits),
             ws="none",
             lifespan="off",
             loop="none",

@@ -22,7 +22,7 @@ from cutaway.server.observability.logging import CallLog
 from cutaway.server.observability.prometheus import Metrics, metrics_endpoint
 from cutaway.server.open_inference.grpc_service import grpc_service
 from cutaway.server.open_inference.methods import OpenInference
-from cutaway.server.rpc.server import GrpcServer, Service
+from cutaway.server.rpc.server import GrpcServer, GrpcService
 from cutaway.server.rpc.servicer import Servicer
 from cutaway.server.settings import Settings
 
@@ -121,7 +121,7 @@ class GatewayServer:
         self.observers = Observers(backend.batchers, settings)
         servicer = Servicer(backend, settings, known, self.observers.watch)
         open_inference = OpenInference(servicer, self._serving)
-        own = Service(SERVICE, [servicer.handler()])
+        own = GrpcService(SERVICE, [servicer.handler()])
         self._grpc = GrpcServer([own, grpc_service(open_inference, settings)], known, settings)
         self._http = _http_server(servicer, open_inference, self._serving, settings) if settings.http_address else None
 

@@ -25,7 +25,7 @@ from cutaway.server.open_inference.datatypes import (
 from cutaway.server.open_inference.methods import Form, OpenInference
 from cutaway.server.rpc.authentication import refusing_handler
 from cutaway.server.rpc.receiving import Handler, receiving, time_limited
-from cutaway.server.rpc.server import Service
+from cutaway.server.rpc.server import GrpcService
 from cutaway.server.rpc.status import abort_with
 from cutaway.server.settings import Settings
 
@@ -44,7 +44,7 @@ UNSERVED = {
 """The methods of Triton that are not served, and what there is instead."""
 
 
-def grpc_service(methods: OpenInference, settings: Settings) -> Service:
+def grpc_service(methods: OpenInference, settings: Settings) -> GrpcService:
     """Returns the service. Whether the server lives and is ready is told to everybody, as by health checks."""
     servicer = methods.servicer
     open_to_all: dict[str, Method] = {"ServerLive": _live, "ServerReady": partial(_ready, methods)}
@@ -66,7 +66,7 @@ def grpc_service(methods: OpenInference, settings: Settings) -> Service:
     others: dict[str, Handler] = {name: handler(name, method) for name, method in open_to_all.items()}
     others |= {name: refusing_handler(error(Reason.NOT_IMPLEMENTED, what)) for name, what in UNSERVED.items()}
     names = {_path(name): known for name, known in ours.items()}
-    return Service(
+    return GrpcService(
         SERVICE,
         [servicer.authenticating(handlers, names), grpc.method_handlers_generic_handler(SERVICE, others)],
         POOL,

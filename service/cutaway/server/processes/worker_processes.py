@@ -123,10 +123,10 @@ class WorkerProcesses(KeeperProcess):
         self._workers = workers
 
     def _keeper(self, directory: Path) -> tuple[str, str]:
-        places = [self._place(name, path, directory / path.stem) for name, path in self._archives.items()]
-        return "cutaway.server.worker.keeper", json.dumps(places)
+        models = [self._model(name, path, directory / path.stem) for name, path in self._archives.items()]
+        return "cutaway.server.worker.keeper", json.dumps(models)
 
-    def _place(self, name: ModelName, path: Path, directory: Path) -> tuple[str, str, str, int]:
+    def _model(self, name: ModelName, path: Path, directory: Path) -> tuple[str, str, str, int]:
         reader.unpack(path, directory)
         return str(directory), name.model, name.version, self._workers or reader.workers(path)
 

@@ -1,6 +1,6 @@
 """Has Ray Serve start the workers of a model store: ``python -m cutaway.server.ray.keeper PLAN``.
 
-PLAN is `plan.Plan` as JSON. Each model is a Serve application of its own; its workers are the replicas. The gateway
+PLAN is `plan.RayPlan` as JSON. Each model is a Serve application of its own; its workers are the replicas. The gateway
 calls them through sockets of this process (`entrances.py`), as it calls workers of its own machine. This process is
 the only one beside the gateway that uses Ray: when the cluster is lost, Ray ends the process that uses it.
 """
@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cutaway.server.ray import plan as ray_variables
-from cutaway.server.ray.plan import Plan, PlannedModel, workers_wanted
+from cutaway.server.ray.plan import PlannedModel, RayPlan, workers_wanted
 from cutaway.server.ray.tunnel import (
     HANDSHAKE_S,
     READ_BYTES,
@@ -128,7 +128,7 @@ _OF_WORKERS = (
 """The environment variables that workers get; Ray passes none by itself."""
 
 
-async def keep(plan: Plan) -> None:
+async def keep(plan: RayPlan) -> None:
     """Starts the workers, and runs their tunnels until SIGTERM."""
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
@@ -140,7 +140,7 @@ async def keep(plan: Plan) -> None:
     await asyncio.to_thread(_delete, plan)
 
 
-async def _serve(plan: Plan) -> None:
+async def _serve(plan: RayPlan) -> None:
     """Deploys the models, then prints why one cannot be loaded; never returns."""
     import ray
 
@@ -162,7 +162,7 @@ async def _serve(plan: Plan) -> None:
         await asyncio.sleep(_POLL_S)
 
 
-def _connect(plan: Plan) -> None:
+def _connect(plan: RayPlan) -> None:
     """Connects to the cluster, or starts one on this machine; starts Serve without its HTTP proxies."""
     import ray
     from ray import serve
@@ -182,7 +182,7 @@ def _connect(plan: Plan) -> None:
     _delete(plan)  # those of a keeper before this one, which was killed
 
 
-def _deploy(plan: Plan, keeper: Address, identity: Identity, trusted: bytes) -> None:
+def _deploy(plan: RayPlan, keeper: Address, identity: Identity, trusted: bytes) -> None:
     """Deploys an application for each model, and does not wait for its workers."""
     from ray import serve
 
@@ -209,7 +209,7 @@ def _deploy(plan: Plan, keeper: Address, identity: Identity, trusted: bytes) -> 
         )
 
 
-def _options(plan: Plan, model: PlannedModel) -> dict[str, Any]:
+def _options(plan: RayPlan, model: PlannedModel) -> dict[str, Any]:
     """Returns the options of a deployment: how many replicas, on what, and when Serve ends one."""
     options: dict[str, Any] = {
         "ray_actor_options": {
@@ -244,11 +244,11 @@ def _shared(archive: str) -> Any:
     return ray.put(np.asarray(np.memmap(archive, mode="r")))
 
 
-def _application(plan: Plan, model: PlannedModel) -> str:
+def _application(plan: RayPlan, model: PlannedModel) -> str:
     return f"{plan.run}-{model.name.model}-{model.name.version}"
 
 
-def _load_failures(plan: Plan) -> Iterator[str]:
+def _load_failures(plan: RayPlan) -> Iterator[str]:
     """Yields the line of each model that cannot be loaded, from what Serve says of its replicas."""
     from ray import serve
 
@@ -262,7 +262,7 @@ def _load_failures(plan: Plan) -> Iterator[str]:
                     yield f"{mark}{why}"
 
 
-def _delete(plan: Plan) -> None:
+def _delete(plan: RayPlan) -> None:
     """Ends the applications of this run; their replicas finish the calls that they have."""
     from ray import serve
 
@@ -272,7 +272,7 @@ def _delete(plan: Plan) -> None:
 
 
 def _main() -> None:
-    plan = Plan.decode(sys.argv[1])
+    plan = RayPlan.decode(sys.argv[1])
     ray_variables.prepare()
     if not plan.address and "RAY_AUTH_MODE" not in os.environ:
         # Else Ray would keep a token for all clusters of this user in the home directory.

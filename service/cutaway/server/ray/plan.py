@@ -64,7 +64,7 @@ class PlannedModel:
 
 
 @dataclass(frozen=True)
-class Plan:
+class RayPlan:
     """The workers to start.
 
     Attributes:
@@ -96,7 +96,7 @@ class Plan:
         return json.dumps(asdict(self))
 
     @classmethod
-    def decode(cls, text: str) -> Plan:
+    def decode(cls, text: str) -> RayPlan:
         """Returns the plan in JSON; inverse of `encode`."""
         fields = json.loads(text)
         models = (PlannedModel(ModelName(**each.pop("name")), **each) for each in fields.pop("models"))

@@ -12,7 +12,7 @@ from cutaway.server.archive import reader
 from cutaway.server.processes.environment import WorkerEnvironment
 from cutaway.server.processes.process_group import ProcessGroup
 from cutaway.server.processes.worker_processes import KeeperProcess
-from cutaway.server.ray.plan import Plan, PlannedModel
+from cutaway.server.ray.plan import PlannedModel, RayPlan
 from cutaway.server.settings import Settings
 
 LOG_NAME = "ray.log"
@@ -52,9 +52,9 @@ class RayWorkers(KeeperProcess):
     def _end(self, group: ProcessGroup) -> None:
         group.terminate(_DELETE_S)
 
-    def _plan(self) -> Plan:
+    def _plan(self) -> RayPlan:
         settings = self._settings
-        return Plan(
+        return RayPlan(
             run=self._run,
             models=tuple(self._planned(name, path) for name, path in self._archives.items()),
             sockets=str(self._sockets),

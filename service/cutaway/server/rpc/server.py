@@ -43,7 +43,7 @@ def _options(settings: Settings) -> list[tuple[str, int]]:
     ]
 
 
-class Service(NamedTuple):
+class GrpcService(NamedTuple):
     """A service.
 
     Attributes:
@@ -69,7 +69,7 @@ class GrpcServer:
         address: the ``host:port`` that the server listens on.
     """
 
-    def __init__(self, services: Sequence[Service], authenticator: Authenticator, settings: Settings) -> None:
+    def __init__(self, services: Sequence[GrpcService], authenticator: Authenticator, settings: Settings) -> None:
         self._services = services
         self._settings = settings
         self._health = health.aio.HealthServicer()

@@ -19,7 +19,7 @@ from cutaway.contract.errors import CutawayError, Reason, error
 from cutaway.contract.results import AttributionResult, InputSpec, InspectResult, TokenAttribution
 from cutaway.engine.model.inspected_model import InspectedModel
 from cutaway.engine.runtime.rng import fingerprint, reseeded
-from cutaway.server.archive.reader import Manifest
+from cutaway.server.archive.reader import ArchiveManifest
 
 # Names that only the owner of a model knows: texts of tokens, and names of features.
 
@@ -55,7 +55,7 @@ _ADVICE = (
 )
 
 
-def load_archived(manifest: Manifest, directory: Path, device: str) -> tuple[Adapter, InspectedModel]:
+def load_archived(manifest: ArchiveManifest, directory: Path, device: str) -> tuple[Adapter, InspectedModel]:
     """Returns the adapter and the model of the archive in ``directory``.
 
     Random number generators are left as one build leaves them.
@@ -73,7 +73,9 @@ def load_archived(manifest: Manifest, directory: Path, device: str) -> tuple[Ada
     return adapter, model
 
 
-def _build(kind: type[Adapter], manifest: Manifest, directory: Path, device: str) -> tuple[Adapter, InspectedModel]:
+def _build(
+    kind: type[Adapter], manifest: ArchiveManifest, directory: Path, device: str
+) -> tuple[Adapter, InspectedModel]:
     weights = directory / manifest.weights if manifest.weights else None
     adapter = create_adapter(kind, manifest.options, directory, weights)
     return adapter, load_model(adapter, device)

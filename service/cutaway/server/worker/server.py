@@ -23,8 +23,8 @@ from cutaway.server.worker_protocol import (
     HEAD,
     HEARTBEAT_INTERVAL_S,
     Frame,
+    FrameKind,
     FrameReader,
-    Kind,
     frame,
     listening,
 )
@@ -108,7 +108,7 @@ class WorkerServer:
     def leave(self) -> None:
         """Makes the gateways send no more turns, and close their connections when all is answered."""
         for sender in [*self._connected]:
-            sender.send(frame(Kind.LEAVE))
+            sender.send(frame(FrameKind.LEAVE))
 
     def _accept(self) -> None:
         while True:
@@ -128,30 +128,32 @@ class WorkerServer:
             time.sleep(HEARTBEAT_INTERVAL_S)
             self._worker.pieces.drop_late()
             for sender in [*self._connected]:
-                sender.send(frame(Kind.HEARTBEAT, DEADLINE.pack(self._worker.busy_until)))
+                sender.send(frame(FrameKind.HEARTBEAT, DEADLINE.pack(self._worker.busy_until)))
 
     def _serve(self, connection: socket.socket) -> None:
         with connection, suppress(OSError):
             frames = _frames(connection)
             first = next(frames, None)
-            if first is not None and first.kind == Kind.FETCH:
+            if first is not None and first.kind == FrameKind.FETCH:
                 self._send_pieces(connection, first.number)
             elif first is not None:
                 self._serve_calls(FrameSender(connection), frames)
 
     def _serve_calls(self, sender: FrameSender, frames: Iterator[Frame]) -> None:
-        calls = Calls(self._worker, self._thread, lambda number, reply: sender.send(frame(Kind.REPLY, reply, number)))
+        calls = Calls(
+            self._worker, self._thread, lambda number, reply: sender.send(frame(FrameKind.REPLY, reply, number))
+        )
         name = self._worker.name
         hello = worker_pb2.WorkerHello(pid=self._number, model=name.model, version=name.version)
-        sender.send(frame(Kind.HELLO, hello.SerializeToString()))
+        sender.send(frame(FrameKind.HELLO, hello.SerializeToString()))
         self._connected[sender] = calls
         try:
             for kind, number, data in frames:
-                if kind == Kind.TURN:
+                if kind == FrameKind.TURN:
                     turn = worker_pb2.WorkerTurn.FromString(data)
                     calls.waiting = turn.waiting
                     calls.run(turn.calls)
-                elif kind == Kind.CANCEL:
+                elif kind == FrameKind.CANCEL:
                     calls.cancel(number)
         finally:
             del self._connected[sender]
@@ -165,9 +167,9 @@ class WorkerServer:
         connection.settimeout(PATIENCE_S)
         for piece in pieces:
             message = as_message(piece)
-            connection.sendall(HEAD.pack(Kind.PIECE, 0, message.size) + message.head)
+            connection.sendall(HEAD.pack(FrameKind.PIECE, 0, message.size) + message.head)
             connection.sendall(message.data)
-        connection.sendall(frame(Kind.END))
+        connection.sendall(frame(FrameKind.END))
 
 
 def _frames(connection: socket.socket) -> Iterator[Frame]:

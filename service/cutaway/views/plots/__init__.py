@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from cutaway.contract.results import InspectResult
 from cutaway.contract.tensors import Array
-from cutaway.views.plots.panels import Example, draw, sections
+from cutaway.views.plots.panels import ExampleRow, draw, sections
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,7 +33,7 @@ def figure(result: InspectResult, inputs: Mapping[str, Array] | None = None, row
     Raises:
         InvalidArgument: ``INVALID_VALUE`` if the batch has no such row.
     """
-    example = Example.of(result, row)
+    example = ExampleRow.of(result, row)
     return draw(result, example, sections(result, inputs or {}, example))
 
 

@@ -61,7 +61,7 @@ class Panel:
     span: int = 1
 
 
-class Section(NamedTuple):
+class PanelSection(NamedTuple):
     """Panels below one heading."""
 
     heading: str
@@ -69,14 +69,14 @@ class Section(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Example:
+class ExampleRow:
     """One row of a batch with ``rows`` rows."""
 
     row: int
     rows: int
 
     @classmethod
-    def of(cls, result: InspectResult, row: int) -> Example:
+    def of(cls, result: InspectResult, row: int) -> ExampleRow:
         """Returns row ``row`` of the batch of ``result``.
 
         Raises:
@@ -93,16 +93,16 @@ class Example:
         return np.asarray(array[self.row] if batched else array, dtype=np.float64)
 
 
-def sections(result: InspectResult, inputs: Mapping[str, Array], example: Example) -> Iterator[Section]:
+def sections(result: InspectResult, inputs: Mapping[str, Array], example: ExampleRow) -> Iterator[PanelSection]:
     """Yields every section of the figure, also those without panels."""
-    yield Section("Input and prediction", _forward(result, inputs, example))
-    yield Section("At the input", [*_gradients(result, example), *_attributions(result, example, layers=False)])
-    yield Section("At layers", list(_attributions(result, example, layers=True)))
-    yield Section("Captured", list(_captures(result, example)))
-    yield Section("At parameters, for all examples", list(_parameters(result)))
+    yield PanelSection("Input and prediction", _forward(result, inputs, example))
+    yield PanelSection("At the input", [*_gradients(result, example), *_attributions(result, example, layers=False)])
+    yield PanelSection("At layers", list(_attributions(result, example, layers=True)))
+    yield PanelSection("Captured", list(_captures(result, example)))
+    yield PanelSection("At parameters, for all examples", list(_parameters(result)))
 
 
-def _forward(result: InspectResult, inputs: Mapping[str, Array], example: Example) -> list[Panel]:
+def _forward(result: InspectResult, inputs: Mapping[str, Array], example: ExampleRow) -> list[Panel]:
     """Returns inputs that are images, then the outputs; a single vector takes the rest of the line."""
     images = [panel for name, array in inputs.items() for panel in _images(name, example.part(array))]
     passes = [
@@ -116,7 +116,7 @@ def _forward(result: InspectResult, inputs: Mapping[str, Array], example: Exampl
 
 
 def _outputs(
-    title: str, outputs: Mapping[str, Array], classes: Sequence[ClassPrediction], example: Example, span: int
+    title: str, outputs: Mapping[str, Array], classes: Sequence[ClassPrediction], example: ExampleRow, span: int
 ) -> Iterator[Panel]:
     predicted = [classes[example.row] if classes else None]  # read from the first output
     for name, array in outputs.items():
@@ -135,7 +135,7 @@ def _output(name: str, title: str, values: Array, span: int, predicted: ClassPre
     return Panel(name, detail, values, partial(draw_bars, predicted=predicted), span=span)
 
 
-def _gradients(result: InspectResult, example: Example) -> Iterator[Panel]:
+def _gradients(result: InspectResult, example: ExampleRow) -> Iterator[Panel]:
     for name, array in result.input_gradients.items():
         values = example.part(array)
         for target, part in _by_target(result, example, values):
@@ -143,7 +143,7 @@ def _gradients(result: InspectResult, example: Example) -> Iterator[Panel]:
             yield Panel("Gradient", detail, _sum_of_colours(part), _drawing(result, name, part))
 
 
-def _by_target(result: InspectResult, example: Example, gradient: Array) -> Iterator[tuple[str, Array]]:
+def _by_target(result: InspectResult, example: ExampleRow, gradient: Array) -> Iterator[tuple[str, Array]]:
     """Yields the part of ``gradient`` for each target of the example, behind the target's caption."""
     targets = None if result.targets is None else result.targets[example.row]
     if targets is None or np.ndim(targets) == 0 or len(targets) != len(gradient):
@@ -152,7 +152,7 @@ def _by_target(result: InspectResult, example: Example, gradient: Array) -> Iter
         yield from zip((f" · class {target}" for target in targets), gradient)
 
 
-def _attributions(result: InspectResult, example: Example, *, layers: bool) -> Iterator[Panel]:
+def _attributions(result: InspectResult, example: ExampleRow, *, layers: bool) -> Iterator[Panel]:
     """Yields the attributions of layers, or those of inputs."""
     counts = Counter((attribution.method, attribution.layer) for attribution in result.attributions)
     for attribution in result.attributions:
@@ -181,7 +181,7 @@ def _sum_of_colours(values: Array) -> Array:
     return summed
 
 
-def _captures(result: InspectResult, example: Example) -> Iterator[Panel]:
+def _captures(result: InspectResult, example: ExampleRow) -> Iterator[Panel]:
     for tensor in captured_tensors(result):
         title = tensor.module if tensor.calls == 1 else f"{tensor.module}, call {tensor.call}"
         path = f" {tensor.path}" if tensor.path.isidentifier() else tensor.path
@@ -234,7 +234,7 @@ class _Line(NamedTuple):
         return (_HEADING if self.heading else 0) + _CAPTION + _PICTURE + _FOOT
 
 
-def draw(result: InspectResult, example: Example, sections: Iterable[Section]) -> Figure:
+def draw(result: InspectResult, example: ExampleRow, sections: Iterable[PanelSection]) -> Figure:
     """Draws a sheet that is as long as its sections need."""
     import matplotlib
     from matplotlib.figure import Figure
@@ -251,7 +251,7 @@ def draw(result: InspectResult, example: Example, sections: Iterable[Section]) -
     return sheet.figure
 
 
-def _lines(section: Section) -> Iterator[_Line]:
+def _lines(section: PanelSection) -> Iterator[_Line]:
     shown = section.panels[:_MAX_PANELS]
     total = len(section.panels)
     heading = section.heading + ("" if len(shown) == total else f": the first {len(shown)} of {total}")
@@ -261,7 +261,7 @@ def _lines(section: Section) -> Iterator[_Line]:
         heading = ""
 
 
-def _draw_header(sheet: Sheet, result: InspectResult, example: Example) -> None:
+def _draw_header(sheet: Sheet, result: InspectResult, example: ExampleRow) -> None:
     provenance = result.provenance
     title = f"{provenance.model} {provenance.version}".strip() or "result"
     sheet.text(_MARGIN, 0.5, f"{title}{_predicted(result, example)}", 16, weight="bold")
@@ -275,7 +275,7 @@ def _draw_header(sheet: Sheet, result: InspectResult, example: Example) -> None:
     sheet.text(_MARGIN, 0.76, "   ·   ".join(parts), 8.5, color=FAINT)
 
 
-def _predicted(result: InspectResult, example: Example) -> str:
+def _predicted(result: InspectResult, example: ExampleRow) -> str:
     if not result.classes:
         return ""
     predicted = result.classes[example.row]
@@ -283,7 +283,7 @@ def _predicted(result: InspectResult, example: Example) -> str:
     return f"   →   {label}  ({predicted.probability:.1%})"
 
 
-def _targets(result: InspectResult, example: Example) -> Iterator[str]:
+def _targets(result: InspectResult, example: ExampleRow) -> Iterator[str]:
     arrays = {"class" if result.classes else "element": result.targets, "value": result.target_values}
     parts = [_numbers(name, array[example.row]) for name, array in arrays.items() if array is not None]
     if parts:
