@@ -1,1 +1,1 @@
-"""The gateway that callers connect to, and the workers behind it."""
+"""The server: gateways, which callers connect to, and workers, which run the models."""

@@ -1,4 +1,4 @@
-"""`cutaway serve`: runs a gateway and its backend until a signal."""
+"""The program of ``cutaway serve``: a gateway and its workers, which run until a signal."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class Served:
     Attributes:
         address: ``host:port``, for `cutaway.Client`.
         metrics_address: ``host:port`` of the Prometheus metrics; empty if they are not served.
-        http_address: the same of Connect, gRPC-Web and REST.
+        http_address: ``host:port`` of Connect, gRPC-Web and REST; empty if they are not served.
     """
 
     address: str

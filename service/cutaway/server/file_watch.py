@@ -1,4 +1,4 @@
-"""Detects changed files: the token file, the TLS files and the archives of a model store."""
+"""Watches for changed files: the token file, the TLS files and the archives of a model store."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class FileWatch:
-    """Detects that a file was added, removed, rewritten or replaced; symbolic links are followed.
+    """A watch for files that are added, removed, rewritten or replaced; symbolic links are followed.
 
     Args:
         files: lists the files; called for every check.
@@ -35,7 +35,7 @@ class FileWatch:
         self._since = time.monotonic()
 
     def changed(self) -> bool:
-        """Returns True once for each change."""
+        """Returns True once after a change."""
         signature = self._signature()
         if signature != self._latest:
             self._latest, self._since = signature, time.monotonic()
@@ -45,7 +45,7 @@ class FileWatch:
         return True
 
     def _signature(self) -> dict[Path, tuple[int, int, int]]:
-        """Returns modification time, size and inode of each file that exists."""
+        """Returns modification time, size and inode of the files that exist."""
         signature = {}
         for path in self._files():
             try:

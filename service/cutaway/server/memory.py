@@ -1,4 +1,4 @@
-"""How much memory this process may use, and the share of it that is for the requests of one worker."""
+"""The memory that this process may use, the share of it for requests, and a limit for one worker."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ _CGROUPS = Path("/sys/fs/cgroup")
 _LIMITS = ("memory.max", "memory.limit_in_bytes")  # of cgroups v2 and v1
 
 _FOR_REQUESTS = 0.6
-"""Of all memory; TorchServe's JVM may take a quarter, and the gateway needs some."""
+"""The share of all memory for requests; TorchServe's JVM may take a quarter, and the gateway needs some."""
 
 _LOADED_BYTES = 512 << 20
-"""What a worker needs before its first request."""
+"""The memory that a worker needs before its first request."""
 
 _LEAST_BYTES = 256 << 20
 
 _OF_MESSAGES = 24
-"""A request is in memory up to six times (gRPC, gateway, JVM, worker): together they take a quarter at most."""
+"""The divisor of all memory that gives the bytes for requests.
+
+A request is in memory up to six times (gRPC, gateway, JVM, worker); the copies take a quarter of the memory at most.
+"""
 
 
 def usable_bytes() -> int:
@@ -30,7 +33,7 @@ def usable_bytes() -> int:
 
 
 def share_of_worker(workers: int) -> int:
-    """Returns the bytes for the requests of each of ``workers`` workers, so that all of them fit."""
+    """Returns the bytes for the requests of one of ``workers`` workers, so that all of them fit."""
     return max(_LEAST_BYTES, int(_FOR_REQUESTS * usable_bytes()) // workers - _LOADED_BYTES)
 
 
@@ -53,15 +56,16 @@ def _cgroups() -> Iterator[Path]:
             _, controllers, path = line.split(":", 2)
             if controllers in ("", "memory"):
                 own = _CGROUPS / controllers / path.lstrip("/")
-                yield from (each for each in (own, *own.parents) if each.is_relative_to(_CGROUPS / controllers))
-
-
-# A limit of the memory that requests may take, so that one that needs too much fails by itself.
+                root = _CGROUPS / controllers
+                yield from (group for group in (own, *own.parents) if group.is_relative_to(root))
 
 
 def limit_request_memory(allowed: int | None) -> None:
-    """Lets this process allocate at most ``allowed`` bytes more than it has now; only on Linux, and not if None. What
-    needs more raises an error that `is_out_of_memory` knows; without a limit, the kernel would end some process."""
+    """Lets this process allocate at most ``allowed`` bytes more than it has now; only on Linux, and not if None.
+
+    A request that needs more raises an error that `is_out_of_memory` knows. Without a limit, the kernel would end some
+    process.
+    """
     if allowed is None or sys.platform != "linux":
         return
     import resource

@@ -16,11 +16,9 @@ from cutaway.contract.results import ModelName
 from cutaway.server.archive import reader
 from cutaway.server.archive.reader import ArchiveManifest
 
-# The catalog of served models: resolves the model name of a request.
-
 
 class Catalog:
-    """The models of one gateway.
+    """The models of a gateway; it resolves the model name of a request.
 
     Args:
         served: models that accept calls.
@@ -114,7 +112,7 @@ class ModelStore:
 
     @property
     def faults(self) -> list[str]:
-        """One message for each archive that is not served."""
+        """The messages about archives that are not served."""
         loading = [f"{name.model} {name.version}: {why}" for name, why in self.broken.items()]
         return [*self.unreadable.values(), *loading]
 

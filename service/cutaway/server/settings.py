@@ -18,14 +18,14 @@ MEBIBYTE = 1024 * 1024
 _PREFIX = "CUTAWAY_"
 
 _OTHERS = {"TOKEN", "IMAGE", "MODELS", "PUBLISH", "WORKERS"}
-"""Variables of the client, of deploy/compose.yml, and of the gateway for its workers."""
+"""Names of variables of the client, of deploy/compose.yml, and of the gateway for its workers."""
 
 _OF_KUBERNETES = re.compile(r"_SERVICE_(HOST|PORT)|_PORT($|_\d+_)").search
-"""Finds the variables that Kubernetes sets for a service whose name begins with ``cutaway``."""
+"""A search for the variables that Kubernetes sets for a service whose name begins with ``cutaway``."""
 
 
 class Settings(BaseSettings):
-    """The settings of a gateway and its workers. Each field is the environment variable ``CUTAWAY_<NAME>``."""
+    """The settings of a gateway and its workers. A field is the environment variable ``CUTAWAY_<NAME>``."""
 
     model_config = SettingsConfigDict(env_prefix=_PREFIX)
 

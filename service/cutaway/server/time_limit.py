@@ -1,4 +1,4 @@
-"""Limits the time that something awaited may take."""
+"""A time limit for awaitables."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def test_bytes_are_checked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     read: list[str] = []
     plainly = reader.read
 
-    def noting(path: Path) -> reader.Manifest:
+    def noting(path: Path) -> reader.ArchiveManifest:
         read.append(path.name)
         return plainly(path)
 

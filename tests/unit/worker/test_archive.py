@@ -98,7 +98,7 @@ def test_an_installed_adapter_and_no_weights(build: Build) -> None:
     """A model may live in an installed module and be born with its weights."""
     manifest = reader.read(build(adapter="cutaway.adapters:Adapter", weights=None, extra_files=[]))
 
-    assert manifest == reader.Manifest("tiny", "1.0", "cutaway.adapters:Adapter", options={"depth": "2"})
+    assert manifest == reader.ArchiveManifest("tiny", "1.0", "cutaway.adapters:Adapter", options={"depth": "2"})
 
 
 def test_random_weights(build: Build) -> None:
@@ -283,7 +283,7 @@ def test_settings_start_at_one(build: Build, name: str) -> None:
         (
             {
                 "cutaway.json": json.dumps(
-                    {"schema": 1, **asdict(reader.Manifest("tiny", "1.0", "tiny_adapter.py:Tiny")), "random_weights": 1}
+                    {"schema": 1, **asdict(reader.ArchiveManifest("tiny", "1.0", "tiny_adapter.py:Tiny")), "random_weights": 1}
                 ).encode()
             },
             "tiny-1.0.mar: cutaway.json does not have the fields of a manifest",

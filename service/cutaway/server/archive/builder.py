@@ -1,4 +1,4 @@
-"""Builds model archives, for ``cutaway package``."""
+"""The builder of model archives, for ``cutaway package``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads model archives: the `.mar` files made by ``cutaway package``.
+"""The reader of model archives: the `.mar` files made by ``cutaway package``.
 
 An archive is a zip file that TorchServe can serve. Its file ``cutaway.json`` names the adapter, the weights and their
 SHA-256. Weights are safetensors, never pickles.
@@ -24,8 +24,7 @@ from typing import IO, Any
 
 from cutaway.contract.errors import Reason, error
 
-# The names and versions that models may have: safe in paths, in URLs and in TorchServe's configuration.
-
+# Names and versions of models are safe in paths, in URLs and in TorchServe's configuration.
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,127}")
 _VERSION = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -115,10 +114,10 @@ def unpacked(directory: Path) -> ArchiveManifest:
 
 
 class _Damage(Exception):
-    """What is wrong with an archive; `_reporting` adds its name and what to do."""
+    """A fault of an archive; `_reporting` adds the archive's name and the remedy."""
 
 
-# What zipfile and zlib raise for them.
+# zipfile and zlib raise these for damaged archives.
 _WRONG_BYTES = (
     *(_Damage, zipfile.BadZipFile, zlib.error, struct.error, EOFError),
     *(ArithmeticError, RuntimeError, ValueError, OSError),

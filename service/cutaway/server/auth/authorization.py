@@ -1,7 +1,7 @@
-"""What a caller may do with each model, and what a request needs.
+"""The permissions of callers by model, and the scopes that a request needs.
 
-A request that needs more scopes is refused before a worker gets it. The names of a model's modules are for callers with
-`Scope.INSPECT`: for others, errors that could tell them have no details.
+A request that needs more scopes than its caller has is refused before a worker gets it. Only callers with
+`Scope.INSPECT` may know the names of a model's modules: for others, errors that could name them have no details.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cutaway.v1 import inspection_pb2
 
 
 class Scope(StrEnum):
-    """What a token allows for a model."""
+    """A kind of request that a token allows for a model."""
 
     PREDICT = "predict"
     """Predictions."""
@@ -31,7 +31,7 @@ class Scope(StrEnum):
 
 @dataclass(frozen=True)
 class Permissions:
-    """What a caller may do with one model.
+    """The permissions of a caller for one model.
 
     Attributes:
         scopes: the allowed kinds of requests.
@@ -62,8 +62,10 @@ class Permissions:
 
     @contextmanager
     def redacted_errors(self) -> Iterator[None]:
-        """Replaces the message of an error in the block by the meaning of its reason, if it could name modules and the
-        caller lacks `Scope.INSPECT`."""
+        """Replaces messages of errors in the block that could name modules, if the caller lacks `Scope.INSPECT`.
+
+        The meaning of the error's reason takes the place of its message.
+        """
         try:
             yield
         except CutawayError as failure:
@@ -103,7 +105,7 @@ REQUIRED_SCOPES: Mapping[str, Scope] = {
     "edits": Scope.EDIT,
     "compare": Scope.EDIT,
 }
-"""The scope that each field of `cutaway.v1.InspectRequest` needs. A neuron as the target needs `Scope.INSPECT` too."""
+"""The scopes that the fields of `cutaway.v1.InspectRequest` need. A neuron as the target needs `Scope.INSPECT` too."""
 
 
 @dataclass(frozen=True)
@@ -154,4 +156,4 @@ def _no_such_model() -> CutawayError:
 
 
 ANONYMOUS = Caller("", {"*": Permissions(frozenset(Scope))})
-"""Every caller of a gateway without a token file."""
+"""The caller of all calls to a gateway without a token file."""

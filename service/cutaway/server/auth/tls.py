@@ -44,8 +44,9 @@ def server_credentials(settings: Settings) -> grpc.ServerCredentials | None:
 
 
 def ssl_context(settings: Settings) -> ssl.SSLContext | None:
-    """Returns the same for HTTP; None for plaintext. The certificate is read again after it changes; the authority of
-    client certificates is not.
+    """Returns the TLS context of the HTTP server; None for plaintext.
+
+    The certificate is read again after it changes; the authority of client certificates is not.
 
     Raises:
         InvalidArgument: ``INVALID_VALUE``, with the environment variable.
@@ -106,8 +107,10 @@ def exposure_warning(settings: Settings, address: str) -> str:
 
 
 def check_http_exposure(settings: Settings) -> None:
-    """Raises ``INVALID_VALUE`` if everybody who reaches this machine could call by HTTP, as any page in a browser does,
-    and the operator has not said so."""
+    """Raises ``INVALID_VALUE`` if HTTP is open to callers from other machines without tokens.
+
+    Any page in a browser could then call. Operators who want this set ``CUTAWAY_HTTP_ANONYMOUS``.
+    """
     known = settings.tokens is not None or settings.tls_client_ca is not None or settings.http_anonymous
     if settings.http_address and not (known or is_loopback(settings.http_address)):
         what = "HTTP beyond this machine needs tokens: set CUTAWAY_TOKENS, or CUTAWAY_HTTP_ANONYMOUS=true to do without"

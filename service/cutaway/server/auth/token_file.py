@@ -1,4 +1,4 @@
-"""The token file: who may call the gateway, and what each caller may do. It is read again after it changes.
+"""The token file, which lists the callers of the gateway with their permissions. It is read again after it changes.
 
     [tokens.dashboard]
     sha256 = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
@@ -63,7 +63,7 @@ class _File(BaseModel):
 
 
 class TokenFile:
-    """Authenticates callers by the tokens in a TOML file.
+    """An authenticator of callers by the tokens in a TOML file.
 
     Raises:
         CutawayError: the file cannot be read.
@@ -92,7 +92,7 @@ class TokenFile:
 
 
 Authenticator: TypeAlias = Callable[[Iterable[tuple[str, str | bytes]]], Caller]
-"""Returns the caller of a call with that metadata; raises as `TokenFile.caller`."""
+"""A function that returns the caller of a call with that metadata; raises as `TokenFile.caller`."""
 
 
 def authenticator(path: Path | None) -> Authenticator:

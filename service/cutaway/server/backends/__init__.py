@@ -1,1 +1,1 @@
-"""Backends: TorchServe, models in this process, and other gateways."""
+"""Calls to workers: a backend sends batches to workers in this process or in others."""

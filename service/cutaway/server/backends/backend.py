@@ -1,4 +1,4 @@
-"""Runs models in workers: a request's bytes go in, a worker's reply comes out."""
+"""The backend of a gateway: it sends serialised requests to workers and returns their serialised replies."""
 
 from __future__ import annotations
 
@@ -22,11 +22,9 @@ from cutaway.server.observability.call_watch import current_call
 from cutaway.server.settings import Settings
 from cutaway.v1 import worker_pb2
 
-# The interface of workers, in other processes or in this one, and the turns that a worker has under way.
-
 
 class WorkerLink(Protocol):
-    """One worker, which runs turns of calls one after the other."""
+    """A worker, which runs turns of calls one after the other."""
 
     turns: Turns
 
@@ -36,7 +34,7 @@ class WorkerLink(Protocol):
 
     @property
     def late_s(self) -> float:
-        """For how many seconds it has shown no progress although all its calls should be done."""
+        """The seconds without progress since all its calls should have been done."""
 
     async def run(self, calls: Sequence[worker_pb2.WorkerCall], replied: Replied[bytes], waiting: int = 0) -> None:
         """Runs a turn; returns when all replies were passed to ``replied``.
@@ -112,7 +110,7 @@ class Turns:
             _set(turn.done)
 
     def lost(self) -> None:
-        """The worker has died: only the first turn can be the cause."""
+        """Fails all turns after the worker has died: only the first turn can be the cause."""
         turns, self._turns = self._turns, []
         for number, turn in enumerate(turns):
             _set(turn.done, NotBegun() if number else worker_died())
@@ -133,20 +131,20 @@ def _set(done: asyncio.Future[None], failure: Exception | None = None) -> None:
 
 
 SetServing: TypeAlias = Callable[[Collection[ModelName]], Awaitable[None]]
-"""Sets which models health checks report as serving; the gateway serves if any model does."""
+"""A function that sets which models health checks report as serving; the gateway serves if any model does."""
 
 Supervise: TypeAlias = Callable[[SetServing], Coroutine[Any, Any, None]]
-"""Keeps a backend running, and reports what serves; never returns."""
+"""A function that keeps a backend running and reports which models serve; it never returns."""
 
 MAX_BATCH_BYTES = 4 << 20
 """The largest size of a batch with more than one call: large calls gain nothing from a batch."""
 
 _MAX_STREAMS = 8
-"""How many streamed replies of one model may be unfinished: its workers hold them in memory."""
+"""The most unfinished streamed replies of one model: its workers hold them in memory."""
 
 
 class Workers(Protocol):
-    """Workers that come and go.
+    """The workers of a backend, which come and go.
 
     Attributes:
         available: whether calls may wait for a worker to come.
@@ -163,14 +161,14 @@ class Workers(Protocol):
 
 
 class _Answer(NamedTuple):
-    """A serialised `cutaway.v1.WorkerReply`, and whose it is."""
+    """A serialised `cutaway.v1.WorkerReply`, and the worker that sent it."""
 
     reply: bytes
     worker: WorkerLink
 
 
 class Backend:
-    """Sends calls to workers, in batches.
+    """The models of a gateway: calls to them go to workers in batches.
 
     Args:
         workers: the workers.

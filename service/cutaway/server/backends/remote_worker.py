@@ -1,4 +1,4 @@
-"""A worker in another process, called over its Unix socket. See `worker_protocol.frames`."""
+"""A worker in another process, called over its Unix socket. See `cutaway.server.worker_protocol`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from cutaway.server.worker_protocol import (
 from cutaway.v1 import worker_pb2
 
 _SILENT_S = 2 * HEARTBEAT_INTERVAL_S
-"""Without a heartbeat for so long, the worker is stopped, or its model's code does not let other threads run."""
+"""Seconds without a heartbeat after which a worker is stopped, or its model's code lets no other thread run."""
 
 _POLL_S = 0.05
 _SLACK_S = 0.05  # difference between clocks and timers
@@ -37,11 +37,11 @@ _SMALL_BYTES = 64 << 10
 
 
 class RemoteWorker(asyncio.Protocol):
-    """The gateway's side of a connection for calls.
+    """A worker as the gateway sees it: the gateway's end of a connection for calls.
 
     Args:
         path: the worker's socket.
-        changed: called when the worker has said which model it has, and when it has ended.
+        changed: called when the worker has announced its model, and when it has ended.
 
     Attributes:
         pid: its process; 0 if that may be on another machine.
@@ -77,12 +77,12 @@ class RemoteWorker(asyncio.Protocol):
 
     @property
     def takes_turns(self) -> bool:
-        """Whether it has not said that it shall end."""
+        """Whether it accepts further turns; a worker that shall end refuses them."""
         return self._leaving is None
 
     @property
     def late_s(self) -> float:
-        """For how many seconds it has shown no progress although all its calls should be done."""
+        """The seconds without progress since all its calls should have been done."""
         silent_s = _now() - self._heard
         if silent_s < _SILENT_S:
             return self._late_s
@@ -191,16 +191,13 @@ def _since(deadline: float) -> float:
     return max(0.0, time.time() - deadline)
 
 
-# The workers that listen in one directory: found when they begin to listen, forgotten when they end.
-
-
 class WorkerPool:
-    """The workers of one set of processes.
+    """The workers that listen in one directory: added when they begin to listen, removed when they end.
 
     Attributes:
         path: the directory in which they listen.
         available: whether processes run that start workers; if not, calls do not wait for one.
-        sends_ahead: always; the way to a worker takes time.
+        sends_ahead: True: the way to a worker takes time.
         changed: called when workers, or `available`, have changed.
         news: set at the same moment.
     """

@@ -1,1 +1,1 @@
-"""The request queue and adaptive batching."""
+"""The request queue of a model, fair between callers, and its adaptive batching."""

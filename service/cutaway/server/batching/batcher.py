@@ -22,13 +22,13 @@ from cutaway.v1 import worker_pb2
 T = TypeVar("T")
 
 _MAX_WORKER_DEATHS = 2
-"""After so many dead workers, the request counts as the cause."""
+"""The number of dead workers after which a request counts as the cause."""
 
 Replied: TypeAlias = Callable[[int, T], None]
-"""Gets the position of a call in its batch, and its reply."""
+"""A function that takes the position of a call in its batch, and its reply."""
 
 Send: TypeAlias = Callable[[Sequence[worker_pb2.WorkerCall], Replied[T]], Awaitable[None]]
-"""Sends a batch to a worker, and returns when all its calls are answered."""
+"""A function that sends a batch to a worker, and returns when all its calls are answered."""
 
 
 class NotBegun(Exception):
@@ -67,7 +67,7 @@ class Batcher(Generic[T]):
         max_pending: the largest number of calls without a reply; further calls are refused.
 
     Attributes:
-        batch_sizes: how many batches there were of each size.
+        batch_sizes: the number of batches by their size.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Batcher(Generic[T]):
 
     @property
     def queue_length(self) -> int:
-        """How many calls wait for a batch; safe to read from any thread."""
+        """The number of calls that wait for a batch; safe to read from any thread."""
         while True:
             with suppress(RuntimeError):  # the queue changed during the iteration
                 return sum(not call.reply.done() for call in self._queue)
@@ -179,8 +179,10 @@ class Batcher(Generic[T]):
                     call.reply.cancel()
 
     def _batch_failed(self, calls: Sequence[_PendingCall[T]], failure: CutawayError) -> None:
-        """Fails the calls of a batch; after a worker died, retries each alone, so that a call that kills its worker
-        fails by itself."""
+        """Fails the calls of a batch; after a worker died, retries every call alone.
+
+        So a call that kills its worker fails by itself.
+        """
         if failure.reason != Reason.WORKER_DIED:
             for call in calls:
                 _fail(call, failure)

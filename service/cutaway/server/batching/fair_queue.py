@@ -1,4 +1,4 @@
-"""A request queue that is fair to callers: one call of each caller after the other."""
+"""A request queue that is fair to callers, and limits that callers share: slots and bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cutaway.contract.errors import CutawayError, Reason, error
 T = TypeVar("T")
 
 caller_id: ContextVar[str] = ContextVar("caller_id", default="")
-"""Whose call the current task handles: the name of a token's entry, or the address of a connection."""
+"""The caller of the current task's call: the name of a token's entry, or the address of a connection."""
 
 
 class FairQueue(Generic[T]):
@@ -61,14 +61,11 @@ class FairQueue(Generic[T]):
             yield from lane
 
 
-# Slots that callers share: those who wait get them in turn, and none gets more than half of them.
-
-
 class FairSlots:
-    """As many slots as calls may hold at the same time.
+    """Slots that callers share: waiting callers get them in turn, and no caller gets more than half of them.
 
     Args:
-        count: how many there are.
+        count: the number of slots.
     """
 
     def __init__(self, count: int) -> None:
@@ -125,19 +122,18 @@ class FairSlots:
         return next((caller for caller in self._waiting if self._held[caller] < self._most), None)
 
 
-# A limit of the bytes of all requests that are under way, and of those of one caller.
-
-
 _BURST_BYTES = 256 << 20
-"""After so many bytes of requests, free memory goes back to the system as soon as no request is under way: glibc would
-keep most of it."""
+"""Bytes of requests after which free memory returns to the system, once no request is under way.
+
+The C library glibc would keep most of it.
+"""
 
 
 class ByteBudget:
-    """The bytes that requests may have together. One request alone is always within it.
+    """A limit of the bytes of all requests under way. One request alone is always within it.
 
     Args:
-        most: of all callers; one caller may have half of them.
+        most: the bytes of all callers; one caller may have half of them.
     """
 
     def __init__(self, most: int) -> None:

@@ -1,4 +1,4 @@
-"""All that the HTTP server answers, as one ASGI application."""
+"""The ASGI application of the HTTP server: every route, and the guard against pages of other sites."""
 
 from __future__ import annotations
 
@@ -26,9 +26,7 @@ from cutaway.server.http.rest import Rest
 from cutaway.server.rpc.servicer import Servicer
 from cutaway.server.settings import Settings
 
-# The description of the HTTP service, OpenAPI 3.1, which tools/openapi.py writes; and a page to try it.
-
-
+# tools/openapi.py writes the description, OpenAPI 3.1; Swagger UI is the page to try it.
 _DESCRIPTION = resources.files("cutaway.server.http") / "openapi.json"
 
 _PAGE = """<!doctype html>
@@ -49,7 +47,7 @@ _SWAGGER_POLICY = "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src
 
 
 def description_routes() -> list[BaseRoute]:
-    """Returns the description_routes of the description and of the page, which show what is public."""
+    """Returns the routes of the description and of the page to try it; both are public."""
     return [
         Route("/openapi.json", lambda _: Response(_DESCRIPTION.read_bytes(), media_type="application/json")),
         Route("/docs", lambda _: HTMLResponse(_PAGE, headers={"content-security-policy": _SWAGGER_POLICY})),
@@ -68,9 +66,7 @@ def _asset(request: Request) -> Response:
     )
 
 
-# The inspector: a page on which people look into a served model. ``make web`` builds it from web/.
-
-
+# The inspector, a page on which people look into a served model. ``make web`` builds it from web/.
 STATIC = Path(str(resources.files("cutaway.server") / "web" / "static"))
 
 _PAGE_POLICY = "; ".join(
@@ -96,7 +92,7 @@ _FOR_EVER = "public, max-age=31536000, immutable"
 
 
 def page_routes() -> list[BaseRoute]:
-    """Returns the page_routes of the page, which is public: only its calls need a token."""
+    """Returns the routes of the inspector's page, which is public: only its calls need a token."""
     return [
         Route("/", GZipMiddleware(_Files("index.html", "no-cache"))),
         # A name has a digest of the content in it: another content has another name.
@@ -105,7 +101,7 @@ def page_routes() -> list[BaseRoute]:
 
 
 class _Files(StaticFiles):
-    """Serves files of the page.
+    """Static files of the inspector's page.
 
     Args:
         name: a file, or a folder, of the built page.
@@ -125,17 +121,14 @@ class _Files(StaticFiles):
         return response
 
 
-# What is refused before anybody looks at a request: pages of other sites, and what no method could read.
-
-
 _LOCAL = ("localhost", "127.0.0.1", "[::1]")
 
 
 class Guard:
-    """An ASGI middleware.
+    """A middleware that refuses requests of other sites' pages, and headers that no method could read.
 
-    A browser sends requests of any page to this machine, with the page's origin. Without this, a page that somebody has
-    open could ask a server that listens for this machine only.
+    A browser sends requests of any page to this machine, with the page's origin. Without this guard, any open page
+    could call a server that listens for this machine only.
 
     Args:
         application: answers all other requests.

@@ -40,7 +40,7 @@ _Context: TypeAlias = "RequestContext[Any, Any]"
 
 
 class _Admission(MetadataInterceptor[None]):
-    """Authenticates callers before their requests are read."""
+    """An interceptor that authenticates callers before their requests are read."""
 
     def __init__(self, servicer: Servicer) -> None:
         self._servicer = servicer
@@ -55,7 +55,7 @@ class _Admission(MetadataInterceptor[None]):
 
 
 class _Method:
-    """One method of the service."""
+    """A method of the service as Connect calls it."""
 
     def __init__(self, servicer: Servicer, method: MethodDescriptor) -> None:
         self._servicer = servicer
@@ -64,7 +64,7 @@ class _Method:
         self._streams = method.server_streaming
 
     def endpoint(self) -> Any:
-        """Returns it as connectrpc has it."""
+        """Returns the endpoint for connectrpc."""
         info = MethodInfo(
             name=self._name,
             service_name=SERVICE,
@@ -157,7 +157,7 @@ def _as_connect_errors(call: HttpCall, ctx: _Context) -> Iterator[None]:
 
 def _connect_error(failure: CutawayError) -> ConnectError:
     status = status_pb2.Status.FromString(grpc_status.encode(failure))
-    details = [ErrorDetail(wkt.Any(type_url=each.type_url, value=each.value)) for each in status.details]
+    details = [ErrorDetail(wkt.Any(type_url=detail.type_url, value=detail.value)) for detail in status.details]
     return ConnectError(Code[StatusCode(failure.code).name], status.message, details)
 
 
@@ -180,7 +180,7 @@ def _with_length(send: Send) -> Send:
 
 
 class ConnectApplication(ConnectASGIApplication[Servicer]):
-    """The ASGI application.
+    """The ASGI application of Connect and gRPC-Web.
 
     Args:
         servicer: answers the calls.
@@ -201,7 +201,7 @@ class ConnectApplication(ConnectASGIApplication[Servicer]):
 
     @property
     def path(self) -> str:
-        """Where the service is."""
+        """The path of the service."""
         return PATH.rstrip("/")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,4 +1,4 @@
-"""Handlers of requests by HTTP: who may call, how long a call may take, and what its errors look like."""
+"""Wraps handlers of HTTP requests: authentication, time limit, and errors as problem details (RFC 9457)."""
 
 from __future__ import annotations
 
@@ -17,9 +17,6 @@ from cutaway.contract.errors import DOMAIN, Code, CutawayError, Reason, error
 from cutaway.contract.wire import grpc_status
 from cutaway.server.http.http_call import Headers, HttpCall
 from cutaway.server.rpc.servicer import Servicer
-
-# Errors as problem details, RFC 9457, with the reason, the field and the time after which to try again.
-
 
 MEDIA_TYPE = "application/problem+json"
 

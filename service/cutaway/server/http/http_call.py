@@ -20,7 +20,7 @@ Write: TypeAlias = Callable[[bytes], Awaitable[None]]
 
 
 class HttpCall:
-    """One call; a `cutaway.server.rpc.status.Context`.
+    """A call by HTTP; a `cutaway.server.rpc.status.Context`.
 
     Args:
         headers: of the request, keys in lower case.
@@ -62,7 +62,7 @@ class HttpCall:
 
     @property
     def reply_headers(self) -> Headers:
-        """The same as headers."""
+        """The metadata of the reply, as headers."""
         return [(key, value) for key, value in self._trailers if isinstance(value, str)]
 
     def code(self) -> grpc.StatusCode | None:
@@ -85,11 +85,8 @@ class HttpCall:
         raise grpc_status.decode(code.value[0], details, trailing_metadata)
 
 
-# Limits how long the body of a request may take to arrive, and its size.
-
-
 class RequestBody:
-    """An ASGI ``receive`` with limits.
+    """The body of a request, with limits of its size and of the time that it may take to arrive.
 
     Args:
         receive: the server's own.

@@ -26,7 +26,7 @@ from cutaway.contract.tensors import Array
 MAX_JSON_BYTES = 16 << 20
 
 _LARGE = 1 << 16
-"""Bytes from which on a thread converts."""
+"""The size in bytes from which a thread converts a message."""
 
 T = TypeVar("T")
 
@@ -107,9 +107,7 @@ def _check_size(text: bytes) -> None:
         raise error(Reason.REQUEST_TOO_LARGE, f"{what}; send it as application/proto, or as NPY")
 
 
-# Results as the replies of REST: KServe's ``predictions`` and ``explanations``, or arrays in a file of numpy.
-
-
+# Replies by REST: KServe's ``predictions`` and ``explanations``, or arrays in a file of numpy.
 MAX_ELEMENTS = 1 << 20
 """The most elements of a reply in JSON."""
 
@@ -118,13 +116,14 @@ _ALWAYS = ("warnings", "provenance", "timings")
 
 
 def as_document(result: InspectResult, *, explains: bool) -> dict[str, Any]:
-    """Returns the reply in JSON: ``predictions`` by instance, and with ``explains`` also ``explanations`` by instance
-    and the ``verdicts`` of each method.
+    """Returns the reply in JSON: ``predictions`` by instance.
+
+    With ``explains``, the reply has ``explanations`` by instance and ``verdicts`` by method too.
 
     Raises:
         ResourceExhausted: ``REPLY_TOO_LARGE``.
     """
-    elements = sum(each.array.size for each in named_tensors(result))
+    elements = sum(tensor.array.size for tensor in named_tensors(result))
     if elements > MAX_ELEMENTS:
         what = f"the reply has {elements} numbers, and JSON holds at most {MAX_ELEMENTS}"
         raise error(Reason.REPLY_TOO_LARGE, f"{what}; accept application/x-npz, or ask for less")
@@ -137,15 +136,15 @@ def as_document(result: InspectResult, *, explains: bool) -> dict[str, Any]:
             for row in range(len(reply["predictions"]))
         ]
         reply["verdicts"] = [_verdicts(attribution) for attribution in result.attributions]
-    asked = [name for name in _WITH_RESULT if getattr(result, name)]
-    reply |= {name: document(getattr(result, name), max_values=MAX_ELEMENTS) for name in (*asked, *_ALWAYS)}
+    present = [name for name in _WITH_RESULT if getattr(result, name)]
+    reply |= {name: document(getattr(result, name), max_values=MAX_ELEMENTS) for name in (*present, *_ALWAYS)}
     if result.estimate is not None:
         reply["estimate"] = document(result.estimate)
     return reply
 
 
 def _by_instance(arrays: Mapping[str, Array]) -> list[Any]:
-    """Returns a row of each output for each instance; of a single output, the row itself."""
+    """Returns a mapping of outputs to rows for every instance; for a model with one output, only the rows."""
     if not arrays:
         return []
     if len(arrays) == 1:
@@ -156,17 +155,17 @@ def _by_instance(arrays: Mapping[str, Array]) -> list[Any]:
 
 
 def _explanation(attribution: AttributionResult, row: int) -> dict[str, Any]:
-    found: dict[str, Any] = {"method": attribution.method, "layer": attribution.layer}
+    explanation: dict[str, Any] = {"method": attribution.method, "layer": attribution.layer}
     if attribution.error is not None:
-        return found | {"error": document(attribution.error)}
-    found["values"] = {
+        return explanation | {"error": document(attribution.error)}
+    explanation["values"] = {
         name: numbers(array[row]) if row < len(array) else None for name, array in attribution.values.items()
     }
     for name in ("convergence_delta", "targets"):
         array = getattr(attribution, name)
         if array is not None:
-            found[name.removesuffix("s")] = numbers(array[row])
-    return found
+            explanation[name.removesuffix("s")] = numbers(array[row])
+    return explanation
 
 
 def _verdicts(attribution: AttributionResult) -> dict[str, Any]:

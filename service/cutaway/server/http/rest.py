@@ -1,5 +1,7 @@
-"""REST, as KServe's first protocol has it: ``/v1/models``, ``:predict`` and ``:explain``; ``:inspect``, which is the
-contract in JSON; and ``:program``, which returns a question as a program."""
+"""The routes of REST, as KServe's first protocol has them: ``/v1/models``, ``:predict`` and ``:explain``.
+
+``:inspect`` takes and returns the contract in JSON. ``:program`` returns a request as a program.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,9 @@ from cutaway.contract.errors import CutawayError, Reason, error
 from cutaway.contract.results import ModelName
 from cutaway.contract.wire import models as wire_models
 from cutaway.server.http import json_messages
-from cutaway.server.http.asked import Asked, asked_by, contract_request, media_type_in
 from cutaway.server.http.guarded import MEDIA_TYPE, guarded, unless_gone
 from cutaway.server.http.http_call import HttpCall, RequestBody
+from cutaway.server.http.rest_request import RestRequest, contract_request, media_type_in, read_rest_request
 from cutaway.server.rpc.servicer import Servicer, listed_models
 from cutaway.v1 import inspection_service_pb2
 from cutaway.views.programs.languages import program_of
@@ -52,7 +54,7 @@ class Rest:
         self._known_types: dict[str, tuple[Mapping[str, str], float]] = {}
 
     def routes(self) -> list[BaseRoute]:
-        """Returns all of them."""
+        """Returns the routes."""
         return [
             Route("/v1/models", guarded(self._servicer, "ListModels", self._models), methods=["GET"]),
             Route("/v1/models/{model:path}", guarded(self._servicer, "GetModel", self._model), methods=["GET"]),
@@ -60,7 +62,7 @@ class Rest:
         ]
 
     def exception_handlers(self) -> Mapping[Any, Any]:
-        """Returns how Starlette answers what no route does."""
+        """Returns the handlers of requests that no route answers."""
         return {HTTPException: _plain_problem}
 
     async def _models(self, _: Request, call: HttpCall) -> Response:
@@ -76,7 +78,7 @@ class Rest:
         return JSONResponse({"name": name.model, "ready": name in self._serving, **detail})
 
     async def _data_types(self, model: str, call: HttpCall) -> Mapping[str, str]:
-        """Returns the data types of the model's inputs, by name; of one with a type that is not known, nothing."""
+        """Returns the data types of the model's inputs, by name, without inputs of unknown types."""
         known, since = self._known_types.get(model, ({}, -math.inf))
         if time.monotonic() - since > _KNOWN_S:
             if len(self._known_types) >= _MOST_MODELS:
@@ -99,18 +101,18 @@ class Rest:
             body = RequestBody(request.receive, self._timeout_s, self._max_bytes)
             if verb == "program":
                 return await _program(request, model, body)
-            asked = await asked_by(
+            rest_request = await read_rest_request(
                 verb, model, request.headers, body, self._max_bytes, partial(self._data_types, model, call)
             )
         except CutawayError as failure:
             await self._servicer.refuse("Inspect", failure, call)
             raise
-        reply = await unless_gone(request, self._servicer.call("Inspect", asked.request, call))
-        return await _response(asked, reply or b"")
+        reply = await unless_gone(request, self._servicer.call("Inspect", rest_request.request, call))
+        return await _response(rest_request, reply or b"")
 
 
 async def _program(request: Request, model: str, body: RequestBody) -> Response:
-    """Returns a question as a program; the model is not asked."""
+    """Returns a request as a program, without a call of the model."""
     data = await contract_request(model, media_type_in(request.headers), body)
     address = request.query_params.get("address", str(request.base_url))
     has_token = "authorization" in request.headers
@@ -123,12 +125,12 @@ def _written(data: bytes, *, address: str, has_token: bool, language: str) -> st
     return program_of(question_of(data, address, has_token=has_token), language)
 
 
-async def _response(asked: Asked, reply: bytes) -> Response:
-    """Returns the reply in the form that was asked for; converted in a thread, if it is large."""
-    return Response(await json_messages.converted(asked.write, reply), media_type=asked.media_type)
+async def _response(request: RestRequest, reply: bytes) -> Response:
+    """Returns the reply in the requested form; a thread converts large replies."""
+    return Response(await json_messages.converted(request.write, reply), media_type=request.media_type)
 
 
 async def _plain_problem(_: Request, failure: HTTPException) -> Response:
-    """Returns the problem for a path, or a method of HTTP, that there is not."""
+    """Returns the problem details for an unknown path or an unsupported HTTP method."""
     known = {"type": "about:blank", "title": failure.detail, "status": failure.status_code}
     return JSONResponse(known, failure.status_code, failure.headers, MEDIA_TYPE)

@@ -19,20 +19,19 @@ from cutaway.server.http.application import application
 from cutaway.server.rpc.servicer import Servicer
 from cutaway.server.settings import Settings
 
-# A connection by HTTP/1.1, with limits that uvicorn does not have.
-
-
 MAX_HEAD_BYTES = 64 << 10
 """The largest head of a request: its line and its headers."""
 
 
 class HttpConnection(HttpToolsProtocol):
-    """One connection. The head of a request may take `receive_timeout_s` to arrive. A caller who reads nothing of
-    a reply for `idle_timeout_s` loses the connection, with what was left to send.
+    """A connection by HTTP/1.1, with limits that uvicorn does not have.
+
+    The head of a request may take `receive_timeout_s` to arrive. A caller who reads nothing of a reply for
+    `idle_timeout_s` loses the connection, with the rest of the reply.
 
     Attributes:
         receive_timeout_s: seconds; a subclass sets it.
-        idle_timeout_s: the same.
+        idle_timeout_s: seconds; a subclass sets it.
     """
 
     receive_timeout_s: float
@@ -57,30 +56,30 @@ class HttpConnection(HttpToolsProtocol):
         super().data_received(data)
 
     def on_message_begin(self) -> None:
-        """A request begins."""
+        """Starts the time limit for the head of a request."""
         super().on_message_begin()
         if self._overdue is None:
             self._head_bytes = 0
             self._overdue = self._abort_later()
 
     def on_headers_complete(self) -> None:
-        """The head is complete."""
+        """Ends the time limit for the head, which is complete."""
         self._forget()
         super().on_headers_complete()
 
     def pause_writing(self) -> None:
-        """The caller reads more slowly than is sent."""
+        """Begins to watch a caller who reads more slowly than the server sends."""
         super().pause_writing()
         self._watch_reader(left=self.transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
-        """The caller has read most of it."""
+        """Ends the watch: the caller has read most of the reply."""
         super().resume_writing()
         if self._unread is not None:
             self._unread.cancel()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection has ended."""
+        """Ends all timers: the connection has ended."""
         self._forget()
         if self._unread is not None:
             self._unread.cancel()
@@ -111,13 +110,13 @@ _FIELD = "CUTAWAY_HTTP_ADDRESS"
 
 
 class HttpServer:
-    """Serves HTTP/1.1 in the running event loop.
+    """An HTTP/1.1 server in the running event loop.
 
     Args:
         servicer: answers the calls.
         serving: the models that answer; changes with them.
         settings: address, TLS, limits, and the origins of pages that may call.
-        routes: of further protocols.
+        routes: the routes of further protocols.
 
     Attributes:
         address: the ``host:port`` that the server listens on.
@@ -172,7 +171,7 @@ class HttpServer:
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals to the gateway.
+    """A uvicorn server that leaves signals to the gateway.
 
     Attributes:
         begun: set when it listens.

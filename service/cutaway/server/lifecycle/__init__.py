@@ -1,1 +1,1 @@
-"""Start, reload and restart of backends."""
+"""Start, supervision, reload and restart of workers, and the gateway's servers."""

@@ -29,24 +29,20 @@ from cutaway.server.settings import Settings
 if TYPE_CHECKING:
     from cutaway.server.http.server import HttpServer
 
-
-# Sets up the observers of a gateway's calls: metrics, log and traces, each if it is configured.
-
-
 _COLLECTOR = "OTEL_EXPORTER_OTLP_ENDPOINT"
 
 log = structlog.get_logger(__name__)
 
 
 class Observers:
-    """The observers of one gateway.
+    """The observers of a gateway's calls: metrics, log and traces, as far as they are configured.
 
     Args:
         batchers: the request queues of the models.
-        settings: which observers there are, and the address of the metrics.
+        settings: they configure the observers, and name the address of the metrics.
 
     Attributes:
-        watch: reports calls to the observers.
+        watch: it reports calls to the observers.
         metrics: the metrics.
         address: the metrics' ``HOST:PORT``; empty while they are not served.
     """
@@ -103,7 +99,7 @@ def check_files(settings: Settings) -> None:
 
 
 class GatewayServer:
-    """Serves one backend.
+    """The servers of one backend, by gRPC and by HTTP.
 
     Args:
         backend: runs the models.
@@ -155,8 +151,10 @@ class GatewayServer:
         await self.observers.close()
 
     async def set_serving(self, models: Collection[ModelName]) -> None:
-        """Sets which models health checks and metrics report as serving. The gateway serves if any of them does; a
-        name without a version stands for the highest version, as in calls."""
+        """Sets which models health checks and metrics report as serving.
+
+        The gateway serves if any model does. A name without a version stands for the highest version, as in calls.
+        """
         self._serving.clear()
         self._serving.update(models)
         self._reported |= {*self._backend.catalog.all()}

@@ -26,8 +26,6 @@ from cutaway.server.worker.worker import Worker
 from cutaway.server.worker_protocol import ScratchDirectory
 from cutaway.v1 import worker_pb2
 
-# A worker in a thread of this process: no Java; for notebooks, tests and first steps.
-
 
 class LocalWorker:
     """A worker and the thread that runs it; belongs to the event loop in which it is made.
@@ -50,7 +48,7 @@ class LocalWorker:
 
     @property
     def late_s(self) -> float:
-        """For how many seconds its calls should be done; its thread cannot be ended."""
+        """The seconds since all its calls should have been done; its thread cannot be ended."""
         until = self._worker.busy_until
         return max(0.0, time.time() - until) if until else 0.0
 
@@ -89,9 +87,9 @@ class LocalWorkers:
     """The workers of this process; belong to the event loop in which they are made.
 
     Attributes:
-        available: always; see `Workers`.
-        sends_ahead: never: a worker is free the moment it replies, and larger batches cost less.
-        changed: never called.
+        available: True; see `Workers`.
+        sends_ahead: False: a worker is free the moment it replies, and larger batches cost less.
+        changed: not called.
     """
 
     def __init__(self, workers: Sequence[Worker]) -> None:
@@ -121,7 +119,7 @@ class LocalWorkers:
 
 @asynccontextmanager
 async def in_process_backend(store: ModelStore, settings: Settings) -> AsyncIterator[tuple[Backend, Supervise]]:
-    """Loads the models of ``store`` into this process, one after the other; logs each that does not load.
+    """Loads the models of ``store`` into this process, one after the other; logs those that do not load.
 
     Raises:
         NotFound: ``MODEL_NOT_LOADED``, if no model loads.

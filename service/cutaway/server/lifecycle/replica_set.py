@@ -1,4 +1,7 @@
-"""A replica set: processes over one model store, each restarted when it ends unexpectedly or hangs."""
+"""A replica set: engines over one model store, which are restarted when they end unexpectedly or hang.
+
+An engine starts the workers of a model store, and a new one for every worker that ends.
+"""
 
 from __future__ import annotations
 
@@ -27,15 +30,13 @@ from cutaway.server.settings import Settings
 from cutaway.server.time_limit import within
 from cutaway.v1 import worker_pb2
 
-# The interface of engines: what starts the workers of a model store, and new ones for those that end.
-
 
 class Liveness(Protocol):
-    """Watches over an engine until `close`."""
+    """A watch over an engine until `close`."""
 
     @property
     def hangs(self) -> bool:
-        """Whether it does nothing any more, although it runs."""
+        """Whether the engine runs but does nothing any more."""
 
     async def close(self) -> None:
         """Ends the watch."""
@@ -46,7 +47,7 @@ class Engine(Protocol):
 
     @property
     def name(self) -> str:
-        """For people: ``TorchServe``."""
+        """The name for people, such as ``TorchServe``."""
 
     def start(self) -> None:
         """Starts the processes; their workers load their models after that."""
@@ -61,7 +62,7 @@ class Engine(Protocol):
         """Ends one of its processes, which hangs; a new worker follows."""
 
     def liveness(self, hang_s: float) -> Liveness:
-        """Begins to watch it; it hangs if it does nothing for ``hang_s`` seconds. Called in an event loop."""
+        """Begins to watch the engine, in an event loop; it hangs if it does nothing for ``hang_s`` seconds."""
 
     def log_tail(self) -> str:
         """Returns the end of its log since the last start; also after it has ended."""
@@ -70,17 +71,16 @@ class Engine(Protocol):
         """Ends all processes, and deletes their files; they get ``grace_s`` seconds to end by themselves."""
 
 
-# Waits for the models of starting processes: one real call to each, or the reason why it cannot answer.
-
-
 _READY_POLL_S = 0.05
 
 
 async def unready_models(
     engine: Engine, pool: WorkerPool, store: ModelStore, settings: Settings
 ) -> dict[ModelName, str]:
-    """Returns the models that do not answer, with the reason, once every model of ``store`` has answered a real call,
-    has reported that it cannot load, or has exceeded `Settings.start_timeout_s`.
+    """Waits for the models of ``store``; returns those that do not answer, with the reason.
+
+    It waits until every model has answered a real call, has reported that it cannot load, or has exceeded
+    `Settings.start_timeout_s`.
 
     Raises:
         CutawayError: the processes of ``engine`` ended.
@@ -97,8 +97,10 @@ async def unready_models(
 
 
 async def _fault(engine: Engine, pool: WorkerPool, name: ModelName) -> str:
-    """Returns why the model cannot answer; empty if it does. Of a model whose code does not load, only the log has the
-    reason."""
+    """Waits until the model answers, and returns the empty string, or why it cannot answer.
+
+    Of a model whose code does not load, only the log has the reason.
+    """
     while True:
         if engine.poll() is not None:
             raise error(Reason.BACKEND_UNAVAILABLE, f"{engine.name} ended while it started:\n{engine.log_tail()}")
@@ -131,11 +133,11 @@ log = structlog.get_logger(__name__)
 
 _POLL_S = 0.1
 _RESTART_DELAYS_S = (0.0, 1.0, 2.0, 5.0, 10.0)
-"""Delays before the attempts of a restart; the last one before all further ones too."""
+"""Delays before the attempts of a restart; the last one is used for all further attempts too."""
 
 
 class ReplicaSet:
-    """As many engines over a model store as the settings say.
+    """Engines over a model store, as many as the settings say.
 
     Args:
         store: the models.
@@ -179,12 +181,13 @@ class ReplicaSet:
             start_timeout_s=self._settings.start_timeout_s,
         )
 
-    def _workers(self, each: int | None) -> int:
+    def _workers(self, per_model: int | None) -> int:
         """Returns the number of workers in all engines."""
-        return self._settings.replicas * sum(each or reader.workers(path) for path in self.store.archives.values())
+        in_engine = sum(per_model or reader.workers(path) for path in self.store.archives.values())
+        return self._settings.replicas * in_engine
 
     async def start(self) -> None:
-        """Starts the engines, and waits until each model has answered in each of them; marks others as broken.
+        """Starts the engines, and waits until every model has answered in all of them; marks others as broken.
 
         Raises:
             CutawayError: an engine does not start, or no model answers.
@@ -200,13 +203,12 @@ class ReplicaSet:
         return await unready_models(engine, self.pool, self.store, self._settings)
 
     def supervise(self) -> None:
-        """From now on, kills workers that hang (their engine starts new ones), and restarts an engine that ends or
-        hangs."""
+        """Begins to kill workers that hang, and to restart engines that end or hang."""
         self._supervision = asyncio.gather(*map(self._supervise, self._engines))
         self._ending = asyncio.ensure_future(self._end_hanging_workers())
 
     def stop_supervising(self) -> None:
-        """From now on, kills and restarts nothing."""
+        """Ends the supervision: no worker is killed and no engine restarted any more."""
         self._supervision.cancel()
         self._ending.cancel()
 
@@ -262,7 +264,7 @@ class ReplicaSet:
             try:
                 await self._in_thread(partial(engine.stop, 0.0))
                 await self._start(engine)
-            except Exception as failure:  # also what nobody foresaw, such as a full disk, may be over at the next try
+            except Exception as failure:  # an unforeseen one, such as a full disk, may be over at the next try
                 why = failure.message if isinstance(failure, CutawayError) else f"{type(failure).__name__}: {failure}"
                 log.warning(f"{engine.name} did not start: {why.splitlines()[0]}")
             else:

@@ -1,5 +1,7 @@
-"""Keeps TorchServe running and up to date: after the model store changes, a new replica set starts beside the old one
-and replaces it."""
+"""Keeps the workers of a model store running and up to date.
+
+After the model store changes, a new replica set starts beside the old one and replaces it.
+"""
 
 from __future__ import annotations
 
@@ -25,15 +27,15 @@ _RETRY_PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 
 
 class Supervisor:
-    """The TorchServe processes over one model store, and the backend that calls them.
+    """The replica set over a model store, and the backend that calls it.
 
     Args:
         store: the models.
-        settings: number of processes, limits and timeouts.
-        workers: number of workers of each model in each process; None for the archives' own.
+        settings: number of engines, limits and timeouts.
+        workers: number of workers of each model in each engine; None for the archives' own.
 
     Attributes:
-        backend: calls the current processes; the same object after a reload.
+        backend: calls the current workers; the same object after a reload.
     """
 
     def __init__(self, store: ModelStore, settings: Settings, workers: int | None) -> None:
@@ -88,8 +90,11 @@ class Supervisor:
             reloading.result()
 
     async def _reload_on_change(self) -> None:
-        """Reloads the store after each change. What nobody foresaw (a full disk, no file descriptors) does not end what
-        serves: it is tried again, at longer and longer intervals."""
+        """Reloads the store after every change.
+
+        An unforeseen failure (a full disk, no file descriptors) ends no running worker. The reload is tried again, at
+        longer and longer intervals.
+        """
         due, pauses = False, iter(_RETRY_PAUSES_S)
         while True:
             await asyncio.sleep(_POLL_S)

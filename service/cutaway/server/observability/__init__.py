@@ -1,1 +1,1 @@
-"""Metrics, logs and traces."""
+"""Metrics, logs and traces of calls."""

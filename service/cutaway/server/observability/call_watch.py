@@ -1,6 +1,6 @@
-"""Observes each call from outside the servicer: method, outcome, duration.
+"""Observes calls from outside the servicer: method, outcome, duration.
 
-What only the servicer learns (the model, the stages) it writes to `current_call`.
+The servicer writes what it alone learns (the model, the stages) to `current_call`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ _NO_MODEL = ModelName("", "")
 _REASONS = frozenset(Reason)
 
 Method: TypeAlias = Callable[[bytes, Any], Awaitable[bytes | None]]
-"""Handles a serialised request in its gRPC context: returns the reply, or None after it has written a stream."""
+"""A function that handles a serialised request in its gRPC context.
+
+It returns the reply, or None after it has written a stream.
+"""
 
 
 @dataclass(eq=False)
@@ -51,7 +54,7 @@ class CallRecord:
         model: the requested model, if it is served.
         request_bytes: size of the request.
         reply_bytes: size of the reply so far.
-        reply: what a worker sent beside the response, if it did.
+        reply: the values that a worker sent beside the response, if any.
         code: gRPC status, once the call has ended.
         reason: reason of the error; empty without an error.
         started: `time.perf_counter` at the start.
@@ -78,7 +81,7 @@ class CallRecord:
 
 
 class Observer(Protocol):
-    """Gets every call at its start and end; an exception raised here is ignored."""
+    """An observer of calls, which gets every call at its start and end; its exceptions are ignored."""
 
     def call_started(self, call: CallRecord) -> None:
         """Handles the start of ``call``."""
@@ -96,7 +99,7 @@ def current_call() -> CallRecord:
 
 
 class CallWatch:
-    """Reports the calls of wrapped methods to observers.
+    """A watch that reports the calls of wrapped methods to observers.
 
     Args:
         observers: called in this order at the start of a call, and in reverse order at its end.

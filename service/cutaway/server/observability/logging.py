@@ -1,4 +1,4 @@
-"""The log: lines for calls, for each start, restart and reload, and for unexpected exceptions.
+"""The log: lines for calls, starts, restarts and reloads, and for unexpected exceptions.
 
 A line has sizes, durations and the outcome; never a tensor, a token or any text from the caller.
 """
@@ -27,7 +27,7 @@ def configure(log_format: Format) -> None:
     """Makes the whole process log to standard error; for the command line, which owns its process."""
     processors = _processors(log_format)
     structlog.configure(processors=processors, logger_factory=structlog.PrintLoggerFactory(sys.stderr))
-    # What libraries, models and Python itself log or warn of, in the same form.
+    # Logs and warnings of libraries, models and Python itself get the same form.
     *shared, renderer = processors
     handler = logging.StreamHandler(sys.stderr)
     remove_meta = structlog.stdlib.ProcessorFormatter.remove_processors_meta
@@ -39,11 +39,11 @@ def configure(log_format: Format) -> None:
 
 
 class CallLog:
-    """Logs calls to standard error when they end: all that failed, and as many others as a second may have.
+    """A log of calls on standard error: all that failed, and a limited number of others per second.
 
     Args:
-        log_format: of the lines.
-        most_per_s: answered calls in a second; how many more there were is logged with the next one.
+        log_format: the format of the lines.
+        most_per_s: the most answered calls in a second; the number left out is logged with the next one.
     """
 
     def __init__(self, log_format: Format, most_per_s: int) -> None:
@@ -66,7 +66,7 @@ class CallLog:
             self._log.info("call", **fields)
 
     def _has_room(self) -> bool:
-        """Takes the place of one more line in the present second, if there is one."""
+        """Counts one more line in the present second; returns whether it may be logged."""
         now = int(time.monotonic())
         if now != self._second:
             self._second, self._logged = now, 0

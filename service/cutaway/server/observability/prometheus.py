@@ -1,4 +1,4 @@
-"""The Prometheus metrics of the gateway."""
+"""The Prometheus metrics of the gateway, and the HTTP endpoint of metrics, which batch jobs use too."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from cutaway.contract.errors import Reason, error
 from cutaway.contract.results import ModelName
 from cutaway.server.batching.batcher import Batcher
 from cutaway.server.observability.call_watch import CallRecord
-
-# The HTTP endpoint that Prometheus reads: of the gateway, and of a batch job.
 
 
 @contextmanager
@@ -107,7 +105,7 @@ class Metrics:
 
 
 class _Queues(Collector):
-    """Reads the request queues when Prometheus scrapes."""
+    """A collector that reads the request queues when Prometheus scrapes."""
 
     def __init__(self, batchers: Mapping[ModelName, Batcher[Any]]) -> None:
         self._batchers = batchers

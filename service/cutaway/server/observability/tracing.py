@@ -1,4 +1,4 @@
-"""OpenTelemetry spans of each call and its stages, sent to the collector at ``OTEL_EXPORTER_OTLP_ENDPOINT``.
+"""OpenTelemetry spans of calls and their stages, sent to the collector at ``OTEL_EXPORTER_OTLP_ENDPOINT``.
 
 Needs the extra ``cutaway[traces]``.
 """
@@ -24,13 +24,17 @@ from cutaway.server.observability.call_watch import CallRecord
 _W3C = TraceContextTextMapPropagator()
 
 _SHUTDOWN_S = 1.0
-"""Seconds that a stopping server waits for the collector: a healthy one takes milliseconds, and a dead one must not
-delay a rollout."""
+"""Seconds that a stopping server waits for the collector, which takes milliseconds.
+
+A dead collector must not delay a rollout.
+"""
 
 
 class Traces:
-    """Sends spans in batches from a background thread, by OTLP over gRPC. ``OTEL_...`` variables set sampling and all
-    other options."""
+    """An observer that sends spans of calls by OTLP over gRPC, in batches from a background thread.
+
+    ``OTEL_...`` variables set sampling and all other options.
+    """
 
     def __init__(self) -> None:
         name = os.environ.get("OTEL_SERVICE_NAME", "cutaway")

@@ -1,4 +1,4 @@
-"""Data types of the protocol, and an input's elements as bytes."""
+"""Messages and data types of the protocol, and the elements of tensors as bytes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,9 @@ from google.protobuf.message_factory import GetMessageClass
 from cutaway.contract.errors import Reason, error
 from cutaway.contract.tensors import DTYPES, Array
 
-# The protocol's messages, in a descriptor pool of their own: clients of others register the same names in Python's
-# default pool, where a name can be once.
-
-
 SERVICE = "inference.GRPCInferenceService"
 
+# The protocol's messages need a descriptor pool of their own: other clients register these names in Python's default.
 POOL = DescriptorPool()
 for _file in FileDescriptorSet.FromString((Path(__file__).parent / "open_inference.binpb").read_bytes()).file:
     POOL.AddSerializedFile(_file.SerializeToString())  # type: ignore[no-untyped-call]
@@ -55,7 +52,7 @@ DATATYPES = {
     "FP32": "float32",
     "FP64": "float64",
 }
-"""The contract's data types by their names here."""
+"""The contract's data types by the protocol's names."""
 
 NAMES = {name: datatype for datatype, name in DATATYPES.items()}
 
@@ -70,7 +67,7 @@ _CONTENTS = {
     "FP64": "fp64_contents",
     BYTES: "bytes_contents",
 }
-"""The field of `InferTensorContents` for each data type; the other two have none."""
+"""The fields of `InferTensorContents` by data type; the other two data types have none."""
 
 
 def data_type(datatype: str) -> str:
@@ -117,7 +114,7 @@ def packed(datatype: str, numbers: Any) -> bytes:
 
 
 def _holds(dtype: np.dtype[Any], array: Array) -> bool:
-    """Whether the data type has every element; a floating one has any number, if not exactly."""
+    """Returns whether the data type holds every element; a floating one holds any number, if not exactly."""
     if dtype.kind == "b":
         return array.dtype.kind == "b"
     if dtype.kind not in "iu":
@@ -127,19 +124,19 @@ def _holds(dtype: np.dtype[Any], array: Array) -> bool:
 
 
 def byte_strings(raw: bytes) -> list[bytes]:
-    """Returns the elements of a tensor of BYTES: each has its length before it, in four bytes, little-endian.
+    """Returns the elements of a tensor of BYTES, whose lengths precede them as four bytes, little-endian.
 
     Raises:
         InvalidArgument: ``TENSOR_SIZE``.
     """
-    found, start = [], 0
+    strings, start = [], 0
     while start < len(raw):
         end = start + 4 + (struct.unpack_from("<I", raw, start)[0] if start + 4 <= len(raw) else len(raw))
         if end > len(raw):
             raise error(Reason.TENSOR_SIZE, "the bytes end inside an element; its length is in four bytes before it")
-        found.append(raw[start + 4 : end])
+        strings.append(raw[start + 4 : end])
         start = end
-    return found
+    return strings
 
 
 def with_lengths(elements: list[bytes]) -> bytes:

@@ -41,7 +41,7 @@ UNSERVED = {
     **{f"{kind}SharedMemory{verb}": _MEMORY for kind in ("System", "Cuda") for verb in ("Status", "Register")},
     **{f"{kind}SharedMemoryUnregister": _MEMORY for kind in ("System", "Cuda")},
 }
-"""The methods of Triton that are not served, and what there is instead."""
+"""The methods of Triton that are not served, and the alternative to each."""
 
 
 def grpc_service(methods: OpenInference, settings: Settings) -> GrpcService:
@@ -82,7 +82,7 @@ def _path(name: str) -> str:
 
 
 class _GrpcCall(HttpCall):
-    """A call by gRPC; errors are raised, and end it later, or one request of a stream."""
+    """A call by gRPC whose errors are raised: they end the call later, or one request of a stream."""
 
     def peer(self) -> str:
         """Returns the caller's address."""

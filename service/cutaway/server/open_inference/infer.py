@@ -1,4 +1,4 @@
-"""A request for inference as a request of the contract."""
+"""Translates requests for inference to requests of the contract, and the responses back."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BINARY_OUTPUTS, BINARY_OUTPUT = "binary_data_output", "binary_data"
 
 _KNOWN = (CUTAWAY, "timeout", BINARY_OUTPUTS)
 SIZE = "binary_data_size"
-"""The parameter of an input, by HTTP, with the number of its bytes; KServe's client has it by gRPC too."""
+"""The parameter of an input by HTTP with the number of its bytes; KServe's client sends it by gRPC too."""
 
 _KNOWN_OF_INPUT = {BYTES: ("content_type", SIZE)}
 
@@ -43,8 +43,8 @@ class Inference(NamedTuple):
 
     Attributes:
         request: a serialised InspectRequest.
-        id: of the request, for its response.
-        outputs: names of those that are asked for; empty for all.
+        id: the request's id, which its response repeats.
+        outputs: the names of the requested outputs; empty for all.
         inspects: whether the request has the parameter `CUTAWAY`.
         timeout_s: how long the call may take; None for the server's default.
     """
@@ -57,10 +57,10 @@ class Inference(NamedTuple):
 
 
 def read(message: Any) -> Inference:
-    """Returns what a ModelInferRequest asks for.
+    """Reads a ModelInferRequest.
 
     Raises:
-        CutawayError: it asks for what is not served, or cannot be read.
+        CutawayError: the request cannot be read, or needs what is not served.
     """
     _check_parameters(message.parameters, _KNOWN)
     for number, output in enumerate(message.outputs):
@@ -69,13 +69,13 @@ def read(message: Any) -> Inference:
     request = _inside(message)
     request.model = versioned(message.model_name, message.model_version)
     inputs = list(_inputs(message))
-    if any(each.datatype == BYTES for each, _ in inputs):
+    if any(tensor.datatype == BYTES for tensor, _ in inputs):
         request.raw.CopyFrom(_examples(inputs))
     else:
         request.tensors.SetInParent()
-        for number, (each, raw) in enumerate(inputs):
+        for number, (tensor, raw) in enumerate(inputs):
             with at(f"inputs[{number}]"):
-                _write(each, raw, request.tensors.by_name)
+                _write(tensor, raw, request.tensors.by_name)
     return Inference(
         request.SerializeToString(),
         message.id,
@@ -106,56 +106,57 @@ def _inside(message: Any) -> inspection_pb2.InspectRequest:
 
 
 def _inputs(message: Any) -> Iterator[tuple[Any, bytes | None]]:
-    """Yields each input with its raw contents, or None where its elements are in fields."""
+    """Yields the inputs with their raw contents, or None where the elements are in fields."""
     raw, inputs = message.raw_input_contents, message.inputs
     if raw and len(raw) != len(inputs):
         what = f"has {len(raw)} elements, and there are {len(inputs)} inputs: send one for each"
         raise error(Reason.INVALID_VALUE, what, "raw_input_contents")
     names: set[str] = set()
-    for number, each in enumerate(inputs):
+    for number, tensor in enumerate(inputs):
         with at(f"inputs[{number}]"):
-            check_input(each)
-            if raw and each.HasField("contents"):
+            check_input(tensor)
+            if raw and tensor.HasField("contents"):
                 raise error(Reason.INVALID_VALUE, "cannot be mixed with raw_input_contents", "contents")
-            if each.name in names:
-                raise error(Reason.INVALID_VALUE, f"{each.name!r:.80} is there already", "name")
-        names.add(each.name)
-        yield each, raw[number] if raw else None
+            if tensor.name in names:
+                raise error(Reason.INVALID_VALUE, f"{tensor.name!r:.80} is there already", "name")
+        names.add(tensor.name)
+        yield tensor, raw[number] if raw else None
 
 
-def _write(each: Any, raw: bytes | None, by_name: Any) -> None:
-    name = data_type(each.datatype)
-    data = packed(each.datatype, elements(each.datatype, each.contents)) if raw is None else raw
-    by_name[each.name].CopyFrom(tensor_pb2.Tensor(data_type=DATA_TYPES[name], shape=each.shape, data=data))
+def _write(tensor: Any, raw: bytes | None, by_name: Any) -> None:
+    name = data_type(tensor.datatype)
+    data = packed(tensor.datatype, elements(tensor.datatype, tensor.contents)) if raw is None else raw
+    by_name[tensor.name].CopyFrom(tensor_pb2.Tensor(data_type=DATA_TYPES[name], shape=tensor.shape, data=data))
 
 
 def _examples(inputs: list[tuple[Any, bytes | None]]) -> input_pb2.RawInputs:
-    """Returns the only input, of BYTES: one example for the model's adapter an element."""
+    """Returns the examples in the only input, of BYTES; the model's adapter decodes its elements."""
     if len(inputs) > 1:
         what = "examples of BYTES are the only input, for the model's adapter to decode; or send tensors alone"
         raise error(Reason.INVALID_VALUE, what, "inputs")
-    ((each, raw),) = inputs
+    ((tensor, raw),) = inputs
     with at("inputs[0]"):
-        examples = list(elements(BYTES, each.contents)) if raw is None else byte_strings(raw)
-        if math.prod(each.shape) != len(examples):
-            raise error(Reason.TENSOR_SIZE, f"{list(each.shape)} is not the shape of {len(examples)} elements", "shape")
-    media_type = each.parameters["content_type"].string_param if "content_type" in each.parameters else ""
+        examples = list(elements(BYTES, tensor.contents)) if raw is None else byte_strings(raw)
+        if math.prod(tensor.shape) != len(examples):
+            what = f"{list(tensor.shape)} is not the shape of {len(examples)} elements"
+            raise error(Reason.TENSOR_SIZE, what, "shape")
+    media_type = tensor.parameters["content_type"].string_param if "content_type" in tensor.parameters else ""
     return input_pb2.RawInputs(
         examples=[input_pb2.RawInput(data=example, media_type=media_type) for example in examples]
     )
 
 
-def check_input(each: Any) -> None:
+def check_input(tensor: Any) -> None:
     """Refuses an input with parameters that are not served.
 
     Raises:
         CutawayError: ``NOT_IMPLEMENTED`` for shared memory, ``UNKNOWN_FIELD`` for others.
     """
-    _check_parameters(each.parameters, _KNOWN_OF_INPUT.get(each.datatype, (SIZE,)))
+    _check_parameters(tensor.parameters, _KNOWN_OF_INPUT.get(tensor.datatype, (SIZE,)))
 
 
 def _check_parameters(parameters: Any, known: tuple[str, ...]) -> None:
-    """Refuses what would otherwise be left out."""
+    """Refuses unknown parameters, which would otherwise have no effect."""
     for name in sorted(parameters):
         if name.startswith("shared_memory"):
             raise error(Reason.NOT_IMPLEMENTED, "shared memory is not served: send the bytes", f"parameters.{name}")
@@ -173,14 +174,11 @@ def _timeout_s(parameters: Any) -> float | None:
     return microseconds / 1e6
 
 
-# A response of the contract as a response to a request for inference.
-
-
 VERDICT = "verdict"
 """The parameter of an output that is part of an attribution."""
 
 
-def write(asked: Inference, reply: bytes) -> Any:
+def write(inference: Inference, reply: bytes) -> Any:
     """Returns the ModelInferResponse for a serialised InspectResponse.
 
     Raises:
@@ -189,22 +187,22 @@ def write(asked: Inference, reply: bytes) -> Any:
     message = inspection_pb2.InspectResponse.FromString(reply)
     result = wire_results.decode(message)
     response = ModelInferResponse(
-        model_name=result.provenance.model, model_version=result.provenance.version, id=asked.id
+        model_name=result.provenance.model, model_version=result.provenance.version, id=inference.id
     )
-    for output in _selected({output.name: output for output in named_tensors(result)}, asked.outputs):
+    for output in _selected({output.name: output for output in named_tensors(result)}, inference.outputs):
         tensor = response.outputs.add(
             name=output.name, datatype=NAMES[dtype_name(output.array)], shape=output.array.shape
         )
         if output.verdict:
             tensor.parameters[VERDICT].string_param = output.verdict
         response.raw_output_contents.append(to_bytes(output.array))
-    if asked.inspects:
+    if inference.inspects:
         response.parameters[CUTAWAY].string_param = json_format.MessageToJson(_without_tensors(message), indent=None)
     return response
 
 
 def _selected(outputs: Mapping[str, NamedArray], names: tuple[str, ...]) -> Iterator[NamedArray]:
-    """Yields the outputs that are asked for, in that order."""
+    """Yields the requested outputs, in the order of the request."""
     for number, name in enumerate(names or outputs):
         if name not in outputs:
             what = f"the reply has no {name!r:.80}, but {', '.join(outputs)}"

@@ -1,4 +1,4 @@
-"""The protocol's methods, by whatever way they were called."""
+"""The protocol's methods, which its gRPC service and its REST routes share."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Form(Generic[T]):
-    """How requests for inference are sent.
+    """The form of requests for inference: protobuf or JSON.
 
     Attributes:
-        read: returns the ModelInferRequest that a request is.
+        read: returns the ModelInferRequest in a request.
         write: returns the reply, from the ModelInferRequest and the ModelInferResponse.
     """
 
@@ -39,14 +39,14 @@ class Form(Generic[T]):
 
 
 class OpenInference:
-    """Translates calls to those of a servicer.
+    """The methods of the protocol, which become calls of a servicer.
 
     Args:
-        servicer: answers them.
+        servicer: answers the calls.
         serving: the models that answer; changes with them.
 
     Attributes:
-        servicer: the same.
+        servicer: the servicer.
     """
 
     def __init__(self, servicer: Servicer, serving: Collection[ModelName]) -> None:
@@ -54,7 +54,7 @@ class OpenInference:
         self._serving = serving
 
     def server_ready(self) -> bool:
-        """Whether any model answers."""
+        """Returns whether any model answers."""
         return bool(self._serving)
 
     def server_metadata(self) -> Any:
@@ -62,7 +62,7 @@ class OpenInference:
         return ServerMetadataResponse(name="cutaway", version=__version__, extensions=_EXTENSIONS)
 
     async def model_ready(self, model: str, version: str, call: HttpCall) -> bool:
-        """Whether a model answers.
+        """Returns whether a model answers.
 
         Raises:
             CutawayError: the model is not known to the caller.
@@ -107,12 +107,14 @@ class OpenInference:
         """
         try:
             request = await json_messages.converted(form.read, data)
-            asked = infer.read(request)
+            inference = infer.read(request)
         except CutawayError as failure:
             await self.servicer.refuse("Inspect", failure, call)
             raise
-        if asked.timeout_s is not None:
+        if inference.timeout_s is not None:
             left = call.time_remaining()
-            call.limit(asked.timeout_s if left is None else min(left, asked.timeout_s))
-        reply = await self.servicer.call("Inspect", asked.request, call) or b""
-        return await json_messages.converted(lambda message: form.write(request, infer.write(asked, message)), reply)
+            call.limit(inference.timeout_s if left is None else min(left, inference.timeout_s))
+        reply = await self.servicer.call("Inspect", inference.request, call) or b""
+        return await json_messages.converted(
+            lambda message: form.write(request, infer.write(inference, message)), reply
+        )

@@ -1,4 +1,4 @@
-"""The protocol by HTTP."""
+"""The protocol by HTTP: JSON, with the bytes of tensors behind it, or their numbers in it."""
 
 from __future__ import annotations
 
@@ -25,19 +25,16 @@ from cutaway.server.open_inference.infer import BINARY_OUTPUT, BINARY_OUTPUTS, S
 from cutaway.server.open_inference.methods import Form, OpenInference
 from cutaway.server.settings import Settings
 
-# Requests and responses by HTTP: JSON, with the bytes of tensors behind it, or their numbers in it.
-
-
 _FIELDS = ("id", "parameters", "inputs", "outputs", "model_name", "model_version")  # the last two are KServe's
 _PARAMETERS = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}
 
 
 def read(model: str, version: str, head_bytes: int | None, data: bytes) -> Any:
-    """Returns the ModelInferRequest that the body of a request is.
+    """Reads the body of a request as a ModelInferRequest.
 
     Args:
         model: its name, from the path.
-        version: the same.
+        version: its version, from the path.
         head_bytes: the size of the JSON at the body's beginning; None for all of it.
         data: the body.
 
@@ -63,11 +60,11 @@ def _fill(message: Any, head: Mapping[str, Any], rest: memoryview) -> None:
     _write_parameters(head.get("parameters"), message.parameters)
     for number, output in enumerate(_list(head.get("outputs"), "outputs")):
         with at(f"outputs[{number}]"):
-            asked = message.outputs.add(name=_text(output.get("name"), "name"))
-            _write_parameters(output.get("parameters"), asked.parameters)
-    for number, each in enumerate(_list(head.get("inputs"), "inputs")):
+            requested = message.outputs.add(name=_text(output.get("name"), "name"))
+            _write_parameters(output.get("parameters"), requested.parameters)
+    for number, tensor in enumerate(_list(head.get("inputs"), "inputs")):
         with at(f"inputs[{number}]"):
-            taken = _write_input(each, rest, message)
+            taken = _write_input(tensor, rest, message)
             rest = rest[taken:]
     if rest:
         raise error(Reason.TENSOR_SIZE, f"{len(rest)} bytes behind the JSON belong to no input: give {SIZE} of each")
@@ -80,21 +77,21 @@ def _check_model(message: Any, head: Mapping[str, Any]) -> None:
             raise error(Reason.INVALID_VALUE, f"is not {named!r:.80}, which the path has; leave it out", field)
 
 
-def _write_input(each: Mapping[str, Any], rest: memoryview, message: Any) -> int:
+def _write_input(values: Mapping[str, Any], rest: memoryview, message: Any) -> int:
     """Adds an input, and returns how many bytes of ``rest`` it takes."""
-    datatype = _text(each.get("datatype"), "datatype")
-    tensor = message.inputs.add(name=_text(each.get("name"), "name"), datatype=datatype)
+    datatype = _text(values.get("datatype"), "datatype")
+    tensor = message.inputs.add(name=_text(values.get("name"), "name"), datatype=datatype)
     try:
-        tensor.shape.extend(each.get("shape"))
+        tensor.shape.extend(values.get("shape"))
     except (TypeError, ValueError):
         raise error(Reason.INPUT_SHAPE, "is a list of whole numbers", "shape") from None
-    _write_parameters(each.get("parameters"), tensor.parameters)
+    _write_parameters(values.get("parameters"), tensor.parameters)
     size: int | None = tensor.parameters[SIZE].int64_param if SIZE in tensor.parameters else None
     check_input(tensor)
-    if (size is None) == ("data" not in each):
+    if (size is None) == ("data" not in values):
         raise error(Reason.INVALID_VALUE, f"send either the numbers, or {SIZE} and the bytes behind the JSON", "data")
     if size is None:
-        message.raw_input_contents.append(_from_json(datatype, each["data"]))
+        message.raw_input_contents.append(_from_json(datatype, values["data"]))
         return 0
     if not 0 <= size <= len(rest):
         what = f"{size} bytes do not follow: {len(rest)} are left behind the JSON"
@@ -134,7 +131,7 @@ def _text(value: Any, field: str) -> str:
 def _list(value: Any, field: str) -> Sequence[Mapping[str, Any]]:
     if value is None:
         return ()
-    if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise error(Reason.INVALID_VALUE, "is a list of objects", field)
     return value
 
@@ -161,14 +158,14 @@ def write(request: Any, response: Any) -> tuple[bytes, int | None]:
 
 
 def _output(tensor: Any, raw: bytes, *, as_bytes: bool) -> dict[str, Any]:
-    found = {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape), **_parameters(tensor)}
+    output = {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape), **_parameters(tensor)}
     if as_bytes:
-        return {**found, "parameters": {**found.get("parameters", {}), SIZE: len(raw)}}
+        return {**output, "parameters": {**output.get("parameters", {}), SIZE: len(raw)}}
     array = from_bytes(DATATYPES[tensor.datatype], tensor.shape, raw)
     if array.size > MAX_ELEMENTS:
         what = f"{tensor.name} has {array.size} numbers, and JSON holds at most {MAX_ELEMENTS}"
         raise error(Reason.REPLY_TOO_LARGE, f"{what}; ask for it with {BINARY_OUTPUT}")
-    return {**found, "data": numbers(array.ravel())}
+    return {**output, "data": numbers(array.ravel())}
 
 
 def _parameters(message: Any) -> dict[str, Any]:
@@ -185,25 +182,25 @@ _MODEL = "/v2/models/{model}"
 
 
 def routes(methods: OpenInference, settings: Settings) -> list[BaseRoute]:
-    """Returns the protocol's routes. Whether the server lives and is ready is told to everybody."""
+    """Returns the protocol's routes. Everybody may ask whether the server is live and ready."""
 
     def route(path: str, name: str, handler: Callable[[Request, HttpCall], Awaitable[Response]], verb: str) -> Route:
         return Route(path, guarded(methods.servicer, name, handler, plain_problem), methods=[verb])
 
     infer = partial(_infer, methods, settings)
-    found = [
+    all_routes = [
         Route("/v2/health/live", _live, methods=["GET"]),
         Route("/v2/health/ready", partial(_ready, methods), methods=["GET"]),
         route("/v2", "GetModel", partial(_server, methods), "GET"),
     ]
     for path in (f"{_MODEL}/versions/{{version}}", _MODEL):
-        found += [
+        all_routes += [
             route(f"{path}/infer", "Inspect", infer, "POST"),
             route(f"{path}/ready", "GetModel", partial(_model_ready, methods), "GET"),
             route(path, "GetModel", partial(_model, methods), "GET"),
         ]
-    found += [route("/v2/{path:path}", "GetModel", partial(_unserved, methods), verb) for verb in ("GET", "POST")]
-    return [*found]
+    unserved = [route("/v2/{path:path}", "GetModel", partial(_unserved, methods), verb) for verb in ("GET", "POST")]
+    return [*all_routes, *unserved]
 
 
 async def _live(_: Request) -> Response:
@@ -228,7 +225,7 @@ async def _model(methods: OpenInference, request: Request, call: HttpCall) -> Re
 
 
 async def _unserved(methods: OpenInference, request: Request, call: HttpCall) -> Response:
-    """Refuses what the protocol's extensions have."""
+    """Refuses the methods of the protocol's extensions."""
     what = "shared memory is not served: send the bytes" if "sharedmemory" in request.url.path else "is not served"
     failure = error(Reason.NOT_IMPLEMENTED, f"{request.method} {request.url.path:.100}: {what}")
     await methods.servicer.refuse("GetModel", failure, call)
@@ -270,7 +267,7 @@ def _readiness(known: dict[str, Any], ready: bool) -> Response:
 
 def _json(message: Any) -> Response:
     """Returns metadata; sizes of axes are numbers, which protobuf's JSON has as texts."""
-    found = json_format.MessageToDict(message, preserving_proto_field_name=True)
-    for tensor in (*found.get("inputs", ()), *found.get("outputs", ())):
+    metadata = json_format.MessageToDict(message, preserving_proto_field_name=True)
+    for tensor in (*metadata.get("inputs", ()), *metadata.get("outputs", ())):
         tensor["shape"] = [int(size) for size in tensor.get("shape", ())]
-    return JSONResponse(found)
+    return JSONResponse(metadata)

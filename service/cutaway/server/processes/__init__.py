@@ -1,2 +1,1 @@
-"""Processes that run models: their group, which ends as one, their environment, their log, and workers without
-TorchServe."""
+"""Processes that run models: TorchServe, or workers of our own, in a process group that ends as one."""

@@ -9,24 +9,24 @@ from pathlib import Path
 
 from cutaway.server.worker_protocol import WORKERS
 
-# How the OpenMP threads of torch wait for work.
-
-
 WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "5000"}
-"""A thread spins for a sixth of a millisecond, longer than the gap between two operations of a small network, then
-sleeps. Threads that sleep at once take 1.4 times as long for a single integrated gradient. Threads that spin as long as
-OpenMP's default take the cores from other processes: five times as long if three processes share two cores."""
+"""Variables that make torch's OpenMP threads spin for a sixth of a millisecond before they sleep.
+
+That is longer than the gap between two operations of a small network. Threads that sleep at once take 1.4 times as long
+for a single integrated gradient. Threads that spin as long as OpenMP's default take the cores from other processes:
+three processes on two cores then take five times as long.
+"""
 
 
 def wait_briefly(environment: MutableMapping[str, str]) -> None:
-    """Sets `WAITING` in ``environment``, unless any of it is set; has an effect before torch is imported."""
+    """Sets `WAITING` in ``environment``, unless one of its variables is set; has no effect after torch is imported."""
     if not environment.keys() & WAITING.keys():
         environment.update(WAITING)
 
 
 @dataclass(frozen=True)
 class WorkerEnvironment:
-    """What workers learn from their environment.
+    """The settings that workers get through their environment.
 
     Attributes:
         max_message_bytes: the largest request and the largest reply.
@@ -41,7 +41,7 @@ class WorkerEnvironment:
     replicas: int = 1
 
     def variables(self) -> dict[str, str]:
-        """Returns the environment of this process with these values, and with what makes workers fast."""
+        """Returns the environment of this process with these settings, and with variables that make workers fast."""
         variables = dict(os.environ)
         variables["PYTHONUNBUFFERED"] = "1"  # so that the output of a model is in the log before it crashes
         variables["CUTAWAY_MAX_MESSAGE_BYTES"] = str(self.max_message_bytes)

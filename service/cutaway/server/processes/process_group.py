@@ -16,14 +16,11 @@ import psutil
 
 from cutaway.contract.errors import Reason, error
 
-# The part of a log file that one run of a program has written.
-
-
 _TAIL_BYTES = 16 << 10
 
 
 class RunLog:
-    """What is appended to a log file from now on.
+    """The part of a log file that one run of a program writes.
 
     Attributes:
         path: the file; its directory is created.
@@ -37,7 +34,7 @@ class RunLog:
         self._closed_tail: str | None = None
 
     def tail(self) -> str:
-        """Returns the end of it."""
+        """Returns the end of the part."""
         if self._closed_tail is not None:
             return self._closed_tail
         with self.path.open("rb") as log:
@@ -47,7 +44,7 @@ class RunLog:
             return log.read().decode(errors="replace")
 
     def close(self) -> None:
-        """Keeps the tail: the file may be deleted."""
+        """Stores the tail in memory: the file may then be deleted."""
         self._closed_tail = self.tail()
 
 

@@ -1,4 +1,4 @@
-"""Runs TorchServe as a child process.
+"""TorchServe as a child process.
 
 The ``torchserve`` command starts a daemon with one pid file for the whole machine. This module starts the JVM directly,
 as ``ts/model_server.py`` does: the JVM and its workers end with this process, it listens only on loopback, on free
@@ -33,9 +33,6 @@ from cutaway.server.archive import reader
 from cutaway.server.processes.environment import WorkerEnvironment
 from cutaway.server.processes.process_group import ProcessGroup, RunLog
 from cutaway.server.worker_protocol import ScratchDirectory
-
-# Finds a Java runtime for TorchServe.
-
 
 MIN_VERSION = 11  # of TorchServe 0.12
 
@@ -89,12 +86,9 @@ def _fault(java: Path) -> str:
     return "" if int(version[1]) >= MIN_VERSION else f"is Java {version[1]}"
 
 
-# Whether a TorchServe process replies: pinged again and again on its gRPC port.
-
-
 _INTERVAL_S = 0.5
 _MAX_FAILED_PINGS = 2
-"""Pings in a row without a reply until a process hangs: a busy machine may be slow for a while."""
+"""The pings in a row without a reply after which a process hangs: a busy machine may be slow for a while."""
 
 _OPTIONS = (
     ("grpc.max_reconnect_backoff_ms", 1000),
@@ -110,14 +104,14 @@ class Endpoint(NamedTuple):
 
 
 class Pings:
-    """Pings one process until `close`.
+    """A watch that pings the gRPC port of one TorchServe process until `close`.
 
     Args:
         endpoint: its address and token.
         hang_s: how long it may leave pings without a reply, in seconds.
 
     Attributes:
-        hangs: whether it has left the last pings, and all for ``hang_s`` seconds, without a reply.
+        hangs: whether the process has left the last pings, for ``hang_s`` seconds, without a reply.
     """
 
     def __init__(self, endpoint: Endpoint, hang_s: float) -> None:
@@ -188,7 +182,7 @@ class _Ports(NamedTuple):
 
 @dataclass(eq=False)
 class TorchServe:
-    """One TorchServe process.
+    """A TorchServe process and its workers.
 
     Args:
         model_store: the directory with the archives.
@@ -222,7 +216,7 @@ class TorchServe:
 
     @property
     def name(self) -> str:
-        """For people: its number is in it if there are several."""
+        """The name for people, with the number of the process if there are several."""
         return "TorchServe" if self.environment.replicas == 1 else f"TorchServe {self.number + 1}"
 
     @property
@@ -262,7 +256,7 @@ class TorchServe:
                 self._group.terminate(grace_s)
 
     def liveness(self, hang_s: float) -> Pings:
-        """Begins to ping it; it hangs if it leaves pings without a reply for ``hang_s`` seconds."""
+        """Begins to ping the process; it hangs if it leaves pings without a reply for ``hang_s`` seconds."""
         return Pings(self.endpoint, hang_s)
 
     def log_tail(self) -> str:

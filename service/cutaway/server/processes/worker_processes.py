@@ -1,4 +1,4 @@
-"""Workers without TorchServe and Java: a small process starts them, and a new one for each that ends."""
+"""Workers without TorchServe and Java: a keeper starts them, and a new one for every worker that ends."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from cutaway.server.processes.environment import WorkerEnvironment
 from cutaway.server.processes.process_group import ProcessGroup, RunLog
 from cutaway.server.worker_protocol import ScratchDirectory
 
-# A process that starts workers, and new ones for those that end: what engines without TorchServe have in common.
-
 
 class KeeperProcess(ABC):
-    """A keeper, and its log.
+    """A keeper and its log: the base of engines without TorchServe.
+
+    A keeper is a process that starts workers, and new ones for those that end.
 
     Args:
-        log_path: the log of it and of its workers.
+        log_path: the log of the keeper and of its workers.
     """
 
     def __init__(self, log_path: Path) -> None:
@@ -71,7 +71,7 @@ class KeeperProcess(ABC):
         return self._log.tail()
 
     def liveness(self, hang_s: float) -> Running:
-        """Returns whether the keeper can do its work."""
+        """Returns a watch over the keeper."""
         return Running(self._group.pid if self._group else 0)
 
     def stop(self, grace_s: float) -> None:
@@ -82,14 +82,14 @@ class KeeperProcess(ABC):
 
 
 class Running:
-    """Whether a process, which takes no calls, is stopped (SIGSTOP)."""
+    """A watch over a keeper, which takes no calls: it hangs if it is stopped (SIGSTOP)."""
 
     def __init__(self, pid: int) -> None:
         self._process = psutil.Process(pid)
 
     @property
     def hangs(self) -> bool:
-        """Whether it is stopped."""
+        """Whether the process is stopped."""
         try:
             return bool(self._process.status() == psutil.STATUS_STOPPED)
         except psutil.NoSuchProcess:

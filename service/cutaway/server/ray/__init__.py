@@ -1,1 +1,1 @@
-"""Workers on a Ray cluster: what starts them, and the tunnel by which the gateway calls them."""
+"""Workers on a Ray cluster: the process that starts them, and the tunnel by which the gateway calls them."""

@@ -1,7 +1,9 @@
-"""Has Ray Serve start the workers of a model store: ``python -m cutaway.server.ray.keeper PLAN``.
+"""A process that has Ray Serve start the workers of a model store.
 
-PLAN is `plan.RayPlan` as JSON. Each model is a Serve application of its own; its workers are the replicas. The gateway
-calls them through sockets of this process (`entrances.py`), as it calls workers of its own machine. This process is
+Usage: ``python -m cutaway.server.ray.keeper PLAN``, where PLAN is a `RayPlan` as JSON.
+
+A model is a Serve application of its own, and its workers are the replicas. The gateway calls them through sockets of
+this process (`Entrances`), as it calls workers of its own machine. This process is
 the only one beside the gateway that uses Ray: when the cluster is lost, Ray ends the process that uses it.
 """
 
@@ -39,8 +41,6 @@ from cutaway.server.ray.tunnel import (
 )
 from cutaway.server.worker_protocol import listening
 
-# The gateway's end of the tunnels: a Unix socket for each replica, among which the gateway looks for workers.
-
 
 class _Entrance(NamedTuple):
     """The socket of one replica; the gateway deletes it when the replica does not answer."""
@@ -50,10 +50,10 @@ class _Entrance(NamedTuple):
 
 
 class Entrances:
-    """The sockets of all replicas.
+    """The gateway's ends of the tunnels: a Unix socket for every replica.
 
     Args:
-        directory: where the gateway looks for workers.
+        directory: the directory in which the gateway looks for workers.
         accepting: TLS for replicas that connect.
         calling: TLS for connections to replicas.
     """
@@ -66,7 +66,7 @@ class Entrances:
         self._entrances: dict[Address, _Entrance] = {}
 
     async def open(self, host: str) -> Address:
-        """Begins to listen for replicas that say where they are; returns the address for that."""
+        """Begins to listen for replicas that announce their addresses; returns the address to announce to."""
         server = await asyncio.start_server(
             self._announced, host, 0, ssl=self._accepting, ssl_handshake_timeout=HANDSHAKE_S
         )
@@ -115,10 +115,10 @@ _LOOK_BACK_S = 3.0
 _METRICS_INTERVAL_S = 1.0
 _HEALTH_PERIOD_S = 1.0
 _FORCED_S = 5.0
-"""What a replica gets to end beyond its grace, before Serve kills it."""
+"""Seconds that a replica gets to end beyond its grace, before Serve kills it."""
 
 _OBJECT_STORE_BYTES = 128 << 20
-"""Of a cluster that is started here: what it needs beyond the archives."""
+"""The object store of a cluster that is started here, beyond the archives."""
 
 _OF_WORKERS = (
     *("CUTAWAY_MAX_MESSAGE_BYTES", "CUTAWAY_REQUEST_MEMORY_BYTES", "CUTAWAY_MAX_ROWS", "CUTAWAY_MAX_CAPTURES"),
@@ -183,7 +183,7 @@ def _connect(plan: RayPlan) -> None:
 
 
 def _deploy(plan: RayPlan, keeper: Address, identity: Identity, trusted: bytes) -> None:
-    """Deploys an application for each model, and does not wait for its workers."""
+    """Deploys an application for every model, and does not wait for its workers."""
     from ray import serve
 
     from cutaway.server.ray.replica import Assignment, Replica
@@ -249,7 +249,7 @@ def _application(plan: RayPlan, model: PlannedModel) -> str:
 
 
 def _load_failures(plan: RayPlan) -> Iterator[str]:
-    """Yields the line of each model that cannot be loaded, from what Serve says of its replicas."""
+    """Yields a line for every model that cannot be loaded, from Serve's messages about its replicas."""
     from ray import serve
 
     applications = serve.status().applications

@@ -1,4 +1,4 @@
-"""What the gateway tells the process that starts workers on a Ray cluster."""
+"""The plan of workers on a Ray cluster, which the gateway passes to the process that starts them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ from typing import Any
 
 from cutaway.contract.results import ModelName
 
-# The environment variables that Ray reads when it is imported.
-
-
 _VARIABLES = {
     "RAY_USAGE_STATS_ENABLED": "0",  # no usage reports
     "RAY_raylet_start_wait_time_s": "600",
@@ -21,26 +18,28 @@ _VARIABLES = {
     "RAY_agent_register_timeout_ms": "600000",
     "RAY_worker_register_timeout_seconds": "600",
 }
-"""Ray's own processes get minutes to start: Ray waits 30 to 100 seconds by default, and 30 are too few on two busy
-cores."""
+"""Environment variables that Ray reads when it is imported.
+
+Ray's own processes get minutes to start: the default of 30 to 100 seconds is too short on two busy cores.
+"""
 
 
 def prepare() -> None:
-    """Sets the variables that are not set; has an effect before Ray is imported."""
+    """Sets the variables that are not set; has no effect after Ray is imported."""
     for name, value in _VARIABLES.items():
         os.environ.setdefault(name, value)
 
 
-# How many workers a model should have: a policy of Ray Serve, which runs it in its controller.
-
-
 CALLS, WAITING = "calls", "waiting"
-"""What replicas report: the number of their calls under way, and of those that wait in the gateway."""
+"""The figures that replicas report: the number of their calls under way, and of calls that wait in the gateway."""
 
 
 def workers_wanted(context: Any) -> tuple[int, dict[str, Any]]:
-    """Returns the number of workers for the calls of a `ray.serve.config.AutoscalingContext`; its limits and delays are
-    applied to it by Serve. All replicas report the same waiting calls, some of them late."""
+    """Returns the number of workers for the calls of a `ray.serve.config.AutoscalingContext`.
+
+    It is an autoscaling policy of Ray Serve, whose controller runs it and applies limits and delays to the result. All
+    replicas report the same waiting calls, some of them late.
+    """
     reported = context.aggregated_metrics or {}
     calls = sum(reported.get(CALLS, {}).values()) + max(reported.get(WAITING, {}).values(), default=0)
     return math.ceil(calls / context.config.target_ongoing_requests), {}
@@ -68,7 +67,7 @@ class RayPlan:
     """The workers to start.
 
     Attributes:
-        run: begins the names of the Serve applications; of this engine and no other.
+        run: the prefix of the names of the Serve applications, unique to this engine.
         models: the models.
         sockets: the directory in which the gateway looks for workers.
         address: the Ray cluster; empty for a new one on this machine.
@@ -99,10 +98,10 @@ class RayPlan:
     def decode(cls, text: str) -> RayPlan:
         """Returns the plan in JSON; inverse of `encode`."""
         fields = json.loads(text)
-        models = (PlannedModel(ModelName(**each.pop("name")), **each) for each in fields.pop("models"))
+        models = (PlannedModel(ModelName(**model.pop("name")), **model) for model in fields.pop("models"))
         return cls(models=tuple(models), **fields)
 
     @property
     def archive_bytes(self) -> int:
-        """The size of all archives."""
+        """The size of all archives, in bytes."""
         return sum(Path(model.archive).stat().st_size for model in self.models)

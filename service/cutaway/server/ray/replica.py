@@ -1,5 +1,7 @@
-"""A worker as a replica of a Ray Serve deployment: Serve starts it, checks its health and ends it; calls do not pass
-through Serve."""
+"""A worker as a replica of a Ray Serve deployment.
+
+Serve starts the replica, checks its health and ends it. Calls do not pass through Serve.
+"""
 
 from __future__ import annotations
 
@@ -26,15 +28,14 @@ from cutaway.server.ray.plan import CALLS, WAITING
 from cutaway.server.ray.tunnel import HANDSHAKE_S, READ_BYTES, Address, Connection, Identity, join, notice_loss, tls
 from cutaway.server.worker_protocol import ScratchDirectory, delete_abandoned
 
-# A replica's end of the tunnels: a port with mutual TLS, behind which is the worker's Unix socket.
-
-
 _ANNOUNCE_S = 0.5
 _ABANDONED_S = 60.0
 
 
 class ReplicaPort:
-    """Listens in a thread of its own. While nobody is connected, it tells the keeper where it is.
+    """A replica's end of the tunnels: a port with mutual TLS in front of the worker's Unix socket.
+
+    It listens in a thread of its own, and announces its address to the keeper while nobody is connected.
 
     Args:
         worker: the worker's Unix socket.
@@ -46,7 +47,7 @@ class ReplicaPort:
         abandoned: called when the keeper has been out of reach for a minute.
 
     Attributes:
-        connections: how many connections are open.
+        connections: the number of open connections.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class ReplicaPort:
             await asyncio.sleep(_ANNOUNCE_S)
 
     async def _announce(self, address: Address) -> bool:
-        """Tells the keeper this port; returns whether it could be reached."""
+        """Announces this port to the keeper; returns whether the keeper could be reached."""
         try:
             _, writer = await asyncio.open_connection(
                 *self._keeper, ssl=self._calling, ssl_handshake_timeout=HANDSHAKE_S
@@ -113,16 +114,16 @@ _POLL_S = 0.05
 
 @dataclass(frozen=True)
 class Assignment:
-    """What the replicas of a model are told.
+    """The settings of a model's replicas.
 
     Attributes:
         name: the model.
         application: the Serve application that they belong to.
         keeper: where the keeper listens.
-        identity: what they show to the keeper.
+        identity: their key and certificate.
         trusted: the keeper's certificate.
-        cpus: CPUs of each.
-        gpus: GPUs of each.
+        cpus: CPUs of a replica.
+        gpus: GPUs of a replica.
         hang_s: how long a worker may take after the latest deadline of its calls.
         grace_s: how long calls under way may take to finish in a worker that shall end.
     """
@@ -139,10 +140,10 @@ class Assignment:
 
 
 class Replica:
-    """One copy of one model.
+    """A replica, which runs one copy of one model.
 
     Args:
-        assignment: what all replicas of the model are told.
+        assignment: the settings of all replicas of the model.
         archive: a reference to the archive's bytes in Ray's object store; in a sequence, so that Ray does not replace
             it.
     """
@@ -185,7 +186,7 @@ class Replica:
         return {CALLS: self._server.calls, WAITING: self._server.waiting}
 
     def __del__(self) -> None:
-        """Called by Serve before the replica ends: takes no new turns, and finishes those that it has."""
+        """Takes no new turns, and finishes those that it has; Serve calls this before the replica ends."""
         if hasattr(self, "_port") and not self._leaving:
             self._leaving = True
             self._server.leave()
@@ -208,7 +209,7 @@ class Replica:
 
 
 def _unpacked(archive: Any, files: Path) -> Path:
-    """Unpacks the archive that a reference refers to; its bytes are mapped from the object store, not copied."""
+    """Unpacks the archive behind a reference; its bytes are mapped from the object store, not copied."""
     path, directory = files / "archive.mar", files / "model"
     ray.get(archive).tofile(path)
     reader.unpack(path, directory)

@@ -1,4 +1,7 @@
-"""The tunnel between gateway and replica: a Unix socket at each end, TLS between them. The frames pass as they are."""
+"""The tunnel between gateway and replica: Unix sockets at both ends, TLS between them.
+
+The frames pass unchanged.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +19,15 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from cutaway.server.worker_protocol import ScratchDirectory
 
-# The certificates of one run: the keeper and its replicas trust each other's, and nothing else.
-
+# The keeper and the replicas of one run trust each other's certificates, and no others.
 
 _CLOCKS_DIFFER = datetime.timedelta(days=1)
 _LIFE = datetime.timedelta(days=3650)
-"""Longer than any run: the key, which only the processes of a run have, goes with them."""
+"""The lifetime of a certificate, longer than any run: its key ends with the processes of the run."""
 
 
 class Identity(NamedTuple):
-    """A private key and its certificate, PEM."""
+    """A private key and its certificate, in PEM format."""
 
     key: bytes
     certificate: bytes
@@ -77,7 +79,7 @@ _LOST_MS = 10_000
 
 
 class Address(NamedTuple):
-    """Where a process listens."""
+    """The host and the port at which a process listens."""
 
     host: str
     port: int
@@ -91,7 +93,7 @@ class Connection(NamedTuple):
 
 
 async def join(one: Connection, other: Connection) -> None:
-    """Passes on what arrives on each of two connections, until either ends; then closes both."""
+    """Passes bytes between two connections in both directions, until either ends; then closes both."""
     await asyncio.gather(_pass_on(one.reader, other.writer), _pass_on(other.reader, one.writer))
 
 

@@ -1,4 +1,4 @@
-"""Workers on a Ray cluster: a process of this machine has Ray Serve start them, and passes calls on to them."""
+"""Workers on a Ray cluster: a keeper on this machine has Ray Serve start them, and passes calls on to them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cutaway.server.settings import Settings
 LOG_NAME = "ray.log"
 
 _DELETE_S = 10.0
-"""What the keeper gets to end the workers."""
+"""Seconds that the keeper gets to end the workers."""
 
 
 class RayWorkers(KeeperProcess):
@@ -26,8 +26,8 @@ class RayWorkers(KeeperProcess):
 
     Args:
         archives: the models.
-        settings: the cluster, and what a worker is.
-        sockets: where the gateway looks for workers.
+        settings: the cluster, and the CPUs and GPUs of a worker.
+        sockets: the directory in which the gateway looks for workers.
         workers: the smallest number of workers of each model, or None for the archives' own.
     """
 
@@ -76,4 +76,4 @@ class RayWorkers(KeeperProcess):
         return pid == 0
 
     def end_worker(self, pid: int) -> None:
-        """Does nothing: Ray Serve finds by itself that a worker hangs (`worker.ray.replica.Replica.check_health`)."""
+        """Does nothing: Ray Serve finds by itself that a worker hangs (`Replica.check_health`)."""

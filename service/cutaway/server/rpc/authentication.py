@@ -1,5 +1,7 @@
-"""Authenticates callers by the metadata of a call, before the request is read: requests of unknown callers take no
-memory of the server."""
+"""Authenticates callers by the metadata of a call, before the request is read.
+
+Requests of unknown callers take no memory of the server.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,11 @@ current_caller: ContextVar[Caller] = ContextVar("cutaway_caller")
 
 
 class AuthenticatingHandler(grpc.GenericRpcHandler):
-    """Returns the handler of a method, or one that refuses the call.
+    """A gRPC handler that authenticates callers: it returns the handler of a method, or one that refuses the call.
 
     Args:
-        handlers: by the methods' paths.
-        names: by the same, under which refused calls are reported.
+        handlers: the handlers by the methods' paths.
+        names: the methods' names by their paths, for reports of refused calls.
         authenticator: returns the caller.
         watch: reports refused calls to observers.
         require_room: raises an error if no further request may be read.
@@ -64,7 +66,10 @@ class AuthenticatingHandler(grpc.GenericRpcHandler):
 
 
 class ReflectionGuard(grpc.aio.ServerInterceptor):
-    """Refuses gRPC reflection to callers who may inspect no model; used if there is a token file."""
+    """An interceptor that refuses gRPC reflection to callers who may inspect no model.
+
+    It is used if there is a token file.
+    """
 
     def __init__(self, authenticator: Authenticator) -> None:
         self._authenticator = authenticator

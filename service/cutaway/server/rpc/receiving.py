@@ -56,11 +56,11 @@ def receiving(method: Method, refuse: Refuse, timeout_s: float, *, streams: bool
 
 
 class TimeLimitedServer:
-    """Stands for a server in the functions that add gRPC's own services to it, and limits their requests.
+    """A stand-in for a server, to which gRPC's own services are added; it limits the time of their requests.
 
     Args:
         server: gets the services.
-        timeout_s: how long each request may take to arrive; also the next one of a stream.
+        timeout_s: how long a request may take to arrive; also the next one of a stream.
     """
 
     def __init__(self, server: grpc.aio.Server, timeout_s: float) -> None:
@@ -86,8 +86,7 @@ class _TimeLimitedHandler(grpc.GenericRpcHandler):
 
 
 def time_limited(handler: Any, timeout_s: float) -> Handler:
-    """Returns a handler that reads the requests of ``handler`` itself, as `receiving` does; each may take ``timeout_s``
-    to arrive."""
+    """Returns a handler that reads the requests of ``handler`` itself; a request may take ``timeout_s`` to arrive."""
 
     async def handle_one(_: object, context: GrpcContext) -> Any:
         return await (handler.unary_unary or handler.unary_stream)(await receive(context), context)

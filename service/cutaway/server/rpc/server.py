@@ -44,12 +44,12 @@ def _options(settings: Settings) -> list[tuple[str, int]]:
 
 
 class GrpcService(NamedTuple):
-    """A service.
+    """A gRPC service of a server.
 
     Attributes:
         name: its full name.
-        handlers: answer its calls.
-        pool: has its descriptors, for reflection; None for Python's own.
+        handlers: the handlers of its calls.
+        pool: the descriptor pool for reflection; None for Python's own.
     """
 
     name: str
@@ -116,8 +116,10 @@ class GrpcServer:
 
 
 class _Pools:
-    """Stands for one descriptor pool: looks in one after the other, and last in Python's own. That may have messages of
-    other packages, with the names of those in the others."""
+    """A chain of descriptor pools: one is searched after the other, and Python's own pool last.
+
+    Python's own pool may have messages of other packages with the same names.
+    """
 
     def __init__(self, pools: Iterable[DescriptorPool]) -> None:
         self._pools = [*pools, Default()]  # type: ignore[no-untyped-call]

@@ -41,11 +41,11 @@ _PAGE_SIZE = 100
 _MAX_PAGE_SIZE = 1000
 _MAX_TIMEOUT_S = 24 * 3600.0
 _PATIENCE_S = 10.0
-"""Seconds that a message of a streamed reply may take to leave."""
+"""Seconds that a message of a streamed reply may take to be sent."""
 
 
 class Servicer:
-    """The service's methods.
+    """The methods of the service.
 
     Args:
         backend: runs the models.
@@ -81,7 +81,7 @@ class Servicer:
         return self.authenticating(handlers, {path: path.rpartition("/")[2] for path in handlers})
 
     def authenticating(self, handlers: Mapping[str, Handler], names: Mapping[str, str]) -> grpc.GenericRpcHandler:
-        """Returns ``handlers``, by path, for callers who may call; ``names`` has the method that each of them calls."""
+        """Returns ``handlers``, by path, for callers who may call; ``names`` has their methods' names."""
         return AuthenticatingHandler(handlers, names, self._authenticator, self._watch, self._budget.require_room)
 
     def admit(self, context: Context) -> None:
@@ -253,9 +253,6 @@ def _page(names: list[ModelName], size: int, token: str) -> tuple[list[ModelName
     start = int(token or 0)
     end = start + (min(size, _MAX_PAGE_SIZE) or _PAGE_SIZE)
     return names[start:end], str(end) if end < len(names) else ""
-
-
-# Lists all models, page by page.
 
 
 async def listed_models(servicer: Servicer, context: Context) -> list[ModelName]:

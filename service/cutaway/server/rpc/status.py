@@ -1,4 +1,4 @@
-"""What the methods of the service need of a call, and how it ends with the status of an error."""
+"""The context of a call, as the methods of the service need it, and the status of its errors."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Metadata: TypeAlias = "Sequence[tuple[str, str | bytes]]"
 
 
 class Context(Protocol):
-    """A call, whatever protocol it came by: what `grpc.aio.ServicerContext` has, and `cutaway.server.http` too."""
+    """The context of a call by any protocol; `grpc.aio.ServicerContext` and `cutaway.server.http` have it."""
 
     def invocation_metadata(self) -> Metadata | None:
-        """Returns what the caller sent beside the request; keys are lower case."""
+        """Returns the metadata that the caller sent with the request; keys are lower case."""
 
     def peer(self) -> str:
         """Returns the caller's address."""
@@ -30,10 +30,10 @@ class Context(Protocol):
         """Returns the seconds until the deadline; None without one."""
 
     def set_trailing_metadata(self, metadata: Metadata) -> None:
-        """Sets what is sent after the reply."""
+        """Sets the metadata that is sent after the reply."""
 
     def trailing_metadata(self) -> Metadata | None:
-        """Returns what is sent after the reply."""
+        """Returns the metadata that is sent after the reply."""
 
     def code(self) -> grpc.StatusCode | None:
         """Returns the status of a call that was aborted."""

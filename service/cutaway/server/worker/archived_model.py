@@ -1,4 +1,4 @@
-"""Loads the model of an unpacked archive, and refuses random parameters.
+"""Loads the model of an unpacked archive, and refuses random parameters. Adds the owner's names to results.
 
 An archive without weights leaves the parameters to its adapter. They are random if they depend on the state of the
 random number generators: then two builds from different states differ. A build that draws nothing needs no second one.
@@ -21,14 +21,12 @@ from cutaway.engine.model.inspected_model import InspectedModel
 from cutaway.engine.runtime.rng import fingerprint, reseeded
 from cutaway.server.archive.reader import ArchiveManifest
 
-# Names that only the owner of a model knows: texts of tokens, and names of features.
-
 
 def with_texts(adapter: Adapter, attributions: Sequence[AttributionResult]) -> tuple[AttributionResult, ...]:
     """Returns ``attributions`` with the texts of their tokens."""
     return tuple(
-        each if each.tokens is None else replace(each, tokens=_with_texts(adapter, each.tokens))
-        for each in attributions
+        result if result.tokens is None else replace(result, tokens=_with_texts(adapter, result.tokens))
+        for result in attributions
     )
 
 
@@ -42,12 +40,12 @@ def feature_names(inputs: Sequence[InputSpec], result: InspectResult) -> dict[st
     named = {spec.name: spec.feature_names for spec in inputs if spec.feature_names}
     if not named:
         return {}
-    shown = {*result.input_gradients, *(name for each in result.attributions for name in each.values)}
+    shown = {*result.input_gradients, *(name for attribution in result.attributions for name in attribution.values)}
     return {name: names for name, names in named.items() if name in shown}
 
 
 _Build: TypeAlias = Callable[[str], tuple[Adapter, InspectedModel]]
-"""Builds the model on a device."""
+"""A function that builds the model on a device."""
 
 _ADVICE = (
     "package it with --weights FILE, load or seed the parameters in the adapter, or allow random ones with "
@@ -82,8 +80,10 @@ def _build(
 
 
 def _require_chosen_parameters(model: InspectedModel, build: _Build) -> None:
-    """Builds the model once more, on the CPU; raises ``WEIGHTS_MISSING`` unless its parameters are proven not to be
-    random. The second model is freed on return."""
+    """Builds the model once more, on the CPU; raises ``WEIGHTS_MISSING`` unless both builds have equal parameters.
+
+    The second model is freed on return.
+    """
     try:
         _, second = build("cpu")
     except CutawayError as failure:

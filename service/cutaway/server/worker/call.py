@@ -1,4 +1,4 @@
-"""One call of a worker, whatever brought it: the gateway's connection, TorchServe, or a thread of this process."""
+"""A call to a worker, from the gateway's connection, TorchServe or a thread of this process."""
 
 from __future__ import annotations
 
@@ -12,9 +12,6 @@ from cutaway.contract.errors import CutawayError, Reason, error
 from cutaway.contract.wire import chunks
 from cutaway.engine.runtime.interruption import NEVER_CANCELLED, Cancellation, is_out_of_memory
 from cutaway.v1 import worker_pb2
-
-# Encodes exceptions as failures of the worker's replies.
-
 
 log = logging.getLogger(__name__)
 
@@ -55,18 +52,17 @@ def _as_error(failure: BaseException) -> CutawayError:
     return error(Reason.INTERNAL, f"{type(failure).__name__}: {failure}"[:500])
 
 
-# Makes spans that a model's own code creates children of the call's span.
-#
-# The stages of a call need no exporter in the workers: their durations are in the reply, and the gateway makes spans of
-# them.
-
-
+# Spans of a model's own code become children of the call's span. Workers export no spans of stages: the gateway makes
+# these from the durations in the reply.
 _UNSAMPLED = "-00"
 
 
 def attached(spans: Iterable[str]) -> AbstractContextManager[None]:
-    """Returns a context in which new spans are children of one of ``spans``, which are in W3C Trace Context format or
-    empty. Calls that share a pass share its spans, as children of the first call that is sampled."""
+    """Returns a context in which new spans are children of one of ``spans``.
+
+    Those are in W3C Trace Context format, or empty. Calls that share a pass share its spans, as children of the first
+    call that is sampled.
+    """
     known = [span for span in spans if span]
     if not known:
         return nullcontext()
@@ -95,16 +91,16 @@ def _attach() -> Callable[[str], AbstractContextManager[None]]:
 
 
 KINDS = ("inspect", "describe", "stream")
-"""What a call may be: an InspectRequest, a GetModelRequest, an InspectStreamRequest."""
+"""The kinds of calls: an InspectRequest, a GetModelRequest, an InspectStreamRequest."""
 
 
 class Call(NamedTuple):
-    """One call.
+    """A call to a worker.
 
     Attributes:
         kind: one of `KINDS`.
         payload: the serialised request.
-        cancellation: when the caller stops waiting.
+        cancellation: tells when the caller stops waiting.
         traceparent: its span in W3C Trace Context format; empty for none.
     """
 
@@ -122,7 +118,7 @@ class Call(NamedTuple):
 
     @classmethod
     def of_parts(cls, parts: Mapping[str, bytes]) -> Call:
-        """Returns the call in the parts that TorchServe hands over: one part, named after its kind."""
+        """Returns the call in the parts that TorchServe passes: one part, named after its kind."""
         kinds = [kind for kind in KINDS if kind in parts]
         return cls(kinds[0], parts[kinds[0]]) if len(kinds) == 1 else cls("", ", ".join(sorted(parts)).encode())
 

@@ -1,4 +1,4 @@
-"""The calls of one gateway: runs its turns in the model's thread, and knows which calls it has cancelled."""
+"""The calls of one gateway to a worker: its turns, which run in the model's thread, and its cancellations."""
 
 from __future__ import annotations
 
@@ -17,27 +17,23 @@ from cutaway.server.worker.model_thread import ModelThread
 from cutaway.server.worker.worker import Worker
 from cutaway.v1 import worker_pb2
 
-# What turns of calls cost, and into how many parts a slow one is split.
-#
-# The calls of one part are answered before the next part runs, and they share what a pass costs whatever its number of
-# rows. So a turn is split where that costs next to nothing: if it takes long, and its parts take nearly as much time in
-# all as the turn in one.
-
+# A slow turn is split into parts: the calls of one part are answered before the next part runs. But the calls of a part
+# share the fixed cost of a pass, so a turn is split only if its parts take little more time than the whole turn.
 
 T = TypeVar("T")
 
 _REMEMBERED = 64
-"""The last parts, whose time is fitted by a fixed cost and a cost for each call."""
+"""The number of last parts to whose times a fixed cost and a cost per call are fitted."""
 
 _SHORTEST_S = 0.1
-"""A part takes this long at least: nobody notices less."""
+"""The shortest time of a part, in seconds: nobody notices less."""
 
 _LOSS = 0.1
 """The share of throughput that parts may cost."""
 
 
 class TurnCost:
-    """The time that the last turns of one worker took, by their number of calls."""
+    """A record of the times that the last parts of a worker took, by their number of calls."""
 
     def __init__(self) -> None:
         self._measured: deque[tuple[int, float]] = deque(maxlen=_REMEMBERED)
@@ -51,7 +47,7 @@ class TurnCost:
 
     @contextmanager
     def measuring(self, calls: int) -> Iterator[None]:
-        """Surrounds the run of a part of ``calls`` calls."""
+        """Measures the time of the block, which runs a part of ``calls`` calls."""
         start = time.perf_counter()
         yield
         self.took(calls, time.perf_counter() - start)
@@ -65,15 +61,15 @@ class TurnCost:
         if not any(seconds > _SHORTEST_S for _, seconds in self._measured):
             return calls
         try:
-            each_s, fixed_s = linear_regression(*zip(*self._measured))
+            per_call_s, fixed_s = linear_regression(*zip(*self._measured))
         except StatisticsError:  # all had the same size
             return calls
-        if each_s <= 0:
+        if per_call_s <= 0:
             return calls
         shared_s = max(0.0, fixed_s)
-        lost_s = _LOSS * (shared_s / calls + each_s)
+        lost_s = _LOSS * (shared_s / calls + per_call_s)
         enough = shared_s / (shared_s / calls + lost_s)
-        return max(1.0, enough, (_SHORTEST_S - shared_s) / each_s)
+        return max(1.0, enough, (_SHORTEST_S - shared_s) / per_call_s)
 
 
 class Calls:
@@ -85,7 +81,7 @@ class Calls:
         reply: sends a serialised `cutaway.v1.WorkerReply`, with the number of its call.
 
     Attributes:
-        waiting: how many other calls waited in the gateway when it sent its last turn.
+        waiting: the number of other calls that waited in the gateway when it sent its last turn.
     """
 
     def __init__(self, worker: Worker, thread: ModelThread, reply: Callable[[int, bytes], None]) -> None:
@@ -106,12 +102,12 @@ class Calls:
         self._thread.put(partial(self._run, turn))
 
     def cancel(self, number: int) -> None:
-        """No further pass begins for the call ``number``."""
+        """Cancels the call ``number``: no further pass begins for it."""
         if number in self._under_way:
             self._cancelled.add(number)
 
     def cancel_all(self) -> None:
-        """The gateway is gone."""
+        """Cancels all calls: the gateway is gone."""
         self._cancelled |= self._under_way
 
     def _run(self, turn: Sequence[worker_pb2.WorkerCall]) -> None:
@@ -121,14 +117,14 @@ class Calls:
 
     def _run_part(self, part: Sequence[worker_pb2.WorkerCall]) -> None:
         numbers = [message.number for message in part]
-        calls = [Call.of_message(each, partial(self._cancelled.__contains__, each.number)) for each in part]
+        calls = [Call.of_message(message, partial(self._cancelled.__contains__, message.number)) for message in part]
         for number, reply in zip(numbers, self._replies(calls)):
             self._reply(number, reply)
         self._under_way.difference_update(numbers)
         self._cancelled.difference_update(numbers)
 
     def _replies(self, calls: Sequence[Call]) -> Iterator[bytes]:
-        """Yields a reply for each call, also if the worker has a fault: callers must not wait for their deadlines."""
+        """Yields a reply for every call, also if the worker has a fault: callers must not wait for their deadlines."""
         answered = 0
         try:
             for reply in self._worker.answer(calls):

@@ -1,11 +1,11 @@
-"""A process that starts the workers of a model store, and starts each again when it ends.
+"""A process that starts the workers of a model store, and a new one for every worker that ends.
 
 Usage: ``python -m cutaway.server.worker.keeper MODELS``.
 
 The modules that all workers need are imported here, once. A new worker is a fork of this process: it starts at once,
 needs only its model, and shares the memory of the imports. So nothing here may start a thread or touch a GPU.
 
-MODELS is JSON: for each model the directory of its unpacked archive, its name, its version and the number of workers.
+MODELS is JSON: for every model the directory of its unpacked archive, its name, its version and the number of workers.
 """
 
 from __future__ import annotations

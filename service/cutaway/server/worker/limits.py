@@ -75,7 +75,7 @@ def check_passes(costs: Iterable[tuple[str, int]], limit: int) -> None:
     """Raises ``LIMIT_EXCEEDED``, with the field of the attribution that exceeds the limit.
 
     Args:
-        costs: field and number of passes of one row, for each attribution.
+        costs: field and number of passes of one row, by attribution.
         limit: `Settings.max_passes`.
     """
     total = 0

@@ -1,4 +1,4 @@
-"""The thread that runs a model: hooks are state of the model, so that one turn runs at a time."""
+"""The thread that runs a model: hooks are state of the model, so only one turn runs at a time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ log = logging.getLogger(__name__)
 
 
 class ModelThread:
-    """Runs jobs one after the other. A daemon: a model that never returns must not keep the process alive."""
+    """A thread that runs jobs one after the other.
+
+    It is a daemon: a model that never returns must not keep the process alive.
+    """
 
     def __init__(self, name: str) -> None:
         self._jobs: SimpleQueue[Callable[[], Any] | None] = SimpleQueue()

@@ -24,7 +24,7 @@ from cutaway.server.worker_protocol import WORKERS, ScratchDirectory
 
 
 class WorkerProcess:
-    """This process as a worker, which TorchServe or the gateway has started.
+    """The worker of this process, which TorchServe or the gateway has started.
 
     Args:
         worker: the worker.
@@ -38,7 +38,7 @@ class WorkerProcess:
 
     @classmethod
     def start(cls, directory: Path, name: ModelName, *, workers: int, gpu: int | None) -> WorkerProcess:
-        """Loads a model as `load`; logs in one line why it cannot be loaded.
+        """Loads a model as `load` does; logs in one line why it cannot be loaded.
 
         Raises:
             SystemExit: the model cannot be loaded, for a reason that the line says in full.
@@ -52,7 +52,7 @@ class WorkerProcess:
             raise
 
     def answer(self, calls: Sequence[Mapping[str, bytes]]) -> list[bytes]:
-        """Runs calls that came as TorchServe's parts; returns a serialised `cutaway.v1.WorkerReply` for each."""
+        """Runs calls that came as TorchServe's parts; returns their replies, `cutaway.v1.WorkerReply`."""
         parsed = [Call.of_parts(parts) for parts in calls]
         return self._thread.submit(lambda: list(self._worker.answer(parsed))).result() if parsed else []
 
@@ -88,17 +88,14 @@ def load_failure(name: ModelName, failure: Exception) -> str:
 
 
 def _share_cores(workers: int) -> None:
-    """Limits torch to a share of the cores, since workers that use all slow each other."""
+    """Limits torch to a share of the cores: workers that use all cores slow one another."""
     if "OMP_NUM_THREADS" not in os.environ:  # a setting of the operator wins
         sharing = workers * int(os.environ.get("CUTAWAY_REPLICAS", "1"))
         torch.set_num_threads(max(1, torch.get_num_threads() // sharing))
 
 
-# Loads an archive once, to find out before it is served whether it loads.
-
-
 def load_once(archive: Path) -> None:
-    """Loads the model of ``archive`` on the CPU, as a worker does, and runs its example; then forgets it.
+    """Loads the model of ``archive`` on the CPU and runs its example, to find faults before the archive is served.
 
     Raises:
         CutawayError: as `Worker.load`; ``ADAPTER_INVALID`` too, if the model cannot run the example.

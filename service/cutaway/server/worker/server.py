@@ -1,4 +1,7 @@
-"""A worker's Unix socket: takes turns from gateways, and sends replies and heartbeats. See `worker_protocol.frames`."""
+"""A worker's Unix socket, which takes turns from gateways, and sends replies and heartbeats.
+
+See `cutaway.server.worker_protocol` for the frames.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +33,14 @@ from cutaway.server.worker_protocol import (
 )
 from cutaway.v1 import worker_pb2
 
-# Sends frames without waiting for their reader.
-
 
 class FrameSender:
-    """Sends on a connection what its buffer takes at once; the rest is sent by a thread, while the model runs on.
+    """A sender of frames that does not wait for their reader.
+
+    It sends as much as the connection's buffer takes; a thread sends the rest, while the model runs on.
 
     Args:
-        connection: a connected socket; errors are left to the one who reads it.
+        connection: a connected socket; its reader handles errors.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -76,13 +79,13 @@ _BUFFER_BYTES = 2 << 20
 
 
 class WorkerServer:
-    """Serves a worker to processes of the same user, until this process ends.
+    """A server of a worker for processes of the same user, until this process ends.
 
     Args:
         worker: the worker.
         thread: the thread of its model.
-        path: of the socket, named after this process, or "0" if the gateway may be on another machine; it appears when
-            the server listens.
+        path: the path of the socket, which appears when the server listens. Its name is the number of this process, or
+            "0" if the gateway may be on another machine.
     """
 
     def __init__(self, worker: Worker, thread: ModelThread, path: Path) -> None:
@@ -92,21 +95,21 @@ class WorkerServer:
         self._connected: dict[FrameSender, Calls] = {}
         self._user = os.geteuid()
         self._listener = listening(path)
-        for each in (self._accept, self._beat):
-            threading.Thread(target=each, name=f"cutaway{each.__name__}", daemon=True).start()
+        for job in (self._accept, self._beat):
+            threading.Thread(target=job, name=f"cutaway{job.__name__}", daemon=True).start()
 
     @property
     def calls(self) -> int:
-        """How many calls are under way."""
+        """The number of calls under way."""
         return sum(len(calls) for calls in [*self._connected.values()])
 
     @property
     def waiting(self) -> int:
-        """How many calls wait in the gateways whose calls are under way."""
+        """The number of calls that wait in the gateways whose calls are under way."""
         return sum(calls.waiting for calls in [*self._connected.values()] if len(calls))
 
     def leave(self) -> None:
-        """Makes the gateways send no more turns, and close their connections when all is answered."""
+        """Asks the gateways to send no more turns, and to close their connections after the last reply."""
         for sender in [*self._connected]:
             sender.send(frame(FrameKind.LEAVE))
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from cutaway.contract.wire.chunks import Piece
 
 PATIENCE_S = 10.0
-"""Seconds after which pieces that nobody fetches are dropped; and that a reader may read nothing."""
+"""Seconds after which unfetched pieces are dropped, and that a reader may take without reading."""
 
 
 class WaitingPieces:
@@ -35,7 +35,7 @@ class WaitingPieces:
         return pieces
 
     def drop_late(self) -> None:
-        """Drops those that nobody has fetched in time; safe in any thread."""
+        """Drops the pieces that nobody has fetched in time; safe in any thread."""
         oldest = time.monotonic() - PATIENCE_S
         # A copy, made at once: making a list of items may run the garbage collector, and so another thread.
         for number, (since, _) in self._waiting.copy().items():

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-# The first explanation of a process would otherwise wait for these, a second or more. The workers of ``--engine
-# processes`` share their 70 MiB, because they are forks of a process that has them.
+# Imported at once: the first explanation of a process would otherwise wait a second or more for these. The workers of
+# ``--engine processes`` share their 70 MiB, because they are forks of a process that has them.
 import torch._decomp.decompositions_for_jvp
 import torch._dynamo
 import torch.fx.experimental.symbolic_shapes  # noqa: F401
@@ -54,17 +54,19 @@ from cutaway.v1 import inspection_service_pb2, worker_pb2
 log = logging.getLogger(__name__)
 
 IDLE = 0.0
-"""`Worker.busy_until` while no call runs."""
+"""The value of `Worker.busy_until` while no call runs."""
 
 _MOST_KINDS = 1024
-"""Of inputs that are known to be valid: names, types and shapes."""
+"""The most kinds of valid inputs (names, types and shapes) that a worker remembers."""
 
 T = TypeVar("T")
 
 
 class _Decoded(NamedTuple):
-    """A decoded request, when its decoding began, and how long that took; ``chunk_bytes`` is 0 for a reply in one
-    message."""
+    """A decoded request, the start of its decoding, and its duration.
+
+    ``chunk_bytes`` is 0 for a reply in one message.
+    """
 
     plan: Plan
     start: float
@@ -73,7 +75,7 @@ class _Decoded(NamedTuple):
 
 
 class Worker:
-    """Runs the requests of one model.
+    """A worker, which runs the requests to one model.
 
     Args:
         model: the model.
@@ -104,7 +106,7 @@ class Worker:
 
     @classmethod
     def load(cls, model_dir: Path, *, device: str, batches_calls: bool = True) -> Worker:
-        """Loads the model of an unpacked archive; finds out whether calls may share a batch, if ``batches_calls``.
+        """Loads the model of an unpacked archive; with ``batches_calls``, tests whether calls may share a batch.
 
         Raises:
             InvalidArgument: ``ARCHIVE_CORRUPT`` or ``ADAPTER_INVALID``.
@@ -124,7 +126,7 @@ class Worker:
         return cls(load_model(adapter, device), adapter, ModelName(name, "1.0"), settings or Settings.load())
 
     def _check_row_independence(self) -> None:
-        """Finds out before the first request whether calls may share a batch."""
+        """Tests before the first request whether calls may share a batch."""
         try:
             example = self._example()
             with self._model.session():
@@ -156,7 +158,7 @@ class Worker:
         """Runs a turn of calls. Never raises: an error is a reply.
 
         Yields:
-            A serialised `cutaway.v1.WorkerReply` for each call, in order. The model has run before the first one.
+            A serialised `cutaway.v1.WorkerReply` for every call, in order. The model has run before the first one.
         """
         start = time.perf_counter()
         with self._busy(calls), attached(call.traceparent for call in calls):
@@ -180,8 +182,9 @@ class Worker:
             self.busy_until = IDLE
 
     def stream(self, call: Call) -> Iterator[chunks.Piece]:
-        """Runs a call of the kind ``stream`` for a transport that may buffer the whole reply, which is then limited to
-        the size of one message. Never raises: an error is the last piece.
+        """Runs a call of the kind ``stream`` for a transport that may buffer the whole reply.
+
+        The reply is then limited to the size of one message. Never raises: an error is the last piece.
 
         Yields:
             The pieces of the reply, `cutaway.v1.StreamPiece`. The model has run before the first one.

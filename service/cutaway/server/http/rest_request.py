@@ -1,4 +1,7 @@
-"""What a request by REST asks for, as a request of the contract, and the form of its reply."""
+"""Reads requests by REST as requests of the contract, and chooses the form of the reply.
+
+Instances are inputs of a model: KServe's `instances`, forms, and numpy's files.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +32,6 @@ from cutaway.server.http import json_messages
 from cutaway.server.http.http_call import RequestBody
 from cutaway.v1 import inspection_pb2, worker_pb2
 
-# Instances of a request by REST as inputs of a model: KServe's `instances`, forms, and numpy's files.
-
-
 NPY, NPZ = "application/x-npy", "application/x-npz"
 
 _FIELD = "instances"
@@ -41,16 +41,16 @@ _RIGHT = (
 
 
 def inputs_of(instances: Any) -> dict[str, Any]:
-    """Returns the inputs for a list of instances, one of which is one row, as arguments of an `InspectRequest`.
+    """Returns the inputs for a list of instances, one row each, as arguments of an `InspectRequest`.
 
     Raises:
         InvalidArgument: with the field at fault.
     """
     if not isinstance(instances, list) or not instances:
         raise error(Reason.INVALID_VALUE, f"send a list of at least one instance; {_RIGHT}", _FIELD)
-    if all(isinstance(each, Mapping) and "b64" in each for each in instances):
-        return {"raw": tuple(_raw(number, each) for number, each in enumerate(instances))}
-    if all(isinstance(each, Mapping) for each in instances):
+    if all(isinstance(instance, Mapping) and "b64" in instance for instance in instances):
+        return {"raw": tuple(_raw(number, instance) for number, instance in enumerate(instances))}
+    if all(isinstance(instance, Mapping) for instance in instances):
         return _by_name(instances)
     with at(_FIELD):
         return request_inputs(instances)
@@ -78,8 +78,10 @@ def _by_name(instances: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def of_types(tensors: Mapping[str, Array], data_types: Mapping[str, str]) -> dict[str, Array]:
-    """Returns ``tensors`` with the types that the model takes: JSON has no types, and JavaScript writes 1.0 as 1. An
-    array that another type cannot hold stays as it is, and the model refuses it."""
+    """Returns ``tensors`` with the types that the model takes: JSON has no types, and JavaScript writes 1.0 as 1.
+
+    An array that another type cannot hold stays as it is, and the model refuses it.
+    """
     only = next(iter(data_types.values())) if len(data_types) == 1 else ""
     return {name: _of_type(array, data_types.get(name, "" if name else only)) for name, array in tensors.items()}
 
@@ -94,7 +96,7 @@ def _of_type(array: Array, data_type: str) -> Array:
 
 
 def arrays_in(data: bytes, media_type: str, max_bytes: int) -> dict[str, Array]:
-    """Returns the arrays in a file of numpy, by name; that of an NPY file has the name "".
+    """Returns the arrays in a file of numpy, by name; the array of an NPY file has the name "".
 
     Raises:
         InvalidArgument: ``MALFORMED_REQUEST``; ``INPUT_DTYPE`` for Python objects.
@@ -117,9 +119,7 @@ def _array(file: io.BytesIO) -> Array:
     return array
 
 
-# Forms, as a page or ``curl -F`` sends them: files for the model to decode, and the fields of the request.
-
-
+# Forms are what a page or ``curl -F`` sends: files for the model to decode, and fields of the request.
 _MAX_FILES = 1000
 _RIGHT_FORM = "name each file `instances`, or an NPY file after its input"
 
@@ -168,7 +168,7 @@ async def _read(items: list[tuple[str, Any]], max_bytes: int) -> tuple[dict[str,
 
 
 def _fields(name: str, text: str) -> dict[str, Any]:
-    """Returns the fields of a request that a field of the form has; a text that is no JSON is itself."""
+    """Returns the fields of a request in one field of the form; a text that is no JSON is the value itself."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -187,8 +187,8 @@ JSON, FORM, BINARY = "application/json", "multipart/form-data", "application/pro
 _DEFAULT_METHOD = "integrated_gradients"
 
 
-class Asked(NamedTuple):
-    """A request, and its reply's form.
+class RestRequest(NamedTuple):
+    """A request by REST, and the form of its reply.
 
     Attributes:
         request: a serialised InspectRequest.
@@ -201,18 +201,18 @@ class Asked(NamedTuple):
     media_type: str
 
 
-async def asked_by(
+async def read_rest_request(
     verb: str, model: str, headers: Mapping[str, str], body: RequestBody, max_bytes: int, data_types: DataTypes
-) -> Asked:
-    """Returns what a request asks for.
+) -> RestRequest:
+    """Reads a request by REST.
 
     Args:
         verb: ``predict``, ``explain`` or ``inspect``.
         model: its name, from the path.
-        headers: what form the request has, and its reply shall have.
+        headers: they name the forms of the request and of its reply.
         body: the request.
         max_bytes: the largest size of arrays that a compressed file holds.
-        data_types: returns those of the model's inputs, by name.
+        data_types: returns the data types of the model's inputs, by name.
 
     Raises:
         CutawayError: the request cannot be read.
@@ -232,7 +232,7 @@ async def asked_by(
     fields, inputs = await readers[media_type]()
     request = _request(verb, model, fields, inputs)
     write, kind = _writer(verb, accepted, of_arrays=media_type in (NPY, NPZ))
-    return Asked(wire_requests.encode(request).SerializeToString(), partial(_written, write), kind)
+    return RestRequest(wire_requests.encode(request).SerializeToString(), partial(_written, write), kind)
 
 
 def media_type_in(headers: Mapping[str, str]) -> str:
@@ -260,11 +260,11 @@ async def contract_request(model: str, media_type: str, body: RequestBody) -> by
     return data if named else data + kind(model=model).SerializeToString()
 
 
-async def _contract(model: str, media_type: str, accepted: str, body: RequestBody) -> Asked:
+async def _contract(model: str, media_type: str, accepted: str, body: RequestBody) -> RestRequest:
     data = await contract_request(model, media_type, body)
     binary = BINARY in accepted or (media_type == BINARY and JSON not in accepted)
     write = bytes if binary else partial(json_messages.text_of, inspection_pb2.InspectResponse)
-    return Asked(data, write, BINARY if binary else JSON)
+    return RestRequest(data, write, BINARY if binary else JSON)
 
 
 async def _of_json(body: RequestBody, data_types: DataTypes) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -286,8 +286,10 @@ async def _of_arrays(body: RequestBody, media_type: str, max_bytes: int) -> tupl
 
 
 def _request(verb: str, model: str, fields: Mapping[str, Any], inputs: Mapping[str, Any]) -> InspectRequest:
-    """Returns the request for the fields beside the inputs, which are those of a file of the command line; the method
-    of an explanation may be a field of its own."""
+    """Returns the request with ``fields``, which are named as in a request file of the command line.
+
+    The method of an explanation may be a field of its own.
+    """
     fields = dict(fields)
     fields.pop("signature_name", None)  # of TensorFlow's protocol, which KServe's follows
     if verb == "explain" and "attributions" not in fields:
