@@ -13,7 +13,7 @@ from typing import Any
 
 
 class InspectionHandler:
-    """One copy of one model in one worker process."""
+    """A handler of TorchServe, with one copy of one model in one worker process."""
 
     def initialize(self, context: Any) -> None:
         """Loads the model of ``context``, or logs in one line why it cannot be loaded."""
@@ -31,7 +31,7 @@ class InspectionHandler:
         )
 
     def handle(self, data: Sequence[Mapping[str, Any]], context: Any) -> list[bytes]:
-        """Returns one reply for each call in ``data``.
+        """Returns the replies to the calls in ``data``.
 
         The parts of a gRPC call are bytearrays. A REST call, which may have text or parsed JSON, counts as empty.
         """

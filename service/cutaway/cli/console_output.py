@@ -24,9 +24,6 @@ from cutaway.contract.results import ModelName
 from cutaway.contract.results.comparison import Comparison
 from cutaway.contract.results.document import MAX_VALUES, document
 
-# Why a command failed: as one line for people, as JSON for programs, and as exit status.
-
-
 USAGE, PACKAGE_MISSING, INTERRUPTED = "USAGE", "PACKAGE_MISSING", "INTERRUPTED"
 """Reasons of the command line itself; all others are those of `cutaway.contract.errors.Reason`."""
 
@@ -43,18 +40,18 @@ EXIT_STATUSES: dict[type[CutawayError], int] = {
     errors.Unavailable: 5,
     errors.Internal: 6,
 }
-"""The exit status for each class of errors; 2 is a wrong command line, and 3 an interrupted job."""
+"""Exit statuses by class of errors; 2 is a wrong command line, and 3 an interrupted job."""
 
 STOPPED = 128 + signal.SIGINT
 READER_GONE = 128 + 13  # SIGPIPE, which Windows does not have
-"""What a shell reports for a program that Ctrl-C ended, or that wrote to a pipe without a reader."""
+"""Exit statuses of a program that Ctrl-C ended, and of one that wrote to a pipe without a reader, as shells report."""
 
 USAGE_ERROR: Any = typer.BadParameter.__bases__[0]
 """Click's ``UsageError``: typer exports no name for it."""
 
 
 class UsageError(Protocol):
-    """The part of `USAGE_ERROR` that is used here."""
+    """The methods of `USAGE_ERROR` that are used here."""
 
     def format_message(self) -> str:
         """Returns the message, with the name of the option."""
@@ -193,7 +190,6 @@ def requires_extra(extra: str) -> Iterator[None]:
 
 # Results as JSON: the fields of the Python objects, by their names, as one document on one line of stdout.
 
-
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print the result, or the error, as one JSON document: docs/command-line.md.")
 ]
@@ -206,7 +202,7 @@ def is_requested() -> bool:
 
 @contextmanager
 def own_stdout(as_json: bool) -> Iterator[None]:
-    """With ``as_json``, sends to stderr what a model prints in the block, so that stdout has the document only."""
+    """Sends to stderr what a model prints in the block, with ``as_json``: stdout has the document only."""
     with redirect_stdout(sys.stderr) if as_json else nullcontext():
         yield
 
@@ -227,7 +223,7 @@ def print_json(value: Any, kind: type | None = None, *, max_values: int = MAX_VA
 
 @dataclass(frozen=True)
 class Models:
-    """What ``cutaway models`` prints.
+    """The JSON document of ``cutaway models``.
 
     Attributes:
         models: every model that is served, by name and version.
@@ -238,7 +234,7 @@ class Models:
 
 @dataclass(frozen=True)
 class Package:
-    """What ``cutaway package`` prints.
+    """The JSON document of ``cutaway package``.
 
     Attributes:
         archive: the path of the archive.
@@ -251,7 +247,7 @@ class Package:
 
 @dataclass(frozen=True)
 class Token:
-    """What ``cutaway token`` prints.
+    """The JSON document of ``cutaway token``.
 
     Attributes:
         token: the token, which nothing else shows again.
@@ -264,7 +260,7 @@ class Token:
 
 @dataclass(frozen=True)
 class Report:
-    """What ``cutaway batch report`` prints.
+    """The JSON document of ``cutaway batch report``.
 
     Attributes:
         report: the path of the page.
@@ -275,11 +271,11 @@ class Report:
 
 @dataclass(frozen=True)
 class Verification:
-    """What ``cutaway verify`` prints.
+    """The JSON document of ``cutaway verify``.
 
     Attributes:
         file: the stored explanation.
-        model: the model that was asked.
+        model: the model of the stored request.
         comparison: how the answer compares with the stored one; null with ``--offline``.
     """
 

@@ -96,9 +96,6 @@ def _load(file: Path) -> Array | dict[str, Array]:
         raise error(Reason.INVALID_VALUE, f"{file} is not a numpy file: {failure}") from None
 
 
-# Results
-
-
 def save(result: InspectResult, path: Path) -> int:
     """Writes every array of ``result`` to the ``.npz`` file ``path``; returns the number of arrays."""
     arrays = list(named_arrays(result))
@@ -110,15 +107,15 @@ def save(result: InspectResult, path: Path) -> int:
     return len(arrays)
 
 
-# The address of a question in the inspector, the page that ``cutaway serve --http`` has.
-
-
 MAX_CHARS = 100_000
-"""A longer address leaves the inputs out: what opens a browser takes no longer argument."""
+"""The length from which an address leaves the inputs out: programs that open browsers take no longer argument."""
 
 
 def permalink(page: str, request: InspectRequest) -> str:
-    """Returns the address of ``request`` in the page at ``page``. What is behind ``#`` is never sent to a server."""
+    """Returns the address of ``request`` in the inspector's page at ``page``.
+
+    A browser never sends the part behind ``#`` to a server.
+    """
     message = wire_requests.encode(request)
     address = _address(page, json_format.MessageToJson(message, indent=None))
     if len(address) <= MAX_CHARS:

@@ -276,11 +276,10 @@ def _draw(result: InspectResult, tensors: Mapping[str, Array], path: Path) -> No
         raise error(Reason.INVALID_VALUE, f"{path} cannot be written: {failure.strerror}", "plot") from None
 
 
-# ``cutaway verify``: asks a stored question again, and says whether the answer is the same.
-
+# ``cutaway verify``
 
 DIFFERS = 7
-"""The exit status for an answer that is another one."""
+"""The exit status for an answer that differs from the stored one."""
 
 _SHOWN = 20
 """The most differences that are listed for people."""
@@ -331,8 +330,8 @@ def _print(file: Path, stored: Inspection, comparison: Comparison | None) -> Non
         console_output.print_line(f"changed: {change.what}: {change.before or 'none'} -> {change.now or 'none'}")
     if comparison.differences:
         table = tables.empty_table("Differences", "place", "now, and before", folds=("place", "now, and before"))
-        for each in comparison.differences[:_SHOWN]:
-            table.add_row(Text(each.place), Text(each.why))
+        for difference in comparison.differences[:_SHOWN]:
+            table.add_row(Text(difference.place), Text(difference.why))
         console_output.print_blocks(table)
         if len(comparison.differences) > _SHOWN:
             console_output.print_line(f"and {len(comparison.differences) - _SHOWN} more: --json has all")

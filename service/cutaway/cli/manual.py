@@ -1,4 +1,4 @@
-"""The end of ``cutaway inspect --help``: everything that a request can hold."""
+"""The end of ``cutaway inspect --help``, which lists all parts of a request; and completion in shells."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from typer.completion import get_completion_inspect_parameters, install_callback
 from cutaway.contract.request_reader.reader import CLASSES, parts_of
 from cutaway.contract.requests import Attribution, Edit, InspectRequest, LrpRule, Metric, Reduction, Target
 
-# Completion of the command line in shells. It knows commands, options and methods, and contacts no server.
-
+# Completion in shells knows commands, options and methods, and contacts no server.
 
 Shell = Literal["bash", "zsh", "fish", "powershell", "pwsh"]
 
@@ -72,7 +71,7 @@ _PARTS = {name: kind for name, kind in parts_of(InspectRequest) if name != "raw"
 
 
 def _section(heading: str, classes: Mapping[str, Any], base: Any = None) -> Iterator[str]:
-    """Yields the lines of a section: each class with its fields and their defaults, but for the fields of ``base``."""
+    """Yields the lines of a section: the classes with their fields and defaults, without the fields of ``base``."""
     yield from (heading, "", "\b")  # Click does not fold the lines of a paragraph that starts with a backspace
     shared = _names(base) if base else []
     for name, kind in classes.items():

@@ -54,9 +54,6 @@ def _labels(labels: Sequence[str]) -> str:
     return shown if len(labels) <= _MAX_LABELS else f"{shown}, ... ({len(labels)} in all)"
 
 
-# The module tree
-
-
 @dataclass
 class Node:
     """A module in the tree.
@@ -73,7 +70,7 @@ class Node:
 
     @property
     def signature(self) -> tuple[Any, ...]:
-        """Everything that is shown of the module and the modules inside it, except names."""
+        """All shown properties of the module and of the modules inside it, except names."""
         operators = tuple((_operation(operator), operator.output_shapes, operator.calls) for operator in self.operators)
         inside = tuple((part, child.signature) for part, child in self.children.items())
         return self.info.type, self.info.parameters, self.info.output_shapes, self.info.calls, operators, inside
@@ -242,9 +239,6 @@ def _counted(name: str, row: Row) -> Text:
 
 def _shown(rows: int, count: int, what: str) -> str:
     return f"{count} {what}." if rows == count else f"{count} {what}, {rows} shown."
-
-
-# Operators
 
 
 def operator_table(tree: Tree) -> Group:

@@ -20,8 +20,7 @@ from cutaway.cli import console_output, short_forms
 from cutaway.cli.console_output import AsJson, print_line
 from cutaway.server.archive.reader import name_fault
 
-# ``cutaway new``: starts for what people write themselves.
-
+# ``cutaway new``
 
 _STARTS = Path(__file__).with_name("starts")
 
@@ -29,7 +28,7 @@ app = typer.Typer(help="Write a start for an adapter.", no_args_is_help=True, ri
 
 
 class InputKind(str, Enum):
-    """What a model takes."""
+    """The kind of a model's inputs."""
 
     TABLE = "table"
     IMAGE = "image"
@@ -196,8 +195,7 @@ def serve(
     run(model_store, settings, workers=workers, announce=console_output.print_line)
 
 
-# ``cutaway token``: a new token, and its entry for the server's token file.
-
+# ``cutaway token``
 
 _SCOPES = ("predict", "inspect", "edit")
 

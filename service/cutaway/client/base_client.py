@@ -1,4 +1,4 @@
-"""What the blocking and the asynchronous client share: everything but how they wait.
+"""The base of the blocking and the asynchronous client, which differ only in how they wait.
 
 A call is a generator. It yields what `BaseClient._send` and the results of streams return, which the asynchronous
 client awaits, and receives the value; `_run` of each client drives it.
@@ -43,18 +43,17 @@ from cutaway.contract.requests import Argument, CheckMode, InspectRequest
 from cutaway.contract.results import ModelName
 from cutaway.views.inspection import Inspection
 
-# Expected sizes of replies: large replies are requested as a stream.
-#
-# A reply is expected to be as large as the last one to a similar request. Before the first one, the client requests an
-# estimate from the server, unless the request is so small that even a reply of many times its size would not be large.
-
+# Large replies are requested as a stream. A reply is expected to be as large as the last one to a similar request.
+# Before the first one, the client requests an estimate, unless the request is too small for a large reply.
 
 LARGE_BYTES = 1 << 20
-"""Above this size a streamed reply is faster than one message."""
+"""The size above which a streamed reply is faster than one message."""
 
 _SMALL_REQUEST_BYTES = LARGE_BYTES // 16
-"""Up to this size of the request an estimate costs more than it saves: a reply that is large nevertheless comes in one
-message, or is requested again as a stream."""
+"""The size of a request up to which an estimate costs more than it saves.
+
+A reply that is large nevertheless comes in one message, or is requested again as a stream.
+"""
 
 _MAX_REMEMBERED = 1024
 
@@ -66,11 +65,11 @@ class ReplySizes:
         self._bytes: OrderedDict[Hashable, float] = OrderedDict()
 
     def is_large(self, request: InspectRequest) -> bool:
-        """Whether the reply to ``request`` should be streamed."""
+        """Returns whether the reply to ``request`` should be streamed."""
         return self._bytes.get(_signature(request), 0.0) * _examples(request) > LARGE_BYTES
 
     def needs_estimate(self, request: InspectRequest) -> bool:
-        """Whether the client should request an estimate first."""
+        """Returns whether the client should request an estimate first."""
         sent = sum(array.nbytes for array in request.tensors.values()) + sum(len(raw.data) for raw in request.raw)
         return sent > _SMALL_REQUEST_BYTES and _signature(request) not in self._bytes
 
@@ -82,7 +81,7 @@ class ReplySizes:
 
 
 def exceeds_one_message(failure: CutawayError) -> bool:
-    """Whether a reply was refused because it is too large for one message, and not for the caller's own limit."""
+    """Returns whether a reply was refused because one message cannot hold it, not because of the caller's own limit."""
     return failure.reason == Reason.REPLY_TOO_LARGE and not failure.field
 
 
@@ -103,14 +102,11 @@ def _examples(request: InspectRequest) -> int:
     return max(rows, 1)
 
 
-# Finds out whether a server that closed a plaintext connection speaks TLS.
-
-
 _TIMEOUT_S = 2.0
 
 
 def speaks_tls(target: str) -> bool:
-    """Whether the server at ``target``, a ``host:port``, answers a TLS handshake; sends it nothing else.
+    """Returns whether the server at ``target``, a ``host:port``, answers a TLS handshake; sends it nothing else.
 
     Its certificate is not verified: nothing that it sends is used.
     """
@@ -127,13 +123,13 @@ def speaks_tls(target: str) -> bool:
 
 
 _OPTIONS = (("grpc.max_receive_message_length", 2**31 - 1), ("grpc.max_send_message_length", -1))
+"""Options of every gRPC channel: Protobuf reads no larger messages."""
 
 _SPREADING = {
     "loadBalancingConfig": [{"round_robin": {}}],
     "healthCheckConfig": {"serviceName": SERVICE},
 }
-"""gRPC's service config for an address that stands for several servers: each call goes to the next one that serves."""
-"""Protobuf reads no larger messages."""
+"""gRPC's service config for an address of several servers: calls go to the serving ones in turn."""
 
 T = TypeVar("T")
 Inspected = TypeVar("Inspected")
@@ -147,8 +143,9 @@ class BaseClient(ABC, Generic[Inspected, Streamed]):
     """A connection to a server.
 
     Args:
-        address: ``host:port`` of a gateway; ``dns:///name:port`` or ``ipv4:host:port,host:port`` of several, of which
-            each call goes to the next one that serves; or ``torchserve://host:port`` of TorchServe's own gRPC port.
+        address: ``host:port`` of a gateway; ``dns:///name:port`` or ``ipv4:host:port,host:port`` of several
+            servers, whose serving ones get the calls in turn; or ``torchserve://host:port`` of TorchServe's own gRPC
+            port.
         timeout: seconds that a call may take, unless the call says otherwise.
         token: the caller's token, for servers that need one; it is sent to another machine only inside TLS. The token
             of a TorchServe that ``cutaway serve`` started is known to that command only.
@@ -318,7 +315,7 @@ class BaseClient(ABC, Generic[Inspected, Streamed]):
         return result
 
     def _prefers_stream(self, request: InspectRequest, timeout: float | None) -> Steps[bool]:
-        """Whether the reply should come in pieces, if the caller does not say."""
+        """Returns whether the reply should come in pieces, if the caller does not choose."""
         if not request.dry_run and self._sizes.needs_estimate(request):
             try:
                 dry_run = yield from self._call(self._transport.inspect(replace(request, dry_run=True)), timeout)
@@ -351,7 +348,7 @@ def _request(arguments: Mapping[str, Any]) -> InspectRequest:
 
 
 def _closed_at_once(details: str) -> bool:
-    """Whether gRPC says that the server accepted the connection and closed it before it sent anything."""
+    """Returns whether gRPC reports that the server closed the connection before it sent anything."""
     return details.startswith("failed to connect") and "refused" not in details
 
 

@@ -87,9 +87,6 @@ class Client(BaseClient[Inspection, ReplyStream]):
         self.close()
 
 
-# The asynchronous client.
-
-
 class AsyncClient(BaseClient[Coroutine[Any, Any, Inspection], AsyncReplyStream]):
     """`Client` for asyncio: its verbs are awaited. See `BaseClient` for its arguments."""
 

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from connectrpc.errors import ConnectError
 
 _MAX_TIMEOUT_S = 1e6
-"""Connect has ten digits for the milliseconds of a deadline."""
+"""The longest timeout: Connect has ten digits for the milliseconds of a deadline."""
 
 _DIRECT = "*"
-"""The hosts that no proxy is asked for: all."""
+"""The pattern of hosts that are called without a proxy: all."""
 
 
 class ConnectChannel:
@@ -72,7 +72,7 @@ class ConnectChannel:
 
 
 class AsyncConnectChannel:
-    """The same for asyncio."""
+    """`ConnectChannel` for asyncio."""
 
     def __init__(self, target: str, tls: bool | Tls) -> None:
         with _requires_extra():
@@ -122,7 +122,7 @@ class _Messages:
 
 
 class _AsyncMessages:
-    """The same for asyncio."""
+    """`_Messages` for asyncio."""
 
     def __init__(self, messages: Any) -> None:
         self._messages: AsyncGenerator[bytes, None] = messages
@@ -190,8 +190,8 @@ def _error(failure: ConnectError) -> CutawayError:
     name = failure.code.name
     code: int = grpc.StatusCode["CANCELLED" if name == "CANCELED" else name].value[0]
     details = [
-        AnyMessage(type_url=f"type.googleapis.com/{each.type_name}", value=each.message_bytes)
-        for each in failure.details
+        AnyMessage(type_url=f"type.googleapis.com/{detail.type_name}", value=detail.message_bytes)
+        for detail in failure.details
     ]
     status = status_pb2.Status(code=code, message=failure.message, details=details)
     return grpc_status.decode(code, failure.message, [(grpc_status.DETAILS_KEY, status.SerializeToString())])

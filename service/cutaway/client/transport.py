@@ -43,7 +43,7 @@ TORCHSERVE_SCHEME = "torchserve://"
 
 @dataclass(frozen=True)
 class UnaryCall(Generic[T]):
-    """One unary call: path of the method, serialised request, and the function that parses the reply."""
+    """A unary call: path of the method, serialised request, and the function that parses the reply."""
 
     path: str
     payload: bytes
@@ -52,8 +52,11 @@ class UnaryCall(Generic[T]):
 
 @dataclass(frozen=True)
 class StreamCall:
-    """One call whose reply is a stream: path of the method, serialised request, and the function that returns the
-    `cutaway.v1.InspectStreamResponse` in a message."""
+    """A call whose reply is a stream.
+
+    It has the path of the method, the serialised request, and the function that returns the
+    `cutaway.v1.InspectStreamResponse` in a message.
+    """
 
     path: str
     payload: bytes
@@ -61,7 +64,7 @@ class StreamCall:
 
 
 class Transport(ABC):
-    """Makes the calls of one kind of server."""
+    """The calls of one kind of server."""
 
     def inspect(self, request: InspectRequest) -> UnaryCall[InspectResult]:
         """Returns the call for a request."""
@@ -184,16 +187,13 @@ def _decode_page(data: bytes) -> tuple[list[ModelName], str]:
     return [wire_models.decode_name(model) for model in page.models], page.next_page_token
 
 
-# A reply that arrives in pieces: its tensors one by one, then the whole result.
-
-
 Messages = TypeVar("Messages")
 
 
 class _BaseReplyStream(Generic[Messages]):
-    """What the blocking and the asynchronous stream share.
+    """The base of the blocking and the asynchronous stream.
 
-    As long as no tensor was returned to the caller, a lost reply is requested once more: a gateway does the same for a
+    A lost reply is requested once more, as long as the caller has got no tensor of it. A gateway does the same for a
     reply in one message when a worker dies during another call.
 
     Args:
@@ -213,7 +213,7 @@ class _BaseReplyStream(Generic[Messages]):
 
     @property
     def reply_bytes(self) -> int:
-        """How many bytes have arrived."""
+        """The number of bytes that have arrived."""
         return self._assembler.reply_bytes
 
     def _start(self) -> None:
@@ -238,9 +238,10 @@ class _BaseReplyStream(Generic[Messages]):
 
 
 class ReplyStream(_BaseReplyStream[Generator[bytes, None, None]]):
-    """A reply that is arriving: iterate over it for ``(place, array)``, such as ``("captures.conv1.output", ...)``,
-    each when it is complete, in the order of the reply; `result` returns all of it. Leaving the ``with`` block cancels
-    the call.
+    """A reply that arrives tensor by tensor.
+
+    Iterate over it for ``(place, array)``, such as ``("captures.conv1.output", ...)``, as soon as a tensor is complete.
+    The order is that of the reply. `result` returns the whole reply. Leaving the ``with`` block cancels the call.
 
     The arrays are those of the result, and read-only. Checksums are compared at the end: `result` and the iteration
     raise ``INTERNAL`` if one differs. The server may cancel the call if nothing is read for ten seconds.
@@ -264,7 +265,7 @@ class ReplyStream(_BaseReplyStream[Generator[bytes, None, None]]):
         return Inspection.of(self._assembler.result(), self._request)
 
     def _arriving(self) -> Iterator[list[tuple[str, Array]]]:
-        """Yields the tensors that each message completes."""
+        """Yields the tensors that a message completes, for every message."""
         self._start()
         while True:
             try:

@@ -24,7 +24,7 @@ AUTHORIZATION = "authorization"
 
 @dataclass(frozen=True)
 class Tls:
-    """The certificates of a client; each is the path of a PEM file, or its bytes.
+    """The certificates of a client, as paths of PEM files or as their bytes.
 
     Args:
         ca: the certificate authorities to trust; None for those of the system.
@@ -39,7 +39,7 @@ class Tls:
 
 @dataclass(frozen=True)
 class Trust:
-    """What a client needs to connect to a server.
+    """The credentials and options of a connection to a server.
 
     Attributes:
         credentials: for an encrypted connection; None for a plaintext one.
@@ -88,12 +88,15 @@ def bearer(token: str) -> Metadata:
 
 
 def is_loopback(target: str) -> bool:
-    """Whether ``target``, a ``host:port``, a ``unix:`` path, or a list of addresses after ``ipv4:`` or ``ipv6:``, is on
-    this machine; ``localhost`` is the only host name that counts as such."""
+    """Returns whether ``target`` is on this machine.
+
+    It is a ``host:port``, a ``unix:`` path, or a list of addresses after ``ipv4:`` or ``ipv6:``. ``localhost`` is the
+    only host name that counts as this machine.
+    """
     if target.startswith("unix:"):
         return True
     if target.startswith(("ipv4:", "ipv6:")):
-        return all(re.match(r"[\[\d]", each) and is_loopback(each) for each in target[5:].split(","))
+        return all(re.match(r"[\[\d]", address) and is_loopback(address) for address in target[5:].split(","))
     host = target.rpartition(":")[0].removeprefix("[").removesuffix("]")
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback

@@ -1,4 +1,4 @@
-"""Converts columns of a data set to requests: inputs of the model, and labels as targets. Finds bad rows."""
+"""Converts columns of a data set to requests: inputs of the model, and labels as targets. Detects bad rows."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from cutaway.contract.results import ModelDetail
 from cutaway.contract.tensors import DTYPES, FLOATING, Array
 from cutaway.jobs.sources.source import Column, Source, Unreadable
 from cutaway.jobs.spec import Job, RawInput, RequestTemplate, TensorColumn
-
-# Makes one vector for each row from columns with a number for each row.
 
 
 def feature_vectors(data: Mapping[str, Column], columns: Sequence[str], first: int) -> Column:
@@ -71,12 +69,12 @@ def _reason(value: object) -> str:
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows of a shard, and the request for them.
+    """A batch of rows of a shard, and the request for them.
 
     Attributes:
         rows: the indices of the rows in the shard.
-        bad: the errors of bad rows. In the request, a good row takes the place of each bad one, so that the other rows
-            keep their places, and with them their random numbers.
+        bad: the errors of bad rows. In the request, a good row replaces every bad one, so that the other rows keep
+            their places, and with them their random numbers.
         request: the request; None if every row is bad.
     """
 
@@ -94,13 +92,13 @@ def named_columns(job: Job) -> dict[str, str]:
 
 
 class BatchBuilder:
-    """Builds the requests of one job.
+    """A builder of the requests of one job.
 
     Args:
         job: the spec.
         template: the request without inputs.
         detail: the model's inputs and class names.
-        features: the columns of each input that is made from several.
+        features: the columns of the inputs that are made from several columns.
 
     Attributes:
         inputs: the sections of the job that name inputs.
@@ -116,8 +114,8 @@ class BatchBuilder:
         self._media_type = next(iter(detail.media_types), "")  # what the adapter takes bytes without one for
         self._parameters = detail.provenance.data_type
         self._by_label, self._seed = template.by_label, template.seed
-        asked = replace(template.request, model=job.model.name or detail.model.model, seed=template.seed)
-        self.request = self._with_typed_baselines(asked)
+        request = replace(template.request, model=job.model.name or detail.model.model, seed=template.seed)
+        self.request = self._with_typed_baselines(request)
         self._named = named_columns(job)
         self._features = {f"inputs.{name}": tuple(columns) for name, columns in features.items()}
         self.inputs = tuple(section for section in [*self._named, *self._features] if section.startswith("inputs."))

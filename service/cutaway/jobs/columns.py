@@ -1,4 +1,4 @@
-"""Converts the result of a batch to columns: the part of the result that belongs to each row."""
+"""Converts the result of a batch to columns, which hold the parts of the result by row."""
 
 from __future__ import annotations
 
@@ -53,10 +53,14 @@ def flattened(result: InspectResult, template: RequestTemplate, batch: int) -> I
 def _columns(result: InspectResult, template: RequestTemplate, batch: int) -> Iterator[Cells]:
     classes = result.classes
     if classes:
-        yield Cells("prediction", {"kind": "prediction"}, np.array([found.index for found in classes], np.int64))
-        yield Cells("prediction_name", {"kind": "prediction_name"}, [found.label for found in classes])
         yield Cells(
-            "probability", {"kind": "probability"}, np.array([found.probability for found in classes], np.float64)
+            "prediction", {"kind": "prediction"}, np.array([prediction.index for prediction in classes], np.int64)
+        )
+        yield Cells("prediction_name", {"kind": "prediction_name"}, [prediction.label for prediction in classes])
+        yield Cells(
+            "probability",
+            {"kind": "probability"},
+            np.array([prediction.probability for prediction in classes], np.float64),
         )
     if result.targets is not None:
         yield Cells("target", {"kind": "target"}, result.targets)
@@ -76,14 +80,16 @@ def _attributions(result: InspectResult, template: RequestTemplate, batch: int) 
     explained = None if result.explained_rows is None else np.flatnonzero(result.explained_rows).tolist()
     for name, attribution in zip(_names(template), result.attributions):
         yield from _attribution(name, attribution, explained, batch)
-    tokens = next((found.tokens for found in result.attributions if found.tokens is not None), None)
+    tokens = next((attribution.tokens for attribution in result.attributions if attribution.tokens is not None), None)
     if tokens is not None and tokens.texts:
         yield Cells("tokens", {"kind": "tokens"}, [list(row) for row in tokens.texts])
 
 
 def _names(template: RequestTemplate) -> Iterator[str]:
-    """Yields a name for each attribution of the result: a top-k target has k, the class with the largest score
-    first."""
+    """Yields a name for every attribution of the result.
+
+    A top-k target has k attributions, of which the class with the largest score comes first.
+    """
     for name, attribution in zip(template.names, template.request.attributions):
         target = attribution.target or template.request.target
         for rank in range(target.k if isinstance(target, TopK) else 1):
@@ -134,8 +140,7 @@ def _captures(result: InspectResult) -> Iterator[Cells]:
                         yield Cells(f"{name}.positions", {**about, "kind": "positions", "path": path}, positions)
 
 
-# Which columns of a table are the features of an input, and in which order.
-
+# Columns of features
 
 _CHECKED_ROWS = 100
 _NAMED = 5
@@ -144,7 +149,7 @@ _NAMED = 5
 def feature_columns(
     job: Job, table: Sequence[str], names: Mapping[str, Sequence[str]] | None = None
 ) -> dict[str, tuple[str, ...]]:
-    """Returns the columns of each input that is made from several columns, in the order of the input's features.
+    """Returns the columns of inputs that are made from several columns, in the order of the input's features.
 
     Args:
         job: the spec.
@@ -181,7 +186,7 @@ def _vectors(job: Job) -> dict[str, TensorColumn]:
 
 
 def _expanded(patterns: tuple[str, ...] | str, table: Sequence[str], others: Collection[str]) -> tuple[str, ...]:
-    """Returns the columns that ``patterns`` name, each once. Globs match neither the column of ids nor of labels."""
+    """Returns the columns that ``patterns`` name, once. Globs match neither the column of ids nor of labels."""
     free = [column for column in table if column not in others]
     if patterns == FEATURES:
         if not free:

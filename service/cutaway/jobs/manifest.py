@@ -1,4 +1,4 @@
-"""The manifest of a job: where its results come from, and whether another run would compute the same."""
+"""The output folder of a job, and its manifest: the provenance of the results, and whether a run may continue them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,6 @@ from cutaway.jobs.spec import Job, parse_request
 #
 # Readers of Parquet folders (pandas, Spark, Arrow) skip names that begin with `_` or `.`. Folders of earlier versions
 # have a manifest and captures without `_` in their names; they are read and continued as they are.
-
 
 _PART = re.compile(r"part-(\d+)\.parquet")
 _TEMPORARY = ".tmp"
@@ -99,7 +98,7 @@ class Folder:
             raise error(Reason.FOLDER_TAKEN, what, "output.folder")
 
     def write(self, path: Path, fill: Callable[[Path], object]) -> None:
-        """Lets ``fill`` write a temporary file, and renames it to ``path`` when it is complete and on disk."""
+        """Writes a temporary file with ``fill``, and renames it to ``path`` when it is complete and on disk."""
         temporary = path.with_name(f".{path.name}.{os.getpid()}{_TEMPORARY}")
         try:
             fill(temporary)
@@ -151,12 +150,12 @@ class Manifest:
         data_type: the data type of the model's parameters.
         seed: the seed of the first row.
         versions: the versions of cutaway, torch, captum and numpy.
-        columns: the metadata of each column.
+        columns: the metadata of the columns.
         layout: the tables' serialised Arrow schema, in base64.
         schema: the version of this format.
-        feature_columns: the columns of each input that is made from several.
-        feature_names: the names of the features of each input: the model's, else its columns'.
-        question: the request for the first row, without inputs, in the contract's JSON: what the inspector asks again.
+        feature_columns: the columns of the inputs that are made from several columns.
+        feature_names: the names of the features by input: the model's, else its columns'.
+        question: the request for the first row, without inputs, in the contract's JSON; the inspector sends it again.
     """
 
     job: dict[str, Any]
@@ -184,11 +183,12 @@ class Manifest:
     def of(
         cls, job: Job, fingerprint: str, rows: int, detail: ModelDetail, features: Mapping[str, Sequence[str]]
     ) -> Manifest:
-        """Returns the manifest of ``job``, still without the columns of its tables; ``features`` are the columns of
-        each input that is made from several."""
+        """Returns the manifest of ``job``, still without the columns of its tables.
+
+        ``features`` has the columns of the inputs that are made from several columns.
+        """
         provenance = detail.provenance
-        template = parse_request(job.request, job.target)
-        asked = BatchBuilder(job, template, detail, features).request
+        request = BatchBuilder(job, parse_request(job.request, job.target), detail, features).request
         named = {spec.name: spec.feature_names for spec in detail.inputs if spec.feature_names}
         return cls(
             job=job.as_json(),
@@ -214,7 +214,7 @@ class Manifest:
             layout="",
             feature_columns={name: list(columns) for name, columns in features.items()},
             feature_names={name: list(names) for name, names in {**features, **named}.items()},
-            question=json_format.MessageToDict(wire_requests.encode(asked)),
+            question=json_format.MessageToDict(wire_requests.encode(request)),
         )
 
     def with_layout(self, layout: Layout) -> Manifest:

@@ -1,4 +1,4 @@
-"""Estimates what a job will take, from a few rows whose results are discarded."""
+"""Estimates the cost of a job from a few rows, whose results are discarded."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ROWS = 8  # computed to estimate
 
 
 class Plan(NamedTuple):
-    """What a job will take; the figures from ``forwards`` on assume that all rows are like the first ones.
+    """The estimated cost of a job; the figures from ``forwards`` on assume that all rows are like the first ones.
 
     Attributes:
         rows: the number of rows of the data set.
@@ -44,7 +44,7 @@ class Plan(NamedTuple):
 
 
 def plan(job: Job) -> Plan:
-    """Returns what ``job`` will take. Computes its first rows and writes nothing.
+    """Estimates the cost of ``job``. Computes its first rows and writes nothing.
 
     Raises:
         CutawayError: the job cannot be run as it is.
@@ -83,7 +83,7 @@ def _seconds(writer: ShardWriter, rows: range) -> float:
 
 
 class _CountingModel:
-    """Counts the passes of a model."""
+    """A model that counts its passes."""
 
     def __init__(self, model: JobModel) -> None:
         self._model = model

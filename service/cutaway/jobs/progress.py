@@ -1,4 +1,4 @@
-"""Shows the progress of a job: a bar on a terminal, lines elsewhere, metrics for Prometheus."""
+"""Watchers that show the progress of a job: a bar on a terminal, lines elsewhere, metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -71,14 +71,14 @@ class _WithOutcome(Progress):
 
 
 class _Rate(ProgressColumn):
-    """Rows per second."""
+    """A column of a bar with the rows per second."""
 
     def render(self, task: Task) -> Text:
         return Text("" if task.speed is None else f"{task.speed:,.0f} rows/s", style="progress.data.speed")
 
 
 class ProgressLines(Watcher):
-    """Prints a line at the start, then a line after a batch at most every ``every_s`` seconds, and one at the end.
+    """A watcher that prints a line at the start, at most one every ``every_s`` seconds, and one at the end.
 
     Args:
         say: prints a line.
@@ -120,7 +120,7 @@ class ProgressLines(Watcher):
 
 
 class JobMetrics(Watcher):
-    """Counters and gauges in a registry of their own."""
+    """A watcher with counters and gauges in a registry of their own."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()

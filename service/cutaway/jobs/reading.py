@@ -19,18 +19,15 @@ from cutaway.jobs.records import is_ragged, missing_value, tensor_array
 from cutaway.jobs.sources.columns import from_arrow
 from cutaway.jobs.sources.source import Unreadable
 
-# Captures outside of the tables: one Zarr array [rows, ...] of the whole data set for each column.
-#
-# The chunks of a shard contain no row of another shard, so that two shards never write the same chunk, and a shard that
-# is written again has the same values.
-
-
 _MAX_CHUNK_BYTES = 64 << 20
-"""Compressors process a whole chunk at once; a chunk is larger only if one row is."""
+"""The largest chunk, which compressors process at once; a chunk is larger only if one row is."""
 
 
 class CaptureStore:
-    """The Zarr arrays of one job.
+    """The Zarr arrays of one job, for captures outside of the tables: one array [rows, ...] per column.
+
+    The chunks of a shard contain no row of another shard. So two shards never write the same chunk, and a shard that is
+    written again has the same values.
 
     Args:
         folder: the folder of the results.
@@ -111,7 +108,7 @@ def read(folder: Path | str) -> Results:
 
 
 class Results(Mapping[str, Array]):
-    """Columns by name, each read on access: ``results["saliency.image"]`` is [rows, ...].
+    """The results of a job: columns by name, read on access. ``results["saliency.image"]`` is [rows, ...].
 
     A row without a value has NaN in a column of floats, None in a column of texts; a column of integers with such rows
     is a masked array. A column of ragged tensors is an object array of arrays and None.
@@ -119,7 +116,7 @@ class Results(Mapping[str, Array]):
     Attributes:
         folder: the folder of the results.
         manifest: the provenance of the results.
-        columns: the metadata of each column, in the order of the tables.
+        columns: the metadata of the columns, in the order of the tables.
         schema: the Arrow schema of all columns.
     """
 

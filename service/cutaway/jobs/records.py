@@ -1,4 +1,4 @@
-"""The rows of one shard as an Arrow table: one row for each example, bad ones too."""
+"""The rows of one shard as an Arrow table: one row per example, bad ones too."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PREFIX = "cutaway."
 _STORE = "store"
 _CAPTURED = ("capture", "positions")
 _FIXED = ("row", "id", "label", "error", "error_message")
-"""The columns that are not those of a result."""
+"""The names of the columns that are not those of a result."""
 
 
 class Layout(NamedTuple):
@@ -130,13 +130,13 @@ def is_ragged(arrow: Any) -> bool:
 
 
 class Records:
-    """Collects the rows of one shard.
+    """The rows of one shard, which are collected batch by batch.
 
     Args:
         layout: the columns.
         first: the index of the shard's first row in the data set.
-        ids: the id of each row.
-        labels: the label of each row; empty for a job without labels.
+        ids: the ids of the rows.
+        labels: the labels of the rows; empty for a job without labels.
 
     Attributes:
         errors: the errors of bad rows, by index in the shard.
@@ -172,7 +172,7 @@ class Records:
                     column.put(rows[place], cells.values[place])
 
     def verdicts(self) -> dict[str, dict[str, int]]:
-        """Returns for each attribution the number of rows with each verdict."""
+        """Returns the number of rows by verdict, by attribution."""
         counts: dict[str, dict[str, int]] = {}
         for field in self._layout.schema:
             words = about(field)
@@ -218,7 +218,7 @@ def _message(failure: CutawayError) -> str:
 
 
 def _arrow_compatible(array: Array) -> Array:
-    """Returns ``array`` in a data type that Arrow has: bfloat16, each value of which is a float32, becomes float32."""
+    """Returns ``array`` in a data type that Arrow has: bfloat16 becomes float32, which has all its values."""
     return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
 
 

@@ -22,14 +22,13 @@ from cutaway.jobs.shards import TRANSIENT, JobModel, Task, Written, read_counts,
 from cutaway.jobs.sources import Source, check_columns
 from cutaway.jobs.spec import Job, parse_request
 
-# Shows each warning of a job once: Captum repeats its own for every batch.
-
 
 @contextmanager
 def shown_once() -> Iterator[None]:
-    """While the block runs, shows only the first of several warnings with the same category and text.
+    """Shows only the first of several warnings of the block with the same category and text.
 
-    Python's own filter forgets what it has shown whenever `warnings.catch_warnings` is used anywhere.
+    Captum repeats its warnings for every batch, and Python's own filter forgets what it has shown whenever
+    `warnings.catch_warnings` is used anywhere.
     """
     show, shown = warnings.showwarning, set[tuple[type[Warning], str]]()
 
@@ -84,19 +83,19 @@ class Summary:
 
 
 class Watcher:
-    """Receives the progress of a job. The methods do nothing; a subclass overrides those that it needs."""
+    """A receiver of the progress of a job. The methods do nothing; a subclass overrides those that it needs."""
 
     def on_start(self, total: int, summary: Summary) -> None:
-        """Called when work begins on ``total`` rows, of which those in ``summary`` are on disk already."""
+        """Handles the start of work on ``total`` rows, of which those in ``summary`` are on disk already."""
 
     def on_rows(self, count: int) -> None:
-        """Called from any thread when ``count`` more rows have been computed."""
+        """Handles ``count`` more computed rows; called from any thread."""
 
     def on_shard(self, summary: Summary) -> None:
-        """Called when one more shard is on disk."""
+        """Handles one more shard on disk."""
 
     def on_end(self) -> None:
-        """Called when work ends, after a failure too."""
+        """Handles the end of work, after a failure too."""
 
 
 def run(job: Job, *watchers: Watcher) -> Summary:

@@ -1,4 +1,4 @@
-"""Runs the request on a few rows, to find out whether it fits model and data, and which columns the tables have."""
+"""Runs the request on a few rows: it tests whether model and data fit, and gives the columns of the tables."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def probe_layout(
         job: the spec.
         source: the data set.
         model: the model.
-        features: the columns of each input that is made from several.
+        features: the columns of the inputs that are made from several columns.
         rows: the number of rows to read; by default the first shard.
 
     Raises:

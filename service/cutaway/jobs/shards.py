@@ -24,8 +24,6 @@ from cutaway.jobs.records import Records
 from cutaway.jobs.sources import Column, Source, open_source
 from cutaway.jobs.spec import Data, Job, RequestTemplate, parse_request
 
-# What all engines share: the model of a job, and the task that they work on.
-
 
 class JobModel(Protocol):
     """A model in this process or behind a service."""
@@ -57,7 +55,7 @@ class Written(NamedTuple):
 
 
 Tick: TypeAlias = Callable[[int], None]
-"""Called with a number of rows when these have been computed."""
+"""A function that takes the number of rows that have just been computed."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +87,7 @@ def source_of(job: Job) -> Source:
 
 
 class ShardWriter:
-    """Writes shards of one task; several threads may write different shards.
+    """A writer of shards of one task; several threads may write different shards.
 
     Args:
         task: the task.
@@ -145,8 +143,10 @@ class ShardWriter:
         return records
 
     def _compute(self, columns: Mapping[str, Column], rows: Sequence[int], first: int, records: Records) -> None:
-        """Computes ``rows`` as one batch. If that fails, computes each row alone to find the bad ones, and then the
-        batch without them, so that the values of a row do not depend on whether another row is bad."""
+        """Computes ``rows`` as one batch. If that fails, computes every row alone to detect the bad ones.
+
+        The batch is then computed without them: the values of a row do not depend on whether another row is bad.
+        """
         failure = self._compute_batch(columns, rows, first, records)
         if failure is not None and len(rows) == 1:
             records.errors[rows[0]] = failure
@@ -202,7 +202,7 @@ _FIELDS = {
     "raw": "inputs.raw",
     **{name: f"request.{name}" for name in JOB_FIELDS},
 }
-"""The first part of a field in the contract's request, and in ``job.yaml``."""
+"""The first parts of fields in ``job.yaml``, by those in the contract's request."""
 
 
 def as_job_error(failure: CutawayError) -> CutawayError:

@@ -93,7 +93,7 @@ class Data(Section):
 
 
 FEATURES = "features"
-"""As ``columns``: all columns of the data set but those of ids and labels."""
+"""The value of ``columns`` for all columns of the data set but those of ids and labels."""
 
 
 def _data_type(name: str) -> str:
@@ -317,7 +317,7 @@ class Job(Section):
 
 
 def _as_error(failure: ValidationError) -> CutawayError:
-    """Returns the first error that pydantic found, with its field."""
+    """Returns the first error of pydantic, with its field."""
     first = failure.errors()[0]
     message = str(first["msg"]).removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":
@@ -334,9 +334,6 @@ def _field_names() -> list[str]:
 _TAGS = {"raw", "tensors", "local", "service", "ray", "Data", "function-plain[_source()]"}
 
 
-# The request of a job, from the sections ``request`` and ``target`` of its spec.
-
-
 _PLAIN = InspectRequest("")
 
 
@@ -346,7 +343,7 @@ class RequestTemplate(NamedTuple):
     Attributes:
         request: the request, without a model, inputs and seed.
         names: for each attribution, the name of its columns.
-        by_label: whether the target is the label of each row.
+        by_label: whether the target of a row is its label.
         seed: of the first row.
     """
 
@@ -391,7 +388,7 @@ def _without_names(attributions: Any) -> tuple[list[Any], list[str | None]]:
 
 
 def _names(attributions: Sequence[Attribution], names: Sequence[str | None]) -> tuple[str, ...]:
-    """Returns each attribution's own name, or its method's; numbered from the second on where several are alike."""
+    """Returns the attributions' own names, or their methods'; equal names are numbered from the second on."""
     taken: list[str] = []
     for index, (attribution, name) in enumerate(zip(attributions, names)):
         if name in taken:

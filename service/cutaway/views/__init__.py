@@ -1,1 +1,1 @@
-"""How results look: notebook pages, figures, tables, programs."""
+"""Views of results: pages for notebooks, figures, tables, and requests as programs."""

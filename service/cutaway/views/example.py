@@ -28,7 +28,6 @@ from cutaway.views.pictures import (
 
 # HTML elements, in which every text is escaped and made harmless.
 
-
 _LONGEST = 600  # characters of one text
 
 
@@ -55,7 +54,6 @@ def _text(text: str) -> str:
 
 # Arrays of one example as HTML: bars, heat maps over the input, coloured tokens.
 
-
 _MAX_BARS = 10
 _MAX_OUTPUTS = 6
 _MAX_TOKENS = 160
@@ -72,10 +70,10 @@ def badge(verdict: str) -> Markup:
 
 
 def signed_bars(names: Sequence[str], values: Array, notes: Sequence[str] = ()) -> Markup:
-    """Draws the largest magnitudes of a vector as bars on both sides of 0, and says what the others sum to.
+    """Draws the largest magnitudes of a vector as bars on both sides of 0, and writes the sum of the others.
 
     Args:
-        names: a name for each value.
+        names: the names of the values.
         values: [features].
         notes: what to add to the names, such as the values of the features.
     """
@@ -97,7 +95,7 @@ def output_bars(labels: Sequence[str], values: Array, best: int | None) -> Marku
 
 
 def _bars(rows: Sequence[tuple[str, float]], best: Sequence[bool] | None = None) -> Markup:
-    """Draws a bar for each name and value; with ``best``, the bars are neutral, except for those."""
+    """Draws a bar for every name and value; with ``best``, only those bars have a colour."""
     finite = [value if np.isfinite(value) else 0.0 for _, value in rows]
     low, high = min(0.0, *finite, 0.0), max(0.0, *finite, 0.0)
     span = (high - low) or 1.0
@@ -129,7 +127,7 @@ def token_colours(texts: Sequence[str], values: Array) -> Markup:
 def heat_map(values: Array, ground: str, ground_sides: tuple[int, int] | None) -> Markup:
     """Draws [height, width] as a heat map; over the input, whose CSS class is ``ground``, if their shapes fit.
 
-    Without Pillow, says so.
+    Without Pillow, a text takes the place of the picture.
     """
     fits = ground_sides is not None and _same_ratio(values.shape, ground_sides)
     try:
@@ -151,7 +149,7 @@ def picture_size(sides: Sequence[int]) -> str:
 
 
 def numbers(values: Array) -> Markup:
-    """Says the shape and the range of an array that no picture fits."""
+    """Writes the shape and the range of an array that no picture fits."""
     finite = values[np.isfinite(values)]
     extent = f": {short_number(float(finite.min()))} to {short_number(float(finite.max()))}" if finite.size else ""
     return element("p", f"{outline(values)}{extent}", class_="note")
@@ -179,7 +177,7 @@ class Picture:
 
     @property
     def style(self) -> str:
-        """The CSS class that has the picture as background: no other picture of a notebook has the same."""
+        """The CSS class with the picture as background; it is unique in a notebook."""
         return f"p{sha256(self.url.encode()).hexdigest()[:12]}"
 
 

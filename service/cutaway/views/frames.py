@@ -1,4 +1,4 @@
-"""Attributions and predictions as tidy tables: a row for each number. Columns are numpy arrays; pandas joins them."""
+"""Results as tidy tables of pandas, with a row per number, and as Datasets of xarray."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def _attributions(result: InspectResult, _labels: Sequence[str]) -> Iterator[dic
         outcomes = [outcome_of_row(attribution.checks, row) if attribution.checks else None for row in range(rows)]
         by_row: dict[str, list[Any]] = {
             "target": [None] * rows if attribution.targets is None else attribution.targets.tolist(),
-            "verdict": ["" if each is None else each.verdict.value for each in outcomes],
-            "cause": ["" if each is None or each.cause is None else each.cause.value for each in outcomes],
+            "verdict": ["" if check is None else check.verdict.value for check in outcomes],
+            "cause": ["" if check is None or check.cause is None else check.cause.value for check in outcomes],
         }
         for name, values, features in _values(attribution, result.feature_names):
             if values.ndim and len(values) == rows:
@@ -76,9 +76,9 @@ def _predictions(result: InspectResult, labels: Sequence[str]) -> Iterator[dict[
     rows, known_labels = batch_size(result), class_labels(result, labels)
     classes = result.classes if len(result.classes) == rows else ()
     by_row: dict[str, list[Any]] = {
-        "predicted": [each.index for each in classes] if classes else [None] * rows,
-        "label": [each.label for each in classes] if classes else [""] * rows,
-        "probability": [each.probability for each in classes] if classes else [float("nan")] * rows,
+        "predicted": [prediction.index for prediction in classes] if classes else [None] * rows,
+        "label": [prediction.label for prediction in classes] if classes else [""] * rows,
+        "probability": [prediction.probability for prediction in classes] if classes else [float("nan")] * rows,
     }
     for number, (name, values) in enumerate(result.predictions.items()):
         if values.ndim and len(values) == rows:
@@ -94,9 +94,9 @@ def _tidy(
 
     Args:
         values: an array with a batch axis; bfloat16 becomes float32, which pandas knows.
-        constant: columns that are the same in each row.
-        by_row: columns with a value for each example.
-        features: for each example, the names of the elements along its last axis; there may be fewer names.
+        constant: columns with one value for all rows.
+        by_row: columns with a value per example.
+        features: by example, the names of the elements along its last axis; there may be fewer names.
     """
     rows, per_row = len(values), int(np.prod(values.shape[1:]))
     columns: dict[str, Any] = {"example": np.repeat(np.arange(rows), per_row)}
@@ -130,14 +130,11 @@ _TABLES: dict[str, Any] = {
         ["example", "output", "position", "feature", "value", "predicted", "label", "probability"],
     ),
 }  # fmt: skip
-"""Each table: what yields its parts, and its columns."""
+"""The tables by name: the function that yields their parts, and their columns."""
 
 
-# A result as an xarray Dataset: every tensor under its place, with named dimensions.
-#
-# A dimension has the name of the tensor's owner and of its role: ``image.height``, ``conv1.output.channel``. Tensors of
-# the same owner share dimensions: an attribution lies on the input, a gradient on the tensor it is the gradient of.
-
+# Dimensions of a Dataset have the names of the tensor's owner and of their role: ``image.height``,
+# ``conv1.output.channel``. An attribution shares those of its input, a gradient those of its tensor.
 
 _ROLES = {
     1: ("feature",),
@@ -161,9 +158,9 @@ def dataset(result: InspectResult, request: InspectRequest) -> xarray.Dataset:
     }
     coordinates: dict[str, Any] = {"example": np.arange(dimensions.rows)}
     if result.classes:
-        coordinates["predicted"] = "example", [each.index for each in result.classes]
-        coordinates["label"] = "example", [each.label for each in result.classes]
-        coordinates["probability"] = "example", [each.probability for each in result.classes]
+        coordinates["predicted"] = "example", [prediction.index for prediction in result.classes]
+        coordinates["label"] = "example", [prediction.label for prediction in result.classes]
+        coordinates["probability"] = "example", [prediction.probability for prediction in result.classes]
     for name, features in result.feature_names.items():
         if dimensions.sizes.get(f"{name}.feature") == len(features):
             coordinates[f"{name}.feature"] = list(features)
@@ -186,11 +183,11 @@ def _tensors(result: InspectResult, request: InspectRequest) -> dict[str, Array]
 
 
 def _attributes(result: InspectResult, place: str) -> dict[str, Any]:
-    """Returns what describes a variable: of an attribution, its method, layer and verdict."""
-    found = re.match(r"attributions\[(\d+)\]", place)
-    if found is None:
+    """Returns the attributes of a variable: method, layer and verdict of an attribution."""
+    match = re.match(r"attributions\[(\d+)\]", place)
+    if match is None:
         return {}
-    attribution = result.attributions[int(found[1])]
+    attribution = result.attributions[int(match[1])]
     check = attribution.worst_check
     outcome = {} if check is None else {"verdict": check.verdict.value, "reason": check.reason}
     return {"method": attribution.method, "layer": attribution.layer, **outcome}
@@ -202,11 +199,11 @@ def _known(array: Array) -> Array:
 
 
 class _Dimensions:
-    """Names the dimensions of the tensors of one result; a name has one size.
+    """The named dimensions of the tensors of one result; a name has one size.
 
     Args:
         rows: the batch size.
-        targets: how many targets each example has.
+        targets: the number of targets of an example.
     """
 
     def __init__(self, rows: int, targets: int) -> None:

@@ -14,9 +14,7 @@ from cutaway.contract.results.summary import batch_size, first, harmless, outlin
 from cutaway.views.example import Markup, Picture, attribution_panel, badge, element, input_panel, prediction_panels
 from cutaway.views.pictures import class_labels, sent_inputs, short_number
 
-# The style of a result in a notebook. Text and background are those of the notebook, light or dark.
-
-
+# Text and background are those of the notebook, light or dark.
 STYLE = """
 .cutaway{font:13px/1.45 system-ui,sans-serif;max-width:60rem;color:inherit}
 .cutaway h3{font-size:15px;margin:.2em 0}.cutaway h4{font-size:12px;margin:1em 0 .3em;opacity:.7;font-weight:600}
@@ -55,10 +53,10 @@ EXAMPLES = 3
 """The number of examples shown."""
 
 ATTRIBUTIONS = 6
-"""The number of attributions shown for each example."""
+"""The number of attributions shown per example."""
 
 CHARACTERS = 300_000
-"""The size of pictures and attributions; what has no room is left out."""
+"""The most characters of pictures and attributions; what has no room is left out."""
 
 _INPUTS = 3  # of an example
 _TARGETS = 3
@@ -85,13 +83,13 @@ def page(result: InspectResult, request: InspectRequest, labels: Sequence[str]) 
         *examples,
         *_left_out(rows, len(examples), "examples"),
         *_listed("Captures and gradients", list(_shapes(result))),
-        *_listed("Warnings", [f"{each.code}: {each.subject}: {each.message}" for each in result.warnings]),
+        *_listed("Warnings", [f"{warning.code}: {warning.subject}: {warning.message}" for warning in result.warnings]),
         class_="cutaway",
     )
 
 
 class _Room:
-    """Counts down the characters that a page may still take.
+    """The characters that a page may still take.
 
     Args:
         characters: of the whole page.
@@ -128,8 +126,8 @@ def _example(
     pictures |= {picture.style: picture.url for picture in grounds.values()}
     side += prediction_panels(result, row, labels)
     panels = (
-        attribution_panel(each, row, inputs, grounds, result.feature_names)
-        for each in result.attributions[:ATTRIBUTIONS]
+        attribution_panel(attribution, row, inputs, grounds, result.feature_names)
+        for attribution in result.attributions[:ATTRIBUTIONS]
     )
     tiles = list(takewhile(room.takes, panels))
     return element(
@@ -143,7 +141,7 @@ def _example(
 
 
 def _target(result: InspectResult, labels: Sequence[str], row: int) -> str:
-    """Returns what the attributions of one example explain, and what their colours mean."""
+    """Returns the target of the attributions of one example, and the meaning of their colours."""
     if not result.attributions:
         return ""
     if result.targets is None or not result.classes:
@@ -154,8 +152,8 @@ def _target(result: InspectResult, labels: Sequence[str], row: int) -> str:
 
 
 def _verdicts(result: InspectResult) -> Iterator[Markup]:
-    """Yields what the checks found, in words: the verdict, its cause, and what to do about it."""
-    lines = [_verdict(each) for each in result.attributions[:_LINES]]
+    """Yields the outcomes of the checks in words: the verdict, its cause, and the remedy."""
+    lines = [_verdict(attribution) for attribution in result.attributions[:_LINES]]
     if lines:
         yield element("ul", *lines)
         yield from _left_out(len(result.attributions), _LINES, "attributions")

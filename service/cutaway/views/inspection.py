@@ -1,4 +1,4 @@
-"""What the client returns: a result that also knows its request, and shows itself."""
+"""The result that the client returns, which also has its request, and shows itself."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Inspection(InspectResult):
 
     Attributes:
         request: the request, with the inputs sent.
-        labels: a label for each class, for pictures and tables; see `with_labels`.
+        labels: the labels of the classes, for pictures and tables; see `with_labels`.
     """
 
     request: InspectRequest = field(default_factory=lambda: InspectRequest(""))
@@ -42,7 +42,7 @@ class Inspection(InspectResult):
     @classmethod
     def of(cls, result: InspectResult, request: InspectRequest) -> Inspection:
         """Returns ``result`` with the request that it answers."""
-        return cls(**{each.name: getattr(result, each.name) for each in fields(InspectResult)}, request=request)
+        return cls(**{item.name: getattr(result, item.name) for item in fields(InspectResult)}, request=request)
 
     def save(self, path: str | Path) -> None:
         """Writes the request and the result to one file, ``x.cutaway``, which ``cutaway verify`` can prove again.
@@ -64,7 +64,7 @@ class Inspection(InspectResult):
         return cls.of(result, request)
 
     def with_labels(self, labels: Sequence[str]) -> Inspection:
-        """Returns the same result with a label for each class, such as `ModelDetail.labels`, which pictures and tables
+        """Returns the same result with labels of the classes, such as `ModelDetail.labels`, which pictures and tables
         then show; a reply has only those of the predicted classes."""
         return changed(self, labels=tuple(labels))
 
@@ -92,7 +92,7 @@ class Inspection(InspectResult):
         return figure
 
     def to_pandas(self, what: Literal["attributions", "predictions"] = "attributions") -> pandas.DataFrame:
-        """Returns a table with a row for each number.
+        """Returns a table with a row per number.
 
         Args:
             what: ``attributions``, where a row is an element of an input or layer, or a token; or ``predictions``,

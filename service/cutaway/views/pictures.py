@@ -22,21 +22,17 @@ if TYPE_CHECKING:
     from PIL import Image
 
 
-# Labels of classes, as far as they are known.
-
-
 def class_labels(result: InspectResult, labels: Sequence[str]) -> dict[int, str]:
-    """Returns labels by class index: ``labels``, one for each class, and those of the predicted classes."""
+    """Returns the known labels by class index: ``labels`` of all classes, and those of the predicted classes."""
     predicted = (*result.classes, *result.unedited_classes)
-    return dict(enumerate(labels)) | {each.index: each.label for each in predicted if each.label}
-
-
-# Packages that the base install does not have.
+    return dict(enumerate(labels)) | {
+        prediction.index: prediction.label for prediction in predicted if prediction.label
+    }
 
 
 @contextmanager
 def importing(purpose: str) -> Iterator[None]:
-    """Imports in this block need a package of the extra ``notebook``.
+    """Reports missing packages of the extra ``notebook``, which imports in the block need.
 
     Raises:
         FailedPrecondition: ``PACKAGE_MISSING``, with the package, ``purpose`` and what to install.
@@ -64,8 +60,10 @@ _OPACITY = 0.9  # of the strongest colour
 
 
 def coarse(values: Array) -> Array:
-    """Reduces ``values`` [height, width] to at most 64 cells a side, the means of blocks: in a large picture, single
-    pixels of both signs cannot be told apart."""
+    """Reduces ``values`` [height, width] to at most 64 cells a side, the means of blocks.
+
+    In a large picture, single pixels of both signs cannot be told apart.
+    """
     longest = max(values.shape)
     if longest <= _CELLS:
         return values
@@ -193,15 +191,12 @@ def short_number(value: float | None) -> str:
     return (mantissa + (f"e{int(exponent)}" if exponent else "")).replace("-", "−")
 
 
-# The inputs of one example, as they were sent: arrays, pictures or texts.
-
-
 _ENLARGED_SIDE = 512  # pixels of a raw picture's longer side, at most: more is not shown
 
 
 @dataclass(frozen=True)
 class SentInput:
-    """One input of one example.
+    """An input of one example as it was sent: an array, a picture or a text.
 
     Attributes:
         values: the array without the batch axis; of a picture, [3, height, width] from 0 to 255; None for a text, and
@@ -224,10 +219,12 @@ def sent_inputs(result: InspectResult, request: InspectRequest, row: int) -> dic
 
 
 def sent_tensors(result: InspectResult, request: InspectRequest) -> dict[str, Array]:
-    """Returns the tensors sent by name. A tensor sent without a name has the name that the result has for it, or
-    ``input`` if the result has none."""
+    """Returns the tensors sent by name.
+
+    A tensor sent without a name has the name in the result, or ``input`` if the result has none.
+    """
     known = {*result.input_gradients, *result.feature_names}
-    known |= {name for each in result.attributions if not each.layer for name in each.values}
+    known |= {name for attribution in result.attributions if not attribution.layer for name in attribution.values}
     only = known.pop() if len(known) == 1 else "input"
     return {name or only: array for name, array in request.tensors.items()}
 

@@ -283,7 +283,11 @@ def test_settings_start_at_one(build: Build, name: str) -> None:
         (
             {
                 "cutaway.json": json.dumps(
-                    {"schema": 1, **asdict(reader.ArchiveManifest("tiny", "1.0", "tiny_adapter.py:Tiny")), "random_weights": 1}
+                    {
+                        "schema": 1,
+                        **asdict(reader.ArchiveManifest("tiny", "1.0", "tiny_adapter.py:Tiny")),
+                        "random_weights": 1,
+                    }
                 ).encode()
             },
             "tiny-1.0.mar: cutaway.json does not have the fields of a manifest",

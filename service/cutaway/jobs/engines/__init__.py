@@ -1,5 +1,7 @@
-"""Engines write the shards of a job: in this process, through calls to a service, or as tasks of a Ray cluster. All of
-them give the same values."""
+"""Engines, which write the shards of a job: in this process, through calls to a service, or as tasks of a Ray cluster.
+
+All of them give the same values.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ class JobEngine(NamedTuple):
 
     Attributes:
         opened: opens the job's model for as long as the block runs.
-        work: writes shards of a task in any order and yields each; the model is the one that was opened to probe the
-            schema.
+        work: writes shards of a task in any order, and yields their counts; the model is the one that was opened to
+            probe the schema.
     """
 
     opened: Callable[[Job], AbstractContextManager[JobModel]]

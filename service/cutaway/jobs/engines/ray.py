@@ -24,10 +24,10 @@ from cutaway.jobs.shards import JobModel, ShardWriter, Task, Tick, Written, read
 from cutaway.server.ray import plan as ray_variables
 
 _OBJECT_STORE_BYTES = 128 << 20
-"""Of a cluster that is started here: little data travels."""
+"""The size of the object store of a cluster that is started here: little data travels."""
 
 _MAX_BLOCKS = 4096
-"""Ray Data distributes blocks; up to this number, each shard is a block."""
+"""The most blocks, which Ray Data distributes; up to this number, a shard is a block."""
 
 
 def work(task: Task, model: JobModel, shards: Sequence[int], tick: Tick) -> Iterator[Written]:
@@ -80,8 +80,10 @@ def _run(task: Task, shard: int) -> dict[str, Any]:
 
 _open = ExitStack()
 _writers: dict[str, ShardWriter] = {}
-"""The writer of this process, by the manifest's digest and the folder: a worker serves one driver for as long as that
-runs, and its jobs one after the other."""
+"""The writer of this process, by the manifest's digest and the folder.
+
+A worker serves one driver as long as the driver runs, and its jobs one after the other.
+"""
 
 
 def _writer(task: Task) -> ShardWriter:
@@ -97,7 +99,7 @@ def _writer(task: Task) -> ShardWriter:
 
 @contextmanager
 def _cluster(engine: spec.Ray) -> Iterator[Any]:
-    """Connects to a cluster: the one that this process already uses, else the job's, else a new one on this machine.
+    """Connects to the cluster that this process already uses, else to the job's, else to a new one on this machine.
 
     Raises:
         CutawayError: Ray is not installed, there is no such cluster, or no node has room for a worker.

@@ -43,7 +43,7 @@ FORMATS: dict[str, Format] = {
     "images": Format(_IMAGES, (), Images),
     "huggingface": Format((), ("state.json", "dataset_dict.json"), SavedDataset),
 }
-"""Every format by its name in ``data.format``."""
+"""All formats by their names in ``data.format``."""
 
 
 def open_source(path: str, format: str = "") -> Source:
@@ -69,7 +69,7 @@ def open_source(path: str, format: str = "") -> Source:
 
 
 def _format_of(files: DataFiles) -> str:
-    """Returns the format that the names of the files tell."""
+    """Returns the format that the names of the files have."""
     for name, known in FORMATS.items():
         if files.is_folder and any(marker in files.sizes for marker in known.markers):
             return name
@@ -77,6 +77,6 @@ def _format_of(files: DataFiles) -> str:
     formats = [name for name, known in FORMATS.items() if suffixes & set(known.suffixes)]
     if len(formats) == 1:
         return formats[0]
-    found = f"it contains files of {', '.join(formats)}" if formats else f"its files end in {sorted(suffixes)}"
-    message = f"the format of {files.location!r} is not clear: {found}; name one of {', '.join(FORMATS)}"
+    content = f"it contains files of {', '.join(formats)}" if formats else f"its files end in {sorted(suffixes)}"
+    message = f"the format of {files.location!r} is not clear: {content}; name one of {', '.join(FORMATS)}"
     raise error(Reason.INVALID_VALUE, message, "format")

@@ -1,4 +1,4 @@
-"""Arrays with the rows on axis 0, in NPY, NPZ and Zarr files. Each array is a column."""
+"""Data sets of arrays (NPY, NPZ, Zarr, Hugging Face data sets on disk) and of images in a folder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cutaway.jobs.sources.source import Column, Unreadable, check_columns
 
 
 class Arrays(FileSource):
-    """Arrays by name, of numpy or Zarr.
+    """Arrays of numpy or Zarr with the rows on axis 0; every array is a column.
 
     Attributes:
         columns: the names of the arrays.
@@ -51,7 +51,7 @@ def _column(values: Any) -> Column:
 
 
 def open_npy(files: DataFiles) -> Arrays:
-    """Opens NPY files, each a column with the name of its file; maps them into memory."""
+    """Opens NPY files and maps them into memory; a file is a column with the file's name."""
     arrays = {}
     for name in files.sizes:
         with read_errors(f"{name!r} in {files.location!r}"):
@@ -81,11 +81,8 @@ def open_zarr(files: DataFiles) -> Arrays:
         return Arrays(files, dict(opened.arrays()) if isinstance(opened, zarr.Group) else {files.title: opened})
 
 
-# Hugging Face data sets that ``save_to_disk`` wrote.
-
-
 class SavedDataset(FileSource):
-    """A data set on disk, mapped into memory; images are the bytes of their files.
+    """A Hugging Face data set that ``save_to_disk`` wrote, mapped into memory; images are the bytes of their files.
 
     Attributes:
         rows: the number of examples.
@@ -113,11 +110,10 @@ class SavedDataset(FileSource):
         return {name: from_arrow(table.column(name)) for name in columns}
 
 
-# A folder of images: the bytes of each file, which the model's adapter decodes.
-
-
 class Images(FileSource):
-    """Images in the order of their names. A file that cannot be read is one bad row.
+    """A folder of images, in the order of their names, as bytes that the model's adapter decodes.
+
+    A file that cannot be read is one bad row.
 
     Attributes:
         rows: the number of images in all sub-folders.

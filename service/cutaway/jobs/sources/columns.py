@@ -75,8 +75,10 @@ def _combined(values: Any) -> Any:
 
 
 def _lists(array: Any) -> Column:
-    """Converts lists of numbers, or of lists of numbers, to arrays, and to one array if all have one length; other
-    lists stay lists."""
+    """Converts lists of numbers, or of lists of numbers, to arrays, and to one array if all have one length.
+
+    Other lists stay lists.
+    """
     inner = from_arrow(array.flatten())
     lengths = pc.list_value_length(array).to_numpy(zero_copy_only=False)
     if isinstance(inner, list) and not all(isinstance(item, np.ndarray) for item in inner):

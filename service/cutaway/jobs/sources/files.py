@@ -1,4 +1,4 @@
-"""Finds the files of a data set: a file, a folder or a glob, on this machine or behind any fsspec URL."""
+"""The files of a data set: a file, a folder or a glob, on this machine or behind any fsspec URL."""
 
 from __future__ import annotations
 
@@ -97,10 +97,10 @@ class DataFiles:
 
     @cached_property
     def fingerprint(self) -> str:
-        """The SHA-256 over each file's name, size and content.
+        """The SHA-256 over names, sizes and contents of the files.
 
-        Up to 256 MiB, all content counts. Of larger data sets, the first and last MiB of each file count (the last
-        bytes of a Parquet file hold its statistics), and of more than a thousand files only names and sizes.
+        Up to 256 MiB, all content counts. Of larger data sets, the first and last MiB of every file count (the last
+        bytes of a Parquet file hold its statistics). Of more than a thousand files, only names and sizes count.
         """
         digest = hashlib.sha256()
         whole = sum(self.sizes.values()) <= _HASHED_WHOLE
@@ -169,5 +169,5 @@ class FileSource:
 
     @property
     def fingerprint(self) -> str:
-        """See `DataFiles.fingerprint`."""
+        """The SHA-256 of the files; see `DataFiles.fingerprint`."""
         return self._files.fingerprint

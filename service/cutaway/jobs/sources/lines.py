@@ -1,7 +1,7 @@
 """CSV and JSON Lines files: an index of the rows is built once, and then any range of rows can be read.
 
-Values are parsed only when their rows are read, so that a value that cannot be parsed costs one row; the index has 8
-bytes for each row. Whether a CSV column holds numbers is decided from the first thousand rows.
+Values are parsed only when their rows are read, so that a value that cannot be parsed costs one row. The index
+has 8 bytes per row. The first thousand rows decide whether a CSV column holds numbers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Record = dict[str, Any]
 
 
 class RecordFiles(FileSource):
-    """Files of records, each of one or more lines, in the order of their names.
+    """Files of records, in the order of their names; a record has one or more lines.
 
     Attributes:
         rows: the number of rows of all files.
@@ -117,7 +117,7 @@ def _is_utf8(text: str) -> bool:
 
 
 class _Text:
-    """Iterates over the lines of ``file`` as text, with lone surrogates for bytes that are not UTF-8.
+    """An iterator over the lines of ``file`` as text, with lone surrogates for bytes that are not UTF-8.
 
     Attributes:
         position: the number of bytes read.
@@ -184,7 +184,7 @@ class CsvFile:
 
 
 def _row_starts(text: _Text, records: Iterable[Sequence[str]]) -> Iterator[int]:
-    """Yields the offset of each record that is not an empty line, and the offset after the last one."""
+    """Yields the offsets of the records that are not empty lines, and the offset after the last one."""
     start = text.position
     for cells in records:
         if cells:
@@ -194,7 +194,7 @@ def _row_starts(text: _Text, records: Iterable[Sequence[str]]) -> Iterator[int]:
 
 
 class JsonFile:
-    """A file with a JSON object on each line. Its columns are the keys in the first thousand rows."""
+    """A file with a JSON object on every line. Its columns are the keys in the first thousand rows."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

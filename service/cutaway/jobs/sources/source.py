@@ -14,7 +14,7 @@ from cutaway.contract.errors import Reason, error
 
 @dataclass(frozen=True)
 class Unreadable:
-    """Takes the place of a value that cannot be read; its row becomes a bad row.
+    """A mark in place of a value that cannot be read; its row becomes a bad row.
 
     Attributes:
         reason: a sentence for a person.
@@ -24,7 +24,7 @@ class Unreadable:
 
 
 Column: TypeAlias = "npt.NDArray[Any] | list[Any]"
-"""The values of one column, one for each row: a list if they are ragged, texts, bytes or `Unreadable`."""
+"""The values of one column, one per row: a list if they are ragged, texts, bytes or `Unreadable`."""
 
 
 class Source(Protocol):

@@ -20,7 +20,7 @@ _MAX_ROWS = 1024  # rows of a row group that are decoded at once
 
 
 _File: TypeAlias = "ParquetFile | ArrowFile"
-"""An open file: its Arrow ``schema``, the number of rows of each of its ``parts``, and ``read``."""
+"""An open file, with its Arrow ``schema``, the numbers of rows of its ``parts``, and ``read``."""
 
 
 class Tables(FileSource):
@@ -76,8 +76,10 @@ class Tables(FileSource):
 
 
 class ParquetFile:
-    """A Parquet file. Row groups are read forward in small batches, so that a large one is never in memory as a
-    whole."""
+    """A Parquet file.
+
+    Row groups are read forward in small batches, so that a large one is never in memory as a whole.
+    """
 
     def __init__(self, files: DataFiles, name: str) -> None:
         local = isinstance(files.system, LocalFileSystem)
@@ -97,7 +99,7 @@ class ParquetFile:
 
 
 class _RowGroupReader:
-    """Reads one row group of ``file`` forward, in batches of ``rows`` rows."""
+    """A reader of one row group of ``file``, forward and in batches of ``rows`` rows."""
 
     def __init__(self, file: Any, part: int, columns: Sequence[str], rows: int) -> None:
         self._key = part, tuple(columns)
@@ -124,8 +126,10 @@ class _RowGroupReader:
 
 
 class ArrowFile:
-    """An Arrow file or stream, mapped into memory. Compressed record batches are unpacked one at a time; those of a
-    stream, which has no index, all at once."""
+    """An Arrow file or stream, mapped into memory.
+
+    Compressed record batches are unpacked one at a time. A stream has no index: its batches are unpacked all at once.
+    """
 
     def __init__(self, files: DataFiles, name: str) -> None:
         mapped = pa.memory_map(str(files.local(name)))

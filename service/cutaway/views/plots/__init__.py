@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["DOTS_PER_INCH", "figure", "save"]
 
 DOTS_PER_INCH = 150
-"""Of figures in files."""
+"""The resolution of figures in files."""
 
 
 def figure(result: InspectResult, inputs: Mapping[str, Array] | None = None, row: int = 0) -> Figure:

@@ -1,4 +1,4 @@
-"""The content of a figure: a panel for each tensor of the result, in sections."""
+"""The content of a figure: panels for the tensors of the result, in sections, and their layout."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ if TYPE_CHECKING:
 
 
 COLUMNS = 4
-"""How many panels are side by side."""
+"""The number of panels side by side."""
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One picture.
+    """A panel of a figure, which shows one tensor.
 
     Attributes:
         title: the first line of the caption, such as a method or a module.
         detail: the second line: the part, and its shape.
         values: one example's tensor, float64.
-        draw: how the values are drawn.
+        draw: draws the values.
         verdict: the worst verdict of the checks, if there are any.
-        span: how many columns the panel takes.
+        span: the number of columns that the panel takes.
     """
 
     title: str
@@ -144,7 +144,7 @@ def _gradients(result: InspectResult, example: ExampleRow) -> Iterator[Panel]:
 
 
 def _by_target(result: InspectResult, example: ExampleRow, gradient: Array) -> Iterator[tuple[str, Array]]:
-    """Yields the part of ``gradient`` for each target of the example, behind the target's caption."""
+    """Yields the captions of the example's targets with their parts of ``gradient``."""
     targets = None if result.targets is None else result.targets[example.row]
     if targets is None or np.ndim(targets) == 0 or len(targets) != len(gradient):
         yield "", gradient
@@ -199,10 +199,7 @@ def _shape(values: Array) -> str:
     return str(list(values.shape))
 
 
-# The layout of a sheet: a header, then the sections with their panels in lines.
-
-
-# Inches.
+# The layout of a sheet, in inches: a header, then the sections with their panels in lines.
 _PICTURE = 1.9
 _CELL = _PICTURE + SCALE + 0.14
 _GAP = 0.14
@@ -210,7 +207,7 @@ _MARGIN = 0.4
 _HEADER = 1.0
 _HEADING = 0.38
 _CAPTION = 0.42
-_FOOT = 0.32  # below each picture: tick labels
+_FOOT = 0.32  # below a picture: tick labels
 _WIDTH = 2 * _MARGIN + COLUMNS * _CELL - _GAP
 
 _MAX_PANELS = 24  # in a section

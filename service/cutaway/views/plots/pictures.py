@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from matplotlib.image import AxesImage
 
 
-# A Matplotlib figure with positions in inches from its upper left corner: sizes do not depend on the length.
-
-
 INK, FAINT, RULE = "#1b1f24", "#6a737d", "#d0d7de"
 
 STYLE: dict[Any, Any] = {
@@ -52,7 +49,7 @@ class Box(NamedTuple):
 
 @dataclass(frozen=True)
 class Sheet:
-    """A figure of ``width`` x ``height`` inches."""
+    """A figure of ``width`` x ``height`` inches, with positions in inches from its upper left corner."""
 
     figure: Figure
     width: float
@@ -98,10 +95,13 @@ def length(text: str, size: float, weight: str) -> float:
 
 
 Drawing: TypeAlias = Callable[[Sheet, Box, Array], None]
-"""Draws an array into a box. Its colour scale is right of the box, within `SCALE` inches; labels are below it."""
+"""A function that draws an array into a box.
+
+Its colour scale is right of the box, within `SCALE` inches; labels are below it.
+"""
 
 SCALE = 0.5
-"""Inches right of each picture for its colour scale."""
+"""Inches right of a picture for its colour scale."""
 
 _MAX_CHANNELS = 16
 _MAX_BARS = 64
@@ -148,12 +148,12 @@ def draw_image(sheet: Sheet, box: Box, values: Array) -> None:
 
 
 def draw_with_norms(sheet: Sheet, box: Box, values: Array) -> None:
-    """Draws a captured tensor or an output; a table (usually tokens by features) has the norm of each row beside it."""
+    """Draws a captured tensor or an output; a table (usually tokens by features) has its rows' norms beside it."""
     _draw_array(sheet, box, values, "norm", lambda table: np.sqrt((table**2).sum(axis=1)))
 
 
 def draw_with_sums(sheet: Sheet, box: Box, values: Array) -> None:
-    """Draws an attribution or a gradient; a table (usually tokens by features) has the sum of each row beside it."""
+    """Draws an attribution or a gradient; a table (usually tokens by features) has its rows' sums beside it."""
     _draw_array(sheet, box, values, "sum", lambda table: table.sum(axis=1))
 
 

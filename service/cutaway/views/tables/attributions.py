@@ -13,14 +13,11 @@ from cutaway.contract.results import AttributionResult, Check, InspectResult, To
 from cutaway.contract.tensors import Array
 from cutaway.views.tables.cells import MAX_ROWS, empty_table, first_values, module_text, number_text, statistics
 
-# The sum of an attribution over each token of a text.
-
-
 _MAX_TOKENS = 20  # of an example; the others are counted
 
 
 def token_tables(attribution: AttributionResult) -> Iterator[RenderableType]:
-    """Yields a table for each example: the tokens with the largest values, in the order of the text."""
+    """Yields the tables of the examples: the tokens with the largest sums, in the order of the text."""
     tokens = attribution.tokens
     if tokens is None:
         return
@@ -133,7 +130,7 @@ def _comparison(check: Check) -> Text:
 
 
 def _metrics(attributions: tuple[AttributionResult, ...]) -> Table:
-    """Returns a row for each metric, with its values for the first examples."""
+    """Returns a table of the metrics, with their values for the first examples."""
     table = empty_table("Metrics", "metric", "method", "of", "by example", folds=("of", "by example"))
     for attribution in attributions:
         names = ", ".join(attribution.values)

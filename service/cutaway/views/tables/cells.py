@@ -1,4 +1,4 @@
-"""The style of all tables, and how names, tensors and numbers are written in their cells."""
+"""The style of all tables, and the form of names, tensors and numbers in their cells."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.text import Text
 from cutaway.contract.tensors import Array, dtype_name
 
 MAX_ROWS = 20
-"""How many examples a table shows; the others are counted."""
+"""The most examples in a table; the others are counted."""
 _MAX_VALUES = 4  # how many elements of a tensor `first_values` shows
 
 

@@ -1,4 +1,4 @@
-"""Predictions and targets."""
+"""Tables of predictions, targets, captured tensors and gradients."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ from cutaway.views.tables.cells import (
 
 
 def prediction_table(result: InspectResult) -> RenderableType:
-    """Returns a row for each example's predicted class; for a model without classes or with several outputs, one for
-    each output.
+    """Returns a table of the predicted classes; of the outputs, for a model without classes or with several outputs.
 
     If the result has the prediction of the unedited model too, a change is written as ``before -> after``.
     """
@@ -44,8 +43,8 @@ def _classes(result: InspectResult) -> Table:
     targets = {"target": result.targets, "target's value": result.target_values}
     shown = {} if needs_target_table(result) else {name: array for name, array in targets.items() if array is not None}
     explained = result.explained_rows
-    asked = explained is not None
-    names = ["example", "class", *["label"] * show_label, "probability", *shown, *["explained"] * asked]
+    show_explained = explained is not None
+    names = ["example", "class", *["label"] * show_label, "probability", *shown, *["explained"] * show_explained]
     table = empty_table("Prediction", *names, numbers=1 + len(shown), folds=("label",))
     unedited = result.unedited_classes or result.classes
     for index, (before, after) in enumerate(zip(unedited, result.classes[:MAX_ROWS])):
@@ -84,7 +83,7 @@ def needs_target_table(result: InspectResult) -> bool:
 
 
 def target_table(result: InspectResult) -> Table:
-    """Returns a row for each target: the class, if the target is one, and the value of the target scalar."""
+    """Returns a table of the targets: the class, if the target is one, and the value of the target scalar."""
     values = np.zeros(0) if result.target_values is None else result.target_values
     classes = None if result.targets is None else result.targets.reshape(-1)
     per_example = values.shape[1] if values.ndim > 1 else 1
@@ -97,11 +96,8 @@ def target_table(result: InspectResult) -> Table:
     return table
 
 
-# Captured tensors and gradients.
-
-
 def capture_table(result: InspectResult) -> Table:
-    """Returns a row for each captured tensor, with its path behind the point.
+    """Returns a table of the captured tensors, with their paths behind the points.
 
     After a reduction to the largest elements, the row also has the positions of the first of them.
     """
@@ -120,12 +116,12 @@ def capture_table(result: InspectResult) -> Table:
 
 
 def gradient_table(result: InspectResult) -> Table:
-    """Returns a row for the target's gradient at each input."""
+    """Returns a table of the target's gradients at the inputs."""
     return _arrays("Input gradients", "input", result.input_gradients)
 
 
 def parameter_table(result: InspectResult) -> Table:
-    """Returns a row for each parameter: the gradient of the sum of all examples' targets."""
+    """Returns a table of the parameters: the gradients of the sum of all examples' targets."""
     return _arrays("Parameter gradients", "parameter", result.parameter_gradients)
 
 

@@ -1,4 +1,4 @@
-"""The reply as a whole: all of its tables; its estimate, time, warnings and origin."""
+"""All tables of a reply, among them those of its estimate, time, warnings and origin."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from cutaway.views.tables.predictions import (
 
 
 def result_tables(result: InspectResult) -> Iterator[RenderableType]:
-    """Yields a table for each part of ``result`` that is not empty."""
+    """Yields the tables of all parts of ``result`` that are not empty."""
     if result.estimate is not None:
         yield estimate_table(result.estimate)
     if result.classes or result.predictions or result.unedited:
@@ -58,7 +58,7 @@ def estimate_table(estimate: Estimate) -> Table:
 
 
 def timing_table(result: InspectResult) -> Table:
-    """Returns the time of each stage, in milliseconds."""
+    """Returns the times of the stages, in milliseconds."""
     stages = {name.removesuffix("_ms"): duration for name, duration in asdict(result.timings).items()}
     table = empty_table("Time in ms", *stages, "total", numbers=len(stages) + 1)
     table.add_row(*(f"{duration:.1f}" for duration in (*stages.values(), sum(stages.values()))))
@@ -66,7 +66,7 @@ def timing_table(result: InspectResult) -> Table:
 
 
 def warning_lines(result: InspectResult) -> Group:
-    """Returns a line for each warning."""
+    """Returns the lines of the warnings."""
     return Group(
         *(
             Text.assemble((warning.code.value, "yellow"), f" {warning.subject}: {warning.message}")
