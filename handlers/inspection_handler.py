@@ -1,6 +1,6 @@
 """The TorchServe handler: makes the process a worker, which the gateway calls, and answers calls of TorchServe's ports.
 
-TorchServe accepts exactly one class in this file, and reports an ImportError as a missing handler: so only Python's
+TorchServe accepts exactly one class in this file, and reports an ImportError as a missing handler. So only Python's
 standard library is imported at the top.
 """
 

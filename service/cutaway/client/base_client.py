@@ -210,8 +210,8 @@ class BaseClient(ABC, Generic[Inspected, Streamed]):
 
         Args:
             model: ``digits``, or ``digits/versions/1.0``.
-            inputs: arrays by forward-argument name, batch first (of numpy or torch, or lists of numbers); one array, if
-                the model has one input; or examples for the model to decode: a `Raw`, a text, a Pillow image, several.
+            inputs: arrays by forward-argument name, batch first: of numpy or torch, or lists of numbers. One array, if
+                the model has one input. Or examples for the model to decode: a `Raw`, a text, a Pillow image, several.
             target: None for the predicted class, a class index or label for all examples, one an example, or a
                 `Target`.
             captures: tensors inside the model to return; a bare name or glob returns outputs, ``conv*@input`` inputs.
@@ -225,14 +225,14 @@ class BaseClient(ABC, Generic[Inspected, Streamed]):
             edits: changes to tensors inside the model, in the order applied.
             compare: return also the predictions of the model without the edits.
             check: ``off``, ``same_pass`` or ``independent``, or a `CheckRequest` with a tolerance.
-            predictions: False leaves the predictions out; if only values inside the model are requested, and each
-                capture names its ``call``, forward stops after the last of them.
+            predictions: False leaves the predictions out. Forward then stops after the last captured value, if only
+                values inside the model are requested and all captures name their ``call``.
             max_reply_bytes: the largest reply to accept; 0 is the server's limit. Whatever a server sends, the client
                 allocates at most 4 GiB for the tensors of a reply, or this if it is more.
             seed: of the methods that draw random numbers, 0 to 2**63 - 1; None draws a seed, which the provenance
                 contains.
-            reply_data_type: ``float16``, ``bfloat16``, ``float32`` or ``float64``: the type in which floating tensors
-                of the reply are sent, except for captures with a ``data_type`` of their own; ``""`` is as computed.
+            reply_data_type: the type of floating tensors in the reply: ``float16``, ``bfloat16``, ``float32``,
+                ``float64``, or ``""`` for the type as computed. A capture's own ``data_type`` takes precedence.
             compression: ``zstd`` compresses the tensors of the reply and needs the extra ``cutaway[zstd]``; ``""``
                 does not compress.
             dry_run: True returns only the ``estimate`` of the reply, its size and shapes; costs one forward pass.

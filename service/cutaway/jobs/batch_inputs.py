@@ -84,8 +84,10 @@ class Batch:
 
 
 def named_columns(job: Job) -> dict[str, str]:
-    """Returns the columns of the data set that the job reads, by the section of the job that names the column; without
-    those that make vectors."""
+    """Returns the columns that the job reads, by the section of the job that names the column.
+
+    Columns that make vectors are not among them.
+    """
     inputs = {"raw": job.inputs.raw} if isinstance(job.inputs, RawInput) else job.inputs
     named = {f"inputs.{name}": spec for name, spec in inputs.items()} | {"id": job.id, "label": job.label}
     return {section: spec.column for section, spec in named.items() if spec is not None and spec.column}
@@ -198,8 +200,11 @@ class BatchBuilder:
             raise error(Reason.INPUT_SHAPE, what) from None
 
     def _data_type(self, name: str, array: Array) -> str:
-        """Returns the data type of the input ``name``: as the job says, else as the model declares; else that of the
-        model's parameters for floats and features, and that of ``array`` for all others."""
+        """Returns the data type of the input ``name``, as the job or else the model declares it.
+
+        Without a declaration, floats and features have the data type of the model's parameters, and all other inputs
+        that of ``array``.
+        """
         inputs = self._job.inputs
         given = "" if isinstance(inputs, RawInput) or name not in inputs else inputs[name].dtype
         # The numbers of a table may all be whole in one batch and not in another.

@@ -24,8 +24,9 @@ _MAX_FAILURES = 8
 def probe_layout(
     job: Job, source: Source, model: JobModel, features: Mapping[str, Sequence[str]], rows: int | None = None
 ) -> Layout:
-    """Returns the columns of the job's tables, from the results of the largest and the smallest row of the first shard:
-    where these differ in the shape of a tensor, other rows will.
+    """Returns the columns of the job's tables, from the largest and the smallest row of the first shard.
+
+    Where their results differ in the shape of a tensor, those of other rows will, too.
 
     Args:
         job: the spec.

@@ -24,7 +24,7 @@ class FileWatch:
         settle_s: a change is reported after the files stayed the same for so long, because a large file takes a while
             to be written.
         inodes: whether a file with another inode has changed. Tokens of one length, written within one tick of the
-            clock, differ in nothing else; but some network file systems give a file a new inode at any time.
+            clock, differ in nothing else. But some network file systems give a file a new inode at any time.
     """
 
     def __init__(self, files: Callable[[], Iterable[Path]], *, settle_s: float = 0.0, inodes: bool = True) -> None:

@@ -64,8 +64,10 @@ class Inspection(InspectResult):
         return cls.of(result, request)
 
     def with_labels(self, labels: Sequence[str]) -> Inspection:
-        """Returns the same result with labels of the classes, such as `ModelDetail.labels`, which pictures and tables
-        then show; a reply has only those of the predicted classes."""
+        """Returns the same result with labels of the classes, such as `ModelDetail.labels`, for pictures and tables.
+
+        A reply has only the labels of the predicted classes.
+        """
         return changed(self, labels=tuple(labels))
 
     def plot(self, path: str | Path | None = None, *, row: int = 0) -> Figure:
@@ -95,8 +97,8 @@ class Inspection(InspectResult):
         """Returns a table with a row per number.
 
         Args:
-            what: ``attributions``, where a row is an element of an input or layer, or a token; or ``predictions``,
-                where it is an element of an output.
+            what: ``attributions``, whose rows are elements of an input or layer, or tokens; or ``predictions``, whose
+                rows are elements of an output.
 
         Raises:
             FailedPrecondition: ``PACKAGE_MISSING``, if pandas is not installed.

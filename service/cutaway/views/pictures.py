@@ -151,8 +151,10 @@ def colour(value: float, scale: float) -> str:
 
 
 def histogram(values: Array, bins: int = 24) -> tuple[list[float], float, float] | None:
-    """Returns a histogram of log10 of the magnitudes of ``values``: heights from 0 to 1, and the lowest and the highest
-    power of ten; None if all values are 0."""
+    """Returns a histogram of log10 of the magnitudes of ``values``; None if all values are 0.
+
+    It has heights from 0 to 1, and the lowest and the highest power of ten.
+    """
     sizes = np.abs(values[(values != 0) & np.isfinite(values)])
     if not sizes.size:
         return None
@@ -199,7 +201,7 @@ class SentInput:
     """An input of one example as it was sent: an array, a picture or a text.
 
     Attributes:
-        values: the array without the batch axis; of a picture, [3, height, width] from 0 to 255; None for a text, and
+        values: the array without the batch axis; a picture is [3, height, width] from 0 to 255. None for a text, and
             for a format that cannot be shown.
         text: the text, or the media type and size of what cannot be shown.
         raw: whether the model's adapter decoded the input, so that the model's own input may have another shape.

@@ -1,8 +1,8 @@
 """Writes shards with copies of the model on a Ray cluster, through Ray Data; shards of a lost node are run again.
 
-Only the numbers of shards and their counts travel: workers read the data set and write results themselves, so both must
-have the same path on every node. Shards are tasks and not calls of actors: a dead actor's calls wait for its restart,
-and with them the whole job if no other node has room.
+Only the numbers of shards and their counts travel. Workers read the data set and write results themselves, so both must
+have the same path on every node. Shards are tasks, not calls of actors: the calls of a dead actor wait for its restart.
+The whole job would wait with them if no other node has room.
 https://docs.ray.io/en/latest/data/api/doc/ray.data.Dataset.map_batches.html
 """
 

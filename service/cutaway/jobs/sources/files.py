@@ -78,8 +78,10 @@ class DataFiles:
         return self.local_folder([name]) / name
 
     def local_folder(self, names: Iterable[str] | None = None) -> Path:
-        """Returns the folder on this machine; of a remote one, a copy with the files ``names``, by default all: few can
-        be mapped into memory or read from any offset. The copy is deleted with the data set."""
+        """Returns the folder on this machine; of a remote folder, a copy with the files ``names``, by default all.
+
+        Few remote files can be mapped into memory or read from any offset. The copy is deleted with the data set.
+        """
         if isinstance(self.system, LocalFileSystem):
             return Path(self.path(""))
         folder = self.temporary()

@@ -1,9 +1,9 @@
 """Adaptive batching of the calls of one model: a free worker gets all waiting calls, and no call waits for others.
 
-A lone call is sent at once, and under load batches are as large as the load. While all workers are busy, each gets its
-next batch ahead, so that it has work when it is done, but only when this batch is as large as those that are running.
-Otherwise the first of many returning callers would be sent alone, and all others after it: batches would alternate
-between small and large, and half of them would be wasted.
+A lone call is sent at once, and under load batches are as large as the load. While all workers are busy, they get their
+next batches ahead, so that they need not wait for work. A batch is sent ahead only when it is as large as those that
+are running. Otherwise the first of many returning callers would be sent alone, and all others after it. Batches would
+alternate between small and large, and half of them would be wasted.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ async def form_of(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the fields and the inputs in a form.
 
-    Its files called ``instances`` are examples for the model to decode, of the media type that they have; NPY files
+    Its files called ``instances`` are examples for the model to decode, of the media type that they have. NPY files
     with another name are tensors of that name. Its field ``request`` has the other fields of a request, in JSON; a
     field with another name is one of them.
 

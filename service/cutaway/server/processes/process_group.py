@@ -55,8 +55,8 @@ _KILL_TIMEOUT_S = 30.0
 class ProcessGroup:
     """A command that runs in its own process group.
 
-    All processes that the command starts belong to the group, and end with it: also if the command was killed, and, by
-    the watchdog, if the process that owns this object was killed.
+    All processes that the command starts belong to the group, and end with it, also if the command was killed. If the
+    process that owns this object is killed, the watchdog ends them.
 
     Args:
         command: the program and its arguments.

@@ -1,8 +1,8 @@
 """TorchServe as a child process.
 
 The ``torchserve`` command starts a daemon with one pid file for the whole machine. This module starts the JVM directly,
-as ``ts/model_server.py`` does: the JVM and its workers end with this process, it listens only on loopback, on free
-ports, and its files are deleted with it.
+as ``ts/model_server.py`` does. So the JVM and its workers end with this process, and its files are deleted. It listens
+only on loopback, on free ports.
 """
 
 from __future__ import annotations

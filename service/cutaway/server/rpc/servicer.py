@@ -94,8 +94,9 @@ class Servicer:
         self._budget.require_room()
 
     async def call(self, name: str, data: bytes, context: Context) -> bytes | None:
-        """Runs the method ``name`` for a serialised request of an admitted caller, as a call by gRPC does: with the
-        caller's permissions, limits, metrics and log. Returns None after the messages of a stream.
+        """Runs the method ``name`` for a serialised request of an admitted caller, as a call by gRPC does.
+
+        The caller's permissions, limits, metrics and log apply. Returns None after the messages of a stream.
 
         Raises:
             Exception: what ``context.abort`` raises.

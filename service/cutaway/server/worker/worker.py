@@ -254,8 +254,10 @@ class Worker:
         return limits.until_deadline(pieces, decoded.plan.cancellation.deadline)
 
     def _complete(self, result: InspectResult | BaseException, request: InspectRequest) -> InspectResult:
-        """Adds what only the adapter and the worker know (texts of tokens, names, versions), and casts to the requested
-        data types; raises the error of a request that failed."""
+        """Adds texts of tokens, names and versions to ``result``, and casts its arrays to the requested data types.
+
+        Raises the error of a request that failed.
+        """
         if isinstance(result, BaseException):
             raise result
         complete = changed(
