@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -49,8 +48,7 @@ class LocalWorker:
     @property
     def late_s(self) -> float:
         """The seconds since all its calls should have been done; its thread cannot be ended."""
-        until = self._worker.busy_until
-        return max(0.0, time.time() - until) if until else 0.0
+        return self._worker.late_s
 
     async def run(self, calls: Sequence[worker_pb2.WorkerCall], replied: Replied[bytes], waiting: int = 0) -> None:
         """Runs a turn, and returns when it is answered."""

@@ -1,4 +1,4 @@
-"""Runs a server and all processes that it starts as one process group, with a watchdog."""
+"""The processes of an engine as one process group, with a watchdog and a log."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO
 
@@ -134,6 +134,34 @@ class ProcessGroup:
             with suppress(psutil.NoSuchProcess, ProcessLookupError, PermissionError):
                 if os.getpgid(process.pid) == self.pid and process.status() != psutil.STATUS_ZOMBIE:
                     yield process.pid
+
+
+class EngineProcesses:
+    """The processes of an engine: a process group, whose members are its workers too, and the log of the last start."""
+
+    def __init__(self) -> None:
+        self._log = RunLog()
+        self._group: ProcessGroup | None = None
+        self._cleanup = ExitStack()
+
+    def poll(self) -> int | None:
+        """Returns None while the processes run, else the exit status of the first."""
+        if self._group is None:
+            raise error(Reason.INTERNAL, "the processes were not started")
+        return self._group.poll()
+
+    def has_worker(self, pid: int) -> bool:
+        """Returns whether ``pid`` is one of these processes."""
+        return self._group is not None and self._group.has(pid)
+
+    def end_worker(self, pid: int) -> None:
+        """Kills one of these processes."""
+        if self._group is not None:
+            self._group.kill_one(pid)
+
+    def log_tail(self) -> str:
+        """Returns the end of the log since the last start; also after the processes have ended."""
+        return self._log.tail()
 
 
 def _watch(group: int, directory: Path) -> subprocess.Popen[bytes]:

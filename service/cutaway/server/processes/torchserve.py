@@ -31,7 +31,7 @@ from cutaway.contract.errors import CutawayError, Reason, error
 from cutaway.contract.torchserve_messages import PING
 from cutaway.server.archive import reader
 from cutaway.server.processes.environment import WorkerEnvironment
-from cutaway.server.processes.process_group import ProcessGroup, RunLog
+from cutaway.server.processes.process_group import EngineProcesses, ProcessGroup, RunLog
 from cutaway.server.worker_protocol import ScratchDirectory
 
 MIN_VERSION = 11  # of TorchServe 0.12
@@ -181,7 +181,7 @@ class _Ports(NamedTuple):
 
 
 @dataclass(eq=False)
-class TorchServe:
+class TorchServe(EngineProcesses):
     """A TorchServe process and its workers.
 
     Args:
@@ -208,11 +208,9 @@ class TorchServe:
     start_timeout_s: float = 120.0
 
     def __post_init__(self) -> None:
+        super().__init__()
         self._ports = _Ports()
         self._token = ""
-        self._log = RunLog()
-        self._group: ProcessGroup | None = None
-        self._cleanup = ExitStack()
 
     @property
     def name(self) -> str:
@@ -234,21 +232,6 @@ class TorchServe:
                 if attempt == _START_ATTEMPTS or "Failed to bind" not in self._log.tail():
                     raise
 
-    def poll(self) -> int | None:
-        """Returns None while the process runs, else its exit status."""
-        if self._group is None:
-            raise error(Reason.INTERNAL, "TorchServe was not started")
-        return self._group.poll()
-
-    def has_worker(self, pid: int) -> bool:
-        """Returns whether ``pid`` is a process of this TorchServe."""
-        return self._group is not None and self._group.has(pid)
-
-    def end_worker(self, pid: int) -> None:
-        """Kills one of these processes."""
-        if self._group is not None:
-            self._group.kill_one(pid)
-
     def stop(self, grace_s: float = 10.0) -> None:
         """Ends the process and deletes its files; running calls get ``grace_s`` seconds to finish."""
         with self._cleanup:
@@ -258,10 +241,6 @@ class TorchServe:
     def liveness(self, hang_s: float) -> Pings:
         """Begins to ping the process; it hangs if it leaves pings without a reply for ``hang_s`` seconds."""
         return Pings(self.endpoint, hang_s)
-
-    def log_tail(self) -> str:
-        """Returns the end of the log since the last start; also after the process has ended."""
-        return self._log.tail()
 
     def _start(self, java: Path) -> None:
         with ExitStack() as undo:

@@ -11,15 +11,14 @@ from pathlib import Path
 
 import psutil
 
-from cutaway.contract.errors import Reason, error
 from cutaway.contract.results import ModelName
 from cutaway.server.archive import reader
 from cutaway.server.processes.environment import WorkerEnvironment
-from cutaway.server.processes.process_group import ProcessGroup, RunLog
+from cutaway.server.processes.process_group import EngineProcesses, ProcessGroup, RunLog
 from cutaway.server.worker_protocol import ScratchDirectory
 
 
-class KeeperProcess(ABC):
+class KeeperProcess(EngineProcesses, ABC):
     """A keeper and its log: the base of engines without TorchServe.
 
     A keeper is a process that starts workers, and new ones for those that end.
@@ -29,10 +28,8 @@ class KeeperProcess(ABC):
     """
 
     def __init__(self, log_path: Path) -> None:
+        super().__init__()
         self._log_path = log_path
-        self._log = RunLog()
-        self._group: ProcessGroup | None = None
-        self._cleanup = ExitStack()
 
     def start(self) -> None:
         """Starts the keeper; its workers load their models after that."""
@@ -59,16 +56,6 @@ class KeeperProcess(ABC):
     @abstractmethod
     def _end(self, group: ProcessGroup) -> None:
         """Ends the keeper and its workers."""
-
-    def poll(self) -> int | None:
-        """Returns None while the keeper runs, else its exit status."""
-        if self._group is None:
-            raise error(Reason.INTERNAL, "the workers were not started")
-        return self._group.poll()
-
-    def log_tail(self) -> str:
-        """Returns the end of the log since the last start; also after the keeper has ended."""
-        return self._log.tail()
 
     def liveness(self, hang_s: float) -> Running:
         """Returns a watch over the keeper."""
@@ -135,12 +122,3 @@ class WorkerProcesses(KeeperProcess):
 
     def _end(self, group: ProcessGroup) -> None:
         group.kill()
-
-    def has_worker(self, pid: int) -> bool:
-        """Returns whether ``pid`` is one of these processes."""
-        return self._group is not None and self._group.has(pid)
-
-    def end_worker(self, pid: int) -> None:
-        """Kills one of these processes."""
-        if self._group is not None:
-            self._group.kill_one(pid)

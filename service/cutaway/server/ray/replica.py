@@ -178,11 +178,11 @@ class Replica:
 
     def check_health(self) -> None:
         """Raises an error if the worker hangs; Serve ends it then, and starts another."""
-        if self._late_s > self._assignment.hang_s:
+        if self._worker.late_s > self._assignment.hang_s:
             raise RuntimeError(f"a worker of {self._assignment.name} hangs")
 
     def record_autoscaling_stats(self) -> dict[str, int]:
-        """Returns what `scaling.workers_wanted` reads."""
+        """Returns what `workers_wanted` reads."""
         return {CALLS: self._server.calls, WAITING: self._server.waiting}
 
     def __del__(self) -> None:
@@ -195,13 +195,8 @@ class Replica:
                 time.sleep(_POLL_S)
             self._files.cleanup()
 
-    @property
-    def _late_s(self) -> float:
-        until = self._worker.busy_until
-        return max(0.0, time.time() - until) if until else 0.0
-
     def _wants_calls(self) -> bool:
-        return not self._leaving and not self._late_s
+        return not self._leaving and not self._worker.late_s
 
     def _abandoned(self) -> None:
         """Ends all replicas of the model: the gateway was killed, and Serve would keep them for ever."""

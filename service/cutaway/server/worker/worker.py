@@ -104,6 +104,12 @@ class Worker:
             "stream": self._stream,
         }
 
+    @property
+    def late_s(self) -> float:
+        """The seconds since all its calls should have been done; safe to read from any thread."""
+        until = self.busy_until
+        return max(0.0, time.time() - until) if until else 0.0
+
     @classmethod
     def load(cls, model_dir: Path, *, device: str, batches_calls: bool = True) -> Worker:
         """Loads the model of an unpacked archive; with ``batches_calls``, tests whether calls may share a batch.
