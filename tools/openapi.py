@@ -19,7 +19,7 @@ from cutaway.v1 import inspection_service_pb2
 from cutaway.views.programs.languages import LANGUAGES
 from tools.golden import reached
 
-FILE = Path(__file__).parents[1] / "service" / "cutaway" / "gateway" / "http" / "openapi.json"
+FILE = Path(__file__).parents[1] / "service" / "cutaway" / "server" / "http" / "openapi.json"
 
 _JSON = "application/json"
 
