@@ -188,7 +188,8 @@ class Manifest:
         ``features`` has the columns of the inputs that are made from several columns.
         """
         provenance = detail.provenance
-        request = BatchBuilder(job, parse_request(job.request, job.target), detail, features).request
+        template = parse_request(job.request, job.target)
+        request = BatchBuilder(job, template, detail, features).request
         named = {spec.name: spec.feature_names for spec in detail.inputs if spec.feature_names}
         return cls(
             job=job.as_json(),
