@@ -77,6 +77,9 @@ JOINED: dict[str, dict[str, Any]] = {
     "a pass that stops": {"captures": [ca.Capture("first", call=0)], "predictions": False},
     "gradients explained": {
         "attributions": [ca.Saliency(), ca.InputXGradient(target=ca.ClassIndex((1,)))], "check": "off"},
+    "a verdict": {"attributions": [ca.Saliency()]},
+    "a verdict on a path": {
+        "attributions": [ca.IntegratedGradients(n_steps=8), ca.LayerConductance(layer="first", n_steps=8)]},
     "a path from a baseline": {
         "attributions": [ca.IntegratedGradients(n_steps=8, baselines={"x": np.ones((1, 3), np.float32)})],
         "captures": ["first"], "check": "off"},
@@ -92,7 +95,6 @@ NOT_JOINED: dict[str, dict[str, Any]] = {
     "an axis from the end": {"captures": [ca.Capture("first", slices=(ca.Slice(-2, 0, 1),))]},
     "a class for each row": {"target": [0, 3], "input_gradients": True},
     "no batch on axis 0": {"captures": [ca.Capture("turn")]},
-    "a verdict": {"attributions": [ca.Saliency()]},
     "a neuron explained": {"attributions": [ca.NeuronGradient(neuron=ca.Neuron("first", (1,)))], "check": "off"},
     "noise": {"attributions": [ca.Saliency(noise=ca.NoiseTunnel(n_samples=2))], "check": "off", "seed": 1},
     "a mask for each row": {

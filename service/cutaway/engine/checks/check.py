@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,13 +17,14 @@ from cutaway.contract.results import Cause, Check, Verdict
 from cutaway.engine.checks import diagnosis, model_properties
 from cutaway.engine.checks.completeness import check_completeness, row_checks
 from cutaway.engine.checks.forward_mode import operator_dtypes
-from cutaway.engine.checks.visited_points import pass_mismatch, row_list, saturated
+from cutaway.engine.checks.visited_points import GradientEffects, gradient_effects, pass_mismatches, row_list, saturated
 from cutaway.engine.methods.spec import Method
 from cutaway.engine.model.inspected_model import Outputs
 from cutaway.engine.passes.convergence_delta import CompletenessSums, row_sums
 from cutaway.engine.passes.findings import Finding
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Pass, Values
 from cutaway.engine.passes.reference_inputs import Evidence, MissingObservation, Reference
+from cutaway.engine.passes.repeated_batch import CannotShare, RowRange
 from cutaway.engine.references.comparison import Distance, RowDistance, distance, row_distances
 from cutaway.engine.references.observation import target_values
 from cutaway.engine.runtime.numerics import CONSTANT, PART_OF_BATCH, close_unmasked
@@ -36,36 +38,61 @@ def run_checks(
     sums: CompletenessSums | None,
     outputs: Outputs,
     request: CheckRequest,
+    parts: Sequence[RowRange],
 ) -> tuple[Check, ...]:
     """Compares an attribution with its reference, and with the target's change where it should sum to that.
 
-    See `_Comparison` for the arguments; ``sums`` has both sides of that sum, None if the method has no baseline.
-    """
-    comparison = _Comparison(problem, method, values, passes, outputs, request, sums)
-    identity = comparison.check()
-    if sums is None or not method.adds_up(problem):
-        return (identity,)
-    completeness = check_completeness(problem, method, sums, request, comparison.dtype)
-    unexplained = identity.verdict is Verdict.AGREES and completeness.cause is Cause.UNKNOWN
-    if unexplained and method.sums_prove_rules(problem):
-        # Neither Captum nor the reference has a rule for some operation: then an agreement proves nothing.
-        identity = replace(identity, verdict=Verdict.INCONCLUSIVE, reason=_NO_RULE.reason, cause=_NO_RULE.cause)
-    return identity, completeness
+    What rows have in common is computed once. The verdict on a part depends on its own rows only, and on properties of
+    the model.
 
-
-@dataclass(frozen=True)
-class _Comparison:
-    """An attribution, and the passes from which its reference is computed.
-
-    Attributes:
+    Args:
         problem: the attribution problem.
         method: its method.
         values: Captum's attributions.
         passes: Captum's passes, or separate ones if the request's mode is INDEPENDENT.
+        sums: both sides of completeness; None if the method has no baseline.
         outputs: what the request's first pass returned.
         request: the mode and the tolerance.
-        sums: both sides of completeness; None without a baseline.
+        parts: the rows of each request that asks this; one part of all rows for a request by itself.
+
+    Returns:
+        The checks of each part, one part behind the other.
+
+    Raises:
+        CannotShare: it cannot be told which part a fault belongs to.
+    """
+    own = [_Part(rows, problem if rows.is_whole else problem.of_rows(range(rows.start, rows.stop))) for rows in parts]
+    comparison = _Comparison(problem, method, values, passes, outputs, request, sums, own)
+    identities = comparison.checks()
+    if sums is None or not method.adds_up(problem):
+        return tuple(identities)
+    checks: list[Check] = []
+    for part, identity in zip(own, identities):
+        completeness = check_completeness(part.problem, method, sums.of_rows(part.rows), request, comparison.dtype)
+        unexplained = identity.verdict is Verdict.AGREES and completeness.cause is Cause.UNKNOWN
+        if unexplained and method.sums_prove_rules(part.problem):
+            # Neither Captum nor the reference has a rule for some operation: then an agreement proves nothing.
+            identity = replace(identity, verdict=Verdict.INCONCLUSIVE, reason=_NO_RULE.reason, cause=_NO_RULE.cause)
+        checks += identity, completeness
+    return tuple(checks)
+
+
+class _Part(NamedTuple):
+    """The rows of one request, and the attribution problem of these rows by themselves."""
+
+    rows: RowRange
+    problem: AttributionProblem
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    """An attribution of all rows that ran together: what they have in common, and facts of each row.
+
+    Attributes:
+        parts: the requests.
         separate_points: whether each point has a pass of its own.
+
+    The others are arguments of `run_checks`.
     """
 
     problem: AttributionProblem
@@ -74,7 +101,8 @@ class _Comparison:
     passes: Sequence[Pass]
     outputs: Outputs
     request: CheckRequest
-    sums: CompletenessSums | None = None
+    sums: CompletenessSums | None
+    parts: Sequence[_Part]
     separate_points: bool = False
 
     @cached_property
@@ -87,124 +115,87 @@ class _Comparison:
         dtypes = {tensor.dtype for tensor in tensors} | operator_dtypes(self.problem)
         return next((dtype for dtype in _BY_PRECISION if dtype in dtypes), torch.float32)
 
-    def check(self) -> Check:
-        """Returns the verdict, from further passes if these do not show everything."""
-        problem, method, passes = self.problem, self.method, self.passes
+    def checks(self) -> list[Check]:
+        """Returns the check of each part, from further passes if these do not show everything."""
         tolerance = self.request.relative_tolerance
-        tolerance = method.tolerances.of(self.dtype) if tolerance is None else tolerance
         blank = Check(
-            f"Captum's {type(problem.request).__name__} with {method.formula}",
-            self.request.mode, 0.0, 0.0, 0.0, tolerance, Verdict.INCONCLUSIVE,
+            f"Captum's {type(self.problem.request).__name__} with {self.method.formula}",
+            self.request.mode, 0.0, 0.0, 0.0,
+            self.method.tolerances.of(self.dtype) if tolerance is None else tolerance, Verdict.INCONCLUSIVE,
         )  # fmt: skip
-        captums = self.request.mode is CheckMode.SAME_PASS
-        if captums and (mismatch := pass_mismatch(problem, method.points(problem), passes)):
-            return replace(blank, verdict=Verdict.DISAGREES, reason=mismatch, cause=Cause.OTHER_PASSES)
+        if self.request.mode is not CheckMode.SAME_PASS:
+            return self._compared(blank)
+        points, rows = self.method.points(self.problem), [part.rows for part in self.parts]
+        mismatches = pass_mismatches(self.problem, points, self.passes, rows)
+        checks = [
+            replace(blank, verdict=Verdict.DISAGREES, reason=mismatch, cause=Cause.OTHER_PASSES)
+            for mismatch in mismatches
+        ]
+        if all(mismatches):
+            return checks
+        return [check if check.reason else own for check, own in zip(checks, self._compared(blank))]
+
+    def _compared(self, blank: Check) -> list[Check]:
+        problem, method, captums = self.problem, self.method, self.request.mode is CheckMode.SAME_PASS
         if captums and method.reference_passes is not None:
-            return self._check_again()
-        calls = max(1, len(passes[-1].layer)) if passes else 1
+            return self._compared_again()
         try:
-            references = [method.reference(Evidence(problem, passes, call)) for call in range(calls)]
+            errors = [reference.error for reference in self.references]
         except MissingObservation as missing:
             # Captum's passes do not show everything (of a layer that is called twice, say); separate passes do, but not
             # if several points share a pass and rows are not on axis 0: then each point needs a pass of its own.
             if captums:
-                return self._check_again()
+                return self._compared_again()
             if not self.separate_points and method.reference_passes is None and method.points_per_pass(problem) > 1:
-                return self._check_again(separate_points=True)
+                return self._compared_again(separate_points=True)
             reason = f"the raw hooks saw nothing to compare with: {missing}"
-            return replace(blank, reason=reason, cause=Cause.NOTHING_SEEN)
+            return [replace(blank, reason=reason, cause=Cause.NOTHING_SEEN)] * len(self.parts)
         if self.request.relative_tolerance is None:
-            tolerance = max(tolerance, *(each.error for each in references))
-            blank = replace(blank, tolerance=tolerance)
-        if self._explains_a_constant(references):
-            return replace(blank, reason=_CONSTANT.reason, cause=_CONSTANT.cause)
-        distances = (distance(self.values, each, tolerance, self.dtype) for each in references)
-        worst = max(distances, key=lambda each: math.inf if math.isnan(each.relative) else each.relative)
-        verdict, finding = self._judge(worst, tolerance, calls)
-        rows: list[RowDistance] = []
-        by_row = problem.rows > 1 and calls == 1 and not (worst.relative <= tolerance or worst.undefined)
-        if by_row and self._model_doubt() is None:  # a defect of the model concerns every row
-            rows = row_distances(self.values, references[0], tolerance, self.dtype)
-        return replace(
-            blank,
-            max_absolute_error=worst.absolute,
-            max_relative_error=worst.relative,
-            cosine=worst.cosine,
-            verdict=verdict,
-            reason=finding.reason if finding else "",
-            cause=finding.cause if finding else None,
-            rows=row_checks(problem, [(row.relative, *self._judge(row, tolerance, calls)) for row in rows]),
-        )
+            blank = replace(blank, tolerance=max(blank.tolerance, *errors))
+        return [_PartComparison(self, part, blank).check() for part in self.parts]
 
-    def _explains_a_constant(self, references: Sequence[Reference]) -> bool:
-        """Whether attribution and references, which sum to the target's change, are smaller than the rounding errors of
-        the terms of the target: then both consist of those."""
-        output = self.outputs.get(self.problem.target.source)
-        if self.sums is None or output is None or not self.method.adds_up(self.problem):
-            return False
-        terms = (self.problem.target.gradient_at(output) * output).detach().reshape(self.problem.rows, -1)
-        largest = CONSTANT.of(self.dtype) * self._masses({"": terms})
-        masses = chain([self.sums.mass], (self._masses(each.values) for each in references))
-        return all(bool((mass <= largest).all() and mass.any()) for mass in masses)
-
-    def _masses(self, values: Values) -> Tensor:
-        return row_sums({name: value.abs() for name, value in values.items()}, self.problem.rows)
-
-    def _check_again(self, separate_points: bool = False) -> Check:
+    def _compared_again(self, separate_points: bool = False) -> list[Check]:
         passes = self.method.passes(self.problem, separate_points=separate_points)
         request = replace(self.request, mode=CheckMode.INDEPENDENT)
-        return replace(self, passes=passes, request=request, separate_points=separate_points).check()
+        return replace(self, passes=passes, request=request, separate_points=separate_points).checks()
 
-    def _judge(self, measured: Distance | RowDistance, tolerance: float, calls: int) -> tuple[Verdict, Finding | None]:
-        if measured.relative <= tolerance:  # False for NaN
-            return (Verdict.AGREES if self._doubt is None else Verdict.INCONCLUSIVE), self._doubt
-        if measured.undefined or measured.rounding:
-            return Verdict.INCONCLUSIVE, _UNDEFINED if measured.undefined else _cancelled(measured.relative)
-        if (open_fit := self.method.vacuous(self.problem)) and open_fit.cause is Cause.UNDERDETERMINED:
-            return Verdict.INCONCLUSIVE, open_fit
-        independent = self.request.mode is CheckMode.INDEPENDENT
-        if independent and (random := model_properties.random_forward(self.problem) or self._drift):
-            return Verdict.INCONCLUSIVE, random
-        return Verdict.DISAGREES, self._fault(measured, calls)
-
-    def _fault(self, measured: Distance | RowDistance, calls: int) -> Finding:
-        """Returns why attribution and reference differ."""
-        if limitation := self.method.limitation(self.problem):
-            return limitation
-        if calls > 1:
-            return Finding(
-                Cause.MODULE_REUSED,
-                f"the layer was called {calls} times in one forward pass and Captum explains one call only; captures "
-                "have every call",
-            )
-        return _UNKNOWN if math.isfinite(measured.relative) else _NOT_FINITE
+    @property
+    def calls(self) -> int:
+        """The number of calls of the layer in a pass; 1 without a layer."""
+        return max(1, len(self.passes[-1].layer)) if self.passes else 1
 
     @cached_property
-    def _doubt(self) -> Finding | None:
-        """Why a match of attribution and reference proves nothing; None if it does."""
-        problem, method, passes = self.problem, self.method, self.passes
-        if random := model_properties.random_forward(problem):
+    def references(self) -> list[Reference]:
+        """The reference for each call of the layer; raises `MissingObservation`."""
+        return [self.method.reference(Evidence(self.problem, self.passes, call)) for call in range(self.calls)]
+
+    @cached_property
+    def of_model(self) -> Finding | None:
+        """What makes every attribution of this model doubtful, whatever the rows are."""
+        if random := model_properties.random_forward(self.problem):
             return random
-        if limitation := method.limitation(problem):
-            return Finding(limitation.cause, f"{limitation.reason}; for this input that makes no difference")
-        if doubt := method.vacuous(problem) or self._model_doubt() or _baseline_is_input(problem):
-            return doubt
-        if method.forward_only and _target_unchanged(problem, passes):
-            return _UNCHANGED
-        if method.runs_backward and _no_gradient(passes):
-            return diagnosis.no_gradient(problem)
-        return saturated(problem, passes) if method.runs_backward and method.reference_passes is None else None
+        alone = bool(self.passes) and all(recorded.rows == 1 for recorded in self.passes)
+        dependent = None if alone else model_properties.dependent_rows(self.problem)
+        if dependent and len(self.parts) > 1:
+            raise CannotShare
+        return dependent
 
     @cached_property
-    def _drift(self) -> Finding | None:
-        """Compares the request's first pass with a later one at the same input: Captum's, or else one more."""
+    def of_method(self) -> Finding | None:
+        """Why the method tells nothing of this model; None if it does."""
+        if limitation := self.method.limitation(self.problem):
+            return Finding(limitation.cause, f"{limitation.reason}; for this input that makes no difference")
+        return self.method.vacuous(self.problem)
+
+    @cached_property
+    def runs_at_input(self) -> tuple[Tensor, Tensor] | None:
+        """What the request's first pass returned, and a later one at the same input: Captum's, or else one more."""
         problem, source = self.problem, self.problem.target.source
         if not problem.target.is_neuron and source not in self.outputs:
             return None
         first = self._one_more() if problem.target.is_neuron else self.outputs[source].detach()
         later = next((recorded.output for recorded in self._later if _is_at_input(problem, recorded)), None)
-        later = self._one_more() if later is None else later.detach()
-        return None if close_unmasked(first.cpu(), later.cpu(), PART_OF_BATCH) else _DRIFTED
+        return first.cpu(), (self._one_more() if later is None else later.detach()).cpu()
 
     @property
     def _later(self) -> Sequence[Pass]:
@@ -219,16 +210,134 @@ class _Comparison:
         with model_properties.unrecorded(self.problem), torch.no_grad():
             return self.problem.read(self.problem.inputs).detach()
 
-    def _model_doubt(self) -> Finding | None:
-        """Returns what makes every attribution of this model doubtful."""
-        if random := model_properties.random_forward(self.problem):
+    @cached_property
+    def moves(self) -> Tensor:
+        """Whether the target of a row is another in any pass, ``[batch]``."""
+        targets = target_values(Evidence(self.problem, self.passes))
+        return (targets != targets[:1]).any(dim=0)
+
+    @cached_property
+    def gradients(self) -> list[Tensor]:
+        """The gradients at inputs and at the layer in all passes."""
+        arrived = [gradient for recorded in self.passes for gradient in recorded.gradients.values()]
+        calls = (call for recorded in self.passes for call in recorded.layer)
+        return arrived + [gradient for call in calls for gradient in call.at(Point.GRAD_OUTPUT).values()]
+
+    @cached_property
+    def effects(self) -> GradientEffects:
+        """What the gradients of a row do."""
+        return gradient_effects(self.problem, self.passes)
+
+
+@dataclass(frozen=True)
+class _PartComparison:
+    """The rows of one request in a comparison.
+
+    Attributes:
+        whole: the comparison.
+        part: the rows.
+        blank: the check without what is found here.
+    """
+
+    whole: _Comparison
+    part: _Part
+    blank: Check
+
+    def check(self) -> Check:
+        """Returns the verdict on these rows."""
+        rows, tolerance, dtype = self.part.rows, self.blank.tolerance, self.whole.dtype
+        values = {name: rows.of(value) for name, value in self.whole.values.items()}
+        references = [each.of_rows(rows) for each in self.whole.references]
+        if self._explains_a_constant(references):
+            return replace(self.blank, reason=_CONSTANT.reason, cause=_CONSTANT.cause)
+        distances = (distance(values, each, tolerance, dtype) for each in references)
+        worst = max(distances, key=lambda each: math.inf if math.isnan(each.relative) else each.relative)
+        verdict, finding = self._judge(worst)
+        by_row: list[RowDistance] = []
+        single = self.part.problem.rows == 1 or len(references) > 1 or worst.relative <= tolerance or worst.undefined
+        if not single and self._model_doubt is None:  # a defect of the model concerns every row
+            by_row = row_distances(values, references[0], tolerance, dtype)
+        return replace(
+            self.blank,
+            max_absolute_error=worst.absolute,
+            max_relative_error=worst.relative,
+            cosine=worst.cosine,
+            verdict=verdict,
+            reason=finding.reason if finding else "",
+            cause=finding.cause if finding else None,
+            rows=row_checks(self.part.problem, [(row.relative, *self._judge(row)) for row in by_row]),
+        )
+
+    def _explains_a_constant(self, references: Sequence[Reference]) -> bool:
+        """Whether attribution and references, which sum to the target's change, are smaller than the rounding errors of
+        the terms of the target: then both consist of those."""
+        whole, rows, problem = self.whole, *self.part
+        if whole.sums is None or problem.target.source not in whole.outputs or not whole.method.adds_up(problem):
+            return False
+        output = rows.of(whole.outputs[problem.target.source])
+        terms = (problem.target.gradient_at(output) * output).detach().reshape(problem.rows, -1)
+        largest = CONSTANT.of(whole.dtype) * self._masses({"": terms})
+        masses = chain([rows.of(whole.sums.mass)], (self._masses(each.values) for each in references))
+        return all(bool((mass <= largest).all() and mass.any()) for mass in masses)
+
+    def _masses(self, values: Values) -> Tensor:
+        return row_sums({name: value.abs() for name, value in values.items()}, self.part.problem.rows)
+
+    def _judge(self, measured: Distance | RowDistance) -> tuple[Verdict, Finding | None]:
+        if measured.relative <= self.blank.tolerance:  # False for NaN
+            return (Verdict.AGREES if self._doubt is None else Verdict.INCONCLUSIVE), self._doubt
+        if measured.undefined or measured.rounding:
+            return Verdict.INCONCLUSIVE, _UNDEFINED if measured.undefined else _cancelled(measured.relative)
+        if (open_fit := self.whole.method.vacuous(self.whole.problem)) and open_fit.cause is Cause.UNDERDETERMINED:
+            return Verdict.INCONCLUSIVE, open_fit
+        independent = self.blank.mode is CheckMode.INDEPENDENT
+        if independent and (random := model_properties.random_forward(self.whole.problem) or self._drift):
+            return Verdict.INCONCLUSIVE, random
+        return Verdict.DISAGREES, self._fault(measured)
+
+    def _fault(self, measured: Distance | RowDistance) -> Finding:
+        """Returns why attribution and reference differ."""
+        if limitation := self.whole.method.limitation(self.whole.problem):
+            return limitation
+        if self.whole.calls > 1:
+            return Finding(
+                Cause.MODULE_REUSED,
+                f"the layer was called {self.whole.calls} times in one forward pass and Captum explains one call only; "
+                "captures have every call",
+            )
+        return _UNKNOWN if math.isfinite(measured.relative) else _NOT_FINITE
+
+    @cached_property
+    def _doubt(self) -> Finding | None:
+        """Why a match of attribution and reference proves nothing; None if it does."""
+        whole, method, of = self.whole, self.whole.method, self.part.rows.of
+        if random := model_properties.random_forward(whole.problem):
             return random
-        alone = bool(self.passes) and all(recorded.rows == 1 for recorded in self.passes)
-        if not alone and (dependent := model_properties.dependent_rows(self.problem)):
-            return dependent
-        if self._drift:
-            return self._drift
-        return model_properties.wrong_backward(self.problem) if self.method.runs_backward else None
+        if doubt := whole.of_method or self._model_doubt or _baseline_is_input(self.part.problem):
+            return doubt
+        if method.forward_only and not bool(of(whole.moves).any()):
+            return _UNCHANGED
+        of_copies = self.part.rows.of_copies
+        if method.runs_backward and not any(bool(of_copies(gradient).any()) for gradient in whole.gradients):
+            return diagnosis.no_gradient(self.part.problem)
+        if not method.runs_backward or method.reference_passes is not None:
+            return None
+        return saturated(self.part.problem, GradientEffects(*map(of, whole.effects)))
+
+    @cached_property
+    def _model_doubt(self) -> Finding | None:
+        """What makes every attribution of this model doubtful."""
+        if doubt := self.whole.of_model or self._drift:
+            return doubt
+        differentiates = self.whole.method.runs_backward
+        return model_properties.wrong_backward(self.part.problem, self.whole.problem) if differentiates else None
+
+    @cached_property
+    def _drift(self) -> Finding | None:
+        if self.whole.runs_at_input is None:
+            return None
+        first, later = map(self.part.rows.of, self.whole.runs_at_input)
+        return None if close_unmasked(first, later, PART_OF_BATCH) else _DRIFTED
 
 
 _MANY = 8
@@ -294,15 +403,3 @@ def _baseline_is_input(problem: AttributionProblem) -> Finding | None:
         f"the baseline equals the input in {row_list(same)}: there is no difference to explain; choose another "
         "baseline",
     )
-
-
-def _target_unchanged(problem: AttributionProblem, passes: Sequence[Pass]) -> bool:
-    targets = target_values(Evidence(problem, passes))
-    return torch.equal(targets[1:], targets[:1].expand_as(targets[1:]))
-
-
-def _no_gradient(passes: Sequence[Pass]) -> bool:
-    gradients = [gradient for recorded in passes for gradient in recorded.gradients.values()]
-    calls = [call for recorded in passes for call in recorded.layer]
-    gradients += [gradient for call in calls for gradient in call.at(Point.GRAD_OUTPUT).values()]
-    return not any(bool(gradient.any()) for gradient in gradients)

@@ -59,15 +59,19 @@ def dependent_rows(problem: AttributionProblem) -> Finding | None:
     return None if problem.mixes_rows else _cached(problem, _dependent_rows)
 
 
-def wrong_backward(problem: AttributionProblem) -> Finding | None:
+def wrong_backward(problem: AttributionProblem, whole: AttributionProblem | None = None) -> Finding | None:
     """Returns whether the backward pass computes something else than the derivative, and the suspected places.
 
     What every target and all inputs have in common is tested now and then; only if that finds something, each problem's
     own target at its own inputs.
+
+    Args:
+        problem: the problem.
+        whole: the problem of the rows with which its own ran.
     """
     if problem.edits_gradients:
         return None  # an edit of a gradient is meant to make it another one
-    suspicion = _cached(problem, _suspicion)
+    suspicion = _cached(whole or problem, _suspicion)
     if not suspicion:
         return None
     if suspicion is _Suspicion.UNTESTABLE and problem.target.positions is not None:

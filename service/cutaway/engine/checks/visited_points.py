@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import product
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -13,56 +15,86 @@ from cutaway.contract.results import Cause
 from cutaway.engine.hooks.recording import copy_to_host
 from cutaway.engine.passes.findings import Finding
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Pass, Values
-from cutaway.engine.runtime.numerics import NO_EFFECT, VISITED_POINTS, largest_error, largest_magnitude, unmasked
+from cutaway.engine.passes.repeated_batch import CannotShare, RowRange
+from cutaway.engine.runtime.numerics import (
+    NO_EFFECT,
+    VISITED_POINTS,
+    largest_error,
+    largest_magnitude,
+    unmasked_in_rows,
+)
+
+_Pairs: TypeAlias = Iterable[tuple[Tensor, Tensor]]
+"""Tensors that should be the same, ``[copies * batch, ...]`` each; to be read more than once."""
 
 
-def pass_mismatch(problem: AttributionProblem, points: Sequence[Values], passes: Sequence[Pass]) -> str:
-    """Returns how ``passes`` differ from passes at ``points``, in words; ``""`` if they do not."""
-    for name in problem.explained:
-        expected = [point[name] for point in points]
-        visited = [recorded.points[name] for recorded in passes]
-        n_expected, n_visited = (sum(tensor.shape[0] for tensor in side) for side in (expected, visited))
-        if n_expected != n_visited:
-            return f"Captum ran {n_visited} rows of {name!r} through the model; the method consists of {n_expected}"
-        if not _same_rows(expected, visited):
-            return f"Captum ran other values of {name!r} through the model than the method consists of"
-    return next((mismatch for mismatch in (_other_mismatch(problem, each) for each in passes) if mismatch), "")
-
-
-def _same_rows(expected: Sequence[Tensor], visited: Sequence[Tensor]) -> bool:
-    """Returns whether all rows are the same, however they are divided into tensors.
+@dataclass(frozen=True)
+class _Points:
+    """The points that should be visited, divided into passes as those that were, and these.
 
     The rows are never all in memory twice, because a method may consist of thousands of passes.
     """
-    error = scale = 0.0
-    for part, tensor in zip(_in_parts(expected, [tensor.shape[0] for tensor in visited]), visited):
-        error, scale = max(error, largest_error(part, tensor)), max(scale, largest_magnitude(part))
-    return _is_rounding(error, scale, expected[0].dtype)
+
+    expected: Sequence[Tensor]
+    visited: Sequence[Tensor]
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        further = iter(self.expected)
+        ahead, rows = [self.expected[0][:0]], 0
+        for tensor in self.visited:
+            while rows < len(tensor):
+                ahead.append(next(further))
+                rows += len(ahead[-1])
+            joined = torch.cat(ahead).detach().cpu()
+            yield joined[: len(tensor)], tensor
+            ahead, rows = [joined[len(tensor) :]], rows - len(tensor)
 
 
-def _in_parts(tensors: Sequence[Tensor], lengths: Sequence[int]) -> Iterator[Tensor]:
-    """Yields the rows of ``tensors`` in parts of ``lengths``, on the host."""
-    further = iter(tensors)
-    ahead, rows = [tensors[0][:0]], 0
-    for length in lengths:
-        while rows < length:
-            ahead.append(next(further))
-            rows += ahead[-1].shape[0]
-        joined = torch.cat(ahead).detach().cpu()
-        yield joined[:length]
-        ahead, rows = [joined[length:]], rows - length
+def pass_mismatches(
+    problem: AttributionProblem, points: Sequence[Values], passes: Sequence[Pass], parts: Sequence[RowRange]
+) -> list[str]:
+    """Returns for each of ``parts`` how ``passes`` differ from passes at ``points``, in words; ``""`` if they do not.
+
+    Raises:
+        CannotShare: ``passes`` have another number of rows than ``points``, and it is not known whose.
+    """
+    if other_number := _other_number(problem, points, passes):
+        if len(parts) > 1:
+            raise CannotShare
+        return [other_number]
+    found = [""] * len(parts)
+    for text, pairs in _comparisons(problem, points, passes):
+        if any(largest_error(*pair) for pair in pairs):
+            found = [known or (text if _differ(pairs, rows) else "") for known, rows in zip(found, parts)]
+    return found
 
 
-def _other_mismatch(problem: AttributionProblem, recorded: Pass) -> str:
-    times = len(next(iter(recorded.points.values()))) // problem.rows
-    if not times:
-        return ""  # part of the batch: separate passes show a mismatch
-    for expected, visited in zip(problem.additional_inputs, recorded.additional_inputs):
-        if not _same(_repeated(expected.detach().cpu(), times), visited):
-            return "Captum changed an input that is not explained"
-    if recorded.cotangent is not None and not _same(_cotangent(problem, recorded.output, times), recorded.cotangent):
-        return "Captum differentiated another scalar than the target"
+def _other_number(problem: AttributionProblem, points: Sequence[Values], passes: Sequence[Pass]) -> str:
+    for name in problem.explained:
+        expected = sum(len(point[name]) for point in points)
+        visited = sum(len(recorded.points[name]) for recorded in passes)
+        if expected != visited:
+            return f"Captum ran {visited} rows of {name!r} through the model; the method consists of {expected}"
     return ""
+
+
+def _comparisons(
+    problem: AttributionProblem, points: Sequence[Values], passes: Sequence[Pass]
+) -> Iterator[tuple[str, _Pairs]]:
+    """Yields what to say of a difference, and what is compared."""
+    for name in problem.explained:
+        text = f"Captum ran other values of {name!r} through the model than the method consists of"
+        yield text, _Points([point[name] for point in points], [recorded.points[name] for recorded in passes])
+    for recorded in passes:
+        times = len(next(iter(recorded.points.values()))) // problem.rows
+        if not times:
+            continue  # part of the batch: separate passes show a mismatch
+        for tensor, visited in zip(problem.additional_inputs, recorded.additional_inputs):
+            pair = _repeated(tensor.detach().cpu(), times), visited
+            yield "Captum changed an input that is not explained", [pair]
+        if recorded.cotangent is not None:
+            pair = _cotangent(problem, recorded.output, times), recorded.cotangent
+            yield "Captum differentiated another scalar than the target", [pair]
 
 
 def _cotangent(problem: AttributionProblem, output: Tensor, times: int) -> Tensor:
@@ -74,31 +106,51 @@ def _repeated(tensor: Tensor, times: int) -> Tensor:
     return tensor.repeat(times, *[1] * (tensor.ndim - 1))
 
 
-def _same(expected: Tensor, visited: Tensor) -> bool:
-    return _is_rounding(largest_error(expected, visited), largest_magnitude(expected), expected.dtype)
-
-
-def _is_rounding(error: float, scale: float, dtype: torch.dtype) -> bool:
-    return error <= (VISITED_POINTS.of(dtype) * (scale or 1.0) if dtype.is_floating_point else 0.0)
+def _differ(pairs: _Pairs, rows: RowRange) -> bool:
+    """Returns whether ``rows`` differ in one of ``pairs`` by more than a rounding of their largest value."""
+    error = scale = allowed = 0.0
+    for pair in pairs:
+        expected, visited = map(rows.of_copies, pair)
+        error, scale = max(error, largest_error(expected, visited)), max(scale, largest_magnitude(expected))
+        allowed = VISITED_POINTS.of(expected.dtype) * (scale or 1.0) if expected.is_floating_point() else 0.0
+    return error > allowed
 
 
 # Finds rows whose gradient is zero, or too small to explain anything.
 
 
-def saturated(problem: AttributionProblem, passes: Sequence[Pass]) -> Finding | None:
-    """Finds rows where, in every pass, the gradient times the size of what it is taken at, the input or a layer's
-    output, is less than a rounding of the target."""
+class GradientEffects(NamedTuple):
+    """What the target's gradients do in each row, ``[batch]`` of booleans.
+
+    Attributes:
+        matter: whether in any pass the gradient times the size of what it is taken at, the input or a layer's output,
+            is more than a rounding of the target; True where no pass shows it.
+        are_zero: whether the gradient is exactly zero in every pass.
+    """
+
+    matter: Tensor
+    are_zero: Tensor
+
+
+def gradient_effects(problem: AttributionProblem, passes: Sequence[Pass]) -> GradientEffects:
+    """Returns what the gradients in ``passes`` do in each row."""
     seen = [(recorded, *each) for recorded in passes for each in _differentiated(problem, recorded)]
-    matters = torch.zeros(problem.rows, dtype=torch.bool)
+    matter = torch.full((problem.rows,), not seen)
     for at_last_point, (recorded, value, gradient) in product((True, False), seen):
-        matters |= _gradient_matters(problem, recorded, value, gradient, at_last_point)
-        if bool(matters.all()):
-            return None
-    if not seen:
+        matter |= _gradient_matters(problem, recorded, value, gradient, at_last_point)
+        if bool(matter.all()):
+            return GradientEffects(matter, ~matter)
+    are_zero = torch.stack([_is_zero(problem, recorded, gradient) for recorded, _, gradient in seen]).all(dim=0)
+    return GradientEffects(matter, are_zero)
+
+
+def saturated(problem: AttributionProblem, effects: GradientEffects) -> Finding | None:
+    """Finds rows whose gradient is zero, or too small to explain anything."""
+    matter, zero = effects
+    if bool(matter.all()):
         return None
-    zero = torch.stack([_is_zero(problem, recorded, gradient) for recorded, _, gradient in seen]).all(dim=0)
     what = f"the layer {problem.layer!r}" if problem.layer else "it"
-    if bool((zero | matters).all()):
+    if bool((zero | matter).all()):
         return Finding(
             Cause.NO_GRADIENT,
             f"the gradient is exactly zero in {row_list(zero)}: near this input the target does not depend on {what} "
@@ -106,7 +158,7 @@ def saturated(problem: AttributionProblem, passes: Sequence[Pass]) -> Finding | 
         )
     return Finding(
         Cause.SATURATED,
-        f"the target is saturated in {row_list(~matters)}: its gradient is smaller than the rounding errors of the "
+        f"the target is saturated in {row_list(~matter)}: its gradient is smaller than the rounding errors of the "
         "target, and explains nothing; if a softmax or sigmoid follows a logit, explain the logit",
     )
 
@@ -125,7 +177,7 @@ def _differentiated(problem: AttributionProblem, recorded: Pass) -> Iterator[tup
 def _shows_rows(problem: AttributionProblem, recorded: Pass, tensor: Tensor) -> bool:
     """Whether axis 0 of a tensor is surely the batch: in a layer it may be another, such as that of a sequence."""
     rows = recorded.rows
-    elsewhere = bool(problem.layer) and tensor.ndim == 3 and tensor.shape[1] == rows
+    elsewhere = bool(problem.layer) and not problem.is_batch_first and tensor.ndim == 3 and tensor.shape[1] == rows
     return tensor.shape[:1] == (rows,) and rows % problem.rows == 0 and not elsewhere
 
 
@@ -140,11 +192,16 @@ def _gradient_matters(
     of_rows = (each.reshape(recorded.rows, -1)[first:].double() for each in (value, gradient, recorded.output))
     values, gradients, outputs = of_rows
     sizes = values.abs()
-    sizes = sizes.clamp(min=float(sizes.mean()) or 1.0)
-    effect = (gradients.abs() * sizes).sum(dim=1)
-    output = torch.where(unmasked(outputs), outputs, 0.0).abs().amax(dim=1)
+    effect = (gradients.abs() * torch.maximum(sizes, _usual_sizes(problem, sizes))).sum(dim=1)
+    output = torch.where(unmasked_in_rows(outputs), outputs, 0.0).abs().amax(dim=1)
     matters = ~(effect <= NO_EFFECT.of(gradient.dtype) * output)  # NaN is not small
     return matters.reshape(-1, problem.rows).any(dim=0)
+
+
+def _usual_sizes(problem: AttributionProblem, sizes: Tensor) -> Tensor:
+    """Returns the mean of each row's ``sizes`` at all points of a pass, ``[points * batch, 1]``; 1 in place of 0."""
+    means = sizes.mean(dim=1).reshape(-1, problem.rows).mean(dim=0)
+    return torch.where(means == 0, 1.0, means).repeat(len(sizes) // problem.rows).unsqueeze(1)
 
 
 def _is_zero(problem: AttributionProblem, recorded: Pass, gradient: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ batch count as much as those that it runs one by one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +21,7 @@ from cutaway.engine.checks import diagnosis
 from cutaway.engine.hooks.capture_spec import CapturedValues, CaptureSpec
 from cutaway.engine.methods.paths import max_steps
 from cutaway.engine.methods.table import method_of
+from cutaway.engine.model.inspected_model import arguments_kind
 from cutaway.engine.passes.features import Features, cost
 from cutaway.engine.passes.pass_recorder import ResolvedAttribution
 from cutaway.engine.planning.plan import Plan
@@ -108,8 +110,7 @@ def _passes_of_batch(plan: Plan, attribution: ResolvedAttribution) -> int:
     request, method = attribution.request, method_of(attribution.request)
     is_checked = plan.request.check.mode is not requests.CheckMode.OFF
     layer = _layer(plan, attribution)
-    kind = next(each for each in type(request).__mro__ if each in _POINTS)
-    once = _POINTS[kind](request, attribution.features, layer)
+    once = _points(attribution, layer)
     # A second computation; of a method that Captum overrides values for there may be two passes for each of Captum's.
     again = once * (1 if method.reference_passes is None else 2) + (
         _finer(request) if method.satisfies_completeness(request) else 0
@@ -119,6 +120,26 @@ def _passes_of_batch(plan: Plan, attribution: ResolvedAttribution) -> int:
     target = request.target or plan.request.target
     classes = target.k if isinstance(target, requests.TopK) and method.has_target else 1
     return classes * ((once + again * layer.calls * is_checked) * copies + judging + _INVESTIGATION)
+
+
+def kept_elements(plan: Plan) -> int:
+    """Returns how many numbers of one row a check keeps at most: the inputs, and what layers return, at each point.
+
+    An attribution at a layer takes one forward pass for each shape of the inputs.
+    """
+    inputs = sum(tensor[0].numel() for tensor in plan.inputs.values())
+    shapes = tuple(tensor.shape[1:] for tensor in plan.inputs.values())
+    most = 0
+    for attribution in plan.attributions:
+        key = _observed, attribution.layers, shapes, arguments_kind(plan.request.arguments)
+        layer = plan.model.remembered(key, partial(_observed, plan, attribution)) if attribution.layer else _Layer()
+        most = max(most, _points(attribution, layer) * (inputs + layer.units))
+    return most
+
+
+def _points(attribution: ResolvedAttribution, layer: _Layer) -> int:
+    kind = next(each for each in type(attribution.request).__mro__ if each in _POINTS)
+    return _POINTS[kind](attribution.request, attribution.features, layer)
 
 
 def _finer(attribution: requests.Attribution) -> int:
@@ -171,12 +192,19 @@ _METRICS: dict[type[requests.Metric], Callable[[Any, int], int]] = {
 
 def _layer(plan: Plan, attribution: ResolvedAttribution) -> _Layer:
     """Returns the calls and units of a layer that the method runs one by one, from a forward pass."""
-    model, request, name = plan.model, attribution.request, attribution.layer
-    if not isinstance(request, (*_BY_UNIT, requests.LayerIntegratedGradients)):
-        return _Layer()
+    one_by_one = isinstance(attribution.request, (*_BY_UNIT, requests.LayerIntegratedGradients))
+    return _observed(plan, attribution) if one_by_one else _Layer()
+
+
+def _observed(plan: Plan, attribution: ResolvedAttribution) -> _Layer:
+    model, sites = plan.model, {name: {Point.OUTPUT: ValueShape()} for name in attribution.layers}
     with model.session(plan.cancellation, plan.request.arguments), model.passes.uncounted():
-        calls = observe_forward(attribution, {name: {Point.OUTPUT: ValueShape()}})[name]
+        seen = observe_forward(attribution, sites)
+    sizes = [
+        [sum(part.values.numel() for part in call.captured(Point.OUTPUT).values()) for call in calls]
+        for calls in seen.values()
+    ]
+    units = sum(max(of_layer, default=0) for of_layer in sizes) // attribution.rows
     if attribution.further_layers:
-        return _Layer(2 * len(attribution.modules))
-    sizes = [sum(part.values.numel() for part in call.captured(Point.OUTPUT).values()) for call in calls]
-    return _Layer(max(1, len(calls)), max(sizes, default=0) // attribution.rows)
+        return _Layer(2 * len(attribution.modules), units)
+    return _Layer(max(1, *map(len, sizes)), units)

@@ -34,6 +34,7 @@ from cutaway.engine.passes.pass_recorder import (
     Values,
     run_to_neuron,
 )
+from cutaway.engine.passes.repeated_batch import consecutive
 from cutaway.engine.passes.targets import ResolvedTarget, identity, resolve_target
 from cutaway.engine.runtime.interruption import timed
 from cutaway.engine.runtime.numerics import to_numpy
@@ -78,12 +79,14 @@ ReadNeuron: TypeAlias = Callable[[str], Tensor]
 """Returns, by a module's name, the first tensor that its first call returned."""
 
 
-def run_attributions(main: MainPass, shared: Mapping[int, AttributionResult]) -> tuple[AttributionResult, ...]:
-    """Computes and checks the attributions of one request, on the edited model.
+def run_attributions(main: MainPass) -> tuple[AttributionResult, ...]:
+    """Computes and checks the attributions of one request, or of several that were joined, on the edited model.
 
     Args:
         main: the main pass; the effects of edits are added to its recording.
-        shared: attributions that were computed for several requests at once, by their number in the request.
+
+    Returns:
+        The attributions in the order of the request; with the checks of each joined request, one behind the other.
 
     Raises:
         CutawayError: with the attribution, or the edit, at fault.
@@ -99,9 +102,6 @@ def run_attributions(main: MainPass, shared: Mapping[int, AttributionResult]) ->
         plan.model.passes_inside(edited.forward),
     ):
         for index, number in enumerate(plan.numbers):
-            if index in shared:
-                results[number] = [shared[index]]
-                continue
             try:
                 with attribution_errors(number):
                     refuse_uncalled_modules(main, index)
@@ -184,22 +184,18 @@ def attribute(problem: AttributionProblem, main: MainPass) -> AttributionResult:
         main: the main pass of the same rows.
     """
     while True:
-        values, passes, sums = run_captum(problem, main)
+        values, passes = _values_and_passes(problem, main)
+        has_sums = problem.baselines or method_of(problem.request).satisfies_conservation
+        sums = completeness_sums(problem, values, main.outputs) if has_sums else None
         finer = None if sums is None else finer_steps(problem.request, sums)
         if finer is None:
-            return checked_result(problem, main, values, passes, sums)
+            return _checked_result(problem, main, values, passes, sums)
         problem = replace(problem, request=finer)
 
 
-def run_captum(problem: AttributionProblem, main: MainPass) -> tuple[Values, Sequence[Pass], CompletenessSums | None]:
-    """Returns Captum's values, the passes that raw hooks recorded (Captum's own, or those of a second computation), and
-    both sides of completeness for methods that have a baseline or conserve the target."""
-    values, passes = _values_and_passes(problem, main)
-    has_sums = problem.baselines or method_of(problem.request).satisfies_conservation
-    return values, passes, completeness_sums(problem, values, main.outputs) if has_sums else None
-
-
 def _values_and_passes(problem: AttributionProblem, main: MainPass) -> tuple[Values, Sequence[Pass]]:
+    """Returns Captum's values, and the passes that raw hooks recorded: Captum's own, or those of a second computation;
+    none without a check."""
     mode, method = main.plan.request.check.mode, method_of(problem.request)
     if mode is CheckMode.SAME_PASS:
         # Where Captum puts values of its own in the layer's place, no hook of ours may be between the two.
@@ -217,7 +213,7 @@ def _values_and_passes(problem: AttributionProblem, main: MainPass) -> tuple[Val
         return values, method.passes(problem)
 
 
-def checked_result(
+def _checked_result(
     problem: AttributionProblem, main: MainPass, values: Values, passes: Sequence[Pass], sums: CompletenessSums | None
 ) -> AttributionResult:
     """Checks Captum's ``values`` against ``passes``, and returns them with the checks and the request's metrics."""
@@ -226,7 +222,8 @@ def checked_result(
     errors: Values = {}
     if check.mode is not CheckMode.OFF:
         with timed(main.timings, "check_ms"):
-            verdicts = run_checks(problem, method, values, passes, sums, main.outputs, check)
+            parts = consecutive(main.plan.parts or (problem.rows,))
+            verdicts = run_checks(problem, method, values, passes, sums, main.outputs, check, parts)
             errors = method.standard_errors(problem)
     with timed(main.timings, "attribution_ms"):
         measured = metrics(problem, values)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from cutaway.contract.errors import Reason, error
-from cutaway.contract.requests import Expectation
 from cutaway.contract.results import AttributionResult, Check, RowCheck, Verdict, Warning, WarningCode
 from cutaway.contract.tensors import Array
 from cutaway.engine.execution.main_pass import MainPass
@@ -73,26 +70,8 @@ def attribute_rows(
     if problem.is_row_specific or method_of(problem.request).uses_randomness or problem.request.metrics:
         return _placed(attribute(problem, main), rows, problem.rows, whole=True)
     outputs = {name: output[list(rows)] if output.ndim else output for name, output in main.outputs.items()}
-    result = attribute(_narrowed(problem, rows), main._replace(outputs=outputs))
+    result = attribute(problem.of_rows(rows), main._replace(outputs=outputs))
     return _placed(result, rows, problem.rows, whole=False)
-
-
-def _narrowed(problem: AttributionProblem, rows: Sequence[int]) -> AttributionProblem:
-    """Returns ``problem`` for a batch of some of its rows."""
-    index = list(rows)
-
-    def own(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {name: tensor[index] for name, tensor in tensors.items()}
-
-    features, batch = problem.features, problem.rows
-    numbers = {name: each[index] if len(each) == batch > 1 else each for name, each in features.numbers.items()}
-    return replace(
-        problem,
-        inputs=own(problem.inputs),
-        target=problem.target.for_rows(torch.tensor(index, device=problem.model.device)),
-        baselines=problem.baselines if isinstance(problem.request, Expectation) else own(problem.baselines),
-        features=replace(features, numbers=numbers),
-    )
 
 
 _NOT_CHECKED = RowCheck(0.0, Verdict.NOT_APPLICABLE)

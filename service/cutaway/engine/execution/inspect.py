@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
-
 import torch
 
 from cutaway.contract.requests import InspectRequest, Point
-from cutaway.contract.results import AttributionResult, InspectResult, ModuleInfo, OperatorInfo, OutputSpec
+from cutaway.contract.results import InspectResult, ModuleInfo, OperatorInfo, OutputSpec
 from cutaway.engine.execution.attribute import run_attributions
 from cutaway.engine.execution.collect import collect_result
 from cutaway.engine.execution.main_pass import MainPass, run_main_pass
@@ -45,7 +42,7 @@ def run_plan(plan: Plan) -> InspectResult:
     with plan.model.session(plan.cancellation, plan.request.arguments):
         unedited = _run_unedited(plan) if plan.request.compare else {}
         (main,) = run_main_pass([plan])  # hook, forward, backward
-        return finish(main, unedited=unedited)
+        return finish(main, unedited)
 
 
 def _run_unedited(plan: Plan) -> Outputs:
@@ -54,21 +51,14 @@ def _run_unedited(plan: Plan) -> Outputs:
         return {name: output.detach().clone() for name, output in plan.model.run(plan.inputs).items()}
 
 
-def finish(
-    main: MainPass,
-    *,
-    unedited: Outputs | None = None,
-    shared: Mapping[int, AttributionResult] = MappingProxyType({}),
-) -> InspectResult:
+def finish(main: MainPass, unedited: Outputs | None = None) -> InspectResult:
     """Computes and checks the attributions of a request whose main pass has run, and returns its result.
 
     Args:
         main: the main pass; the model is still in its session.
         unedited: what the model returns without edits, where the request compares.
-        shared: attributions that were computed for several requests at once, by their number in the request.
     """
-    attributions = run_attributions(main, shared)
-    return collect_result(main, attributions, unedited or {})
+    return collect_result(main, run_attributions(main), unedited or {})
 
 
 # Describes a model: its modules, its outputs, and the operators of its forward pass.

@@ -17,11 +17,12 @@ from torch.autograd.graph import get_gradient_edge
 from cutaway.contract.errors import Reason, at, error
 from cutaway.contract.results import ClassPrediction, Timings
 from cutaway.engine.execution.missing import refuse_captures, refuse_edits, resolve_operators
-from cutaway.engine.execution.shared_pass import RowRange, consecutive, joint_plan, recording_of
+from cutaway.engine.execution.shared_pass import joint_plan, recording_of
 from cutaway.engine.hooks.observe import observing
 from cutaway.engine.hooks.recording import Recording, StopForward, stack_gradients
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel, Outputs, gradients
 from cutaway.engine.passes.pass_recorder import Values, neuron_output
+from cutaway.engine.passes.repeated_batch import RowRange, consecutive
 from cutaway.engine.passes.targets import ResolvedTarget, resolve_target
 from cutaway.engine.planning.name_resolution import CaptureSites
 from cutaway.engine.planning.plan import Plan

@@ -4,74 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate
-from typing import NamedTuple
-
-from torch import Tensor
 
 from cutaway.contract.module_globs import is_glob
 from cutaway.contract.requests import InspectRequest, Neuron, Point, TopK
 from cutaway.engine.hooks.capture_spec import CapturedValues, CaptureSpec
 from cutaway.engine.hooks.recording import RecordedCall, Recording
-from cutaway.engine.passes.repeated_batch import concatenated
+from cutaway.engine.passes.repeated_batch import RowRange, concatenated
 from cutaway.engine.planning.name_resolution import CaptureSites
 from cutaway.engine.planning.plan import Plan
 from cutaway.engine.runtime.pytree import Path
-
-# The rows of one request inside a batch of several requests.
-
-
-class CannotShare(Exception):
-    """A tensor of a shared pass cannot be split by request: each request has to run alone."""
-
-
-class RowRange(NamedTuple):
-    """Rows of a batch, along axis 0.
-
-    Attributes:
-        start: the first row.
-        stop: the row behind the last one.
-        total: the number of rows of the batch.
-    """
-
-    start: int
-    stop: int
-    total: int
-
-    def of(self, tensor: Tensor) -> Tensor:
-        """Returns these rows of ``tensor`` ``[total, ...]``; the tensor itself where they are the whole batch.
-
-        Raises:
-            CannotShare: axis 0 is not the batch.
-        """
-        if self.stop - self.start == self.total:
-            return tensor
-        if tensor.shape[:1] != (self.total,):
-            raise CannotShare
-        return tensor[self.start : self.stop]
-
-    def of_copies(self, tensor: Tensor) -> Tensor:
-        """Returns these rows of ``tensor`` ``[copies * total, ...]``, which holds the batch once or several times, one
-        copy after the other."""
-        copies, rest = divmod(len(tensor), self.total) if tensor.ndim else (0, 1)
-        if rest or not copies:
-            raise CannotShare
-        by_copy = tensor.reshape(copies, self.total, *tensor.shape[1:])
-        return by_copy[:, self.start : self.stop].reshape(-1, *tensor.shape[1:])
-
-
-def consecutive(sizes: Sequence[int]) -> list[RowRange]:
-    """Returns the rows of each request in a batch of requests of ``sizes`` rows, one behind the other."""
-    return [RowRange(stop - size, stop, sum(sizes)) for size, stop in zip(sizes, accumulate(sizes))]
-
-
-def call_with(call: RecordedCall, parts: Iterable[tuple[Point, Path, CapturedValues | None]]) -> RecordedCall:
-    """Returns a record of ``call`` that holds ``parts`` instead of its own."""
-    changed = RecordedCall(call.number)
-    changed.dtypes = call.dtypes
-    for point, path, part in parts:
-        changed.store(point, path, part)
-    return changed
 
 
 def may_share(request: InspectRequest) -> bool:
@@ -128,9 +69,17 @@ def recording_of(recording: Recording, plan: Plan, joint: Plan, rows: RowRange) 
         return recording
     own = Recording()
     for name, specs in plan.hook_sites.items():
-        own.calls[name] = [
-            call_with(call, _parts(call, specs, joint.sites[name], rows)) for call in recording.calls[name]
-        ]
+        own.calls[name] = [_call_of(call, specs, joint.sites[name], rows) for call in recording.calls[name]]
+    return own
+
+
+def _call_of(
+    call: RecordedCall, specs: Mapping[Point, CaptureSpec], taken: Mapping[Point, CaptureSpec], rows: RowRange
+) -> RecordedCall:
+    own = RecordedCall(call.number)
+    own.dtypes = call.dtypes
+    for point, path, part in _parts(call, specs, taken, rows):
+        own.store(point, path, part)
     return own
 
 

@@ -15,6 +15,7 @@ from cutaway.contract.requests import Quadrature
 from cutaway.contract.tensors import Array
 from cutaway.engine.model.inspected_model import Outputs
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Values
+from cutaway.engine.passes.repeated_batch import RowRange
 
 # Quadrature rules: the points and weights of a path integral from 0 to 1.
 
@@ -80,6 +81,10 @@ class CompletenessSums:
     def delta(self) -> Float64[Tensor, "batch"]:
         """The convergence delta."""
         return self.total - self.change
+
+    def of_rows(self, rows: RowRange) -> CompletenessSums:
+        """Returns the sums of some rows."""
+        return CompletenessSums(*map(rows.of, (self.at_input, self.at_baseline, self.total, self.mass)))
 
     def of_batch(self) -> CompletenessSums:
         """Returns the sums over all rows, ``[1]``: where rows depend on each other only these can be complete."""

@@ -43,6 +43,7 @@ class ResolvedAttribution:
         explained: names of the inputs that are attributed.
         layer: the layer's own name, or ``""``.
         further_layers: the own names of layers that are explained together with it.
+        is_batch_first: whether axis 0 of what the layer returns was proven to be the batch.
         baselines: by explained input, ``[batch, ...]``, or samples of a distribution, ``[samples, ...]``; empty for
             methods without.
         edits: what is changed in every pass.
@@ -60,6 +61,7 @@ class ResolvedAttribution:
     features: Features = field(default_factory=Features)
     seed: int | None = None
     further_layers: tuple[str, ...] = ()
+    is_batch_first: bool = False
 
     def at_target(self, target: ResolvedTarget) -> AttributionProblem:
         """Returns the problem of attributing ``target``."""
@@ -137,6 +139,22 @@ class AttributionProblem(ResolvedAttribution):
             {name: each.expand_as(self.inputs[name]) for name, each in zip(self.explained, sample)}
             for sample in samples
         ]
+
+    def of_rows(self, rows: Sequence[int]) -> AttributionProblem:
+        """Returns the problem for a batch of the rows with the numbers ``rows``; it must not be row-specific."""
+        index, batch, features = list(rows), self.rows, self.features
+
+        def own(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            return {name: tensor[index] for name, tensor in tensors.items()}
+
+        numbers = {name: each[index] if len(each) == batch > 1 else each for name, each in features.numbers.items()}
+        return replace(
+            self,
+            inputs=own(self.inputs),
+            target=self.target.for_rows(torch.tensor(index, device=self.model.device)),
+            baselines=self.baselines if isinstance(self.request, Expectation) else own(self.baselines),
+            features=replace(features, numbers=numbers),
+        )
 
     def in_batch_order(self, tensor: Tensor) -> Tensor:
         """Returns ``tensor`` ``[copies * batch, ...]`` with one copy of the batch after the other.

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from cutaway.contract.requests import Point
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Pass, Values
+from cutaway.engine.passes.repeated_batch import RowRange
 
 
 class MissingObservation(Exception):
@@ -67,7 +68,7 @@ class Evidence:
         rows = len(next(iter(each.points.values())))
         if rows == self.problem.rows:
             return tensor.unsqueeze(0)
-        sequence_first = tensor.ndim == 3 and tensor.shape[1] == rows
+        sequence_first = not self.problem.is_batch_first and tensor.ndim == 3 and tensor.shape[1] == rows
         if tensor.shape[:1] != (rows,) or sequence_first:
             # Where rows are along another axis, or may be, only passes of one step each show the steps.
             raise MissingObservation(f"the rows of the layer {self.problem.layer!r} cannot be identified")
@@ -92,6 +93,11 @@ class Reference(NamedTuple):
     values: Values
     terms: Values
     error: float = 0.0
+
+    def of_rows(self, rows: RowRange) -> Reference:
+        """Returns the reference of some rows."""
+        values, terms = ({name: rows.of(value) for name, value in side.items()} for side in (self.values, self.terms))
+        return Reference(values, terms, self.error)
 
 
 def exact(values: Values) -> Reference:

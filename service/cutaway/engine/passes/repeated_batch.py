@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Shaped
@@ -12,6 +14,57 @@ from cutaway.contract.requests import Add, Edit, Mix, Replace
 
 MAX_SAMPLES = 4096
 """The most samples, and so copies, of a row."""
+
+
+class CannotShare(Exception):
+    """A tensor of a shared pass cannot be split by request: each request has to run alone."""
+
+
+class RowRange(NamedTuple):
+    """The rows of one request inside a batch of several requests, along axis 0.
+
+    Attributes:
+        start: the first row.
+        stop: the row behind the last one.
+        total: the number of rows of the batch.
+    """
+
+    start: int
+    stop: int
+    total: int
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether these are all rows of the batch."""
+        return self.stop - self.start == self.total
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """Returns these rows of ``tensor`` ``[total, ...]``; the tensor itself where they are the whole batch.
+
+        Raises:
+            CannotShare: axis 0 is not the batch.
+        """
+        if self.is_whole:
+            return tensor
+        if tensor.shape[:1] != (self.total,):
+            raise CannotShare
+        return tensor[self.start : self.stop]
+
+    def of_copies(self, tensor: Tensor) -> Tensor:
+        """Returns these rows of ``tensor`` ``[copies * total, ...]``, which holds the batch several times, one copy
+        after the other; raises as `of`."""
+        if self.is_whole:
+            return tensor
+        copies, rest = divmod(len(tensor), self.total) if tensor.ndim else (0, 1)
+        if rest or not copies:
+            raise CannotShare
+        by_copy = tensor.reshape(copies, self.total, *tensor.shape[1:])
+        return by_copy[:, self.start : self.stop].flatten(0, 1)
+
+
+def consecutive(sizes: Sequence[int]) -> list[RowRange]:
+    """Returns the rows of each request in a batch of requests of ``sizes`` rows, one behind the other."""
+    return [RowRange(stop - size, stop, sum(sizes)) for size, stop in zip(sizes, accumulate(sizes))]
 
 
 def concatenated(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -74,19 +74,6 @@ class ResolvedTarget:
     def for_rows(self, rows: Int64[Tensor, "rows"]) -> ResolvedTarget:
         """Returns the target for a batch of the rows with the numbers ``rows``; it must not be row-specific."""
         return self if self.positions is None else _element(self.source, self.positions[rows])
-
-    @staticmethod
-    def joined(targets: Sequence[ResolvedTarget]) -> ResolvedTarget:
-        """Returns one target for the rows of all ``targets``, which are of the `same_kind`."""
-        positions = [target.positions for target in targets if target.positions is not None]
-        return _element(targets[0].source, torch.cat(positions)) if positions else targets[0]
-
-
-def same_kind(one: ResolvedTarget, other: ResolvedTarget) -> bool:
-    """Whether both are read from one output, and differ in nothing but the elements of their rows."""
-    if one.is_row_specific or other.is_row_specific or (one.source, one.is_neuron) != (other.source, other.is_neuron):
-        return False
-    return one.function is other.function or (one.positions is not None and other.positions is not None)
 
 
 def resolve_target(

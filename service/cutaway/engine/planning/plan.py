@@ -97,6 +97,7 @@ class Plan:
         failed: the errors of attributions that cannot be computed, by number in the request.
         seed: the seed of random numbers; None where none was sent and none are drawn.
         missing: the points to capture behind which forward may stop; None where it must run to its end.
+        parts: the number of rows of each request, where several were joined.
     """
 
     model: InspectedModel
@@ -113,6 +114,7 @@ class Plan:
     failed: Mapping[int, AttributionResult]
     seed: int | None
     missing: set[tuple[str, Point]] | None = None
+    parts: tuple[int, ...] = ()
 
     @property
     def rows(self) -> int:

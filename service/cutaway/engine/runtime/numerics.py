@@ -110,13 +110,20 @@ def unmasked(values: Tensor) -> Tensor:
     A masked logit is -inf, or -1e9: beside it, every other number is smaller than its rounding error. Masks are larger
     than `_MASK`, and `_GAP` times the largest magnitude of the others.
     """
+    return unmasked_in_rows(values.reshape(1, -1)).reshape(values.shape)
+
+
+def unmasked_in_rows(values: Tensor) -> Tensor:
+    """Returns the same for ``[rows, elements]``, of which each row has masks of its own."""
     finite = values.isfinite()
     if largest_magnitude(values) < _MASK:
         return finite
     magnitudes = values.double().abs()
-    ordered = magnitudes[finite & (values != 0)].sort().values
-    ends = ordered[1:][(ordered[1:] >= _MASK) & (ordered[1:] > _GAP * ordered[:-1])]
-    return finite & (magnitudes < ends[0]) if len(ends) else finite
+    ordered = magnitudes.where(finite, 0.0).sort(dim=1).values
+    lower, upper = ordered[:, :-1], ordered[:, 1:]
+    smallest_masks = torch.full_like(ordered, torch.inf)
+    smallest_masks[:, 1:] = upper.where((lower > 0) & (upper >= _MASK) & (upper > _GAP * lower), torch.inf)
+    return finite & (magnitudes < smallest_masks.amin(dim=1, keepdim=True))
 
 
 def close_unmasked(one: Tensor, other: Tensor, tolerances: Tolerances) -> bool:
