@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+from cutaway.contract.results.captured import captured_tensors
 from rich.columns import Columns
 from rich.console import Console
 from rich.rule import Rule
@@ -27,7 +28,6 @@ from rich.table import Table
 from rich.text import Text
 
 import cutaway as ca
-from cutaway.contract.results.arrays import captured_tensors
 from cutaway.contract.tensors import Array
 from cutaway.views import plots, tables
 from examples.digits.data import Examples, as_png, held_out, training

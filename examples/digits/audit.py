@@ -87,7 +87,7 @@ def mislabelled(results: Results) -> list[Suspect]:
 def weakly_explained(results: Results, count: int = 5) -> list[Suspect]:
     """Digits that are taken for what they are, but rather for their paper than for their ink: where little of what
     moves the score lies on a stroke."""
-    share = on_ink(results["input.image"], results["saliency.image"])
+    share = on_ink(results["input:image"], results["attribution:saliency:image"])
     right = results["prediction"] == results["label"]
     order = [row for row in np.argsort(share) if right[row]][:count]
     labels, names = results["label"], results["id"]

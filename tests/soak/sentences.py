@@ -42,7 +42,7 @@ def trial(directory: Path) -> list[str]:
     summary = run(job)
     results = read(folder)
     tokens = results["tokens"]
-    attributions = results["layer_gradient_x_activation.embeddings.word_embeddings"]
+    attributions = results["attribution:layer_gradient_x_activation:embeddings.word_embeddings"]
     longest = max(len(each) for each in tokens)
     fitting = [len(each) <= np.shape(values)[0] for each, values in zip(tokens, attributions)]
     page = write_report(folder)

@@ -13,7 +13,7 @@ import numpy as np
 from google.protobuf import json_format
 
 import cutaway as ca
-from cutaway.contract.results.arrays import named_tensors
+from cutaway.contract.results.arrays import by_name, tensors
 from cutaway.contract.tensors import from_bytes
 from cutaway.contract.wire import grpc_status, scalars
 from cutaway.contract.wire import results as wire_results
@@ -53,7 +53,7 @@ def infer_doors(address: str, http_address: str) -> Iterator[dict[str, Infer]]:
 
 def as_inferred(result: ca.InspectResult) -> Inferred:
     """What an outcome of the contract's own protocol must be here."""
-    outputs = {each.name: each.array for each in named_tensors(result)}
+    outputs = {name: entry.array for name, entry in by_name(tensors(result)).items()}
     bare = tuple(replace(each, values={}, standard_errors={}, tokens=None) for each in result.attributions)
     return Inferred(
         outputs,

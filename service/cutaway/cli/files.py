@@ -16,7 +16,7 @@ from google.protobuf import json_format
 from cutaway.contract.errors import Reason, error
 from cutaway.contract.requests import InspectRequest, Raw
 from cutaway.contract.results import InspectResult, ModelDetail
-from cutaway.contract.results.arrays import named_arrays, write_npz
+from cutaway.contract.results.arrays import by_name, entries, write_npz
 from cutaway.contract.tensors import Array
 from cutaway.contract.wire import requests as wire_requests
 
@@ -98,7 +98,7 @@ def _load(file: Path) -> Array | dict[str, Array]:
 
 def save(result: InspectResult, path: Path) -> int:
     """Writes every array of ``result`` to the ``.npz`` file ``path``; returns the number of arrays."""
-    arrays = list(named_arrays(result))
+    arrays = by_name(entries(result))
     try:
         with path.open("wb") as file:
             write_npz(file, arrays)

@@ -240,7 +240,7 @@ class _BaseReplyStream(Generic[Messages]):
 class ReplyStream(_BaseReplyStream[Generator[bytes, None, None]]):
     """A reply that arrives tensor by tensor.
 
-    Iterate over it for ``(place, array)``, such as ``("captures.conv1.output", ...)``, as soon as a tensor is complete.
+    Iterate over it for ``(name, array)``, such as ``("capture:conv1@output", ...)``, as soon as a tensor is complete.
     The order is that of the reply. `result` returns the whole reply. Leaving the ``with`` block cancels the call.
 
     The arrays are those of the result, and read-only. Checksums are compared at the end: `result` and the iteration
@@ -249,9 +249,9 @@ class ReplyStream(_BaseReplyStream[Generator[bytes, None, None]]):
 
     def __iter__(self) -> Iterator[tuple[str, Array]]:
         for tensors in self._arriving():
-            for place, array in tensors:
+            for name, array in tensors:
                 self._may_retry = False
-                yield place, array
+                yield name, array
         self._assembler.result()
 
     def result(self) -> Inspection:
@@ -293,9 +293,9 @@ class AsyncReplyStream(_BaseReplyStream[AsyncGenerator[bytes, None]]):
 
     async def __aiter__(self) -> AsyncIterator[tuple[str, Array]]:
         async for tensors in self._arriving():
-            for place, array in tensors:
+            for name, array in tensors:
                 self._may_retry = False
-                yield place, array
+                yield name, array
         self._assembler.result()
 
     async def result(self) -> Inspection:

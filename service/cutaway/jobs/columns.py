@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cutaway.contract.errors import CutawayError, Reason, at, error
-from cutaway.contract.requests import Point, TopK
+from cutaway.contract.requests import TopK
 from cutaway.contract.results import AttributionResult, InspectResult, WarningCode
+from cutaway.contract.results.arrays import Entry, by_name, entries, numbered
 from cutaway.contract.results.explanations import outcome_of_row
 from cutaway.contract.tensors import Array
 from cutaway.jobs.sources.source import Column, Source, Unreadable, check_columns
@@ -51,93 +52,77 @@ def flattened(result: InspectResult, template: RequestTemplate, batch: int) -> I
 
 
 def _columns(result: InspectResult, template: RequestTemplate, batch: int) -> Iterator[Cells]:
-    classes = result.classes
-    if classes:
-        yield Cells(
-            "prediction", {"kind": "prediction"}, np.array([prediction.index for prediction in classes], np.int64)
-        )
-        yield Cells("prediction_name", {"kind": "prediction_name"}, [prediction.label for prediction in classes])
-        yield Cells(
-            "probability",
-            {"kind": "probability"},
-            np.array([prediction.probability for prediction in classes], np.float64),
-        )
-    if result.targets is not None:
-        yield Cells("target", {"kind": "target"}, result.targets)
-    for name, array in result.predictions.items():
-        yield Cells(f"output.{name}", {"kind": "output", "output": name}, array)
-    yield from _attributions(result, template, batch)
-    for name, array in result.input_gradients.items():
-        yield Cells(f"input_gradient.{name}", {"kind": "input_gradient", "input": name}, array)
-    yield from _captures(result)
+    explained = None if result.explained_rows is None else np.flatnonzero(result.explained_rows).tolist()
+    names = tuple(numbered(_attribution_names(template)))
+    named = [_renamed(entry, names) for entry in entries(result)]
+    for name, entry in by_name(named, _OWN).items():
+        array = entry.array if entry.is_tensor else entry.array.astype(entry.field.number)
+        yield Cells(name, _about(entry), array, None if entry.attribution is None else explained)
+    if result.classes:
+        yield Cells("prediction_name", {"kind": "prediction_name"}, [prediction.label for prediction in result.classes])
+    for name, attribution in zip(names, result.attributions):
+        yield from _outcomes(name, attribution, explained, batch)
+    tokens = next((attribution.tokens for attribution in result.attributions if attribution.tokens is not None), None)
+    if tokens is not None and tokens.texts:
+        yield Cells("tokens", {"kind": "tokens"}, [list(row) for row in tokens.texts])
     # The rows that were not explained have a column of their own.
     warnings = [warning for warning in result.warnings if warning.code is not WarningCode.NOT_EXPLAINED]
     texts = [f"{warning.code} {warning.subject}: {warning.message}" for warning in warnings]
     yield Cells("warnings", {"kind": "warnings"}, [texts] * batch)
 
 
-def _attributions(result: InspectResult, template: RequestTemplate, batch: int) -> Iterator[Cells]:
-    explained = None if result.explained_rows is None else np.flatnonzero(result.explained_rows).tolist()
-    for name, attribution in zip(_names(template), result.attributions):
-        yield from _attribution(name, attribution, explained, batch)
-    tokens = next((attribution.tokens for attribution in result.attributions if attribution.tokens is not None), None)
-    if tokens is not None and tokens.texts:
-        yield Cells("tokens", {"kind": "tokens"}, [list(row) for row in tokens.texts])
+_OWN = ("row", "id", "label", "error", "error_message", "prediction_name", "tokens", "warnings")
+"""The columns of a table that are no arrays of a result."""
 
 
-def _names(template: RequestTemplate) -> Iterator[str]:
+def _attribution_names(template: RequestTemplate) -> Iterator[str]:
     """Yields a name for every attribution of the result.
 
     A top-k target has k attributions, of which the class with the largest score comes first.
     """
     for name, attribution in zip(template.names, template.request.attributions):
         target = attribution.target or template.request.target
-        for rank in range(target.k if isinstance(target, TopK) else 1):
-            yield f"{name}#{rank}" if rank else name
+        yield from [name] * (target.k if isinstance(target, TopK) else 1)
 
 
-def _attribution(
+def _renamed(entry: Entry, names: Sequence[str]) -> Entry:
+    """Returns ``entry`` with the job's name for its attribution."""
+    owner = entry.attribution
+    return entry if owner is None else entry._replace(attribution=owner._replace(name=names[owner.number]))
+
+
+def _about(entry: Entry) -> dict[str, str]:
+    about = {"kind": entry.kind}
+    if entry.attribution is not None:
+        about |= _about_attribution(entry.attribution.name, entry.attribution.result)
+    if entry.place is not None:
+        place = entry.place
+        return {**about, "layer": place.module, "point": place.point.value, "call": str(place.call), "path": place.path}
+    of = entry.field.of
+    return {**about, of: entry.input if of == "input" else str(entry.key)} if of else about
+
+
+def _about_attribution(name: str, attribution: AttributionResult) -> dict[str, str]:
+    return {"attribution": name, "method": attribution.method, "layer": attribution.layer}
+
+
+def _outcomes(
     name: str, attribution: AttributionResult, explained: Sequence[int] | None, batch: int
 ) -> Iterator[Cells]:
-    about = {"attribution": name, "method": attribution.method, "layer": attribution.layer}
+    """Yields what each row has of an attribution beside its arrays."""
 
-    def cells(suffix: str, kind: str, values: Array | list[Any], **more: str) -> Cells:
-        return Cells(f"{name}.{suffix}", {"kind": kind, **about, **more}, values, explained)
+    def cells(kind: str, values: Array | list[Any], rows: Sequence[int] | None = explained) -> Cells:
+        return Cells(f"{kind}:{name}", {"kind": kind, **_about_attribution(name, attribution)}, values, rows)
 
     if explained is not None:
         skipped = np.ones(batch, bool)
         skipped[explained] = False
-        yield Cells(f"{name}.skipped", {"kind": "skipped", **about}, skipped)
-    for place, array in attribution.values.items():
-        yield cells(place, "attribution", array, input="" if attribution.layer else place)
-    for place, array in attribution.standard_errors.items():
-        yield cells(f"{place}.standard_error", "standard_error", array, input=place)
-    if attribution.convergence_delta is not None:
-        yield cells("delta", "delta", attribution.convergence_delta.astype(np.float64))
-    for metric in attribution.metrics:
-        yield cells(metric.name, "metric", metric.values.astype(np.float64), metric=metric.name)
-    if attribution.tokens is not None:
-        yield cells("tokens", "token_attribution", attribution.tokens.values, input=attribution.tokens.input)
+        yield cells("skipped", skipped, None)
     if attribution.checks:
         outcomes = [outcome_of_row(attribution.checks, row) for row in range(batch)]
-        yield cells("verdict", "verdict", [outcome.verdict.value for outcome in outcomes])
-        yield cells("reason", "reason", [outcome.reason for outcome in outcomes])
-        yield cells(
-            "error", "largest_error", np.array([outcome.max_relative_error for outcome in outcomes], np.float64)
-        )
-
-
-def _captures(result: InspectResult) -> Iterator[Cells]:
-    for module, capture in result.captures.items():
-        for index, call in enumerate(capture.calls):
-            for point in (point for point in Point if point in call.leaves):  # in one order, wherever the model runs
-                about = {"kind": "capture", "layer": module, "point": point.value, "call": str(index)}
-                for path, array in call.leaves[point].items():
-                    name = f"capture.{module}.{point.value}{path}{f'#{index}' if index else ''}"
-                    yield Cells(name, {**about, "path": path}, array)
-                    positions = call.positions.get(point, {}).get(path)
-                    if positions is not None:
-                        yield Cells(f"{name}.positions", {**about, "kind": "positions", "path": path}, positions)
+        yield cells("verdict", [outcome.verdict.value for outcome in outcomes])
+        yield cells("reason", [outcome.reason for outcome in outcomes])
+        yield cells("largest_error", np.array([outcome.max_relative_error for outcome in outcomes], np.float64))
 
 
 # Columns of features

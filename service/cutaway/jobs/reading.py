@@ -83,7 +83,7 @@ class CaptureStore:
         return self._opened[name, mode]
 
     def _path(self, name: str) -> Path:
-        return self._folder.captures / f"{quote(name, safe=':#[]')}.zarr"
+        return self._folder.captures / f"{quote(name, safe=':#@[]')}.zarr"
 
 
 def _row_type(arrow: Any) -> tuple[np.dtype[Any], tuple[int, ...]]:

@@ -179,12 +179,12 @@ def result_columns(
     yield from flattened(result, template, len(batch.rows))
     if keep_inputs and batch.request is not None:
         for name, array in batch.request.tensors.items():
-            yield Cells(f"input.{name}", {"kind": "input", "input": name}, array)
+            yield Cells(f"input:{name}", {"kind": "input", "input": name}, array)
         if batch.request.raw:
             media_type = batch.request.raw[0].media_type
             files: list[Any] = [raw.data for raw in batch.request.raw]
             texts = [data.decode("utf-8", "replace") for data in files] if media_type.startswith("text/") else files
-            yield Cells("input.raw", {"kind": "input", "media_type": media_type}, texts)
+            yield Cells("input:raw", {"kind": "input", "media_type": media_type}, texts)
 
 
 TRANSIENT = (Reason.OVERLOADED, Reason.DEADLINE_EXCEEDED)

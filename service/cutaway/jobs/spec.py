@@ -342,7 +342,7 @@ class RequestTemplate(NamedTuple):
 
     Attributes:
         request: the request, without a model, inputs and seed.
-        names: for each attribution, the name of its columns.
+        names: for each attribution, the name that its columns share; a second one of a name is numbered.
         by_label: whether the target of a row is its label.
         seed: of the first row.
     """
@@ -388,14 +388,8 @@ def _without_names(attributions: Any) -> tuple[list[Any], list[str | None]]:
 
 
 def _names(attributions: Sequence[Attribution], names: Sequence[str | None]) -> tuple[str, ...]:
-    """Returns the attributions' own names, or their methods'; equal names are numbered from the second on."""
-    taken: list[str] = []
-    for index, (attribution, name) in enumerate(zip(attributions, names)):
-        if name in taken:
+    """Returns each attribution's own name, or its method's."""
+    for index, name in enumerate(names):
+        if name is not None and name in names[:index]:
             raise error(Reason.INVALID_VALUE, f"{name!r} is the name of two attributions", f"attributions[{index}]")
-        base = name or field_name(type(attribution))
-        unique, number = base, 2
-        while unique in taken:
-            unique, number = f"{base}_{number}", number + 1
-        taken.append(unique)
-    return tuple(taken)
+    return tuple(name or field_name(type(attribution)) for attribution, name in zip(attributions, names))

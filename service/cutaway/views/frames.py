@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cutaway.contract.errors import Reason, error
-from cutaway.contract.requests import InspectRequest
+from cutaway.contract.requests import InspectRequest, Point
 from cutaway.contract.results import AttributionResult, InspectResult
-from cutaway.contract.results.arrays import map_tensors
+from cutaway.contract.results.arrays import ArrayField, Entry, by_name, entries
 from cutaway.contract.results.explanations import outcome_of_row
 from cutaway.contract.results.summary import batch_size
 from cutaway.contract.tensors import Array
@@ -133,8 +132,11 @@ _TABLES: dict[str, Any] = {
 """The tables by name: the function that yields their parts, and their columns."""
 
 
-# Dimensions of a Dataset have the names of the tensor's owner and of their role: ``image.height``,
-# ``conv1.output.channel``. An attribution shares those of its input, a gradient those of its tensor.
+# A result as an xarray Dataset: every array under its name, with named dimensions.
+#
+# A dimension has the name of the array's owner and of its role: ``image.height``, ``conv1@output.channel``. Arrays of one
+# owner share dimensions: an attribution lies on its input, a gradient on its tensor.
+
 
 _ROLES = {
     1: ("feature",),
@@ -144,23 +146,31 @@ _ROLES = {
 }
 """The roles of the axes behind the batch, by their number."""
 
-_PARTS = re.compile(r"attributions\[\d+\]\.(?:values|standard_errors)\.|\w+\.", re.ASCII)
+_VALUES = {Point.GRAD_INPUT: Point.INPUT, Point.GRAD_OUTPUT: Point.OUTPUT}
+_SENT = ArrayField("input", "input", named=True)
+_OF_EXAMPLES = {"prediction": "index", "prediction_name": "label", "probability": "probability"}
+"""The coordinates that a predicted class gives each example, and its attributes."""
+_OF_TARGET = ("gradient", "targets", "target_values")
 
 
 def dataset(result: InspectResult, request: InspectRequest) -> xarray.Dataset:
-    """Returns all tensors of ``result`` and the tensors sent; see `Inspection.to_xarray`."""
+    """Returns all arrays of ``result`` and the tensors sent; see `Inspection.to_xarray`."""
     with importing("to_xarray()"):
         import xarray
     dimensions = _Dimensions(batch_size(result), 0 if result.targets is None else result.targets[:1].size)
+    sent = [Entry(array, _SENT, name) for name, array in sent_tensors(result, request).items()]
+    found = by_name([*sent, *entries(result)], ("example", *_OF_EXAMPLES))
     variables = {
-        place: (dimensions.of(place, array), _known(array), _attributes(result, place))
-        for place, array in _tensors(result, request).items()
+        name: (dimensions.of(entry), _known(entry.array), _attributes(entry))
+        for name, entry in found.items()
+        if entry.kind not in _OF_EXAMPLES
     }
     coordinates: dict[str, Any] = {"example": np.arange(dimensions.rows)}
     if result.classes:
-        coordinates["predicted"] = "example", [prediction.index for prediction in result.classes]
-        coordinates["label"] = "example", [prediction.label for prediction in result.classes]
-        coordinates["probability"] = "example", [prediction.probability for prediction in result.classes]
+        coordinates |= {
+            name: ("example", [getattr(prediction, attribute) for prediction in result.classes])
+            for name, attribute in _OF_EXAMPLES.items()
+        }
     for name, features in result.feature_names.items():
         if dimensions.sizes.get(f"{name}.feature") == len(features):
             coordinates[f"{name}.feature"] = list(features)
@@ -169,25 +179,11 @@ def dataset(result: InspectResult, request: InspectRequest) -> xarray.Dataset:
     return xarray.Dataset(variables, coordinates, {**about, "seed": provenance.seed})
 
 
-def _tensors(result: InspectResult, request: InspectRequest) -> dict[str, Array]:
-    """Returns the tensors by their places: those sent, and those of the result."""
-    tensors = {f"inputs.{name}": array for name, array in sent_tensors(result, request).items()}
-
-    def collect(place: str, array: Array) -> Array:
-        tensors[place] = array
-        return array
-
-    map_tensors(result, collect)
-    targets = {"targets": result.targets, "target_values": result.target_values}
-    return tensors | {name: array for name, array in targets.items() if array is not None}
-
-
-def _attributes(result: InspectResult, place: str) -> dict[str, Any]:
-    """Returns the attributes of a variable: method, layer and verdict of an attribution."""
-    match = re.match(r"attributions\[(\d+)\]", place)
-    if match is None:
+def _attributes(entry: Entry) -> dict[str, Any]:
+    """Returns what describes a variable: of an attribution, its method, layer and verdict."""
+    if entry.attribution is None:
         return {}
-    attribution = result.attributions[int(match[1])]
+    attribution = entry.attribution.result
     check = attribution.worst_check
     outcome = {} if check is None else {"verdict": check.verdict.value, "reason": check.reason}
     return {"method": attribution.method, "layer": attribution.layer, **outcome}
@@ -211,29 +207,39 @@ class _Dimensions:
         self.sizes = {"example": rows}
         self._targets = targets
 
-    def of(self, place: str, array: Array) -> list[str]:
-        """Returns the dimensions of the tensor at ``place``."""
-        for owner in (_owner(place), place):
-            names = self._named(owner, place, array)
-            if all(self.sizes.get(name, size) == size for name, size in zip(names, array.shape)):
+    def of(self, entry: Entry) -> list[str]:
+        """Returns the dimensions of an array."""
+        shape = entry.array.shape
+        for owner in (_owner(entry), entry.name):
+            names = self._named(owner, entry)
+            if all(self.sizes.get(name, size) == size for name, size in zip(names, shape)):
                 break
-        self.sizes.update(zip(names, array.shape))
+        self.sizes.update(zip(names, shape))
         return names
 
-    def _named(self, owner: str, place: str, array: Array) -> list[str]:
-        leading = []
-        if array.ndim and len(array) == self.rows and not place.startswith("parameter_gradients."):
+    def _named(self, owner: str, entry: Entry) -> list[str]:
+        array, leading = entry.array, []
+        if array.ndim and len(array) == self.rows and entry.field.by_row:
             leading.append("example")
-        gradient = place.startswith(("input_gradients.", "target")) or ".grad_" in place
-        if leading and gradient and self._targets > 1 and array.ndim > 1 and array.shape[1] == self._targets:
+        if leading and _is_of_target(entry) and self._targets > 1 and array.shape[1:2] == (self._targets,):
             leading.append("target")
         rest = array.ndim - len(leading)
         roles = _ROLES.get(rest, ()) if leading else ()
         return [*leading, *(f"{owner}.{role}" for role in roles or (f"axis_{axis}" for axis in range(rest)))]
 
 
-def _owner(place: str) -> str:
-    """Returns whose dimensions the tensor at ``place`` has: ``image``, ``conv1.output``, ``attributions[0].tokens``."""
-    if ".tokens." in place:
-        return place.rpartition(".")[0]
-    return _PARTS.sub("", place, count=1).replace(".grad_", ".")
+def _is_of_target(entry: Entry) -> bool:
+    """Whether an array has values for each target."""
+    if entry.attribution is not None:
+        return False
+    return entry.kind in _OF_TARGET or (entry.place is not None and entry.place.point.is_gradient)
+
+
+def _owner(entry: Entry) -> str:
+    """Returns whose dimensions an array has: ``image``, ``conv1@output``, ``tokens:layer_integrated_gradients``."""
+    place = entry.place
+    if place is not None:
+        return str(place._replace(point=_VALUES.get(place.point, place.point)))
+    if entry.kind in ("token_ids", "token_attribution") and entry.attribution is not None:
+        return f"tokens:{entry.attribution.name}"
+    return entry.name if entry.key is None else str(entry.key)

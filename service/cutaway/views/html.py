@@ -9,7 +9,7 @@ import numpy as np
 
 from cutaway.contract.requests import InspectRequest
 from cutaway.contract.results import AttributionResult, InspectResult
-from cutaway.contract.results.arrays import captured_tensors
+from cutaway.contract.results.arrays import CLASSES, by_name, entries
 from cutaway.contract.results.summary import batch_size, first, harmless, outline, summarise
 from cutaway.views.example import Markup, Picture, attribution_panel, badge, element, input_panel, prediction_panels
 from cutaway.views.pictures import class_labels, sent_inputs, short_number
@@ -60,7 +60,11 @@ CHARACTERS = 300_000
 
 _INPUTS = 3  # of an example
 _TARGETS = 3
-_LINES = 12  # of captures, gradients and warnings
+_LINES = 12  # of other arrays, and of warnings
+_DRAWN = (
+    *CLASSES,
+    *("output", "unedited", "targets", "target_values", "attribution", "token_ids", "token_attribution"),
+)
 
 
 def page(result: InspectResult, request: InspectRequest, labels: Sequence[str]) -> str:
@@ -82,7 +86,7 @@ def page(result: InspectResult, request: InspectRequest, labels: Sequence[str]) 
         *_verdicts(result),
         *examples,
         *_left_out(rows, len(examples), "examples"),
-        *_listed("Captures and gradients", list(_shapes(result))),
+        *_listed("Other arrays", list(_shapes(result))),
         *_listed("Warnings", [f"{warning.code}: {warning.subject}: {warning.message}" for warning in result.warnings]),
         class_="cutaway",
     )
@@ -173,11 +177,9 @@ def _verdict(attribution: AttributionResult) -> Markup:
 
 
 def _shapes(result: InspectResult) -> Iterator[str]:
-    for tensor in captured_tensors(result):
-        call = f" call {tensor.call}" if tensor.calls > 1 else ""
-        yield f"{harmless(tensor.module)}{call} {tensor.point.value}{harmless(tensor.path)}: {outline(tensor.array)}"
-    for title, arrays in (("gradient of", result.input_gradients), ("gradient of", result.parameter_gradients)):
-        yield from (f"{title} {harmless(name)}: {outline(array)}" for name, array in arrays.items())
+    for name, entry in by_name(entries(result)).items():
+        if entry.kind not in _DRAWN:
+            yield f"{harmless(name)}: {outline(entry.array)}"
 
 
 def _listed(title: str, lines: Sequence[str]) -> Iterator[Markup]:

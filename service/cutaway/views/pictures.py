@@ -16,6 +16,7 @@ import numpy.typing as npt
 from cutaway.contract.errors import CutawayError, Reason, error
 from cutaway.contract.requests import InspectRequest, Raw
 from cutaway.contract.results import InspectResult
+from cutaway.contract.results.arrays import entries
 from cutaway.contract.tensors import Array
 
 if TYPE_CHECKING:
@@ -225,8 +226,7 @@ def sent_tensors(result: InspectResult, request: InspectRequest) -> dict[str, Ar
 
     A tensor sent without a name has the name in the result, or ``input`` if the result has none.
     """
-    known = {*result.input_gradients, *result.feature_names}
-    known |= {name for attribution in result.attributions if not attribution.layer for name in attribution.values}
+    known = {*result.feature_names, *filter(None, (entry.input for entry in entries(result)))}
     only = known.pop() if len(known) == 1 else "input"
     return {name or only: array for name, array in request.tensors.items()}
 

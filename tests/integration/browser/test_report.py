@@ -77,7 +77,7 @@ def test_verdicts_and_deltas_are_counted(tables: Tables, results: Results) -> No
         for verdict in {verdict for verdict in verdicts if verdict is not None}:
             assert f"{verdict.lower()} {verdicts.count(verdict)}" in line[1]
         assert number(line[2]) == pytest.approx(np.nanmax(results[f"{name}.error"]), rel=0.05)
-    sizes = np.abs(results["integrated_gradients.delta"])
+    sizes = np.abs(results["convergence_delta:integrated_gradients"])
     sizes = sizes[np.isfinite(sizes)]
     assert len(sizes) == ROWS - 1
     expected = (np.median(sizes), np.quantile(sizes, 0.99), sizes.max())
@@ -144,7 +144,7 @@ def test_mean_pictures_show_the_means(job: Path, results: Results) -> None:
     pictures = {name: _decoded(url) for url, name in re.findall(r'src="(data:[^"]+)" alt="([^"]+)"', first)}
     predictions = np.ma.filled(results["prediction"], -1)
     means = {
-        str(digit): results["integrated_gradients.image"][predictions == digit].mean(axis=0)[0]
+        str(digit): results["attribution:integrated_gradients:image"][predictions == digit].mean(axis=0)[0]
         for digit in np.unique(predictions[predictions >= 0])
     }
     assert pictures.keys() == means.keys()
@@ -349,8 +349,8 @@ def test_every_shape_has_a_picture(shape: tuple[int, ...], tmp_path: Path) -> No
     cells = [
         *classified([0.5] * 4, [0, 0, 1, 1]),
         Cells("a.x", {"kind": "attribution", "attribution": "a", "method": "Saliency", "input": "x"}, values),
-        Cells("input.x", {"kind": "input", "input": "x"}, values.astype(np.float32)),
-        Cells("capture.m.output", {"kind": "capture", "layer": "m", "point": "output", "call": "0"}, values),
+        Cells("input:x", {"kind": "input", "input": "x"}, values.astype(np.float32)),
+        Cells("capture:m@output", {"kind": "capture", "layer": "m", "point": "output", "call": "0"}, values),
     ]
     page = write_report(handmade(tmp_path, cells, 4))
     assert page.stat().st_size < 2**21
@@ -361,7 +361,7 @@ def test_every_shape_has_a_picture(shape: tuple[int, ...], tmp_path: Path) -> No
 def test_ragged_tensors_and_bare_results(tmp_path: Path) -> None:
     """A job without classes, checks or explanations has a page too, as has one whose captures differ in shape."""
     ragged: list[Any] = [np.ones((length, 4), np.float32) for length in (1, 2, 3)]
-    cells = [Cells("capture.m.output", {"kind": "capture", "layer": "m", "point": "output", "call": "0"}, ragged)]
+    cells = [Cells("capture:m@output", {"kind": "capture", "layer": "m", "point": "output", "call": "0"}, ragged)]
     (line,) = Tables(write_report(handmade(tmp_path, cells, 3))).sections["layers"][1:]
     assert line[1:4] == ["varies", "1", "0"]
 

@@ -40,15 +40,15 @@ def tables(folder: Path) -> Tables:
 def test_the_job_explains_named_features(results: Results) -> None:
     """What goes in is the table in the order of the model's features, and what comes out adds up to the change of the
     logit from the average tumour."""
-    np.testing.assert_array_equal(results["input.features"], held_out().features)
-    assert results.feature_names("integrated_gradients.features") == FEATURES
+    np.testing.assert_array_equal(results["input:features"], held_out().features)
+    assert results.feature_names("attribution:integrated_gradients:features") == FEATURES
     assert list(results["label"]) == [LABELS[index] for index in held_out().classes]
-    assert set(results["target"]) == {LABELS.index("malignant")}
+    assert set(results["targets"]) == {LABELS.index("malignant")}
     network = TumoursNet()
     network.load_state_dict(load_file(WEIGHTS))
     average = float(network(network.mean)[LABELS.index("malignant")].detach())
-    change = results["output.output"][:, LABELS.index("malignant")] - average
-    sums = results["integrated_gradients.features"].sum(axis=1)
+    change = results["output"][:, LABELS.index("malignant")] - average
+    sums = results["attribution:integrated_gradients:features"].sum(axis=1)
     np.testing.assert_allclose(sums, change, rtol=1e-2, atol=1e-2)
     assert np.load(results.folder.path.parent / "average.npy").shape == (1, len(FEATURES))
     assert len(training().classes) + results.rows == 569
@@ -56,7 +56,7 @@ def test_the_job_explains_named_features(results: Results) -> None:
 
 def test_importance_is_numpys(tables: Tables, results: Results) -> None:
     """The mean magnitude of each feature and its deviation, over all rows and by predicted class; the largest first."""
-    sizes = np.abs(results["integrated_gradients.features"]).astype(np.float64)
+    sizes = np.abs(results["attribution:integrated_gradients:features"]).astype(np.float64)
     order = np.argsort(-sizes.mean(axis=0), kind="stable")[:20]
     lines = [line for line in tables.sections["features"] if line[0] in FEATURES][:20]
     assert [line[0] for line in lines] == [FEATURES[index] for index in order]
@@ -76,8 +76,8 @@ def test_each_row_is_a_dot(folder: Path, results: Results) -> None:
     assert len(charts) == 2 * 20
     dots = re.findall(r"M([\d.]+) [\d.]+h0", charts[0])
     assert len(dots) == results.rows == 171
-    sizes = np.abs(results["integrated_gradients.features"]).mean(axis=0)
-    values = results["integrated_gradients.features"][:, sizes.argmax()]
+    sizes = np.abs(results["attribution:integrated_gradients:features"]).mean(axis=0)
+    values = results["attribution:integrated_gradients:features"][:, sizes.argmax()]
     assert sum(float(place) > WIDTH / 2 for place in dots) == pytest.approx((values > 0).sum(), abs=3)
 
 
@@ -86,7 +86,7 @@ def test_cards_name_the_strongest_features(folder: Path, results: Results) -> No
     text = (folder / "_report.html").read_text("utf-8")
     card = text[text.index('<article class="card"') :].partition("</article>")[0]
     row = int(re.findall(r'data-row="(\d+)"', card)[0])
-    values = results["integrated_gradients.features"][row]
+    values = results["attribution:integrated_gradients:features"][row]
     strongest = [FEATURES[index] for index in np.argsort(-np.abs(values), kind="stable")[:6]]
     assert re.findall(r'<th>([\w ]+) <span class="quiet">', card)[:6] == strongest
 

@@ -15,7 +15,7 @@ import cutaway as ca
 from cutaway.client.request_builder import build_request
 from cutaway.contract.errors import CutawayError, InvalidArgument, Reason
 from cutaway.contract.requests import InspectRequest
-from cutaway.contract.results.arrays import map_tensors
+from cutaway.contract.results.arrays import by_name, tensors
 from cutaway.contract.tensors import DTYPES, FLOATING, Array
 from cutaway.contract.wire import requests as wire_requests
 from cutaway.gateway import serve
@@ -60,14 +60,7 @@ EVERYTHING: Mapping[str, Any] = {
 
 
 def by_place(result: ca.InspectResult) -> dict[str, Array]:
-    found: dict[str, Array] = {}
-
-    def noted(place: str, array: Array) -> Array:
-        found[place] = array
-        return array
-
-    map_tensors(result, noted)
-    return found
+    return {name: entry.array for name, entry in by_name(tensors(result)).items()}
 
 
 @pytest.mark.parametrize("target", [ca.PredictedClass(), ca.TopK(2)], ids=["one", "several"])
@@ -101,10 +94,10 @@ def test_data_type_of_a_capture_goes_before() -> None:
     captures = [ca.Capture("first", data_type="float64"), ca.Capture("head")]
     found = by_place(ask(worker(Net()), {**X, "ids": IDS}, captures=captures, reply_data_type="float16"))
     assert {place: array.dtype.name for place, array in found.items()} == {
-        "predictions.logits": "float16",
-        "predictions.ranks": "int64",
-        "captures.first.output": "float64",
-        "captures.head.output": "float16",
+        "logits": "float16",
+        "ranks": "int64",
+        "capture:first@output": "float64",
+        "capture:head@output": "float16",
     }
 
 
@@ -126,18 +119,18 @@ class Steep(nn.Module):
 LARGE, SMALL = 1e6, {"x": torch.tensor([[0.5, 1.0]])}
 OF_Y = ca.OutputSum(output="y")
 PLACES: dict[str, tuple[float, dict[str, Any], str, str]] = {
-    "prediction": (LARGE, {}, "predictions.y", "options.reply_data_type"),
-    "value": (1, {"captures": ["inner"]}, "captures.inner.output", "options.reply_data_type"),
+    "prediction": (LARGE, {}, "y", "options.reply_data_type"),
+    "value": (1, {"captures": ["inner"]}, "capture:inner@output", "options.reply_data_type"),
     "own type": (
         1,
         {"captures": [ca.Capture("inner", data_type="float16")], "reply_data_type": ""},
-        "captures.inner.output",
+        "capture:inner@output",
         "captures[0].data_type",
     ),
     "gradient": (
         LARGE,
         {"captures": [ca.Capture("inner", at="grad_output")], "target": OF_Y, "predictions": False},
-        "captures.inner.grad_output",
+        "capture:inner@grad_output",
         "options.reply_data_type",
     ),
     "gradient, own type": (
@@ -147,31 +140,31 @@ PLACES: dict[str, tuple[float, dict[str, Any], str, str]] = {
             "target": OF_Y,
             "reply_data_type": "",
         },
-        "captures.inner.grad_output",
+        "capture:inner@grad_output",
         "captures[0].data_type",
     ),
     "parameter": (
         LARGE,
         {"captures": [ca.Capture(parameter="inner.weight")], "target": OF_Y, "predictions": False},
-        "parameter_gradients.inner.weight",
+        "parameter_gradient:inner.weight",
         "options.reply_data_type",
     ),
     "input": (
         LARGE,
         {"input_gradients": True, "target": OF_Y, "predictions": False},
-        "input_gradients.x",
+        "gradient:x",
         "options.reply_data_type",
     ),
     "attribution": (
         LARGE,
         {"attributions": [ca.Saliency()], "target": OF_Y, "predictions": False},
-        "attributions[0].values.x",
+        "attribution:saliency:x",
         "options.reply_data_type",
     ),
     "unedited": (
         LARGE,
         {"edits": [ca.Scale("inner", factor=1e-6)], "compare": True},
-        "unedited.y",
+        "unedited:y",
         "options.reply_data_type",
     ),
 }
@@ -204,7 +197,7 @@ def test_each_type_has_its_own_largest_number(data_type: str) -> None:
     net = worker(nn.Identity().double())
     inputs = {"input": torch.tensor([[largest, -largest]], dtype=torch.float64)}
     what: dict[str, Any] = {"reply_data_type": data_type}
-    assert by_place(ask(net, inputs, **what))["predictions.output"].astype(np.float64).tolist() == [[largest, -largest]]
+    assert by_place(ask(net, inputs, **what))["output"].astype(np.float64).tolist() == [[largest, -largest]]
     with pytest.raises(InvalidArgument, match=f"{data_type} cannot hold") as caught:
         ask(net, {"input": inputs["input"] * 1.01}, **what)
     assert f"request {'bfloat16' if data_type == 'float16' else 'float64'}" in caught.value.message
@@ -237,7 +230,7 @@ def test_requests_of_one_batch_have_each_its_own_type() -> None:
         assert {array.dtype.name for array in by_place(result).values()} == {name}
     assert isinstance(refused, CutawayError)
     assert (refused.reason, refused.field) == (Reason.INVALID_VALUE, "options.reply_data_type")
-    assert refused.message.startswith("captures.0.output holds ")
+    assert refused.message.startswith("capture:0@output holds ")
 
 
 @pytest.mark.parametrize("name", ["int8", "bool", "double", "float8"])

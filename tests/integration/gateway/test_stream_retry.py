@@ -133,7 +133,7 @@ def test_an_answer_that_is_lost_is_asked_for_once_more(way: Way, sent: int) -> N
         assert server.seconds[1] < server.seconds[0] - (DIED.retry_after_s or 0) / 2
     if sent < 2:  # a header completes no tensor
         with losing((sent, DIED), (0, None)) as (address, server):
-            assert iterate(address, way) == ["predictions.output", "captures..output"]
+            assert iterate(address, way) == ["output", "capture:@output"]
 
 
 @WAYS

@@ -31,8 +31,7 @@ from cutaway.client.request_builder import build_request
 from cutaway.client.transport import ReplyStream, read_piece
 from cutaway.contract.errors import Reason
 from cutaway.contract.requests import InspectRequest
-from cutaway.contract.results import Timings
-from cutaway.contract.results.arrays import map_tensors
+from cutaway.contract.results import Timings, arrays
 from cutaway.contract.tensors import Array
 from cutaway.contract.torchserve_messages import decode_stream_opening
 from cutaway.contract.wire import grpc_status
@@ -133,21 +132,17 @@ QUESTIONS: dict[str, tuple[str, Any, dict[str, Any]]] = {
 
 
 def tensors(result: ca.InspectResult) -> list[tuple[str, Array]]:
-    """The tensors of a result by their places, in the order of the reply."""
-    seen: list[tuple[str, Array]] = []
-
-    def look(place: str, array: Array) -> Array:
-        seen.append((place, array))
-        return array
-
-    map_tensors(result, look)
-    return seen
+    """The tensors of a result by their names, in the order of the reply."""
+    return [(name, entry.array) for name, entry in arrays.by_name(arrays.tensors(result)).items()]
 
 
 def words(result: ca.InspectResult) -> str:
     """All that a result says but its tensors, and how long it took."""
     return repr(
-        map_tensors(replace(result, timings=Timings()), lambda _, array: array[..., :0] if array.ndim else array)
+        arrays.with_arrays(
+            replace(result, timings=Timings()),
+            lambda array, field, *_: array if field.number or not array.ndim else array[..., :0],
+        )
     )
 
 
@@ -162,7 +157,7 @@ def alike(one: ca.InspectResult, other: ca.InspectResult) -> None:
 @pytest.mark.parametrize("case", QUESTIONS)
 def test_the_same_answer(client: ca.Client, case: str) -> None:
     """An answer in pieces is the answer in one message, exactly; and tensor by tensor it is the same tensors, each
-    once, under the names of their places, in the order of the reply."""
+    once, under their names, in the order of the reply."""
     model, inputs, asked = QUESTIONS[case]
     asked = {"seed": 3, **asked}
     whole = client.inspect(model, inputs, stream=False, **asked)
@@ -189,9 +184,9 @@ def test_the_questions_show_every_kind_of_tensor(client: ca.Client) -> None:
     }
     assert any(array.size == 0 for array in places.values())
     assert any(array.ndim == 0 for array in places.values())
-    assert any(place.endswith(".positions") for place in places)
-    assert any(".calls[1]." in place for place in places)
-    assert any(place.startswith("unedited.") for place in places)
+    assert any(place.startswith("positions:") for place in places)
+    assert any(place.endswith("#1") for place in places)
+    assert any(place.startswith("unedited:") for place in places)
 
 
 def test_awaited(address: str) -> None:
@@ -301,7 +296,7 @@ def spoiled() -> Iterator[tuple[str, list[bytes], str]]:
     header, first, second, third, last, trailer = sound
     flipped = bytearray(second)
     flipped[-1] ^= 1
-    yield "flipped bit", [header, first, bytes(flipped), third, last, trailer], "predictions.a has CRC-32C"
+    yield "flipped bit", [header, first, bytes(flipped), third, last, trailer], "a has CRC-32C"
     yield "missing chunk", [header, first, third, last, trailer], "byte 2097152 of tensor 0 arrived"
     yield "missing last chunk", [header, first, second, third, trailer], "it ends at tensor 2 of 3"
     yield "repeated chunk", [header, first, first, second, third, last, trailer], "byte 0 of tensor 0 arrived"
@@ -364,7 +359,7 @@ def test_hanging_up(client: ca.Client) -> None:
     before = client.inspect("wide", mebibytes(1), captures="wide")
     for _ in range(Settings().max_queue_length + 2):
         with client.inspect_stream("wide", mebibytes(5), captures="wide") as stream:
-            assert next(iter(stream))[0] == "predictions.output"
+            assert next(iter(stream))[0] == "output"
     alike(before, client.inspect("wide", mebibytes(1), captures="wide"))
 
 
@@ -522,7 +517,7 @@ def test_a_slow_reader_fills_no_memory(wide: Server) -> None:
         client.inspect("wide", mebibytes(30), captures="wide")
         before = [each.memory_info().rss for each in others]
         with client.inspect_stream("wide", mebibytes(300), captures="wide") as slow:
-            assert next(iter(slow))[0] == "predictions.output"
+            assert next(iter(slow))[0] == "output"
             for _ in range(20):
                 client.inspect("wide", mebibytes(1), captures="wide")
             grown = [each.memory_info().rss - rss for each, rss in zip(others, before)]
@@ -573,7 +568,7 @@ def test_the_deadline_amid_a_reply(wide: Server) -> None:
                 client.inspect_stream("wide", mebibytes(300), captures="wide", timeout=patience_s) as stream,
                 suppress(ca.DeadlineExceeded),
             ):
-                assert next(iter(stream))[0] == "predictions.output"
+                assert next(iter(stream))[0] == "output"
                 time.sleep(patience_s)
                 with pytest.raises(ca.DeadlineExceeded):
                     stream.result()
@@ -590,7 +585,7 @@ def test_hanging_up_on_torchserve(wide: Server) -> None:
         workers = _workers(wide)
         for _ in range(5):
             with client.inspect_stream("wide", mebibytes(40), captures="wide") as stream:
-                assert next(iter(stream))[0] == "predictions.output"
+                assert next(iter(stream))[0] == "output"
             client.inspect("wide", mebibytes(1), captures="wide")
         assert _workers(wide) == workers
 

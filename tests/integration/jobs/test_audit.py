@@ -24,7 +24,7 @@ def test_the_audit_finds_every_label_that_was_changed(tmp_path: Path, monkeypatc
     results = read(tmp_path / "explained")
     assert results.rows == 1797
     assert sorted(each.name for each in mislabelled(results)[:WRONG]) == changed
-    share = on_ink(results["input.image"], results["saliency.image"])
+    share = on_ink(results["input:image"], results["attribution:saliency:image"])
     least = weakly_explained(results, 3)
     rows = [int(each.name.removeprefix("digit-")) for each in least]
     assert [each.number for each in least] == sorted(share[rows].tolist())

@@ -47,17 +47,19 @@ def test_values_are_captums(explained: Path) -> None:
     for start in range(0, 40, 8):
         batch, target = images[start : start + 8], labels[start : start + 8]
         columns = {
-            "integrated_gradients.image": IntegratedGradients(network).attribute(batch, target=target, n_steps=16),
-            "saliency.image": Saliency(network).attribute(batch.clone(), target=target),
-            "layer_grad_cam.conv2": LayerGradCam(network, network.conv2).attribute(batch, target=target),
-            "output.output": network(batch),
+            "attribution:integrated_gradients:image": IntegratedGradients(network).attribute(
+                batch, target=target, n_steps=16
+            ),
+            "attribution:saliency:image": Saliency(network).attribute(batch.clone(), target=target),
+            "attribution:layer_grad_cam:conv2": LayerGradCam(network, network.conv2).attribute(batch, target=target),
+            "output": network(batch),
         }
         for name, values in columns.items():
             found.setdefault(name, []).append(values.detach().numpy())
     for name, parts in found.items():
         np.testing.assert_allclose(results[name], np.concatenate(parts), rtol=1e-5, atol=1e-6, err_msg=name)
-    np.testing.assert_array_equal(results["target"], labels)
-    np.testing.assert_array_equal(results["prediction"], results["output.output"].argmax(1))
+    np.testing.assert_array_equal(results["targets"], labels)
+    np.testing.assert_array_equal(results["prediction"], results["output"].argmax(1))
 
 
 def test_the_manifest_says_what_was_asked(store: Path, explained: Path) -> None:
@@ -67,8 +69,8 @@ def test_the_manifest_says_what_was_asked(store: Path, explained: Path) -> None:
     asked = replace(parse_request(job.request, job.target).request, model="digits", seed=0)
     assert json_format.ParseDict(manifest.question, InspectRequest()) == wire_requests.encode(asked)
     shapes = {name: about.get("shape") for name, about in manifest.columns.items()}
-    assert shapes["saliency.image"] == shapes["input.image"] == "1,8,8"
-    assert shapes["capture.fc1.output"] == "32"
+    assert shapes["attribution:saliency:image"] == shapes["input:image"] == "1,8,8"
+    assert shapes["capture:fc1@output"] == "32"
     assert shapes["probability"] is None
     pages = parquet.read_metadata(explained / "part-00000.parquet").row_group(0)
     assert all(pages.column(index).has_offset_index for index in range(pages.num_columns))
@@ -82,10 +84,10 @@ def test_each_row_has_its_line(explained: Path) -> None:
     np.testing.assert_array_equal(results["row"], np.arange(40))
     assert list(results["id"]) == [f"digit-{row}" for row in range(40)]
     np.testing.assert_array_equal(results["label"], held_out().labels[:40])
-    np.testing.assert_array_equal(results["input.image"], held_out().images[:40])
-    assert set(results["saliency.verdict"]) == {"AGREES"}
-    assert results["integrated_gradients.delta"].shape == (40,)
-    assert results.find(kind="capture", layer="fc1") == ["capture.fc1.output"]
+    np.testing.assert_array_equal(results["input:image"], held_out().images[:40])
+    assert set(results["verdict:saliency"]) == {"AGREES"}
+    assert results["convergence_delta:integrated_gradients"].shape == (40,)
+    assert results.find(kind="capture", layer="fc1") == ["capture:fc1@output"]
     assert [len(list(shard["row"])) for shard in results.shards(["row"])] == [16, 16, 8]
     manifest = results.manifest
     assert (manifest.rows, manifest.shard_rows, manifest.model) == (40, 16, "digits")
@@ -95,13 +97,13 @@ def test_each_row_has_its_line(explained: Path) -> None:
 
 def test_others_read_the_files(explained: Path) -> None:
     """pandas, Polars and DuckDB read the shards without any code of ours."""
-    expected = read(explained)["saliency.image"].reshape(40, -1)
+    expected = read(explained)["attribution:saliency:image"].reshape(40, -1)
     files = sorted(explained.glob("part-*.parquet"))
     by_pandas = pandas.concat(pandas.read_parquet(file) for file in files)
-    np.testing.assert_array_equal(np.stack(list(by_pandas["saliency.image"])), expected)
+    np.testing.assert_array_equal(np.stack(list(by_pandas["attribution:saliency:image"])), expected)
     by_polars = polars.read_parquet(files)
-    np.testing.assert_array_equal(np.array(by_polars["saliency.image"].to_list()).reshape(40, -1), expected)
-    query = f"""SELECT "saliency.image" FROM '{explained}/part-*.parquet' ORDER BY row"""
+    np.testing.assert_array_equal(np.array(by_polars["attribution:saliency:image"].to_list()).reshape(40, -1), expected)
+    query = f"""SELECT "attribution:saliency:image" FROM '{explained}/part-*.parquet' ORDER BY row"""
     by_duckdb = duckdb.connect().execute(query).fetchall()
     np.testing.assert_array_equal(np.array([row[0] for row in by_duckdb], np.float32), expected)
 
@@ -176,7 +178,12 @@ def test_only_bad_rows_are_bad(store: Path, tmp_path: Path) -> None:
     assert bad == {3: "DATA_UNREADABLE", 20: "INPUT_SHAPE", 30: "TARGET_RANGE"}
     assert found["error_message"][3] == "inputs.image: the file is torn"
     well = [row for row in range(40) if row not in bad]
-    for name in ("integrated_gradients.image", "saliency.image", "capture.fc1.output", "probability"):
+    for name in (
+        "attribution:integrated_gradients:image",
+        "attribution:saliency:image",
+        "capture:fc1@output",
+        "probability",
+    ):
         assert np.isnan(found[name][[*bad]]).all()
         np.testing.assert_allclose(found[name][well], sound[name][well], rtol=1e-4, atol=1e-5, err_msg=name)
     assert np.ma.getmaskarray(found["prediction"]).nonzero()[0].tolist() == [*bad]
@@ -288,11 +295,11 @@ def test_rows_that_need_no_explanation_have_none(store: Path, tmp_path: Path) ->
     request = {"attributions": [{"method": "saliency"}], "explain_if": {"probability_at_most": 0.9}}
     run(digits_job(store, tmp_path / "out", request=request))
     results = read(tmp_path / "out")
-    skipped = results["saliency.skipped"]
+    skipped = results["skipped:saliency"]
     np.testing.assert_array_equal(skipped, results["probability"] > 0.9)
     assert 0 < skipped.sum() < 40
-    np.testing.assert_array_equal(np.isnan(results["saliency.image"]).all((1, 2, 3)), skipped)
-    assert [verdict is None for verdict in results["saliency.verdict"]] == skipped.tolist()
+    np.testing.assert_array_equal(np.isnan(results["attribution:saliency:image"]).all((1, 2, 3)), skipped)
+    assert [verdict is None for verdict in results["verdict:saliency"]] == skipped.tolist()
 
 
 def test_an_estimate_stands_beside_its_standard_error(store: Path, tmp_path: Path) -> None:
@@ -302,8 +309,8 @@ def test_an_estimate_stands_beside_its_standard_error(store: Path, tmp_path: Pat
     run(digits_job(store, tmp_path / "out", request=request))
     results = read(tmp_path / "out")
     (name,) = results.find(kind="standard_error")
-    assert name == "kernel_shap.image.standard_error"
-    assert results[name].shape == results["kernel_shap.image"].shape
+    assert name == "standard_error:kernel_shap:image"
+    assert results[name].shape == results["attribution:kernel_shap:image"].shape
     assert (results[name] >= 0).all()
 
 
@@ -312,10 +319,12 @@ def test_several_classes_and_explanations_of_one_kind(store: Path, tmp_path: Pat
     several = [{"method": "saliency"}, {"method": "saliency", "absolute": False}, {"method": "deep_lift", "name": "dl"}]
     run(digits_job(store, tmp_path / "out", request={"attributions": several}, target={"top_k": 2}))
     results = read(tmp_path / "out")
-    names = [each.removesuffix(".image") for each in results.find(kind="attribution")]
-    assert sorted(names) == ["dl", "dl#1", "saliency", "saliency#1", "saliency_2", "saliency_2#1"]
-    assert results["target"].shape == (40, 2)
-    np.testing.assert_array_equal(np.abs(results["saliency_2#1.image"]), results["saliency#1.image"])
+    names = [results.about(each)["attribution"] for each in results.find(kind="attribution")]
+    assert names == ["saliency", "saliency#1", "saliency#2", "saliency#3", "dl", "dl#1"]
+    assert results["targets"].shape == (40, 2)
+    np.testing.assert_array_equal(
+        np.abs(results["attribution:saliency#3:image"]), results["attribution:saliency#1:image"]
+    )
 
 
 def test_texts_have_tokens_and_shapes_of_their_own(store: Path, tmp_path: Path) -> None:
@@ -341,8 +350,8 @@ def test_texts_have_tokens_and_shapes_of_their_own(store: Path, tmp_path: Path) 
     }
     run(Job(**words))
     results = read(tmp_path / "out")
-    assert list(results["input.raw"]) == texts
-    assert [len(each) for each in results["layer_integrated_gradients.tokens"]] == [
+    assert list(results["input:raw"]) == texts
+    assert [len(each) for each in results["token_attribution:layer_integrated_gradients:input_ids"]] == [
         len(each) for each in results["tokens"]
     ]
     assert results["tokens"][0][:5] == ["[CLS]", "a", "dog", ".", "[SEP]"]
@@ -367,11 +376,11 @@ def test_files_of_images_are_decoded_by_the_model(store: Path, tmp_path: Path) -
     (bad,) = (row for row, reason in enumerate(results["error"]) if reason is not None)
     assert (results["error"][bad], results["label"][bad]) == ("RAW_UNDECODABLE", str(held_out().labels[0]))
     well = [row for row in range(13) if row != bad]
-    assert [str(target) for target in results["target"][well]] == results["label"][well].tolist()
+    assert [str(target) for target in results["targets"][well]] == results["label"][well].tolist()
     by_file = sorted(range(12), key=lambda row: (str(held_out().labels[row]), row))
     run(digits_job(store, tmp_path / "arrays", data=digits(12), target="label"))
-    arrays = read(tmp_path / "arrays")["saliency.image"][by_file]
-    np.testing.assert_allclose(results["saliency.image"][well], arrays, rtol=1e-4, atol=1e-5)
+    arrays = read(tmp_path / "arrays")["attribution:saliency:image"][by_file]
+    np.testing.assert_allclose(results["attribution:saliency:image"][well], arrays, rtol=1e-4, atol=1e-5)
 
 
 def test_numbers_from_python_are_words(store: Path, tmp_path: Path) -> None:
@@ -410,7 +419,7 @@ def test_a_bad_row_changes_no_other(store: Path, tmp_path: Path, spoilt: Any) ->
     run(digits_job(store, tmp_path / "sound", data=digits(16), request={"attributions": [drawing]}))
     found, sound = read(tmp_path / "spoiled"), read(tmp_path / "sound")
     assert [row for row, reason in enumerate(found["error"]) if reason] == [3]
-    for name in ("saliency.image", "probability"):
+    for name in ("attribution:saliency:image", "probability"):
         np.testing.assert_array_equal(np.delete(found[name], 3, 0), np.delete(sound[name], 3, 0), name)
 
 

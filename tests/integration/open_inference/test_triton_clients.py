@@ -115,7 +115,7 @@ def test_internals_are_those_that_our_client_gets(door: Door, ours: ca.Client) -
         "gradient:image": expected.input_gradients["image"],
         "parameter_gradient:fc.bias": expected.parameter_gradients["fc.bias"],
         "attribution:integrated_gradients:image": first.values["image"],
-        "attribution:integrated_gradients:image#1": second.values["image"],
+        "attribution:integrated_gradients#1:image": second.values["image"],
         "attribution:layer_grad_cam:conv": cam.values["conv"],
     }
     assert names(reply) == [*arrays]

@@ -193,7 +193,7 @@ def test_what_cannot_be_opened_is_said(folder: Path, inspector: Inspector, tmp_p
         inspector.page.wait_for_selector(f".jobs .problem:has-text('{words}')")
         assert inspector.page.locator(".rows, .one-row").count() == 0
     torn = shutil.copytree(folder, tmp_path / "torn")
-    _tear(torn / "part-00000.parquet", "saliency.image")
+    _tear(torn / "part-00000.parquet", "attribution:saliency:image")
     open_folder(inspector, torn)
     inspector.page.click(".rows tbody tr:nth-child(1) button")
     inspector.page.wait_for_selector(".one-row .problem:has-text('part-00000.parquet cannot be read')")

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 import cutaway as ca
-from cutaway.contract.results.arrays import named_tensors
+from cutaway.contract.results.arrays import by_name, tensors
 from cutaway.jobs import Job, read
 from cutaway.jobs import run as run_job
 from cutaway.server.embedded import Served
@@ -223,7 +223,7 @@ def test_what_is_taken_along_gives_the_same(site: Served, inspector: Inspector, 
         inspector.page.click("button:text-is('Save the arrays')")
     download.value.save_as(tmp_path / "digits.npz")
     arrays = np.load(tmp_path / "digits.npz")
-    assert set(arrays.files) == {each.name for each in named_tensors(stored)}
+    assert set(arrays.files) == set(by_name(tensors(stored)))
     assert np.array_equal(arrays["output"], expected)
     assert np.array_equal(arrays["attribution:saliency:image"], stored.attributions[1].values["image"])
 
@@ -244,11 +244,15 @@ def test_a_job_taken_along_runs(inspector: Inspector, tmp_path: Path) -> None:
     run_job(Job.load(tmp_path / "job.yaml"))
     rows = read(tmp_path / "explained")
     shown = ca.Inspection.load(tmp_path / "one.cutaway").attributions
-    columns = ("integrated_gradients.image", "saliency.image", "layer_grad_cam.conv2")
+    columns = (
+        "attribution:integrated_gradients:image",
+        "attribution:saliency:image",
+        "attribution:layer_grad_cam:conv2",
+    )
     for column, attribution in zip(columns, shown, strict=True):
         (values,) = attribution.values.values()
         np.testing.assert_allclose(rows[column], values, rtol=1e-4, atol=1e-6, err_msg=column)
-    assert np.array_equal(rows["input.image"], IMAGE)
+    assert np.array_equal(rows["input:image"], IMAGE)
 
 
 def test_a_long_question_is_taken_along_in_a_file(inspector: Inspector, tmp_path: Path) -> None:
@@ -291,7 +295,9 @@ def test_every_array_is_saved_by_its_name(site: Served, inspector: Inspector, tm
         with inspector.page.expect_download() as download:
             inspector.page.click(f"button:text-is('{button}')")
         download.value.save_as(tmp_path / name)
-    expected = {each.name: each.array for each in named_tensors(ca.Inspection.load(tmp_path / "one.cutaway"))}
+    expected = {
+        name: entry.array for name, entry in by_name(tensors(ca.Inspection.load(tmp_path / "one.cutaway"))).items()
+    }
     assert {
         "positions:fc1@output",
         "unedited:output",

@@ -191,7 +191,7 @@ def test_inspect_saves_what_is_edited_cut_and_reduced(address: str, image: Path,
     expected = {
         "output": found.predictions["output"],
         "unedited:output": found.unedited["output"],
-        "unedited_class:index": np.array([found.unedited_classes[0].index]),
+        "unedited:prediction": np.array([found.unedited_classes[0].index]),
         "capture:head@output": found.captures["head"].output,
         "positions:head@output": found.captures["head"].calls[0].positions[ca.Point.OUTPUT][""],
         "parameter_gradient:conv.weight": found.parameter_gradients["conv.weight"],
@@ -243,10 +243,10 @@ def test_tokens_and_metrics_are_saved_too(tmp_path: Path) -> None:
     with np.load(file) as saved:
         found = {key: saved[key].tolist() for key in saved.files}
     assert found == {
-        "tokens:layer_activation:ids": [[1, 2]],
-        "tokens:layer_activation:values": [[0.5, -0.5]],
-        "infidelity:layer_activation": [0.0],
-        "infidelity:layer_activation#1": [1.0],
+        "token_ids:layer_activation:ids": [[1, 2]],
+        "token_attribution:layer_activation:ids": [[0.5, -0.5]],
+        "metric:layer_activation:infidelity": [0.0],
+        "metric:layer_activation:infidelity#1": [1.0],
     }
 
 

@@ -86,7 +86,7 @@ def test_bfloat16_is_float32_there() -> None:
     half = numbers(2, 3).astype(ml_dtypes.bfloat16)
     result = replace(table(), predictions={"logits": half}, captures={"fc": capture(output=half)})
     assert result.to_pandas("predictions").value.dtype == np.float32
-    assert result.to_xarray()["captures.fc.output"].dtype == np.float32
+    assert result.to_xarray()["capture:fc@output"].dtype == np.float32
 
 
 def test_unknown_table_is_refused() -> None:
@@ -99,20 +99,18 @@ def test_dataset_has_every_tensor_with_named_dimensions() -> None:
     result = table(rows=3)
     data = result.to_xarray()
     assert set(data.data_vars) == {
-        *("inputs.x", "predictions.logits", "captures.fc1.output", "captures.fc1.grad_output", "input_gradients.x"),
-        *("attributions[0].values.x", "attributions[1].values.x", "targets", "target_values"),
+        *("input:x", "logits", "capture:fc1@output", "capture:fc1@grad_output", "gradient:x"),
+        *("attribution:integrated_gradients:x", "attribution:deep_lift:x", "targets", "target_values"),
     }
-    assert data["attributions[0].values.x"].dims == data["inputs.x"].dims == ("example", "x.feature")
-    assert (
-        data["captures.fc1.output"].dims == data["captures.fc1.grad_output"].dims == ("example", "fc1.output.feature")
-    )
-    chosen = data["attributions[0].values.x"].sel({"x.feature": "feature 4"})
+    assert data["attribution:integrated_gradients:x"].dims == data["input:x"].dims == ("example", "x.feature")
+    assert data["capture:fc1@output"].dims == data["capture:fc1@grad_output"].dims == ("example", "fc1@output.feature")
+    chosen = data["attribution:integrated_gradients:x"].sel({"x.feature": "feature 4"})
     np.testing.assert_array_equal(chosen, result.attributions[0].values["x"][:, 4])
-    product = (data["captures.fc1.output"] * data["captures.fc1.grad_output"]).sum("fc1.output.feature")
+    product = (data["capture:fc1@output"] * data["capture:fc1@grad_output"]).sum("fc1@output.feature")
     fc1 = result.captures["fc1"]
     np.testing.assert_allclose(product, (fc1.output * fc1.grad_output).sum(axis=1), rtol=1e-5)
-    assert data["attributions[1].values.x"].attrs["verdict"] == "DISAGREES"
-    assert list(data.label.values) == ["label 0", "label 1", "label 0"]
+    assert data["attribution:deep_lift:x"].attrs["verdict"] == "DISAGREES"
+    assert list(data.prediction_name.values) == ["label 0", "label 1", "label 0"]
     assert data.attrs["model"] == "tumours"
 
 
@@ -129,19 +127,22 @@ def test_dimensions_of_images_layers_and_targets() -> None:
     )  # fmt: skip
     dims = {name: array.dims for name, array in result.to_xarray().data_vars.items()}
     picture = ("image.channel", "image.height", "image.width")
-    assert dims["attributions[0].values.image"] == ("example", *picture)
-    assert dims["input_gradients.image"] == ("example", "target", *picture)
-    assert dims["captures.conv1.output"][1:] == tuple(f"conv1.output.{role}" for role in ("channel", "height", "width"))
-    other = "captures.conv1.grad_output"  # of another size than the output: dimensions of its own
+    assert dims["attribution:saliency:image"] == ("example", *picture)
+    assert dims["gradient:image"] == ("example", "target", *picture)
+    assert dims["capture:conv1@output"][1:] == tuple(f"conv1@output.{role}" for role in ("channel", "height", "width"))
+    other = "capture:conv1@grad_output"  # of another size than the output: dimensions of its own
     assert dims[other] == ("example", "target", *(f"{other}.{role}" for role in ("channel", "height", "width")))
-    assert dims["parameter_gradients.conv1.weight"] == ("conv1.weight.axis_0", "conv1.weight.axis_1")
-    assert dims["captures.fc.output"] == ("fc.output.axis_0",)
-    assert text().to_xarray()["attributions[0].tokens.values"].dims == ("example", "attributions[0].tokens.feature")
+    assert dims["parameter_gradient:conv1.weight"] == ("conv1.weight.axis_0", "conv1.weight.axis_1")
+    assert dims["capture:fc@output"] == ("fc@output.axis_0",)
+    assert text().to_xarray()["token_attribution:layer_integrated_gradients:input_ids"].dims == (
+        "example",
+        "tokens:layer_integrated_gradients.feature",
+    )
 
 
 def test_array_sent_without_a_name_has_the_inputs_name() -> None:
     result = replace(table(), request=InspectRequest("tumours", {"": numbers(2, 30)}))
-    assert result.to_xarray()["inputs.x"].dims == ("example", "x.feature")
+    assert result.to_xarray()["input:x"].dims == ("example", "x.feature")
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ def test_verdicts_have_badges_reasons_and_remedies() -> None:
         "IntegratedGradients: equals Captum with raw hooks",
         "Lrp: METHOD_INAPPLICABLE: no rule",
         "MODULE_NOT_CALLED: fc9: was not called",
-        "fc1 output: float32[2, 8]",
+        "capture:fc1@output: float32[2, 8]",
     ):
         assert words in shown.text
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 import cutaway as ca
 from cutaway.contract.requests import CheckMode, PointName
 from cutaway.contract.results import Estimate, Outline, WarningCode
-from cutaway.contract.results.arrays import map_tensors
-from cutaway.contract.tensors import Array, dtype_name
+from cutaway.contract.results.arrays import by_name, tensors
+from cutaway.contract.tensors import dtype_name
 from cutaway.gateway import serve
 from tests.matrix.asking import every
 from tests.support.cli import Pets, said, squeezed
@@ -113,14 +113,8 @@ QUESTIONS: dict[str, dict[str, Any]] = {
 
 def outlines(result: ca.InspectResult) -> dict[str, Outline]:
     """The tensors of a real reply as an estimate names them."""
-    found: dict[str, Outline] = {}
-
-    def noted(place: str, array: Array) -> Array:
-        found[place] = Outline(dtype_name(array), array.shape)
-        return array
-
-    map_tensors(result, noted)
-    return found
+    found = by_name(tensors(result))
+    return {name: Outline(dtype_name(entry.array), entry.array.shape) for name, entry in found.items()}
 
 
 def close(estimated: int, real: int) -> bool:
@@ -148,7 +142,7 @@ def test_estimate_is_what_the_reply_then_is(asked: dict[str, Any]) -> None:
     for place in estimate.tensors.keys() - real.keys():
         assert "grad" in place
         assert "float" in estimate.tensors[place].data_type, place
-        assert any(f".{name}" in place for name in silent), place
+        assert any(f":{name}" in place for name in silent), place
     assert close(estimate.reply_bytes, size)
 
 
@@ -262,8 +256,8 @@ def test_estimate_takes_no_memory() -> None:
     dry = worker(net).answer([row({"input": INPUTS["x"]}, dry_run=True, captures=captures)])
     estimate = read(*dry).estimate
     assert estimate is not None
-    assert estimate.tensors["captures.0.output"] == Outline("float32", (ROWS, 1 << 40))
-    assert estimate.tensors["captures.1.grad_input"] == Outline("bfloat16", (ROWS, 1 << 40))
+    assert estimate.tensors["capture:0@output"] == Outline("float32", (ROWS, 1 << 40))
+    assert estimate.tensors["capture:1@grad_input"] == Outline("bfloat16", (ROWS, 1 << 40))
     assert estimate.reply_bytes > 6 * ROWS << 40
 
 
@@ -301,7 +295,7 @@ def test_dry_run_stops_where_the_request_would() -> None:
     net = nn.Sequential(nn.Linear(4, 3), Through(fail))
     captures = [ca.Capture("0", call=0)]
     estimate, result, size = compared(net, {"input": INPUTS["x"]}, captures=captures, predictions=False)
-    assert dict(estimate.tensors) == outlines(result) == {"captures.0.output": Outline("float32", (ROWS, 3))}
+    assert dict(estimate.tensors) == outlines(result) == {"capture:0@output": Outline("float32", (ROWS, 3))}
     assert close(estimate.reply_bytes, size)
 
 
@@ -327,6 +321,6 @@ def test_estimate_through_a_server_and_on_the_command_line(tmp_path: Any) -> Non
         words = ["--capture", "conv", "--dry-run", "--reply-dtype", "float16", "--compress"]
         text = squeezed(said("inspect", "pets", image, *words, "--address", server.address, columns=160))
     assert found is not None
-    assert found.tensors["captures.conv.output"] == Outline("float16", (2, 4, 6, 6))
-    assert "captures.conv.output float16[2, 4, 6, 6] 576" in text
+    assert found.tensors["capture:conv@output"] == Outline("float16", (2, 4, 6, 6))
+    assert "capture:conv@output float16[2, 4, 6, 6] 576" in text
     assert f"about {found.reply_bytes:,} bytes in all" in text

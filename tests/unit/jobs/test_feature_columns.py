@@ -103,10 +103,10 @@ def test_columns_make_one_vector(tmp_path: Path, columns: Any, suffix: str) -> N
     run(job(tmp_path, columns, suffix=suffix, target="label"))
     results = read(tmp_path / "out")
     vectors = in_order(table(), FEATURES)
-    np.testing.assert_array_equal(results["input.x"], vectors)
+    np.testing.assert_array_equal(results["input:x"], vectors)
     labels = np.array([0, 1, 0, 1, 0, 1])
-    np.testing.assert_allclose(results["input_x_gradient.x"], vectors * WEIGHTS[labels], rtol=1e-6)
-    assert results.feature_names("input_x_gradient.x") == FEATURES
+    np.testing.assert_allclose(results["attribution:input_x_gradient:x"], vectors * WEIGHTS[labels], rtol=1e-6)
+    assert results.feature_names("attribution:input_x_gradient:x") == FEATURES
     assert list(results["label"]) == table()["diagnosis"]
 
 
@@ -115,15 +115,15 @@ def test_without_names_of_the_model_columns_have_their_own_order(tmp_path: Path)
     run(job(tmp_path, ["age", "mean_*", "worst_size"], adapter="Unnamed"))
     results = read(tmp_path / "out")
     expected = ("age", "mean_hue", "mean_size", "worst_size")
-    np.testing.assert_array_equal(results["input.x"], in_order(table(), expected))
-    assert results.feature_names("input.x") == expected
+    np.testing.assert_array_equal(results["input:x"], in_order(table(), expected))
+    assert results.feature_names("input:x") == expected
 
 
 def test_other_columns_of_the_table_are_no_features(tmp_path: Path) -> None:
     """With a model that names its features, `features` takes these and leaves texts and other numbers alone."""
     data = table() | {"ward": ["a", "b"] * 3, "visits": [1] * 6}
     run(job(tmp_path, "features", data))
-    np.testing.assert_array_equal(read(tmp_path / "out")["input.x"], in_order(data, FEATURES))
+    np.testing.assert_array_equal(read(tmp_path / "out")["input:x"], in_order(data, FEATURES))
 
 
 def test_whole_numbers_are_features_too(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_whole_numbers_are_features_too(tmp_path: Path) -> None:
     base = job(tmp_path, list(FEATURES), data)
     run(base.model_copy(update={"model": base.model.model_copy(
         update={"adapter": f"{tmp_path / 'plain_adapter.py'}:Unnamed"})}))  # fmt: skip
-    assert read(tmp_path / "out")["input.x"].tolist() == [[1.0] * 4, [2.0] * 4]
+    assert read(tmp_path / "out")["input:x"].tolist() == [[1.0] * 4, [2.0] * 4]
 
 
 WRONG: dict[str, tuple[dict[str, Any], Any, Reason, str]] = {
@@ -188,7 +188,7 @@ def test_a_row_with_a_missing_value_is_bad(tmp_path: Path, suffix: str) -> None:
         assert "row 5, column 'worst_size': 'n/a' is not a number" in bad[5]
     good = [0, 2, 4]
     np.testing.assert_array_equal(
-        results["input.x"][good], [[float(data[name][row]) for name in FEATURES] for row in good]
+        results["input:x"][good], [[float(data[name][row]) for name in FEATURES] for row in good]
     )
     assert set(results["error"]) == {None, "DATA_UNREADABLE"}
 
@@ -283,4 +283,4 @@ def test_a_class_is_named_by_its_label(tmp_path: Path) -> None:
     assert caught.value.field.startswith("target")
     assert not list((tmp_path / "out").glob("part-*"))
     run(job(tmp_path, "features", target="malignant"))
-    assert set(read(tmp_path / "out")["target"]) == {1}
+    assert set(read(tmp_path / "out")["targets"]) == {1}

@@ -78,15 +78,15 @@ def test_only_wrong_rows_are_called_wrong(store: Path, tmp_path: Path, sound: Te
     """Rows whose explanation is wrong disagree, each with its own error; those beside them agree, with theirs. The
     values are those of the whole batch."""
     results, _ = explained(store, tmp_path / "out", doubled(sound, guilty))
-    found = results["saliency.verdict"]
+    found = results["verdict:saliency"]
     assert [row for row in range(ROWS) if found[row] == "DISAGREES"] == guilty
     assert set(np.delete(found, guilty)) == {"AGREES"}
-    assert [bool(reason) for reason in results["saliency.reason"]] == [row in guilty for row in range(ROWS)]
-    np.testing.assert_allclose(results["saliency.error"][guilty], 1.0, rtol=1e-3)
-    assert np.delete(results["saliency.error"], guilty).max() < 1e-4
+    assert [bool(reason) for reason in results["reason:saliency"]] == [row in guilty for row in range(ROWS)]
+    np.testing.assert_allclose(results["largest_error:saliency"][guilty], 1.0, rtol=1e-3)
+    assert np.delete(results["largest_error:saliency"], guilty).max() < 1e-4
     factor = np.array([2.0 if row in guilty else 1.0 for row in range(ROWS)]).reshape(-1, 1, 1, 1)
-    np.testing.assert_allclose(results["saliency.image"], sound.numpy() * factor, rtol=1e-4, atol=1e-6)
-    assert set(results["integrated_gradients.verdict"]) == {"AGREES"}
+    np.testing.assert_allclose(results["attribution:saliency:image"], sound.numpy() * factor, rtol=1e-4, atol=1e-6)
+    assert set(results["verdict:integrated_gradients"]) == {"AGREES"}
 
 
 def test_a_wrong_row_costs_no_further_pass(store: Path, tmp_path: Path, sound: Tensor) -> None:
@@ -94,21 +94,21 @@ def test_a_wrong_row_costs_no_further_pass(store: Path, tmp_path: Path, sound: T
     for rows in ([], [5], list(range(ROWS))):
         results, counts = explained(store, tmp_path / f"{len(rows)} wrong", doubled(sound, rows))
         assert counts == [16, 16]
-        assert [row for row in range(ROWS) if results["saliency.verdict"][row] == "DISAGREES"] == rows
+        assert [row for row in range(ROWS) if results["verdict:saliency"][row] == "DISAGREES"] == rows
 
 
 def test_values_of_the_whole_batch_count(store: Path, tmp_path: Path, sound: Tensor) -> None:
     """A row whose values are wrong only in a large batch is wrong, because these are the values in the table."""
     results, _ = explained(store, tmp_path / "out", doubled(sound, [5], lambda count: count > 8))
-    assert [row for row in range(ROWS) if results["saliency.verdict"][row] == "DISAGREES"] == [5]
+    assert [row for row in range(ROWS) if results["verdict:saliency"][row] == "DISAGREES"] == [5]
 
 
 def test_where_all_disagree_each_has_its_error(store: Path, tmp_path: Path, sound: Tensor) -> None:
     """Of a method that is wrong about everything, as DeepLift is about this model, each row has its own error."""
     request = {"attributions": [{"method": "deep_lift"}]}
     results, counts = explained(store, tmp_path / "out", lambda found: found, request=request)
-    assert set(results["deep_lift.verdict"]) == {"DISAGREES"}
-    assert len(set(results["deep_lift.error"])) == ROWS
+    assert set(results["verdict:deep_lift"]) == {"DISAGREES"}
+    assert len(set(results["largest_error:deep_lift"])) == ROWS
     assert counts == [16, 16]
 
 
@@ -116,11 +116,11 @@ def test_sums_count_row_by_row(store: Path, tmp_path: Path) -> None:
     """A path with too few steps for some rows leaves the verdict of the others alone."""
     request = {"attributions": [{"method": "integrated_gradients", "n_steps": 3}]}
     results, _ = explained(store, tmp_path / "out", lambda found: found, request=request)
-    found = {verdict: list(results["integrated_gradients.verdict"]).count(verdict) for verdict in Verdict}
+    found = {verdict: list(results["verdict:integrated_gradients"]).count(verdict) for verdict in Verdict}
     assert found[Verdict.AGREES]
     assert found[Verdict.INCONCLUSIVE] == ROWS - found[Verdict.AGREES] > 0
-    errors = results["integrated_gradients.error"]
-    agrees = results["integrated_gradients.verdict"] == "AGREES"
+    errors = results["largest_error:integrated_gradients"]
+    agrees = results["verdict:integrated_gradients"] == "AGREES"
     assert errors[agrees].max() <= APPROXIMATE.float32 < errors[~agrees].min()
 
 
@@ -152,15 +152,15 @@ def test_a_model_that_couples_rows_clears_none(store: Path, tmp_path: Path) -> N
 
     model = {"adapter": f"{tmp_path / 'coupled.py'}:Coupled"}
     results, _ = explained(store, tmp_path / "out", first_doubled, model=model)
-    assert set(results["saliency.verdict"]) == {"DISAGREES"}
+    assert set(results["verdict:saliency"]) == {"DISAGREES"}
 
 
 def test_each_rank_has_its_rows(store: Path, tmp_path: Path, sound: Tensor) -> None:
     """Of the explanations of several classes only those that are wrong are called so."""
     results, _ = explained(store, tmp_path / "out", doubled(sound, [5]), target={"top_k": 2})
-    found = results["saliency.verdict"]
+    found = results["verdict:saliency"]
     assert [row for row in range(ROWS) if found[row] == "DISAGREES"] == [5]
-    assert set(results["saliency#1.verdict"]) == {"AGREES"}
+    assert set(results["verdict:saliency#1"]) == {"AGREES"}
 
 
 def test_labels_and_conditions_go_along(store: Path, tmp_path: Path) -> None:
@@ -171,10 +171,10 @@ def test_labels_and_conditions_go_along(store: Path, tmp_path: Path) -> None:
     about_labels = Saliency(network).attribute(images, target=labels)
     request = SALIENCY | {"explain_if": {"probability_at_most": 0.9}}
     results, _ = explained(store, tmp_path / "out", doubled(about_labels, [guilty]), request=request, target="label")
-    skipped = results["saliency.skipped"]
+    skipped = results["skipped:saliency"]
     assert 0 < skipped.sum() < ROWS
     expected = [None if skip else "DISAGREES" if row == guilty else "AGREES" for row, skip in enumerate(skipped)]
-    assert results["saliency.verdict"].tolist() == expected
+    assert results["verdict:saliency"].tolist() == expected
 
 
 def test_a_service_says_the_same_of_each_row(store: Path, tmp_path: Path, sound: Tensor) -> None:
@@ -184,7 +184,7 @@ def test_a_service_says_the_same_of_each_row(store: Path, tmp_path: Path, sound:
         model = {"address": server.address, "name": "digits"}
         engine = {"kind": "service", "batch": 16, "in_flight": 2}
         run(digits_job(store, tmp_path / "out", model=model, engine=engine, **words))
-    found = read(tmp_path / "out")["saliency.verdict"]
+    found = read(tmp_path / "out")["verdict:saliency"]
     assert [row for row in range(ROWS) if found[row] == "DISAGREES"] == [5]
 
 
@@ -193,10 +193,10 @@ def test_a_kill_changes_no_verdict(store: Path, tmp_path: Path, sound: Tensor) -
     fault = doubled(sound, [5, 20])
     output = {"shard_rows": 16}
     whole, _ = explained(store, tmp_path / "a", fault, output={"folder": tmp_path / "a", **output})
-    expected = whole["saliency.verdict"].tolist()
+    expected = whole["verdict:saliency"].tolist()
     (tmp_path / "a" / "part-00000.parquet").unlink()
     again, _ = explained(store, tmp_path / "a", fault, output={"folder": tmp_path / "a", **output})
-    assert again["saliency.verdict"].tolist() == expected
+    assert again["verdict:saliency"].tolist() == expected
 
 
 def test_the_worst_check_speaks() -> None:
@@ -214,7 +214,7 @@ def test_the_worst_check_speaks() -> None:
         result = InspectResult({}, attributions=(AttributionResult("Saliency", "", {}, checks=checks),))
         template = parse_request({"attributions": "saliency"}, "predicted")
         values = {cells.name: cells.values for cells in flattened(result, template, 2)}
-        return list(zip(values.get("saliency.verdict", []), values.get("saliency.error", [])))
+        return list(zip(values.get("verdict:saliency", []), values.get("largest_error:saliency", [])))
 
     assert found() == []
     assert found(none, agrees) == found(agrees, none) == [("AGREES", 1.0)] * 2

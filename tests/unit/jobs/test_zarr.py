@@ -23,7 +23,7 @@ REQUEST: dict[str, Any] = {
     "attributions": [{"method": "saliency"}],
     "captures": [{"layer": "conv*"}, {"layer": "fc1", "at": ["output", "grad_output"]}],
 }
-CAPTURES = ["capture.conv1.output", "capture.conv2.output", "capture.fc1.output", "capture.fc1.grad_output"]
+CAPTURES = ["capture:conv1@output", "capture:conv2@output", "capture:fc1@output", "capture:fc1@grad_output"]
 
 
 def into(folder: Path, captures_to: str = "zarr", **more: Any) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def test_values_are_those_of_tables(store: Path, tmp_path: Path, tables: Results
     results = read(tmp_path / "out")
     assert sorted(results.find(kind="capture")) == sorted(CAPTURES)
     alike(results, tables)
-    assert np.isnan(results["capture.fc1.output"][17]).all()
+    assert np.isnan(results["capture:fc1@output"][17]).all()
     for one, other in zip(results.shards([CAPTURES[0], "row"]), tables.shards([CAPTURES[0], "row"])):
         same(one[CAPTURES[0]], other[CAPTURES[0]])
     names = parquet.read_schema(tmp_path / "out" / "part-00000.parquet").names
@@ -90,10 +90,10 @@ def test_while_it_runs_there_is_what_is_written(store: Path, tmp_path: Path, tab
     run(digits_job(store, tmp_path / "out", data=spoiled(), request=REQUEST, output=into(tmp_path / "out")))
     (tmp_path / "out" / "part-00001.parquet").unlink()
     there = [*range(16), *range(32, 40)]
-    same(read(tmp_path / "out")["capture.fc1.output"], tables["capture.fc1.output"][there])
+    same(read(tmp_path / "out")["capture:fc1@output"], tables["capture:fc1@output"][there])
     for part in (tmp_path / "out").glob("part-*"):
         part.unlink()
-    assert read(tmp_path / "out")["capture.fc1.output"].shape == (0, *tables["capture.fc1.output"].shape[1:])
+    assert read(tmp_path / "out")["capture:fc1@output"].shape == (0, *tables["capture:fc1@output"].shape[1:])
 
 
 def test_arrays_that_went_are_written_again(store: Path, tmp_path: Path, tables: Results) -> None:
@@ -101,7 +101,7 @@ def test_arrays_that_went_are_written_again(store: Path, tmp_path: Path, tables:
     job = digits_job(store, tmp_path / "out", data=spoiled(), request=REQUEST, output=into(tmp_path / "out"))
     run(job)
     assert run(job).kept == 3
-    shutil.rmtree(tmp_path / "out" / "_captures" / "capture.fc1.output.zarr")
+    shutil.rmtree(tmp_path / "out" / "_captures" / "capture:fc1@output.zarr")
     assert run(job).written == 3
     alike(read(tmp_path / "out"), tables)
 
@@ -115,7 +115,7 @@ def test_whole_numbers_and_places_of_the_largest(store: Path, tmp_path: Path) ->
         run(digits_job(store, tmp_path / kind, data=spoiled(), request=request, output=output))
         found.append(read(tmp_path / kind))
     alike(*found)
-    positions = found[0]["capture.fc1.output.positions"]
+    positions = found[0]["positions:fc1@output"]
     assert np.ma.getmaskarray(positions).all(1).nonzero()[0].tolist() == [17]
 
 

@@ -18,7 +18,8 @@ from cutaway.client.request_builder import build_request
 from cutaway.contract.compression import compress, decompress
 from cutaway.contract.errors import CutawayError, InvalidArgument, Reason
 from cutaway.contract.requests import InspectRequest
-from cutaway.contract.results.arrays import map_tensors
+from cutaway.contract.results.arrays import by_name
+from cutaway.contract.results.arrays import tensors as tensors_of
 from cutaway.contract.tensors import DTYPES, Array, to_bytes
 from cutaway.contract.wire import requests as wire_requests
 from cutaway.contract.wire import scalars
@@ -212,14 +213,7 @@ def test_packed_reply_is_the_plain_one_in_fewer_bytes() -> None:
 
 
 def by_place(result: ca.InspectResult) -> dict[str, object]:
-    found: dict[str, object] = {}
-
-    def noted(place: str, array: Array) -> Array:
-        found[place] = canonical(array)
-        return array
-
-    map_tensors(result, noted)
-    return found
+    return {name: canonical(entry.array) for name, entry in by_name(tensors_of(result)).items()}
 
 
 def test_unknown_compression_is_refused_before_anything_is_sent() -> None:

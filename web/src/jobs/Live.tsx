@@ -51,10 +51,10 @@ function questionOf({ question = {}, job }: Manifest, { cells }: Line): Draft | 
 async function inputsOf(folder: JobFolder, line: Line, { inputs }: ModelDetail): Promise<Question["inputs"]> {
   const columns = columnsOf(folder, ["input"]);
   const cells = await cellsOf(line, columns);
-  const raw = cells["input.raw"];
+  const raw = cells["input:raw"];
   if (typeof raw === "string") return [raw];
   if (raw instanceof Uint8Array) {
-    const column = columns.find(({ name }) => name === "input.raw");
+    const column = columns.find(({ name }) => name === "input:raw");
     return [{ data: Uint8Array.from(raw), mediaType: column?.["media_type"] ?? "" }];
   }
   const named = columns.flatMap((column) => {

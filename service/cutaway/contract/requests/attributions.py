@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Annotated, TypeAlias
 
 from cutaway.contract.requests.bounds import Finite, Positive, bounded, given
@@ -151,6 +152,7 @@ def field_name(kind: type[object]) -> str:
     return method_field(kind.__name__)
 
 
+@lru_cache
 def method_field(name: str) -> str:
     """The same, by the name of the class."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()

@@ -6,7 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from cutaway.contract.requests import Point
+from cutaway.contract.results.arrays import ATTRIBUTIONS, CAPTURES, named, numbers
 from cutaway.contract.results.explanations import (
     AttributionError,
     AttributionResult,
@@ -198,7 +201,7 @@ class Estimate:
 
     Attributes:
         reply_bytes: the size of the reply, in bytes, without compression.
-        tensors: every tensor of the reply, in order, by its place in the result: ``captures.conv1.output``.
+        tensors: every tensor of the reply, in order, by its name: ``capture:conv1@output``.
         passes: the largest number of passes that the attributions and their checks need, counted for each example; the
             operator's limit applies to it.
     """
@@ -234,20 +237,22 @@ class InspectResult:
             gradients or attributions are about.
     """
 
-    predictions: Mapping[str, Array]
+    predictions: Mapping[str, Array] = field(metadata=named("output", "output"))
     classes: tuple[ClassPrediction, ...] = ()
-    targets: Array | None = None
-    target_values: Array | None = None
-    captures: Mapping[str, ModuleCapture] = field(default_factory=dict)
-    input_gradients: Mapping[str, Array] = field(default_factory=dict)
-    parameter_gradients: Mapping[str, Array] = field(default_factory=dict)
-    attributions: tuple[AttributionResult, ...] = ()
-    unedited: Mapping[str, Array] = field(default_factory=dict)
+    targets: Array | None = field(default=None, metadata=numbers("targets", np.int64))
+    target_values: Array | None = field(default=None, metadata=numbers("target_values", np.float64))
+    captures: Mapping[str, ModuleCapture] = field(default_factory=dict, metadata=CAPTURES)
+    input_gradients: Mapping[str, Array] = field(default_factory=dict, metadata=named("gradient", "input"))
+    parameter_gradients: Mapping[str, Array] = field(
+        default_factory=dict, metadata=named("parameter_gradient", "parameter", by_row=False)
+    )
+    attributions: tuple[AttributionResult, ...] = field(default=(), metadata=ATTRIBUTIONS)
+    unedited: Mapping[str, Array] = field(default_factory=dict, metadata=named("unedited", "output"))
     unedited_classes: tuple[ClassPrediction, ...] = ()
     warnings: tuple[Warning, ...] = ()
     provenance: Provenance = field(default_factory=Provenance)
     timings: Timings = field(default_factory=Timings)
-    explained_rows: Array | None = None
+    explained_rows: Array | None = field(default=None, metadata=numbers("explained_rows", np.bool_))
     estimate: Estimate | None = None
     feature_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 

@@ -1,4 +1,10 @@
-"""The arrays of a result by unique names: those of NPZ files, and of outputs of the Open Inference Protocol."""
+"""The arrays of a result as one table: their names, what they are, and a way to replace them.
+
+The metadata of a dataclass field says that it holds arrays (`array`, `named`, `numbers`, `CAPTURES`), or dataclasses
+that do (`ATTRIBUTIONS`, `parts`). All else follows: NPZ files, outputs of the Open Inference Protocol, columns of jobs,
+xarray's variables, estimates and streams have the arrays and names of `entries`; `cutaway.contract.wire.results` derives its
+codecs from `array_fields`. docs/results.md explains the names to users.
+"""
 
 from __future__ import annotations
 
@@ -6,201 +12,325 @@ import io
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from itertools import product
-from typing import BinaryIO, NamedTuple, TypeAlias
+from dataclasses import fields
+from functools import cache
+from itertools import count
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
 from cutaway.contract.requests import POINTS, Point, method_field
-from cutaway.contract.results import CapturedCall, ClassPrediction, InspectResult, ModuleCapture
-from cutaway.contract.results.explanations import AttributionResult
 from cutaway.contract.tensors import Array
+from cutaway.contract.values import changed
 
-# All captured tensors of a result as one list.
+if TYPE_CHECKING:
+    from cutaway.contract.results import CapturedCall, InspectResult, ModuleCapture
+    from cutaway.contract.results.explanations import AttributionResult
+
+_METADATA = "arrays"
+T = TypeVar("T")
 
 
-class CapturedTensor(NamedTuple):
-    """One captured tensor and its place.
+class Place(NamedTuple):
+    """The place of a captured tensor.
 
     Attributes:
         module: the name of the module, or the address of the operator.
         point: the hook point.
+        path: the tensor's path within the call, ``""`` for a bare tensor.
         call: the number of the call, from 0.
         calls: how often the module was called.
-        path: the tensor's path within the call, ``""`` for a bare tensor.
-        array: the values.
-        positions: after a reduction to the largest elements, their indices along the reduced axis.
     """
 
     module: str
     point: Point
-    call: int
-    calls: int
-    path: str
-    array: Array
-    positions: Array | None
+    path: str = ""
+    call: int = 0
+    calls: int = 1
+
+    def __str__(self) -> str:
+        """Returns ``conv1@output``, ``lstm@output:[0]``, and for a further call ``act@output#1``."""
+        path, call = f":{self.path}" if self.path else "", f"#{self.call}" if self.call else ""
+        return f"{self.module}@{self.point.value}{path}{call}"
 
 
-def captured_tensors(result: InspectResult) -> Iterator[CapturedTensor]:
-    """Yields every captured tensor in the order of the result."""
-    for module, capture in result.captures.items():
-        for index, call in enumerate(capture.calls):
-            for point, leaves in call.leaves.items():
-                for path, array in leaves.items():
-                    positions = call.positions.get(point, {}).get(path)
-                    yield CapturedTensor(module, point, index, len(capture.calls), path, array, positions)
+class NamedAttribution(NamedTuple):
+    """An attribution, its number in the result, and the name that its arrays share: ``saliency``."""
+
+    result: AttributionResult
+    number: int
+    name: str
 
 
-# Applies a function to every tensor of a result.
+class Where(NamedTuple):
+    """What the arrays of a part of a result have in common: their attribution, and what they are of."""
+
+    attribution: NamedAttribution | None = None
+    key: str | None = None
 
 
-TensorFunction: TypeAlias = Callable[[str, Array], Array]
-"""Takes the place of a tensor (``captures.conv1.output``) and the tensor; returns the tensor that replaces it."""
+class ArrayField(NamedTuple):
+    """A dataclass field that holds an array, or arrays by name.
+
+    Attributes:
+        kind: the first part of the names of its arrays.
+        of: what names its arrays: ``output``, ``input`` (or layer), ``parameter``.
+        by_row: whether axis 0 is the batch.
+        number: the element type of an array that is sent as numbers; None for one that is sent as a tensor.
+        named: whether it holds arrays by name.
+    """
+
+    kind: str
+    of: str = ""
+    by_row: bool = True
+    number: type[np.generic] | None = None
+    named: bool = False
+
+    def rebuild(self, value: Any, function: Function, where: Where) -> Any:
+        """Returns ``value`` with what ``function`` returns in place of each array."""
+        if self.named:
+            return {name: function(array, self, name, where.attribution) for name, array in value.items()}
+        return function(value, self, where.key, where.attribution)
 
 
-def map_tensors(result: InspectResult, function: TensorFunction) -> InspectResult:
-    """Returns ``result`` with the value of ``function`` in place of each tensor. The function is called in the order of
-    `cutaway.v1.InspectResponse`."""
-    return replace(
-        result,
-        predictions=_map_named("predictions", result.predictions, function),
-        captures={
-            name: _map_capture(f"captures.{name}", capture, function) for name, capture in result.captures.items()
-        },
-        input_gradients=_map_named("input_gradients", result.input_gradients, function),
-        parameter_gradients=_map_named("parameter_gradients", result.parameter_gradients, function),
-        attributions=tuple(
-            _map_attribution(f"attributions[{index}]", attribution, function)
-            for index, attribution in enumerate(result.attributions)
-        ),
-        unedited=_map_named("unedited", result.unedited, function),
-    )
-
-
-def _map_named(place: str, arrays: Mapping[str, Array], function: TensorFunction) -> dict[str, Array]:
-    return {name: function(f"{place}.{name}", array) for name, array in arrays.items()}
-
-
-def _map_capture(place: str, capture: ModuleCapture, function: TensorFunction) -> ModuleCapture:
-    """Visits point by point, and each point call by call: the order in the message, which differs from the result's."""
-    leaves: list[dict[Point, dict[str, Array]]] = [{} for _ in capture.calls]
-    positions: list[dict[Point, dict[str, Array]]] = [{} for _ in capture.calls]
-    for point, (index, call) in product(POINTS, enumerate(capture.calls)):
-        call_place = f"{place}.calls[{index}]" if index else place
-        for path, array in call.leaves.get(point, {}).items():
-            leaf_place = f"{call_place}.{point.value}" + (path if path[:1] in ("", "[", ".") else f".{path}")
-            leaves[index].setdefault(point, {})[path] = function(leaf_place, array)
-            if path in call.positions.get(point, {}):
-                mapped = function(f"{leaf_place}.positions", call.positions[point][path])
-                positions[index].setdefault(point, {})[path] = mapped
-    return ModuleCapture(tuple(map(CapturedCall, leaves, positions)))
-
-
-def _map_attribution(place: str, attribution: AttributionResult, function: TensorFunction) -> AttributionResult:
-    values = _map_named(f"{place}.values", attribution.values, function)
-    tokens = attribution.tokens
-    if tokens is not None:
-        ids = function(f"{place}.tokens.ids", tokens.ids)
-        tokens = replace(tokens, ids=ids, values=function(f"{place}.tokens.values", tokens.values))
-    errors = _map_named(f"{place}.standard_errors", attribution.standard_errors, function)
-    return replace(attribution, values=values, tokens=tokens, standard_errors=errors)
-
-
-class NamedArray(NamedTuple):
+class Entry(NamedTuple):
     """One array of a result.
 
     Attributes:
-        name: ``output``, ``capture:conv1@output``, ``attribution:integrated_gradients:image``.
-        array: its elements.
-        verdict: of the attribution that it belongs to; empty for any other array.
+        array: the elements.
+        field: the field that holds it.
+        key: the output, input, layer, parameter or metric that it is of, or its place; None where its kind tells it.
+        attribution: the attribution that it belongs to.
     """
 
-    name: str
     array: Array
-    verdict: str = ""
+    field: ArrayField
+    key: str | Place | None = None
+    attribution: NamedAttribution | None = None
+
+    @property
+    def name(self) -> str:
+        """``output``, ``capture:conv1@output``, ``attribution:integrated_gradients:image``."""
+        name = self.field.kind
+        if self.attribution is not None:
+            name = f"{name}:{self.attribution.name}"
+        if self.key is None:
+            return name
+        return str(self.key) if name == OUTPUT else f"{name}:{self.key}"
+
+    @property
+    def kind(self) -> str:
+        """The first part of the name, which outputs alone do not have."""
+        return self.field.kind
+
+    @property
+    def is_tensor(self) -> bool:
+        """Whether the contract has it as a tensor, not as repeated numbers."""
+        return self.field.number is None
+
+    @property
+    def place(self) -> Place | None:
+        """The place of a captured tensor."""
+        return self.key if isinstance(self.key, Place) else None
+
+    @property
+    def input(self) -> str:
+        """The input that it is about; ``""`` for any other array, such as the attribution of a layer."""
+        at_layer = self.kind == ATTRIBUTION and self.attribution is not None and self.attribution.result.layer
+        return str(self.key or "") if self.field.of == "input" and not at_layer else ""
 
 
-def named_tensors(result: InspectResult) -> Iterator[NamedArray]:
-    """Yields the tensors of ``result`` in its order. The second one of a name has ``#1`` behind it, the third ``#2``:
-    the second call of a module, or the second attribution by one method."""
-    return _numbered(_tensors(result))
+OUTPUT, CAPTURE, POSITIONS, ATTRIBUTION = "output", "capture", "positions", "attribution"
+
+Function: TypeAlias = Callable[[Array, ArrayField, "str | Place | None", "NamedAttribution | None"], Array]
+"""Takes what an `Entry` has, and returns the array's replacement. An `Entry` for each would be a third of the time."""
+
+_Rebuild: TypeAlias = Callable[[Any, Function, Where], Any]
 
 
-def named_arrays(result: InspectResult) -> Iterator[NamedArray]:
-    """Yields the same tensors, and then the numbers by row that explain them: classes, targets, deltas, metrics."""
-    return _numbered([*_tensors(result), *_by_row(result)])
+def with_arrays(result: T, function: Function) -> T:
+    """Returns a result, or a part of one, with what ``function`` returns in place of each array.
+
+    The function is called in the order of the fields; for tensors it is that of `cutaway.v1.InspectResponse`.
+    """
+    return _rebuilt(result, function, Where())
 
 
-def npy(array: Array) -> bytes:
-    """Returns ``array`` as an NPY file; bfloat16, which numpy has not, as float32."""
+def with_tensors(result: InspectResult, function: Function) -> InspectResult:
+    """Does what `with_arrays` does, for those arrays that the contract has as tensors."""
+
+    def replace(array: Array, field: ArrayField, *rest: Any) -> Array:
+        return array if field.number else function(array, field, *rest)
+
+    return with_arrays(result, replace)
+
+
+def entries(result: InspectResult) -> list[Entry]:
+    """Returns every array of ``result``: the predicted classes as arrays, then those of `with_arrays`, in its order."""
+    found = list(_classes(result))
+
+    def collect(array: Array, *rest: Any) -> Array:
+        found.append(Entry(array, *rest))
+        return array
+
+    with_arrays(result, collect)
+    return found
+
+
+def tensors(result: InspectResult) -> list[Entry]:
+    """Returns those of `entries` that the contract has as tensors."""
+    return [entry for entry in entries(result) if entry.is_tensor]
+
+
+def captures(result: InspectResult) -> Iterator[tuple[Place, Array]]:
+    """Yields every captured tensor and its place."""
+    return ((entry.place, entry.array) for entry in entries(result) if entry.place and entry.kind == CAPTURE)
+
+
+def by_name(found: Sequence[Entry], taken: Iterable[str] = ()) -> dict[str, Entry]:
+    """Returns ``found`` by their names, none of which is in ``taken``: see `numbered`."""
+    return dict(zip(numbered([entry.name for entry in found], taken), found))
+
+
+def numbered(names: Iterable[str], taken: Iterable[str] = ()) -> Iterator[str]:
+    """Yields ``names``; the second of a name has ``#1`` behind it, the third ``#2``, as has one that is ``taken``."""
+    counts = Counter(taken)
+    for name in names:
+        unique = name
+        while counts[unique]:
+            unique = f"{name}#{counts[name]}"
+            counts[name] += 1
+        counts[unique] += 1
+        yield unique
+
+
+def _rebuilt(part: T, function: Function, where: Where) -> T:
+    kind: Any = type(part)
+    values = {name: (rebuild, getattr(part, name)) for name, rebuild in _rebuilders(kind)}
+    replaced = {name: rebuild(value, function, where) for name, (rebuild, value) in values.items() if value is not None}
+    return changed(part, **replaced)
+
+
+@cache
+def _rebuilders(kind: type[Any]) -> tuple[tuple[str, _Rebuild], ...]:
+    """Returns the fields of a dataclass that have arrays, and how each is rebuilt."""
+    described = ((field.name, field.metadata.get(_METADATA)) for field in fields(kind))
+    return tuple(
+        (name, rule.rebuild if isinstance(rule, ArrayField) else rule) for name, rule in described if rule is not None
+    )
+
+
+# The metadata of fields
+
+
+def array(kind: str, of: str = "") -> dict[str, ArrayField]:
+    """Describes a field that has a tensor."""
+    return {_METADATA: ArrayField(kind, of)}
+
+
+def named(kind: str, of: str, *, by_row: bool = True) -> dict[str, ArrayField]:
+    """Describes a field that has tensors by the names of ``of``."""
+    return {_METADATA: ArrayField(kind, of, by_row, named=True)}
+
+
+def numbers(kind: str, number: type[np.generic], of: str = "") -> dict[str, ArrayField]:
+    """Describes a field that has a number for each row."""
+    return {_METADATA: ArrayField(kind, of, number=number)}
+
+
+def parts(key: str) -> dict[str, _Rebuild]:
+    """Describes a field that has a dataclass or a tuple of them, whose attribute ``key`` is the key of its arrays."""
+
+    def one(part: T, function: Function, where: Where) -> T:
+        return _rebuilt(part, function, where._replace(key=getattr(part, key) or None))
+
+    def rebuild(value: Any, function: Function, where: Where) -> Any:
+        if isinstance(value, tuple):
+            return tuple(one(part, function, where) for part in value)
+        return one(value, function, where)
+
+    return {_METADATA: rebuild}
+
+
+def _attributions(values: Sequence[AttributionResult], function: Function, _: Where) -> tuple[AttributionResult, ...]:
+    owners = map(NamedAttribution, values, count(), numbered([method_field(each.method) for each in values]))
+    return tuple(_rebuilt(owner.result, function, Where(owner)) for owner in owners)
+
+
+ATTRIBUTIONS: dict[str, _Rebuild] = {_METADATA: _attributions}
+"""Describes the field that has the attributions."""
+
+_CAPTURE, _POSITIONS = ArrayField(CAPTURE), ArrayField(POSITIONS)
+_Leaves: TypeAlias = dict[Point, dict[str, Array]]
+
+
+def _captures(values: Mapping[str, ModuleCapture], function: Function, _: Where) -> dict[str, ModuleCapture]:
+    return {module: _capture(module, capture, function) for module, capture in values.items()}
+
+
+def _capture(module: str, capture: ModuleCapture, function: Function) -> ModuleCapture:
+    """Visits point by point, and each point call by call: the order in the message, which differs from the result's."""
+    calls: list[tuple[int, CapturedCall, _Leaves, _Leaves]] = [
+        (number, call, {}, {}) for number, call in enumerate(capture.calls)
+    ]
+    for point in POINTS:
+        for number, call, leaves, positions in calls:
+            if point in call.leaves:
+                leaves[point], found = {}, call.positions.get(point)
+                for path, leaf in call.leaves[point].items():
+                    place = Place(module, point, path, number, len(calls))
+                    leaves[point][path] = function(leaf, _CAPTURE, place, None)
+                    if found and path in found:
+                        indices = function(found[path], _POSITIONS, place, None)
+                        positions.setdefault(point, {})[path] = indices
+    return type(capture)(tuple([type(call)(leaves, positions) for _, call, leaves, positions in calls]))
+
+
+CAPTURES: dict[str, _Rebuild] = {_METADATA: _captures}
+"""Describes the field that has the captures."""
+
+CLASSES: dict[str, tuple[str, str, type[np.generic]]] = {
+    "prediction": ("classes", "index", np.int64),
+    "probability": ("classes", "probability", np.float64),
+    "unedited:prediction": ("unedited_classes", "index", np.int64),
+    "unedited:probability": ("unedited_classes", "probability", np.float64),
+}
+"""The kinds of arrays that are made of predicted classes: the field, its attribute, and the element type."""
+
+
+def _classes(result: InspectResult) -> Iterator[Entry]:
+    for kind, (field, attribute, number) in CLASSES.items():
+        if classes := getattr(result, field):
+            values = np.array([getattr(each, attribute) for each in classes], number)
+            yield Entry(values, ArrayField(kind, number=number))
+
+
+def array_fields(kind: type[Any]) -> dict[str, ArrayField]:
+    """Returns the fields of a dataclass that have arrays themselves, by name."""
+    described = {field.name: field.metadata.get(_METADATA) for field in fields(kind)}
+    return {name: rule for name, rule in described.items() if isinstance(rule, ArrayField)}
+
+
+def other_fields(kind: Any) -> list[str]:
+    """Returns the fields of a dataclass that have no arrays but those of their parts."""
+    captured = (name for name, rebuild in _rebuilders(kind) if rebuild is _captures)
+    with_arrays = {*array_fields(kind), *captured}
+    return [field.name for field in fields(kind) if field.name not in with_arrays]
+
+
+# Files of numpy
+
+
+def npy(values: Array) -> bytes:
+    """Returns ``values`` as an NPY file; bfloat16, which numpy has not, as float32."""
     file = io.BytesIO()
-    plain = array.astype(np.float32) if array.dtype.name == "bfloat16" else array
+    plain = values.astype(np.float32) if values.dtype.name == "bfloat16" else values
     np.lib.format.write_array(file, plain, allow_pickle=False)
     return file.getvalue()
 
 
-def write_npz(file: BinaryIO, arrays: Iterable[NamedArray]) -> None:
-    """Writes ``arrays`` as an NPZ file: `numpy.savez` has arguments of its own, which may not be names."""
+def write_npz(file: BinaryIO, found: Mapping[str, Entry]) -> None:
+    """Writes arrays by name as an NPZ file: `numpy.savez` has arguments of its own, which may not be names."""
     with zipfile.ZipFile(file, "w") as archive:
-        for each in arrays:
-            archive.writestr(f"{each.name}.npy", npy(each.array))
-
-
-def _numbered(arrays: Iterable[NamedArray]) -> Iterator[NamedArray]:
-    seen: Counter[str] = Counter()
-    for each in arrays:
-        before = seen[each.name]
-        seen[each.name] += 1
-        yield each._replace(name=f"{each.name}#{before}") if before else each
-
-
-def _tensors(result: InspectResult) -> Iterator[NamedArray]:
-    yield from _named("", result.predictions)
-    yield from _named("unedited:", result.unedited)
-    yield from _captures(result)
-    yield from _named("gradient:", result.input_gradients)
-    yield from _named("parameter_gradient:", result.parameter_gradients)
-    for attribution in result.attributions:
-        method, verdict = method_field(attribution.method), str(attribution.verdict or "")
-        yield from _named(f"attribution:{method}:", attribution.values, verdict)
-        yield from _named(f"standard_error:{method}:", attribution.standard_errors, verdict)
-        if attribution.tokens is not None:
-            tokens = {"ids": attribution.tokens.ids, "values": attribution.tokens.values}
-            yield from _named(f"tokens:{method}:", tokens, verdict)
-
-
-def _captures(result: InspectResult) -> Iterator[NamedArray]:
-    for module, capture in result.captures.items():
-        for call in capture.calls:
-            for kind, by_point in (("capture", call.leaves), ("positions", call.positions)):
-                for point, leaves in by_point.items():
-                    for path, array in leaves.items():
-                        yield NamedArray(f"{kind}:{module}@{point.value}{path and ':'}{path}", array)
-
-
-def _by_row(result: InspectResult) -> Iterator[NamedArray]:
-    yield from _classes("class", result.classes)
-    yield from _classes("unedited_class", result.unedited_classes)
-    yield from _named("", {"targets": result.targets, "target_values": result.target_values})
-    for attribution in result.attributions:
-        yield from _of_attribution(method_field(attribution.method), attribution)
-
-
-def _of_attribution(method: str, attribution: AttributionResult) -> Iterator[NamedArray]:
-    names = ("convergence_delta", "value_at_input", "value_at_baseline", "targets")
-    yield from _named("", {f"{name}:{method}": getattr(attribution, name) for name in names})
-    for metric in attribution.metrics:
-        yield NamedArray(f"{metric.name}:{method}", metric.values)
-
-
-def _classes(name: str, classes: Sequence[ClassPrediction]) -> Iterator[NamedArray]:
-    if classes:
-        yield NamedArray(f"{name}:index", np.array([each.index for each in classes]))
-        yield NamedArray(f"{name}:probability", np.array([each.probability for each in classes]))
-
-
-def _named(prefix: str, arrays: Mapping[str, Array | None], verdict: str = "") -> Iterator[NamedArray]:
-    for name, array in arrays.items():
-        if array is not None:
-            yield NamedArray(f"{prefix}{name}", array, verdict)
+        for name, entry in found.items():
+            archive.writestr(f"{name}.npy", npy(entry.array))

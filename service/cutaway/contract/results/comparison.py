@@ -10,13 +10,14 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from cutaway.contract.results import InspectResult, Provenance
+from cutaway.contract.results.arrays import CLASSES, by_name, entries, other_fields
 from cutaway.contract.tensors import DTYPES, Array, dtype_name
 
 _OWN = {
-    *("timings", "provenance", "max_absolute_error", "max_relative_error", "cosine"),
-    *("convergence_delta", "standard_errors", "reason"),
+    *("timings", "provenance", "max_absolute_error", "max_relative_error", "cosine", "reason"),
+    *("convergence_delta", "standard_error"),
 }
-"""Fields that hold how a reply was made, and what is left of rounding: no two runs need have these in common."""
+"""Fields and kinds of arrays that tell how a reply was made, or what is left of rounding. Two runs may differ there."""
 
 _OF_ONE_CALL = ("seed", "forwards", "backwards", "companions")
 _CHANGES = [field.name for field in fields(Provenance) if field.name not in _OF_ONE_CALL]
@@ -27,7 +28,7 @@ class Difference:
     """One place where two results differ.
 
     Attributes:
-        place: ``captures['conv1'].calls[0].leaves['output']['']``.
+        place: of an array its name, ``capture:conv1@output``; else the field, ``classes[0].label``.
         why: what differs, for people.
     """
 
@@ -67,7 +68,7 @@ class Comparison:
 
 def compare(stored: InspectResult, now: InspectResult) -> Comparison:
     """Returns how ``now`` compares with ``stored``, the result of the same request at another time."""
-    found = list(_of_fields(InspectResult, stored, now, ""))
+    found = [*_of_arrays(stored, now), *_of_fields(InspectResult, stored, now, "")]
     near = [each.relative for each in found if isinstance(each, _Rounding) and each.relative]
     differences = tuple(each for each in found if isinstance(each, Difference))
     changes = (
@@ -93,10 +94,21 @@ class _Rounding:
 _Found: TypeAlias = Iterator[Difference | _Rounding]
 
 
+def _of_arrays(stored: InspectResult, now: InspectResult) -> _Found:
+    """Compares the arrays of each name."""
+    one, other = (
+        {name: entry.array for name, entry in by_name(entries(each)).items() if entry.kind not in {*_OWN, *CLASSES}}
+        for each in (stored, now)
+    )
+    for name in dict.fromkeys([*one, *other]):
+        if name in one and name in other:
+            yield _of_array(one[name], other[name], name)
+        else:
+            yield Difference(name, "not there, and there before" if name in one else "there, and not before")
+
+
 def _differences(one: Any, other: Any, place: str) -> _Found:
-    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
-        yield _of_arrays(one, other, place)
-    elif is_dataclass(one) and type(one) is type(other):
+    if is_dataclass(one) and type(one) is type(other):
         yield from _of_fields(type(one), one, other, f"{place}.")
     elif isinstance(one, Mapping) and isinstance(other, Mapping) and list(one) == list(other):
         for key in one:
@@ -112,13 +124,13 @@ def _differences(one: Any, other: Any, place: str) -> _Found:
 
 
 def _of_fields(kind: type, one: Any, other: Any, place: str) -> _Found:
-    """Compares the fields that ``kind`` has; a client's result has more."""
-    for field in fields(kind):
-        if field.name not in _OWN:
-            yield from _differences(getattr(one, field.name), getattr(other, field.name), f"{place}{field.name}")
+    """Compares the fields without arrays that ``kind`` has; a client's result has more."""
+    for name in other_fields(kind):
+        if name not in _OWN:
+            yield from _differences(getattr(one, name), getattr(other, name), f"{place}{name}")
 
 
-def _of_arrays(one: Array, other: Array, place: str) -> Difference | _Rounding:
+def _of_array(one: Array, other: Array, place: str) -> Difference | _Rounding:
     name, before = (f"{dtype_name(each)}{list(each.shape)}" for each in (other, one))
     if name != before:
         return Difference(place, f"{name}, and {before} before")

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from cutaway.contract.requests import CheckMode
+from cutaway.contract.results.arrays import array, named, numbers, parts
 from cutaway.contract.results.summary import describe_attribution
 from cutaway.contract.tensors import Array
 from cutaway.contract.values import StrEnum
@@ -136,8 +139,8 @@ class TokenAttribution:
     """
 
     input: str
-    ids: Array
-    values: Array
+    ids: Array = field(metadata=array("token_ids", "input"))
+    values: Array = field(metadata=array("token_attribution", "input"))
     texts: tuple[tuple[str, ...], ...] = ()
 
 
@@ -151,7 +154,7 @@ class MetricResult:
     """
 
     name: str
-    values: Array
+    values: Array = field(metadata=numbers("metric", np.float64, of="metric"))
 
 
 @dataclass(frozen=True)
@@ -194,16 +197,16 @@ class AttributionResult:
 
     method: str
     layer: str
-    values: Mapping[str, Array]
-    convergence_delta: Array | None = None
-    value_at_input: Array | None = None
-    value_at_baseline: Array | None = None
-    targets: Array | None = None
+    values: Mapping[str, Array] = field(metadata=named("attribution", "input"))
+    convergence_delta: Array | None = field(default=None, metadata=numbers("convergence_delta", np.float64))
+    value_at_input: Array | None = field(default=None, metadata=numbers("value_at_input", np.float64))
+    value_at_baseline: Array | None = field(default=None, metadata=numbers("value_at_baseline", np.float64))
+    targets: Array | None = field(default=None, metadata=numbers("targets", np.int64))
     checks: tuple[Check, ...] = ()
     n_steps: int = 0
-    tokens: TokenAttribution | None = None
-    metrics: tuple[MetricResult, ...] = ()
-    standard_errors: Mapping[str, Array] = field(default_factory=dict)
+    tokens: TokenAttribution | None = field(default=None, metadata=parts("input"))
+    metrics: tuple[MetricResult, ...] = field(default=(), metadata=parts("name"))
+    standard_errors: Mapping[str, Array] = field(default_factory=dict, metadata=named("standard_error", "input"))
     error: AttributionError | None = None
 
     def __repr__(self) -> str:

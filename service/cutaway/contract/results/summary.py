@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from cutaway.contract.requests import Point
+from cutaway.contract.results.arrays import Place, captures, entries, tensors
 from cutaway.contract.tensors import Array
 
 if TYPE_CHECKING:
@@ -70,13 +72,13 @@ _NAMED = 3  # tensors of one call, and inputs of one attribution
 def summarise(result: InspectResult) -> str:
     """Returns at most 30 lines: 1 of heading, and below it as many for each part as is said there."""
     gradients, parameters = result.input_gradients, result.parameter_gradients
-    tensors = sum(len(leaves) for each in result.captures.values() for call in each.calls for leaves in _points(call))
+    captured = [f"{_call(place)} {_leaf(place.point, place.path, array)}" for place, array in captures(result)]
     explained = result.explained_rows
     blocks = [
         _block("predictions", _arrays(result.predictions), 2, len(result.predictions)),
         _block("classes", _classes(result.classes), 4, len(result.classes)),
         _block("unedited", _arrays(result.unedited), 2, len(result.unedited)),
-        _block("captures", _captures(result.captures), 6, tensors),
+        _block("captures", captured, 6, len(captured)),
         _block("gradients", _arrays(gradients), 2, len(gradients)),
         _block("parameters", _arrays(parameters), 2, len(parameters)),
         _block("attributions", map(_attribution_line, result.attributions), 6, len(result.attributions)),
@@ -129,22 +131,13 @@ def describe_model(detail: ModelDetail) -> str:
 
 def batch_size(result: InspectResult) -> int:
     """Returns the number of examples, as the parts that have one for each example tell it; 0 if there is none."""
-    if result.classes:
-        return len(result.classes)
-    known: list[Array | None] = [result.targets, result.target_values, result.explained_rows]
-    known += [*result.predictions.values(), *result.unedited.values(), *result.input_gradients.values()]
-    known += [array for attribution in result.attributions for array in attribution.values.values()]
-    calls = (call for each in result.captures.values() for call in each.calls[:1])
-    known += [array for call in calls for leaves in _points(call) for array in leaves.values()]
-    return next((len(array) for array in known if array is not None and array.ndim), 0)
+    known = sorted(entries(result), key=lambda entry: entry.is_tensor)  # numbers first: they are never without rows
+    return next((len(entry.array) for entry in known if entry.field.by_row and entry.array.ndim), 0)
 
 
 def tensor_bytes(result: InspectResult) -> int:
-    """Returns the bytes of predictions, captures, gradients and attributions, without compression."""
-    named = [result.predictions, result.unedited, result.input_gradients, result.parameter_gradients]
-    named += [attribution.values for attribution in result.attributions]
-    named += [leaves for each in result.captures.values() for call in each.calls for leaves in _points(call)]
-    return sum(array.nbytes for arrays in named for array in arrays.values())
+    """Returns the bytes of all tensors, without compression."""
+    return sum(entry.array.nbytes for entry in tensors(result))
 
 
 def class_name(predicted: ClassPrediction) -> str:
@@ -181,21 +174,17 @@ def _classes(classes: Iterable[ClassPrediction]) -> Iterator[str]:
     return (f"[{row}]  {class_name(each)}  {each.probability:.1%}" for row, each in enumerate(classes))
 
 
-def _captures(captures: Mapping[str, ModuleCapture]) -> Iterator[str]:
-    for module, capture in captures.items():
-        for number, call in enumerate(capture.calls):
-            prefix = harmless(module) + (f" call {number}" if len(capture.calls) > 1 else "")
-            yield from (f"{prefix} {leaf}" for leaf in _leaves(call))
+def _call(place: Place) -> str:
+    return harmless(place.module) + (f" call {place.call}" if place.calls > 1 else "")
 
 
-def _points(call: CapturedCall) -> Iterator[Mapping[str, Array]]:
-    return iter(call.leaves.values())
+def _leaf(point: Point, path: str, array: Array) -> str:
+    return f"{point.value}{harmless(path)}  {outline(array)}"
 
 
 def _leaves(call: CapturedCall) -> Iterator[str]:
     for point, leaves in call.leaves.items():
-        for path, array in leaves.items():
-            yield f"{point.value}{harmless(path)}  {outline(array)}"
+        yield from (_leaf(point, path, array) for path, array in leaves.items())
 
 
 def _line(leaves: Iterable[str]) -> str:

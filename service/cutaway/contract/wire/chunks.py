@@ -18,10 +18,18 @@ from cutaway.contract.compression import compress
 from cutaway.contract.errors import InvalidArgument, Reason, at, error
 from cutaway.contract.requests import InspectRequest
 from cutaway.contract.results import Estimate, InspectResult, Outline, Timings
-from cutaway.contract.results.arrays import map_tensors
+from cutaway.contract.results.arrays import Entry, by_name, tensors, with_tensors
 from cutaway.contract.tensors import DTYPES, Array, cast, dtype_name
 from cutaway.contract.wire import results as wire_results
-from cutaway.contract.wire.message_walk import as_worker_reply, check_structure, parse, prefix, read_fields, tensors_in
+from cutaway.contract.wire.message_walk import (
+    as_worker_reply,
+    check_structure,
+    children,
+    parse,
+    prefix,
+    read_fields,
+    tensors_in,
+)
 from cutaway.contract.wire.scalars import COMPRESSION, DATA_TYPE_NAMES
 from cutaway.v1 import inspection_pb2, inspection_service_pb2, tensor_pb2, worker_pb2
 
@@ -64,11 +72,9 @@ class StreamEncoder:
 
     def __init__(self, result: InspectResult, compression: str = "") -> None:
         self._compression = compression
-        self._arrays: list[Array] = []
-        self._response = wire_results.encode(map_tensors(result, self._replace))
+        self._arrays = [entry.array for entry in tensors(result)]
+        self._response = wire_results.encode_without_data(result)
         self._tensors = list(reply_tensors(self._response))
-        for tensor, array in zip(self._tensors, self._arrays):
-            tensor.shape[:] = array.shape
         self.header_bytes = self._response.ByteSize()
         self.reply_bytes = self.header_bytes + sum(size for _, size in map(dtype_and_size, self._tensors))
 
@@ -107,17 +113,12 @@ class StreamEncoder:
                 return chunk_piece(index, offset, memoryview(compressed), self._compression)
         return chunk_piece(index, offset, part.data)
 
-    def _replace(self, _: str, array: Array) -> Array:
-        """Keeps ``array`` for the chunks, and returns an empty array for the header, which has no tensor data."""
-        self._arrays.append(array)
-        return np.empty(0, array.dtype)
-
 
 def reply_tensors(response: inspection_pb2.InspectResponse) -> Iterator[tensor_pb2.Tensor]:
     """Yields the tensors of a reply, in the order in which chunks number them."""
     for field, value in response.ListFields():
-        if field.message_type is not None and field.name != "estimate":  # whose tensors only have a shape
-            for message in value if field.is_repeated else [value]:
+        if field.message_type is not inspection_pb2.Estimate.DESCRIPTOR:  # whose tensors only have a shape
+            for _, message in children(field, value, ""):
                 yield from tensors_in(message)
 
 
@@ -247,24 +248,21 @@ def apply_reply_options(result: InspectResult, request: InspectRequest) -> Inspe
     if not data_type:
         return result
 
-    def cast_tensor(place: str, array: Array) -> Array:
+    def cast_tensor(*parts: Any) -> Array:
+        entry = Entry(*parts)
         # Captures were cast in their hook, perhaps to a data type of their own.
-        captured = place.startswith(("captures.", "parameter_gradients."))
-        return array if captured else cast(array, data_type, place)
+        captured = entry.kind in ("capture", "parameter_gradient")
+        return entry.array if captured else cast(entry.array, data_type, entry.name)
 
     with at("options.reply_data_type"):
-        return map_tensors(result, cast_tensor)
+        return with_tensors(result, cast_tensor)
 
 
 def _estimate(result: InspectResult) -> InspectResult:
     """Returns a result with only an estimate of ``result``, whose arrays are not read."""
-    tensors: dict[str, Outline] = {}
-
-    def note(place: str, array: Array) -> Array:
-        tensors[place] = Outline(dtype_name(array), array.shape)
-        return array
-
-    map_tensors(result, note)
+    outlines = {
+        name: Outline(dtype_name(entry.array), entry.array.shape) for name, entry in by_name(tensors(result)).items()
+    }
     size = StreamEncoder(replace(result, timings=_EVERY_STAGE)).reply_bytes
     return InspectResult(
         {},
@@ -272,5 +270,5 @@ def _estimate(result: InspectResult) -> InspectResult:
         feature_names=result.feature_names,
         provenance=result.provenance,
         timings=result.timings,
-        estimate=Estimate(size, tensors, result.estimate.passes if result.estimate else 0),
+        estimate=Estimate(size, outlines, result.estimate.passes if result.estimate else 0),
     )

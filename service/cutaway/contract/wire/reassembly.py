@@ -8,10 +8,10 @@ from google.protobuf.message import DecodeError
 from cutaway.contract.compression import decompress, stated_size
 from cutaway.contract.errors import CutawayError, InvalidArgument, Reason, error
 from cutaway.contract.results import InspectResult
-from cutaway.contract.results.arrays import map_tensors
+from cutaway.contract.results.arrays import by_name, tensors
 from cutaway.contract.tensors import Array, bytes_of
 from cutaway.contract.wire import results as wire_results
-from cutaway.contract.wire.chunks import MAX_CHUNK_BYTES, Chunk, checksum, decode_chunk, dtype_and_size, reply_tensors
+from cutaway.contract.wire.chunks import MAX_CHUNK_BYTES, Chunk, checksum, decode_chunk, reply_tensors
 from cutaway.contract.wire.scalars import data_type_of
 from cutaway.v1 import inspection_pb2, inspection_service_pb2
 
@@ -53,8 +53,8 @@ class ReplyAssembler:
     def __init__(self, allowed_bytes: int = 0) -> None:
         self.reply_bytes = 0
         self._allowed_bytes = allowed_bytes
-        self._header: InspectResult | None = None  # the result, with empty arrays
-        self._places: list[str] = []
+        self._result: InspectResult | None = None  # whose arrays are filled in place
+        self._names: list[str] = []
         self._arrays: list[Array] = []
         self._checksums: list[int] = []  # of the arrays that are complete
         self._filled = 0  # bytes of the next array
@@ -65,7 +65,7 @@ class ReplyAssembler:
         """Adds a serialised `cutaway.v1.InspectStreamResponse`.
 
         Returns:
-            The tensors that it completes, read-only, each with its place in the result. Their checksums are compared
+            The tensors that it completes, read-only, each with its name. Their checksums are compared
             only at the end.
 
         Raises:
@@ -94,31 +94,25 @@ class ReplyAssembler:
         Raises:
             Internal: the reply is not complete.
         """
-        if self._header is None:
+        if self._result is None:
             raise _damaged("it has no header")
         if not self._is_complete:
             raise _damaged(f"it stopped at tensor {len(self._checksums)} of {len(self._arrays)}")
-        arrays = iter(self._arrays)
-        return map_tensors(self._header, lambda place, empty: next(arrays))
+        return self._result
 
     def _add_header(self, header: inspection_service_pb2.StreamHeader) -> list[tuple[str, Array]]:
-        if self._header is not None:
+        if self._result is not None:
             raise _damaged("it has two headers")
         try:
             check_reply_memory(header.response, self._allowed_bytes)
-            for tensor in reply_tensors(header.response):
-                self._arrays.append(np.empty(tuple(tensor.shape), dtype_and_size(tensor)[0]))
-                tensor.shape[:] = [0]
-            self._header = map_tensors(wire_results.decode(header.response), self._note_place)
+            self._result = wire_results.decode_without_data(header.response)
         except (InvalidArgument, KeyError, ValueError) as failure:
             raise error(Reason.INTERNAL, f"the reply cannot be read; is the server newer? ({failure})") from None
         except MemoryError:
             raise error(Reason.OUT_OF_MEMORY, "the reply is larger than the memory that the client has") from None
+        found = by_name(tensors(self._result))
+        self._names, self._arrays = list(found), [entry.array for entry in found.values()]
         return self._completed()
-
-    def _note_place(self, place: str, empty: Array) -> Array:
-        self._places.append(place)
-        return empty
 
     def _add_chunk(self, chunk: Chunk) -> list[tuple[str, Array]]:
         index = len(self._checksums)
@@ -151,16 +145,16 @@ class ReplyAssembler:
             array.flags.writeable = False
             self._checksums.append(self._checksum)
             self._filled = self._checksum = 0
-        return list(zip(self._places[first : len(self._checksums)], self._arrays[first:]))
+        return list(zip(self._names[first : len(self._checksums)], self._arrays[first:]))
 
     def _compare_checksums(self, trailer: inspection_service_pb2.StreamTrailer) -> None:
-        if self._header is None or len(self._checksums) < len(self._arrays):
+        if self._result is None or len(self._checksums) < len(self._arrays):
             raise _damaged(f"it ends at tensor {len(self._checksums)} of {len(self._arrays)}")
         if len(trailer.crc32c) != len(self._checksums):
             raise _damaged(f"it has {len(self._checksums)} tensors and {len(trailer.crc32c)} checksums")
-        for place, arrived, sent in zip(self._places, self._checksums, trailer.crc32c):
+        for name, arrived, sent in zip(self._names, self._checksums, trailer.crc32c):
             if arrived != sent:
-                raise _damaged(f"{place} has CRC-32C {arrived:08x}, but was sent with {sent:08x}")
+                raise _damaged(f"{name} has CRC-32C {arrived:08x}, but was sent with {sent:08x}")
         self._is_complete = True
 
 

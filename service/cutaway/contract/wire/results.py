@@ -14,9 +14,10 @@ from cutaway.contract.errors import Reason, at, error
 from cutaway.contract.requests import POINTS as ALL_POINTS
 from cutaway.contract.requests import Point
 from cutaway.contract.results import Verdict
-from cutaway.contract.tensors import Array
+from cutaway.contract.results.arrays import ArrayField, array_fields
+from cutaway.contract.tensors import DTYPES, Array, dtype_name
 from cutaway.contract.wire import scalars
-from cutaway.contract.wire.codec import Codec, FieldRule, Spread, record, several, spread
+from cutaway.contract.wire.codec import Codec, FieldRule, Rules, Spread, record, several, spread
 from cutaway.contract.wire.scalars import DATA_TYPES, POINTS, VERDICTS
 from cutaway.v1 import attribution_pb2, capture_pb2, check_pb2, inspection_pb2, model_pb2, tensor_pb2, worker_pb2
 
@@ -67,6 +68,19 @@ def decode(message: inspection_pb2.InspectResponse) -> plain.InspectResult:
     return result
 
 
+def encode_without_data(result: plain.InspectResult) -> inspection_pb2.InspectResponse:
+    """Returns ``result`` as a message whose tensors have no data."""
+    message = inspection_pb2.InspectResponse()
+    _codec(_NO_DATA).write(result, message)
+    return message
+
+
+def decode_without_data(message: inspection_pb2.InspectResponse) -> plain.InspectResult:
+    """Returns the result in a message whose tensors have no data; its arrays are new, and hold anything."""
+    result: plain.InspectResult = _codec(_NO_DATA).read(message)
+    return result
+
+
 def _vector(dtype: type, *, empty_is_none: bool = True) -> FieldRule:
     """The rule for a repeated number that is an array [batch]."""
 
@@ -108,6 +122,15 @@ def _read_outline(message: tensor_pb2.Tensor) -> plain.Outline:
     return plain.Outline(scalars.data_type_of(message), tuple(message.shape))
 
 
+def _write_type_and_shape(array: Array, message: tensor_pb2.Tensor) -> None:
+    message.data_type = DATA_TYPES[dtype_name(array)]
+    message.shape.extend(array.shape)
+
+
+def _allocate(message: tensor_pb2.Tensor) -> Array:
+    return np.empty(tuple(message.shape), DTYPES[scalars.data_type_of(message)])
+
+
 def _write_feature_names(names: Mapping[str, tuple[str, ...]], container: Any) -> None:
     for name, features in names.items():
         container.add(input=name, names=features)
@@ -124,7 +147,6 @@ PROVENANCE = record(plain.Provenance, model_pb2.Provenance)
 _CLASSES = several(record(plain.ClassPrediction, inspection_pb2.ClassPrediction))
 _ROWS = FieldRule(codec=several(record(plain.RowCheck, check_pb2.RowCheck)))
 _CHECKS = several(record(plain.Check, check_pb2.Check, {"rows": _ROWS}))
-_METRIC = record(plain.MetricResult, attribution_pb2.Metric, {"values": _vector(np.float64, empty_is_none=False)})
 _ERROR = record(plain.AttributionError, attribution_pb2.AttributionError)
 _WARNINGS = several(record(plain.Warning, inspection_pb2.Warning))
 _ESTIMATE = record(
@@ -132,64 +154,66 @@ _ESTIMATE = record(
     inspection_pb2.Estimate,
     {"tensors": FieldRule(codec=_named(Codec(_write_outline, _read_outline)))},
 )
+_NO_DATA = "no data"
 
 
 @lru_cache
-def _codec(compression: str) -> Codec:
-    """The codec of results whose tensors are compressed with ``compression``, or not, where it is ``""``."""
-    tensor = Codec(partial(scalars.write, compression=compression), scalars.read)
-    named = _named(tensor)
-    tokens = record(
-        plain.TokenAttribution,
-        attribution_pb2.TokenAttribution,
-        {"ids": FieldRule(codec=tensor), "values": FieldRule(codec=tensor)},
-    )
+def _codec(form: str) -> Codec:
+    """The codec of results, by the form of their tensors: compressed, or not where it is ``""``, or `_NO_DATA`."""
+    whole = Codec(partial(scalars.write, compression=form), scalars.read)
+    tensor = Codec(_write_type_and_shape, _allocate) if form == _NO_DATA else whole
+    of_result = _arrays(plain.InspectResult, tensor)
+    tokens = record(plain.TokenAttribution, attribution_pb2.TokenAttribution, _arrays(plain.TokenAttribution, tensor))
+    metric = record(plain.MetricResult, attribution_pb2.Metric, _arrays(plain.MetricResult, tensor))
     attribution = record(
         plain.AttributionResult,
         attribution_pb2.Attribution,
         {
-            "values": FieldRule(codec=named),
-            "convergence_delta": _vector(np.float64),
-            "value_at_input": _vector(np.float64),
-            "value_at_baseline": _vector(np.float64),
-            "targets": _vector(np.int64),
+            **_arrays(plain.AttributionResult, tensor),
             "checks": FieldRule(codec=_CHECKS),
             "tokens": FieldRule(codec=tokens),
-            "metrics": FieldRule(codec=several(_METRIC)),
+            "metrics": FieldRule(codec=several(metric)),
             "error": FieldRule(codec=_ERROR),
-            "standard_errors": FieldRule(codec=named),
         },
     )
     return record(
         plain.InspectResult,
         inspection_pb2.InspectResponse,
         {
-            "predictions": FieldRule(codec=_predictions(named)),
+            **of_result,
+            "predictions": FieldRule(codec=_predictions(of_result)),
             "captures": FieldRule(codec=_captures(tensor)),
-            "input_gradients": FieldRule(codec=named),
-            "parameter_gradients": FieldRule(codec=named),
             "attributions": FieldRule(codec=several(attribution)),
-            "unedited_predictions": FieldRule(codec=_unedited(named)),
+            "unedited_predictions": FieldRule(codec=_unedited(of_result)),
             "warnings": FieldRule(codec=_WARNINGS),
             "provenance": FieldRule(codec=PROVENANCE),
             "timings": FieldRule(codec=record(plain.Timings, inspection_pb2.Timings)),
             "estimate": FieldRule(codec=_ESTIMATE),
-            "explained_rows": _vector(np.bool_),
             "feature_names": FieldRule(codec=Codec(_write_feature_names, _read_feature_names)),
         },
     )
 
 
-def _predictions(named: Codec) -> Spread:
+def _arrays(kind: type, tensor: Codec) -> dict[str, FieldRule]:
+    """The rules of the fields of dataclass ``kind`` that have arrays."""
+    return {name: _array_rule(kind, name, field, tensor) for name, field in array_fields(kind).items()}
+
+
+def _array_rule(kind: type, name: str, field: ArrayField, tensor: Codec) -> FieldRule:
+    if field.number is not None:
+        return _vector(field.number, empty_is_none=hasattr(kind, name))  # which it has for a default
+    return FieldRule(codec=_named(tensor) if field.named else tensor)
+
+
+def _predictions(rules: Rules) -> Spread:
     fields = inspection_pb2.Predictions.DESCRIPTOR.fields
     write_all, read_all = spread(
         plain.InspectResult,
         [field for field in fields if field.name != "targets_per_example"],
         {
-            "outputs": FieldRule("predictions", named),
+            **rules,
+            "outputs": rules["predictions"]._replace(attribute="predictions"),
             "classes": FieldRule(codec=_CLASSES),
-            "targets": _vector(np.int64),
-            "target_values": _vector(np.float64),
         },
     )
 
@@ -216,12 +240,15 @@ def _grid(numbers: Array, k: int) -> Array:
     return numbers.reshape(-1, k)
 
 
-def _unedited(named: Codec) -> Spread:
+def _unedited(rules: Rules) -> Spread:
     fields = inspection_pb2.Predictions.DESCRIPTOR.fields_by_name
     return spread(
         plain.InspectResult,
         [fields["outputs"], fields["classes"]],
-        {"outputs": FieldRule("unedited", named), "classes": FieldRule("unedited_classes", _CLASSES)},
+        {
+            "outputs": rules["unedited"]._replace(attribute="unedited"),
+            "classes": FieldRule("unedited_classes", _CLASSES),
+        },
     )
 
 

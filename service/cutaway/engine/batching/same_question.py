@@ -6,9 +6,9 @@ references have in common, copies to the host. The class and the baseline of a r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 from cutaway.contract.requests import (
     Attribution,
@@ -19,7 +19,8 @@ from cutaway.contract.requests import (
     PredictedClass,
     Target,
 )
-from cutaway.contract.results import AttributionResult, CapturedCall, Check, InspectResult, ModuleCapture
+from cutaway.contract.results import Check, InspectResult
+from cutaway.contract.results.arrays import ArrayField, with_arrays
 from cutaway.contract.tensors import Array, as_array
 from cutaway.contract.values import changed
 from cutaway.engine.methods.table import method_of
@@ -148,67 +149,32 @@ def split(result: InspectResult, sizes: Sequence[int]) -> list[InspectResult]:
     """Returns the results of requests of ``sizes`` rows, whose rows ``result`` has one behind the other.
 
     Raises:
-        CannotShare: axis 0 of a tensor is not the batch.
+        CannotShare: axis 0 of a tensor is not the batch, or an attribution failed.
     """
     if len(sizes) == 1:
         return [result]
+    if any(attribution.error is not None for attribution in result.attributions):
+        raise CannotShare  # alone each gets its result, or its own error
     return [_part(result, rows, number, len(sizes)) for number, rows in enumerate(consecutive(sizes))]
 
 
 def _part(result: InspectResult, rows: RowRange, number: int, parts: int) -> InspectResult:
-    def of(array: Array) -> Array:
+    own = slice(rows.start, rows.stop)
+
+    def cut(array: Array, field: ArrayField, *_: object) -> Array:
+        if not field.by_row:
+            return array
         if array.shape[:1] != (rows.total,):
             raise CannotShare
-        return array[rows.start : rows.stop]
+        return array[own]
 
-    return changed(
-        result,
-        predictions=_each(result.predictions, of),
-        classes=result.classes[rows.start : rows.stop],
-        targets=None if result.targets is None else of(result.targets),
-        target_values=None if result.target_values is None else of(result.target_values),
-        captures={
-            name: ModuleCapture(tuple(_of_call(call, of) for call in capture.calls))
-            for name, capture in result.captures.items()
-        },
-        input_gradients=_each(result.input_gradients, of),
-        attributions=tuple(
-            changed(_of_attribution(attribution, of), checks=_own(attribution.checks, number, parts))
-            for attribution in result.attributions
-        ),
+    attributions = tuple(
+        changed(attribution, checks=_own(attribution.checks, number, parts)) for attribution in result.attributions
     )
+    return with_arrays(changed(result, classes=result.classes[own], attributions=attributions), cut)
 
 
 def _own(checks: tuple[Check, ...], number: int, parts: int) -> tuple[Check, ...]:
     """Returns the checks of one part: those of all parts follow each other."""
-    each = len(checks) // parts
-    return checks[number * each : (number + 1) * each]
-
-
-_Cut: TypeAlias = Callable[[Array], Array]
-"""Returns some rows of an array."""
-
-
-def _each(arrays: Mapping[str, Array], of: _Cut) -> dict[str, Array]:
-    return {name: of(array) for name, array in arrays.items()}
-
-
-def _of_call(call: CapturedCall, of: _Cut) -> CapturedCall:
-    leaves = {point: _each(arrays, of) for point, arrays in call.leaves.items()}
-    return CapturedCall(leaves, {point: _each(arrays, of) for point, arrays in call.positions.items()})
-
-
-def _of_attribution(result: AttributionResult, of: _Cut) -> AttributionResult:
-    if result.error is not None:
-        raise CannotShare  # alone each gets its result, or its own error
-    tokens = result.tokens
-    return changed(
-        result,
-        values=_each(result.values, of),
-        tokens=None if tokens is None else changed(tokens, ids=of(tokens.ids), values=of(tokens.values)),
-        **{name: of(array) for name in _BY_ROW if (array := getattr(result, name)) is not None},
-    )
-
-
-_BY_ROW = ("convergence_delta", "value_at_input", "value_at_baseline", "targets")
-"""What an attribution has for each row."""
+    size = len(checks) // parts
+    return checks[number * size : (number + 1) * size]

@@ -206,8 +206,8 @@ def estimate(plan: Plan) -> InspectResult:
     result = collect_result(main, attributions, unedited={})
     return replace(
         result,
-        predictions=_typed(result.predictions, plan, "predictions"),
-        unedited=_typed(arrays(outputs), plan, "unedited") if plan.request.compare else {},
+        predictions=_typed(result.predictions, plan, ""),
+        unedited=_typed(arrays(outputs), plan, "unedited:") if plan.request.compare else {},
         unedited_classes=main.predictions if plan.request.compare else (),
         estimate=Estimate(0, {}, passes),
     )
@@ -273,9 +273,9 @@ def _parameter_gradients(plan: Plan) -> Values:
     return {name: pass_count.expanded_zeros((*_class_axis(plan), *part.shape), part) for name, part in parts.items()}
 
 
-def _typed(predictions: Mapping[str, Array], plan: Plan, place: str) -> dict[str, Array]:
+def _typed(predictions: Mapping[str, Array], plan: Plan, prefix: str) -> dict[str, Array]:
     """Returns ``predictions`` in the data type of the reply, which must be able to hold them."""
     with at("options.reply_data_type"):
         return {
-            name: cast(array, plan.request.reply_data_type, f"{place}.{name}") for name, array in predictions.items()
+            name: cast(array, plan.request.reply_data_type, f"{prefix}{name}") for name, array in predictions.items()
         }

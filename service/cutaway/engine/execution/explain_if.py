@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import numpy as np
 
 from cutaway.contract.errors import Reason, error
 from cutaway.contract.results import AttributionResult, Check, RowCheck, Verdict, Warning, WarningCode
+from cutaway.contract.results.arrays import with_arrays
 from cutaway.contract.tensors import Array
 from cutaway.engine.execution.main_pass import MainPass
 from cutaway.engine.methods.table import method_of
@@ -89,7 +90,7 @@ def _placed(result: AttributionResult, rows: Sequence[int], batch: int, *, whole
     """
     count, index = batch if whole else len(rows), list(rows)
 
-    def placed(array: Array) -> Array:
+    def placed(array: Array, *_: object) -> Array:
         if array.shape[:1] != (count,):
             raise error(
                 Reason.METHOD_INAPPLICABLE,
@@ -107,18 +108,4 @@ def _placed(result: AttributionResult, rows: Sequence[int], batch: int, *, whole
         by_row = dict(zip(rows, check.rows))
         return replace(check, rows=tuple(by_row.get(row, _NOT_CHECKED) for row in range(batch)))
 
-    arrays = {
-        field.name: placed(value)
-        for field in fields(result)
-        if isinstance(value := getattr(result, field.name), np.ndarray)
-    }
-    tokens = result.tokens
-    return replace(
-        result,
-        **arrays,  # type: ignore[arg-type]
-        values={name: placed(value) for name, value in result.values.items()},
-        standard_errors={name: placed(value) for name, value in result.standard_errors.items()},
-        tokens=tokens and replace(tokens, ids=placed(tokens.ids), values=placed(tokens.values)),
-        checks=tuple(map(with_all_rows, result.checks)),
-        metrics=tuple(replace(metric, values=placed(metric.values)) for metric in result.metrics),
-    )
+    return with_arrays(replace(result, checks=tuple(map(with_all_rows, result.checks))), placed)

@@ -12,6 +12,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from cutaway.contract.errors import Reason, at, error
 from cutaway.contract.requests import Edit, Point
+from cutaway.contract.results.arrays import Place
 from cutaway.engine.hooks.capture_spec import CaptureSpec
 from cutaway.engine.hooks.edits import apply_edit, matching_edits
 from cutaway.engine.hooks.recording import MayShareMemory, RecordedCall, Recording, in_backward
@@ -152,7 +153,7 @@ class HookSite:
     def _record(self, call: RecordedCall, point: Point, path: Path, tensor: Tensor) -> None:
         spec = self.specs.get(point)
         if spec is not None and spec.matches(call.number, path):
-            call.record(point, path, spec.apply(tensor.detach(), f"captures.{self.name}.{point.value}{path}"))
+            call.record(point, path, spec.apply(tensor.detach(), f"capture:{Place(self.name, point, path)}"))
 
     def _with_gradient_hook(
         self, call: RecordedCall, side: Side, path: Path, tensor: Tensor, shared: bool, bare: bool

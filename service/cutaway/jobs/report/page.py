@@ -195,7 +195,7 @@ class Page:
         found = []
         for name, about in self._vectors.items():
             if (values := _numbers(kept[name])) is not None:
-                inputs = _numbers(kept.get(f"input.{about['input']}", ""))
+                inputs = _numbers(kept.get(f"input:{about['input']}", ""))
                 known = inputs if inputs is not None and inputs.shape == values.shape else None
                 names = self._results.feature_names(name)
                 found.append((self._title(name, about), contributions(names, values, known, _CONTRIBUTIONS)))
@@ -205,7 +205,7 @@ class Page:
         kept = self._tensors.kept[example.row]
         arrays = {name: np.asarray(kept[name]) for name in self._inputs if isinstance(kept[name], np.ndarray)}
         images = {name: image for name, array in arrays.items() if (image := as_image(array)) is not None}
-        tiles = [Tile(name.removeprefix("input."), photograph(image)) for name, image in images.items()]
+        tiles = [Tile(name.removeprefix("input:"), photograph(image)) for name, image in images.items()]
         beneath = next(iter(images.values())) if len(images) == 1 else None
         for name, about in self._pictured.items():
             if (values := _numbers(kept[name])) is not None:

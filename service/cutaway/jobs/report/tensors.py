@@ -166,7 +166,7 @@ class Tensors:
         vectors = vector_columns(results)
         every = max(1, -(-results.rows // DOTS))
         self.features = {name: FeatureValues(results.feature_names(name), every) for name in vectors}
-        self._input_of = {name: f"input.{about['input']}" for name, about in vectors.items()}
+        self._input_of = {name: f"input:{about['input']}" for name, about in vectors.items()}
         ragged = [name for name in pictured if is_ragged(results.schema.field(name).type)]
         self._averaged = [name for name in pictured if name not in vectors and name not in ragged]
         self._with_tokens = results.find(kind="token_attribution") if results.find(kind="tokens") else []

@@ -18,7 +18,7 @@ from google.protobuf.message import Message
 
 from cutaway.contract.errors import Reason, error
 from cutaway.contract.results import InspectResult
-from cutaway.contract.results.arrays import named_arrays, named_tensors, npy, write_npz
+from cutaway.contract.results.arrays import by_name, entries, npy, tensors, write_npz
 from cutaway.contract.results.document import document, numbers
 from cutaway.contract.results.explanations import AttributionResult
 from cutaway.contract.tensors import Array
@@ -123,7 +123,7 @@ def as_document(result: InspectResult, *, explains: bool) -> dict[str, Any]:
     Raises:
         ResourceExhausted: ``REPLY_TOO_LARGE``.
     """
-    elements = sum(tensor.array.size for tensor in named_tensors(result))
+    elements = sum(entry.array.size for entry in tensors(result))
     if elements > MAX_ELEMENTS:
         what = f"the reply has {elements} numbers, and JSON holds at most {MAX_ELEMENTS}"
         raise error(Reason.REPLY_TOO_LARGE, f"{what}; accept application/x-npz, or ask for less")
@@ -180,7 +180,7 @@ def _verdicts(attribution: AttributionResult) -> dict[str, Any]:
 def as_npz(result: InspectResult) -> bytes:
     """Returns the arrays of ``result`` as an NPZ file."""
     file = io.BytesIO()
-    write_npz(file, named_arrays(result))
+    write_npz(file, by_name(entries(result)))
     return file.getvalue()
 
 

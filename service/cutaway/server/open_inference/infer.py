@@ -7,11 +7,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from google.protobuf import json_format
+from google.protobuf.message import Message
 
 from cutaway.contract.errors import Reason, at, error
-from cutaway.contract.results.arrays import NamedArray, named_tensors
+from cutaway.contract.results.arrays import Entry, by_name, tensors
 from cutaway.contract.tensors import dtype_name, to_bytes
 from cutaway.contract.wire import results as wire_results
+from cutaway.contract.wire.message_walk import children
 from cutaway.contract.wire.scalars import DATA_TYPES
 from cutaway.server.http import json_messages
 from cutaway.server.open_inference.datatypes import (
@@ -23,7 +25,7 @@ from cutaway.server.open_inference.datatypes import (
     elements,
     packed,
 )
-from cutaway.v1 import input_pb2, inspection_pb2, tensor_pb2
+from cutaway.v1 import capture_pb2, input_pb2, inspection_pb2, tensor_pb2
 
 CUTAWAY = "cutaway"
 """The parameter that holds an InspectRequest in JSON; in a response, the InspectResponse without its tensors."""
@@ -189,38 +191,34 @@ def write(inference: Inference, reply: bytes) -> Any:
     response = ModelInferResponse(
         model_name=result.provenance.model, model_version=result.provenance.version, id=inference.id
     )
-    for output in _selected({output.name: output for output in named_tensors(result)}, inference.outputs):
-        tensor = response.outputs.add(
-            name=output.name, datatype=NAMES[dtype_name(output.array)], shape=output.array.shape
-        )
-        if output.verdict:
-            tensor.parameters[VERDICT].string_param = output.verdict
-        response.raw_output_contents.append(to_bytes(output.array))
+    for name, entry in _selected(by_name(tensors(result)), inference.outputs):
+        tensor = response.outputs.add(name=name, datatype=NAMES[dtype_name(entry.array)], shape=entry.array.shape)
+        if entry.attribution is not None and entry.attribution.result.checks:
+            tensor.parameters[VERDICT].string_param = str(entry.attribution.result.verdict)
+        response.raw_output_contents.append(to_bytes(entry.array))
     if inference.inspects:
-        response.parameters[CUTAWAY].string_param = json_format.MessageToJson(_without_tensors(message), indent=None)
+        _clear_tensors(message)
+        response.parameters[CUTAWAY].string_param = json_format.MessageToJson(message, indent=None)
     return response
 
 
-def _selected(outputs: Mapping[str, NamedArray], names: tuple[str, ...]) -> Iterator[NamedArray]:
-    """Yields the requested outputs, in the order of the request."""
+def _selected(outputs: Mapping[str, Entry], names: tuple[str, ...]) -> Iterator[tuple[str, Entry]]:
+    """Yields the requested outputs by name, in the order of the request."""
     for number, name in enumerate(names or outputs):
         if name not in outputs:
             what = f"the reply has no {name!r:.80}, but {', '.join(outputs)}"
             raise error(Reason.OUTPUT_NOT_FOUND, what[:500], f"outputs[{number}].name")
-        yield outputs[name]
+        yield name, outputs[name]
 
 
-def _without_tensors(message: inspection_pb2.InspectResponse) -> inspection_pb2.InspectResponse:
-    """Clears the tensors of ``message``, which are outputs, and returns it."""
-    for name in ("captures", "input_gradients", "parameter_gradients"):
-        message.ClearField(name)
-    message.predictions.ClearField("outputs")
-    if message.HasField("unedited_predictions"):
-        message.unedited_predictions.ClearField("outputs")
-    for attribution in message.attributions:
-        attribution.ClearField("values")
-        attribution.ClearField("standard_errors")
-        if attribution.HasField("tokens"):
-            attribution.tokens.ClearField("ids")
-            attribution.tokens.ClearField("values")
-    return message
+_TENSORS = (tensor_pb2.Tensor.DESCRIPTOR, tensor_pb2.NamedTensor.DESCRIPTOR, capture_pb2.Capture.DESCRIPTOR)
+
+
+def _clear_tensors(message: Message) -> None:
+    """Clears the tensors in ``message``, which are outputs; those of an estimate are none."""
+    for field, value in message.ListFields():
+        if field.message_type in _TENSORS:
+            message.ClearField(field.name)
+        elif field.message_type is not inspection_pb2.Estimate.DESCRIPTOR:
+            for _, child in children(field, value, ""):
+                _clear_tensors(child)

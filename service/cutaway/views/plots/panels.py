@@ -13,7 +13,7 @@ import numpy as np
 
 from cutaway.contract.errors import Reason, error
 from cutaway.contract.results import ClassPrediction, InspectResult, Verdict
-from cutaway.contract.results.arrays import captured_tensors
+from cutaway.contract.results.arrays import captures
 from cutaway.contract.results.summary import batch_size
 from cutaway.contract.tensors import Array
 from cutaway.views.plots.pictures import (
@@ -182,11 +182,11 @@ def _sum_of_colours(values: Array) -> Array:
 
 
 def _captures(result: InspectResult, example: ExampleRow) -> Iterator[Panel]:
-    for tensor in captured_tensors(result):
-        title = tensor.module if tensor.calls == 1 else f"{tensor.module}, call {tensor.call}"
-        path = f" {tensor.path}" if tensor.path.isidentifier() else tensor.path
-        values = example.part(tensor.array)
-        yield Panel(title, f"{tensor.point}{path} · {_shape(values)}", values, draw_with_norms)
+    for place, array in captures(result):
+        title = place.module if place.calls == 1 else f"{place.module}, call {place.call}"
+        path = f" {place.path}" if place.path.isidentifier() else place.path
+        values = example.part(array)
+        yield Panel(title, f"{place.point}{path} · {_shape(values)}", values, draw_with_norms)
 
 
 def _parameters(result: InspectResult) -> Iterator[Panel]:

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cutaway.contract.results import InspectResult
-from cutaway.contract.results.arrays import captured_tensors
+from cutaway.contract.results.arrays import POSITIONS, captures, entries
 from cutaway.contract.tensors import Array
 from cutaway.views.tables.cells import (
     MAX_ROWS,
@@ -101,17 +101,16 @@ def capture_table(result: InspectResult) -> Table:
 
     After a reduction to the largest elements, the row also has the positions of the first of them.
     """
-    tensors = list(captured_tensors(result))
-    show_call = any(tensor.call for tensor in tensors)
-    show_positions = any(tensor.positions is not None for tensor in tensors)
-    names = ["module", "point", *["call"] * show_call, "tensor", *["positions"] * show_positions]
+    positions = {entry.place: entry.array for entry in entries(result) if entry.kind == POSITIONS}
+    show_call = any(place.call for place, _ in captures(result))
+    names = ["module", "point", *["call"] * show_call, "tensor", *["positions"] * bool(positions)]
     folds = ("module", "point", "positions")
     table = empty_table("Captures", *names, "min", "mean", "max", numbers=3, folds=folds)
-    for tensor in tensors:
-        cells = [Text(module_text(tensor.module)), Text(tensor.point.value + tensor.path)]
-        cells += [Text(str(tensor.call))] * show_call
-        positions = Text("") if tensor.positions is None else first_values(tensor.positions)
-        table.add_row(*cells, shape_text(tensor.array), *[positions] * show_positions, *statistics(tensor.array))
+    for place, array in captures(result):
+        cells = [Text(module_text(place.module)), Text(place.point.value + place.path)]
+        cells += [Text(str(place.call))] * show_call
+        first = first_values(positions[place]) if place in positions else Text("")
+        table.add_row(*cells, shape_text(array), *[first] * bool(positions), *statistics(array))
     return table
 
 
