@@ -75,8 +75,9 @@ protos: ## write service/cutaway/v1 from protos/
 pictures: ## draw docs/pictures: results as a notebook shows them (needs Chromium)
 	@$(RUN) -m tools.pictures
 
-docs: ## write the tables of docs/, and openapi.json, from the code
+docs: ## write the tables of docs/, openapi.json and the kinds of arrays for TypeScript, from the code
 	@$(RUN) -m tools.documents
+	@$(RUN) -m tools.array_kinds
 	@$(RUN) -m tools.openapi
 	@$(RUN) -m tools.structure --write
 

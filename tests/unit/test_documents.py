@@ -14,6 +14,7 @@ from cutaway.engine.methods.table import TABLE
 from cutaway.jobs import Job
 from cutaway.jobs.spec import parse_request
 from examples.digits import audit
+from tools import array_kinds
 from tools.documents import PAGES, source, tables, written
 
 
@@ -66,3 +67,8 @@ def test_jobs_in_documents_are_jobs(tmp_path: Path) -> None:
         assert parse_request(job.request, job.target).request.attributions
     examples = [(Path(__file__).parents[2] / "examples" / "tumours" / "job.yaml").read_text("utf-8"), audit.JOB]
     assert sorted(blocks) == sorted(examples)
+
+
+def test_the_typescript_client_knows_the_kinds_of_tensors() -> None:
+    """`make docs` writes them from the server's own."""
+    assert array_kinds.FILE.read_text("utf-8") == array_kinds.source()

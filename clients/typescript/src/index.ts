@@ -1,5 +1,6 @@
 /** PyTorch models with their insides visible: a client for browsers and Node. */
 
+export { arrays } from "./arrays.js";
 export { Client, type CallOptions, type ClientOptions, type InspectOptions } from "./client.js";
 export { type Example, type Question, questionOf, requestOf } from "./question.js";
 export { CutawayError } from "./errors.js";

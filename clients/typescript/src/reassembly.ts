@@ -1,12 +1,11 @@
 /** Puts a reply in pieces together: a header, chunks of its tensors, and a trailer with their checksums. */
 
-import { type DescField, type Message } from "@bufbuild/protobuf";
-import { reflect, type ReflectMessage } from "@bufbuild/protobuf/reflect";
+import { entries } from "./arrays.js";
 import { crc32c } from "./crc32c.js";
 import { CutawayError } from "./errors.js";
-import { type InspectResponse, InspectResponseSchema } from "./gen/cutaway/v1/inspection_pb.js";
+import type { InspectResponse } from "./gen/cutaway/v1/inspection_pb.js";
 import type { StreamPiece } from "./gen/cutaway/v1/inspection_service_pb.js";
-import { Compression, DataType, type Tensor, TensorSchema } from "./gen/cutaway/v1/tensor_pb.js";
+import { Compression, DataType, type Tensor } from "./gen/cutaway/v1/tensor_pb.js";
 
 const BYTES: Readonly<Partial<Record<DataType, number>>> = {
   [DataType.FLOAT64]: 8,
@@ -31,7 +30,7 @@ export async function reassembled(pieces: AsyncIterable<StreamPiece | undefined>
     const kind = piece?.kind;
     if (kind?.case === "header" && reply === undefined && kind.value.response !== undefined) {
       reply = kind.value.response;
-      tensors = [...tensorsIn(reflect(InspectResponseSchema, reply))];
+      tensors = entries(reply).map(({ message }) => message);
       for (const each of tensors) each.data = new Uint8Array(size(each));
     } else if (kind?.case === "chunk" && !whole) {
       const { tensor, offset, data, compression } = kind.value;
@@ -56,25 +55,6 @@ export async function reassembled(pieces: AsyncIterable<StreamPiece | undefined>
   }
   if (reply === undefined || !whole) throw damaged();
   return reply;
-}
-
-/** Yields the tensors of a message in the order of the fields' numbers, and of the elements of lists. */
-function* tensorsIn(message: ReflectMessage): Generator<Tensor> {
-  if (message.desc.typeName === TensorSchema.typeName) {
-    yield message.message as Message as Tensor;
-    return;
-  }
-  for (const field of [...message.desc.fields].sort((one, other) => one.number - other.number)) {
-    for (const inner of messagesIn(message, field)) yield* tensorsIn(inner);
-  }
-}
-
-function* messagesIn(message: ReflectMessage, field: DescField): Generator<ReflectMessage> {
-  if (!message.isSet(field)) return;
-  if (field.fieldKind === "message") yield message.get(field);
-  if (field.fieldKind === "list" && field.listKind === "message") {
-    for (const each of message.get(field)) yield each as ReflectMessage;
-  }
 }
 
 function size({ shape, dataType }: Tensor): number {

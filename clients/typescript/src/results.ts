@@ -1,7 +1,8 @@
 /** Replies as people use them. */
 
+import { entries, nameOf, type Place } from "./arrays.js";
 import type { Attribution as AttributionMessage } from "./gen/cutaway/v1/attribution_pb.js";
-import { type Capture, HookPoint } from "./gen/cutaway/v1/capture_pb.js";
+import { HookPoint } from "./gen/cutaway/v1/capture_pb.js";
 import { type Check, Verdict } from "./gen/cutaway/v1/check_pb.js";
 import type { ClassPrediction, InspectResponse } from "./gen/cutaway/v1/inspection_pb.js";
 import { byName, fromMessage, type Tensor } from "./tensors.js";
@@ -47,7 +48,9 @@ const WORST_FIRST = [Verdict.DISAGREES, Verdict.INCONCLUSIVE, Verdict.AGREES, Ve
 
 /** Returns the result in a reply. */
 export function inspection(message: InspectResponse): Inspection {
-  const captured = message.captures.flatMap(capturedIn);
+  const captured = entries(message).flatMap(({ kind, place, message: tensor }): Captured[] =>
+    place && kind === "capture" ? [{ name: nameOf(place), ...place, tensor: fromMessage(tensor) }] : [],
+  );
   return {
     predictions: byName(message.predictions?.outputs ?? []),
     classes: message.predictions?.classes ?? [],
@@ -61,29 +64,10 @@ export function inspection(message: InspectResponse): Inspection {
 }
 
 /** A captured tensor, and where it was. */
-export interface Captured {
+export interface Captured extends Place {
   /** Its name in `Inspection.captures`. */
   readonly name: string;
-  /** The module, or the operator's address. */
-  readonly module: string;
-  readonly point: HookPoint;
-  /** Which call of the module, from 0, of how many that were captured. */
-  readonly call: number;
-  readonly calls: number;
-  /** Where it was in the structure that the module took or returned; "" for a tensor alone. */
-  readonly path: string;
   readonly tensor: Tensor;
-}
-
-function capturedIn({ module, point, calls }: Capture): Captured[] {
-  const where = `${module}@${HookPoint[point].toLowerCase()}`;
-  return calls.flatMap(({ leaves }, call) =>
-    leaves.flatMap(({ path, tensor }): Captured[] => {
-      const name = `${where}${path && `:${path}`}${call ? `#${call}` : ""}`;
-      const place = { name, module, point, call, calls: calls.length, path };
-      return tensor === undefined ? [] : [{ ...place, tensor: fromMessage(tensor) }];
-    }),
-  );
 }
 
 function attribution(message: AttributionMessage): Attribution {

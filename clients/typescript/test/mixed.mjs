@@ -1,7 +1,7 @@
 // Asks every question of a list, each a serialised InspectRequest in base64, and returns what came of it: the reply and
 // the typed arrays in it, or the error.
 import { fromBinary, toBinary } from "@bufbuild/protobuf";
-import { Client } from "../dist/index.js";
+import { arrays, Client } from "../dist/index.js";
 import { InspectRequestSchema, InspectResponseSchema } from "../dist/gen/cutaway/v1/inspection_pb.js";
 import { byName } from "../dist/tensors.js";
 
@@ -28,12 +28,9 @@ async function outcome(client, request) {
   }
 }
 
-function answered({ predictions, captures, inputGradients, parameterGradients, attributions, message }) {
-  const values = attributions.map((each) => each.values);
-  const arrays = [predictions, captures, inputGradients, parameterGradients, ...values].map((tensors) =>
-    Object.fromEntries(Object.entries(tensors).map(([name, { data, shape }]) => [name, [[...shape], textOf(data)]])),
-  );
-  return { reply: textOf(toBinary(InspectResponseSchema, message)), arrays };
+function answered({ message }) {
+  const found = Object.entries(arrays(message)).map(([name, { data, shape }]) => [name, [[...shape], textOf(data)]]);
+  return { reply: textOf(toBinary(InspectResponseSchema, message)), arrays: Object.fromEntries(found) };
 }
 
 function bytesOf(text) {

@@ -3,7 +3,7 @@
 from cutaway.jobs import Job, read, report, run
 
 run(Job.load(Path("job.yaml")))
-read(Path("explained"))["saliency.image"]     # [rows, ...]
+read(Path("explained"))["attribution:saliency:image"]  # [rows, ...]
 report(Path("explained"))                     # one page of HTML
 """
 

@@ -108,7 +108,7 @@ def read(folder: Path | str) -> Results:
 
 
 class Results(Mapping[str, Array]):
-    """The results of a job: columns by name, read on access. ``results["saliency.image"]`` is [rows, ...].
+    """The results of a job: columns by name, read on access. ``results["attribution:saliency:image"]`` is [rows, ...].
 
     A row without a value has NaN in a column of floats, and None in a column of texts. A column of integers with such
     rows is a masked array. A column of ragged tensors is an object array of arrays and None.

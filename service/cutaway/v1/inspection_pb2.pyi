@@ -598,7 +598,7 @@ class Estimate(_message.Message):
     """
     @_builtins.property
     def tensors(self) -> _containers.RepeatedCompositeFieldContainer[_tensor_pb2.NamedTensor]:
-        """Every tensor of it, without data, by its place in the reply: `captures.conv1.output`."""
+        """Every tensor of it, without data, by its name: `capture:conv1@output`."""
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ import tarfile
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -31,6 +31,7 @@ from torch import nn
 
 import cutaway as ca
 from cutaway.adapters import Adapter
+from cutaway.contract.results.arrays import by_name, tensors
 from cutaway.contract.wire import results as wire_results
 from cutaway.gateway import serve
 from cutaway.server.settings import Settings
@@ -199,25 +200,9 @@ def _faults(told: Any, expected: ca.InspectResult | ca.CutawayError) -> Iterator
         return
     reply = inspection_pb2.InspectResponse.FromString(base64.b64decode(told["reply"]))
     yield from differences(wire_results.decode(reply), plain(expected), 0.0)
-    for found, arrays in zip(told["arrays"], _typed_arrays(expected), strict=True):
-        if found != {name: [list(each.shape), _text(each)] for name, each in arrays.items()}:
-            yield f"other typed arrays: {list(found)}, {list(arrays)}"
-
-
-def _typed_arrays(result: ca.InspectResult) -> Iterator[Mapping[str, np.ndarray[Any, Any]]]:
-    """By the names that they have in TypeScript."""
-    yield result.predictions
-    yield {
-        f"{module}@{point}{(number and f'#{number}') or ''}{path and ':'}{path}": array
-        for module, capture in result.captures.items()
-        for number, call in enumerate(capture.calls)
-        for point, leaves in call.leaves.items()
-        for path, array in leaves.items()
-    }
-    yield result.input_gradients
-    yield result.parameter_gradients
-    for attribution in result.attributions:
-        yield attribution.values
+    named = by_name(tensors(expected))
+    if told["arrays"] != {name: [list(each.array.shape), _text(each.array)] for name, each in named.items()}:
+        yield f"other typed arrays: {list(told['arrays'])}, {list(named)}"
 
 
 def _text(array: np.ndarray[Any, Any]) -> str:

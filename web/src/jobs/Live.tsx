@@ -41,7 +41,7 @@ function questionOf({ question = {}, job }: Manifest, { cells }: Line): Draft | 
   if (Object.keys(question).length === 0) return undefined;
   const draft: Draft = { ...fromText(JSON.stringify(question)), attributionErrorsInPlace: true };
   delete draft.explainIf;
-  const target = cells["target"];
+  const target = cells["targets"];
   if (job.target === "label" && target != null)
     draft.target = { kind: { case: "classIndex", value: { indices: [BigInt(Number(target))] } } };
   return draft;

@@ -37,7 +37,7 @@ export function RowDetails({ folder, row }: { folder: JobFolder; row: Row }): pr
 }
 
 function factsOf({ manifest }: JobFolder, { label, prediction, probability, line }: Row): [string, string][] {
-  const target = line.cells["target"];
+  const target = line.cells["targets"];
   const facts: [string, string][] = [
     ["label", label],
     ["prediction", probability === undefined ? prediction : `${prediction}, ${percent(probability)}`],

@@ -48,7 +48,7 @@ export interface JobFolder {
 }
 
 const SCHEMA = 1;
-const SMALL = ["row", "id", "label", "prediction", "prediction_name", "probability", "target"];
+const SMALL = ["row", "id", "label", "prediction", "prediction_name", "probability", "targets"];
 const OUTCOMES = ["verdict", "reason", "largest_error", "error", "error_message"];
 
 /**

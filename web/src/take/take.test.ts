@@ -3,7 +3,7 @@
 import { create } from "@bufbuild/protobuf";
 import { unzipSync } from "fflate";
 import { describe, expect, it } from "vitest";
-import { type Inspection, type Question, tensor } from "@cutaway/client";
+import { HookPoint, type Inspection, type Question, tensor, toMessage } from "@cutaway/client";
 import { InspectResponseSchema } from "@cutaway/contract/inspection_pb";
 import { ModelDetailSchema } from "@cutaway/contract/model_pb";
 import { requestFor } from "../ask/methods.js";
@@ -20,15 +20,22 @@ const QUESTION: Question = {
   inputGradients: true,
 };
 
+const OUTPUT = tensor(Float32Array.of(1, 2), [1, 2]);
+const CONV1 = tensor(Float32Array.of(3), [1, 1]);
 const REPLY: Inspection = {
-  predictions: { output: tensor(Float32Array.of(1, 2), [1, 2]) },
+  predictions: { output: OUTPUT },
   classes: [],
   captured: [],
-  captures: { "conv1@output": tensor(Float32Array.of(3), [1, 1]) },
+  captures: { "conv1@output": CONV1 },
   inputGradients: {},
   parameterGradients: {},
   attributions: [],
-  message: create(InspectResponseSchema, { timings: { queueMs: 1, forwardMs: 2, checkMs: 4 } }),
+  message: create(InspectResponseSchema, {
+    timings: { queueMs: 1, forwardMs: 2, checkMs: 4 },
+    predictions: { outputs: [{ name: "output", tensor: toMessage(OUTPUT) }] },
+    captures: [{ module: "conv1", point: HookPoint.OUTPUT, calls: [{ leaves: [{ tensor: toMessage(CONV1) }] }] }],
+    attributions: [1, 2].map(() => ({ method: "LRP", values: [{ name: "image", tensor: toMessage(CONV1) }] })),
+  }),
 };
 const ASKED = {
   model: create(ModelDetailSchema),
@@ -40,7 +47,12 @@ const ASKED = {
 
 describe("files", () => {
   it("hold every array by its name", () => {
-    expect(Object.keys(unzipSync(npzFile(ASKED)))).toEqual(["output.npy", "capture:conv1@output.npy"]);
+    expect(Object.keys(unzipSync(npzFile(ASKED)))).toEqual([
+      "output.npy",
+      "capture:conv1@output.npy",
+      "attribution:lrp:image.npy",
+      "attribution:lrp#1:image.npy",
+    ]);
   });
 
   it("hold question and answer, with sums", () => {

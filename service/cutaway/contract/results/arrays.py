@@ -156,15 +156,6 @@ def with_arrays(result: T, function: Function) -> T:
     return _rebuilt(result, function, Where())
 
 
-def with_tensors(result: InspectResult, function: Function) -> InspectResult:
-    """Does what `with_arrays` does, for those arrays that the contract has as tensors."""
-
-    def replace(array: Array, field: ArrayField, *rest: Any) -> Array:
-        return array if field.number else function(array, field, *rest)
-
-    return with_arrays(result, replace)
-
-
 def entries(result: InspectResult) -> list[Entry]:
     """Returns every array of ``result``: the predicted classes as arrays, then those of `with_arrays`, in its order."""
     found = list(_classes(result))
@@ -313,9 +304,8 @@ def array_fields(kind: type[Any]) -> dict[str, ArrayField]:
 
 def other_fields(kind: Any) -> list[str]:
     """Returns the fields of a dataclass that have no arrays but those of their parts."""
-    captured = (name for name, rebuild in _rebuilders(kind) if rebuild is _captures)
-    with_arrays = {*array_fields(kind), *captured}
-    return [field.name for field in fields(kind) if field.name not in with_arrays]
+    rules = {field.name: field.metadata.get(_METADATA) for field in fields(kind)}
+    return [name for name, rule in rules.items() if not isinstance(rule, ArrayField) and rule is not _captures]
 
 
 # Files of numpy

@@ -19,6 +19,7 @@ _OWN = {
 }
 """Fields and kinds of arrays that tell how a reply was made, or what is left of rounding. Two runs may differ there."""
 
+_NOT_HERE = {*_OWN, *CLASSES}
 _OF_ONE_CALL = ("seed", "forwards", "backwards", "companions")
 _CHANGES = [field.name for field in fields(Provenance) if field.name not in _OF_ONE_CALL]
 
@@ -96,15 +97,12 @@ _Found: TypeAlias = Iterator[Difference | _Rounding]
 
 def _of_arrays(stored: InspectResult, now: InspectResult) -> _Found:
     """Compares the arrays of each name."""
-    one, other = (
-        {name: entry.array for name, entry in by_name(entries(each)).items() if entry.kind not in {*_OWN, *CLASSES}}
-        for each in (stored, now)
-    )
-    for name in dict.fromkeys([*one, *other]):
-        if name in one and name in other:
-            yield _of_array(one[name], other[name], name)
+    before, after = (by_name([each for each in entries(one) if each.kind not in _NOT_HERE]) for one in (stored, now))
+    for name in before | after:
+        if name in before and name in after:
+            yield _of_array(before[name].array, after[name].array, name)
         else:
-            yield Difference(name, "not there, and there before" if name in one else "there, and not before")
+            yield Difference(name, "there, and not before" if name in after else "not there, and there before")
 
 
 def _differences(one: Any, other: Any, place: str) -> _Found:

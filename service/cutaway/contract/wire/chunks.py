@@ -18,7 +18,7 @@ from cutaway.contract.compression import compress
 from cutaway.contract.errors import InvalidArgument, Reason, at, error
 from cutaway.contract.requests import InspectRequest
 from cutaway.contract.results import Estimate, InspectResult, Outline, Timings
-from cutaway.contract.results.arrays import Entry, by_name, tensors, with_tensors
+from cutaway.contract.results.arrays import Entry, by_name, tensors, with_arrays
 from cutaway.contract.tensors import DTYPES, Array, cast, dtype_name
 from cutaway.contract.wire import results as wire_results
 from cutaway.contract.wire.message_walk import (
@@ -73,7 +73,7 @@ class StreamEncoder:
     def __init__(self, result: InspectResult, compression: str = "") -> None:
         self._compression = compression
         self._arrays = [entry.array for entry in tensors(result)]
-        self._response = wire_results.encode_without_data(result)
+        self._response = wire_results.encode(result, wire_results.NO_DATA)
         self._tensors = list(reply_tensors(self._response))
         self.header_bytes = self._response.ByteSize()
         self.reply_bytes = self.header_bytes + sum(size for _, size in map(dtype_and_size, self._tensors))
@@ -251,11 +251,11 @@ def apply_reply_options(result: InspectResult, request: InspectRequest) -> Inspe
     def cast_tensor(*parts: Any) -> Array:
         entry = Entry(*parts)
         # Captures were cast in their hook, perhaps to a data type of their own.
-        captured = entry.kind in ("capture", "parameter_gradient")
-        return entry.array if captured else cast(entry.array, data_type, entry.name)
+        stays = not entry.is_tensor or entry.kind in ("capture", "parameter_gradient")
+        return entry.array if stays else cast(entry.array, data_type, entry.name)
 
     with at("options.reply_data_type"):
-        return with_tensors(result, cast_tensor)
+        return with_arrays(result, cast_tensor)
 
 
 def _estimate(result: InspectResult) -> InspectResult:

@@ -65,8 +65,7 @@ class ReplyAssembler:
         """Adds a serialised `cutaway.v1.InspectStreamResponse`.
 
         Returns:
-            The tensors that it completes, read-only, each with its name. Their checksums are compared
-            only at the end.
+            The tensors that it completes, read-only, each with its name. Their checksums are compared only at the end.
 
         Raises:
             CutawayError: ``REPLY_TOO_LARGE``, before memory is allocated for it; ``INTERNAL``, if the reply is damaged.
@@ -105,7 +104,7 @@ class ReplyAssembler:
             raise _damaged("it has two headers")
         try:
             check_reply_memory(header.response, self._allowed_bytes)
-            self._result = wire_results.decode_without_data(header.response)
+            self._result = wire_results.decode(header.response, wire_results.NO_DATA)
         except (InvalidArgument, KeyError, ValueError) as failure:
             raise error(Reason.INTERNAL, f"the reply cannot be read; is the server newer? ({failure})") from None
         except MemoryError:

@@ -55,29 +55,26 @@ _Leaves: TypeAlias = dict[Point, dict[str, Array]]
 _NOTHING: Mapping[str, Array] = MappingProxyType({})
 
 
-def encode(result: plain.InspectResult, compression: str = "") -> inspection_pb2.InspectResponse:
-    """Returns ``result`` as a message, its tensors compressed with ``compression`` where that makes them smaller."""
+NO_DATA = "no data"
+"""The form of a message whose tensors have types and shapes, and no data."""
+
+
+def encode(result: plain.InspectResult, form: str = "") -> inspection_pb2.InspectResponse:
+    """Returns ``result`` as a message.
+
+    Args:
+        result: the result.
+        form: of its tensors: `NO_DATA`, or a compression, where that makes them smaller; ``""`` for as they are.
+    """
     message = inspection_pb2.InspectResponse()
-    _codec(compression).write(result, message)
+    _codec(form).write(result, message)
     return message
 
 
-def decode(message: inspection_pb2.InspectResponse) -> plain.InspectResult:
-    """Returns the result in ``message``; its arrays are read-only views of the bytes of the message."""
-    result: plain.InspectResult = _codec("").read(message)
-    return result
-
-
-def encode_without_data(result: plain.InspectResult) -> inspection_pb2.InspectResponse:
-    """Returns ``result`` as a message whose tensors have no data."""
-    message = inspection_pb2.InspectResponse()
-    _codec(_NO_DATA).write(result, message)
-    return message
-
-
-def decode_without_data(message: inspection_pb2.InspectResponse) -> plain.InspectResult:
-    """Returns the result in a message whose tensors have no data; its arrays are new, and hold anything."""
-    result: plain.InspectResult = _codec(_NO_DATA).read(message)
+def decode(message: inspection_pb2.InspectResponse, form: str = "") -> plain.InspectResult:
+    """Returns the result in ``message``; its arrays are read-only views of the bytes of the message, or new with any
+    content, where ``form`` is `NO_DATA`."""
+    result: plain.InspectResult = _codec(form).read(message)
     return result
 
 
@@ -122,9 +119,8 @@ def _read_outline(message: tensor_pb2.Tensor) -> plain.Outline:
     return plain.Outline(scalars.data_type_of(message), tuple(message.shape))
 
 
-def _write_type_and_shape(array: Array, message: tensor_pb2.Tensor) -> None:
-    message.data_type = DATA_TYPES[dtype_name(array)]
-    message.shape.extend(array.shape)
+def _write_without_data(array: Array, message: tensor_pb2.Tensor) -> None:
+    _write_outline(plain.Outline(dtype_name(array), array.shape), message)
 
 
 def _allocate(message: tensor_pb2.Tensor) -> Array:
@@ -154,14 +150,14 @@ _ESTIMATE = record(
     inspection_pb2.Estimate,
     {"tensors": FieldRule(codec=_named(Codec(_write_outline, _read_outline)))},
 )
-_NO_DATA = "no data"
 
 
 @lru_cache
 def _codec(form: str) -> Codec:
-    """The codec of results, by the form of their tensors: compressed, or not where it is ``""``, or `_NO_DATA`."""
-    whole = Codec(partial(scalars.write, compression=form), scalars.read)
-    tensor = Codec(_write_type_and_shape, _allocate) if form == _NO_DATA else whole
+    """The codec of results, by the form of their tensors; see `encode`."""
+    tensor = Codec(partial(scalars.write, compression=form), scalars.read)
+    if form == NO_DATA:
+        tensor = Codec(_write_without_data, _allocate)
     of_result = _arrays(plain.InspectResult, tensor)
     tokens = record(plain.TokenAttribution, attribution_pb2.TokenAttribution, _arrays(plain.TokenAttribution, tensor))
     metric = record(plain.MetricResult, attribution_pb2.Metric, _arrays(plain.MetricResult, tensor))

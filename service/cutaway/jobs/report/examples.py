@@ -95,8 +95,9 @@ class AttributionSummary:
         self.skipped += sum(1 for skipped in columns.get("skipped", ()) if skipped)
         errors = (error for error in columns.get("largest_error", ()) if error and np.isfinite(error))
         self.error = max([self.error, *errors])
-        if "delta" in columns:
-            self._deltas.append(np.array([delta for delta in columns["delta"] if delta is not None], np.float64))
+        if "convergence_delta" in columns:
+            deltas = [delta for delta in columns["convergence_delta"] if delta is not None]
+            self._deltas.append(np.array(deltas, np.float64))
 
 
 class Top(Generic[T]):

@@ -19,7 +19,7 @@ SHOWN = 8
 _BATCH = 4096
 _BAD_SHOWN = 3
 _ROW_KINDS = ("row", "id", "label", "prediction", "probability", "warnings", "error", "error_message")
-_ATTRIBUTION_KINDS = ("verdict", "reason", "largest_error", "delta", "skipped")
+_ATTRIBUTION_KINDS = ("verdict", "reason", "largest_error", "convergence_delta", "skipped")
 
 Columns = Mapping[str, list[Any]]
 

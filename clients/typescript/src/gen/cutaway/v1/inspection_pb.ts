@@ -591,7 +591,7 @@ export type Estimate = Message<"cutaway.v1.Estimate"> & {
   replyBytes: bigint;
 
   /**
-   * Every tensor of it, without data, by its place in the reply: `captures.conv1.output`.
+   * Every tensor of it, without data, by its name: `capture:conv1@output`.
    *
    * @generated from field: repeated cutaway.v1.NamedTensor tensors = 2;
    */
