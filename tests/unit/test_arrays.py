@@ -74,6 +74,7 @@ def test_arrays_are_replaced_and_nothing_else(make: type[InspectResult]) -> None
 
     twice = with_arrays(result, noted)
     assert seen == list(by_name(entries(result)))
+    assert {"output", "capture:m@output", "positions:m@output#1", "targets:saliency"} < set(seen)
     assert type(twice) is make
     assert twice.attributions[0].n_steps == 3
     assert all((entry.array == 2 * before.array).all() for entry, before in zip(entries(twice), entries(result)))

@@ -88,8 +88,8 @@ def test_one_weight_makes_another_explanation(stored: Path) -> None:
     assert told.stdout.startswith("DIFFERENT")
     assert "changed: weights_sha256" in told.stdout
     comparison = document["comparison"]
-    places = {each["place"].partition("[")[0].partition(".")[0] for each in comparison["differences"]}
-    assert {"predictions", "captures", "attributions"} <= places
+    places = {each["place"].partition(":")[0] for each in comparison["differences"]}
+    assert {"output", "capture", "attribution"} <= places
     assert [each["what"] for each in comparison["changes"]] == ["weights_sha256"]
 
 
