@@ -20,7 +20,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-from cutaway.contract.results.captured import captured_tensors
 from rich.columns import Columns
 from rich.console import Console
 from rich.rule import Rule
@@ -28,6 +27,7 @@ from rich.table import Table
 from rich.text import Text
 
 import cutaway as ca
+from cutaway.contract.results.arrays import tensors
 from cutaway.contract.tensors import Array
 from cutaway.views import plots, tables
 from examples.digits.data import Examples, as_png, held_out, training
@@ -282,16 +282,7 @@ def conclude(result: ca.InspectResult, again: ca.InspectResult) -> int:
 def difference(one: ca.InspectResult, other: ca.InspectResult) -> float:
     """The largest absolute difference between any two numbers of two answers to one question."""
     pairs = zip(tensors(one), tensors(other), strict=True)
-    return max(float(np.abs(mine.astype(np.float64) - theirs).max()) for mine, theirs in pairs)
-
-
-def tensors(result: ca.InspectResult) -> Iterator[Array]:
-    """Every tensor of ``result``, in order."""
-    yield from result.predictions.values()
-    yield from (each.array for each in captured_tensors(result))
-    yield from result.input_gradients.values()
-    for answer in result.attributions:
-        yield from answer.values.values()
+    return max(float(np.abs(mine.array.astype(np.float64) - theirs.array).max()) for mine, theirs in pairs)
 
 
 def _headline(text: str) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 import cutaway as ca
-from cutaway.contract.results import InspectResult
+from cutaway.contract.results import InspectResult, arrays
 from cutaway.contract.tensors import Array
 
 CALLERS = 16
@@ -65,10 +65,8 @@ def questions() -> Sequence[Question]:
 
 
 def tensors(result: InspectResult) -> list[Array]:
-    """Returns the tensors of an answer that a caller compares."""
-    captured = [each.output for each in result.captures.values()]
-    explained = [each for attribution in result.attributions for each in attribution.values.values()]
-    return [*result.predictions.values(), *captured, *result.input_gradients.values(), *explained]
+    """Returns the tensors of an answer, which a caller compares."""
+    return [entry.array for entry in arrays.tensors(result)]
 
 
 class Callers:
