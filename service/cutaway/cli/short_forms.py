@@ -1,7 +1,7 @@
 """Short forms of parts of a request, such as ``LayerGradCam:conv2,relu=true``.
 
-A short form becomes the mapping that a file would hold: what stands behind ``=`` is YAML, and `cutaway.contract.request_reader`
-reads the whole.
+A short form becomes the mapping that a file would hold. The text behind ``=`` is YAML.
+`cutaway.contract.request_reader` reads the mapping.
 """
 
 from __future__ import annotations

@@ -134,8 +134,8 @@ _TABLES: dict[str, Any] = {
 
 # A result as an xarray Dataset: every array under its name, with named dimensions.
 #
-# A dimension has the name of the array's owner and of its role: ``image.height``, ``conv1@output.channel``. Arrays of one
-# owner share dimensions: an attribution lies on its input, a gradient on its tensor.
+# A dimension has the name of the array's owner and of its role, such as ``image.height``. Arrays of one owner share
+# dimensions: an attribution lies on its input, a gradient on its tensor.
 
 
 _ROLES = {

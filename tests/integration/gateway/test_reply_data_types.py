@@ -237,7 +237,7 @@ def test_requests_of_one_batch_have_each_its_own_type() -> None:
 def test_type_that_holds_no_fractions_is_refused(name: str) -> None:
     """The client refuses what is no floating type by its name, the server by its number."""
     with pytest.raises(InvalidArgument, match=f"'{name}' is none of {', '.join(FLOATING)}") as caught:
-        wire_requests.encode(InspectRequest("m", X, reply_data_type=name))
+        wire_requests.encode(InspectRequest("m", {"x": X["x"].numpy()}, reply_data_type=name))
     assert caught.value.field == "options.reply_data_type"
     with pytest.raises(InvalidArgument, match=f"'{name}' is not a choice; ") as caught:
         build_request("m", X, reply_data_type=name)

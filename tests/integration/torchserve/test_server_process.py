@@ -142,7 +142,7 @@ def test_a_worker_answers(server: TorchServe) -> None:
 
 
 def test_threads_of_a_worker_hardly_spin(server: TorchServe) -> None:
-    """Workers that are busy at once do not use each other's cores while they wait: `cutaway.server.processes.environment`."""
+    """Workers that are busy at once do not use each other's cores while they wait."""
     group, _ = footprint(server)
     workers = [each for each in processes(group) if any("model_service_worker" in word for word in each.cmdline())]
     assert workers

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cutaway.engine.checks.visited_points import _same_rows
+from cutaway.engine.checks.visited_points import _differ, _Points
+from cutaway.engine.passes.repeated_batch import RowRange
 
 INF, NAN = float("inf"), float("nan")
 
@@ -25,5 +26,6 @@ INF, NAN = float("inf"), float("nan")
 def test_points_that_are_no_finite_numbers(wanted: list[float], seen: list[float], same: bool) -> None:
     """The same infinities and the same NaNs are the same point; an infinity hides no other difference."""
     rows = [torch.tensor([[each] for each in side]) for side in (wanted, seen)]
-    assert _same_rows(rows[:1], [rows[1]]) is same
-    assert _same_rows(list(rows[0].split(1)), [rows[1]]) is same  # however many rows a tensor has
+    every = RowRange(0, len(wanted), len(wanted))
+    assert _differ(_Points(rows[:1], [rows[1]]), every) is not same
+    assert _differ(_Points(list(rows[0].split(1)), [rows[1]]), every) is not same  # however many rows a tensor has

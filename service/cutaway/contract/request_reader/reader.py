@@ -1,4 +1,4 @@
-"""Requests and their parts, from what people write: mappings, names, short forms, and objects of `cutaway.contract.requests`.
+"""Reads requests and their parts from mappings, names, short forms, and objects of `cutaway.contract.requests`.
 
 `Client.inspect`, YAML files, jobs and the options of the command line are all read here. Each accepts what the others
 accept, and refuses the rest in the same words. An object is read again field by field, because its fields may hold

@@ -1,6 +1,7 @@
 """What a field may hold: checks beside the field's type, ``Annotated[int, at_least_one]``.
 
-`cutaway.contract.wire.codec` finds them by the type, and makes them when a message is read: protobuf's own errors name no field.
+`cutaway.contract.wire.codec` finds them by the type, and makes them when a message is read. Protobuf's own errors name
+no field.
 """
 
 from __future__ import annotations

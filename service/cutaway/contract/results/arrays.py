@@ -1,9 +1,9 @@
 """The arrays of a result as one table: their names, what they are, and a way to replace them.
 
 The metadata of a dataclass field says that it holds arrays (`array`, `named`, `numbers`, `CAPTURES`), or dataclasses
-that do (`ATTRIBUTIONS`, `parts`). All else follows: NPZ files, outputs of the Open Inference Protocol, columns of jobs,
-xarray's variables, estimates and streams have the arrays and names of `entries`; `cutaway.contract.wire.results` derives its
-codecs from `array_fields`. docs/results.md explains the names to users.
+that do (`ATTRIBUTIONS`, `parts`). All else follows. NPZ files, outputs of the Open Inference Protocol, columns of
+jobs, xarray's variables, estimates and streams have the arrays and names of `entries`. `cutaway.contract.wire.results`
+derives its codecs from `array_fields`. docs/results.md explains the names to users.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from cutaway.contract.tensors import Array
 from cutaway.contract.values import changed
 
 if TYPE_CHECKING:
-    from cutaway.contract.results import CapturedCall, InspectResult, ModuleCapture
-    from cutaway.contract.results.explanations import AttributionResult
+    from cutaway.contract.results import AttributionResult, CapturedCall, InspectResult, ModuleCapture
 
 _METADATA = "arrays"
 T = TypeVar("T")

@@ -14,8 +14,15 @@ from cutaway.contract.results.arrays import Place, captures, entries, tensors
 from cutaway.contract.tensors import Array
 
 if TYPE_CHECKING:
-    from cutaway.contract.results import CapturedCall, ClassPrediction, InspectResult, ModelDetail, ModuleCapture
-    from cutaway.contract.results.explanations import AttributionResult, Check
+    from cutaway.contract.results import (
+        AttributionResult,
+        CapturedCall,
+        Check,
+        ClassPrediction,
+        InspectResult,
+        ModelDetail,
+        ModuleCapture,
+    )
 
 
 # Short texts of names, shapes and numbers, which are safe to print whatever a server sent.

@@ -244,11 +244,8 @@ def children(field: FieldDescriptor, value: Any, path: str) -> Iterator[tuple[st
         yield path, value
 
 
-# What a worker sends beside a serialised response: its timings, until all of them are known, and a summary.
-#
-# The worker knows how long it encoded, and the gateway how long the call waited, only when the reply is serialised. Both
-# set these times beside it, and whoever sends it to the caller adds all of them at once: not every decoder merges a
-# message field that occurs twice.
+# Timings travel beside a serialised response until all of them are known, and are then added at once: not every decoder
+# merges a message field that occurs twice.
 
 
 _TIMINGS = inspection_pb2.InspectResponse.TIMINGS_FIELD_NUMBER

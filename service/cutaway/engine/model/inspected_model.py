@@ -24,10 +24,8 @@ from cutaway.engine.runtime.process_setting import ProcessSetting
 from cutaway.engine.runtime.pytree import leaves
 from cutaway.engine.runtime.rng import kept_rng_state
 
-# Switches off the fast path of PyTorch's transformer layers while a model runs.
-#
-# The fast path is taken where no gradient is computed and no hook is registered, hides modules from hooks and turns
-# padded batches into nested tensors: the same request would compute another function depending on what else it contains.
+# The fast path of PyTorch's transformer layers is off while a model runs. It is taken where no gradient is computed and
+# no hook is registered. It hides modules from hooks and turns padded batches into nested tensors.
 
 
 NO_FASTPATH = ProcessSetting(

@@ -25,10 +25,8 @@ class Finding(NamedTuple):
     reason: str
 
 
-# Results of tests of a model: kept for each kind of inputs, and tested again now and then, with other inputs.
-#
-# A model may be sound on the first inputs of a kind and faulty on later ones. A result without a finding is tested again
-# at its 4th use, its 16th, its 64th and each 256th, with the inputs of then. A result with a finding stays.
+# A model may be sound on the first inputs of a kind and faulty on later ones. A result without a finding is tested
+# again at its 4th, 16th, 64th and every 256th use, with the inputs of that use. A result with a finding stays.
 
 
 T = TypeVar("T")
