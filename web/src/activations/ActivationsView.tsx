@@ -2,14 +2,14 @@
 
 import { useMemo, useState } from "preact/hooks";
 import { HookPoint } from "@cutaway/client";
-import { Button } from "../app/controls.js";
-import { Empty, Panel } from "../app/parts.js";
+import { Button } from "../ui/controls.js";
+import { Empty, Panel } from "../ui/parts.js";
 import { FLOATING } from "../ask/ways.js";
 import { Channels } from "./Channels.js";
 import { axesAt, gradientAt, strongestText } from "./places.js";
 import { Sequence } from "./Sequence.js";
 import { layoutOf } from "../measures/layout.js";
-import { shapeText } from "../pictures/text.js";
+import { shapeText } from "../ui/text.js";
 import { capturing, leavesOf, requestAt } from "../models/places.js";
 import { Statistics } from "../pictures/Statistics.js";
 import { draft } from "../state/asking.js";

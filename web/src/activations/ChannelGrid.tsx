@@ -2,13 +2,13 @@
 
 import { useId, useMemo, useRef, useState } from "preact/hooks";
 import type { Channel } from "./places.js";
-import { Button } from "../app/controls.js";
+import { Button } from "../ui/controls.js";
 import { planeOf } from "../measures/layout.js";
 import type { Part } from "../measures/numbers.js";
 import { Canvas } from "../pictures/Canvas.js";
 import { pixelsOf, type Scale } from "../pictures/colours.js";
 import { savePng } from "../pictures/saving.js";
-import { short } from "../pictures/text.js";
+import { short } from "../ui/text.js";
 
 interface Props {
   readonly part: Part;

@@ -5,7 +5,7 @@ import { HookPoint } from "@cutaway/client";
 import { canChange, type CapturedProps, effectGradient, effectOf, type Order } from "./places.js";
 import { ordered, ORDERS, partText, tokensOf } from "./places.js";
 import { ChannelGrid } from "./ChannelGrid.js";
-import { Button, Choice, Pager, Slider } from "../app/controls.js";
+import { Button, Choice, Pager, Slider } from "../ui/controls.js";
 import { placeAt } from "../edits/edit.js";
 import { tryWithout } from "../edits/live.js";
 import { placeOf, planeOf } from "../measures/layout.js";
@@ -13,7 +13,7 @@ import { capturing, requestAt } from "../models/places.js";
 import { pixelsOf, scaleOf } from "../pictures/colours.js";
 import { Statistics } from "../pictures/Statistics.js";
 import { Legend, Picture } from "../pictures/Picture.js";
-import { short } from "../pictures/text.js";
+import { short } from "../ui/text.js";
 import { draft } from "../state/asking.js";
 import { targetText } from "../state/asked.js";
 

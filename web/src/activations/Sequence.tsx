@@ -2,7 +2,7 @@
 
 import { useState } from "preact/hooks";
 import { canChange, type CapturedProps, tokensOf } from "./places.js";
-import { Pager } from "../app/controls.js";
+import { Pager } from "../ui/controls.js";
 import { placeAt } from "../edits/edit.js";
 import { tryWithout } from "../edits/live.js";
 import { Bars } from "../pictures/Bars.js";

@@ -4,7 +4,7 @@ import { type Captured, HookPoint } from "@cutaway/client";
 import type { Part } from "../measures/numbers.js";
 import { statisticsOf } from "../measures/statistics.js";
 import { axisNames, layoutOf, partsOf, placeOf, planeOf } from "../measures/layout.js";
-import { short } from "../pictures/text.js";
+import { short } from "../ui/text.js";
 import { type Asked, exampleOf, gradientOf, rowsOf, type ViewProps, wholeOutputs } from "../state/asked.js";
 
 /** What shows one captured tensor takes. */

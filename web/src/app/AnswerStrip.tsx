@@ -1,11 +1,11 @@
 /** The last answer in one line, above every view; and what is under way. */
 
 import { useEffect, useState } from "preact/hooks";
-import { Button, Select } from "./controls.js";
+import { Button, Select } from "../ui/controls.js";
 import { Verdict } from "@cutaway/client";
 import { outputsOf } from "../ask/probabilities.js";
-import { verdictOn } from "../explanations/verdicts.js";
-import { percent } from "../pictures/text.js";
+import { verdictOn } from "../ui/verdicts.js";
+import { percent } from "../ui/text.js";
 import { ask, asked, cancel, changed, complete, model, opening, row, since } from "../state/asking.js";
 import { type Asked, rowsOf } from "../state/asked.js";
 

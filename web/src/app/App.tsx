@@ -2,7 +2,7 @@
 
 import { AnswerStrip } from "./AnswerStrip.js";
 import { Header } from "./Header.js";
-import { Problem } from "./problems.js";
+import { Problem } from "../ui/problems.js";
 import { ServerNews } from "./ServerNews.js";
 import { VIEWS } from "./views.js";
 import { model, opening } from "../state/asking.js";

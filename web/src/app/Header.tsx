@@ -1,7 +1,7 @@
 /** The top of the page: which model, which view, whose token. */
 
 import { useState } from "preact/hooks";
-import { Button, Select } from "./controls.js";
+import { Button, Select } from "../ui/controls.js";
 import { TokenForm } from "./ServerNews.js";
 import { VIEWS } from "./views.js";
 import { choose, draft, opening } from "../state/asking.js";

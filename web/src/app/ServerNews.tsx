@@ -1,8 +1,8 @@
 /** What is wrong with the server, and what is done about it. */
 
-import { Button, TextField } from "./controls.js";
+import { Button, TextField } from "../ui/controls.js";
 import { useState } from "preact/hooks";
-import { Panel } from "./parts.js";
+import { Panel } from "../ui/parts.js";
 import { connect, enter, standing, token } from "../state/server.js";
 
 const TITLES = {

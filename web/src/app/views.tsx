@@ -6,7 +6,7 @@ import { AskView } from "../ask/AskView.js";
 import { CostView } from "../cost/CostView.js";
 import { EditsView } from "../edits/EditsView.js";
 import { ExplanationsView } from "../explanations/ExplanationsView.js";
-import { Empty } from "./parts.js";
+import { Empty } from "../ui/parts.js";
 import { GradientsView } from "../gradients/GradientsView.js";
 import { JobsView } from "../jobs/JobsView.js";
 import { ModelsView } from "../models/ModelsView.js";

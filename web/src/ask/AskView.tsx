@@ -1,13 +1,13 @@
 /** View 2: a question, and what the model says. */
 
-import { Check } from "../app/controls.js";
-import { Panel } from "../app/parts.js";
+import { Check } from "../ui/controls.js";
+import { Panel } from "../ui/parts.js";
 import { Chosen } from "./Chosen.js";
 import { History } from "./History.js";
 import { Inputs } from "./Inputs.js";
 import { Prediction } from "./Prediction.js";
 import { Target } from "./Target.js";
-import { Problem } from "../app/problems.js";
+import { Problem } from "../ui/problems.js";
 import { alter, asked, complete, draft, model, row } from "../state/asking.js";
 import "./ask.css";
 

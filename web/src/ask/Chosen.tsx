@@ -1,16 +1,16 @@
 /** What is to come back from inside: captures and explanations, chosen one by one. */
 
-import { Panel } from "../app/parts.js";
+import { Panel } from "../ui/parts.js";
 import { useState } from "preact/hooks";
 import type { JsonValue } from "@bufbuild/protobuf";
 import { HookPoint, type ModelDetail } from "@cutaway/client";
 import type { CaptureRequest } from "@cutaway/contract/capture_pb";
-import { Failure, Problem } from "../app/problems.js";
-import { Button, Select, TextField } from "../app/controls.js";
+import { Failure, Problem } from "../ui/problems.js";
+import { Button, Select, TextField } from "../ui/controls.js";
 import { leavesOf, parameterAt, requestAt } from "../models/places.js";
 import { alter, asked, draft, failure } from "../state/asking.js";
 import { jsonOf, messageOf } from "../state/draft.js";
-import { inSnakeCase } from "../pictures/text.js";
+import { inSnakeCase } from "../ui/text.js";
 import { editText } from "../edits/edit.js";
 import { METHODS, requestFor } from "./methods.js";
 import { MethodMenu, MethodFields } from "./MethodFields.js";

@@ -2,7 +2,7 @@
 
 import { useState } from "preact/hooks";
 import type { Tensor } from "@cutaway/client";
-import { Button, Check } from "../app/controls.js";
+import { Button, Check } from "../ui/controls.js";
 import { GREY, pixelsOf } from "../pictures/colours.js";
 import { Picture } from "../pictures/Picture.js";
 import { ask, row } from "../state/asking.js";

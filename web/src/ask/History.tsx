@@ -1,9 +1,9 @@
 /** What was asked during this visit. */
 
-import { Panel } from "../app/parts.js";
+import { Panel } from "../ui/parts.js";
 import { asked, history, recall } from "../state/asking.js";
 import { type Asked, rowsOf } from "../state/asked.js";
-import { percent } from "../pictures/text.js";
+import { percent } from "../ui/text.js";
 
 /** How much of a text is shown. */
 const MOST = 40;

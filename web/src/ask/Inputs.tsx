@@ -2,7 +2,7 @@
 
 import { useState } from "preact/hooks";
 import type { ModelDetail, Tensor } from "@cutaway/client";
-import { Button, Choice } from "../app/controls.js";
+import { Button, Choice } from "../ui/controls.js";
 import { alter, draft } from "../state/asking.js";
 import { zeros } from "./arrays.js";
 import { Drawing } from "./Drawing.js";

@@ -3,7 +3,7 @@
 import { useState } from "preact/hooks";
 import { DataType, type Tensor } from "@cutaway/client";
 import type { AttributionRequest } from "@cutaway/contract/attribution_pb";
-import { NumberField, Select } from "../app/controls.js";
+import { NumberField, Select } from "../ui/controls.js";
 import { methodIn, type Method } from "./methods.js";
 import { type Option, optionOf, optionsFor, tensorAt, tensorJson, withOption } from "./options.js";
 import { Numbers } from "./Numbers.js";

@@ -2,8 +2,8 @@
 
 import { useState } from "preact/hooks";
 import { DataType, type Tensor } from "@cutaway/client";
-import { Button, FileButton } from "../app/controls.js";
-import { shapeText } from "../pictures/text.js";
+import { Button, FileButton } from "../ui/controls.js";
+import { shapeText } from "../ui/text.js";
 import { fromLists, fromNpy, toLists, zeros } from "./arrays.js";
 import type { InputSpec } from "./ways.js";
 

@@ -2,7 +2,7 @@
 
 import { byName } from "@cutaway/client";
 import { BeforeAfter } from "../edits/BeforeAfter.js";
-import { percent, shapeText } from "../pictures/text.js";
+import { percent, shapeText } from "../ui/text.js";
 import { Bars } from "../pictures/Bars.js";
 import type { Asked } from "../state/asked.js";
 import { areLogits, barsOf, outputsOf } from "./probabilities.js";

@@ -1,7 +1,7 @@
 /** One row of a table: a number for each feature, typed, or pasted from a spreadsheet. */
 
 import type { Tensor } from "@cutaway/client";
-import { fits, NumberField } from "../app/controls.js";
+import { fits, NumberField } from "../ui/controls.js";
 import { row } from "../state/asking.js";
 import { elements, numbers, rangeOf, zeros } from "./arrays.js";
 import type { InputSpec } from "./ways.js";

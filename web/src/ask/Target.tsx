@@ -3,7 +3,7 @@
 import { create, type MessageInitShape } from "@bufbuild/protobuf";
 import type { ModelDetail } from "@cutaway/client";
 import { type Target as TargetMessage, TargetSchema } from "@cutaway/contract/target_pb";
-import { NumberField, Select } from "../app/controls.js";
+import { NumberField, Select } from "../ui/controls.js";
 import { alter, draft } from "../state/asking.js";
 import { messageOf } from "../state/draft.js";
 

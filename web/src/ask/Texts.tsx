@@ -1,6 +1,6 @@
 /** Texts for the model to read, each an example. */
 
-import { Button } from "../app/controls.js";
+import { Button } from "../ui/controls.js";
 import { alter, draft } from "../state/asking.js";
 
 /** Takes texts. */

@@ -2,9 +2,9 @@
 
 import { DataType, tensor, type Tensor } from "@cutaway/client";
 import { dump, parse } from "npyjs";
-import { fits } from "../app/controls.js";
+import { fits } from "../ui/controls.js";
 import { sizeOf } from "../measures/numbers.js";
-import { exact } from "../pictures/text.js";
+import { exact } from "../ui/text.js";
 import { FLOATING, type InputSpec, oneExample } from "./ways.js";
 
 type Nested = number | boolean | readonly Nested[];

@@ -1,7 +1,7 @@
 /** View 7: what an answer cost: where its time went, and what its parts weigh. */
 
 import type { Inspection } from "@cutaway/client";
-import { Facts, Panel } from "../app/parts.js";
+import { Facts, Panel } from "../ui/parts.js";
 import { Bars, type Named } from "../pictures/Bars.js";
 import { bytesOf, type ViewProps } from "../state/asked.js";
 import "./cost.css";

@@ -3,11 +3,11 @@
 import type { Tried } from "./live.js";
 import { relativeChange } from "./downstream.js";
 import { cosine } from "../measures/agreement.js";
-import { Heads } from "../app/parts.js";
+import { Heads } from "../ui/parts.js";
 import { areLogits, barsOf, outputsOf, rowOf, softmax } from "../ask/probabilities.js";
 import type { ViewProps } from "../state/asked.js";
 import { spansOf } from "../pictures/Bars.js";
-import { minus, percent, short, signed } from "../pictures/text.js";
+import { minus, percent, short, signed } from "../ui/text.js";
 
 interface Props extends Pick<ViewProps, "asked" | "row"> {
   readonly tried: Pick<Tried, "before" | "after">;

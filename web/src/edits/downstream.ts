@@ -4,7 +4,7 @@ import type { Inspection, ModelDetail } from "@cutaway/client";
 import { numbersOf, sizeOf } from "../measures/numbers.js";
 import { statisticsOf } from "../measures/statistics.js";
 import type { Named } from "../pictures/Bars.js";
-import { short } from "../pictures/text.js";
+import { short } from "../ui/text.js";
 import { leavesOf } from "../models/places.js";
 
 /** The most numbers that are asked for, over all layers. */

@@ -1,10 +1,10 @@
 /** How far explanations of the same thing agree with each other. */
 
-import { Heads, Panel } from "../app/parts.js";
+import { Heads, Panel } from "../ui/parts.js";
 import { type Agreement, agreementOf } from "../measures/agreement.js";
 import { type Asked, exampleOf } from "../state/asked.js";
 import type { ExplanationProps } from "./Values.js";
-import { short } from "../pictures/text.js";
+import { short } from "../ui/text.js";
 
 /** Two explanations; magnitudes are compared where one of them, `unsigned`, has no signs. */
 type Pair = Agreement & Readonly<{ one: ExplanationProps; other: ExplanationProps; unsigned?: ExplanationProps }>;

@@ -1,8 +1,8 @@
 /** What was compared, how far it was apart, and what a person can do about it. */
 
 import { Verdict } from "@cutaway/client";
-import { type Compared, VerdictBadge } from "./verdicts.js";
-import { short } from "../pictures/text.js";
+import { type Compared, VerdictBadge } from "../ui/verdicts.js";
+import { short } from "../ui/text.js";
 
 /** Powers of ten on the scale of errors, around the tolerance. */
 const DECADES = 6;

@@ -1,11 +1,11 @@
 /** One explanation: what it shows, whether it can be trusted, and its sums. */
 
-import { Failure } from "../app/problems.js";
-import { Button } from "../app/controls.js";
-import { FactLine } from "../app/parts.js";
+import { Failure } from "../ui/problems.js";
+import { Button } from "../ui/controls.js";
+import { FactLine } from "../ui/parts.js";
 import { Checks } from "./Checks.js";
 import { type ExplanationProps, Values } from "./Values.js";
-import { comparedIn, VerdictBadge, verdictOn } from "./verdicts.js";
+import { comparedIn, VerdictBadge, verdictOn } from "../ui/verdicts.js";
 import { askedParts } from "../state/draft.js";
 import { go } from "../state/route.js";
 import { elementOf, exampleOf } from "../state/asked.js";

@@ -2,8 +2,8 @@
 
 import { HookPoint } from "@cutaway/client";
 import { useState } from "preact/hooks";
-import { Button, Select } from "../app/controls.js";
-import { Empty } from "../app/parts.js";
+import { Button, Select } from "../ui/controls.js";
+import { Empty } from "../ui/parts.js";
 import { AgreementTable, madeIn, nameOf } from "./AgreementTable.js";
 import { backgroundOf } from "./backgrounds.js";
 import { Explanation } from "./Explanation.js";

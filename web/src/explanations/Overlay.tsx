@@ -1,13 +1,13 @@
 /** An explanation over the image that it is about. */
 
 import { useMemo, useState } from "preact/hooks";
-import { Slider } from "../app/controls.js";
+import { Slider } from "../ui/controls.js";
 import { axisNames, flattened } from "../measures/layout.js";
 import type { Part } from "../measures/numbers.js";
 import { statisticsOf } from "../measures/statistics.js";
 import { type Pixels, pixelsOf, type Scale, scaleOf } from "../pictures/colours.js";
 import { Legend, Picture } from "../pictures/Picture.js";
-import { signed } from "../pictures/text.js";
+import { signed } from "../ui/text.js";
 
 const START = 0.9;
 const OPACITY = { least: 0, most: 1, step: 0.05 };

@@ -2,7 +2,7 @@
 
 import { pixelsOf, scaleOf } from "../pictures/colours.js";
 import { Legend } from "../pictures/Picture.js";
-import { short } from "../pictures/text.js";
+import { short } from "../ui/text.js";
 
 interface Props {
   readonly texts: readonly string[];

@@ -9,7 +9,7 @@ import { layoutOf } from "../measures/layout.js";
 import type { Part } from "../measures/numbers.js";
 import type { Pixels } from "../pictures/colours.js";
 import { Bars, type Named } from "../pictures/Bars.js";
-import { exact } from "../pictures/text.js";
+import { exact } from "../ui/text.js";
 import { HeatMap } from "../pictures/Picture.js";
 import { type Asked, exampleOf } from "../state/asked.js";
 import { tensorsIn } from "../state/draft.js";

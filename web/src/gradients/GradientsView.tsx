@@ -2,14 +2,14 @@
 
 import { useState } from "preact/hooks";
 import { HookPoint } from "@cutaway/client";
-import { Panel } from "../app/parts.js";
+import { Panel } from "../ui/parts.js";
 import { FLOATING } from "../ask/ways.js";
 import { depthsOf, depthText, onLogScale } from "./depth.js";
 import { Figure, inputAt } from "../explanations/Values.js";
 import { indicesOf } from "../measures/layout.js";
 import { type Part, numbersOf } from "../measures/numbers.js";
 import { statisticsOf } from "../measures/statistics.js";
-import { Button, Select } from "../app/controls.js";
+import { Button, Select } from "../ui/controls.js";
 import { capturing, leavesOf, parameterAt, requestAt } from "../models/places.js";
 import { Bars } from "../pictures/Bars.js";
 import { HeatMap } from "../pictures/Picture.js";

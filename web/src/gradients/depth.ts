@@ -6,7 +6,7 @@ import type { ComponentProps } from "preact";
 import { numbersOf } from "../measures/numbers.js";
 import { statisticsOf } from "../measures/statistics.js";
 import type { Bars, Named } from "../pictures/Bars.js";
-import { short } from "../pictures/text.js";
+import { short } from "../ui/text.js";
 import type { Asked } from "../state/asked.js";
 
 /** Returns how large the captured gradients are, in the order of the modules: by root mean square, whatever their size. */

@@ -1,8 +1,8 @@
 /** View 9: the rows that a batch job explained. */
 
-import { Panel, Facts } from "../app/parts.js";
+import { Panel, Facts } from "../ui/parts.js";
 import { useRef, useState } from "preact/hooks";
-import { FileButton, Search, Select } from "../app/controls.js";
+import { FileButton, Search, Select } from "../ui/controls.js";
 import { type JobFolder, openFolder } from "./folder.js";
 import { RowDetails } from "./RowDetails.js";
 import { RowTable } from "./RowTable.js";

@@ -1,7 +1,7 @@
 /** The live model beside what a job stored about a row. */
 
 import type { Model, ModelDetail, Question } from "@cutaway/client";
-import { Button } from "../app/controls.js";
+import { Button } from "../ui/controls.js";
 import { startOf } from "../ask/start.js";
 import type { Asked } from "../state/asked.js";
 import { ask, choose, draft, model, since } from "../state/asking.js";

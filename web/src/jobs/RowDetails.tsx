@@ -3,10 +3,10 @@
 import { imageFor } from "../explanations/backgrounds.js";
 import { Tokens } from "../explanations/Tokens.js";
 import { Figure } from "../explanations/Values.js";
-import { VerdictBadge } from "../explanations/verdicts.js";
-import { Facts } from "../app/parts.js";
+import { VerdictBadge } from "../ui/verdicts.js";
+import { Facts } from "../ui/parts.js";
 import type { Part } from "../measures/numbers.js";
-import { percent, short } from "../pictures/text.js";
+import { percent, short } from "../ui/text.js";
 import { type Cells, type Column, columnsOf, type JobFolder, tensorIn, useCells } from "./folder.js";
 import { Live } from "./Live.js";
 import { type Row, text, verdictOf } from "./rows.js";

@@ -1,12 +1,12 @@
 /** The rows of a job, a page at a time. */
 
 import { useState } from "preact/hooks";
-import { Heads } from "../app/parts.js";
-import { Pager } from "../app/controls.js";
+import { Heads } from "../ui/parts.js";
+import { Pager } from "../ui/controls.js";
 import { isImage, pictureOf } from "../explanations/backgrounds.js";
-import { VerdictBadge } from "../explanations/verdicts.js";
+import { VerdictBadge } from "../ui/verdicts.js";
 import { Canvas } from "../pictures/Canvas.js";
-import { percent } from "../pictures/text.js";
+import { percent } from "../ui/text.js";
 import { sizeOf } from "../measures/numbers.js";
 import { type Column, columnsOf, type JobFolder, sizesOf, tensorIn, useCells } from "./folder.js";
 import { chosen, type Row, shown } from "./rows.js";

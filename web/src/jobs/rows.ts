@@ -2,7 +2,7 @@
 
 import { computed, signal } from "@preact/signals";
 import { Verdict } from "@cutaway/client";
-import { worstOf } from "../explanations/verdicts.js";
+import { worstOf } from "../ui/verdicts.js";
 import { columnsOf, type JobFolder, type Line } from "./folder.js";
 
 /** What a person may ask to see; each is a question about one row. */

@@ -1,8 +1,8 @@
 /** The path of data: modules in the order of the tree, as boxes that unfold; the page's own layout places them. */
 
-import { Panel } from "../app/parts.js";
+import { Panel } from "../ui/parts.js";
 import { useState } from "preact/hooks";
-import { shapeText } from "../pictures/text.js";
+import { shapeText } from "../ui/text.js";
 import { ran, type Row, type RowsProps } from "./tree.js";
 
 /** The most modules that are shown inside one. */

@@ -1,13 +1,13 @@
 /** View 1: what a model is made of, and where one can look into it. */
 
-import { Check } from "../app/controls.js";
-import { Panel, Facts } from "../app/parts.js";
+import { Check } from "../ui/controls.js";
+import { Panel, Facts } from "../ui/parts.js";
 import { signal } from "@preact/signals";
 import { useMemo, useState } from "preact/hooks";
 import { DataType, type ModelDetail } from "@cutaway/client";
 import { model } from "../state/asking.js";
 import { Graph } from "./Graph.js";
-import { shapeText } from "../pictures/text.js";
+import { shapeText } from "../ui/text.js";
 import { ModuleTree } from "./ModuleTree.js";
 import { PlaceDetails } from "./PlaceDetails.js";
 import { allIn, type Row, treeOf } from "./tree.js";

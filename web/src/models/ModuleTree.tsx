@@ -2,8 +2,8 @@
 
 import type { ComponentChildren } from "preact";
 import { useMemo, useState } from "preact/hooks";
-import { Button, Search } from "../app/controls.js";
-import { shapeText } from "../pictures/text.js";
+import { Button, Search } from "../ui/controls.js";
+import { shapeText } from "../ui/text.js";
 import { allIn, foldable, foldedAtFirst, type Row, type RowsProps, type Shown, shownRows } from "./tree.js";
 
 /** The height of a row in CSS pixels, and how many are drawn above and below what is in sight. */

@@ -2,15 +2,15 @@
 
 import { HookPoint } from "@cutaway/client";
 import type { CaptureRequest } from "@cutaway/contract/capture_pb";
-import { Button } from "../app/controls.js";
-import { Facts, Panel } from "../app/parts.js";
+import { Button } from "../ui/controls.js";
+import { Facts, Panel } from "../ui/parts.js";
 import { MethodMenu } from "../ask/MethodFields.js";
 import { METHODS, requestFor } from "../ask/methods.js";
 import { tryAt } from "../edits/live.js";
 import { alter, ask, asked, draft, model } from "../state/asking.js";
 import { messageOf } from "../state/draft.js";
 import { go } from "../state/route.js";
-import { shapeText } from "../pictures/text.js";
+import { shapeText } from "../ui/text.js";
 import { capturing, parameterAt, requestAt } from "./places.js";
 import type { Row } from "./tree.js";
 

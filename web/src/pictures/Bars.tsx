@@ -1,8 +1,8 @@
 /** Named numbers as bars, to the left or the right of zero. */
 
-import { Button } from "../app/controls.js";
+import { Button } from "../ui/controls.js";
 import { saveSvg } from "./saving.js";
-import { short } from "./text.js";
+import { short } from "../ui/text.js";
 import "./pictures.css";
 
 /** A bar. */

@@ -1,11 +1,11 @@
 /** Numbers as a picture, a pixel each, with what its colours mean; a pointer or the arrow keys tell the number at a place. */
 
 import { useMemo, useRef, useState } from "preact/hooks";
-import { Button } from "../app/controls.js";
+import { Button } from "../ui/controls.js";
 import { Canvas, type OnPoint } from "./Canvas.js";
 import { pixelsOf, scaleOf, type Pixels, type Scale } from "./colours.js";
 import { savePng } from "./saving.js";
-import { short } from "./text.js";
+import { short } from "../ui/text.js";
 import "./pictures.css";
 
 interface PictureProps {

@@ -1,6 +1,6 @@
 /** The statistics of a tensor in a line. */
 
-import { FactLine } from "../app/parts.js";
+import { FactLine } from "../ui/parts.js";
 import { statisticsOf } from "../measures/statistics.js";
 
 /** Shows what there is to say of some numbers. */

@@ -2,7 +2,7 @@
 
 import { describe, expect, it } from "vitest";
 import { GREY, imageOf, pixelsOf, scaleOf } from "./colours.js";
-import { exact, short, signed } from "./text.js";
+import { exact, short, signed } from "../ui/text.js";
 
 /** The ends of viridis, and the ends and the middle of red to blue. */
 const [DARK, BRIGHT] = [[68, 1, 84], [253, 231, 37]] as const; // prettier-ignore

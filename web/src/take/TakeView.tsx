@@ -1,7 +1,7 @@
 /** View 8: the question in other languages, and the answer as a file. */
 
-import { Button, Check, Choice } from "../app/controls.js";
-import { Panel } from "../app/parts.js";
+import { Button, Check, Choice } from "../ui/controls.js";
+import { Panel } from "../ui/parts.js";
 import type { ComponentChildren } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import type { Question } from "@cutaway/client";

@@ -2,7 +2,7 @@
 
 import { useId, useState } from "preact/hooks";
 import type { ComponentChildren, ComponentProps } from "preact";
-import { exact } from "../pictures/text.js";
+import { exact } from "./text.js";
 
 type ButtonProps = ComponentProps<"button"> & { readonly text: string };
 

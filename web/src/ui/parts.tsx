@@ -2,7 +2,7 @@
 
 import { Button } from "./controls.js";
 import type { ComponentChildren } from "preact";
-import { short } from "../pictures/text.js";
+import { short } from "./text.js";
 
 interface PanelProps {
   readonly id: string;
