@@ -11,7 +11,7 @@ import { Sequence } from "./Sequence.js";
 import { layoutOf } from "../measures/layout.js";
 import { shapeText } from "../ui/text.js";
 import { capturing, leavesOf, requestAt } from "../models/places.js";
-import { Statistics } from "../pictures/Statistics.js";
+import { Statistics } from "../ui/parts.js";
 import { draft } from "../state/asking.js";
 import { exampleOf, targetText, type ViewProps, wholeOutputs } from "../state/asked.js";
 import "./activations.css";

@@ -11,7 +11,7 @@ import { tryWithout } from "../edits/live.js";
 import { placeOf, planeOf } from "../measures/layout.js";
 import { capturing, requestAt } from "../models/places.js";
 import { pixelsOf, scaleOf } from "../pictures/colours.js";
-import { Statistics } from "../pictures/Statistics.js";
+import { Statistics } from "../ui/parts.js";
 import { Legend, Picture } from "../pictures/Picture.js";
 import { short } from "../ui/text.js";
 import { draft } from "../state/asking.js";

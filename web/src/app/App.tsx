@@ -1,13 +1,15 @@
 /** The page: header, navigation, and one view. */
 
-import { AnswerStrip } from "./AnswerStrip.js";
-import { Header } from "./Header.js";
-import { Problem } from "../ui/problems.js";
-import { ServerNews } from "./ServerNews.js";
-import { VIEWS } from "./views.js";
-import { model, opening } from "../state/asking.js";
+import { useState } from "preact/hooks";
+import { choose, draft, model, opening } from "../state/asking.js";
+import { writeFragment } from "../state/fragment.js";
 import { place } from "../state/route.js";
-import { models, standing } from "../state/server.js";
+import { connect, enter, models, standing, token } from "../state/server.js";
+import { Button, Select, TextField } from "../ui/controls.js";
+import { Panel } from "../ui/parts.js";
+import { Problem } from "../ui/problems.js";
+import { AnswerStrip } from "./AnswerStrip.js";
+import { VIEWS } from "./views.js";
 
 /** Shows the page. */
 export function App(): preact.JSX.Element {
@@ -27,5 +29,95 @@ export function App(): preact.JSX.Element {
         )}
       </main>
     </>
+  );
+}
+
+/** Shows the header. */
+function Header({ view }: { view: string }): preact.JSX.Element {
+  const [asksToken, setAsksToken] = useState(false);
+  const text = token.value ? "Token set" : "Token";
+  return (
+    <header>
+      <div class="top">
+        <span class="brand">
+          <svg viewBox="0 0 24 24" width={24} height={24} aria-hidden="true">
+            <path class="left" d="M3 7l9 5v10l-9-5z" />
+            <path class="lid" d="M3 7l9-5 9 5-9 5z" />
+            <path class="edge" d="M21 7v10l-9 5" />
+            <path class="inside" d="M14.5 14.5l4-2.2v4l-4 2.2z" />
+          </svg>
+          Cutaway
+        </span>
+        <ModelChooser />
+        <span class="grow" />
+        <Button text={text} class="quiet" aria-expanded={asksToken} onClick={() => setAsksToken(!asksToken)} />
+      </div>
+      {asksToken && <TokenForm onDone={() => setAsksToken(false)} />}
+      <nav aria-label="Views">
+        {VIEWS.map(({ name, title }) => (
+          <a key={name} href={writeFragment({ ...place.value, view: name })} aria-current={name === view && "page"}>
+            {title}
+          </a>
+        ))}
+      </nav>
+    </header>
+  );
+}
+
+function ModelChooser(): preact.JSX.Element {
+  const now = opening.value ?? draft.value.model;
+  const full = models.value.findLast(({ name, model }) => `models/${now}` === name || now === model);
+  const all = models.value.map(({ name, model, version }) => [name, `${model} ${version}`] as const);
+  const open = (name: string): void => void choose(name.replace(/^models\//, ""));
+  return (
+    <div class="chooser">
+      <Select label="Model" of={full ? all : [["", now], ...all]} value={full?.name ?? ""} onChoose={open} />
+    </div>
+  );
+}
+
+const TITLES = {
+  refused: "The server asks who you are",
+  lost: "The server does not answer",
+  failed: "The server cannot be used",
+};
+
+/** Shows the news, if there are any. */
+function ServerNews(): preact.JSX.Element | null {
+  const news = standing.value;
+  if (!("failure" in news)) return null;
+  return (
+    <Panel id="news" title={TITLES[news.kind]} kind="news">
+      <p role="alert">
+        <bdi>{news.failure.message}</bdi> <code>{news.failure.reason}</code>
+      </p>
+      {news.kind === "refused" && <TokenForm />}
+      {news.kind === "lost" && <p class="muted">This page tries again every second, and goes on by itself.</p>}
+      {news.kind === "failed" && <Button text="Try again" onClick={() => void connect()} />}
+    </Panel>
+  );
+}
+
+/** Takes the caller's token, which stays in the memory of this page. */
+function TokenForm({ onDone }: { onDone?: () => void }): preact.JSX.Element {
+  const [text, setText] = useState("");
+  const use = (given: string): void => {
+    onDone?.();
+    setText("");
+    void enter(given);
+  };
+  return (
+    <form
+      class="token"
+      onSubmit={(event) => {
+        event.preventDefault();
+        use(text.trim());
+      }}
+    >
+      <TextField label="Token" type="password" autocomplete="off" spellcheck={false} value={text} onText={setText} />
+      <Button text="Use it" type="submit" class="primary" disabled={text.trim() === ""} />
+      {token.value && <Button text="Forget it" class="quiet" onClick={() => use("")} />}
+      <p class="muted small">It stays in the memory of this page, and is gone when the page is closed.</p>
+    </form>
   );
 }

@@ -1,16 +1,14 @@
 /** The input, in the ways that the model's declaration allows. */
 
-import { useState } from "preact/hooks";
-import type { ModelDetail, Tensor } from "@cutaway/client";
-import { Button, Choice } from "../ui/controls.js";
-import { alter, draft } from "../state/asking.js";
-import { zeros } from "./arrays.js";
-import { Drawing } from "./Drawing.js";
-import { Files } from "./Files.js";
-import { Numbers } from "./Numbers.js";
-import { TableRow } from "./TableRow.js";
+import { DataType, type Example, type ModelDetail, type Tensor } from "@cutaway/client";
+import { useEffect, useState } from "preact/hooks";
+import { Picture } from "../pictures/Picture.js";
+import { GREY, pixelsOf } from "../pictures/colours.js";
+import { alter, ask, draft, row } from "../state/asking.js";
+import { Button, Check, Choice, FileButton, fits, NumberField } from "../ui/controls.js";
+import { shapeText } from "../ui/text.js";
+import { elements, fromLists, fromNpy, numbers, rangeOf, toLists, zeros } from "./arrays.js";
 import { exampleOf } from "./start.js";
-import { Texts } from "./Texts.js";
 import { type InputSpec, type TensorWay, tensorWaysOf, type Way, waysOf } from "./ways.js";
 
 const NAMES: Readonly<Record<Way | TensorWay, string>> = {
@@ -75,5 +73,217 @@ function OneInput({ spec, inputs }: { spec: InputSpec; inputs: readonly InputSpe
       {way === "table" && <TableRow spec={spec} value={own} onChange={put} />}
       {way === "numbers" && <Numbers spec={spec} value={own} onChange={put} />}
     </fieldset>
+  );
+}
+
+/** An input, and what a person gave; `onChange` takes what they give next, or undefined where that is no tensor. */
+type TensorProps = Readonly<{
+  spec: InputSpec;
+  value: Tensor | undefined;
+  onChange: (value: Tensor | undefined) => void;
+}>;
+
+/** Lets a person draw, with a pointer or with the arrow keys and the space bar, which also takes away. */
+function Drawing({ spec, value = zeros(spec), onChange }: TensorProps): preact.JSX.Element {
+  const [live, setLive] = useState(false);
+  const [erases, setErases] = useState(false);
+  const [rows = 1, , height = 1, width = 1] = value.shape;
+  const size = height * width;
+  const begin = Math.min(row.value, rows - 1) * size;
+  const data = elements(value);
+  const drawn = data.slice(begin, begin + size);
+  const put = (changed: number[]): void => onChange(numbers(changed, value.shape, value.dataType));
+  const done = (): void => void (live && ask());
+  const paint = (index: number, byKey: boolean): void => {
+    const isDrawn = (drawn[index] ?? 0) > 0.5;
+    put(data.with(begin + index, erases || (byKey && isDrawn) ? 0 : 1));
+    if (byKey) done();
+  };
+  return (
+    <div class="drawing">
+      <div onLostPointerCapture={done}>
+        <Picture label="Drawing" values={drawn} width={width} pixels={pixelsOf(drawn, GREY)} onPaint={paint} />
+      </div>
+      <div class="actions">
+        <Button text="Clear" class="quiet" onClick={() => put(data.fill(0, begin, begin + size))} />
+        <Check label="Erase" checked={erases} onCheck={setErases} />
+        <Check label="Ask while I draw" checked={live} onCheck={setLive} />
+      </div>
+    </div>
+  );
+}
+
+/** Takes a number for each feature of the example that is shown; others stay as they are. */
+function TableRow({ spec, value = zeros(spec), onChange }: TensorProps): preact.JSX.Element {
+  const [rows = 1, width = 0] = value.shape;
+  const begin = Math.min(row.value, rows - 1) * width;
+  const all = elements(value);
+  const put = (at: number, changed: readonly number[]): void =>
+    onChange(numbers(all.toSpliced(begin + at, changed.length, ...changed), value.shape, spec.dataType));
+  const paste = (event: ClipboardEvent, at: number): void => {
+    const pasted = (event.clipboardData?.getData("text").match(/[^\s,;]+/g) ?? []).map(Number);
+    if (pasted.length < 2 || !pasted.every((each) => fits(each, rangeOf(spec.dataType)))) return;
+    event.preventDefault();
+    put(at, pasted.slice(0, width - at));
+  };
+  return (
+    <div class="features">
+      {all.slice(begin, begin + width).map((each, at) => (
+        <div key={`${begin} ${at}`} onPaste={(event) => paste(event, at)}>
+          <NumberField
+            label={<bdi>{spec.featureNames[at] ?? `feature ${at}`}</bdi>}
+            value={each}
+            {...rangeOf(spec.dataType)}
+            onChange={(number = 0) => put(at, [number])}
+          />
+        </div>
+      ))}
+    </div>
+  );
+}
+
+/** Takes texts. */
+function Texts(): preact.JSX.Element {
+  const given = draft.value.inputs;
+  const texts = Array.isArray(given)
+    ? (given as readonly unknown[]).map((each) => (typeof each === "string" ? each : ""))
+    : [""];
+  const put = (changed: readonly string[]): void => {
+    alter({ inputs: changed });
+  };
+  return (
+    <div class="texts">
+      {texts.map((text, index) => (
+        <label key={index}>
+          <span class={texts.length > 1 ? "muted small" : "hidden"}>Text {index + 1}</span>
+          <textarea
+            rows={3}
+            value={text}
+            placeholder="Type or paste a text"
+            onInput={({ currentTarget }) => put(texts.with(index, currentTarget.value))}
+          />
+        </label>
+      ))}
+      <div class="actions">
+        <Button text="Add a text" class="quiet" onClick={() => put([...texts, " "])} />
+        {texts.length > 1 && <Button text="Remove the last" class="quiet" onClick={() => put(texts.slice(0, -1))} />}
+      </div>
+    </div>
+  );
+}
+
+type FileExample = Exclude<Example, string>;
+
+/** Takes files, each an example. */
+function Files({ mediaTypes }: { mediaTypes: readonly string[] }): preact.JSX.Element {
+  const given = draft.value.inputs;
+  const files = Array.isArray(given)
+    ? (given as readonly Example[]).filter((each): each is FileExample => typeof each !== "string")
+    : [];
+  const put = async (list: FileList | undefined | null): Promise<void> => {
+    const examples = [...(list ?? [])].map(async (file) => ({
+      data: new Uint8Array(await file.arrayBuffer()),
+      mediaType: file.type,
+    }));
+    if (examples.length) alter({ inputs: await Promise.all(examples) });
+  };
+  return (
+    <div
+      class="files"
+      onDragOver={(event) => event.preventDefault()}
+      onDrop={(event) => {
+        event.preventDefault();
+        void put(event.dataTransfer?.files);
+      }}
+      onPaste={({ clipboardData }) => void put(clipboardData?.files)}
+    >
+      <label>
+        <span>Drop files here, paste one, or choose: each is an example</span>
+        <input
+          type="file"
+          multiple
+          accept={mediaTypes.join(",")}
+          onChange={({ currentTarget }) => void put(currentTarget.files)}
+        />
+      </label>
+      <ul>
+        {files.map((file, index) => (
+          <li key={index}>
+            {file.mediaType.startsWith("image/") && <FilePreview file={file} number={index + 1} />}
+            <span class="muted small">
+              {file.mediaType || "file"}, {file.data.length.toLocaleString("en")} bytes
+            </span>
+          </li>
+        ))}
+      </ul>
+    </div>
+  );
+}
+
+function FilePreview({ file, number }: { file: FileExample; number: number }): preact.JSX.Element {
+  const [url, setUrl] = useState("");
+  useEffect(() => {
+    const made = URL.createObjectURL(new Blob([file.data], { type: file.mediaType }));
+    setUrl(made);
+    return (): void => URL.revokeObjectURL(made);
+  }, [file]);
+  return <>{url && <img src={url} alt={`Example ${number}`} />}</>;
+}
+
+/** What a person gave: a text, unless it was a file; a tensor, unless it is none; and why it is none. */
+type Given = Readonly<{ text: string | undefined; value: Tensor | undefined; wrong: string }>;
+
+/** A tensor with more numbers is not shown as lists. */
+const MOST_NUMBERS = 1024;
+
+/** Takes lists or a file, the batch as the outermost axis; gives undefined where a person has typed what is no tensor. */
+export function Numbers({ spec, value, onChange }: TensorProps): preact.JSX.Element {
+  const [given, setGiven] = useState<Given | undefined>(undefined);
+  const now = given?.value === value ? given : undefined;
+  const own = value && value.data.length <= MOST_NUMBERS ? toLists(value) : "";
+  const take = (read: () => Tensor, text?: string): void => {
+    let next: Given = { text: text ?? now?.text, value: text === undefined ? value : undefined, wrong: "" };
+    try {
+      next = { ...next, text, value: read() };
+    } catch (failure) {
+      next = { ...next, wrong: failure instanceof Error ? failure.message : String(failure) };
+    }
+    setGiven(next);
+    if (next.value !== value) onChange(next.value);
+  };
+  return (
+    <div class="numbers">
+      <label>
+        <span class="muted small">
+          Nested lists, the batch first, or lines of numbers: {shapeText(spec.shape.map(Number)) || "any shape"}
+        </span>
+        <textarea
+          class="mono"
+          rows={4}
+          value={now?.text ?? own}
+          aria-invalid={Boolean(now?.wrong)}
+          onInput={({ currentTarget: { value: text } }) => take(() => fromLists(text, spec.dataType), text)}
+        />
+      </label>
+      <div class="actions">
+        <FileButton
+          accept=".npy"
+          onOpen={([file]) => void file?.arrayBuffer().then((bytes) => take(() => fromNpy(bytes, spec.dataType)))}
+        >
+          NPY file
+        </FileButton>
+        {spec.shape.length > 0 && <Button text="Zeros" class="quiet" onClick={() => take(() => zeros(spec))} />}
+        {value && (
+          <span class="muted small">
+            {DataType[value.dataType].toLowerCase()} {shapeText(value.shape)}
+          </span>
+        )}
+      </div>
+      {now?.wrong && (
+        <p class="problem" role="alert">
+          {now.wrong}
+        </p>
+      )}
+    </div>
   );
 }

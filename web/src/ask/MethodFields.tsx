@@ -6,7 +6,7 @@ import type { AttributionRequest } from "@cutaway/contract/attribution_pb";
 import { NumberField, Select } from "../ui/controls.js";
 import { methodIn, type Method } from "./methods.js";
 import { type Option, optionOf, optionsFor, tensorAt, tensorJson, withOption } from "./options.js";
-import { Numbers } from "./Numbers.js";
+import { Numbers } from "./Inputs.js";
 import type { InputSpec } from "./ways.js";
 
 interface Props {

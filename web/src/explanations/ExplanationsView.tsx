@@ -5,7 +5,7 @@ import { useState } from "preact/hooks";
 import { Button, Select } from "../ui/controls.js";
 import { Empty } from "../ui/parts.js";
 import { AgreementTable, madeIn, nameOf } from "./AgreementTable.js";
-import { backgroundOf } from "./backgrounds.js";
+import { backgroundOf } from "./Values.js";
 import { Explanation } from "./Explanation.js";
 import { wordsOf } from "../ask/History.js";
 import { requestFor } from "../ask/methods.js";

@@ -1,18 +1,18 @@
 /** The values of one explanation, as what they are about: an image, a text, features. */
 
-import { backgroundOf } from "./backgrounds.js";
-import { Overlay } from "./Overlay.js";
-import { Tokens } from "./Tokens.js";
-import { type Attribution, fromMessage } from "@cutaway/client";
+import { type Attribution, fromMessage, HookPoint, type Tensor } from "@cutaway/client";
+import { useMemo, useState } from "preact/hooks";
 import { tryWithout } from "../edits/live.js";
-import { layoutOf } from "../measures/layout.js";
+import { axisNames, flattened, layoutOf } from "../measures/layout.js";
 import type { Part } from "../measures/numbers.js";
-import type { Pixels } from "../pictures/colours.js";
+import { statisticsOf } from "../measures/statistics.js";
 import { Bars, type Named } from "../pictures/Bars.js";
-import { exact } from "../ui/text.js";
-import { HeatMap } from "../pictures/Picture.js";
+import { HeatMap, Legend, Picture } from "../pictures/Picture.js";
+import { imageOf, type Pixels, pixelsOf, type Scale, scaleOf } from "../pictures/colours.js";
 import { type Asked, exampleOf } from "../state/asked.js";
 import { tensorsIn } from "../state/draft.js";
+import { Slider } from "../ui/controls.js";
+import { exact, short, signed } from "../ui/text.js";
 
 const MOST_BARS = 40;
 
@@ -92,4 +92,124 @@ function largest(values: ArrayLike<number>, names: readonly string[], beside?: A
   })
     .sort((one, other) => Math.abs(other.value) - Math.abs(one.value))
     .slice(0, MOST_BARS);
+}
+
+const START = 0.9;
+const OPACITY = { least: 0, most: 1, step: 0.05 };
+
+type OverlayProps = Readonly<{ part: Part; under: Pixels | undefined; label: string }>;
+
+/** Shows the sum over channels; explanation and image are as large as the larger of them. */
+function Overlay({ part, under, label }: OverlayProps): preact.JSX.Element {
+  const [opacity, setOpacity] = useState(START);
+  const { values, width, scale, pixels } = useMemo(() => mapOf(part), [part]);
+  const over = axisNames(part.shape.length).filter((_, axis) => axis < part.shape.length - 2 && part.shape[axis] !== 1);
+  return (
+    <div class="overlay">
+      <Picture {...{ label, values, width, pixels, under }} opacity={under ? opacity : 1} />
+      <p class="small muted extremes">{`${extremesText(values, width)} ${over.length ? `Summed over each ${over.join(" and ")}.` : ""}`}</p>
+      <div class="tools">
+        {under && (
+          <Slider label="Opacity" kind="opacity small muted" {...OPACITY} value={opacity} onChange={setOpacity} />
+        )}
+        <Legend scale={scale} />
+      </div>
+    </div>
+  );
+}
+
+/** Returns what a picture of an explanation needs: its sum over channels, in colours that are symmetric around zero. */
+function mapOf(part: Part): { values: Part["values"]; width: number; scale: Scale; pixels: Pixels["pixels"] } {
+  const { values, shape } = flattened(part);
+  const scale = scaleOf(values, true);
+  return { values, width: shape[1] ?? 1, scale, pixels: pixelsOf(values, scale) };
+}
+
+/** Returns where the largest numbers of both signs are, in words. */
+function extremesText(values: Part["values"], width: number): string {
+  const { least, most } = statisticsOf(values);
+  const told = (value: number): string => {
+    const index = values.indexOf(value);
+    return `${signed(value)} at row ${Math.floor(index / width)}, column ${index % width}`;
+  };
+  if (!(most > least)) return "";
+  return least < 0 ? `Largest: ${told(most)}; least: ${told(least)}.` : `Largest: ${told(most)}.`;
+}
+
+/**
+ * Returns the image that an explanation of an input or a layer is laid over: as it was sent, or as a hook saw it going
+ * into the model, which is the only way to know what an adapter made of a file. Undefined if there is none.
+ */
+export function backgroundOf(asked: Asked, row: number, name: string): Pixels | undefined {
+  const seen = asked.reply.captured.filter(({ module, point }) => module === "" && point === HookPoint.INPUT);
+  const known = seen.map(({ path, tensor }): [string, Tensor] => [path, tensor]);
+  const inputs = [...Object.entries(tensorsIn(asked.question)), ...known];
+  const parts = inputs.map(([input, tensor]) => [input, exampleOf(asked, tensor, row)] as const);
+  return imageFor(name, parts);
+}
+
+/** Returns the image that belongs to a name: the input itself, or for a layer the first image among the inputs. */
+export function imageFor(name: string, inputs: readonly (readonly [string, Part])[]): Pixels | undefined {
+  const own = inputs.filter(([input]) => input === name);
+  const image = (own.length ? own : inputs).map(([, part]) => part).find(isImage);
+  return image && pictureOf(image);
+}
+
+/** Returns an image [channels, height, width] as pixels. */
+export function pictureOf({ values, shape: [channels = 1, height = 1, width = 1] }: Part): Pixels {
+  return { pixels: imageOf(values, channels), height, width };
+}
+
+/** Whether an example is an image [channels, height, width] with one or three channels. */
+export function isImage({ shape }: Pick<Part, "shape">): boolean {
+  return shape.length === 3 && (shape[0] === 1 || shape[0] === 3) && Math.min(shape[1] ?? 0, shape[2] ?? 0) > 1;
+}
+
+interface TokensProps {
+  readonly texts: readonly string[];
+  readonly values: ArrayLike<number>;
+  /** Tries what happens without a token. */
+  readonly onChoose?: (index: number) => void;
+}
+
+/** Shows the tokens without their padding; each has its number as a title, and below it for those who cannot point. */
+export function Tokens({ texts, values, onChoose }: TokensProps): preact.JSX.Element {
+  const Tag = onChoose ? "button" : "span";
+  const scale = scaleOf(values, true);
+  const pixels = pixelsOf(values, scale);
+  return (
+    <>
+      <ol class="tokens">
+        {texts.slice(0, endOf(texts, values)).map((text, index) => {
+          const value = short(values[index] ?? Number.NaN);
+          const [red, green, blue] = pixels.subarray(4 * index, 4 * index + 3);
+          const style = {
+            background: `rgb(${red} ${green} ${blue})`,
+            color: isDark(red, green, blue) ? "#ffffff" : "#000000",
+          };
+          const title = `${text}: ${value}${onChoose ? ". What happens without it?" : ""}`;
+          return (
+            <li key={index}>
+              <Tag class="piece" {...{ style, title }} onClick={() => onChoose?.(index)}>
+                <bdi>{text}</bdi>
+              </Tag>
+              <small class="muted number">{value}</small>
+            </li>
+          );
+        })}
+      </ol>
+      <Legend scale={scale} />
+    </>
+  );
+}
+
+function isDark(red = 0, green = 0, blue = 0): boolean {
+  return 0.299 * red + 0.587 * green + 0.114 * blue < 140;
+}
+
+/** Returns how many tokens come before the padding: repetitions of the last token that all have 0. */
+function endOf(texts: readonly string[], values: ArrayLike<number>): number {
+  let end = texts.length;
+  while (end > 0 && texts[end - 1] === texts.at(-1) && values[end - 1] === 0) end--;
+  return end || texts.length;
 }

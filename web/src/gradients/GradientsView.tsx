@@ -13,7 +13,7 @@ import { Button, Select } from "../ui/controls.js";
 import { capturing, leavesOf, parameterAt, requestAt } from "../models/places.js";
 import { Bars } from "../pictures/Bars.js";
 import { HeatMap } from "../pictures/Picture.js";
-import { Statistics } from "../pictures/Statistics.js";
+import { Statistics } from "../ui/parts.js";
 import { draft } from "../state/asking.js";
 import { type Asked, gradientOf, targetText, type ViewProps } from "../state/asked.js";
 import "./gradients.css";

@@ -1,14 +1,32 @@
 /** One row of a job: what was stored about it, beside the live model's answer to the same question. */
 
-import { imageFor } from "../explanations/backgrounds.js";
-import { Tokens } from "../explanations/Tokens.js";
-import { Figure } from "../explanations/Values.js";
-import { VerdictBadge } from "../ui/verdicts.js";
-import { Facts } from "../ui/parts.js";
+import type { Model, ModelDetail, Question } from "@cutaway/client";
+import { useState } from "preact/hooks";
+import { said } from "../ask/History.js";
+import { numbers } from "../ask/arrays.js";
+import { startOf } from "../ask/start.js";
+import { Figure, imageFor, Tokens } from "../explanations/Values.js";
 import type { Part } from "../measures/numbers.js";
+import type { Asked } from "../state/asked.js";
+import { ask, choose, draft, model, since } from "../state/asking.js";
+import { type Draft, fromText } from "../state/draft.js";
+import { go } from "../state/route.js";
+import { models } from "../state/server.js";
+import { Button } from "../ui/controls.js";
+import { Facts } from "../ui/parts.js";
 import { percent, short } from "../ui/text.js";
-import { type Cells, type Column, columnsOf, type JobFolder, tensorIn, useCells } from "./folder.js";
-import { Live } from "./Live.js";
+import { VerdictBadge } from "../ui/verdicts.js";
+import {
+  type Cells,
+  cellsOf,
+  type Column,
+  columnsOf,
+  type JobFolder,
+  type Line,
+  type Manifest,
+  tensorIn,
+  useCells,
+} from "./folder.js";
 import { type Row, text, verdictOf } from "./rows.js";
 
 const TENSORS = ["attribution", "token_attribution", "input", "tokens"];
@@ -97,4 +115,91 @@ function Values({ folder, cells, attribution }: Omit<StoredProps, "row">): preac
     />
   ));
   return figures.length ? <>{figures}</> : <p class="muted">Nothing was stored.</p>;
+}
+
+/** Returns the served model that the job was about: of its version, if that is served; undefined if there is none. */
+function servedOf({ model, version }: Manifest): Model | undefined {
+  const same = models.value.filter((each) => each.model === model);
+  return same.find((each) => each.version === version) ?? same.at(-1);
+}
+
+/**
+ * Asks the live model what the job asked about a row, and nothing else.
+ *
+ * @returns the answer; undefined if there is none, or a newer call came before it.
+ */
+async function askLive(served: Model, folder: JobFolder, line: Line): Promise<Asked | undefined> {
+  const name = served.name.replace(/^models\//, "");
+  if (model.value?.model?.name !== served.name) await choose(name);
+  const detail = model.value;
+  if (detail?.model?.name !== served.name) return undefined;
+  const inputs = await inputsOf(folder, line, detail);
+  draft.value = { ...(questionOf(folder.manifest, line) ?? startOf(detail, name)), model: name, inputs };
+  return ask();
+}
+
+/** Returns the job's request with the target of a row, without the condition of its explanations; undefined if the
+ * folder has no request. */
+function questionOf({ question = {}, job }: Manifest, { cells }: Line): Draft | undefined {
+  if (Object.keys(question).length === 0) return undefined;
+  const draft: Draft = { ...fromText(JSON.stringify(question)), attributionErrorsInPlace: true };
+  delete draft.explainIf;
+  const target = cells["targets"];
+  if (job.target === "label" && target != null)
+    draft.target = { kind: { case: "classIndex", value: { indices: [BigInt(Number(target))] } } };
+  return draft;
+}
+
+/** Returns the inputs that a row was computed from, as far as the model has inputs of these names. */
+async function inputsOf(folder: JobFolder, line: Line, { inputs }: ModelDetail): Promise<Question["inputs"]> {
+  const columns = columnsOf(folder, ["input"]);
+  const cells = await cellsOf(line, columns);
+  const raw = cells["input:raw"];
+  if (typeof raw === "string") return [raw];
+  if (raw instanceof Uint8Array) {
+    const column = columns.find(({ name }) => name === "input:raw");
+    return [{ data: Uint8Array.from(raw), mediaType: column?.["media_type"] ?? "" }];
+  }
+  const named = columns.flatMap((column) => {
+    const part = tensorIn(cells, column);
+    const spec = inputs.find(({ name }) => name === column["input"]);
+    if (!part || !spec) return [];
+    return [[spec.name, numbers(Array.from(part.values), [1, ...part.shape], spec.dataType)] as const];
+  });
+  return Object.fromEntries(named);
+}
+
+const NO_INPUTS =
+  "The job kept no inputs, so the model cannot be asked about the row: run it with “output: {keep_inputs: true}”.";
+
+/** Asks it, and leads to what is inside; or says why it cannot be asked. */
+function Live({ folder, row }: { folder: JobFolder; row: Row }): preact.JSX.Element {
+  const [answer, setAnswer] = useState<Asked>();
+  const { manifest } = folder;
+  const served = servedOf(manifest);
+  if (!served)
+    return <p class="muted">{`This server has no model ${manifest.model}: it cannot be asked about the row.`}</p>;
+  if (columnsOf(folder, ["input"]).length === 0) return <p class="muted">{NO_INPUTS}</p>;
+  if (row.problem) return <p class="muted">The job could not use this row, and kept no input of it.</p>;
+  const ask = async (): Promise<void> => setAnswer(await askLive(served, folder, row.line));
+  const same = answer?.reply.message.provenance?.weightsSha256 === manifest.weights_sha256;
+  return (
+    <div class="actions">
+      <Button
+        text="Ask the live model"
+        class="primary"
+        disabled={since.value !== undefined}
+        onClick={() => void ask()}
+      />
+      {answer && (
+        <>
+          <span role="status">
+            It says <bdi class="short">{said(answer)}</bdi>
+            {same ? ", with the weights of the job." : ". Its weights are not those of the job."}
+          </span>
+          <Button text="Look inside" onClick={() => go("explanations")} />
+        </>
+      )}
+    </div>
+  );
 }

@@ -3,7 +3,7 @@
 import { useState } from "preact/hooks";
 import { Heads } from "../ui/parts.js";
 import { Pager } from "../ui/controls.js";
-import { isImage, pictureOf } from "../explanations/backgrounds.js";
+import { isImage, pictureOf } from "../explanations/Values.js";
 import { VerdictBadge } from "../ui/verdicts.js";
 import { Canvas } from "../pictures/Canvas.js";
 import { percent } from "../ui/text.js";

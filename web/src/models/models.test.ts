@@ -4,7 +4,7 @@ import { create } from "@bufbuild/protobuf";
 import { ModelDetailSchema } from "@cutaway/contract/model_pb";
 import { describe, expect, it } from "vitest";
 import { HookPoint } from "@cutaway/client";
-import { matches } from "./glob.js";
+import { matches } from "./tree.js";
 import { capturing, leavesOf, requestAt } from "./places.js";
 import { allIn, foldedAtFirst, ran, shownRows, treeOf } from "./tree.js";
 

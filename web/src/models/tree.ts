@@ -1,7 +1,6 @@
 /** The module tree as rows: which are shown, as it is folded and searched. */
 
 import type { Module, Operator } from "@cutaway/contract/model_pb";
-import { matches } from "./glob.js";
 
 /** A module, or an operator inside one. */
 export interface Row {
@@ -84,4 +83,24 @@ export function foldedAtFirst(rows: readonly Row[]): Set<string> {
 /** Whether a module ran, or one inside it. */
 export function ran({ kind, calls, inside }: Row): boolean {
   return kind === "module" && (calls > 0 || inside.some(ran));
+}
+
+/** Whether a whole name matches a glob; in time linear in the length of either, unlike regular expressions. */
+export function matches(pattern: string, name: string): boolean {
+  const parts = pattern.match(/\*\*|[^]/gu) ?? [];
+  const skipping = (from: Set<number>): Set<number> => {
+    for (const at of from) if (parts[at]?.startsWith("*")) from.add(at + 1);
+    return from;
+  };
+  let reached = skipping(new Set([0]));
+  for (const letter of name) {
+    const next = new Set<number>();
+    for (const at of reached) {
+      const part = parts[at];
+      if (part === "**" || (part === "*" && letter !== ".")) next.add(at);
+      else if (part === letter || (part === "?" && letter !== ".")) next.add(at + 1);
+    }
+    reached = skipping(next);
+  }
+  return reached.has(parts.length);
 }

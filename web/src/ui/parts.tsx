@@ -1,7 +1,8 @@
 /** What views are made of: parts with titles, facts, heads of tables. */
 
-import { Button } from "./controls.js";
 import type { ComponentChildren } from "preact";
+import { statisticsOf } from "../measures/statistics.js";
+import { Button } from "./controls.js";
 import { short } from "./text.js";
 
 interface PanelProps {
@@ -90,4 +91,11 @@ export function Heads({ of }: { of: readonly string[] }): preact.JSX.Element {
       </tr>
     </thead>
   );
+}
+
+/** Shows what there is to say of some numbers. */
+export function Statistics({ values }: { values: ArrayLike<number> }): preact.JSX.Element {
+  const { least, mean, most: largest, deviation, norm, zeros, notFinite } = statisticsOf(values);
+  const facts = { least, mean, largest, deviation, norm, zeros, "not finite": notFinite || undefined };
+  return <FactLine facts={Object.entries(facts)} />;
 }
