@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help help-all setup demo web test portability versions fuzz soak chaos bench scaling matrix verdicts captum-config container check format protos docs docs-site diagrams pictures inspector-pictures page-speed report-pictures lock sbom audit clean
+.PHONY: help help-all setup demo web test portability versions fuzz soak chaos bench scaling matrix verdicts captum-config container check format protos docs docs-site diagrams pictures inspector-pictures page-speed lock sbom audit clean
 
 # The targets that a person uses; the others are for maintainers.
 SHOWN := setup demo test check format docs docs-site bench clean help-all
@@ -86,9 +86,6 @@ inspector-pictures: ## draw every view of the inspector in Chromium: docs/pictur
 
 page-speed: ## how fast the inspector's page is, as ratios of one run (ARGS="100": questions for its memory)
 	@$(RUN) -m tools.page_speed $(ARGS)
-
-report-pictures: ## draw the reports of three jobs in Chromium: docs/pictures/report-*.png
-	@scripts/report-pictures
 
 # The theme's authors announce their next program; nothing here depends on it.
 docs-site: export NO_MKDOCS_2_WARNING = 1

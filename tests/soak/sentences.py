@@ -7,8 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cutaway.jobs import Job, read, run
-from cutaway.jobs.report import write_report
+from cutaway.jobs import Job, read, report, run
 from examples.sentences.package import package
 from tests.support.manifests import ROOT
 
@@ -45,7 +44,7 @@ def trial(directory: Path) -> list[str]:
     attributions = results["attribution:layer_gradient_x_activation:embeddings.word_embeddings"]
     longest = max(len(each) for each in tokens)
     fitting = [len(each) <= np.shape(values)[0] for each, values in zip(tokens, attributions)]
-    page = write_report(folder)
+    page = report(folder)
     lines = [
         f"{summary.rows} sentences, {summary.bad} bad, {summary.seconds:.0f} s; {summary.verdicts}",
         f"tokens: {sum(map(len, tokens))}, {longest} at most",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import io
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,3 +104,14 @@ def same(one: Any, other: Any, name: str = "") -> None:
     else:
         np.testing.assert_array_equal(np.ma.getmaskarray(one), np.ma.getmaskarray(other), name)
         np.testing.assert_array_equal(np.ma.getdata(one), np.ma.getdata(other), name)
+
+
+def embedded(page: Path) -> dict[str, bytes]:
+    """The files of a job inside its report, by name."""
+    found = re.findall(r'data-file="([^"]*)">([^<]*)<', page.read_text("utf-8"))
+    return {name: base64.b64decode(data) for name, data in found}
+
+
+def embedded_table(page: Path) -> Any:
+    """The table of rows inside a report."""
+    return parquet.read_table(io.BytesIO(embedded(page)["part-00000.parquet"]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,7 +13,9 @@ import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from tests.support.documents import ROOT
-from tests.support.report_pages import BROWSER
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), "")
+in_a_browser = pytest.mark.skipif(not BROWSER, reason="no Chromium here: apt-get install chromium")
 
 AXE = ROOT / "web" / "node_modules" / "axe-core" / "axe.min.js"
 

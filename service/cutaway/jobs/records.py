@@ -234,6 +234,19 @@ def tensor_array(arrow: Any, array: Array, missing: Array) -> Any:
     return pa.ExtensionArray.from_storage(arrow, storage)
 
 
+def ragged_array(arrow: Any, tensors: Sequence[Array | None]) -> Any:
+    """Returns tensors of several shapes as an Arrow array of the type ``arrow``, with nulls where there is none."""
+    # Built from one flat array: pyarrow converts a list of arrays value by value, 25 times slower.
+    present = [tensor for tensor in tensors if tensor is not None]
+    flat = np.concatenate([tensor.reshape(-1) for tensor in present]) if present else np.empty(0)
+    offsets = np.cumsum([0, *(0 if tensor is None else tensor.size for tensor in tensors)])
+    numbers = pa.array(flat, arrow.field("values").type.value_type)
+    values = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), numbers)
+    shapes = pa.array([None if tensor is None else tensor.shape for tensor in tensors], pa.list_(pa.int32()))
+    missing = pa.array([tensor is None for tensor in tensors])
+    return pa.StructArray.from_arrays([values, shapes], fields=list(arrow), mask=missing)
+
+
 def _buffer(field: Any, rows: int, first: int) -> _Values:
     if isinstance(field.type, pa.FixedShapeTensorType):
         return _Tensors(field, rows, first)
@@ -266,15 +279,7 @@ class _Ragged(_Values):
         self.values[row] = np.array(_arrow_compatible(value))  # a copy: the model may write into its own tensor later
 
     def array(self) -> Any:
-        # Built from one flat array: pyarrow converts a list of arrays value by value, 25 times slower.
-        present = [value for value in self.values if value is not None]
-        flat = np.concatenate([value.reshape(-1) for value in present]) if present else np.empty(0)
-        offsets = np.cumsum([0, *(0 if value is None else value.size for value in self.values)])
-        numbers = pa.array(flat, self._field.type.field("values").type.value_type)
-        values = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), numbers)
-        shapes = pa.array([None if value is None else value.shape for value in self.values], pa.list_(pa.int32()))
-        missing = pa.array([value is None for value in self.values])
-        return pa.StructArray.from_arrays([values, shapes], fields=list(self._field.type), mask=missing)
+        return ragged_array(self._field.type, self.values)
 
 
 class _Tensors(_Values):

@@ -1,4 +1,4 @@
-"""Draws arrays as PNG pictures in data URLs and as bars of SVG charts."""
+"""Draws arrays as PNG pictures in data URLs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -50,9 +50,6 @@ _PICTURES = "drawing pictures"
 
 FOR, AGAINST = (200, 55, 60), (45, 110, 200)
 """The RGB colours of positive and of negative attributions."""
-
-Bar: TypeAlias = tuple[float, float, float, float]
-"""A bar in a box of 1 by 1: x, y, width, height."""
 
 _CELLS = 64
 _SIDE = 160  # pixels of a picture's longer side, at most
@@ -149,36 +146,6 @@ def colour(value: float, scale: float) -> str:
     red, green, blue = FOR if value >= 0 else AGAINST
     strength = min(abs(value) / scale, 1.0) if math.isfinite(value) else 0.0
     return f"rgba({red},{green},{blue},{0.65 * strength:.3f})"
-
-
-def histogram(values: Array, bins: int = 24) -> tuple[list[float], float, float] | None:
-    """Returns a histogram of log10 of the magnitudes of ``values``; None if all values are 0.
-
-    It has heights from 0 to 1, and the lowest and the highest power of ten.
-    """
-    sizes = np.abs(values[(values != 0) & np.isfinite(values)])
-    if not sizes.size:
-        return None
-    powers = np.log10(sizes)
-    low, high = math.floor(powers.min()), math.floor(powers.max()) + 1
-    counts, _ = np.histogram(powers, bins, (low, high))
-    return (counts / counts.max()).tolist(), low, high
-
-
-def bars(heights: Sequence[float], most: int = 64) -> list[Bar]:
-    """Returns ``heights`` of either sign as bars. Of more than ``most`` heights, a bar is the largest of several."""
-    values = np.asarray(heights, np.float64)
-    values = np.where(np.isfinite(values), values, 0.0)
-    if values.size > most:
-        groups = np.array_split(values, most)
-        values = np.array([group[np.abs(group).argmax()] for group in groups])
-    top, bottom = max(float(values.max(initial=0)), 0.0), min(float(values.min(initial=0)), 0.0)
-    span = (top - bottom) or 1.0
-    width = 1 / max(values.size, 1)
-    return [
-        (index * width, (top - max(value, 0.0)) / span, width, abs(value) / span)
-        for index, value in enumerate(values.tolist())
-    ]
 
 
 def short_number(value: float | None) -> str:

@@ -138,9 +138,6 @@ def test_wheel_holds_what_is_no_module_too(wheel: Path) -> None:
     sources = {path.relative_to(ROOT / "service") for path in (ROOT / "service" / "cutaway").rglob("*.py*")}
     expected = {path.as_posix() for path in sources if "__pycache__" not in path.parts}
     expected |= {"cutaway/handlers/inspection_handler.py", "cutaway/server/processes/log4j2.xml", "cutaway/py.typed"}
-    expected |= {
-        f"cutaway/jobs/report/{name}" for name in ("page.html.j2", "features.html.j2", "style.css", "filters.js")
-    }
     expected |= {f"cutaway/cli/starts/{kind}.txt" for kind in ("table", "image", "text")}
     expected |= {f"cutaway/server/{name}" for name in ("open_inference/open_inference.binpb", "http/openapi.json")}
     page = ROOT / "service" / "cutaway" / "web" / "static"

@@ -43,9 +43,8 @@ from tests.support.digits import WEIGHTS
 from tests.support.documents import ROOT
 from tests.support.doors import message, outcome, plain, post, seeded
 from tests.support.mixed.mix import draw, small_models
-from tests.support.pages import opened, running_browser
+from tests.support.pages import BROWSER, in_a_browser, opened, running_browser
 from tests.support.reply_equality import differences
-from tests.support.report_pages import BROWSER, in_a_browser
 from tests.support.serving import Server
 from tests.support.token_files import EVERY, entry, write
 

@@ -16,8 +16,7 @@ from cutaway.server.embedded import Served
 from cutaway.server.settings import Settings
 from examples.digits.digits_adapter import Digits
 from tests.support.digits import WEIGHTS
-from tests.support.pages import Inspector, opened, running_browser
-from tests.support.report_pages import BROWSER
+from tests.support.pages import BROWSER, Inspector, opened, running_browser
 from tools.page_speed import Deep
 
 HOSTILE = ("<script>fault()</script>", "\u202eexe.png<img src=x onerror=fault()>", "long" * 25_000)

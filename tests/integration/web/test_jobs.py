@@ -70,16 +70,20 @@ def test_the_table_is_that_of_the_folder(folder: Path, inspector: Inspector) -> 
     good = np.arange(ROWS) != BAD
     wrong = np.flatnonzero(good & (np.ma.filled(results["prediction"], -1) != results["label"]))
     assert inspector.page.wait_for_selector(".rows tbody tr")
-    assert inspector.texts(".jobs .facts dd") == ["digits 1.0", "60", str(len(wrong)), "0", "0", "1"]
+    right = f"{100 - 100 * len(wrong) / (ROWS - 1):.3g} %"
+    checks = str(3 * (ROWS - 1))
+    facts = ["digits 1.0", "60", "Columns", "1", right, checks, "100 %"]
+    assert inspector.texts("section:has(#folder) .facts dd") == facts
     assert inspector.texts(".rows tbody th") == ids_of(results, slice(25))
     inspector.page.click("button:text-is('Next')")
     assert inspector.texts(".rows tbody th") == ids_of(results, slice(25, 50))
-    inspector.page.select_option("label:has-text('Show') select", "other class than the label")
+    inspector.page.select_option("label:has-text('As labelled') select", "no")
     assert 7 in wrong
     assert inspector.texts(".rows tbody th") == ids_of(results, wrong)
-    inspector.page.select_option("label:has-text('Show') select", "bad rows")
+    inspector.page.click("button:text-is('Show all')")
+    inspector.page.select_option("label:has-text('Checks') select", "bad row")
     assert inspector.texts(".rows tbody td:last-child") == ["DATA_UNREADABLE: inputs.image: cannot be decoded"]
-    inspector.page.select_option("label:has-text('Show') select", "all rows")
+    inspector.page.click("button:text-is('Show all')")
     inspector.page.select_option("label:has-text('Order') select", "least probable first")
     order = np.argsort(np.where(good, results["probability"], 2), kind="stable")
     assert inspector.texts(".rows tbody th") == ids_of(results, order[:25])

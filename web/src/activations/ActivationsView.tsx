@@ -13,7 +13,7 @@ import { shapeText } from "../ui/text.js";
 import { capturing, leavesOf, requestAt } from "../models/places.js";
 import { Statistics } from "../ui/parts.js";
 import { draft } from "../state/asking.js";
-import { exampleOf, targetText, type ViewProps, wholeOutputs } from "../state/asked.js";
+import { exampleOf, targetText, type ViewProps, wholeOutputs } from "../state/exchange.js";
 import "./activations.css";
 
 /** How many layers, modules that ran and have none inside, are captured at once. */

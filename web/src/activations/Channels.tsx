@@ -15,7 +15,7 @@ import { Statistics } from "../ui/parts.js";
 import { Legend, Picture } from "../pictures/Picture.js";
 import { short } from "../ui/text.js";
 import { draft } from "../state/asking.js";
-import { targetText } from "../state/asked.js";
+import { targetText } from "../state/exchange.js";
 
 const PAGE = 128;
 

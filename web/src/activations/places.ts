@@ -5,7 +5,7 @@ import type { Part } from "../measures/numbers.js";
 import { statisticsOf } from "../measures/statistics.js";
 import { axisNames, layoutOf, partsOf, placeOf, planeOf } from "../measures/layout.js";
 import { short } from "../ui/text.js";
-import { type Asked, exampleOf, gradientOf, rowsOf, type ViewProps, wholeOutputs } from "../state/asked.js";
+import { type Exchange, exampleOf, gradientOf, rowsOf, type ViewProps, wholeOutputs } from "../state/exchange.js";
 
 /** What shows one captured tensor takes. */
 export interface CapturedProps extends ViewProps {
@@ -29,7 +29,7 @@ export interface Channel {
 }
 
 /** Returns the gradient that was captured at an output; undefined if none was. */
-export function gradientAt({ reply }: Asked, { module, call, path }: Captured): Captured | undefined {
+export function gradientAt({ reply }: Exchange, { module, call, path }: Captured): Captured | undefined {
   return reply.captured.find(
     (each) =>
       each.module === module && each.point === HookPoint.GRAD_OUTPUT && each.call === call && each.path === path,
@@ -37,13 +37,13 @@ export function gradientAt({ reply }: Asked, { module, call, path }: Captured): 
 }
 
 /** Returns it for one example, where a part of the output can be changed; undefined otherwise. */
-export function effectGradient(asked: Asked, captured: Captured, row: number): Part | undefined {
+export function effectGradient(asked: Exchange, captured: Captured, row: number): Part | undefined {
   const gradient = canChange(asked, captured) ? gradientAt(asked, captured) : undefined;
   return gradient && gradientOf(asked, gradient.tensor, row);
 }
 
 /** Returns what the axes of one example of a captured tensor are called. */
-export function axesAt({ model, reply }: Asked, captured: Captured, { shape }: Part): readonly string[] {
+export function axesAt({ model, reply }: Exchange, captured: Captured, { shape }: Part): readonly string[] {
   const { module, point, tensor } = captured;
   if (shape === tensor.shape) return shape.map((_, axis) => `axis ${axis}`);
   const type = model.modules.find(({ name }) => name === module)?.type;
@@ -61,7 +61,7 @@ export function partText(axes: readonly string[], part: Pick<Part, "shape">, ind
 }
 
 /** Returns the part of a captured output with the largest effect on the target, in words; "" if that is not known. */
-export function strongestText(asked: Asked, captured: Captured, row: number): string {
+export function strongestText(asked: Exchange, captured: Captured, row: number): string {
   const gradient = effectGradient(asked, captured, row);
   if (!gradient) return "";
   const part = exampleOf(asked, captured.tensor, row);
@@ -70,7 +70,7 @@ export function strongestText(asked: Asked, captured: Captured, row: number): st
 }
 
 /** Whether a part of what is shown can be changed by its indices. */
-export function canChange(asked: Asked, captured: Captured): boolean {
+export function canChange(asked: Exchange, captured: Captured): boolean {
   return captured.tensor.shape[0] === rowsOf(asked) && wholeOutputs(asked).includes(captured);
 }
 
@@ -104,7 +104,7 @@ function measureOf(plane: Part, order: Order, gradient: Part | undefined): numbe
 }
 
 /** Returns the texts; none where no explanation has them. */
-export function tokensOf({ reply }: Asked, row: number): readonly string[] {
+export function tokensOf({ reply }: Exchange, row: number): readonly string[] {
   return (
     reply.attributions.map(({ message }) => message.tokens?.texts[row]?.tokens ?? []).find((each) => each.length) ?? []
   );

@@ -7,7 +7,7 @@ import { outputsOf } from "../ask/probabilities.js";
 import { verdictOn } from "../ui/verdicts.js";
 import { percent } from "../ui/text.js";
 import { ask, asked, cancel, changed, complete, model, opening, row, since } from "../state/asking.js";
-import { type Asked, rowsOf } from "../state/asked.js";
+import { type Exchange, rowsOf } from "../state/exchange.js";
 
 /** Shows the line, from which every view can ask. */
 export function AnswerStrip(): preact.JSX.Element | null {
@@ -57,7 +57,7 @@ export function submit(): void {
   else void ask();
 }
 
-function Said({ answer: { question, reply, milliseconds } }: { answer: Asked }): preact.JSX.Element {
+function Said({ answer: { question, reply, milliseconds } }: { answer: Exchange }): preact.JSX.Element {
   const own = reply.classes[row.value];
   const all = reply.attributions.length;
   const failed = reply.attributions.filter(({ message }) => message.error).length;

@@ -10,7 +10,7 @@ import { Empty } from "../ui/parts.js";
 import { GradientsView } from "../gradients/GradientsView.js";
 import { JobsView } from "../jobs/JobsView.js";
 import { ModelsView } from "../models/ModelsView.js";
-import type { ViewProps } from "../state/asked.js";
+import type { ViewProps } from "../state/exchange.js";
 import { ask, asked, row } from "../state/asking.js";
 import { go } from "../state/route.js";
 import { TakeView } from "../take/TakeView.js";

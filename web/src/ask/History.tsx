@@ -2,7 +2,7 @@
 
 import { Panel } from "../ui/parts.js";
 import { asked, history, recall } from "../state/asking.js";
-import { type Asked, rowsOf } from "../state/asked.js";
+import { type Exchange, rowsOf } from "../state/exchange.js";
 import { percent } from "../ui/text.js";
 
 /** How much of a text is shown. */
@@ -17,7 +17,7 @@ export function History(): preact.JSX.Element | null {
         {history.value.map((each, index) => (
           <li key={history.value.length - index}>
             <button type="button" aria-current={each === asked.value} onClick={() => recall(each)}>
-              <bdi>{said(each)}</bdi>
+              <bdi>{predictionText(each)}</bdi>
               <span class="muted small">
                 <bdi>{each.model.model?.model}</bdi>, {aboutText(each)}
               </span>
@@ -30,7 +30,7 @@ export function History(): preact.JSX.Element | null {
 }
 
 /** Returns what tells a question from others: its text, its changes, its explanations, and when it was asked. */
-function aboutText({ question: { inputs, edits = [] }, reply, when }: Asked): string {
+function aboutText({ question: { inputs, edits = [] }, reply, when }: Exchange): string {
   const [first] = Array.isArray(inputs) ? (inputs as readonly unknown[]) : [];
   const made = reply.attributions.filter(({ message }) => !message.error).length;
   return [
@@ -42,12 +42,12 @@ function aboutText({ question: { inputs, edits = [] }, reply, when }: Asked): st
 }
 
 /** Returns an answer about an example and its question in one line. */
-export function wordsOf(asked: Asked, row = 0): string {
-  return `${said(asked, row)}${rowsOf(asked) > 1 ? `, example ${row + 1}` : ""}, ${aboutText(asked)}`;
+export function wordsOf(asked: Exchange, row = 0): string {
+  return `${predictionText(asked, row)}${rowsOf(asked) > 1 ? `, example ${row + 1}` : ""}, ${aboutText(asked)}`;
 }
 
 /** Returns an answer about an example in a few words. */
-export function said({ reply }: Asked, row = 0): string {
+export function predictionText({ reply }: Exchange, row = 0): string {
   const first = reply.classes[row];
   if (!first) return Object.keys(reply.predictions).join(", ");
   return `${first.label || `class ${first.index}`}, ${percent(first.probability)}`;

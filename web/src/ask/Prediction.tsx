@@ -4,11 +4,11 @@ import { byName } from "@cutaway/client";
 import { BeforeAfter } from "../edits/BeforeAfter.js";
 import { percent, shapeText } from "../ui/text.js";
 import { Bars } from "../pictures/Bars.js";
-import type { Asked } from "../state/asked.js";
+import type { Exchange } from "../state/exchange.js";
 import { areLogits, barsOf, outputsOf } from "./probabilities.js";
 
 /** Shows the prediction of one example, and what it was without the edits of the question. */
-export function Prediction({ asked, row }: { asked: Asked; row: number }): preact.JSX.Element {
+export function Prediction({ asked, row }: { asked: Exchange; row: number }): preact.JSX.Element {
   const { reply } = asked;
   const outputs = outputsOf(reply);
   const unedited = byName(reply.message.uneditedPredictions?.outputs ?? []);
@@ -36,7 +36,7 @@ export function Prediction({ asked, row }: { asked: Asked; row: number }): preac
   );
 }
 
-function Warnings({ asked: { reply } }: { asked: Asked }): preact.JSX.Element | null {
+function Warnings({ asked: { reply } }: { asked: Exchange }): preact.JSX.Element | null {
   const { warnings } = reply.message;
   if (warnings.length === 0) return null;
   return (

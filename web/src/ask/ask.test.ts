@@ -9,7 +9,7 @@ import { elements, fromLists, fromNpy, numbers, rangeOf, toNpy } from "./arrays.
 import { methodIn, METHODS, requestFor } from "./methods.js";
 import { optionOf, optionsFor, tensorJson, withOption } from "./options.js";
 import { barsOf, softmax } from "./probabilities.js";
-import type { Asked } from "../state/asked.js";
+import type { Exchange } from "../state/exchange.js";
 import { startOf } from "./start.js";
 import { oneExample, tensorWaysOf, waysOf } from "./ways.js";
 
@@ -133,7 +133,7 @@ describe("methods", () => {
 
 describe("predictions", () => {
   const logits = tensor(Float32Array.of(0, 0, 0, 1, 3, 2), [2, 3]);
-  const asked = (classes: readonly object[]): Asked =>
+  const asked = (classes: readonly object[]): Exchange =>
     ({
       model: detail({ labels: ["a", "b"] }),
       question: { model: "m", inputs: {} },
@@ -142,7 +142,7 @@ describe("predictions", () => {
         predictions: { logits, other: logits },
         message: { predictions: { outputs: [{ name: "logits" }] } },
       },
-    }) as unknown as Asked;
+    }) as unknown as Exchange;
 
   it("are probabilities where there are classes", () => {
     // numpy: exp([1, 3, 2]) / sum

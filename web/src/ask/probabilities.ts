@@ -3,7 +3,7 @@
 import type { Inspection, Tensor } from "@cutaway/client";
 import { statisticsOf } from "../measures/statistics.js";
 import type { Named } from "../pictures/Bars.js";
-import { type Asked, exampleOf, targetOf } from "../state/asked.js";
+import { type Exchange, exampleOf, targetOf } from "../state/exchange.js";
 import { askedParts } from "../state/draft.js";
 
 /** One class, or one element of an output. */
@@ -30,12 +30,12 @@ export function softmax(logits: readonly number[]): number[] {
 }
 
 /** Whether an output is the logits of classes: the first one, of a model that has classes. */
-export function areLogits({ reply }: Asked, name: string): boolean {
+export function areLogits({ reply }: Exchange, name: string): boolean {
   return reply.classes.length > 0 && name === (reply.message.predictions?.outputs[0]?.name ?? name);
 }
 
 /** Returns the elements of one example of an output. */
-export function rowOf(asked: Asked, output: Tensor, row: number): number[] {
+export function rowOf(asked: Exchange, output: Tensor, row: number): number[] {
   return Array.from(exampleOf(asked, output, row).values);
 }
 
@@ -43,7 +43,7 @@ export function rowOf(asked: Asked, output: Tensor, row: number): number[] {
  * Returns the most probable classes of one example, the largest first; of an output that is no logits, the first
  * elements, and above them the one that is explained, if it is none of them.
  */
-export function barsOf(asked: Asked, name: string, output: Tensor, row: number): Bar[] {
+export function barsOf(asked: Exchange, name: string, output: Tensor, row: number): Bar[] {
   const { labels } = asked.model;
   const elements = rowOf(asked, output, row);
   if (!areLogits(asked, name)) {

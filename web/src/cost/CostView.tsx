@@ -3,7 +3,7 @@
 import type { Inspection } from "@cutaway/client";
 import { Facts, Panel } from "../ui/parts.js";
 import { Bars, type Named } from "../pictures/Bars.js";
-import { bytesOf, type ViewProps } from "../state/asked.js";
+import { bytesOf, type ViewProps } from "../state/exchange.js";
 import "./cost.css";
 
 /** Shows time, passes and bytes. */

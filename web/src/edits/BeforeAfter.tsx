@@ -5,7 +5,7 @@ import { relativeChange } from "./downstream.js";
 import { cosine } from "../measures/agreement.js";
 import { Heads } from "../ui/parts.js";
 import { areLogits, barsOf, outputsOf, rowOf, softmax } from "../ask/probabilities.js";
-import type { ViewProps } from "../state/asked.js";
+import type { ViewProps } from "../state/exchange.js";
 import { spansOf } from "../pictures/Bars.js";
 import { minus, percent, short, signed } from "../ui/text.js";
 

@@ -2,7 +2,7 @@
 
 import { useEffect, useMemo } from "preact/hooks";
 import { BeforeAfter } from "./BeforeAfter.js";
-import { axesOf, editOf, placesOf, placeText, unchanged, type Verb, VERBS, type Wanted } from "./edit.js";
+import { axesOf, editOf, placesOf, placeText, unchanged, type Verb, VERBS, type EditDraft } from "./edit.js";
 import { movedText } from "./downstream.js";
 import { downstream, follow, tried, wanted } from "./live.js";
 import { Button, NumberField, Select, Slider } from "../ui/controls.js";
@@ -11,7 +11,7 @@ import { Bars } from "../pictures/Bars.js";
 import { short } from "../ui/text.js";
 import { leavesOf } from "../models/places.js";
 import { alter, failure } from "../state/asking.js";
-import type { ViewProps } from "../state/asked.js";
+import type { ViewProps } from "../state/exchange.js";
 import { go } from "../state/route.js";
 import "./edits.css";
 
@@ -70,7 +70,7 @@ function Change({ asked }: Pick<ViewProps, "asked">): preact.JSX.Element {
   const { label, least, most } = VERBS[verb];
   const places = new Map([place, ...others].map((each) => [placeText(each), each]));
   const axes = useMemo(() => axesOf(asked, place), [asked, place]);
-  const set = (part: Partial<Wanted>): void => {
+  const set = (part: Partial<EditDraft>): void => {
     wanted.value = { ...change, ...part };
   };
   const keep = (): void => {

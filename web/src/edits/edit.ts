@@ -5,7 +5,7 @@ import { type Captured, HookPoint } from "@cutaway/client";
 import { type Edit, EditSchema } from "@cutaway/contract/edit_pb";
 import { axisNames } from "../measures/layout.js";
 import { whereIs } from "../models/places.js";
-import { type Asked, wholeOutputs } from "../state/asked.js";
+import { type Exchange, wholeOutputs } from "../state/exchange.js";
 
 const MOST_PLACES = 2000;
 
@@ -13,11 +13,11 @@ const MOST_PLACES = 2000;
 export type Verb = "scale" | "zero" | "add" | "clamp";
 
 /** What is changed: what a module or an operator returned, in one call or in all, one tensor of it or all. */
-export type Place = Readonly<{ address: string; call?: number | undefined; path?: string | undefined }>;
+export type EditTarget = Readonly<{ address: string; call?: number | undefined; path?: string | undefined }>;
 
 /** A change as it is chosen on the page. */
-export interface Wanted {
-  readonly place: Place;
+export interface EditDraft {
+  readonly place: EditTarget;
   readonly verb: Verb;
   /** The factor, what is added, or the upper bound. */
   readonly amount: number;
@@ -37,7 +37,7 @@ export const VERBS: Readonly<Record<Verb, Slider>> = {
 };
 
 /** Returns the edit of the contract. */
-export function editOf({ place: { address, call, path = "" }, verb, amount, at }: Wanted): Edit {
+export function editOf({ place: { address, call, path = "" }, verb, amount, at }: EditDraft): Edit {
   const kinds = {
     scale: { case: "scale", value: { factor: amount } },
     add: { case: "add", value: { addend: { case: "scalar", value: amount } } },
@@ -57,7 +57,7 @@ export function editOf({ place: { address, call, path = "" }, verb, amount, at }
 }
 
 /** Returns a place in words. */
-export function placeText({ address, call, path }: Place): string {
+export function placeText({ address, call, path }: EditTarget): string {
   return [address || "the model", call === undefined ? "" : `call ${call}`, path ? `tensor ${path}` : ""]
     .filter(Boolean)
     .join(", ");
@@ -73,18 +73,18 @@ export function editText({ where, kind, slices, call, path }: MessageInitShape<t
 }
 
 /** Returns where a captured output is changed. */
-export function placeAt({ module, call, calls, path }: Captured): Place {
+export function placeAt({ module, call, calls, path }: Captured): EditTarget {
   return { address: module, path, call: calls > 1 ? call : undefined };
 }
 
-type Parts = Pick<Asked, "model" | "question" | "reply">;
+type Parts = Pick<Exchange, "model" | "question" | "reply">;
 
 /** Returns the places that a person can choose: what was captured first, then every module that ran. */
-export function placesOf(asked: Parts): Place[] {
+export function placesOf(asked: Parts): EditTarget[] {
   const { model } = asked;
   const inside = model.modules.filter(({ name }) => name !== "" || model.modules.length === 1);
   const modules = inside.filter(({ calls }) => calls > 0 || model.example.length === 0);
-  const all: Place[] = [...wholeOutputs(asked).map(placeAt), ...modules.map(({ name }) => ({ address: name }))];
+  const all: EditTarget[] = [...wholeOutputs(asked).map(placeAt), ...modules.map(({ name }) => ({ address: name }))];
   return [...new Map(all.slice(0, MOST_PLACES).map((place) => [placeText(place), place])).values()];
 }
 
@@ -92,7 +92,7 @@ export function placesOf(asked: Parts): Place[] {
 export type Axis = Readonly<{ name: string; size: number | undefined }>;
 
 /** Returns the axes of a place: of what was captured there, or as many as for the model's own example. */
-export function axesOf(asked: Parts, { address, call = 0, path = "" }: Place): Axis[] {
+export function axesOf(asked: Parts, { address, call = 0, path = "" }: EditTarget): Axis[] {
   const { model } = asked;
   const found = model.modules.find(({ name }) => name === address);
   const known = found ?? model.operators.find((each) => each.address === address);
@@ -105,6 +105,6 @@ export function axesOf(asked: Parts, { address, call = 0, path = "" }: Place): A
 }
 
 /** Returns the change of a place that a person begins with: it changes nothing yet. */
-export function unchanged(place: Place): Wanted {
+export function unchanged(place: EditTarget): EditDraft {
   return { place, verb: "scale", amount: VERBS.scale.start, at: [] };
 }

@@ -6,11 +6,11 @@ import { EditSchema } from "@cutaway/contract/edit_pb";
 import { ModelDetailSchema } from "@cutaway/contract/model_pb";
 import { describe, expect, it } from "vitest";
 import { changesBetween, layersBelow, movedText, relativeChange } from "./downstream.js";
-import { axesOf, editOf, placesOf, placeText, type Wanted } from "./edit.js";
+import { axesOf, editOf, placesOf, placeText, type EditDraft } from "./edit.js";
 
 const inspection = (captured: readonly Captured[]): Inspection => ({ captured }) as unknown as Inspection;
 
-const CHANGE: Wanted = { place: { address: "conv1" }, verb: "scale", amount: 0.5, at: [] };
+const CHANGE: EditDraft = { place: { address: "conv1" }, verb: "scale", amount: 0.5, at: [] };
 
 describe("edits", () => {
   it("are those of the contract", () => {

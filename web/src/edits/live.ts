@@ -2,21 +2,27 @@
 
 import { effect, signal } from "@preact/signals";
 import { byName, type Inspection, type Question } from "@cutaway/client";
-import { editOf, type Place, unchanged, type Wanted } from "./edit.js";
+import { editOf, type EditTarget, unchanged, type EditDraft } from "./edit.js";
 import { changesBetween, layersBelow } from "./downstream.js";
 import type { Named } from "../pictures/Bars.js";
 import { asked, failure, model } from "../state/asking.js";
-import { type Asked, rowsOf } from "../state/asked.js";
+import { type Exchange, rowsOf } from "../state/exchange.js";
 import { go } from "../state/route.js";
 import { client, note } from "../state/server.js";
 
 /** Predictions before and after a change to an answer's question, and milliseconds from the slider to the latter. */
-export type Tried = Readonly<{ asked: Asked; change: Wanted; before: Outputs; after: Outputs; milliseconds: number }>;
+export type Tried = Readonly<{
+  asked: Exchange;
+  change: EditDraft;
+  before: Outputs;
+  after: Outputs;
+  milliseconds: number;
+}>;
 
 type Outputs = Inspection["predictions"];
 
 /** The change that is tried; undefined before one is chosen. */
-export const wanted = signal<Wanted>();
+export const wanted = signal<EditDraft>();
 
 /** What came of it. */
 export const tried = signal<Tried>();
@@ -25,13 +31,13 @@ export const tried = signal<Tried>();
 export const downstream = signal<{ readonly changes: readonly Named[]; readonly fresh: boolean }>();
 
 /** Opens a change at a place, which changes nothing yet. */
-export function tryAt(place: Place): void {
+export function tryAt(place: EditTarget): void {
   wanted.value = unchanged(place);
   go("edits");
 }
 
 /** Opens the change that sets a part of a place to zero; `at` are its indices behind the batch. */
-export function tryWithout(place: Place, at: Wanted["at"]): void {
+export function tryWithout(place: EditTarget, at: EditDraft["at"]): void {
   wanted.value = { place, verb: "zero", amount: 0, at };
   go("edits");
 }
@@ -43,7 +49,7 @@ effect(() => {
   if (model.value !== undefined) wanted.value = undefined; // what was chosen was for the model before
 });
 
-let unedited: { readonly asked: Asked; readonly reply: Promise<Inspection> } | undefined;
+let unedited: { readonly asked: Exchange; readonly reply: Promise<Inspection> } | undefined;
 
 /** Tries changes as they are chosen, until the function that it returns is called. */
 export function follow(): () => void {
@@ -57,7 +63,7 @@ export function follow(): () => void {
   });
 }
 
-async function attempt(change: Wanted, answer: Asked, signal: AbortSignal): Promise<void> {
+async function attempt(change: EditDraft, answer: Exchange, signal: AbortSignal): Promise<void> {
   const began = performance.now();
   const { model, inputs, arguments: given, edits = [] } = answer.question;
   const bare: Question = { model, inputs, edits, ...(given ? { arguments: given } : {}) };

@@ -2,7 +2,7 @@
 
 import { Heads, Panel } from "../ui/parts.js";
 import { type Agreement, agreementOf } from "../measures/agreement.js";
-import { type Asked, exampleOf } from "../state/asked.js";
+import { type Exchange, exampleOf } from "../state/exchange.js";
 import type { ExplanationProps } from "./Values.js";
 import { short } from "../ui/text.js";
 
@@ -65,7 +65,7 @@ export function AgreementTable({ made, others }: Props): preact.JSX.Element | nu
 }
 
 /** Returns the explanations that were made for one example. */
-export function madeIn(asked: Asked, row: number): ExplanationProps[] {
+export function madeIn(asked: Exchange, row: number): ExplanationProps[] {
   const made = asked.reply.attributions.filter(({ message }) => !message.error);
   return made.map((attribution) => ({ asked, row, attribution }));
 }

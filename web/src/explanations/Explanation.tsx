@@ -2,7 +2,7 @@
 
 import { Verdict } from "@cutaway/client";
 import { statisticsOf } from "../measures/statistics.js";
-import { elementOf, exampleOf } from "../state/asked.js";
+import { elementOf, exampleOf } from "../state/exchange.js";
 import { askedParts } from "../state/draft.js";
 import { go } from "../state/route.js";
 import { Button } from "../ui/controls.js";

@@ -10,7 +10,7 @@ import { Explanation } from "./Explanation.js";
 import { wordsOf } from "../ask/History.js";
 import { requestFor } from "../ask/methods.js";
 import { capturing, requestAt } from "../models/places.js";
-import { type Asked, rowsOf, type ViewProps } from "../state/asked.js";
+import { type Exchange, rowsOf, type ViewProps } from "../state/exchange.js";
 import { draft, history } from "../state/asking.js";
 import "./explanations.css";
 
@@ -18,7 +18,7 @@ import "./explanations.css";
 const USUAL = ["saliency", "integratedGradients", "deepLift"];
 
 /** Returns what tells a model from others: its name, and its weights. */
-function weightsOf({ model: { model, provenance } }: Asked): string {
+function weightsOf({ model: { model, provenance } }: Exchange): string {
   return `${model?.name ?? ""} ${provenance?.weightsSha256 ?? ""}`;
 }
 

@@ -5,11 +5,11 @@ import { useMemo, useState } from "preact/hooks";
 import { tryWithout } from "../edits/live.js";
 import { axisNames, flattened, layoutOf } from "../measures/layout.js";
 import type { Part } from "../measures/numbers.js";
-import { statisticsOf } from "../measures/statistics.js";
+import { statisticsOf, unpaddedLength } from "../measures/statistics.js";
 import { Bars, type Named } from "../pictures/Bars.js";
 import { HeatMap, Legend, Picture } from "../pictures/Picture.js";
 import { imageOf, type Pixels, pixelsOf, type Scale, scaleOf } from "../pictures/colours.js";
-import { type Asked, exampleOf } from "../state/asked.js";
+import { type Exchange, exampleOf } from "../state/exchange.js";
 import { tensorsIn } from "../state/draft.js";
 import { Slider } from "../ui/controls.js";
 import { exact, short, signed } from "../ui/text.js";
@@ -17,7 +17,7 @@ import { exact, short, signed } from "../ui/text.js";
 const MOST_BARS = 40;
 
 /** One explanation of an answer, for one example. */
-export type ExplanationProps = Readonly<{ asked: Asked; row: number; attribution: Attribution }>;
+export type ExplanationProps = Readonly<{ asked: Exchange; row: number; attribution: Attribution }>;
 
 /** Shows them over the tokens of a text, or in a figure for each input or layer. */
 export function Values({ asked, row, attribution }: ExplanationProps): preact.JSX.Element {
@@ -76,7 +76,7 @@ export function Figure({ name, label, part, under, names, beside }: FigureProps)
 }
 
 /** Returns what an answer knows of an input: its image, the names of its features, its numbers. */
-export function inputAt(asked: Asked, row: number, name: string): Pick<FigureProps, "under" | "names" | "beside"> {
+export function inputAt(asked: Exchange, row: number, name: string): Pick<FigureProps, "under" | "names" | "beside"> {
   const tensor = tensorsIn(asked.question)[name];
   return {
     under: backgroundOf(asked, row, name),
@@ -140,7 +140,7 @@ function extremesText(values: Part["values"], width: number): string {
  * Returns the image that an explanation of an input or a layer is laid over: as it was sent, or as a hook saw it going
  * into the model, which is the only way to know what an adapter made of a file. Undefined if there is none.
  */
-export function backgroundOf(asked: Asked, row: number, name: string): Pixels | undefined {
+export function backgroundOf(asked: Exchange, row: number, name: string): Pixels | undefined {
   const seen = asked.reply.captured.filter(({ module, point }) => module === "" && point === HookPoint.INPUT);
   const known = seen.map(({ path, tensor }): [string, Tensor] => [path, tensor]);
   const inputs = [...Object.entries(tensorsIn(asked.question)), ...known];
@@ -180,7 +180,7 @@ export function Tokens({ texts, values, onChoose }: TokensProps): preact.JSX.Ele
   return (
     <>
       <ol class="tokens">
-        {texts.slice(0, endOf(texts, values)).map((text, index) => {
+        {texts.slice(0, unpaddedLength(texts, values)).map((text, index) => {
           const value = short(values[index] ?? Number.NaN);
           const [red, green, blue] = pixels.subarray(4 * index, 4 * index + 3);
           const style = {
@@ -205,11 +205,4 @@ export function Tokens({ texts, values, onChoose }: TokensProps): preact.JSX.Ele
 
 function isDark(red = 0, green = 0, blue = 0): boolean {
   return 0.299 * red + 0.587 * green + 0.114 * blue < 140;
-}
-
-/** Returns how many tokens come before the padding: repetitions of the last token that all have 0. */
-function endOf(texts: readonly string[], values: ArrayLike<number>): number {
-  let end = texts.length;
-  while (end > 0 && texts[end - 1] === texts.at(-1) && values[end - 1] === 0) end--;
-  return end || texts.length;
 }

@@ -15,7 +15,7 @@ import { Bars } from "../pictures/Bars.js";
 import { HeatMap } from "../pictures/Picture.js";
 import { Statistics } from "../ui/parts.js";
 import { draft } from "../state/asking.js";
-import { type Asked, gradientOf, targetText, type ViewProps } from "../state/asked.js";
+import { type Exchange, gradientOf, targetText, type ViewProps } from "../state/exchange.js";
 import "./gradients.css";
 
 /** The most layers that are asked for at once. */
@@ -77,7 +77,7 @@ export function GradientsView({ asked, row, ask }: ViewProps): preact.JSX.Elemen
 }
 
 /** The norm of each, and the numbers of one. */
-function Parameters({ reply }: Pick<Asked, "reply">): preact.JSX.Element | null {
+function Parameters({ reply }: Pick<Exchange, "reply">): preact.JSX.Element | null {
   const [chosen, choose] = useState("");
   const all = Object.entries(reply.parameterGradients);
   const [name, one] = all.find(([each]) => each === chosen) ?? all[0] ?? [];
@@ -101,7 +101,7 @@ function Parameters({ reply }: Pick<Asked, "reply">): preact.JSX.Element | null 
   );
 }
 
-type InputProps = Readonly<{ asked: Asked; row: number; name: string; gradient: Part }>;
+type InputProps = Readonly<{ asked: Exchange; row: number; name: string; gradient: Part }>;
 
 function InputGradient({ asked, row, name, gradient }: InputProps): preact.JSX.Element {
   const input = inputAt(asked, row, name);

@@ -7,10 +7,10 @@ import { numbersOf } from "../measures/numbers.js";
 import { statisticsOf } from "../measures/statistics.js";
 import type { Bars, Named } from "../pictures/Bars.js";
 import { short } from "../ui/text.js";
-import type { Asked } from "../state/asked.js";
+import type { Exchange } from "../state/exchange.js";
 
 /** Returns how large the captured gradients are, in the order of the modules: by root mean square, whatever their size. */
-export function depthsOf({ model, reply }: Asked): Named[] {
+export function depthsOf({ model, reply }: Exchange): Named[] {
   const order = new Map(model.modules.map(({ name }, index) => [name, index]));
   return reply.captured
     .filter(({ point }) => point === HookPoint.GRAD_OUTPUT)

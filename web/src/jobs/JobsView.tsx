@@ -1,12 +1,29 @@
-/** View 9: the rows that a batch job explained. */
+/** View 9: the rows that a batch job explained. In a file with a job inside, it is the whole page. */
 
-import { Panel, Facts } from "../ui/parts.js";
 import { useRef, useState } from "preact/hooks";
 import { FileButton, Search, Select } from "../ui/controls.js";
-import { type JobFolder, openFolder } from "./folder.js";
+import { Facts, Panel } from "../ui/parts.js";
+import { Cards, exampleLists } from "./Cards.js";
+import { type Excerpt, type JobFolder, openFolder } from "./folder.js";
+import { BadRows, Confusion, Findings, LISTED, Outcomes, Provenance, sharesOf } from "./Overview.js";
 import { RowDetails } from "./RowDetails.js";
 import { RowTable } from "./RowTable.js";
-import { ALL, chosen, folder, KINDS, ORDERS, rows, shown, type Wanted, wanted } from "./rows.js";
+import {
+  ALL,
+  chosen,
+  type Filter,
+  FILTERS,
+  filtered,
+  folder,
+  inOrder,
+  ORDERS,
+  query,
+  rows,
+  samples,
+  show,
+  shown,
+} from "./rows.js";
+import { Features, Layers, Means } from "./Tensors.js";
 import "./jobs.css";
 
 const UNOPENED =
@@ -17,19 +34,58 @@ export function JobsView(): preact.JSX.Element {
   const open = folder.value;
   return (
     <div class="jobs">
-      <Panel id="folder" title="Results of a job">
-        <Opening />
+      <Panel
+        id="folder"
+        title={open?.manifest.excerpt ? `${open.manifest.model} ${open.manifest.version}` : "Results of a job"}
+      >
+        {!open?.manifest.excerpt && <Opening />}
         {open && <Facts facts={factsOf(open)} />}
+        {open?.manifest.excerpt && <ExcerptNote folder={open} excerpt={open.manifest.excerpt} />}
       </Panel>
-      {open && (
-        <Panel id="rows" title="Rows">
-          <Filters />
-          <RowTable key={JSON.stringify(wanted.value)} folder={open} />
-        </Panel>
-      )}
-      {open && chosen.value && <RowDetails key={chosen.value.number} folder={open} row={chosen.value} />}
+      {open && <Job key={open.name} folder={open} />}
     </div>
   );
+}
+
+/** What the page shows of a job: all rows together, examples, and every row. */
+function Job({ folder }: { folder: JobFolder }): preact.JSX.Element {
+  const read = samples.value;
+  const sampled = read && !(read instanceof Error) ? { folder, samples: read } : undefined;
+  return (
+    <>
+      <Filters />
+      <Outcomes folder={folder} />
+      <Findings folder={folder} />
+      <Panel id="rows" title="Rows">
+        <Ordering />
+        <Listed folder={folder} />
+      </Panel>
+      <Chosen folder={folder} />
+      {read === undefined && <p role="status">Reading the tensors…</p>}
+      {read instanceof Error && <p class="problem">{read.message}</p>}
+      {sampled && <Features {...sampled} />}
+      {sampled && <Means {...sampled} />}
+      {exampleLists(rows.value, LISTED).map(([title, listed]) => (
+        <Panel key={title} id={title.toLowerCase().replaceAll(" ", "-")} title={title}>
+          <Cards folder={folder} rows={listed} />
+        </Panel>
+      ))}
+      <Confusion />
+      {sampled && <Layers {...sampled} />}
+      <BadRows folder={folder} />
+      <Provenance folder={folder} />
+    </>
+  );
+}
+
+/** The rows that a person chose to see, from the first page on. */
+function Listed({ folder }: { folder: JobFolder }): preact.JSX.Element {
+  return <RowTable key={JSON.stringify(query.value)} folder={folder} />;
+}
+
+/** The row that is looked at, if there is one. */
+function Chosen({ folder }: { folder: JobFolder }): preact.JSX.Element | null {
+  return chosen.value ? <RowDetails key={chosen.value.number} folder={folder} row={chosen.value} /> : null;
 }
 
 function Opening(): preact.JSX.Element {
@@ -37,13 +93,12 @@ function Opening(): preact.JSX.Element {
   const latest = useRef<readonly File[]>([]);
   const open = async (files: readonly File[]): Promise<void> => {
     latest.current = files;
-    folder.value = chosen.value = undefined;
-    wanted.value = ALL;
+    show(undefined);
     setState("Reading…");
     const read = await openFolder(files).catch((failure: unknown) => failure as Error);
     if (latest.current !== files) return; // a newer folder was chosen meanwhile
     setState(read instanceof Error ? read : "");
-    if (!(read instanceof Error)) folder.value = read;
+    if (!(read instanceof Error)) show(read);
   };
   const failed = state instanceof Error;
   return (
@@ -58,34 +113,88 @@ function Opening(): preact.JSX.Element {
   );
 }
 
+/** Which part of the job the file has. */
+function ExcerptNote({
+  folder: { manifest, lines },
+  excerpt,
+}: {
+  folder: JobFolder;
+  excerpt: Excerpt;
+}): preact.JSX.Element {
+  const [all, here] = [excerpt.rows, lines.length].map((count) => count.toLocaleString("en"));
+  const notes = [
+    excerpt.rows < manifest.rows && `The job has not ended: ${all} rows were written.`,
+    lines.length < excerpt.rows && `This file has ${here} of ${all} rows: evenly spaced ones, and examples.`,
+    excerpt.every > 1 && `Tensors are those of one row in ${excerpt.every}, and of examples.`,
+    excerpt.reduced.length > 0 && `Reduced to means of blocks: ${excerpt.reduced.join(", ")}.`,
+    `#row-17 at the end of the address leads to row 17.`,
+  ];
+  return <p class="muted small">{notes.filter(Boolean).join(" ")}</p>;
+}
+
+/** What all rows, in the table and among the examples, are filtered by. */
 function Filters(): preact.JSX.Element {
-  const set = (part: Partial<Wanted>): void => {
-    wanted.value = { ...wanted.value, ...part };
-  };
-  const { kind, order, text } = wanted.value;
+  const { filters } = query.value;
+  const choices = (Object.keys(FILTERS) as Filter[]).map(
+    (name) => [name, inOrder(rows.value.map(FILTERS[name]).filter(Boolean))] as const,
+  );
+  return (
+    <div class="tools filters">
+      {choices
+        .filter(([, values]) => values.length > 1)
+        .map(([name, values]) => (
+          <Select
+            key={name}
+            label={name}
+            of={[["", "all"], ...values.map((value) => [value, value] as const)]}
+            value={filters[name] ?? ""}
+            onChoose={(value) => (query.value = { ...query.value, filters: { ...filters, [name]: value } })}
+          />
+        ))}
+      <span class="muted">
+        {filtered.value.length.toLocaleString("en")} of {rows.value.length.toLocaleString("en")} rows
+      </span>
+      {query.value !== ALL && (
+        <button class="quiet" onClick={() => (query.value = ALL)}>
+          Show all
+        </button>
+      )}
+    </div>
+  );
+}
+
+function Ordering(): preact.JSX.Element {
+  const { order, text } = query.value;
+  const names = Object.keys(ORDERS) as (typeof order)[];
   return (
     <div class="tools">
-      <Select label="Show" of={named(KINDS)} value={kind} onChoose={(each) => set({ kind: each })} />
-      <Select label="Order" of={named(ORDERS)} value={order} onChoose={(each) => set({ order: each })} />
+      <Select
+        label="Order"
+        of={names.map((name) => [name, name] as const)}
+        value={order}
+        onChoose={(name) => (query.value = { ...query.value, order: name })}
+      />
       <Search
         hint="Search: an id, a label or a prediction"
         words={["row", "rows"]}
-        {...{ value: text, found: shown.value.length, onSearch: (each: string): void => set({ text: each }) }}
+        value={text}
+        found={shown.value.length}
+        onSearch={(sought) => (query.value = { ...query.value, text: sought })}
       />
     </div>
   );
 }
 
-function named<T extends string>(table: Readonly<Record<T, unknown>>): [T, string][] {
-  return (Object.keys(table) as T[]).map((each) => [each, each]);
-}
-
-function factsOf({ manifest, lines }: JobFolder): (readonly [string, string])[] {
+function factsOf(open: JobFolder): (readonly [string, string])[] {
+  const { manifest, lines } = open;
   const [all, read] = [manifest.rows, lines.length].map((count) => count.toLocaleString("en"));
-  const kinds = Object.entries(KINDS).slice(1);
+  const { data = "" } = manifest.job;
+  const path = typeof data === "string" ? data : data.path;
   return [
     ["model", `${manifest.model} ${manifest.version}`],
     ["rows", all === read ? `${all}` : `${read} of ${all}`],
-    ...kinds.map(([name, isKind]) => [name, rows.value.filter(isKind).length.toLocaleString("en")] as const),
+    ...(path ? [["data", path.split("/").at(-1) ?? ""] as const] : []),
+    ["bad rows", rows.value.filter(({ problem }) => problem).length.toLocaleString("en")],
+    ...sharesOf(open),
   ];
 }

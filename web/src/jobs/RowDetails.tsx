@@ -2,12 +2,12 @@
 
 import type { Model, ModelDetail, Question } from "@cutaway/client";
 import { useState } from "preact/hooks";
-import { said } from "../ask/History.js";
+import { predictionText } from "../ask/History.js";
 import { numbers } from "../ask/arrays.js";
 import { startOf } from "../ask/start.js";
 import { Figure, imageFor, Tokens } from "../explanations/Values.js";
 import type { Part } from "../measures/numbers.js";
-import type { Asked } from "../state/asked.js";
+import type { Exchange } from "../state/exchange.js";
 import { ask, choose, draft, model, since } from "../state/asking.js";
 import { type Draft, fromText } from "../state/draft.js";
 import { go } from "../state/route.js";
@@ -27,14 +27,11 @@ import {
   tensorIn,
   useCells,
 } from "./folder.js";
-import { type Row, text, verdictOf } from "./rows.js";
-
-const TENSORS = ["attribution", "token_attribution", "input", "tokens"];
+import { attributionsOf, type JobRow, shownColumns, text, verdictOf } from "./rows.js";
 
 /** Shows the row. */
-export function RowDetails({ folder, row }: { folder: JobFolder; row: Row }): preact.JSX.Element {
-  const { cells, failure = row.problem } = useCells(row.line, columnsOf(folder, TENSORS));
-  const names = new Set(columnsOf(folder, ["attribution"]).map(({ attribution = "" }) => attribution));
+export function RowDetails({ folder, row }: { folder: JobFolder; row: JobRow }): preact.JSX.Element {
+  const { cells, failure = row.problem } = useCells(row.line, shownColumns(folder));
   return (
     <section class="panel one-row" aria-labelledby="one-row" ref={bringIntoView}>
       <h2 id="one-row">
@@ -46,15 +43,24 @@ export function RowDetails({ folder, row }: { folder: JobFolder; row: Row }): pr
         </p>
       )}
       <Facts facts={factsOf(folder, row)} />
-      <Live folder={folder} row={row} />
+      {folder.manifest.excerpt ? (
+        <a class="small" href={`#row-${row.number}`}>
+          Link to this row
+        </a>
+      ) : (
+        <Live folder={folder} row={row} />
+      )}
       <div class="explanations">
-        {cells && [...names].map((each) => <Stored key={each} {...{ folder, row, cells }} attribution={each} />)}
+        {cells &&
+          [...attributionsOf(folder).keys()].map((attribution) => (
+            <Stored key={attribution} {...{ folder, row, cells, attribution }} />
+          ))}
       </div>
     </section>
   );
 }
 
-function factsOf({ manifest }: JobFolder, { label, prediction, probability, line }: Row): [string, string][] {
+function factsOf({ manifest }: JobFolder, { label, prediction, probability, line }: JobRow): [string, string][] {
   const target = line.cells["targets"];
   const facts: [string, string][] = [
     ["label", label],
@@ -64,12 +70,13 @@ function factsOf({ manifest }: JobFolder, { label, prediction, probability, line
   return facts.filter(([, value]) => value !== "");
 }
 
-/** Scrolls where there is no room beside the table. */
+/** Scrolls where it is not in sight. */
 function bringIntoView(drawn: HTMLElement | null): void {
-  if (drawn && drawn.getBoundingClientRect().top > innerHeight) drawn.scrollIntoView();
+  const { top = 0, bottom = 1 } = drawn?.getBoundingClientRect() ?? {};
+  if (top > innerHeight || bottom < 0) drawn?.scrollIntoView();
 }
 
-type StoredProps = Readonly<{ folder: JobFolder; row: Row; cells: Cells; attribution: string }>;
+type StoredProps = Readonly<{ folder: JobFolder; row: JobRow; cells: Cells; attribution: string }>;
 
 /** One attribution of the row as it was stored. */
 function Stored({ folder, row, cells, attribution }: StoredProps): preact.JSX.Element {
@@ -104,6 +111,7 @@ function Values({ folder, cells, attribution }: Omit<StoredProps, "row">): preac
   const texts = cells["tokens"] as readonly string[] | undefined;
   if (texts && sums) return <Tokens texts={texts} values={sums[1].values} />;
   const inputs = tensors("input").map(([{ input = "" }, part]) => [input, part] as const);
+  const inputOf = (name: string): Part["values"] | undefined => inputs.find(([input]) => input === name)?.[1].values;
   const figures = tensors("attribution", attribution).map(([{ name, input = "", layer = "" }, part]) => (
     <Figure
       key={name}
@@ -111,6 +119,7 @@ function Values({ folder, cells, attribution }: Omit<StoredProps, "row">): preac
       label={name}
       part={part}
       under={imageFor(input, inputs)}
+      beside={inputOf(input)}
       names={folder.manifest.feature_names?.[input] ?? []}
     />
   ));
@@ -119,8 +128,8 @@ function Values({ folder, cells, attribution }: Omit<StoredProps, "row">): preac
 
 /** Returns the served model that the job was about: of its version, if that is served; undefined if there is none. */
 function servedOf({ model, version }: Manifest): Model | undefined {
-  const same = models.value.filter((each) => each.model === model);
-  return same.find((each) => each.version === version) ?? same.at(-1);
+  const same = models.value.filter((served) => served.model === model);
+  return same.find((served) => served.version === version) ?? same.at(-1);
 }
 
 /**
@@ -128,7 +137,7 @@ function servedOf({ model, version }: Manifest): Model | undefined {
  *
  * @returns the answer; undefined if there is none, or a newer call came before it.
  */
-async function askLive(served: Model, folder: JobFolder, line: Line): Promise<Asked | undefined> {
+async function askLive(served: Model, folder: JobFolder, line: Line): Promise<Exchange | undefined> {
   const name = served.name.replace(/^models\//, "");
   if (model.value?.model?.name !== served.name) await choose(name);
   const detail = model.value;
@@ -173,8 +182,8 @@ const NO_INPUTS =
   "The job kept no inputs, so the model cannot be asked about the row: run it with “output: {keep_inputs: true}”.";
 
 /** Asks it, and leads to what is inside; or says why it cannot be asked. */
-function Live({ folder, row }: { folder: JobFolder; row: Row }): preact.JSX.Element {
-  const [answer, setAnswer] = useState<Asked>();
+function Live({ folder, row }: { folder: JobFolder; row: JobRow }): preact.JSX.Element {
+  const [answer, setAnswer] = useState<Exchange>();
   const { manifest } = folder;
   const served = servedOf(manifest);
   if (!served)
@@ -194,7 +203,7 @@ function Live({ folder, row }: { folder: JobFolder; row: Row }): preact.JSX.Elem
       {answer && (
         <>
           <span role="status">
-            It says <bdi class="short">{said(answer)}</bdi>
+            It says <bdi class="short">{predictionText(answer)}</bdi>
             {same ? ", with the weights of the job." : ". Its weights are not those of the job."}
           </span>
           <Button text="Look inside" onClick={() => go("explanations")} />

@@ -9,7 +9,7 @@ import { Canvas } from "../pictures/Canvas.js";
 import { percent } from "../ui/text.js";
 import { sizeOf } from "../measures/numbers.js";
 import { type Column, columnsOf, type JobFolder, sizesOf, tensorIn, useCells } from "./folder.js";
-import { chosen, type Row, shown } from "./rows.js";
+import { chosen, type JobRow, shown } from "./rows.js";
 
 const PAGE = 25;
 const LARGEST_PREVIEW = 4096;
@@ -25,7 +25,7 @@ export function RowTable({ folder }: { folder: JobFolder }): preact.JSX.Element 
     <>
       <div class="wide">
         <table class="rows">
-          <Heads of={titles.filter((each) => typeof each === "string")} />
+          <Heads of={titles.filter((title) => typeof title === "string")} />
           <tbody>
             {shown.value.slice(first, first + PAGE).map((row) => (
               <tr key={row.number} class={row === chosen.value ? "chosen" : ""}>
@@ -69,7 +69,7 @@ function previewOf(folder: JobFolder): Column | undefined {
   });
 }
 
-function Preview({ row, column }: { row: Row; column: Column }): preact.JSX.Element | null {
+function Preview({ row, column }: { row: JobRow; column: Column }): preact.JSX.Element | null {
   const { cells = {} } = useCells(row.line, [column]);
   const cell = cells[column.name];
   const words = [cell].flat().slice(0, MOST_TOKENS);

@@ -12,12 +12,30 @@ export interface Manifest {
   readonly version: string;
   readonly labels: readonly string[];
   readonly weights_sha256: string;
+  readonly fingerprint: string;
+  readonly data_type: string;
+  readonly device: string;
+  readonly seed: number;
+  readonly versions: Readonly<Record<string, string>>;
   readonly rows: number;
+  readonly shard_rows: number;
   readonly columns: Readonly<Record<string, Omit<Column, "name">>>;
   readonly feature_names?: Readonly<Record<string, readonly string[]>>;
   /** The request for the first row, without inputs, in the contract's JSON; missing in folders of earlier versions. */
   readonly question?: object;
-  readonly job: { readonly target: unknown };
+  readonly job: { readonly target: unknown; readonly data?: string | { readonly path: string } };
+  /** Which part of the job is here, if the page is a file with the job inside. */
+  readonly excerpt?: Excerpt;
+}
+
+/** A part of a job: all of its rows, or evenly spaced ones. */
+export interface Excerpt {
+  /** How many rows the job has written. */
+  readonly rows: number;
+  /** Rows whose index is a multiple have their tensors, as have examples. */
+  readonly every: number;
+  /** The columns of large pictures, which are reduced to means of blocks. */
+  readonly reduced: readonly string[];
 }
 
 /** A column, and what it is: its `kind`, `attribution`, `method`, `layer`, `input`, `shape`, ... */
@@ -32,8 +50,9 @@ export type Cells = Readonly<Record<string, unknown>>;
 type Shard = Readonly<{ file: File; metadata: FileMetaData }>;
 
 /** One row, and where it is. */
-export interface Line extends Shard {
+export interface Line {
   readonly cells: Cells;
+  readonly shard: Shard;
   /** Its index in the shard. */
   readonly at: number;
 }
@@ -47,9 +66,15 @@ export interface JobFolder {
   readonly lines: readonly Line[];
 }
 
+/** The tensors of a row that statistics are computed from; `index` is that of its line. */
+export type Sample = Readonly<{ index: number; cells: Cells }>;
+
 const SCHEMA = 1;
-const SMALL = ["row", "id", "label", "prediction", "prediction_name", "probability", "targets"];
-const OUTCOMES = ["verdict", "reason", "largest_error", "error", "error_message"];
+const SMALL = ["row", "id", "label", "prediction", "prediction_name", "probability", "targets", "warnings"];
+const OUTCOMES = ["verdict", "reason", "largest_error", "convergence_delta", "skipped", "error", "error_message"];
+
+/** The most bytes of tensors that statistics are computed from. */
+const MOST_BYTES = 2 ** 26;
 
 /**
  * Opens a folder.
@@ -68,12 +93,9 @@ export async function openFolder(files: readonly File[]): Promise<JobFolder> {
   const small = columnsOf({ columns }, [...SMALL, ...OUTCOMES]);
   const lines: Line[] = [];
   for (const part of parts.sort((one, other) => one.name.localeCompare(other.name))) {
-    try {
-      const shard = { file: part, metadata: await parquetMetadataAsync(bufferOf(part)) };
-      for (const [at, cells] of (await read(shard, small)).entries()) lines.push({ ...shard, cells, at });
-    } catch (failure) {
-      throw new Error(`${part.name} cannot be read: ${String(failure)}`, { cause: failure });
-    }
+    const metadata = await parquetMetadataAsync(bufferOf(part)).catch(raiseUnreadable(part));
+    const shard = { file: part, metadata };
+    lines.push(...(await read(shard, small)).map((cells, at) => ({ cells, shard, at })));
   }
   return { name: file.webkitRelativePath.split("/").at(-2) ?? manifest.model, manifest, columns, lines };
 }
@@ -86,9 +108,28 @@ export function columnsOf({ columns }: Pick<JobFolder, "columns">, kinds: readon
 }
 
 /** Reads columns of one row. */
-export async function cellsOf(line: Line, columns: readonly Column[]): Promise<Cells> {
-  const [cells = {}] = await read(line, columns, line.at);
+export async function cellsOf({ shard, at }: Line, columns: readonly Column[]): Promise<Cells> {
+  const [cells = {}] = await read(shard, columns, at);
   return cells;
+}
+
+/** Reads columns of evenly spaced rows: of all, if their tensors are small enough. */
+export async function samplesOf({ lines, manifest }: JobFolder, columns: readonly Column[]): Promise<Sample[]> {
+  const names = columns.map(({ name }) => name);
+  const chunks = [...new Set(lines.map(({ shard }) => shard.metadata))]
+    .flatMap(({ row_groups: groups }) => groups.flatMap((group) => group.columns))
+    .flatMap(({ meta_data: chunk }) => (chunk && names.includes(chunk.path_in_schema[0] ?? "") ? [chunk] : []));
+  const bytes = chunks.reduce((sum, chunk) => sum + Number(chunk.total_uncompressed_size), 0);
+  const every = manifest.excerpt?.every ?? Math.max(1, Math.ceil(bytes / MOST_BYTES));
+  const samples: Sample[] = [];
+  let whole: { shard: Shard; rows: readonly Cells[] } | undefined;
+  for (const [index, line] of lines.entries()) {
+    if (Number(line.cells["row"]) % every) continue;
+    if ((manifest.excerpt || every === 1) && whole?.shard !== line.shard)
+      whole = { shard: line.shard, rows: await read(line.shard, columns) };
+    samples.push({ index, cells: whole?.rows[line.at] ?? (await cellsOf(line, columns)) });
+  }
+  return samples;
 }
 
 /** What was read of a row, or why it cannot be read. */
@@ -100,7 +141,7 @@ export function useCells(line: Line, columns: readonly Column[]): Read {
   useEffect(() => {
     cellsOf(line, columns).then(
       (cells) => setRead({ cells }),
-      (failure: unknown) => setRead({ failure: `${line.file.name} cannot be read: ${String(failure)}` }),
+      (failure: unknown) => setRead({ failure: failure instanceof Error ? failure.message : String(failure) }),
     );
   }, []);
   return read;
@@ -114,6 +155,7 @@ export function sizesOf({ shape = "" }: Column): number[] {
 /** Returns the tensor in a cell, which has the shape of its column, or its own; undefined if there is none. */
 export function tensorIn(cells: Cells, column: Column): Part | undefined {
   const cell = cells[column.name];
+  if (typeof cell === "number") return { values: Float64Array.of(cell), shape: [] };
   const ragged = cell as { values?: readonly unknown[]; shape?: readonly number[] } | null | undefined;
   const flat = Array.isArray(cell) ? (cell as readonly unknown[]) : ragged?.values;
   if (flat === undefined) return undefined;
@@ -132,7 +174,14 @@ async function read({ file, metadata }: Shard, columns: readonly Column[], at?: 
     utf8: false, // bytes that are no text stay bytes
     useOffsetIndex: true, // of large tensors, only the pages with these rows
     compressors: { ZSTD: (bytes, size) => decompress(bytes, new Uint8Array(size)) },
-  });
+  }).catch(raiseUnreadable(file));
+}
+
+/** Returns what raises an error that names the file. */
+function raiseUnreadable({ name }: File): (failure: unknown) => never {
+  return (failure) => {
+    throw new Error(`${name} cannot be read: ${String(failure)}`, { cause: failure });
+  };
 }
 
 function bufferOf(file: File): AsyncBuffer {

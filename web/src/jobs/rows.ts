@@ -1,18 +1,20 @@
-/** Rows as a person looks for them: what is wrong with each, and which ones to show. */
+/** The rows of a job as a person looks for them: what is wrong with each, and which ones to show. */
 
 import { computed, signal } from "@preact/signals";
 import { Verdict } from "@cutaway/client";
-import { worstOf } from "../ui/verdicts.js";
-import { columnsOf, type JobFolder, type Line } from "./folder.js";
+import { verdictText, worstOf } from "../ui/verdicts.js";
+import { type Column, columnsOf, type JobFolder, type Line, type Sample, samplesOf } from "./folder.js";
 
-/** What a person may ask to see; each is a question about one row. */
-export const KINDS = {
-  "all rows": () => true,
-  "other class than the label": (row) => row.wrong,
-  "explanations that disagree": (row) => row.verdict === Verdict.DISAGREES,
-  "inconclusive checks": (row) => row.verdict === Verdict.INCONCLUSIVE,
-  "bad rows": (row) => row.problem !== "",
-} as const satisfies Record<string, (row: Row) => boolean>;
+/** What rows are filtered by: the value of one row, "" where it has none. */
+export const FILTERS = {
+  Predicted: ({ prediction }) => prediction,
+  Label: ({ label }) => label,
+  Checks: ({ problem, verdict }) => (problem ? "bad row" : verdict ? verdictText(verdict, true) : ""),
+  "As labelled": ({ label, prediction, wrong }) => (label && prediction ? (wrong ? "no" : "yes") : ""),
+} as const satisfies Record<string, (row: JobRow) => string>;
+
+/** What rows are filtered by. */
+export type Filter = keyof typeof FILTERS;
 
 /** The orders of rows; each gives a number, the smallest first. */
 export const ORDERS = {
@@ -20,10 +22,10 @@ export const ORDERS = {
   "least probable first": (row) => row.probability ?? 2,
   "most probable first": (row) => -(row.probability ?? -1),
   "largest error first": (row) => -row.error,
-} as const satisfies Record<string, (row: Row) => number>;
+} as const satisfies Record<string, (row: JobRow) => number>;
 
 /** A row of the table. */
-export interface Row {
+export interface JobRow {
   readonly line: Line;
   /** Its index in the data set. */
   readonly number: number;
@@ -42,9 +44,9 @@ export interface Row {
   readonly problem: string;
 }
 
-/** What a person chose to see. */
-export interface Wanted {
-  readonly kind: keyof typeof KINDS;
+/** Which rows a person chose to see. */
+export interface Query {
+  readonly filters: Readonly<Partial<Record<Filter, string>>>;
   readonly order: keyof typeof ORDERS;
   /** A part of an id, a label or a prediction. */
   readonly text: string;
@@ -53,14 +55,17 @@ export interface Wanted {
 /** The folder that is open; it stays open while a person looks at other views. */
 export const folder = signal<JobFolder | undefined>(undefined);
 
+/** The tensors that statistics are computed from, or why they cannot be read; undefined while they are read. */
+export const samples = signal<readonly Sample[] | Error | undefined>(undefined);
+
 /** The row that is looked at. */
-export const chosen = signal<Row | undefined>(undefined);
+export const chosen = signal<JobRow | undefined>(undefined);
 
 /** Every row, in the order of the data. */
-export const ALL: Wanted = { kind: "all rows", order: "as in the data", text: "" };
+export const ALL: Query = { filters: {}, order: "as in the data", text: "" };
 
-/** What a person chose to see. */
-export const wanted = signal<Wanted>(ALL);
+/** Which rows a person chose to see. */
+export const query = signal<Query>(ALL);
 
 /** All rows of the folder. */
 export const rows = computed(() => {
@@ -68,31 +73,87 @@ export const rows = computed(() => {
   return open ? open.lines.map((line) => rowOf(open, line)) : [];
 });
 
-/** The rows of the kind and with the text that a person chose, in the order that was chosen. */
+/** The rows that have every value of the filters. */
+export const filtered = computed(() => {
+  const filters = Object.entries(query.value.filters) as [Filter, string][];
+  return rows.value.filter((row) => filters.every(([name, value]) => !value || FILTERS[name](row) === value));
+});
+
+/** Those with the text that a person chose, in the order that was chosen. */
 export const shown = computed(() => {
-  const sought = wanted.value.text.trim().toLowerCase();
-  const [isKind, rank] = [KINDS[wanted.value.kind], ORDERS[wanted.value.order]];
-  return rows.value
-    .filter(isKind)
-    .filter(({ id, label, prediction }) => [id, label, prediction].some((each) => each.toLowerCase().includes(sought)))
+  const sought = query.value.text.trim().toLowerCase();
+  const rank = ORDERS[query.value.order];
+  return filtered.value
+    .filter(({ id, label, prediction }) => [id, label, prediction].some((name) => name.toLowerCase().includes(sought)))
     .sort((one, other) => rank(one) - rank(other));
 });
 
-function rowOf(folder: JobFolder, line: Line): Row {
+/** Opens a folder, or none, and begins to read what statistics are computed from. */
+export function show(opened: JobFolder | undefined): void {
+  folder.value = opened;
+  chosen.value = samples.value = undefined;
+  query.value = ALL;
+  if (!opened) return;
+  const take = (read: readonly Sample[] | Error): void => {
+    if (folder.value === opened) samples.value = read;
+  };
+  samplesOf(opened, sampledColumns(opened)).then(take, (failure: unknown) => take(failure as Error));
+}
+
+/** Returns the attributions of a job, each with one of its columns. */
+export function attributionsOf(folder: JobFolder): Map<string, Column> {
+  return new Map(folder.columns.flatMap((column) => (column["attribution"] ? [[column["attribution"], column]] : [])));
+}
+
+/** Returns the columns that statistics are computed from. */
+export function sampledColumns(folder: JobFolder): Column[] {
+  const columns = [...shownColumns(folder), ...columnsOf(folder, ["capture"])];
+  return columns.filter(({ store, media_type: type }) => store !== "zarr" && !type);
+}
+
+/** Returns the columns that are shown of one row, beside those that all rows have at hand. */
+export function shownColumns(folder: JobFolder): Column[] {
+  return [...pictured(folder), ...columnsOf(folder, ["token_attribution", "tokens", "input"])];
+}
+
+/** Returns the columns of attributions that are shown by their values: those without attributions by token. */
+export function pictured(folder: JobFolder): Column[] {
+  const texts = columnsOf(folder, ["tokens"]).length ? columnsOf(folder, ["token_attribution"]) : [];
+  const names = texts.map(({ attribution }) => attribution);
+  return columnsOf(folder, ["attribution"]).filter(({ attribution }) => !names.includes(attribution));
+}
+
+/** Returns the names among `names`, each once, in the order of the model's classes, then of the alphabet. */
+export function inOrder(names: Iterable<string>): string[] {
+  const places = new Map(folder.value?.manifest.labels.map((label, place) => [label, place]));
+  const placeOf = (name: string): number => places.get(name) ?? places.size;
+  const byName = new Intl.Collator("en", { numeric: true }).compare;
+  return [...new Set(names)].sort((one, other) => placeOf(one) - placeOf(other) || byName(one, other));
+}
+
+/** Returns how often each value occurs, the most frequent first. */
+export function countsOf<T>(values: Iterable<T>): [T, number][] {
+  const counts = new Map<T, number>();
+  for (const value of values) counts.set(value, (counts.get(value) ?? 0) + 1);
+  return [...counts].sort((one, other) => other[1] - one[1]);
+}
+
+function rowOf(folder: JobFolder, line: Line): JobRow {
   const { cells } = line;
   const errors = columnsOf(folder, ["largest_error"]).map(({ name }) => Number(cells[name] ?? 0));
-  const [label, index] = [cells["label"], cells["prediction"]];
-  const own = text(cells["prediction_name"]) || text(index);
+  const nameOf = (cell: unknown): string =>
+    typeof cell === "bigint" ? folder.manifest.labels[Number(cell)] || text(cell) : text(cell);
+  const [label, prediction] = [nameOf(cells["label"]), text(cells["prediction_name"]) || nameOf(cells["prediction"])];
   return {
     line,
     number: Number(cells["row"]),
     id: text(cells["id"]),
-    label: typeof label === "bigint" ? (folder.manifest.labels[Number(label)] ?? text(label)) : text(label),
-    prediction: own,
+    label,
+    prediction,
     probability: typeof cells["probability"] === "number" ? cells["probability"] : undefined,
-    wrong: label != null && index != null && label !== index && label !== own,
+    wrong: label !== "" && prediction !== "" && label !== prediction && cells["label"] !== cells["prediction"],
     verdict: worstOf(columnsOf(folder, ["verdict"]).map(({ name }) => verdictOf(cells[name]))),
-    error: Math.max(0, ...errors.filter((each) => !Number.isNaN(each))),
+    error: Math.max(0, ...errors.filter((error) => !Number.isNaN(error))),
     problem: cells["error"] == null ? "" : `${text(cells["error"])}: ${text(cells["error_message"])}`,
   };
 }

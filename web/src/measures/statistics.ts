@@ -40,3 +40,36 @@ export function statisticsOf(values: ArrayLike<number>): Statistics {
     count: values.length,
   };
 }
+
+/** Returns the quantile of some numbers, between two of them in proportion; NaN of none. */
+export function quantile(values: readonly number[], share: number): number {
+  const sorted = [...values].sort((one, other) => one - other);
+  const place = share * (sorted.length - 1);
+  const [low = Number.NaN, high = low] = sorted.slice(Math.floor(place), Math.floor(place) + 2);
+  return low + (place % 1) * (high - low);
+}
+
+/** A histogram of magnitudes by powers of ten: heights from 0 to 1, the lowest and the highest power. */
+export type Histogram = Readonly<{ heights: readonly number[]; low: number; high: number }>;
+
+/** Returns the histogram of the magnitudes of some numbers; undefined if all are 0. */
+export function histogramOf(values: readonly number[], bins = 24): Histogram | undefined {
+  const powers = values.map((value) => Math.log10(Math.abs(value))).filter(Number.isFinite);
+  if (powers.length === 0) return undefined;
+  const { least, most } = statisticsOf(powers);
+  const [low, high] = [Math.floor(least), Math.floor(most) + 1];
+  const counts = new Array<number>(bins).fill(0);
+  for (const power of powers) {
+    const bin = Math.floor((bins * (power - low)) / (high - low));
+    counts[bin] = (counts[bin] ?? 0) + 1;
+  }
+  const top = Math.max(...counts);
+  return { heights: counts.map((count) => count / top), low, high };
+}
+
+/** Returns how many tokens come before the padding: repetitions of the last token that all have 0. */
+export function unpaddedLength(texts: readonly string[], values: ArrayLike<number>): number {
+  let end = texts.length;
+  while (end > 0 && texts[end - 1] === texts.at(-1) && values[end - 1] === 0) end--;
+  return end || texts.length;
+}

@@ -3,13 +3,13 @@
 import { Panel } from "../ui/parts.js";
 import { useState } from "preact/hooks";
 import { shapeText } from "../ui/text.js";
-import { ran, type Row, type RowsProps } from "./tree.js";
+import { ran, type ModuleNode, type NodesProps } from "./tree.js";
 
 /** The most modules that are shown inside one. */
 const MOST = 300;
 
 /** Shows the path. */
-export function Graph(props: RowsProps): preact.JSX.Element {
+export function Graph(props: NodesProps): preact.JSX.Element {
   return (
     <Panel id="graph" title="The path of data" kind="graph">
       <p class="muted">Modules that ran for the model’s own example, in the order of the tree.</p>
@@ -18,7 +18,7 @@ export function Graph(props: RowsProps): preact.JSX.Element {
   );
 }
 
-function Path({ rows, ...others }: RowsProps): preact.JSX.Element {
+function Path({ rows, ...others }: NodesProps): preact.JSX.Element {
   const path = rows.filter(ran).slice(0, MOST);
   return (
     <ol>
@@ -30,7 +30,7 @@ function Path({ rows, ...others }: RowsProps): preact.JSX.Element {
 }
 
 /** A module, or what is inside it. */
-function Box({ row, ...others }: Omit<RowsProps, "rows"> & { row: Row }): preact.JSX.Element {
+function Box({ row, ...others }: Omit<NodesProps, "rows"> & { row: ModuleNode }): preact.JSX.Element {
   const [isOpen, setOpen] = useState(row.address === "");
   const unfolds = row.inside.some(ran);
   const open = unfolds && isOpen;

@@ -10,7 +10,7 @@ import { Graph } from "./Graph.js";
 import { shapeText } from "../ui/text.js";
 import { ModuleTree } from "./ModuleTree.js";
 import { PlaceDetails } from "./PlaceDetails.js";
-import { allIn, type Row, treeOf } from "./tree.js";
+import { allIn, type ModuleNode, treeOf } from "./tree.js";
 import "./models.css";
 
 /** The address of the place that is chosen. */
@@ -24,7 +24,7 @@ export function ModelsView(): preact.JSX.Element | null {
   const rows = useMemo(() => treeOf(modules, withOperators ? operators : []), [detail, withOperators]);
   if (detail === undefined) return null;
   const { provenance } = detail;
-  const onChoose = ({ address }: Row): string => (chosen.value = address);
+  const onChoose = ({ address }: ModuleNode): string => (chosen.value = address);
   const place = allIn(rows).find(({ address }) => address === chosen.value);
   const facts = [
     ["Parameters", (rows[0]?.parameters ?? 0).toLocaleString("en")],

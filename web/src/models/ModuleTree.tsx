@@ -4,14 +4,14 @@ import type { ComponentChildren } from "preact";
 import { useMemo, useState } from "preact/hooks";
 import { Button, Search } from "../ui/controls.js";
 import { shapeText } from "../ui/text.js";
-import { allIn, foldable, foldedAtFirst, type Row, type RowsProps, type Shown, shownRows } from "./tree.js";
+import { allIn, foldable, foldedAtFirst, type ModuleNode, type NodesProps, type Shown, shownRows } from "./tree.js";
 
 /** The height of a row in CSS pixels, and how many are drawn above and below what is in sight. */
 const ROW = 28;
 const SPARE = 8;
 
 /** The columns behind the name: a head, the class of the cells, and what is in one. */
-const COLUMNS: readonly [string, string, (row: Row) => ComponentChildren][] = [
+const COLUMNS: readonly [string, string, (row: ModuleNode) => ComponentChildren][] = [
   ["Type", "type muted", ({ type }) => <bdi>{type}</bdi>],
   ["Output", "number shape", ({ shapes }) => shapes.map(shapeText).join(", ")],
   ["Parameters", "number parameters", ({ parameters }) => parameters > 0 && parameters.toLocaleString("en")],
@@ -19,12 +19,12 @@ const COLUMNS: readonly [string, string, (row: Row) => ComponentChildren][] = [
 ];
 
 /** Shows rows that can be folded, searched and chosen. */
-export function ModuleTree({ rows, ...others }: RowsProps): preact.JSX.Element {
+export function ModuleTree({ rows, ...others }: NodesProps): preact.JSX.Element {
   const [folded, setFolded] = useState<ReadonlySet<string>>(() => foldedAtFirst(rows));
   const [sought, setSought] = useState("");
   const shown = useMemo(() => shownRows(rows, folded, sought.trim()), [rows, folded, sought]);
   const [count, inner] = useMemo(() => [allIn(rows).length, foldable(rows)] as const, [rows]);
-  const turn = ({ address }: Row): void => {
+  const turn = ({ address }: ModuleNode): void => {
     const turned = new Set(folded);
     if (!turned.delete(address)) turned.add(address);
     setFolded(turned);
@@ -53,8 +53,8 @@ export function ModuleTree({ rows, ...others }: RowsProps): preact.JSX.Element {
 }
 
 /** What is shown of the rows; `turn` folds one, or unfolds it. */
-type ShownProps = Omit<RowsProps, "rows"> &
-  Readonly<{ shown: readonly Shown[]; folded: ReadonlySet<string>; turn: (row: Row) => void }>;
+type ShownProps = Omit<NodesProps, "rows"> &
+  Readonly<{ shown: readonly Shown[]; folded: ReadonlySet<string>; turn: (row: ModuleNode) => void }>;
 
 function Rows({ shown, folded, chosen, onChoose, turn }: ShownProps): preact.JSX.Element {
   const [top, setTop] = useState(0);

@@ -12,13 +12,13 @@ import { messageOf } from "../state/draft.js";
 import { go } from "../state/route.js";
 import { shapeText } from "../ui/text.js";
 import { capturing, parameterAt, requestAt } from "./places.js";
-import type { Row } from "./tree.js";
+import type { ModuleNode } from "./tree.js";
 
 const { OUTPUT, GRAD_OUTPUT } = HookPoint;
 const LAYER_METHODS = METHODS.filter(({ of, options }) => of === "a layer" && options[0]?.kind === "layer");
 
 /** Shows a place, and adds it to the question. */
-export function PlaceDetails({ row }: { row: Row | undefined }): preact.JSX.Element | null {
+export function PlaceDetails({ row }: { row: ModuleNode | undefined }): preact.JSX.Element | null {
   if (row === undefined) return null;
   const { captures } = messageOf(draft.value);
   const points = captures

@@ -2,7 +2,7 @@
 
 import { computed, signal } from "@preact/signals";
 import { CutawayError, type ModelDetail, type Question } from "@cutaway/client";
-import { type Asked, bytesOf, rowsOf } from "./asked.js";
+import { type Exchange, bytesOf, rowsOf } from "./exchange.js";
 import { type Draft, emptyDraft } from "./draft.js";
 import { client, note } from "./server.js";
 import { startOf } from "../ask/start.js";
@@ -17,7 +17,7 @@ export const opening = signal<string | undefined>(undefined);
 export const draft = signal<Draft>(emptyDraft(""));
 
 /** The last answer. */
-export const asked = signal<Asked | undefined>(undefined);
+export const asked = signal<Exchange | undefined>(undefined);
 
 /** When the running question was asked, as `performance.now()`; undefined if none runs. */
 export const since = signal<number | undefined>(undefined);
@@ -29,7 +29,7 @@ export const failure = signal<CutawayError | undefined>(undefined);
 export const row = signal(0);
 
 /** What was asked during this visit, the newest first. */
-export const history = signal<readonly Asked[]>([]);
+export const history = signal<readonly Exchange[]>([]);
 
 /** Whether the model has all inputs that it needs. */
 export const complete = computed(() => {
@@ -83,7 +83,7 @@ export function alter(parts: { readonly [Part in keyof Draft]?: Draft[Part] | un
  *
  * @returns the answer; undefined if there is none, or a newer call came before it.
  */
-export async function ask(change: Partial<Question> = {}): Promise<Asked | undefined> {
+export async function ask(change: Partial<Question> = {}): Promise<Exchange | undefined> {
   alter(change);
   const { inputs, ...rest } = draft.value;
   const detail = model.value;
@@ -132,7 +132,7 @@ export function cancel(): void {
 }
 
 /** Shows an earlier question with its answer. */
-export function recall(earlier: Asked): void {
+export function recall(earlier: Exchange): void {
   cancel();
   model.value = earlier.model;
   draft.value = earlier.question;
@@ -142,7 +142,7 @@ export function recall(earlier: Asked): void {
 }
 
 /** Returns as many as fit into the memory that a page may take. */
-function kept(answers: readonly Asked[]): readonly Asked[] {
+function kept(answers: readonly Exchange[]): readonly Exchange[] {
   let bytes = 0;
   return answers.slice(0, MOST_KEPT).filter(({ reply }, index) => {
     const { captures, inputGradients, parameterGradients, attributions } = reply;

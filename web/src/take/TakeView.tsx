@@ -5,7 +5,7 @@ import { Panel } from "../ui/parts.js";
 import type { ComponentChildren } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import type { Question } from "@cutaway/client";
-import type { ViewProps } from "../state/asked.js";
+import type { ViewProps } from "../state/exchange.js";
 import { textOf } from "../state/draft.js";
 import { writeFragment } from "../state/fragment.js";
 import { save } from "../pictures/saving.js";

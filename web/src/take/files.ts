@@ -8,11 +8,11 @@ import { InspectRequestSchema, InspectResponseSchema } from "@cutaway/contract/i
 import { ProvenanceSchema } from "@cutaway/contract/model_pb";
 import { arrays } from "@cutaway/client";
 import { toNpy } from "../ask/arrays.js";
-import type { Asked } from "../state/asked.js";
+import type { Exchange } from "../state/exchange.js";
 import { messageOf } from "../state/draft.js";
 
 /** Returns the file of docs/stored.md. */
-export function storedFile({ question, reply: { message } }: Asked): Uint8Array {
+export function storedFile({ question, reply: { message } }: Exchange): Uint8Array {
   const members = {
     "request.binpb": toBinary(InspectRequestSchema, messageOf(question)),
     "reply.binpb": toBinary(InspectResponseSchema, message),
@@ -31,7 +31,7 @@ export function storedFile({ question, reply: { message } }: Asked): Uint8Array 
 }
 
 /** Returns an NPZ file with every tensor of an answer, by the names of docs/results.md. */
-export function npzFile({ reply: { message } }: Asked): Uint8Array {
+export function npzFile({ reply: { message } }: Exchange): Uint8Array {
   const files = Object.entries(arrays(message)).map(([name, tensor]) => [`${name}.npy`, toNpy(tensor)] as const);
   return zipped(Object.fromEntries(files));
 }

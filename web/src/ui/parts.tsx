@@ -75,14 +75,14 @@ export function FactLine({ facts }: { facts: readonly (readonly [string, number 
 }
 
 /** The heads of a table's columns; one without a text is left empty. */
-export function Heads({ of }: { of: readonly string[] }): preact.JSX.Element {
+export function Heads({ of }: { of: readonly ComponentChildren[] }): preact.JSX.Element {
   return (
     <thead>
       <tr>
-        {of.map((each, index) =>
-          each ? (
+        {of.map((head, index) =>
+          head ? (
             <th key={index} scope="col">
-              {each}
+              {head}
             </th>
           ) : (
             <td key={index} />
@@ -93,6 +93,34 @@ export function Heads({ of }: { of: readonly string[] }): preact.JSX.Element {
   );
 }
 
+type TableProps = Readonly<{
+  heads: readonly ComponentChildren[];
+  rows: readonly ComponentChildren[][];
+  kind?: string;
+}>;
+
+/** A table whose first cells name its rows; a number is shown in a few digits. `kind` is a further class. */
+export function Table({ heads, rows, kind = "" }: TableProps): preact.JSX.Element {
+  return (
+    <div class="wide">
+      <table class={`plain ${kind}`}>
+        <Heads of={heads} />
+        <tbody>
+          {rows.map(([name, ...cells], index) => (
+            <tr key={index}>
+              <th scope="row">{name}</th>
+              {cells.map((cell, at) => (
+                <td key={at} class={typeof cell === "number" ? "number" : ""}>
+                  {typeof cell === "number" ? short(cell) : cell}
+                </td>
+              ))}
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </div>
+  );
+}
 /** Shows what there is to say of some numbers. */
 export function Statistics({ values }: { values: ArrayLike<number> }): preact.JSX.Element {
   const { least, mean, most: largest, deviation, norm, zeros, notFinite } = statisticsOf(values);

@@ -36,12 +36,17 @@ export function verdictOn(attribution: Attribution, row: number): Verdict {
   return worstOf(comparedIn(attribution, row).map(({ verdict }) => verdict));
 }
 
+/** Returns the verdict in words; in brief where they stand beside what it was compared with. */
+export function verdictText(verdict: Verdict, brief = false): string {
+  return brief ? SHOWN[verdict][0].replace(" with the raw hooks", "") : SHOWN[verdict][0];
+}
+
 /** Shows the verdict; in brief where what it was compared with stands beside it. */
 export function VerdictBadge({ verdict, brief = false }: { verdict: Verdict; brief?: boolean }): preact.JSX.Element {
-  const [word, sign, tone] = SHOWN[verdict];
+  const [, sign, tone] = SHOWN[verdict];
   return (
     <span class={`verdict ${tone}`}>
-      <span aria-hidden="true">{sign}</span> {brief ? word.replace(" with the raw hooks", "") : word}
+      <span aria-hidden="true">{sign}</span> {verdictText(verdict, brief)}
     </span>
   );
 }

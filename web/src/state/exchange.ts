@@ -12,7 +12,7 @@ import { askedParts, tensorsIn } from "./draft.js";
 import { type Part, partOf, sizeOf } from "../measures/numbers.js";
 
 /** A question with its answer. */
-export interface Asked {
+export interface Exchange {
   /** The model that was asked, with its module tree. */
   readonly model: ModelDetail;
   readonly question: Question;
@@ -25,7 +25,7 @@ export interface Asked {
 
 /** What every view takes. */
 export interface ViewProps {
-  readonly asked: Asked;
+  readonly asked: Exchange;
   /** The example that is shown, from 0. */
   readonly row: number;
   /** Asks again with these parts of the question changed; a newer call ends the one before. */
@@ -33,14 +33,14 @@ export interface ViewProps {
 }
 
 /** Returns how many examples an answer is about. */
-export function rowsOf({ question, reply: { classes, predictions } }: Asked): number {
+export function rowsOf({ question, reply: { classes, predictions } }: Exchange): number {
   const tensors = [...Object.values(predictions), ...Object.values(tensorsIn(question))];
   const [first = 1] = tensors.find(({ shape }) => shape.length)?.shape ?? [question.inputs.length];
   return classes.length || Number(first);
 }
 
 /** Returns what was captured at outputs, as far as the question left it whole. */
-export function wholeOutputs({ question, reply }: Pick<Asked, "question" | "reply">): Captured[] {
+export function wholeOutputs({ question, reply }: Pick<Exchange, "question" | "reply">): Captured[] {
   const whole = askedParts(question).captures.every(
     ({ reduction, slices, call }) => reduction === undefined && slices.length === 0 && call === undefined,
   );
@@ -48,12 +48,12 @@ export function wholeOutputs({ question, reply }: Pick<Asked, "question" | "repl
 }
 
 /** Returns one example of a tensor of an answer. */
-export function exampleOf(asked: Asked, tensor: Tensor, row: number): Part {
+export function exampleOf(asked: Exchange, tensor: Tensor, row: number): Part {
   return partOf(tensor, row, rowsOf(asked));
 }
 
 /** Returns one example of a gradient, of the largest target where there are several. */
-export function gradientOf(asked: Asked, tensor: Tensor, row: number): Part {
+export function gradientOf(asked: Exchange, tensor: Tensor, row: number): Part {
   const { values, shape } = exampleOf(asked, tensor, row);
   if (!asked.reply.message.predictions?.targetsPerExample) return { values, shape };
   return { values: values.subarray(0, sizeOf(shape.slice(1))), shape: shape.slice(1) };
@@ -61,7 +61,7 @@ export function gradientOf(asked: Asked, tensor: Tensor, row: number): Part {
 
 /** Returns what an element of the explained output is: a class with its label, if it is one. */
 export function elementOf(
-  { model, question, reply }: Asked,
+  { model, question, reply }: Exchange,
   index: number,
 ): { kind: "class" | "element"; name: string } {
   const [first] = reply.message.predictions?.outputs ?? [];
@@ -71,14 +71,14 @@ export function elementOf(
 }
 
 /** Returns the index of the element that gradients of an answer are of, the largest of several; undefined for none. */
-export function targetOf({ reply }: Asked, row: number): number | undefined {
+export function targetOf({ reply }: Exchange, row: number): number | undefined {
   const { targets = [], targetsPerExample = 0 } = reply.message.predictions ?? {};
   const index = targets[row * Math.max(1, targetsPerExample)];
   return index === undefined ? undefined : Number(index);
 }
 
 /** Returns what gradients of an answer are of, in words. */
-export function targetText(asked: Asked, row: number): string {
+export function targetText(asked: Exchange, row: number): string {
   const index = targetOf(asked, row);
   if (index === undefined) return "the target that was asked for";
   const { kind, name } = elementOf(asked, index);

@@ -1,0 +1,174 @@
+/** Rows side by side, each with its pictures, texts and strongest features in small. */
+
+import { Verdict } from "@cutaway/client";
+import { imageFor, Tokens } from "../explanations/Values.js";
+import { flattened, layoutOf } from "../measures/layout.js";
+import type { Part } from "../measures/numbers.js";
+import { Bars } from "../pictures/Bars.js";
+import { Canvas } from "../pictures/Canvas.js";
+import { pixelsOf, type Scale, scaleOf } from "../pictures/colours.js";
+import { percent, short } from "../ui/text.js";
+import { VerdictBadge } from "../ui/verdicts.js";
+import { type Cells, type Column, columnsOf, type JobFolder, tensorIn, useCells } from "./folder.js";
+import { filtered, type JobRow, pictured, shownColumns, verdictOf } from "./rows.js";
+import { RowLink } from "./RowLink.js";
+
+/** The strongest features of a card. */
+const MOST_FEATURES = 6;
+
+/** Shows the rows that the filters leave. */
+export function Cards({ folder, rows }: { folder: JobFolder; rows: readonly JobRow[] }): preact.JSX.Element {
+  return (
+    <div class={columnsOf(folder, ["tokens"]).length ? "cards texts" : "cards"}>
+      {rows
+        .filter((row) => filtered.value.includes(row))
+        .map((row) => (
+          <Card key={row.number} folder={folder} row={row} />
+        ))}
+    </div>
+  );
+}
+
+function Card({ folder, row }: { folder: JobFolder; row: JobRow }): preact.JSX.Element {
+  const { cells, failure } = useCells(row.line, shownColumns(folder));
+  const doubtful = columnsOf(folder, ["verdict"]).flatMap(({ name, attribution = "" }) => {
+    const verdict = verdictOf(row.line.cells[name]);
+    return verdict && verdict !== Verdict.AGREES ? [[attribution, verdict] as const] : [];
+  });
+  return (
+    <article class="card" data-row={row.number}>
+      <div class="tools">
+        <RowLink row={row} />
+        {row.prediction && <bdi class="short">{row.prediction}</bdi>}
+        {row.probability !== undefined && <span class="muted">{percent(row.probability)}</span>}
+        {row.label && (
+          <span class="muted">
+            labelled <bdi class="short">{row.label}</bdi>
+          </span>
+        )}
+        {doubtful.map(([attribution, verdict]) => (
+          <span key={attribution}>
+            <bdi class="muted">{attribution}</bdi> <VerdictBadge verdict={verdict} brief />
+          </span>
+        ))}
+      </div>
+      {failure && <p class="problem">{failure}</p>}
+      {cells && <Miniatures folder={folder} cells={cells} />}
+    </article>
+  );
+}
+
+/** The input of a row, and each of its attributions. */
+function Miniatures({ folder, cells }: { folder: JobFolder; cells: Cells }): preact.JSX.Element {
+  const tensors = (columns: readonly Column[]): [Column, Part][] =>
+    columns.flatMap((column) => {
+      const part = tensorIn(cells, column);
+      return part ? [[column, part] as [Column, Part]] : [];
+    });
+  const inputs = tensors(columnsOf(folder, ["input"]));
+  const attributions = tensors(pictured(folder));
+  const tokens = cells["tokens"] as readonly string[] | null | undefined;
+  return (
+    <>
+      <div class="miniatures">
+        {inputs.map(([{ name, input = "" }, part]) => {
+          const image = imageFor(input, [[input, part]]);
+          return image && <Miniature key={name} title={input} image={image} />;
+        })}
+        {attributions
+          .filter(([, part]) => !isVector(part))
+          .map(([column, part]) => (
+            <HeatMiniature key={column.name} title={titleOf(folder, column)} part={part} />
+          ))}
+      </div>
+      {attributions
+        .filter(([, part]) => isVector(part))
+        .map(([column, part]) => (
+          <figure key={column.name}>
+            <figcaption class="muted small">{titleOf(folder, column)}</figcaption>
+            <Bars bars={strongest(folder, column, part, inputs)} />
+          </figure>
+        ))}
+      {tokens &&
+        tensors(columnsOf(folder, ["token_attribution"])).map(([column, part]) => (
+          <figure key={column.name}>
+            <figcaption class="muted small">{column["attribution"]}</figcaption>
+            <Tokens texts={tokens} values={part.values} />
+          </figure>
+        ))}
+    </>
+  );
+}
+
+function isVector({ shape }: Part): boolean {
+  const layout = layoutOf(shape);
+  return layout.kind === "rows" && layout.rows === 1;
+}
+
+/** Returns what an attribution is called: with its input or layer, if it has several. */
+export function titleOf(folder: JobFolder, { name, attribution = "" }: Column): string {
+  return columnsOf(folder, ["attribution"], attribution).length > 1 ? name : attribution;
+}
+
+/** Returns the features of a row with the largest attributions, each with its value if it is known. */
+function strongest(
+  { manifest }: JobFolder,
+  { input = "" }: Column,
+  { values }: Part,
+  inputs: readonly [Column, Part][],
+): { name: string; value: number; about?: string }[] {
+  const own = inputs.find(([column]) => input && column["input"] === input)?.[1].values;
+  const known = own?.length === values.length ? own : undefined;
+  const size = (value: number): number => (Number.isFinite(value) ? Math.abs(value) : 0);
+  return Array.from(values, (value, index) => ({
+    name: manifest.feature_names?.[input]?.[index] ?? `[${index}]`,
+    value,
+    ...(known ? { about: short(known[index] ?? Number.NaN) } : {}),
+  }))
+    .sort((one, other) => size(other.value) - size(one.value))
+    .slice(0, MOST_FEATURES);
+}
+
+type HeatProps = Readonly<{ title: string; part: Part; scale?: Scale; note?: string }>;
+
+/** Numbers as a small picture, the sum over channels; in a scale of its own, or in that of others beside it. */
+export function HeatMiniature({ title, part, scale, note }: HeatProps): preact.JSX.Element {
+  const { values, shape } = flattened(part);
+  const [height = 1, width = 1] = shape;
+  const own = scale ?? scaleOf(values, true);
+  return (
+    <Miniature
+      title={title}
+      image={{ pixels: pixelsOf(values, own), height, width }}
+      note={note ?? `± ${short(own.most, 2)}`}
+    />
+  );
+}
+
+type MiniatureProps = Readonly<{ title: string; image: Parameters<typeof Canvas>[0]; note?: string }>;
+
+function Miniature({ title, image, note }: MiniatureProps): preact.JSX.Element {
+  return (
+    <figure>
+      <Canvas {...image} role="img" aria-label={title} />
+      <figcaption class="muted small">
+        <bdi>{title}</bdi> {note}
+      </figcaption>
+    </figure>
+  );
+}
+
+/** Returns the rows that are looked at first: most confident against their label, least and most confident. */
+export function exampleLists(rows: readonly JobRow[], most: number): readonly (readonly [string, readonly JobRow[]])[] {
+  const good = rows.filter(({ problem }) => !problem);
+  const classified = good.filter(({ probability }) => probability !== undefined);
+  const surest = classified.toSorted((one, other) => (other.probability ?? 0) - (one.probability ?? 0));
+  const unsurest = classified.toSorted((one, other) => (one.probability ?? 0) - (other.probability ?? 0));
+  const lists = [
+    ["Most confident in another class than the label", surest.filter(({ wrong }) => wrong)],
+    ["Least confident", unsurest],
+    ["Most confident", surest],
+    ["The first rows", classified.length ? [] : good],
+  ] as const;
+  return lists.filter(([, list]) => list.length > 0).map(([title, list]) => [title, list.slice(0, most)] as const);
+}
