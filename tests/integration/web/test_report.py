@@ -462,23 +462,28 @@ def test_a_bare_result_has_a_page(browser: Browser, tmp_path: Path) -> None:
 def test_a_long_job_is_cut(browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors of evenly spaced rows and of examples are inside, lines of evenly spaced rows and of examples; what is
     said of all rows is said of the evenly spaced ones, and the page says which part it has."""
-    rows = 64
+    rows = 192  # three batches
     values = np.arange(rows, dtype=np.float32)[:, None] * np.ones((1, 8), np.float32)
     capture = Cells("capture.m.output", {"kind": "capture", "layer": "m", "point": "output", "call": "0"}, values)
-    cells = [*classified([(row * 37 % 64 + 1) / 65 for row in range(rows)], [0] * rows), attribution(values), capture]
+    cells = [
+        *classified([(row * 37 % rows + 1) / (rows + 1) for row in range(rows)], [0] * rows),
+        attribution(values),
+        capture,
+    ]
     module = sys.modules[report.__module__]  # its name in the package is the function's
     monkeypatch.setattr(module, "TENSOR_BYTES", 20 * 2 * values[0].nbytes)
     monkeypatch.setattr(module, "ROWS", rows // 2)
     with opened_report(browser, handmade(tmp_path, cells, rows)) as inspector:
         note = inspector.texts("section:has(#folder) > p")[0]
-        assert "Tensors are those of one row in 4, and of examples." in note
-        assert re.search(r"This file has (\d+) of 64 rows", note)
+        assert "Tensors are those of one row in 16, and of examples." in note
+        assert re.search(r"This file has (\d+) of 192 rows", note)
         ((_, _, mean, *_),) = lines_of(inspector, "layers")
-        assert number(mean) == np.arange(0, rows, 4).mean()
-        examples = cards_in(inspector, "most-confident")
-        assert examples == sorted(range(rows), key=lambda row: -(row * 37 % 64))[:8]
-        assert any(row % 4 for row in examples)
-        assert inspector.page.locator("section:has(#most-confident) .card .named-bars").count() == 8
+        assert number(mean) == np.arange(0, rows, 16).mean()
+        ordered = sorted(range(rows), key=lambda row: row * 37 % rows)
+        for panel, examples in (("least-confident", ordered[:8]), ("most-confident", ordered[:-9:-1])):
+            assert cards_in(inspector, panel) == examples
+            assert any(row % 16 for row in examples)
+            assert inspector.page.locator(f"section:has(#{panel}) .card .named-bars").count() == 8
 
 
 def test_unfinished_job_says_so(browser: Browser, job: Path, tmp_path: Path) -> None:
