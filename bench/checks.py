@@ -11,7 +11,7 @@ import cutaway as ca
 from bench.interleaved import Measure, Ratio, ratios
 from bench.models import Model
 from cutaway.engine.execution.inspect import inspect
-from cutaway.engine.methods.table import method_of
+from cutaway.engine.methods.captum_call import method_of
 
 
 class Row(NamedTuple):

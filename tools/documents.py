@@ -15,8 +15,8 @@ from pydantic_core import PydanticUndefined
 from cutaway.contract import errors
 from cutaway.contract.requests import Attribution
 from cutaway.contract.results import Cause
+from cutaway.engine.methods.captum_call import TABLE
 from cutaway.engine.methods.spec import Method
-from cutaway.engine.methods.table import TABLE
 from cutaway.jobs import spec
 from cutaway.server.settings import Settings
 from tools import commands, contract, json_fields, metrics

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Metric
 from cutaway.contract.results import ModelName, Verdict
 from cutaway.contract.wire.results import CheckOutcome, ReplySummary
 from cutaway.jobs import Summary, progress
-from cutaway.server.batching.batcher import Batcher
+from cutaway.server.batching import Batcher
 from cutaway.server.observability.call_watch import CallRecord
 from cutaway.server.observability.prometheus import Metrics
 from cutaway.v1 import worker_pb2

@@ -1,7 +1,7 @@
 """Simulates callers, a gateway and a worker that share the cores of one machine, event by event.
 
 Each process is one thread: it does one piece of work after the other. Processes that have work share the cores evenly.
-The gateway forms turns by the rule of `cutaway.server.batching.batcher`.
+The gateway forms turns by the rule of `cutaway.server.batching`.
 """
 
 from __future__ import annotations

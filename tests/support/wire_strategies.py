@@ -12,10 +12,9 @@ import numpy as np
 from hypothesis import strategies as st
 
 from cutaway.contract import requests, results
-from cutaway.contract.compression import COMPRESSIONS
 from cutaway.contract.requests import Attribution, Capture, Edit, InspectRequest, Point
 from cutaway.contract.results import CapturedCall, InspectResult, ModelDetail, ModuleCapture
-from cutaway.contract.tensors import DTYPES, FLOATING, Array, dtype_name, to_bytes
+from cutaway.contract.tensors import COMPRESSIONS, DTYPES, FLOATING, Array, dtype_name, to_bytes
 from cutaway.contract.wire import scalars
 from cutaway.contract.wire.methods import METHODS
 from cutaway.v1 import tensor_pb2

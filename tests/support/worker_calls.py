@@ -15,7 +15,7 @@ from cutaway.contract.torchserve_messages import decode_worker_reply
 from cutaway.contract.wire import requests as wire_requests
 from cutaway.contract.wire import results as wire_results
 from cutaway.contract.wire.message_walk import complete_response
-from cutaway.engine.runtime.interruption import Cancellation
+from cutaway.engine.model.session import Cancellation
 from cutaway.server.settings import Settings
 from cutaway.server.worker.call import Call
 from cutaway.server.worker.worker import Worker

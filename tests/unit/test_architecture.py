@@ -40,7 +40,7 @@ INNER_LAYERS = {
 CLIENT_SIDE = set(LAYERS[: LAYERS.index("cutaway") + 1])
 CLIENT_PACKAGES = {"google", "google_crc32c", "grpc", "ml_dtypes", "numpy"}
 OPTIONAL_PACKAGES = {
-    "cutaway.contract.compression": {"zstandard"},
+    "cutaway.contract.tensors": {"zstandard"},
     "cutaway.contract.module_globs": {"re2"},
     "cutaway.contract.request_reader.files": {"yaml"},
     "cutaway.contract.request_reader.writer": {"yaml"},

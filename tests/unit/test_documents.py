@@ -10,7 +10,7 @@ import pytest
 
 from cutaway.contract.requests import Attribution
 from cutaway.contract.wire.methods import METHODS
-from cutaway.engine.methods.table import TABLE
+from cutaway.engine.methods.captum_call import TABLE
 from cutaway.jobs import Job
 from cutaway.jobs.spec import parse_request
 from examples.digits import audit

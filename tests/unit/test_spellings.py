@@ -19,7 +19,7 @@ from cutaway.cli import short_forms
 from cutaway.client.request_builder import build_request
 from cutaway.contract.errors import CutawayError
 from cutaway.contract.requests import InspectRequest
-from cutaway.contract.requests.spelling import field_advice
+from cutaway.contract.requests.fields import field_advice
 from cutaway.contract.wire.methods import METHODS
 from cutaway.jobs import spec
 from cutaway.jobs.spec import parse_request

@@ -20,7 +20,7 @@ from cutaway.contract.errors import CutawayError
 from cutaway.contract.request_reader.files import load_arrays, parse_yaml, read_text
 from cutaway.contract.request_reader.reader import data_type, place, read, read_request
 from cutaway.contract.requests import Attribution, Capture, Edit, ExplainIf, InspectRequest, Target
-from cutaway.contract.requests.spelling import plain
+from cutaway.contract.requests.fields import plain
 
 # The file of ``cutaway inspect --request``, and the lines of its fields, which errors name.
 

@@ -29,9 +29,8 @@ from cutaway.contract.wire import grpc_status
 from cutaway.contract.wire import models as wire_models
 from cutaway.contract.wire import requests as wire_requests
 from cutaway.contract.wire import results as wire_results
-from cutaway.contract.wire.chunks import header_message
+from cutaway.contract.wire.chunks import ReplyAssembler, check_reply_memory, header_message
 from cutaway.contract.wire.message_walk import complete_response
-from cutaway.contract.wire.reassembly import ReplyAssembler, check_reply_memory
 from cutaway.v1 import inspection_pb2, inspection_service_pb2
 from cutaway.views.inspection import Inspection
 

@@ -33,7 +33,7 @@ from cutaway.contract.requests import (
     Target,
     field_name,
 )
-from cutaway.contract.requests.spelling import suggestion
+from cutaway.contract.requests.fields import suggestion
 from cutaway.contract.tensors import DTYPES
 from cutaway.jobs.sources.source import Source
 from cutaway.views.programs.languages import MAX_SEED

@@ -23,7 +23,7 @@ from cutaway.adapters import Adapter
 from cutaway.contract.errors import CutawayError, Reason
 from cutaway.contract.results import InputSpec
 from cutaway.gateway import serve
-from cutaway.server.auth.authorization import REQUIRED_SCOPES
+from cutaway.server.auth.tokens import REQUIRED_SCOPES
 from cutaway.server.settings import Settings
 from cutaway.v1 import inspection_pb2
 from tests.support.token_files import EVERY, entry, write

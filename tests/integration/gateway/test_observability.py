@@ -30,7 +30,7 @@ from cutaway.contract.requests import InspectRequest
 from cutaway.contract.wire import requests as wire_requests
 from cutaway.gateway import serve
 from cutaway.server.backends.backend import Backend
-from cutaway.server.batching.batcher import Batcher, Replied
+from cutaway.server.batching import Batcher, Replied
 from cutaway.server.lifecycle.gateway_server import GatewayServer
 from cutaway.server.lifecycle.in_process import LocalWorkers
 from cutaway.server.model_store import Catalog

@@ -19,8 +19,7 @@ from cutaway.client.request_builder import build_request
 from cutaway.client.transport import SERVICE, GatewayTransport
 from cutaway.contract.errors import Reason, error
 from cutaway.gateway import serve
-from cutaway.server.batching.batcher import Batcher, NotBegun, Replied
-from cutaway.server.batching.fair_queue import FairQueue, caller_id
+from cutaway.server.batching import Batcher, FairQueue, NotBegun, Replied, caller_id
 from cutaway.server.settings import Settings
 from cutaway.v1.worker_pb2 import WorkerCall
 from tests.support.prometheus import waiting_calls

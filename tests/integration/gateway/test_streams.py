@@ -37,7 +37,7 @@ from cutaway.contract.torchserve_messages import decode_stream_opening
 from cutaway.contract.wire import grpc_status
 from cutaway.contract.wire import requests as wire_requests
 from cutaway.contract.wire.chunks import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES, StreamEncoder, as_message
-from cutaway.engine.runtime.interruption import Cancellation
+from cutaway.engine.model.session import Cancellation
 from cutaway.server.embedded import serve
 from cutaway.server.rpc import servicer
 from cutaway.server.settings import Settings

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 import cutaway as ca
 from cutaway.client.transport import ReplyStream, read_piece
-from cutaway.contract.compression import compress
 from cutaway.contract.errors import Reason
 from cutaway.contract.requests import InspectRequest
 from cutaway.contract.results import InspectResult
+from cutaway.contract.tensors import compress
 from cutaway.contract.wire.chunks import MAX_CHUNK_BYTES, Piece, StreamEncoder, as_message, chunk_piece, decode_chunk
 from cutaway.gateway import serve
 

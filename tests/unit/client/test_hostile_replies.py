@@ -14,7 +14,7 @@ import pytest
 
 import cutaway as ca
 from cutaway.contract.errors import Reason
-from cutaway.contract.wire import reassembly
+from cutaway.contract.wire import chunks
 from cutaway.v1 import inspection_pb2, inspection_service_pb2, tensor_pb2
 from tests.support.grpc_server import serving_methods
 
@@ -87,7 +87,7 @@ def test_a_shape_that_no_array_has_is_refused(shape: list[int], stream: bool) ->
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_caller_may_allow_more(stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reply above the client's own limit is read where ``max_reply_bytes`` allows it; here it is damaged."""
-    monkeypatch.setattr(reassembly, "MAX_REPLY_BYTES", 1000)
+    monkeypatch.setattr(chunks, "MAX_REPLY_BYTES", 1000)
     assert {each.reason for each in refusals(reply(packed(1000)), stream)} == {Reason.REPLY_TOO_LARGE}
     allowed = refusals(reply(packed(1000)), stream, max_reply_bytes=4000)
     assert {each.reason for each in allowed} == {Reason.INTERNAL}

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from cutaway.engine.methods.table import TABLE
+from cutaway.engine.methods.captum_call import TABLE
 
 
 @pytest.mark.slow

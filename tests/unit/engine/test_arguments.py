@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import cutaway as ca
 from cutaway.contract.requests import Argument, CheckMode, CheckRequest
 from cutaway.contract.results import InspectResult, Verdict
-from cutaway.engine.batching.batch import inspect_batch
+from cutaway.engine.batching import inspect_batch
 from cutaway.engine.cost.pass_count import costs
 from cutaway.engine.execution.inspect import inspect
 from cutaway.engine.model.inspected_model import InspectedModel

@@ -7,8 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from cutaway.engine.passes.reference_inputs import Reference
-from cutaway.engine.references.comparison import Distance, RowDistance, distance, row_distances
+from cutaway.engine.passes.reference_inputs import Distance, Reference, RowDistance, distance, row_distances
 
 
 def measured(ours: Tensor, theirs: Tensor, terms: Tensor | None = None) -> Distance:

@@ -17,7 +17,7 @@ import cutaway as ca
 from cutaway.contract.requests import CheckMode, CheckRequest, ClassIndex, LayerAttribution
 from cutaway.contract.results import AttributionResult, Cause, Verdict
 from cutaway.engine.execution.inspect import inspect
-from cutaway.engine.methods.table import method_of
+from cutaway.engine.methods.captum_call import method_of
 from cutaway.engine.model.inspected_model import InspectedModel
 from cutaway.engine.passes.features import MAX_EVALUATIONS
 from tests.support.checked_attributions import BATCHES, CHECKED, MLP, RANDOM, Build, ask, noise, to, verdict, wired

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import cutaway as ca
-from cutaway.engine.batching import batch
+from cutaway.engine import batching
 from cutaway.engine.execution.main_pass import run_main_pass
 from cutaway.server.worker.call import Call
 from cutaway.server.worker.worker import Worker
@@ -46,7 +46,7 @@ def subject() -> Worker:
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many requests each main pass has, those that were joined counted once; 0 for one that ran alone."""
     seen: list[int] = []
-    run_alone = batch._run_alone
+    run_alone = batching._run_alone
 
     def counted(plans: Any) -> Any:
         seen.append(len(plans))
@@ -56,8 +56,8 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         seen.append(0)
         return run_alone(plan)
 
-    monkeypatch.setattr(batch, "run_main_pass", counted)
-    monkeypatch.setattr(batch, "_run_alone", counted_alone)
+    monkeypatch.setattr(batching, "run_main_pass", counted)
+    monkeypatch.setattr(batching, "_run_alone", counted_alone)
     return seen
 
 

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 import cutaway as ca
 from cutaway.contract.requests import InspectRequest
-from cutaway.engine.batching.batch import Outcome, inspect_batch
+from cutaway.engine.batching import Outcome, inspect_batch
 from cutaway.engine.checks.row_independence import rows_independent
 from cutaway.engine.execution.inspect import inspect
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel
+from cutaway.engine.model.session import NEVER_CANCELLED, Cancellation
 from cutaway.engine.planning.plan import Plan, plan_request
-from cutaway.engine.runtime.interruption import NEVER_CANCELLED, Cancellation
 from cutaway.server.archive import builder, reader
 from cutaway.server.worker.worker import Worker
 from tests.conftest import ADAPTERS

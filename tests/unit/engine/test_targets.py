@@ -14,9 +14,9 @@ from captum import attr
 from torch import Tensor, nn
 
 import cutaway as ca
+import cutaway.engine.execution.inspect as execution
 from cutaway.contract.requests import Attribution, CheckMode, CheckRequest, LayerAttribution, Point, Target
 from cutaway.contract.results import AttributionResult, InspectResult, Verdict
-from cutaway.engine.execution import attribute
 from cutaway.engine.execution.inspect import inspect
 from cutaway.engine.methods import captum_call as explaining
 from cutaway.engine.model.inspected_model import InspectedModel
@@ -398,7 +398,7 @@ def captum_is_told(wrong: Target) -> Iterator[None]:
         return explaining.explain(dataclasses.replace(question, target=chosen), forward)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attribute, "explain", explain)
+        patch.setattr(execution, "explain", explain)
         yield
 
 

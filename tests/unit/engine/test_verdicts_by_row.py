@@ -14,10 +14,10 @@ from torch import Tensor, nn
 import cutaway as ca
 from cutaway.contract.requests import Attribution, CheckMode, CheckRequest, InspectRequest, LayerAttribution
 from cutaway.contract.results import Cause, Check, InspectResult, Verdict
-from cutaway.engine.batching import batch, same_question
-from cutaway.engine.batching.batch import inspect_batch
+from cutaway.engine import batching
+from cutaway.engine.batching import inspect_batch
 from cutaway.engine.execution.inspect import inspect
-from cutaway.engine.methods.table import method_of
+from cutaway.engine.methods.captum_call import method_of
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel
 from cutaway.engine.planning.plan import Plan, plan_request
 from tests.matrix.asking import Places, at_places
@@ -403,18 +403,18 @@ def test_rows_that_depend_on_each_other_in_larger_batches_are_found() -> None:
 def test_checks_that_have_no_room_together_are_split(attribution: Attribution, monkeypatch: pytest.MonkeyPatch) -> None:
     """Joined requests keep no more numbers than allowed, at inputs and layers; a request by itself always runs."""
     joined: list[int] = []
-    intact = same_question.joined
+    intact = batching.joined
 
     def noted(plans: Sequence[Plan]) -> Plan:
         joined.append(len(plans))
         return intact(plans)
 
-    monkeypatch.setattr(batch, "joined", noted)
+    monkeypatch.setattr(batching, "joined", noted)
     row = 2 * 16 if isinstance(attribution, ca.Saliency) else 6 * (16 + 32)
-    monkeypatch.setattr(batch, "MAX_KEPT", 4 * row)
+    monkeypatch.setattr(batching, "MAX_KEPT", 4 * row)
     as_alone(CONVOLUTIONS, request(attribution), CONVOLUTIONS.all_inputs())
     assert joined == [1, 1, 2]  # three rows, three, two and one
-    monkeypatch.setattr(batch, "MAX_KEPT", 0)
+    monkeypatch.setattr(batching, "MAX_KEPT", 0)
     joined.clear()
     as_alone(CONVOLUTIONS, request(attribution), CONVOLUTIONS.all_inputs())
     assert joined == [1] * 4

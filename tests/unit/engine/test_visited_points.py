@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cutaway.engine.checks.visited_points import _differ, _Points
-from cutaway.engine.passes.repeated_batch import RowRange
+from cutaway.engine.checks.completeness import _differ, _Points
+from cutaway.engine.passes.pass_recorder import RowRange
 
 INF, NAN = float("inf"), float("nan")
 

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from cutaway.server.batching.fair_queue import FairSlots, caller_id
+from cutaway.server.batching import FairSlots, caller_id
 
 SOON_S = 0.05
 LATE_S = 600.0

@@ -7,7 +7,7 @@ import platform
 import psutil
 import pytest
 
-from cutaway.server.batching.fair_queue import ByteBudget
+from cutaway.server.batching import ByteBudget
 from tests.support.waiting import until
 
 MEBIBYTE = 1 << 20

@@ -27,16 +27,15 @@ from cutaway.contract.errors import Reason
 from cutaway.contract.results import ModelName
 from cutaway.contract.torchserve_messages import decode_worker_reply
 from cutaway.contract.wire import requests as wire_requests
-from cutaway.contract.wire.chunks import Piece, as_message
-from cutaway.contract.wire.reassembly import ReplyAssembler
+from cutaway.contract.wire.chunks import Piece, ReplyAssembler, as_message
 from cutaway.server.backends.backend import Backend
 from cutaway.server.backends.remote_worker import RemoteWorker, WorkerPool
-from cutaway.server.batching.batcher import NotBegun
+from cutaway.server.batching import NotBegun
 from cutaway.server.model_store import Catalog
 from cutaway.server.settings import Settings
 from cutaway.server.worker import server as worker_server
 from cutaway.server.worker import waiting_pieces
-from cutaway.server.worker.model_thread import ModelThread
+from cutaway.server.worker.calls import ModelThread
 from cutaway.server.worker.server import WorkerServer
 from cutaway.server.worker.waiting_pieces import WaitingPieces
 from cutaway.server.worker.worker import Worker

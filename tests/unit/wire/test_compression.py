@@ -15,12 +15,11 @@ from torch import nn
 
 import cutaway as ca
 from cutaway.client.request_builder import build_request
-from cutaway.contract.compression import compress, decompress
 from cutaway.contract.errors import CutawayError, InvalidArgument, Reason
 from cutaway.contract.requests import InspectRequest
 from cutaway.contract.results.arrays import by_name
 from cutaway.contract.results.arrays import tensors as tensors_of
-from cutaway.contract.tensors import DTYPES, Array, to_bytes
+from cutaway.contract.tensors import DTYPES, Array, compress, decompress, to_bytes
 from cutaway.contract.wire import requests as wire_requests
 from cutaway.contract.wire import scalars
 from cutaway.gateway import serve

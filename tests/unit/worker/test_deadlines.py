@@ -18,9 +18,9 @@ import cutaway as ca
 from cutaway.adapters import ImageAdapter, TensorAdapter
 from cutaway.contract.results import InputSpec
 from cutaway.contract.torchserve_messages import decode_worker_reply
-from cutaway.engine.passes.convergence_delta import gauss_legendre
-from cutaway.engine.runtime import interruption
-from cutaway.engine.runtime.interruption import Cancellation, latest
+from cutaway.engine.model import session
+from cutaway.engine.model.session import Cancellation, latest
+from cutaway.engine.passes.reference_inputs import gauss_legendre
 from cutaway.gateway import serve
 from cutaway.server.worker.call import Call
 from examples.digits.data import as_png
@@ -59,7 +59,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of the engine."""
     moved = Clock()
-    monkeypatch.setattr(interruption, "time", moved)
+    monkeypatch.setattr(session, "time", moved)
     return moved
 
 

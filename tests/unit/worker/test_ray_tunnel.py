@@ -29,7 +29,7 @@ from cutaway.server.ray.keeper import Entrances
 from cutaway.server.ray.plan import CALLS, WAITING, PlannedModel, RayPlan, workers_wanted
 from cutaway.server.ray.replica import ReplicaPort
 from cutaway.server.ray.tunnel import Address, Identity, new_identity, tls
-from cutaway.server.worker.model_thread import ModelThread
+from cutaway.server.worker.calls import ModelThread
 from cutaway.server.worker.server import WorkerServer
 from cutaway.server.worker.worker import Worker
 from cutaway.server.worker_protocol import FrameKind, ScratchDirectory, frame

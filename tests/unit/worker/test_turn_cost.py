@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from cutaway.contract.errors import CutawayError
 from cutaway.server.worker.call import Call
-from cutaway.server.worker.calls import Calls, TurnCost
-from cutaway.server.worker.model_thread import ModelThread
+from cutaway.server.worker.calls import Calls, ModelThread, TurnCost
 from cutaway.server.worker.worker import Worker
 from cutaway.v1 import worker_pb2
 from tests.support.waiting import PATIENCE_S

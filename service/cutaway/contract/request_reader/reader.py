@@ -18,7 +18,6 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 import numpy as np
 
-from cutaway.contract.compression import COMPRESSIONS
 from cutaway.contract.errors import CutawayError, Reason, at, error
 from cutaway.contract.requests import (
     Argument,
@@ -39,8 +38,8 @@ from cutaway.contract.requests import (
     Target,
     TokenId,
 )
-from cutaway.contract.requests.spelling import field_advice, plain, suggestion
-from cutaway.contract.tensors import FLOATING, ArrayLike
+from cutaway.contract.requests.fields import field_advice, plain, suggestion
+from cutaway.contract.tensors import COMPRESSIONS, FLOATING, ArrayLike
 from cutaway.contract.values import changed
 from cutaway.contract.wire.codec import OneOf, convert_each, type_hints
 from cutaway.contract.wire.methods import METHODS, METRICS, RULES

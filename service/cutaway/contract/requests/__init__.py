@@ -31,6 +31,7 @@ from cutaway.contract.requests.captures import FloatingType as FloatingType
 from cutaway.contract.requests.captures import PointName as PointName
 from cutaway.contract.requests.captures import Reduction as Reduction
 from cutaway.contract.requests.edits import *
+from cutaway.contract.requests.fields import explain_wrong_arguments
 from cutaway.contract.requests.inspect_request import *
 from cutaway.contract.requests.inspect_request import JOB_FIELDS as JOB_FIELDS
 from cutaway.contract.requests.inspect_request import OF_ONE_REPLY as OF_ONE_REPLY
@@ -39,7 +40,6 @@ from cutaway.contract.requests.perturbations import *
 from cutaway.contract.requests.perturbations import Grouped as Grouped
 from cutaway.contract.requests.perturbations import Perturbation as Perturbation
 from cutaway.contract.requests.perturbations import Surrogate as Surrogate
-from cutaway.contract.requests.spelling import explain_wrong_arguments
 from cutaway.contract.requests.targets import *
 
 for _kind in list(vars().values()):

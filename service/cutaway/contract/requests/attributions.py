@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Annotated, TypeAlias
 
-from cutaway.contract.requests.bounds import Finite, Positive, bounded, given
+from cutaway.contract.requests.fields import Finite, Positive, bounded, given
 from cutaway.contract.requests.targets import Neuron, Target
 from cutaway.contract.tensors import ArrayLike
 from cutaway.contract.values import StrEnum

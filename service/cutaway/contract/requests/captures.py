@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Annotated, Literal, TypeAlias
 
 from cutaway.contract.errors import Reason, error
-from cutaway.contract.requests.bounds import Count, given
+from cutaway.contract.requests.fields import Count, given
 from cutaway.contract.values import StrEnum
 
 __all__ = ["Capture", "Max", "Mean", "Norm", "Point", "Slice", "TopElements"]

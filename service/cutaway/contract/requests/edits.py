@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass
 from typing import Annotated
 
-from cutaway.contract.requests.bounds import Number, bounded, distinct
 from cutaway.contract.requests.captures import Point, PointName, Slice, as_point
+from cutaway.contract.requests.fields import Number, bounded, distinct
 from cutaway.contract.tensors import ArrayLike
 
 __all__ = ["Add", "Clamp", "Edit", "Mix", "Replace", "Scale", "Zero"]

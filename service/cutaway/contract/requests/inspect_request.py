@@ -9,9 +9,9 @@ from types import MappingProxyType
 from typing import Annotated, TypeAlias
 
 from cutaway.contract.requests.attributions import Attribution
-from cutaway.contract.requests.bounds import Probability, bounded
 from cutaway.contract.requests.captures import Capture, FloatingType
 from cutaway.contract.requests.edits import Edit
+from cutaway.contract.requests.fields import Probability, bounded
 from cutaway.contract.requests.targets import PredictedClass, Target
 from cutaway.contract.tensors import Array
 from cutaway.contract.values import StrEnum, changed

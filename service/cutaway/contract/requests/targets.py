@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from cutaway.contract.requests.bounds import Count, bounded, given
 from cutaway.contract.requests.captures import Slice
+from cutaway.contract.requests.fields import Count, bounded, given
 from cutaway.contract.tensors import ArrayLike
 from cutaway.contract.values import StrEnum
 

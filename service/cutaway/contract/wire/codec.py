@@ -1,7 +1,7 @@
 """Codecs between dataclasses and protobuf messages, built once per class from the fields of both.
 
 A field of a message is converted to and from the attribute of the same name, as its protobuf type and the attribute's
-type say. A message is a dataclass. An annotation such as `cutaway.contract.requests.bounds.Count` checks what is read.
+type say. A message is a dataclass. An annotation such as `cutaway.contract.requests.fields.Count` checks what is read.
 A `FieldRule` says where a field needs more than that. Every error carries the path of the field: ``edits[1].rows[2]``.
 """
 

@@ -27,8 +27,8 @@ from cutaway.contract.requests import (
     Target,
     TopElements,
 )
-from cutaway.contract.requests.bounds import distinct, not_nan
 from cutaway.contract.requests.captures import as_point
+from cutaway.contract.requests.fields import distinct, not_nan
 from cutaway.contract.wire.codec import (
     REQUIRED_TENSOR,
     TENSOR,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from cutaway.contract.compression import check_compression
 from cutaway.contract.errors import Reason, at, error
 from cutaway.contract.requests import Argument, InspectRequest, Raw
-from cutaway.contract.requests.bounds import given
+from cutaway.contract.requests.fields import given
+from cutaway.contract.tensors import check_compression
 from cutaway.contract.wire.codec import TENSOR, Codec, FieldRule, by_name, only, record, several, spread
 from cutaway.contract.wire.message_walk import (
     check_structure,

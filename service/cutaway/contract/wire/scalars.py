@@ -9,13 +9,23 @@ from typing import Any, NamedTuple
 
 from google.protobuf.descriptor import FieldDescriptor
 
-from cutaway.contract.compression import COMPRESSIONS as COMPRESSION_NAMES
-from cutaway.contract.compression import compress, decompress
 from cutaway.contract.errors import Reason, at, error
 from cutaway.contract.requests import CheckMode, Combination, LossReduction, Point, Quadrature
-from cutaway.contract.requests.bounds import at_least_one
+from cutaway.contract.requests.fields import at_least_one
 from cutaway.contract.results import Cause, Verdict, WarningCode
-from cutaway.contract.tensors import DTYPES, FLOATING, Array, ArrayLike, as_array, bytes_of, dtype_name, from_bytes
+from cutaway.contract.tensors import COMPRESSIONS as COMPRESSION_NAMES
+from cutaway.contract.tensors import (
+    DTYPES,
+    FLOATING,
+    Array,
+    ArrayLike,
+    as_array,
+    bytes_of,
+    compress,
+    decompress,
+    dtype_name,
+    from_bytes,
+)
 from cutaway.v1 import attribution_pb2, capture_pb2, check_pb2, inspection_pb2, target_pb2, tensor_pb2
 
 

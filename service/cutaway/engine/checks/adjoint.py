@@ -26,12 +26,12 @@ from torch.nn.modules import module as torch_modules
 
 from cutaway.contract.errors import InvalidArgument
 from cutaway.contract.requests import GuidedGradCam
-from cutaway.engine.checks.forward_mode import ForwardModeRefused, operator_dtypes, tangents_pass
-from cutaway.engine.hooks.edits import Override
+from cutaway.engine.checks.forward_mode import ForwardModeRefused, tangents_pass
+from cutaway.engine.hooks.hook_site import Override
 from cutaway.engine.hooks.observe import observing
 from cutaway.engine.model.inspected_model import gradients
 from cutaway.engine.passes.pass_recorder import AttributionProblem
-from cutaway.engine.passes.reference_inputs import host
+from cutaway.engine.passes.reference_inputs import host, operator_dtypes
 from cutaway.engine.runtime.numerics import ADJOINT, SUM, unmasked
 
 Scalars: TypeAlias = Callable[[Tensor], Tensor]

@@ -15,17 +15,31 @@ from torch import Tensor
 from cutaway.contract.requests import POINTS, CheckMode, CheckRequest, Expectation, Point, Surrogate
 from cutaway.contract.results import Cause, Check, Verdict
 from cutaway.engine.checks import diagnosis, model_properties
-from cutaway.engine.checks.completeness import check_completeness, row_checks
-from cutaway.engine.checks.forward_mode import operator_dtypes
-from cutaway.engine.checks.visited_points import GradientEffects, gradient_effects, pass_mismatches, row_list, saturated
+from cutaway.engine.checks.completeness import (
+    GradientEffects,
+    check_completeness,
+    gradient_effects,
+    pass_mismatches,
+    row_checks,
+    row_list,
+    saturated,
+)
 from cutaway.engine.methods.spec import Method
 from cutaway.engine.model.inspected_model import Outputs
-from cutaway.engine.passes.convergence_delta import CompletenessSums, row_sums
 from cutaway.engine.passes.findings import Finding
-from cutaway.engine.passes.pass_recorder import AttributionProblem, Pass, Values
-from cutaway.engine.passes.reference_inputs import Evidence, MissingObservation, Reference
-from cutaway.engine.passes.repeated_batch import CannotShare, RowRange
-from cutaway.engine.references.comparison import Distance, RowDistance, distance, row_distances
+from cutaway.engine.passes.pass_recorder import AttributionProblem, CannotShare, Pass, RowRange, Values
+from cutaway.engine.passes.reference_inputs import (
+    CompletenessSums,
+    Distance,
+    Evidence,
+    MissingObservation,
+    Reference,
+    RowDistance,
+    distance,
+    operator_dtypes,
+    row_distances,
+    row_sums,
+)
 from cutaway.engine.references.observation import target_values
 from cutaway.engine.runtime.numerics import CONSTANT, PART_OF_BATCH, close_unmasked
 

@@ -21,11 +21,11 @@ from cutaway.contract.requests import (
 from cutaway.contract.results import Cause
 from cutaway.engine.checks.gradcheck import where_gradient_ends
 from cutaway.engine.checks.model_properties import wrong_backward
+from cutaway.engine.methods.paths import steps_to_try
 from cutaway.engine.methods.spec import Method
-from cutaway.engine.passes.convergence_delta import CompletenessSums, sums_between
 from cutaway.engine.passes.findings import Finding
 from cutaway.engine.passes.pass_recorder import AttributionProblem
-from cutaway.engine.passes.reference_inputs import Evidence, MissingObservation
+from cutaway.engine.passes.reference_inputs import CompletenessSums, Evidence, MissingObservation, sums_between
 
 _ENOUGH = 0.5
 """A number of steps that leaves less than this part of the convergence delta is enough to say that more steps help."""
@@ -34,7 +34,6 @@ _HELPS = 0.75
 """If none does, the best must leave less than this part. Twice as many steps leave about a half, often a little more,
 of what a rule of the first order misses, or any rule where the target has kinks; of a jump they leave all."""
 
-_FINEST = 128
 """The largest number of steps to try, except for twice the requested number."""
 
 
@@ -110,11 +109,6 @@ def above_bound(problem: AttributionProblem, sums: CompletenessSums, bound: floa
         f"number, and the request has max_delta={bound:g}: is the target discontinuous on the path? choose a nearer "
         "baseline",
     )
-
-
-def steps_to_try(n_steps: int) -> list[int]:
-    """Returns the numbers of steps for which `incomplete` computes the convergence delta, at most."""
-    return [more for more in (2 * n_steps, 4 * n_steps, 8 * n_steps) if more <= max(2 * n_steps, _FINEST)]
 
 
 def _better_steps(problem: AttributionProblem, method: Method, sums: CompletenessSums) -> str:

@@ -16,10 +16,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from cutaway.contract.requests import Point
-from cutaway.engine.hooks.capture_spec import watching
-from cutaway.engine.hooks.edits import Override
+from cutaway.engine.hooks.hook_site import Override
 from cutaway.engine.hooks.observe import observing
-from cutaway.engine.hooks.recording import RecordedCall
+from cutaway.engine.hooks.recording import RecordedCall, watching
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel, gradients, graph_nodes
 from cutaway.engine.passes.pass_recorder import AttributionProblem
 from cutaway.engine.passes.reference_inputs import host

@@ -22,12 +22,11 @@ from cutaway.engine.checks.adjoint import Mismatch, any_mismatch, target_mismatc
 from cutaway.engine.checks.forward_mode import ForwardModeRefused
 from cutaway.engine.checks.gradcheck import Slope, custom_functions, first_difference, wrong_slope
 from cutaway.engine.checks.row_independence import distant_rows, other_rows
-from cutaway.engine.methods.table import method_of
+from cutaway.engine.methods.captum_call import method_of
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel, Outputs
+from cutaway.engine.model.session import is_out_of_memory
 from cutaway.engine.passes.findings import Finding, retested
-from cutaway.engine.passes.pass_recorder import AttributionProblem, cached_per_problem
-from cutaway.engine.passes.repeated_batch import concatenated
-from cutaway.engine.runtime.interruption import is_out_of_memory
+from cutaway.engine.passes.pass_recorder import AttributionProblem, cached_per_problem, concatenated
 from cutaway.engine.runtime.numerics import (
     DOUBLED_BATCH,
     PART_OF_BATCH,

@@ -20,7 +20,8 @@ from cutaway.contract.tensors import Array, cast
 from cutaway.engine.checks.completeness import compared_sums
 from cutaway.engine.cost import pass_count
 from cutaway.engine.cost.pass_count import costs
-from cutaway.engine.execution.attribute import (
+from cutaway.engine.execution.collect import arrays, collect_result, qualifying_rows
+from cutaway.engine.execution.inspect import (
     attribution_errors,
     attribution_result,
     in_request_order,
@@ -28,19 +29,14 @@ from cutaway.engine.execution.attribute import (
     refuse_uncalled_modules,
     token_attribution,
 )
-from cutaway.engine.execution.collect import arrays, collect_result
-from cutaway.engine.execution.explain_if import qualifying_rows
 from cutaway.engine.execution.main_pass import MainPass, check_forward, run_forward
-from cutaway.engine.hooks.capture_spec import CaptureSpec
 from cutaway.engine.hooks.observe import observing
-from cutaway.engine.hooks.recording import Gradients, Recording, stack_gradients
-from cutaway.engine.methods.table import method_of
+from cutaway.engine.hooks.recording import CaptureSpec, Gradients, Recording, stack_gradients
+from cutaway.engine.methods.captum_call import method_of
 from cutaway.engine.model.inspected_model import Outputs
-from cutaway.engine.passes.convergence_delta import CompletenessSums
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Values, neuron_output
-from cutaway.engine.passes.reference_inputs import layer_value_name
-from cutaway.engine.planning.name_resolution import CaptureSites
-from cutaway.engine.planning.plan import Plan
+from cutaway.engine.passes.reference_inputs import CompletenessSums, layer_value_name
+from cutaway.engine.planning.plan import CaptureSites, Plan
 from cutaway.engine.runtime.numerics import to_numpy
 
 # The shapes of attributions, from one forward pass without Captum.

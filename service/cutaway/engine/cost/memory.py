@@ -13,11 +13,11 @@ from torch.utils._pytree import tree_leaves
 
 from cutaway.contract.errors import CutawayError
 from cutaway.contract.requests import Point
-from cutaway.engine.hooks.capture_spec import CaptureSpec
 from cutaway.engine.hooks.observe import observing
-from cutaway.engine.methods.table import method_of
+from cutaway.engine.hooks.recording import CaptureSpec
+from cutaway.engine.methods.captum_call import method_of
 from cutaway.engine.model.inspected_model import arguments_kind
-from cutaway.engine.passes.repeated_batch import concatenated
+from cutaway.engine.passes.pass_recorder import concatenated
 from cutaway.engine.planning.plan import Plan
 
 FEW_ROWS = 32

@@ -17,10 +17,9 @@ from cutaway.contract import requests
 from cutaway.contract.errors import CutawayError
 from cutaway.contract.requests import Point, field_name
 from cutaway.contract.tensors import as_array
-from cutaway.engine.checks import diagnosis
-from cutaway.engine.hooks.capture_spec import CapturedValues, CaptureSpec
-from cutaway.engine.methods.paths import max_steps
-from cutaway.engine.methods.table import method_of
+from cutaway.engine.hooks.recording import CapturedValues, CaptureSpec
+from cutaway.engine.methods.captum_call import method_of
+from cutaway.engine.methods.paths import max_steps, steps_to_try
 from cutaway.engine.model.inspected_model import arguments_kind
 from cutaway.engine.passes.features import Features, cost
 from cutaway.engine.passes.pass_recorder import ResolvedAttribution
@@ -147,7 +146,7 @@ def _finer(attribution: requests.Attribution) -> int:
     if not isinstance(attribution, requests.PathAttribution):
         return 0
     steps = max_steps(attribution) if attribution.max_delta is not None else attribution.n_steps
-    finer = sum(diagnosis.steps_to_try(steps))
+    finer = sum(steps_to_try(steps))
     return 2 * finer if isinstance(attribution, requests.LayerConductance) else finer
 
 

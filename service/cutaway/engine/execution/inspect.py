@@ -2,19 +2,262 @@
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from typing import TypeAlias
 
-from cutaway.contract.requests import InspectRequest, Point
-from cutaway.contract.results import InspectResult, ModuleInfo, OperatorInfo, OutputSpec
-from cutaway.engine.execution.attribute import run_attributions
-from cutaway.engine.execution.collect import collect_result
+import torch
+from torch import Tensor, nn
+
+from cutaway.contract.errors import CutawayError, Reason, at, error
+from cutaway.contract.requests import CheckMode, InspectRequest, NeuronAttribution, PathAttribution, Point, field_name
+from cutaway.contract.results import (
+    AttributionResult,
+    Check,
+    InspectResult,
+    ModuleInfo,
+    OperatorInfo,
+    OutputSpec,
+    TokenAttribution,
+)
+from cutaway.engine.checks.check import run_checks
+from cutaway.engine.execution.collect import arrays, attribute_rows, collect_result, qualifying_rows
 from cutaway.engine.execution.main_pass import MainPass, run_main_pass
-from cutaway.engine.hooks.capture_spec import watching
 from cutaway.engine.hooks.observe import observing
-from cutaway.engine.hooks.recording import RecordedCall
+from cutaway.engine.hooks.recording import RecordedCall, StopForward, watching
+from cutaway.engine.methods.captum_call import explain, method_of, metrics
+from cutaway.engine.methods.paths import finer_steps
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel, Outputs, dtype_text
+from cutaway.engine.model.session import NEVER_CANCELLED, Cancellation, timed
+from cutaway.engine.passes.pass_recorder import (
+    AttributionProblem,
+    Pass,
+    PassRecorder,
+    ResolvedAttribution,
+    Values,
+    consecutive,
+    run_to_neuron,
+)
+from cutaway.engine.passes.reference_inputs import CompletenessSums, completeness_sums, target_at_inputs
+from cutaway.engine.passes.targets import ResolvedTarget, identity, resolve_target
 from cutaway.engine.planning.plan import Plan, plan_request
-from cutaway.engine.runtime.interruption import NEVER_CANCELLED, Cancellation
+from cutaway.engine.runtime.numerics import to_numpy
+
+# The attributions of one request: computed by Captum, compared with what raw hooks recorded.
+
+
+# The attribution of each token: the attribution of its embedding, summed over the embedding's axis.
+
+
+def token_attribution(
+    problem: AttributionProblem, values: Values, call: RecordedCall | None = None
+) -> TokenAttribution | None:
+    """Returns the sums ``[batch, tokens]`` if ``values`` are of an embedding of token ids; else None.
+
+    ``call``: the embedding's first call; by default from a forward pass.
+    """
+    if (
+        not problem.layer
+        or problem.further_layers
+        or not isinstance(problem.model.tree.modules[problem.layer], nn.Embedding)
+    ):
+        return None
+    value, call = values.get(problem.layer), call or _first_call(problem)
+    taken = [] if call is None else list(call.at(Point.INPUT).values())
+    if value is None or len(taken) != 1 or taken[0].is_floating_point():
+        return None
+    ids = taken[0]
+    if value.shape[:-1] != ids.shape or ids.shape[:1] != (problem.rows,):
+        return None
+    source = next((name for name, tensor in problem.inputs.items() if torch.equal(tensor.cpu(), ids)), "")
+    return TokenAttribution(source, to_numpy(ids), to_numpy(value.sum(dim=-1)))
+
+
+def _first_call(problem: AttributionProblem) -> RecordedCall | None:
+    """Returns the embedding's first call; forward stops behind it."""
+    with torch.no_grad(), observing(problem.model.tree, {problem.layer: watching(Point.INPUT)}) as recording:
+        recording.pending = {(problem.layer, Point.INPUT)}
+        with suppress(StopForward), recording.forward():
+            problem.model.run(problem.inputs)
+    return next(iter(recording.calls[problem.layer]), None)
+
+
+ReadNeuron: TypeAlias = Callable[[str], Tensor]
+"""Returns, by a module's name, the first tensor that its first call returned."""
+
+
+def run_attributions(main: MainPass) -> tuple[AttributionResult, ...]:
+    """Computes and checks the attributions of one request, or of several that were joined, on the edited model.
+
+    Args:
+        main: the main pass; the effects of edits are added to its recording.
+
+    Returns:
+        The attributions in the order of the request; with the checks of each joined request, one behind the other.
+
+    Raises:
+        CutawayError: with the attribution, or the edit, at fault.
+    """
+    plan, effects = main.plan, main.recording.edit_effects
+    results: dict[int, list[AttributionResult]] = {number: [error] for number, error in plan.failed.items()}
+    if not plan.attributions:
+        return in_request_order(results)
+    rows = qualifying_rows(main)
+    with (
+        plan.model.guard.removing_new_hooks(),
+        observing(plan.model.tree, {}, plan.edits, batch=plan.rows) as edited,
+        plan.model.passes_inside(edited.forward),
+    ):
+        for index, number in enumerate(plan.numbers):
+            try:
+                with attribution_errors(number):
+                    refuse_uncalled_modules(main, index)
+                    computed = (attribute_rows(rows, problem, main, attribute) for problem in problems(main, index))
+                    results[number] = list(computed)
+            except CutawayError as failure:
+                results[number] = [plan.in_place(plan.request.attributions[index], failure)]
+    effects.update({number: changed or effects.get(number, False) for number, changed in edited.edit_effects.items()})
+    return in_request_order(results)
+
+
+def in_request_order(results: Mapping[int, Sequence[AttributionResult]]) -> tuple[AttributionResult, ...]:
+    """Returns attributions, given by number in the request, in that order: of a top-k target there are several."""
+    return tuple(result for _, several in sorted(results.items()) for result in several)
+
+
+@contextmanager
+def attribution_errors(number: int) -> Iterator[None]:
+    """Names attribution ``number`` of the request in the fields of errors; an edit that fails keeps its own field."""
+    try:
+        with at(f"attributions[{number}]"):
+            yield
+    except CutawayError as failure:
+        if failure.field.startswith(f"attributions[{number}].edits["):
+            failure.field = failure.field.partition(".")[2]
+        raise
+
+
+def refuse_uncalled_modules(main: MainPass, index: int) -> None:
+    """Refuses attribution ``index`` of the plan at modules that forward did not call.
+
+    Raises:
+        InvalidArgument: ``METHOD_INAPPLICABLE``.
+    """
+    attribution = main.plan.attributions[index]
+    for name, field in attribution.modules.items():
+        if not main.recording.calls[name]:
+            raise error(
+                Reason.METHOD_INAPPLICABLE,
+                f"the model never called its module {name!r}, so there is nothing to explain there",
+                f"{field_name(type(attribution.request))}.{field}",
+            )
+
+
+def problems(main: MainPass, index: int, read_neuron: ReadNeuron | None = None) -> Iterator[AttributionProblem]:
+    """Resolves the target of attribution number ``index``: yields one problem, for a top-k target one for each class.
+
+    Args:
+        main: the main pass of the request.
+        index: the attribution's number in the plan.
+        read_neuron: reads the activation of a neuron's module; by default from a forward pass.
+    """
+    attribution = main.plan.attributions[index]
+    with_a_pass = torch.no_grad()(partial(run_to_neuron, attribution.model, attribution.inputs))
+    for target in _targets(main, attribution, read_neuron or with_a_pass):
+        if attribution.layer and not any(tensor.is_floating_point() for tensor in attribution.inputs.values()):
+            attribution.model.guard.enable_gradients()
+        yield attribution.at_target(target)
+
+
+def _targets(main: MainPass, attribution: ResolvedAttribution, read_neuron: ReadNeuron) -> Sequence[ResolvedTarget]:
+    request, tree, method = attribution.request, attribution.model.tree, method_of(attribution.request)
+    if not method.differentiates:
+        return (ResolvedTarget(next(iter(main.outputs)), identity),)
+    if isinstance(request, NeuronAttribution):
+        with at(field_name(type(request))):
+            neuron, _ = resolve_target(tree, request.neuron, main.outputs, attribution.rows, read_neuron)
+        if method.explains_neuron:
+            return neuron
+    target = request.target or main.plan.request.target
+    with at("target" if request.target else ""):
+        return resolve_target(tree, target, main.outputs, attribution.rows, read_neuron)[0]
+
+
+def attribute(problem: AttributionProblem, main: MainPass) -> AttributionResult:
+    """Runs Captum, with as many steps as the request's bound on the convergence delta needs, and checks its values.
+
+    Args:
+        problem: the attribution and its target.
+        main: the main pass of the same rows.
+    """
+    while True:
+        values, passes = _values_and_passes(problem, main)
+        has_sums = problem.baselines or method_of(problem.request).satisfies_conservation
+        sums = completeness_sums(problem, values, main.outputs) if has_sums else None
+        finer = None if sums is None else finer_steps(problem.request, sums)
+        if finer is None:
+            return _checked_result(problem, main, values, passes, sums)
+        problem = replace(problem, request=finer)
+
+
+def _values_and_passes(problem: AttributionProblem, main: MainPass) -> tuple[Values, Sequence[Pass]]:
+    """Returns Captum's values, and the passes that raw hooks recorded: Captum's own, or those of a second computation;
+    none without a check."""
+    mode, method = main.plan.request.check.mode, method_of(problem.request)
+    if mode is CheckMode.SAME_PASS:
+        # Where Captum puts values of its own in the layer's place, no hook of ours may be between the two.
+        recorder = PassRecorder(problem, at_layer=method.reference_passes is None)
+        with timed(main.timings, "attribution_ms"):
+            try:
+                return explain(problem, recorder.forward), recorder.passes
+            finally:
+                recorder.release()
+    with timed(main.timings, "attribution_ms"):
+        values = explain(problem, problem.forward)
+    if mode is CheckMode.OFF:
+        return values, ()
+    with timed(main.timings, "check_ms"):
+        return values, method.passes(problem)
+
+
+def _checked_result(
+    problem: AttributionProblem, main: MainPass, values: Values, passes: Sequence[Pass], sums: CompletenessSums | None
+) -> AttributionResult:
+    """Checks Captum's ``values`` against ``passes``, and returns them with the checks and the request's metrics."""
+    method, check = method_of(problem.request), main.plan.request.check
+    verdicts: tuple[Check, ...] = ()
+    errors: Values = {}
+    if check.mode is not CheckMode.OFF:
+        with timed(main.timings, "check_ms"):
+            parts = consecutive(main.plan.parts or (problem.rows,))
+            verdicts = run_checks(problem, method, values, passes, sums, main.outputs, check, parts)
+            errors = method.standard_errors(problem)
+    with timed(main.timings, "attribution_ms"):
+        measured = metrics(problem, values)
+    at_input = target_at_inputs(problem, main.outputs) if method.differentiates else None
+    result = attribution_result(problem, values, sums, at_input)
+    tokens = token_attribution(problem, values)
+    return replace(result, checks=verdicts, standard_errors=arrays(errors), tokens=tokens, metrics=measured)
+
+
+def attribution_result(
+    problem: AttributionProblem, values: Values, sums: CompletenessSums | None, at_input: Tensor | None
+) -> AttributionResult:
+    """Returns the result from values, both sides of completeness and the target of each row, without its checks."""
+    request, method = problem.request, method_of(problem.request)
+    classes = problem.target.classes if method.differentiates else None
+    return AttributionResult(
+        method=type(request).__name__,
+        layer=problem.module,
+        values=arrays(values),
+        convergence_delta=to_numpy(sums.delta) if sums is not None and method.adds_up(problem) else None,
+        value_at_input=None if at_input is None else to_numpy(at_input),
+        value_at_baseline=None if sums is None or method.satisfies_conservation else to_numpy(sums.at_baseline),
+        targets=None if classes is None else to_numpy(classes),
+        n_steps=request.n_steps if isinstance(request, PathAttribution) else 0,
+    )
 
 
 def inspect(

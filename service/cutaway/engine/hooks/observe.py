@@ -27,12 +27,11 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from cutaway.contract.requests import Point
-from cutaway.engine.hooks.capture_spec import CaptureSpec
 from cutaway.engine.hooks.hook_site import INCOMING, OUTGOING, HookSite, NumberedEdit, share_memory
 from cutaway.engine.hooks.operators import Operators, is_address
-from cutaway.engine.hooks.recording import RecordedCall, Recording
+from cutaway.engine.hooks.recording import CaptureSpec, RecordedCall, Recording
 from cutaway.engine.model.module_tree import ModuleTree
-from cutaway.engine.runtime.pytree import argument_tensors, leaves, map_leaves, replace_arguments
+from cutaway.engine.runtime.numerics import argument_tensors, leaves, map_leaves, replace_arguments
 
 T = TypeVar("T")
 

@@ -26,10 +26,9 @@ from torch.utils import checkpoint
 from cutaway.contract.errors import Reason, error
 from cutaway.contract.module_globs import glob_matcher, is_glob
 from cutaway.contract.requests import Point
-from cutaway.engine.hooks.capture_spec import CaptureSpec, merge_specs
 from cutaway.engine.hooks.hook_site import INCOMING, OUTGOING, HookSite, NumberedEdit, share_memory
-from cutaway.engine.hooks.recording import RecordedCall, Recording, in_backward, inside_hook
-from cutaway.engine.runtime.pytree import argument_tensors, leaves, map_leaves, replace_arguments
+from cutaway.engine.hooks.recording import CaptureSpec, RecordedCall, Recording, in_backward, inside_hook, merge_specs
+from cutaway.engine.runtime.numerics import argument_tensors, leaves, map_leaves, replace_arguments
 
 # Names of PyTorch functions in operator addresses, and the functions that are not operators.
 

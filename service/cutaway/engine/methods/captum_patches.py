@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cutaway.engine.passes.convergence_delta import gauss_legendre
-from cutaway.engine.runtime.process_setting import ProcessSetting
+from cutaway.engine.model.session import ProcessSetting
+from cutaway.engine.passes.reference_inputs import gauss_legendre
 
 _NODES = "attr._utils.approximation_methods", "gauss_legendre_builders"
 

@@ -14,8 +14,7 @@ from torch import nn
 from cutaway.contract import requests
 from cutaway.contract.errors import CutawayError, Reason, error
 from cutaway.contract.requests import Point
-from cutaway.engine.hooks.capture_spec import watching
-from cutaway.engine.hooks.recording import RecordedCall
+from cutaway.engine.hooks.recording import RecordedCall, watching
 from cutaway.engine.methods.neurons import neuron_selectable
 from cutaway.engine.methods.spec import (
     Method,
@@ -29,8 +28,7 @@ from cutaway.engine.methods.spec import (
     refuse_stdev,
 )
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel
-from cutaway.engine.passes.pass_recorder import AttributionProblem, Changes
-from cutaway.engine.passes.repeated_batch import concatenated
+from cutaway.engine.passes.pass_recorder import AttributionProblem, Changes, concatenated
 from cutaway.engine.references import deeplift as references
 from cutaway.engine.references import expected_gradients
 from cutaway.engine.references.deeplift import limitation

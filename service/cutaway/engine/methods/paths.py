@@ -12,8 +12,8 @@ from cutaway.contract import requests
 from cutaway.contract.errors import Reason, error
 from cutaway.engine.methods.spec import Method, refuse_row_numbers
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel
-from cutaway.engine.passes.convergence_delta import CompletenessSums
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Changes
+from cutaway.engine.passes.reference_inputs import CompletenessSums
 from cutaway.engine.references import paths as references
 from cutaway.engine.runtime.numerics import PATH
 
@@ -115,3 +115,11 @@ ROWS: dict[type[requests.Attribution], Method] = {
         reference_passes=references.layer_path_passes,
     ),
 }
+
+
+_FINEST = 128
+
+
+def steps_to_try(n_steps: int) -> list[int]:
+    """Returns the numbers of steps for which `incomplete` computes the convergence delta, at most."""
+    return [more for more in (2 * n_steps, 4 * n_steps, 8 * n_steps) if more <= max(2 * n_steps, _FINEST)]

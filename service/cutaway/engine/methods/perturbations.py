@@ -27,6 +27,7 @@ from cutaway.contract.results import Cause
 from cutaway.contract.tensors import as_array
 from cutaway.engine.methods.spec import Method, inapplicable, readable_output, refuse_row_numbers
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel, dtype_text
+from cutaway.engine.model.session import is_out_of_memory
 from cutaway.engine.passes.features import MAX_EVALUATIONS
 from cutaway.engine.passes.findings import Finding
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Changes
@@ -34,7 +35,6 @@ from cutaway.engine.references import perturbations as references
 from cutaway.engine.references import surrogates
 from cutaway.engine.references.observation import module_calls
 from cutaway.engine.references.surrogates import kernel_shap_errors, lime_errors
-from cutaway.engine.runtime.interruption import is_out_of_memory
 from cutaway.engine.runtime.numerics import EXACT, FITTED
 
 

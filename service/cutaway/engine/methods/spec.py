@@ -15,12 +15,18 @@ from cutaway.contract.errors import CutawayError, Reason, at, error
 from cutaway.contract.requests import Attribution, Point, field_name
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel, dtype_text
 from cutaway.engine.passes.findings import Finding
-from cutaway.engine.passes.pass_recorder import AttributionProblem, Changes, Pass, Values, run_passes
+from cutaway.engine.passes.pass_recorder import (
+    MAX_SAMPLES,
+    AttributionProblem,
+    Changes,
+    Pass,
+    Values,
+    is_row_specific_edit,
+    run_passes,
+)
 from cutaway.engine.passes.reference_inputs import Evidence, Reference, input_point
-from cutaway.engine.passes.repeated_batch import MAX_SAMPLES, is_row_specific_edit
 from cutaway.engine.references.observation import module_calls
-from cutaway.engine.runtime.numerics import APPROXIMATE, ONE_PASS, Tolerances
-from cutaway.engine.runtime.pytree import Path
+from cutaway.engine.runtime.numerics import APPROXIMATE, ONE_PASS, Path, Tolerances
 
 
 @dataclass(frozen=True)

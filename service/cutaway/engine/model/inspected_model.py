@@ -18,10 +18,8 @@ from cutaway.contract.errors import CutawayError, Reason, error
 from cutaway.contract.requests import Argument
 from cutaway.contract.results import InputSpec
 from cutaway.engine.model.module_tree import ModuleTree
-from cutaway.engine.model.state_guard import StateGuard
-from cutaway.engine.runtime.interruption import NEVER_CANCELLED, Cancellation, is_out_of_memory
-from cutaway.engine.runtime.process_setting import ProcessSetting
-from cutaway.engine.runtime.pytree import leaves
+from cutaway.engine.model.session import NEVER_CANCELLED, Cancellation, ProcessSetting, StateGuard, is_out_of_memory
+from cutaway.engine.runtime.numerics import leaves
 from cutaway.engine.runtime.rng import kept_rng_state
 
 # The fast path of PyTorch's transformer layers is off while a model runs. It is taken where no gradient is computed and

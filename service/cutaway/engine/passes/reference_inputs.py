@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import astuple, dataclass
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from jaxtyping import Bool, Float64
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
-from cutaway.contract.requests import Point
-from cutaway.engine.passes.pass_recorder import AttributionProblem, Pass, Values
-from cutaway.engine.passes.repeated_batch import RowRange
+from cutaway.contract.requests import Point, Quadrature
+from cutaway.contract.tensors import Array
+from cutaway.engine.model.inspected_model import Outputs
+from cutaway.engine.passes.pass_recorder import AttributionProblem, Pass, RowRange, Values
+from cutaway.engine.runtime.numerics import SUM, cosine, largest_magnitude, leaves
 
 
 class MissingObservation(Exception):
@@ -113,3 +119,293 @@ def host(tensor: Tensor) -> Tensor:
 def input_point(problem: AttributionProblem) -> list[Values]:
     """Returns one point: the input itself."""
     return [{name: problem.inputs[name] for name in problem.explained}]
+
+
+class _DataTypes(TorchFunctionMode):
+    """Notes the floating data types of all results while the block runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[torch.dtype] = set()
+
+    def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        returned = func(*args, **(kwargs or {}))
+        results = (returned,) if isinstance(returned, Tensor) else leaves(returned).values()
+        self.seen |= {tensor.dtype for tensor in results if tensor.is_floating_point()}
+        return returned
+
+
+def operator_dtypes(problem: AttributionProblem) -> set[torch.dtype]:
+    """Returns the floating data types of what operators return in a forward pass; one pass for each kind of inputs."""
+    model = problem.model
+
+    def seen() -> set[torch.dtype]:
+        with torch.no_grad(), model.passes.uncounted(), model.kept_rng_state(), _DataTypes() as types:
+            model.run(problem.inputs)
+        found: set[torch.dtype] = types.seen
+        return found
+
+    return model.remembered((operator_dtypes, model.kind_of(problem.inputs)), seen)
+
+
+# Both sides of completeness: the sum of the attributions, and the target's change from the baseline to the input.
+
+
+# Quadrature rules: the points and weights of a path integral from 0 to 1.
+
+
+class Rule(NamedTuple):
+    """``integral of f from 0 to 1 = sum(weights * f(alphas))``; the weights sum to 1."""
+
+    alphas: Float64[Array, "n"]
+    weights: Float64[Array, "n"]
+
+
+gauss_legendre = lru_cache(maxsize=64)(np.polynomial.legendre.leggauss)
+"""Returns nodes and weights of so many points from -1 to 1; cached, since 64 points take a millisecond."""
+
+
+def rule(quadrature: Quadrature, n: int) -> Rule:
+    """Returns the rule with ``n`` points from its textbook definition, in float64.
+
+    Equidistant points are rounded to float32, as Captum's are: others would not equal Captum's points in float64.
+    """
+    if quadrature is Quadrature.GAUSS_LEGENDRE:
+        nodes, weights = gauss_legendre(n)
+        return Rule((nodes + 1) / 2, weights / 2)
+    if quadrature is Quadrature.RIEMANN_TRAPEZOID:
+        ends = np.full(n, 1 / (n - 1))
+        ends[[0, -1]] /= 2
+        return Rule(_even(0.0, 1.0, n), ends)
+    shift = {
+        Quadrature.RIEMANN_LEFT: 0.0,
+        Quadrature.RIEMANN_MIDDLE: 0.5,
+        Quadrature.RIEMANN_RIGHT: 1.0,
+    }[quadrature]
+    return Rule(_even(shift / n, 1 - (1 - shift) / n, n), np.full(n, 1 / n))
+
+
+def _even(first: float, last: float, n: int) -> Float64[Array, "{n}"]:
+    alphas: Array = torch.linspace(first, last, n, dtype=torch.float32).double().numpy()
+    return alphas
+
+
+@dataclass(frozen=True)
+class CompletenessSums:
+    """Both sides of completeness, on the host.
+
+    Attributes:
+        at_input: the target at the input.
+        at_baseline: the target at the baseline.
+        total: the sum of each row's attributions.
+        mass: the sum of their magnitudes.
+    """
+
+    at_input: Float64[Tensor, "batch"]
+    at_baseline: Float64[Tensor, "batch"]
+    total: Float64[Tensor, "batch"]
+    mass: Float64[Tensor, "batch"]
+
+    @property
+    def change(self) -> Float64[Tensor, "batch"]:
+        """What the attributions must sum to."""
+        return self.at_input - self.at_baseline
+
+    @property
+    def delta(self) -> Float64[Tensor, "batch"]:
+        """The convergence delta."""
+        return self.total - self.change
+
+    def of_rows(self, rows: RowRange) -> CompletenessSums:
+        """Returns the sums of some rows."""
+        return CompletenessSums(*map(rows.of, (self.at_input, self.at_baseline, self.total, self.mass)))
+
+    def of_batch(self) -> CompletenessSums:
+        """Returns the sums over all rows, ``[1]``: where rows depend on each other only these can be complete."""
+        return CompletenessSums(*(side.sum(dim=0, keepdim=True) for side in astuple(self)))
+
+
+def completeness_sums(problem: AttributionProblem, values: Values, outputs: Outputs) -> CompletenessSums:
+    """Returns both sides for attributions ``values``.
+
+    Args:
+        problem: the attribution. A distribution's baseline is the mean over its samples; without a baseline the target
+            there is 0.
+        values: the attributions, by name.
+        outputs: what the model returned for the input, by name.
+    """
+    at_baseline = torch.zeros(problem.rows, dtype=torch.float64)
+    if problem.baselines:
+        with torch.no_grad():
+            sources = (problem.read({**problem.inputs, **point}) for point in problem.baseline_points)
+            at_baseline = torch.stack([problem.target.scalars(each).cpu().double() for each in sources]).mean(dim=0)
+    return sums_between(problem, values, target_at_inputs(problem, outputs), at_baseline)
+
+
+def sums_between(
+    problem: AttributionProblem, values: Values, at_input: Tensor, at_baseline: Tensor
+) -> CompletenessSums:
+    """Returns both sides for ``values``, where the target at the input and at the baseline is known."""
+    if problem.features.numbers:  # each element of a feature has the value of the whole feature, which counts once
+        shares = problem.features.shares()
+        values = {name: values[name].cpu().double() * share for name, share in shares.items()}
+    magnitudes = {name: value.abs() for name, value in values.items()}
+    return CompletenessSums(at_input, at_baseline, row_sums(values, problem.rows), row_sums(magnitudes, problem.rows))
+
+
+def target_at_inputs(problem: AttributionProblem, outputs: Outputs) -> Float64[Tensor, "batch"]:
+    """Returns the target of each row ``[batch]``, float64 on the host: from ``outputs``, or for a neuron from a forward
+    pass."""
+    with torch.no_grad():
+        source = problem.read(problem.inputs) if problem.target.is_neuron else outputs[problem.target.source]
+        return problem.target.scalars(source).cpu().double()
+
+
+def row_sums(values: Values, rows: int) -> Float64[Tensor, "{rows}"]:
+    """Returns the sum of each row, ``[rows]``, on the host; NaN where axis 0 is not the batch."""
+    if any(value.shape[:1] != (rows,) for value in values.values()):
+        return torch.full((rows,), float("nan"), dtype=torch.float64)  # axis 0 of a layer need not be the batch
+    sums = [value.detach().cpu().double().reshape(rows, -1).sum(dim=1) for value in values.values()]
+    return torch.stack(sums).sum(dim=0)
+
+
+# The difference between an attribution and its reference, for a batch and for each row.
+
+
+MIN_ROW_SCALE = 1e-6
+"""The scale of a row is at least this part of the batch's largest magnitude: smaller values are rounding errors."""
+
+
+@dataclass(frozen=True)
+class Distance:
+    """How far an attribution lies from its reference, over all names.
+
+    Attributes:
+        absolute: the largest error.
+        relative: the largest error of a row over the reference's largest magnitude in that row, so that a bright row
+            does not hide a fault in a faint one.
+        cosine: between the two, flattened.
+        rounding: True where no error is larger than what is left of rounding when the reference's terms cancel.
+        undefined: True where both have NaNs or infinities in the same places, and agree in all others.
+    """
+
+    absolute: float
+    relative: float
+    cosine: float
+    rounding: bool
+    undefined: bool
+
+
+INCOMPARABLE = Distance(float("inf"), float("inf"), 0.0, rounding=False, undefined=False)
+"""The distance of values whose names or shapes differ."""
+
+
+class RowDistance(NamedTuple):
+    """The same three fields of `Distance` for one row of the batch."""
+
+    relative: float
+    rounding: bool
+    undefined: bool
+
+
+def distance(values: Values, reference: Reference, tolerance: float, dtype: torch.dtype) -> Distance:
+    """Returns the distance of ``values``, computed in ``dtype``, from ``reference``.
+
+    ``tolerance``: the largest relative error that counts as agreement.
+    """
+    pairs = _pairs(values, reference)
+    if not pairs:
+        return INCOMPARABLE
+    relative = max(_largest(pair.relative) for pair in pairs)
+    agree = relative <= tolerance  # False for NaN: values that agree are finite throughout
+    return Distance(
+        absolute=max(_largest(pair.errors) for pair in pairs),
+        relative=relative,
+        cosine=cosine(
+            torch.cat([pair.attribution.flatten() for pair in pairs]),
+            torch.cat([pair.reference.flatten() for pair in pairs]),
+        ),
+        rounding=agree or all(bool(pair.is_rounding(tolerance, SUM.of(dtype)).all()) for pair in pairs),
+        undefined=not agree
+        and any(not bool(pair.is_finite.all()) for pair in pairs)
+        and all(bool(pair.agrees_where_finite(tolerance).all()) for pair in pairs),
+    )
+
+
+def row_distances(values: Values, reference: Reference, tolerance: float, dtype: torch.dtype) -> list[RowDistance]:
+    """Returns the same for each row: the largest ``relative`` of all rows is that of the batch.
+
+    Empty if names or shapes differ, or if tensors have different lengths along axis 0.
+    """
+    pairs = _pairs(values, reference)
+    if len({len(pair.errors) for pair in pairs}) != 1:
+        return []
+    relative = torch.cat([pair.relative for pair in pairs], dim=1)
+    rounding, agree, finite = (
+        torch.stack(by_pair).all(dim=0).tolist()
+        for by_pair in (
+            [pair.is_rounding(tolerance, SUM.of(dtype)) for pair in pairs],
+            [pair.agrees_where_finite(tolerance) for pair in pairs],
+            [pair.is_finite for pair in pairs],
+        )
+    )
+    return [
+        RowDistance(_largest(relative[row]), rounding[row], undefined=agree[row] and not finite[row])
+        for row in range(len(relative))
+    ]
+
+
+def _pairs(values: Values, reference: Reference) -> list[_Pair]:
+    """Returns ``values`` and ``reference`` name by name, in float64 on the host; empty if names or shapes differ."""
+    references = reference.values
+    if {name: value.shape for name, value in values.items()} != {name: ref.shape for name, ref in references.items()}:
+        return []
+    tensors = ((values[name].detach().cpu().double(), ref, reference.terms[name]) for name, ref in references.items())
+    return [_Pair(*(tensor.reshape(len(tensor), -1) for tensor in triple)) for triple in tensors]
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """One attribution tensor, its reference, and the magnitudes of the reference's terms: [batch, elements] each."""
+
+    attribution: Float64[Tensor, "batch elements"]
+    reference: Float64[Tensor, "batch elements"]
+    terms: Float64[Tensor, "batch elements"]
+
+    @cached_property
+    def errors(self) -> Float64[Tensor, "batch elements"]:
+        """The absolute errors."""
+        return (self.attribution - self.reference).abs()
+
+    @cached_property
+    def relative(self) -> Float64[Tensor, "batch elements"]:
+        """The errors over the row's scale; 0 for equal values, even if the scale is 0."""
+        return torch.where(self.errors == 0, torch.zeros_like(self.errors), self.errors / _scales(self.reference))
+
+    @property
+    def is_finite(self) -> Bool[Tensor, "batch"]:
+        """Whether the reference is finite in the row."""
+        return self.reference.isfinite().all(dim=1)
+
+    def is_rounding(self, tolerance: float, rounding: float) -> Bool[Tensor, "batch"]:
+        """Whether each error is within the tolerance, or a rounding error of terms that cancel."""
+        return ((self.relative <= tolerance) | (self.errors <= rounding * self.terms)).all(dim=1)
+
+    def agrees_where_finite(self, tolerance: float) -> Bool[Tensor, "batch"]:
+        """Whether both are finite at the same elements, and agree there at the scale of the batch."""
+        finite = self.reference.isfinite()
+        allowed = tolerance * largest_magnitude(self.reference.nan_to_num(0.0, 0.0, 0.0))
+        return ((self.attribution.isfinite() == finite) & ((self.errors <= allowed) | ~finite)).all(dim=1)
+
+
+def _scales(reference: Float64[Tensor, "batch elements"]) -> Float64[Tensor, "batch 1"]:
+    """Returns each row's largest magnitude."""
+    if not reference.numel():
+        return reference.new_ones(reference.shape[0], 1)
+    scales = reference.abs().amax(dim=1, keepdim=True)
+    return scales.clamp(min=MIN_ROW_SCALE * float(scales.max())) if bool(torch.isfinite(scales).all()) else scales
+
+
+def _largest(errors: Tensor) -> float:
+    # max() of a tensor passes NaN on, as it must: a NaN agrees with nothing.
+    return float(errors.max()) if errors.numel() else 0.0

@@ -15,7 +15,7 @@ from cutaway.contract import requests
 from cutaway.contract.errors import Reason, at, error
 from cutaway.contract.requests import field_name
 from cutaway.contract.tensors import Array, as_array
-from cutaway.engine.hooks.capture_spec import slice_index
+from cutaway.engine.hooks.recording import slice_index
 from cutaway.engine.model.inspected_model import Outputs, dtype_text
 from cutaway.engine.model.module_tree import ModuleTree
 from cutaway.engine.runtime.numerics import from_numpy

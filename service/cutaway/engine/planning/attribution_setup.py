@@ -8,9 +8,8 @@ from torch import nn
 from cutaway.contract import requests
 from cutaway.contract.errors import Reason, at, error
 from cutaway.contract.requests import Point, field_name
+from cutaway.engine.methods.captum_call import TABLE, method_of, refuse_metric
 from cutaway.engine.methods.noise_tunnel import refuse_noise
-from cutaway.engine.methods.quality_metrics import refuse_metric
-from cutaway.engine.methods.table import TABLE, method_of
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel, dtype_text
 from cutaway.engine.model.module_tree import ModuleTree
 from cutaway.engine.passes.features import Features, baselines, distributions, features

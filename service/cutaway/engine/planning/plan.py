@@ -5,34 +5,151 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import torch
+from torch import nn
 
 from cutaway.contract.errors import Code, CutawayError, Reason, at, error
-from cutaway.contract.module_globs import is_glob
+from cutaway.contract.module_globs import glob_matcher, is_glob
 from cutaway.contract.requests import (
     Attribution,
+    Capture,
     ClassIndex,
     ClassLabel,
+    Edit,
     InspectRequest,
     Neuron,
     Point,
     PredictedClass,
     Target,
+    TopElements,
     TopK,
 )
 from cutaway.contract.results import AttributionError, AttributionResult
 from cutaway.contract.values import changed
-from cutaway.engine.hooks.capture_spec import CaptureSpec
-from cutaway.engine.hooks.hook_site import NumberedEdit
-from cutaway.engine.methods.table import method_of
+from cutaway.engine.hooks.hook_site import NumberedEdit, validate_edit
+from cutaway.engine.hooks.operators import is_address
+from cutaway.engine.hooks.recording import CaptureSpec, merge_specs
+from cutaway.engine.methods.captum_call import method_of
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel
+from cutaway.engine.model.module_tree import ModuleTree
+from cutaway.engine.model.session import NEVER_CANCELLED, Cancellation
 from cutaway.engine.passes.pass_recorder import ResolvedAttribution
-from cutaway.engine.planning import name_resolution
 from cutaway.engine.planning.attribution_setup import differentiable, resolve_attribution
-from cutaway.engine.planning.name_resolution import CaptureSites
-from cutaway.engine.runtime.interruption import NEVER_CANCELLED, Cancellation
 from cutaway.engine.runtime.rng import new_seed
+
+# Resolves the names, globs and operator addresses of captures and edits.
+
+
+CaptureSites: TypeAlias = dict[str, dict[Point, CaptureSpec]]
+"""What is captured at the points of modules and operators, by module name and by operator address or glob."""
+
+
+def resolve_sites(tree: ModuleTree, request: InspectRequest) -> CaptureSites:
+    """Returns what is captured, in the order of the request.
+
+    Raises:
+        InvalidArgument: ``MODULE_NOT_FOUND``, ``OP_NOT_FOUND``, or ``INVALID_VALUE``: one place is captured twice.
+    """
+    sites: CaptureSites = {}
+    for index, capture in enumerate(request.captures):
+        if not capture.parameter:
+            spec = _spec(request, capture, f"captures[{index}]")
+            with at(spec.field), at("op" if capture.op else "module"):
+                places = [_operator(tree, capture.op)] if capture.op else tree.match(capture.module)
+            for name in places:
+                merge_specs(name, sites.setdefault(name, {}), dict.fromkeys(capture.points, spec))
+    return sites
+
+
+def _spec(request: InspectRequest, capture: Capture, field: str) -> CaptureSpec:
+    return CaptureSpec(
+        call=capture.call,
+        path=capture.path,
+        slices=tuple(capture.slices),
+        reduce=capture.reduce,
+        data_type=capture.data_type or request.reply_data_type,
+        field=field,
+        type_field=f"{field}.data_type" if capture.data_type else "options.reply_data_type",
+        exact=bool(capture.parameter) or not is_glob(capture.op or capture.module),
+        batched=not capture.parameter,
+    )
+
+
+def _operator(tree: ModuleTree, address: str) -> str:
+    """Returns ``address`` with the module's own name; a glob unchanged.
+
+    Raises:
+        InvalidArgument: ``OP_NOT_FOUND`` for text that is no address; ``MODULE_NOT_FOUND``.
+    """
+    if not is_address(address):
+        raise error(
+            Reason.OP_NOT_FOUND,
+            f"{address!r} is no operator's address; one is a module's name, a colon, the operator's name, and which of "
+            "that name it is: layer3.1:relu#0",
+        )
+    module, _, rest = address.rpartition(":")
+    return address if is_glob(address) or not module else f"{tree.resolve(module)}:{rest}"
+
+
+def resolve_parameters(tree: ModuleTree, request: InspectRequest) -> dict[str, CaptureSpec]:
+    """Returns the parameters whose gradients are captured, by name.
+
+    Raises:
+        InvalidArgument: ``PARAMETER_NOT_FOUND``, with the nearest names; ``POINT_NOT_DIFFERENTIABLE``.
+    """
+    captures = [(f"captures[{index}]", each) for index, each in enumerate(request.captures) if each.parameter]
+    by_name = tree.parameters() if captures else {}
+    specs: dict[str, CaptureSpec] = {}
+    for field, capture in captures:
+        if isinstance(capture.reduce, TopElements):
+            text = "a parameter's gradient has no place for positions: take it whole"
+            raise error(Reason.INVALID_VALUE, text, f"{field}.reduction")
+        spec = _spec(request, capture, field)
+        with at(f"{field}.parameter"):
+            names = _parameter_names(by_name, capture.parameter)
+        if any(specs.get(name, spec) != spec for name in names):
+            raise error(Reason.INVALID_VALUE, f"a parameter of {capture.parameter!r} is captured in another way", field)
+        specs.update(dict.fromkeys(names, spec))
+    return specs
+
+
+def _parameter_names(parameters: Mapping[str, nn.Parameter], pattern: str) -> list[str]:
+    """Returns the floating parameters that match ``pattern``, a name or a glob."""
+    matches = glob_matcher(pattern) if is_glob(pattern) else pattern.__eq__
+    names = [name for name in parameters if matches(name)]
+    if not names:
+        near = difflib.get_close_matches(pattern, parameters, n=3, cutoff=0.4) or list(parameters)[:3]
+        hint = f"nearest: {', '.join(near)}" if near else "there is none"
+        raise error(Reason.PARAMETER_NOT_FOUND, f"no parameter is named {pattern!r}; {hint}")
+    floating = [name for name in names if parameters[name].is_floating_point()]
+    if not floating and not is_glob(pattern):
+        raise error(Reason.POINT_NOT_DIFFERENTIABLE, f"{pattern!r} is {parameters[pattern].dtype} and has no gradient")
+    return floating
+
+
+def resolve_edits(tree: ModuleTree, request: InspectRequest, batch: int) -> dict[str, list[NumberedEdit]]:
+    """Returns what is changed, by module name and by operator address; ``batch`` is the number of rows.
+
+    Raises:
+        InvalidArgument: the module or operator does not exist, or rows or a permutation do not fit the batch.
+    """
+    edits: dict[str, list[NumberedEdit]] = {}
+    for number, edit in enumerate(request.edits):
+        with at(f"edits[{number}]"):
+            validate_edit(edit, batch)
+            edits.setdefault(_edited_place(tree, edit), []).append((number, edit))
+    return edits
+
+
+def _edited_place(tree: ModuleTree, edit: Edit) -> str:
+    field, name = ("op", edit.op) if edit.op else ("module", edit.module)
+    with at(field):
+        if is_glob(name):
+            raise error(Reason.INVALID_VALUE, f"{name!r}: an edit names one place, and no glob")
+        return _operator(tree, name) if edit.op else tree.place(name)
+
 
 # Targets by label, as targets by index.
 
@@ -187,8 +304,8 @@ def plan_request(
     if target is not request.target:
         request = changed(request, target=target)
     sites = _sites(model, request)
-    parameters = name_resolution.parameters(model.tree, request)
-    edits = name_resolution.edits(model.tree, request, next(iter(inputs.values())).shape[0])
+    parameters = resolve_parameters(model.tree, request)
+    edits = resolve_edits(model.tree, request, next(iter(inputs.values())).shape[0])
     with at("input_gradients"):
         gradients_of = () if request.input_gradients is None else differentiable(model, inputs, request.input_gradients)
     draws = any(method_of(attribution).uses_randomness or attribution.metrics for attribution in request.attributions)
@@ -222,7 +339,7 @@ def _sites(model: InspectedModel, request: InspectRequest) -> CaptureSites:
     captured = (request.captures, request.reply_data_type)
     sites = model.recent_sites.get(captured)
     if sites is None:
-        sites = name_resolution.sites(model.tree, request)
+        sites = resolve_sites(model.tree, request)
         if len(sites) <= _MOST_PLACES:  # globs of large models would take megabytes each
             if len(model.recent_sites) >= _MOST_RECENT:
                 model.recent_sites.clear()

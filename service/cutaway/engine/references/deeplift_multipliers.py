@@ -17,16 +17,14 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
 from cutaway.contract.requests import Point
-from cutaway.engine.hooks.capture_spec import watching
-from cutaway.engine.hooks.edits import Override
-from cutaway.engine.hooks.hook_site import NumberedEdit
+from cutaway.engine.hooks.hook_site import NumberedEdit, Override
 from cutaway.engine.hooks.operators import operator_name
-from cutaway.engine.hooks.recording import RecordedCall, copy_to_host, in_backward
+from cutaway.engine.hooks.recording import RecordedCall, copy_to_host, in_backward, watching
 from cutaway.engine.model.inspected_model import graph_nodes
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Changes, Pass, cached_per_problem, run_passes
 from cutaway.engine.passes.reference_inputs import input_point
 from cutaway.engine.references.observation import observe_forward, operator_of
-from cutaway.engine.runtime.pytree import Path, argument_tensors, leaves, map_leaves, replace_arguments
+from cutaway.engine.runtime.numerics import Path, argument_tensors, leaves, map_leaves, replace_arguments
 
 # The nonlinearities of one forward pass: modules that Captum's DeepLIFT overrides, and operators that it does not.
 

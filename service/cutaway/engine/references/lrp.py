@@ -27,9 +27,8 @@ from cutaway.contract.requests import (
     Propagation,
     RelevanceIdentity,
 )
-from cutaway.engine.hooks.capture_spec import watching
-from cutaway.engine.hooks.edits import Override
-from cutaway.engine.hooks.recording import RecordedCall
+from cutaway.engine.hooks.hook_site import Override
+from cutaway.engine.hooks.recording import RecordedCall, watching
 from cutaway.engine.model.module_tree import ModuleTree
 from cutaway.engine.passes.pass_recorder import (
     AttributionProblem,

@@ -17,7 +17,6 @@ from torch import Tensor
 from cutaway.contract.requests import NeuronAttribution, PathAttribution, Point, Replace
 from cutaway.engine.hooks.hook_site import NumberedEdit
 from cutaway.engine.hooks.recording import RecordedCall
-from cutaway.engine.passes.convergence_delta import Rule, rule
 from cutaway.engine.passes.pass_recorder import (
     AttributionProblem,
     Changes,
@@ -26,7 +25,15 @@ from cutaway.engine.passes.pass_recorder import (
     cached_per_problem,
     run_passes,
 )
-from cutaway.engine.passes.reference_inputs import Evidence, MissingObservation, Reference, host, input_point
+from cutaway.engine.passes.reference_inputs import (
+    Evidence,
+    MissingObservation,
+    Reference,
+    Rule,
+    host,
+    input_point,
+    rule,
+)
 from cutaway.engine.passes.targets import ResolvedTarget
 from cutaway.engine.references.observation import expand_rows, target_values
 from cutaway.engine.runtime.numerics import to_numpy

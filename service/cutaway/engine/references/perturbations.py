@@ -16,15 +16,14 @@ from torch import Tensor
 
 from cutaway.contract.requests import LayerFeatureAblation, Point, ShapleyValues, ShapleyValueSampling
 from cutaway.contract.results import Cause
-from cutaway.engine.hooks.edits import Override
+from cutaway.engine.hooks.hook_site import Override
 from cutaway.engine.hooks.recording import RecordedCall
 from cutaway.engine.passes.features import Region, regions
 from cutaway.engine.passes.findings import Finding
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Pass, Values, run_passes
 from cutaway.engine.passes.reference_inputs import Evidence, Reference, host, input_point
 from cutaway.engine.references.observation import expand_features, expand_rows, module_calls, target_values
-from cutaway.engine.runtime.numerics import equal
-from cutaway.engine.runtime.pytree import Path
+from cutaway.engine.runtime.numerics import Path, equal
 
 # Points.
 

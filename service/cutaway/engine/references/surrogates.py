@@ -19,9 +19,15 @@ from torch import Tensor
 from cutaway.contract.requests import KernelShap, Surrogate
 from cutaway.contract.results import Cause
 from cutaway.engine.passes.findings import Finding
-from cutaway.engine.passes.pass_recorder import AttributionProblem, Pass, Values, cached_per_problem, run_passes
+from cutaway.engine.passes.pass_recorder import (
+    AttributionProblem,
+    Pass,
+    Values,
+    cached_per_problem,
+    concatenated,
+    run_passes,
+)
 from cutaway.engine.passes.reference_inputs import Evidence, Reference, host, input_point
-from cutaway.engine.passes.repeated_batch import concatenated
 from cutaway.engine.references.observation import expand_features, target_values
 from cutaway.engine.runtime.numerics import SUM
 

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 from cutaway.contract.errors import CutawayError, Reason, error
 from cutaway.contract.results import ModelName
 from cutaway.contract.torchserve_messages import decode_worker_reply
-from cutaway.server.batching.batcher import Batcher, NotBegun, Replied
-from cutaway.server.batching.fair_queue import FairSlots
+from cutaway.server.batching import Batcher, FairSlots, NotBegun, Replied
 from cutaway.server.model_store import Catalog
 from cutaway.server.observability.call_watch import current_call
 from cutaway.server.settings import Settings

@@ -15,7 +15,7 @@ import psutil
 from cutaway.contract.errors import Reason, error
 from cutaway.contract.results import ModelName
 from cutaway.server.backends.backend import Turns, worker_died
-from cutaway.server.batching.batcher import Replied
+from cutaway.server.batching import Replied
 from cutaway.server.worker_protocol import (
     DEADLINE,
     HEAD,

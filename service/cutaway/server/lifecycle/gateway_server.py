@@ -14,9 +14,9 @@ from cutaway.client.transport import SERVICE
 from cutaway.contract.errors import Reason, error
 from cutaway.contract.results import ModelName
 from cutaway.server.auth.tls import check_http_exposure, server_credentials
-from cutaway.server.auth.token_file import authenticator
+from cutaway.server.auth.tokens import authenticator
 from cutaway.server.backends.backend import Backend
-from cutaway.server.batching.batcher import Batcher
+from cutaway.server.batching import Batcher
 from cutaway.server.observability.call_watch import CallWatch, Observer
 from cutaway.server.observability.logging import CallLog
 from cutaway.server.observability.prometheus import Metrics, metrics_endpoint

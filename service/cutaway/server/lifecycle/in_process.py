@@ -15,12 +15,11 @@ from cutaway.contract.results import ModelName
 from cutaway.contract.wire.chunks import as_message
 from cutaway.server.archive import reader
 from cutaway.server.backends.backend import Backend, SetServing, Supervise, Turns, worker_died
-from cutaway.server.batching.batcher import Replied
+from cutaway.server.batching import Replied
 from cutaway.server.memory import limit_request_memory, share_of_worker
 from cutaway.server.model_store import ModelStore
 from cutaway.server.settings import Settings
-from cutaway.server.worker.calls import Calls
-from cutaway.server.worker.model_thread import ModelThread
+from cutaway.server.worker.calls import Calls, ModelThread
 from cutaway.server.worker.worker import Worker
 from cutaway.server.worker_protocol import ScratchDirectory
 from cutaway.v1 import worker_pb2

@@ -19,7 +19,7 @@ from cutaway.contract.results import ModelName
 from cutaway.contract.wire import grpc_status
 from cutaway.server.archive import reader
 from cutaway.server.backends.remote_worker import RemoteWorker, WorkerPool
-from cutaway.server.batching.batcher import NotBegun
+from cutaway.server.batching import NotBegun
 from cutaway.server.memory import share_of_worker
 from cutaway.server.model_store import ModelStore
 from cutaway.server.processes.environment import WorkerEnvironment

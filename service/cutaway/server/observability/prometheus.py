@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 from cutaway.contract.errors import Reason, error
 from cutaway.contract.results import ModelName
-from cutaway.server.batching.batcher import Batcher
+from cutaway.server.batching import Batcher
 from cutaway.server.observability.call_watch import CallRecord
 
 

@@ -150,7 +150,7 @@ class Replica:
 
     def __init__(self, assignment: Assignment, archive: Sequence[Any]) -> None:
         from cutaway.server.worker import process, server  # the keeper imports this file, and needs no torch
-        from cutaway.server.worker.model_thread import ModelThread
+        from cutaway.server.worker.calls import ModelThread
 
         self._assignment = assignment
         self._leaving = False

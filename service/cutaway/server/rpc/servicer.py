@@ -21,15 +21,13 @@ from cutaway.contract.wire import chunks
 from cutaway.contract.wire import models as wire_models
 from cutaway.contract.wire import requests as wire_requests
 from cutaway.contract.wire.message_walk import MAX_TEXT, check_entries, check_structure, complete_response, parse
-from cutaway.server.auth.authorization import Caller, Permissions, Scope
-from cutaway.server.auth.token_file import Authenticator
+from cutaway.server import batching
+from cutaway.server.auth.tokens import Authenticator, Caller, Permissions, Scope
 from cutaway.server.backends.backend import Backend
-from cutaway.server.batching import fair_queue
-from cutaway.server.batching.fair_queue import ByteBudget
+from cutaway.server.batching import ByteBudget
 from cutaway.server.memory import share_of_requests
 from cutaway.server.observability.call_watch import CallWatch, current_call
-from cutaway.server.rpc.authentication import AuthenticatingHandler, current_caller
-from cutaway.server.rpc.receiving import Handler, receiving
+from cutaway.server.rpc.interceptors import AuthenticatingHandler, Handler, current_caller, receiving
 from cutaway.server.rpc.status import Context, abort_with, refusing
 from cutaway.server.settings import Settings
 from cutaway.server.time_limit import within
@@ -135,7 +133,7 @@ class Servicer:
         async def guarded(data: bytes, context: Context) -> bytes | None:
             try:
                 caller = current_caller.get()
-                fair_queue.caller_id.set(caller.name or context.peer())
+                batching.caller_id.set(caller.name or context.peer())
                 with self._budget.hold(len(data)):
                     return await method(data, context, caller)
             except Exception as failure:

@@ -6,8 +6,7 @@ random number generators: then two builds from different states differ. A build 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias
@@ -16,33 +15,9 @@ import torch
 
 from cutaway.adapters import Adapter, create_adapter, find_adapter, load_model
 from cutaway.contract.errors import CutawayError, Reason, error
-from cutaway.contract.results import AttributionResult, InputSpec, InspectResult, TokenAttribution
 from cutaway.engine.model.inspected_model import InspectedModel
 from cutaway.engine.runtime.rng import fingerprint, reseeded
 from cutaway.server.archive.reader import ArchiveManifest
-
-
-def with_texts(adapter: Adapter, attributions: Sequence[AttributionResult]) -> tuple[AttributionResult, ...]:
-    """Returns ``attributions`` with the texts of their tokens."""
-    return tuple(
-        result if result.tokens is None else replace(result, tokens=_with_texts(adapter, result.tokens))
-        for result in attributions
-    )
-
-
-def _with_texts(adapter: Adapter, tokens: TokenAttribution) -> TokenAttribution:
-    rows = [tuple(adapter.token_texts(row)) for row in tokens.ids.tolist()]
-    return replace(tokens, texts=tuple(rows) if any(rows) else ())
-
-
-def feature_names(inputs: Sequence[InputSpec], result: InspectResult) -> dict[str, tuple[str, ...]]:
-    """Returns the names of the features of those ``inputs`` that gradients or attributions in ``result`` are about."""
-    named = {spec.name: spec.feature_names for spec in inputs if spec.feature_names}
-    if not named:
-        return {}
-    shown = {*result.input_gradients, *(name for attribution in result.attributions for name in attribution.values)}
-    return {name: names for name, names in named.items() if name in shown}
-
 
 _Build: TypeAlias = Callable[[str], tuple[Adapter, InspectedModel]]
 """A function that builds the model on a device."""

@@ -17,7 +17,7 @@ from cutaway.server.archive import reader
 from cutaway.server.memory import limit_request_memory
 from cutaway.server.settings import Settings
 from cutaway.server.worker.call import Call
-from cutaway.server.worker.model_thread import ModelThread
+from cutaway.server.worker.calls import ModelThread
 from cutaway.server.worker.server import WorkerServer
 from cutaway.server.worker.worker import Worker
 from cutaway.server.worker_protocol import WORKERS, ScratchDirectory

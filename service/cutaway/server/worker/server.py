@@ -17,8 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from cutaway.contract.wire.chunks import as_message
-from cutaway.server.worker.calls import Calls
-from cutaway.server.worker.model_thread import ModelThread
+from cutaway.server.worker.calls import Calls, ModelThread
 from cutaway.server.worker.waiting_pieces import PATIENCE_S
 from cutaway.server.worker.worker import Worker
 from cutaway.server.worker_protocol import (

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -24,7 +25,16 @@ from torch import Tensor, nn
 from cutaway.adapters import Adapter, TensorAdapter, load_model
 from cutaway.contract.errors import at
 from cutaway.contract.requests import InspectRequest
-from cutaway.contract.results import InspectResult, ModelDetail, ModelName, Provenance, Timings
+from cutaway.contract.results import (
+    AttributionResult,
+    InputSpec,
+    InspectResult,
+    ModelDetail,
+    ModelName,
+    Provenance,
+    Timings,
+    TokenAttribution,
+)
 from cutaway.contract.values import __version__, changed
 from cutaway.contract.wire import chunks
 from cutaway.contract.wire import models as wire_models
@@ -32,7 +42,7 @@ from cutaway.contract.wire import requests as wire_requests
 from cutaway.contract.wire import results as wire_results
 from cutaway.contract.wire.chunks import apply_reply_options
 from cutaway.contract.wire.message_walk import as_worker_reply
-from cutaway.engine.batching.batch import Outcome, inspect_batch
+from cutaway.engine.batching import Outcome, inspect_batch
 from cutaway.engine.checks.row_independence import rows_independent
 from cutaway.engine.cost.memory import least_bytes
 from cutaway.engine.cost.pass_count import costs
@@ -40,14 +50,25 @@ from cutaway.engine.execution.collect import provenance
 from cutaway.engine.execution.inspect import describe
 from cutaway.engine.model.input_validation import named, validate_arguments, validate_inputs
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel, arguments_kind
+from cutaway.engine.model.session import NEVER_CANCELLED, Cancellation, timed
 from cutaway.engine.planning.plan import Plan, plan_request
-from cutaway.engine.runtime.interruption import NEVER_CANCELLED, Cancellation, timed
 from cutaway.engine.runtime.numerics import from_numpy, to_numpy
 from cutaway.server.archive import reader
 from cutaway.server.settings import Settings
-from cutaway.server.worker import limits
-from cutaway.server.worker.archived_model import feature_names, load_archived, with_texts
-from cutaway.server.worker.call import Call, as_failure, attached, raising_errors, with_failure
+from cutaway.server.worker.archived_model import load_archived
+from cutaway.server.worker.call import (
+    Call,
+    as_failure,
+    attached,
+    check_counts,
+    check_deadline,
+    check_memory,
+    check_passes,
+    check_reply_size,
+    raising_errors,
+    until_deadline,
+    with_failure,
+)
 from cutaway.server.worker.waiting_pieces import WaitingPieces
 from cutaway.v1 import inspection_service_pb2, worker_pb2
 
@@ -207,7 +228,7 @@ class Worker:
     def _decode(self, call: Call) -> _Decoded | worker_pb2.WorkerReply:
         """Returns the decoded request; or the reply, if it needs no pass of the model."""
         call.check()
-        limits.check_deadline(call.cancellation.deadline, "while the call was queued")
+        check_deadline(call.cancellation.deadline, "while the call was queued")
         call.cancellation.raise_if_cancelled()
         return self._kinds[call.kind](call)
 
@@ -224,12 +245,12 @@ class Worker:
         return _Decoded(self._plan(request, call.cancellation), start, _since(start))
 
     def _plan(self, request: InspectRequest, cancellation: Cancellation = NEVER_CANCELLED) -> Plan:
-        limits.check_counts(request, self._settings)
+        check_counts(request, self._settings)
         plan = plan_request(self._model, request, self._inputs(request, cancellation), cancellation)
         allowed = self.request_memory_bytes
         if self._model.device.type == "cpu" and allowed is not None:
-            limits.check_memory(request, least_bytes(plan, allowed), allowed)
-        limits.check_passes(costs(plan), self._settings.max_passes)
+            check_memory(request, least_bytes(plan, allowed), allowed)
+        check_passes(costs(plan), self._settings.max_passes)
         return plan
 
     def _encode(self, decoded: _Decoded, result: InspectResult | BaseException) -> worker_pb2.WorkerReply:
@@ -241,7 +262,7 @@ class Worker:
         timings = Timings()
         with timed(timings, "encode_ms"):
             message = wire_results.encode(self._complete(result, request), request.compression)
-            limits.check_reply_size(message.ByteSize(), request.max_reply_bytes, self._settings.max_message_bytes)
+            check_reply_size(message.ByteSize(), request.max_reply_bytes, self._settings.max_message_bytes)
             reply = as_worker_reply(message)
         reply.timings.decode_ms, reply.timings.encode_ms = decoded.decode_ms, timings.encode_ms
         return reply
@@ -253,11 +274,11 @@ class Worker:
         with timed(timings, "encode_ms"):
             cut = chunks.StreamEncoder(self._complete(result, request), request.compression)
         possible = limit if held else max(cut.reply_bytes, request.max_reply_bytes)
-        limits.check_reply_size(cut.reply_bytes, request.max_reply_bytes, possible)
-        limits.check_reply_size(cut.header_bytes, 0, limit)
+        check_reply_size(cut.reply_bytes, request.max_reply_bytes, possible)
+        check_reply_size(cut.header_bytes, 0, limit)
         cut.set_timings(decode_ms=decoded.decode_ms, encode_ms=timings.encode_ms)
         pieces = cut.pieces(decoded.chunk_bytes, worker_ms=_since(decoded.start))
-        return limits.until_deadline(pieces, decoded.plan.cancellation.deadline)
+        return until_deadline(pieces, decoded.plan.cancellation.deadline)
 
     def _complete(self, result: InspectResult | BaseException, request: InspectRequest) -> InspectResult:
         """Adds texts of tokens, names and versions to ``result``, and casts its arrays to the requested data types.
@@ -307,7 +328,7 @@ class Worker:
         request = wire_models.decode_model_request(call.payload)
         detail = self.describe(operators=request.operators, example=request.example)
         response = inspection_service_pb2.GetModelResponse(model=wire_models.encode(detail))
-        limits.check_reply_size(response.ByteSize(), 0, self._settings.max_message_bytes)
+        check_reply_size(response.ByteSize(), 0, self._settings.max_message_bytes)
         return worker_pb2.WorkerReply(response=response.SerializeToString())
 
     def describe(self, *, operators: bool = False, example: bool = False) -> ModelDetail:
@@ -349,3 +370,25 @@ def _serialised(outcome: worker_pb2.WorkerReply | BaseException, worker_ms: floa
 
 def _since(start: float) -> float:
     return (time.perf_counter() - start) * 1000
+
+
+def with_texts(adapter: Adapter, attributions: Sequence[AttributionResult]) -> tuple[AttributionResult, ...]:
+    """Returns ``attributions`` with the texts of their tokens."""
+    return tuple(
+        result if result.tokens is None else replace(result, tokens=_with_texts(adapter, result.tokens))
+        for result in attributions
+    )
+
+
+def _with_texts(adapter: Adapter, tokens: TokenAttribution) -> TokenAttribution:
+    rows = [tuple(adapter.token_texts(row)) for row in tokens.ids.tolist()]
+    return replace(tokens, texts=tuple(rows) if any(rows) else ())
+
+
+def feature_names(inputs: Sequence[InputSpec], result: InspectResult) -> dict[str, tuple[str, ...]]:
+    """Returns the names of the features of those ``inputs`` that gradients or attributions in ``result`` are about."""
+    named = {spec.name: spec.feature_names for spec in inputs if spec.feature_names}
+    if not named:
+        return {}
+    shown = {*result.input_gradients, *(name for attribution in result.attributions for name in attribution.values)}
+    return {name: names for name, names in named.items() if name in shown}

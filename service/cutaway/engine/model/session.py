@@ -2,12 +2,110 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
+
+from cutaway.contract.errors import Reason, error
+from cutaway.contract.results import Timings
+
+# Deadline and cancellation of a call: no further pass begins for a caller that no longer waits.
+
+
+class Cancellation(NamedTuple):
+    """When a call ends before its reply.
+
+    Attributes:
+        deadline: in Unix seconds; None for no deadline.
+        hung_up: returns whether the caller has cancelled the call.
+    """
+
+    deadline: float | None = None
+    hung_up: Callable[[], bool] = lambda: False
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether the caller no longer waits."""
+        return (self.deadline is not None and time.time() > self.deadline) or self.hung_up()
+
+    def raise_if_cancelled(self) -> None:
+        """Raises ``DEADLINE_EXCEEDED`` if the caller no longer waits."""
+        if self.is_cancelled:
+            why = "the caller hung up" if self.hung_up() else "the deadline passed"
+            raise error(Reason.DEADLINE_EXCEEDED, f"{why} while the call was at work")
+
+
+NEVER_CANCELLED = Cancellation()
+
+
+def latest(cancellations: Sequence[Cancellation]) -> Cancellation:
+    """Returns the cancellation of several calls that share their passes: all must be cancelled."""
+    deadlines = [each.deadline for each in cancellations]
+    deadline = None if None in deadlines else max(each for each in deadlines if each is not None)
+    return Cancellation(deadline, lambda: all(each.is_cancelled for each in cancellations))
+
+
+# Recognises that memory ran out.
+
+
+def is_out_of_memory(failure: BaseException) -> bool:
+    """Returns whether ``failure`` reports too little memory, on the host or on a device."""
+    # PyTorch's allocator for the host has no exception class of its own for that.
+    return isinstance(failure, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(failure)
+
+
+# Measures the stages of a request.
+
+
+@contextmanager
+def timed(timings: Timings, stage: str) -> Iterator[None]:
+    """Adds the wall-clock time of the block, in milliseconds, to the field ``stage`` of ``timings``."""
+    start = time.perf_counter()
+    try:
+        yield
+    finally:
+        setattr(timings, stage, getattr(timings, stage) + (time.perf_counter() - start) * 1000)
+
+
+# Changes settings of the whole process while blocks run, also in several threads.
+
+
+T = TypeVar("T")
+
+
+class ProcessSetting(Generic[T]):
+    """A setting that has another ``value`` while at least one block runs.
+
+    The first block that begins saves the setting, and the last block that ends restores it.
+    """
+
+    def __init__(self, read: Callable[[], T], write: Callable[[T], object], value: T) -> None:
+        self._read, self._write, self._value = read, write, value
+        self._lock = threading.Lock()
+        self._blocks = 0
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Runs a block with the changed setting."""
+        with self._lock:
+            if not self._blocks:
+                self._saved = self._read()
+                self._write(self._value)
+            self._blocks += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._blocks -= 1
+                if not self._blocks:
+                    self._write(self._saved)
+
 
 _HOOK_TABLES = (
     "_forward_hooks",

@@ -1,0 +1,345 @@
+"""Answers several requests in as few passes as possible, each as if it ran alone.
+
+Requests whose inputs stack, and whose rows the model keeps independent, share one main pass, and the passes of
+attributions that several of them want alike. A request that cannot share, or fails when it does, runs alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, TypeAlias, TypeVar
+
+from cutaway.contract.requests import (
+    Attribution,
+    CheckMode,
+    ClassIndex,
+    InspectRequest,
+    OutputNorm,
+    OutputSum,
+    Point,
+    PredictedClass,
+    Target,
+)
+from cutaway.contract.results import Check, InspectResult
+from cutaway.contract.results.arrays import ArrayField, with_arrays
+from cutaway.contract.tensors import Array, as_array
+from cutaway.contract.values import changed
+from cutaway.engine.checks.row_independence import rows_independent
+from cutaway.engine.cost.estimate import estimate
+from cutaway.engine.cost.pass_count import kept_elements
+from cutaway.engine.execution.inspect import finish, run_plan
+from cutaway.engine.execution.main_pass import MainPass, may_share, run_main_pass
+from cutaway.engine.methods.captum_call import method_of
+from cutaway.engine.model.inspected_model import arguments_kind
+from cutaway.engine.model.session import latest
+from cutaway.engine.passes.pass_recorder import CannotShare, ResolvedAttribution, RowRange, concatenated, consecutive
+from cutaway.engine.planning.plan import Plan
+
+# Requests that ask the same of different inputs become one request for all their rows, whose result is split by rows.
+#
+# Everything but the inputs is then done once for all of them: hooks, checks of names, targets, Captum's passes, what
+# references have in common, copies to the host. The class and the baseline of a row may be its own.
+
+
+Request = TypeVar("Request", InspectRequest, Attribution)
+
+
+def bundles(plans: Mapping[int, Plan]) -> list[dict[int, Plan]]:
+    """Splits ``plans``, which may share a pass, into those that `joined` may join."""
+    identical: dict[Hashable, dict[int, Plan]] = {}
+    for number, plan in plans.items():
+        identical.setdefault(_identity(plan) if _may_join(plan) else number, {})[number] = plan
+    if len(identical) < 2:
+        return [*identical.values()]
+    alike: dict[Hashable, dict[int, Plan]] = {}
+    for key, bundle in identical.items():
+        question = key if isinstance(key, int) else _question(next(iter(bundle.values())))
+        alike.setdefault(question, {}).update(bundle)
+    return [*alike.values()]
+
+
+def _identity(plan: Plan) -> Hashable:
+    """Returns what plans have in common that ask the very same.
+
+    What a decoder remembers is the same object in each request, and a comparison of objects is cheap.
+    """
+    return tuple(id(value) for name, value in vars(plan.request).items() if name not in ("tensors", "raw"))
+
+
+def _question(plan: Plan) -> Hashable:
+    """Returns what plans have in common that ask the same, by value: all but inputs, classes and baselines."""
+    attributions = (changed(_without_classes(each.request), baselines=None) for each in plan.attributions)
+    asked = changed(_without_classes(plan.request), tensors=None, raw=None, attributions=tuple(attributions))
+    return _by_value(asked)
+
+
+def _without_classes(request: Request) -> Request:
+    target = request.target
+    return changed(request, target=changed(target, indices=())) if isinstance(target, ClassIndex) else request
+
+
+def _by_value(value: Any) -> Hashable:
+    """Returns what is equal for equal values, of arrays and data types too."""
+    if is_dataclass(value):
+        return type(value), *(_by_value(getattr(value, field.name)) for field in fields(value))
+    if isinstance(value, Mapping):
+        return frozenset((name, _by_value(each)) for name, each in value.items())
+    if isinstance(value, (tuple, list)):
+        return tuple(map(_by_value, value))
+    if hasattr(value, "dtype"):
+        array = as_array(value)
+        return array.dtype.name, array.shape, array.tobytes()
+    return type(value), value
+
+
+def _may_join(plan: Plan) -> bool:
+    """Whether nothing in ``plan`` is about rows by number, or about the batch as a whole."""
+    slices = (part for specs in plan.sites.values() for spec in specs.values() for part in spec.slices)
+    return (
+        _is_by_row(plan.request.target)
+        and all(map(_is_attributed_by_row, plan.attributions))
+        and not (plan.failed or plan.request.explain_if)
+        and not any(part.axis <= 0 for part in slices)
+    )
+
+
+def _is_by_row(target: Target | None) -> bool:
+    """Whether ``target`` is found in each row without its number."""
+    return isinstance(target, (PredictedClass, OutputSum, OutputNorm, type(None))) or (
+        isinstance(target, ClassIndex) and len(target.indices) == 1
+    )
+
+
+def _is_attributed_by_row(attribution: ResolvedAttribution) -> bool:
+    """Whether rows are independent in Captum's passes, and nothing is drawn or chosen for the batch as a whole."""
+    request = attribution.request
+    return (
+        method_of(request).batchable
+        and request.noise is None
+        and not request.metrics
+        and getattr(request, "max_delta", None) is None
+        and _is_by_row(request.target)
+        and all(len(mask) == 1 for mask in attribution.features.numbers.values())
+    )
+
+
+def joined(plans: Sequence[Plan]) -> Plan:
+    """Returns one plan for the rows of all ``plans``, which are of one bundle; of one plan, that plan."""
+    if len(plans) == 1:
+        return plans[0]
+    inputs, rows = concatenated([plan.inputs for plan in plans]), [plan.rows for plan in plans]
+    attributions = (
+        replace(
+            each[0],
+            request=_at_targets(each[0].request, [one.request.target for one in each], rows),
+            inputs=inputs,
+            baselines=concatenated([one.baselines for one in each]),
+            is_batch_first=True,
+        )
+        for each in zip(*(plan.attributions for plan in plans))
+    )
+    return replace(
+        plans[0],
+        request=_at_targets(plans[0].request, [plan.request.target for plan in plans], rows),
+        inputs=inputs,
+        attributions=tuple(attributions),
+        cancellation=latest([plan.cancellation for plan in plans]),
+        parts=tuple(rows),
+    )
+
+
+def _at_targets(request: Request, targets: Sequence[Target | None], rows: Sequence[int]) -> Request:
+    """Returns ``request`` with the target of each of ``rows``."""
+    if all(target == targets[0] for target in targets):
+        return request
+    classes = [target for target in targets if isinstance(target, ClassIndex)]
+    indices = tuple(index for target, count in zip(classes, rows) for index in target.indices * count)
+    return changed(request, target=ClassIndex(indices, output=classes[0].output))
+
+
+def split(result: InspectResult, sizes: Sequence[int]) -> list[InspectResult]:
+    """Returns the results of requests of ``sizes`` rows, whose rows ``result`` has one behind the other.
+
+    Raises:
+        CannotShare: axis 0 of a tensor is not the batch, or an attribution failed.
+    """
+    if len(sizes) == 1:
+        return [result]
+    if any(attribution.error is not None for attribution in result.attributions):
+        raise CannotShare  # alone each gets its result, or its own error
+    return [_part(result, rows, number, len(sizes)) for number, rows in enumerate(consecutive(sizes))]
+
+
+def _part(result: InspectResult, rows: RowRange, number: int, parts: int) -> InspectResult:
+    own = slice(rows.start, rows.stop)
+
+    def cut(array: Array, field: ArrayField, *_: object) -> Array:
+        if not field.by_row:
+            return array
+        if array.shape[:1] != (rows.total,):
+            raise CannotShare
+        return array[own]
+
+    attributions = tuple(
+        changed(attribution, checks=_own(attribution.checks, number, parts)) for attribution in result.attributions
+    )
+    return with_arrays(changed(result, classes=result.classes[own], attributions=attributions), cut)
+
+
+def _own(checks: tuple[Check, ...], number: int, parts: int) -> tuple[Check, ...]:
+    """Returns the checks of one part: those of all parts follow each other."""
+    size = len(checks) // parts
+    return checks[number * size : (number + 1) * size]
+
+
+MAX_ELEMENTS = 1 << 20
+"""The most elements of all inputs of one pass: graphs grow with them, and larger passes save nothing."""
+
+MAX_KEPT = 1 << 24
+"""The most numbers that the check of joined requests keeps, 64 MiB in float32, and takes a few times while it compares
+them: rows of which few have room take so long that nothing is saved."""
+
+Outcome: TypeAlias = InspectResult | BaseException
+"""The result of a request, or why there is none."""
+
+Group: TypeAlias = dict[int, Plan]
+"""Requests that may share a pass, by their number in the batch."""
+
+
+def inspect_batch(plans: Sequence[Plan]) -> list[Outcome]:
+    """Answers requests to one model; afterwards the model is as before.
+
+    Returns:
+        One outcome for each plan, in order. Never raises: a failure is the outcome of its own request.
+    """
+    outcomes: dict[int, Outcome] = {}
+    if len(plans) > 1:
+        for group in _groups(plans):
+            outcomes |= _run_together(group)
+    return [outcomes[number] if number in outcomes else _run_alone(plan) for number, plan in enumerate(plans)]
+
+
+def _run_alone(plan: Plan) -> Outcome:
+    try:
+        return estimate(plan) if plan.request.dry_run else run_plan(plan)
+    except BaseException as failure:  # a model that exits, or cancels, ends its own request, not the others
+        return failure
+
+
+def _groups(plans: Sequence[Plan]) -> Iterator[Group]:
+    """Yields groups of at least two requests; a request in none runs alone."""
+    stacking: dict[Hashable, Group] = {}
+    for number, plan in enumerate(plans):
+        if not plan.cancellation.is_cancelled and may_share(plan.request):
+            tensors = tuple((name, tensor.dtype, tensor.shape[1:]) for name, tensor in plan.inputs.items())
+            stacking.setdefault((tensors, arguments_kind(plan.request.arguments)), {})[number] = plan
+    for group in (group for group in stacking.values() if len(group) > 1):
+        for same_output in _by_output(_independent(group)):
+            yield from (part for part in _parts(same_output, _elements, MAX_ELEMENTS) if len(part) > 1)
+
+
+def _independent(group: Group) -> Group:
+    """Returns those requests of ``group`` whose rows the model keeps independent."""
+    first, *_ = group.values()
+    known: dict[Hashable, bool] = {}
+    with first.model.session(arguments=first.request.arguments):
+        for plan in group.values():
+            if _hooked(plan) not in known:
+                known[_hooked(plan)] = _rows_independent(plan)
+    return {number: plan for number, plan in group.items() if known[_hooked(plan)]}
+
+
+def _hooked(plan: Plan) -> Hashable:
+    """Returns what decides where rows must be independent; requests that capture the same have one object for it."""
+    layers = tuple(name for attribution in plan.attributions for name in attribution.layers)
+    return id(plan.sites), layers, *_differentiated(plan)
+
+
+def _differentiated(plan: Plan) -> Iterator[str]:
+    """Yields the outputs whose gradients the request takes."""
+    yield plan.request.target.output
+    yield from (each.request.target.output for each in plan.attributions if each.request.target is not None)
+
+
+def _rows_independent(plan: Plan) -> bool:
+    layers = {(name, Point.OUTPUT) for attribution in plan.attributions for name in attribution.layers}
+    places = {(name, point) for name, specs in plan.sites.items() for point in specs} | layers
+    try:
+        return all(rows_independent(plan.model, plan.inputs, places, output) for output in {*_differentiated(plan)})
+    except BaseException:  # the request fails alone, with its own error
+        return False
+
+
+def _by_output(group: Group) -> Iterator[Group]:
+    """Splits requests that differentiate by the output that they differentiate: where the gradient of one output
+    arrives, that of another need not. The others go with any of them."""
+    by_output: dict[str, Group] = {}
+    others: Group = {}
+    for number, plan in group.items():
+        own = by_output.setdefault(plan.request.target.output, {}) if plan.differentiates else others
+        own[number] = plan
+    first, *rest = by_output.values() or [{}]
+    yield {**first, **others}
+    yield from rest
+
+
+def _parts(group: Group, size: Callable[[Plan], int], most: int) -> Iterator[Group]:
+    """Splits ``group`` into parts whose sizes sum to ``most`` at most, as far as they have several requests."""
+    part: Group = {}
+    total = 0
+    for number, plan in group.items():
+        if part and total + size(plan) > most:
+            yield part
+            part, total = {}, 0
+        part[number] = plan
+        total += size(plan)
+    yield part
+
+
+def _elements(plan: Plan) -> int:
+    return sum(tensor.numel() for tensor in plan.inputs.values())
+
+
+def _bundles(group: Group) -> Iterator[Group]:
+    """Yields requests that are answered as one, no more than whose checks have room together."""
+    for bundle in bundles(group):
+        first = next(iter(bundle.values()))
+        checked = len(bundle) > 1 and first.request.check.mode is not CheckMode.OFF
+        row = kept_elements(first) if checked else 0
+        yield from _parts(bundle, lambda plan, row=row: plan.rows * row, MAX_KEPT)  # type: ignore[misc]
+
+
+def _run_together(group: Group) -> dict[int, Outcome]:
+    """Returns the outcomes of those requests of ``group`` that could share; the others run alone."""
+    outcomes: dict[int, Outcome] = {}
+    first, *_ = group.values()
+    cancellation = latest([plan.cancellation for plan in group.values()])
+    first.model.passes.reset()
+    # Of a request that cannot share, an exception may end all: alone each gets its result, or its own error.
+    with suppress(BaseException):
+        parts = [*_bundles(group)]
+        with first.model.session(cancellation, first.request.arguments):
+            mains = run_main_pass([joined([*part.values()]) for part in parts])
+            for part, main in zip(parts, mains):
+                outcomes |= _finished(part, main)
+    return {number: _accompanied(outcome, len(group) - 1) for number, outcome in outcomes.items()}
+
+
+def _accompanied(outcome: Outcome, companions: int) -> Outcome:
+    """Returns the outcome of a request that shared its pass with so many others."""
+    if not isinstance(outcome, InspectResult):
+        return outcome
+    return replace(outcome, provenance=replace(outcome.provenance, companions=companions))
+
+
+def _finished(part: Group, main: MainPass) -> dict[int, Outcome]:
+    """Returns the outcomes of one request, or of several that were joined; nothing for those that cannot be split."""
+    model = main.plan.model
+    try:
+        with model.cancelled_by(main.plan.cancellation), model.passes.uncounted():
+            result = finish(main._replace(timings=replace(main.timings)))
+            return dict(zip(part, split(result, [plan.rows for plan in part.values()])))
+    except BaseException as failure:
+        return dict.fromkeys(part, failure) if len(part) == 1 else {}

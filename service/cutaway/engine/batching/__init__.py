@@ -1,1 +1,0 @@
-"""Several requests as one."""

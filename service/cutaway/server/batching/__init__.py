@@ -1,1 +1,0 @@
-"""The request queue of a model, fair between callers, and its adaptive batching."""
