@@ -15,10 +15,8 @@ import numpy.typing as npt
 
 from cutaway.contract.errors import CutawayError, Reason, error
 
-# Compression of the bytes of tensors: Zstandard over byte-shuffled elements.
-#
-# Neighbouring numbers often have the same signs and exponents, and nothing else in common. Shuffled bytes (the first byte
-# of every element, then the second byte of every element, ...) put these side by side, where Zstandard finds them.
+# Bytes are shuffled before Zstandard: neighbouring numbers often share sign and exponent, and nothing else. The first byte
+# of every element, then the second one and so on, puts these side by side.
 
 
 Buffer: TypeAlias = bytes | bytearray | memoryview

@@ -15,10 +15,8 @@ from typing import Annotated, Any, TypeAlias
 
 from cutaway.contract.errors import Reason, error
 
-# What a field may hold: checks beside the field's type, ``Annotated[int, at_least_one]``.
-#
-# `cutaway.contract.wire.codec` finds them by the type, and makes them when a message is read. Protobuf's own errors name
-# no field.
+# Checks stand beside a field's type: ``Annotated[int, at_least_one]``. `cutaway.contract.wire.codec` makes them when a
+# message is read: protobuf's own errors name no field.
 
 
 def at_least_one(value: int) -> int:
