@@ -1,7 +1,8 @@
 """Prints the structure of the code: the import graph of each package, and the files that run for one request.
 
 python -m tools.structure              nodes, levels and lines of each part
-python -m tools.structure --request    the files that run while one `inspect` call is answered, in order of first use
+python -m tools.structure --request    the files that run while one checked request is answered, in order of first use
+python -m tools.structure --prediction    the same for a prediction and nothing else
 python -m tools.structure --write      the same, written into docs/architecture.md
 """
 
@@ -65,18 +66,19 @@ def graph_of(package: tuple[str, ...]) -> dict[str, set[str]]:
 
 
 def show_graphs() -> None:
-    """Prints nodes, levels, files and lines of the package and of each package inside it."""
+    """Prints nodes, arrows, levels, files and lines of the package and of each package inside it."""
     files = source_files()
     packages = {parts[:-1] for parts in files if len(parts) > 1} | {()}
-    print(f"{'package':32}{'nodes':>6}{'levels':>7}{'files':>6}{'lines':>7}")
+    print(f"{'package':32}{'nodes':>6}{'arrows':>7}{'levels':>7}{'files':>6}{'lines':>7}")
     for package in sorted(packages):
         inside = [path for parts, path in files.items() if parts[: len(package)] == package]
         lines = sum(len(path.read_text("utf-8").splitlines()) for path in inside)
         graph = graph_of(package)
-        print(f"{'.'.join(('cutaway', *package)):32}{len(graph):6}{levels(graph):7}{len(inside):6}{lines:7}")
+        arrows = sum(map(len, graph.values()))
+        print(f"{'.'.join(('cutaway', *package)):32}{len(graph):6}{arrows:7}{levels(graph):7}{len(inside):6}{lines:7}")
 
 
-def files_of_a_request() -> list[str]:
+def files_of_a_request(explained: bool = True) -> list[str]:
     """Serves a small network in this process, sends one request over gRPC, and returns the files that ran for it."""
     import numpy as np
     import torch
@@ -98,12 +100,16 @@ def files_of_a_request() -> list[str]:
     threading.setprofile(note)
     sys.setprofile(note)
     with serve({"net": network}) as server, ca.Client(server.address) as client:
-        request: dict[str, Any] = {
-            "target": ca.ClassIndex((1,)),
-            "captures": [ca.Capture("*", at=("output", "grad_output"))],
-            "input_gradients": True,
-            "attributions": [ca.IntegratedGradients(n_steps=8)],
-        }
+        request: dict[str, Any] = (
+            {}
+            if not explained
+            else {
+                "target": ca.ClassIndex((1,)),
+                "captures": [ca.Capture("*", at=("output", "grad_output"))],
+                "input_gradients": True,
+                "attributions": [ca.IntegratedGradients(n_steps=8)],
+            }
+        )
         inputs = {"input": np.ones((1, 4), np.float32)}
         client.inspect("net", inputs, **request)  # what is found out once about a model is not part of a request
         watching.set()
@@ -124,6 +130,8 @@ def write_page(files: list[str]) -> None:
 if __name__ == "__main__":
     if "--write" in sys.argv:
         write_page(files_of_a_request())
+    elif "--prediction" in sys.argv:
+        print(*files_of_a_request(explained=False), sep="\n")
     elif "--request" in sys.argv:
         print(*files_of_a_request(), sep="\n")
     else:

@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from cutaway.contract.errors import CutawayError, Reason, error
 
-# Bytes are shuffled before Zstandard: neighbouring numbers often share sign and exponent, and nothing else. The first byte
-# of every element, then the second one and so on, puts these side by side.
+# Bytes are shuffled before Zstandard: neighbouring numbers often share sign and exponent, and nothing else. The first
+# byte of every element, then the second one and so on, puts these side by side.
 
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
