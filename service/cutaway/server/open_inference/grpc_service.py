@@ -23,7 +23,7 @@ from cutaway.server.open_inference.datatypes import (
     ServerReadyResponse,
 )
 from cutaway.server.open_inference.methods import Form, OpenInference
-from cutaway.server.rpc.interceptors import Handler, receiving, refusing_handler, time_limited
+from cutaway.server.rpc.guard import Handler, receiving, refusing_handler, time_limited
 from cutaway.server.rpc.server import GrpcService
 from cutaway.server.rpc.status import abort_with
 from cutaway.server.settings import Settings

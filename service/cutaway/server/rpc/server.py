@@ -15,7 +15,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 from cutaway.contract.errors import Reason, error
 from cutaway.server.auth.tls import server_credentials
 from cutaway.server.auth.tokens import Authenticator
-from cutaway.server.rpc.interceptors import ReflectionGuard, TimeLimitedServer
+from cutaway.server.rpc.guard import ReflectionGuard, TimeLimitedServer
 from cutaway.server.settings import Settings
 
 _MAX_MESSAGE_BYTES = 2**31 - 1  # gRPC's own limit

@@ -27,7 +27,7 @@ from cutaway.server.backends.backend import Backend
 from cutaway.server.batching import ByteBudget
 from cutaway.server.memory import share_of_requests
 from cutaway.server.observability.call_watch import CallWatch, current_call
-from cutaway.server.rpc.interceptors import AuthenticatingHandler, Handler, current_caller, receiving
+from cutaway.server.rpc.guard import AuthenticatingHandler, Handler, current_caller, receiving
 from cutaway.server.rpc.status import Context, abort_with, refusing
 from cutaway.server.settings import Settings
 from cutaway.server.time_limit import within

@@ -1,4 +1,4 @@
-"""Authenticates callers by the metadata of a call, before the request is read.
+"""Guards a call before its request is read: authenticates the caller, and limits the time of arrival.
 
 Requests of unknown callers take no memory of the server.
 """
@@ -20,12 +20,8 @@ from cutaway.server.auth.tokens import Authenticator, Caller, Scope
 from cutaway.server.observability.call_watch import CallWatch, Method
 from cutaway.server.rpc.status import Context, abort, refusing
 
-# Limits the time that the request of a call may take to arrive.
-#
-# gRPC waits for the rest of a request for as long as its connection lives, and a caller who answers pings keeps the
-# connection alive. So the methods take their request as a stream of one message, and read it themselves; on the wire a
-# unary call is the same. Without an interceptor, which would slow every call down.
-
+# gRPC waits for the rest of a request for as long as its connection lives. So the methods take it as a stream of one
+# message, and read it themselves. On the wire a unary call is the same. An interceptor would slow down every call.
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Refuse: TypeAlias = Callable[[CutawayError, Context], Awaitable[None]]
