@@ -14,7 +14,12 @@ export default defineConfig({
     },
     dedupe: ["@bufbuild/protobuf", "@connectrpc/connect", "@connectrpc/connect-web"],
   },
-  build: { outDir: here("../service/cutaway/server/web/static"), emptyOutDir: true, assetsInlineLimit: 0, target: "es2022" },
+  build: {
+    outDir: here("../service/cutaway/server/web/static"),
+    emptyOutDir: true,
+    assetsInlineLimit: 0,
+    target: "es2022",
+  },
   oxc: { jsx: { runtime: "automatic", importSource: "preact" } },
   server: { fs: { allow: [here("..")] } },
 });
