@@ -55,7 +55,7 @@ def test_values_are_those_of_tables(store: Path, tmp_path: Path, tables: Results
     for one, other in zip(results.shards([CAPTURES[0], "row"]), tables.shards([CAPTURES[0], "row"])):
         same(one[CAPTURES[0]], other[CAPTURES[0]])
     names = parquet.read_schema(tmp_path / "out" / "part-00000.parquet").names
-    assert not [name for name in names if name.startswith("capture.")]
+    assert not [name for name in names if name.startswith("capture:")]
 
 
 def test_others_read_the_arrays(store: Path, tmp_path: Path, tables: Results) -> None:
@@ -145,6 +145,6 @@ def test_report_and_plan_know_them(store: Path, tmp_path: Path, tables: Results)
     run(job)
     folders = (tmp_path / "out", Path(tables.manifest.job["output"]["folder"]))
     in_zarr, in_tables = (embedded_table(report(folder)) for folder in folders)
-    captures = [name for name in in_tables.column_names if name.startswith("capture.")]
+    captures = [name for name in in_tables.column_names if name.startswith("capture:")]
     assert captures
     assert in_zarr.select(captures) == in_tables.select(captures)
