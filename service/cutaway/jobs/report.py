@@ -47,8 +47,8 @@ SIDE = 96
 """The longest side of a picture in the file; a larger one is reduced to the means of blocks."""
 
 _LINE_KINDS = {
-    *("row", "id", "label", "prediction", "prediction_name", "probability", "target", "warnings"),
-    *("verdict", "reason", "largest_error", "delta", "skipped", "error", "error_message"),
+    *("row", "id", "label", "prediction", "prediction_name", "probability", "targets", "warnings"),
+    *("verdict", "reason", "largest_error", "convergence_delta", "skipped", "error", "error_message"),
 }
 _PICTURE_KINDS = {"attribution", "input"}
 _TENSOR_KINDS = {*_PICTURE_KINDS, "token_attribution", "tokens", "capture"}

@@ -107,10 +107,10 @@ def test_verdicts_and_deltas_are_counted(page: Inspector, results: Results) -> N
     lines = {line[0].split()[0]: line for line in lines_of(page, "outcomes")}
     assert list(lines) == ["integrated_gradients", "saliency", "layer_grad_cam"]
     for name, line in lines.items():
-        verdicts = [verdict for verdict in results[f"{name}.verdict"] if verdict is not None]
+        verdicts = [verdict for verdict in results[f"verdict:{name}"] if verdict is not None]
         assert all(f"{verdict.lower()} {verdicts.count(verdict)}" in line[1] for verdict in set(verdicts))
-        assert number(line[2]) == pytest.approx(np.nanmax(results[f"{name}.error"]), rel=0.01)
-    sizes = np.abs(results["integrated_gradients.delta"])
+        assert number(line[2]) == pytest.approx(np.nanmax(results[f"largest_error:{name}"]), rel=0.01)
+    sizes = np.abs(results["convergence_delta:integrated_gradients"])
     sizes = sizes[np.isfinite(sizes)]
     assert len(sizes) == ROWS - 1
     expected = (np.median(sizes), np.quantile(sizes, 0.99), sizes.max())
@@ -131,16 +131,16 @@ def test_confusion_matrix_is_numpys(page: Inspector, results: Results) -> None:
 def test_activations_are_numpys(page: Inspector, results: Results) -> None:
     """Mean, deviation, extremes, zeros and dead units of each captured place."""
     lines = {line[0]: line for line in lines_of(page, "layers")}
-    assert set(lines) == {"relu1.output", "relu2.output", "relu3.output", "fc1.output"}
+    assert set(lines) == {f"capture:{name}@output" for name in ("relu1", "relu2", "relu3", "fc1")}
     for name, line in lines.items():
-        values = results[f"capture.{name}"][good_rows(results)].astype(np.float64)
+        values = results[name][good_rows(results)].astype(np.float64)
         expected = [values.mean(), values.std(), values.min(), values.max()]
         assert [number(text) for text in line[2:6]] == pytest.approx(expected, rel=0.01)
         assert number(line[6]) == pytest.approx(100 * (values == 0).mean(), abs=0.06)
         axes = tuple(axis for axis in range(values.ndim) if axis != 1)
         dead = np.flatnonzero((values == 0).all(axis=axes))
         assert line[7].startswith(f"{len(dead)} of {values.shape[1]} {', '.join(map(str, dead[:12]))}".strip())
-    assert lines["fc1.output"][6] == "0.0 %"
+    assert lines["capture:fc1@output"][6] == "0.0 %"
 
 
 def test_rows_worth_a_look_are_the_right_ones(page: Inspector, results: Results) -> None:
@@ -169,11 +169,11 @@ def test_bad_rows_are_named(page: Inspector) -> None:
 def test_mean_pictures_show_the_means(page: Inspector, results: Results) -> None:
     """The mean attribution of a class is drawn as what it is: its sign by colour, its size by how strong that is."""
     predictions = np.ma.filled(results["prediction"], -1)
-    values = results["integrated_gradients.image"]
+    values = results["attribution:integrated_gradients:image"]
     means = {
         str(digit): values[predictions == digit].mean(axis=0)[0] for digit in np.unique(predictions[good_rows(results)])
     }
-    figures = page.page.locator("section[aria-label='integrated_gradients.image'] figure")
+    figures = page.page.locator("section[aria-label='attribution:integrated_gradients:image'] figure")
     assert figures.count() == len(means)
     scale = np.abs(list(means.values())).max()  # one for all classes
     for figure, (name, mean) in zip(figures.all(), means.items()):
@@ -253,7 +253,7 @@ def tumours(tmp_path_factory: pytest.TempPathFactory) -> Results:
 def test_importance_is_numpys(browser: Browser, tumours: Results) -> None:
     """The mean magnitude of each feature and its deviation, over all rows and by predicted class, the largest first; a
     dot for each row, on the right what raises the target; cards with the strongest features and their values."""
-    values = tumours["integrated_gradients.features"].astype(np.float64)
+    values = tumours["attribution:integrated_gradients:features"].astype(np.float64)
     sizes, classes = np.abs(values), tumours.manifest.labels
     order = np.argsort(-sizes.mean(axis=0), kind="stable")[:20]
     with opened_report(browser, tumours.folder.report) as inspector:
@@ -276,7 +276,7 @@ def test_importance_is_numpys(browser: Browser, tumours: Results) -> None:
     expected_names = [FEATURES[index] for index in np.argsort(-sizes[row], kind="stable")[:6]]
     assert [text.splitlines()[0] for text in strongest] == expected_names
     assert number(strongest[0].splitlines()[1]) == pytest.approx(
-        tumours["input.features"][row, FEATURES.index(expected_names[0])], rel=0.01
+        tumours["input:features"][row, FEATURES.index(expected_names[0])], rel=0.01
     )
 
 
@@ -331,9 +331,9 @@ def classified(probabilities: list[float], predictions: list[int]) -> list[Cells
 def checked(name: str, verdicts: list[str], errors: list[float], reasons: list[str]) -> list[Cells]:
     about = {"attribution": name, "method": "Saliency"}
     return [
-        Cells(f"{name}.verdict", {"kind": "verdict", **about}, list(verdicts)),
-        Cells(f"{name}.reason", {"kind": "reason", **about}, list(reasons)),
-        Cells(f"{name}.error", {"kind": "largest_error", **about}, np.array(errors)),
+        Cells(f"verdict:{name}", {"kind": "verdict", **about}, list(verdicts)),
+        Cells(f"reason:{name}", {"kind": "reason", **about}, list(reasons)),
+        Cells(f"largest_error:{name}", {"kind": "largest_error", **about}, np.array(errors)),
     ]
 
 
@@ -348,8 +348,8 @@ def texts(tokens: list[list[str]]) -> list[Cells]:
     wide: list[Any] = [np.ones((len(several), 5), np.float32) for several in tokens]
     return [
         *classified([0.9, 0.8, 0.6, 0.7], [1, 0, 1, 1]),
-        Cells("lig.words", {"kind": "attribution", **about}, wide),
-        Cells("lig.tokens", {"kind": "token_attribution", "input": "ids", **about}, values),
+        Cells("attribution:lig:words", {"kind": "attribution", **about}, wide),
+        Cells("token_attribution:lig:ids", {"kind": "token_attribution", "input": "ids", **about}, values),
         Cells("tokens", {"kind": "tokens"}, tokens),
     ]
 
@@ -395,7 +395,9 @@ def test_what_was_not_checked_is_no_problem(browser: Browser, tmp_path: Path) ->
 
 
 def attribution(values: Any) -> Cells:
-    return Cells("a.x", {"kind": "attribution", "attribution": "a", "method": "Saliency", "input": "x"}, values)
+    return Cells(
+        "attribution:a:x", {"kind": "attribution", "attribution": "a", "method": "Saliency", "input": "x"}, values
+    )
 
 
 def test_rows_that_disagree_most_come_first(browser: Browser, tmp_path: Path) -> None:
@@ -432,9 +434,9 @@ def test_every_shape_has_a_picture(shape: tuple[int, ...], browser: Browser, tmp
     cells = [
         *classified([0.5] * 4, [0, 0, 1, 1]),
         attribution(values),
-        Cells("input.x", {"kind": "input", "input": "x"}, values.astype(np.float32)),
+        Cells("input:x", {"kind": "input", "input": "x"}, values.astype(np.float32)),
         Cells(
-            "capture.m.output",
+            "capture:m@output",
             {"kind": "capture", "layer": "m", "point": "output", "call": "0"},
             values.astype(np.float32),
         ),
@@ -444,7 +446,7 @@ def test_every_shape_has_a_picture(shape: tuple[int, ...], browser: Browser, tmp
         drawn = inspector.page.locator("section:has(#most-confident) .card:has(canvas, .named-bars)")
         assert drawn.count() == 4
         assert "not finite" in lines_of(inspector, "layers")[0][7]
-        reduced = inspector.page.locator("text=Reduced to means of blocks: a.x, input.x.").count()
+        reduced = inspector.page.locator("text=Reduced to means of blocks: attribution:a:x, input:x.").count()
         assert bool(reduced) == (max(shape, default=0) > 96)
         inspector.page.click(".card .link >> nth=0")
         inspector.page.wait_for_selector(".one-row .explanation figure")
@@ -453,7 +455,7 @@ def test_every_shape_has_a_picture(shape: tuple[int, ...], browser: Browser, tmp
 def test_a_bare_result_has_a_page(browser: Browser, tmp_path: Path) -> None:
     """A job without classes, checks or explanations, whose captures differ in shape."""
     ragged: list[Any] = [np.ones((length, 4), np.float32) for length in (1, 2, 3)]
-    cells = [Cells("capture.m.output", {"kind": "capture", "layer": "m", "point": "output", "call": "0"}, ragged)]
+    cells = [Cells("capture:m@output", {"kind": "capture", "layer": "m", "point": "output", "call": "0"}, ragged)]
     with opened_report(browser, handmade(tmp_path, cells, 3)) as inspector:
         assert [line[1:4] for line in lines_of(inspector, "layers")] == [["varies", "1", "0"]]
         assert cards_in(inspector, "the-first-rows") == [0, 1, 2]
@@ -464,7 +466,7 @@ def test_a_long_job_is_cut(browser: Browser, tmp_path: Path, monkeypatch: pytest
     said of all rows is said of the evenly spaced ones, and the page says which part it has."""
     rows = 192  # three batches
     values = np.arange(rows, dtype=np.float32)[:, None] * np.ones((1, 8), np.float32)
-    capture = Cells("capture.m.output", {"kind": "capture", "layer": "m", "point": "output", "call": "0"}, values)
+    capture = Cells("capture:m@output", {"kind": "capture", "layer": "m", "point": "output", "call": "0"}, values)
     cells = [
         *classified([(row * 37 % rows + 1) / (rows + 1) for row in range(rows)], [0] * rows),
         attribution(values),

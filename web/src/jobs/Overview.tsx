@@ -50,7 +50,7 @@ export function Outcomes({ folder }: { folder: JobFolder }): preact.JSX.Element 
         rows={attributions.map(([name, { method = "", layer }]) => {
           const verdicts = countsOf(cellsOf(folder, "verdict", name).map(verdictOf));
           const errors = cellsOf(folder, "largest_error", name).map(Number).filter(Number.isFinite);
-          const deltas = cellsOf(folder, "delta", name).map(Number).filter(Number.isFinite).map(Math.abs);
+          const deltas = cellsOf(folder, "convergence_delta", name).map(Number).filter(Number.isFinite).map(Math.abs);
           const skipped = cellsOf(folder, "skipped", name).filter(Boolean).length;
           const spread = histogramOf(deltas);
           const isNamed = method.toLowerCase() === name.replaceAll("_", "").toLowerCase();

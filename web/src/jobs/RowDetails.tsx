@@ -163,12 +163,10 @@ function questionOf({ question = {}, job }: Manifest, { cells }: Line): Draft | 
 async function inputsOf(folder: JobFolder, line: Line, { inputs }: ModelDetail): Promise<Question["inputs"]> {
   const columns = columnsOf(folder, ["input"]);
   const cells = await cellsOf(line, columns);
-  const raw = cells["input:raw"];
-  if (typeof raw === "string") return [raw];
-  if (raw instanceof Uint8Array) {
-    const column = columns.find(({ name }) => name === "input:raw");
-    return [{ data: Uint8Array.from(raw), mediaType: column?.["media_type"] ?? "" }];
-  }
+  const raw = columns.find(({ input }) => input === undefined);
+  const data = raw && cells[raw.name];
+  if (typeof data === "string") return [data];
+  if (data instanceof Uint8Array) return [{ data: Uint8Array.from(data), mediaType: raw?.["media_type"] ?? "" }];
   const named = columns.flatMap((column) => {
     const part = tensorIn(cells, column);
     const spec = inputs.find(({ name }) => name === column["input"]);

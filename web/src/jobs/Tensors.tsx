@@ -297,7 +297,7 @@ function layerOf(column: Column, samples: readonly Sample[]): preact.ComponentCh
   const isOne = parts.every(({ shape }) => String(shape) === String(parts[0]?.shape));
   return [
     [
-      <code>{column.name.replace("capture.", "")}</code>,
+      <code>{column.name}</code>,
       isOne ? shapeText(parts[0]?.shape ?? []) : "varies",
       ...[mean, deviation, least, most],
       `${((100 * zeros * count) / Math.max(1, count - notFinite)).toFixed(1)} %`,
