@@ -22,7 +22,7 @@ LAYERS = ["v1", "contract", "views", "client", "cutaway", "engine", "adapters", 
 
 INNER_LAYERS = {
     "contract": [
-        *("values", "errors", "module_globs", "compression", "tensors", "requests", "results", "wire"),
+        *("values", "errors", "module_globs", "tensors", "requests", "results", "wire"),
         *("torchserve_messages", "request_reader"),
     ],
     "engine": [
@@ -158,7 +158,7 @@ def test_imports_run_downwards() -> None:
 
 @pytest.mark.parametrize("part", INNER_LAYERS)
 def test_packages_of_a_part_import_downwards(part: str) -> None:
-    """Inside the engine and the gateway, too, a package imports only packages below it."""
+    """Inside the larger parts, too, a package imports only packages below it."""
     inside = {name: [*name.split("."), part][2] for name in MODULES if MODULES[name].part == part}
     layers = INNER_LAYERS[part]
     for name, package in inside.items():
@@ -210,8 +210,8 @@ def test_command_line_starts_without_the_server() -> None:
 )
 def test_packages_import_without_torch(names: tuple[str, ...], tmp_path: Path) -> None:
     """The client, the gateway and batch jobs import neither torch nor Captum: a gateway whose models run elsewhere, a
-    job that a service computes, and a reader of results need none. Only `gateway.backends.in_process` and
-    `jobs.engines.local`, which run models in their own process, import them."""
+    job that a service computes, and a reader of results need none. Only `server.lifecycle.in_process`,
+    `jobs.engines.local` and `jobs.engines.ray`, which run models in their own processes, import them."""
     heavy = {"torch", "captum", "safetensors"}
     assert not third_party(reached_from(*names)) & heavy
     script = f"import sys, {', '.join(names)}; print(*{{name.partition('.')[0] for name in sys.modules}})"
