@@ -285,7 +285,7 @@ def test_wrong_words_name_their_field() -> None:
     """With what would be right."""
     asked = InspectRequest("digits", {"image": IMAGE})
     with pytest.raises(
-        ca.InvalidArgument, match="'perl' is not a choice; there are python, typescript, curl, job"
+        ca.InvalidArgument, match="'julia' is not a choice; there are python, typescript, curl, job"
     ) as caught:
         program_of(question(asked), "julia")
     assert (caught.value.reason, caught.value.field) == (Reason.INVALID_VALUE, "language")
