@@ -161,6 +161,7 @@ def test_packages_of_a_part_import_downwards(part: str) -> None:
     """Inside the larger parts, too, a package imports only packages below it."""
     inside = {name: [*name.split("."), part][2] for name in MODULES if MODULES[name].part == part}
     layers = INNER_LAYERS[part]
+    assert set(layers) <= set(inside.values())  # none that is gone
     for name, package in inside.items():
         for imported in (MODULES[name].imports(lazy=True) & inside.keys()) - {f"cutaway.{part}"}:
             assert layers.index(inside[imported]) <= layers.index(package), f"{name} imports {imported}"
@@ -186,6 +187,7 @@ def test_engine_knows_nothing_of_serving() -> None:
 def test_client_side_needs_only_the_base_install() -> None:
     """What `import cutaway` brings in, directly or not, is what `pip install cutaway` brings along."""
     assert third_party(reached_from("cutaway")) == CLIENT_PACKAGES
+    assert MODULES.keys() >= OPTIONAL_PACKAGES.keys()  # none that is gone
     for module in OWN:
         if module.part in CLIENT_SIDE:
             optional = OPTIONAL_PACKAGES.get(module.name, set())
