@@ -3,7 +3,7 @@
 import { useMemo, useState } from "preact/hooks";
 import { HookPoint } from "@cutaway/client";
 import { Button } from "../ui/controls.js";
-import { Empty, Panel } from "../ui/parts.js";
+import { Empty, Panel, Statistics } from "../ui/parts.js";
 import { FLOATING } from "../ask/ways.js";
 import { Channels } from "./Channels.js";
 import { axesAt, gradientAt, strongestText } from "./places.js";
@@ -11,7 +11,6 @@ import { Sequence } from "./Sequence.js";
 import { layoutOf } from "../measures/layout.js";
 import { shapeText } from "../ui/text.js";
 import { capturing, leavesOf, requestAt } from "../models/places.js";
-import { Statistics } from "../ui/parts.js";
 import { draft } from "../state/asking.js";
 import { exampleOf, targetText, type ViewProps, wholeOutputs } from "../state/exchange.js";
 import "./activations.css";

@@ -2,8 +2,17 @@
 
 import { useMemo, useState } from "preact/hooks";
 import { HookPoint } from "@cutaway/client";
-import { canChange, type CapturedProps, effectGradient, effectOf, type Order } from "./places.js";
-import { ordered, ORDERS, partText, tokensOf } from "./places.js";
+import {
+  canChange,
+  type CapturedProps,
+  effectGradient,
+  effectOf,
+  type Order,
+  ordered,
+  ORDERS,
+  partText,
+  tokensOf,
+} from "./places.js";
 import { ChannelGrid } from "./ChannelGrid.js";
 import { Button, Choice, Pager, Slider } from "../ui/controls.js";
 import { placeAt } from "../edits/edit.js";

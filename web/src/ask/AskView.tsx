@@ -12,7 +12,7 @@ import { alter, asked, complete, draft, model, row } from "../state/asking.js";
 import "./ask.css";
 
 /** The fields of the contract that have a section of their own here. */
-export const SECTIONS = ["tensors", "raw", "input", "target", "captures", "attributions", "input_gradients", "edits"];
+const SECTIONS = ["tensors", "raw", "input", "target", "captures", "attributions", "input_gradients", "edits"];
 
 /** Shows the question beside its answer. */
 export function AskView(): preact.JSX.Element | null {

@@ -70,7 +70,7 @@ export function weights(reply: Inspection): Named[] {
 }
 
 /** Returns a number of bytes as people read it. */
-export function bytesText(bytes: number): string {
+function bytesText(bytes: number): string {
   const units = ["bytes", "KiB", "MiB", "GiB"];
   const power = Math.min(units.length - 1, bytes > 0 ? Math.floor(Math.log2(bytes) / 10) : 0);
   return `${(bytes / 1024 ** power).toLocaleString("en", { maximumFractionDigits: 1 })} ${units[power] ?? ""}`;

@@ -2,7 +2,7 @@
 
 import { useState } from "preact/hooks";
 import { HookPoint } from "@cutaway/client";
-import { Panel } from "../ui/parts.js";
+import { Panel, Statistics } from "../ui/parts.js";
 import { FLOATING } from "../ask/ways.js";
 import { depthsOf, depthText, onLogScale } from "./depth.js";
 import { Figure, inputAt } from "../explanations/Values.js";
@@ -13,7 +13,6 @@ import { Button, Select } from "../ui/controls.js";
 import { capturing, leavesOf, parameterAt, requestAt } from "../models/places.js";
 import { Bars } from "../pictures/Bars.js";
 import { HeatMap } from "../pictures/Picture.js";
-import { Statistics } from "../ui/parts.js";
 import { draft } from "../state/asking.js";
 import { type Exchange, gradientOf, targetText, type ViewProps } from "../state/exchange.js";
 import "./gradients.css";

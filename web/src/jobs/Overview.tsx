@@ -82,7 +82,7 @@ export function Outcomes({ folder }: { folder: JobFolder }): preact.JSX.Element 
 type Finding = Readonly<{ attribution: string; verdict: Verdict; error: number; reason: string; rows: JobRow[] }>;
 
 /** Returns outcomes that are problems: those that disagree first, each with the largest error first. */
-export function findingsOf(folder: JobFolder): Finding[] {
+function findingsOf(folder: JobFolder): Finding[] {
   const findings = [...attributionsOf(folder).keys()].flatMap((attribution) => {
     const columns = ["verdict", "largest_error", "reason"].map((kind) => columnsOf(folder, [kind], attribution)[0]);
     const successive: Finding[] = [];

@@ -106,7 +106,7 @@ export function attributionsOf(folder: JobFolder): Map<string, Column> {
 }
 
 /** Returns the columns that statistics are computed from. */
-export function sampledColumns(folder: JobFolder): Column[] {
+function sampledColumns(folder: JobFolder): Column[] {
   const columns = [...shownColumns(folder), ...columnsOf(folder, ["capture"])];
   return columns.filter(({ store, media_type: type }) => store !== "zarr" && !type);
 }

@@ -4,9 +4,8 @@ import { create } from "@bufbuild/protobuf";
 import { ModelDetailSchema } from "@cutaway/contract/model_pb";
 import { describe, expect, it } from "vitest";
 import { HookPoint } from "@cutaway/client";
-import { matches } from "./tree.js";
 import { capturing, leavesOf, requestAt } from "./places.js";
-import { allIn, foldedAtFirst, ran, shownRows, treeOf } from "./tree.js";
+import { allIn, foldedAtFirst, matches, ran, shownRows, treeOf } from "./tree.js";
 
 const DETAIL = create(ModelDetailSchema, {
   modules: [
