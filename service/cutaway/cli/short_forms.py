@@ -22,7 +22,7 @@ from cutaway.contract.request_reader.reader import data_type, place, read, read_
 from cutaway.contract.requests import Attribution, Capture, Edit, ExplainIf, InspectRequest, Target
 from cutaway.contract.requests.fields import plain
 
-# The file of ``cutaway inspect --request``, and the lines of its fields, which errors name.
+# The file of ``cutaway inspect --request``: errors name the lines of its fields.
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,7 @@ from cutaway.contract.requests import (
 from cutaway.contract.tensors import Array, ArrayLike, as_array, dtype_name
 from cutaway.contract.values import changed
 
-# Inputs as people have them, as tensors by name or as raw examples. Packages are recognised, never imported.
-
+# Inputs become tensors by name or raw examples. Packages are recognised, never imported.
 
 One: TypeAlias = Any
 """A `Raw`, a text, or a Pillow image: one example for the model to decode."""

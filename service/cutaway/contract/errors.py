@@ -46,7 +46,7 @@ _RETRY = True
 
 
 class Reason(StrEnum):
-    """What went wrong; a name never changes its meaning. `docs/errors.md` has the table.
+    """A stable cause of an error; a name never changes its meaning. `docs/errors.md` has the table.
 
     Attributes:
         code: the gRPC status that an error with this reason has.
@@ -242,7 +242,7 @@ class FailedPrecondition(CutawayError, code=Code.FAILED_PRECONDITION):
 
 
 class ResourceExhausted(CutawayError, code=Code.RESOURCE_EXHAUSTED):
-    """Too large, or too many at once."""
+    """An error for a request that is too large, or for too many at once."""
 
 
 class DeadlineExceeded(CutawayError, code=Code.DEADLINE_EXCEEDED):
@@ -250,7 +250,7 @@ class DeadlineExceeded(CutawayError, code=Code.DEADLINE_EXCEEDED):
 
 
 class Unavailable(CutawayError, code=Code.UNAVAILABLE):
-    """No server or worker answers at the moment; a retry may succeed."""
+    """An error for no answer from a server or worker; a retry may succeed."""
 
 
 class Internal(CutawayError, code=Code.INTERNAL):

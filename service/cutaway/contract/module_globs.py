@@ -10,7 +10,7 @@ import re2
 
 
 def is_glob(pattern: str) -> bool:
-    """Whether ``pattern`` can match several names."""
+    """Returns whether ``pattern`` can match several names."""
     return "*" in pattern or "?" in pattern
 
 

@@ -15,9 +15,8 @@ import numpy.typing as npt
 
 from cutaway.contract.errors import CutawayError, Reason, error
 
-# Bytes are shuffled before Zstandard: neighbouring numbers often share sign and exponent, and nothing else. The first
-# byte of every element, then the second one and so on, puts these side by side.
-
+# Neighbouring numbers often have equal signs and exponents. Byte shuffling (the first byte of every element, then the
+# second, ...) puts these side by side, where Zstandard compresses them.
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 

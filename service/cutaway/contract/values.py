@@ -17,7 +17,7 @@ def changed(value: T, **attributes: Any) -> T:
     return other
 
 
-# An enum with string members, as Python 3.11 has it.
+# `enum.StrEnum` exists from Python 3.11 on.
 
 
 class StrEnum(str, Enum):
@@ -25,9 +25,6 @@ class StrEnum(str, Enum):
 
     def __str__(self) -> str:
         return str(self.value)
-
-
-# The installed version.
 
 
 __version__ = version("cutaway")

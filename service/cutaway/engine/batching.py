@@ -37,11 +37,8 @@ from cutaway.engine.model.session import latest
 from cutaway.engine.passes.pass_recorder import CannotShare, ResolvedAttribution, RowRange, concatenated, consecutive
 from cutaway.engine.planning.plan import Plan
 
-# Requests that ask the same of different inputs become one request for all their rows, whose result is split by rows.
-#
-# Everything but the inputs is then done once for all of them: hooks, checks of names, targets, Captum's passes, what
-# references have in common, copies to the host. The class and the baseline of a row may be its own.
-
+# Requests that differ only in inputs, classes and baselines are joined: hooks, validation, Captum's passes, references
+# and copies to the host then run once for all their rows.
 
 Request = TypeVar("Request", InspectRequest, Attribution)
 

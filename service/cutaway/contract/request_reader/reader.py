@@ -45,8 +45,7 @@ from cutaway.contract.wire.codec import OneOf, convert_each, type_hints
 from cutaway.contract.wire.methods import METHODS, METRICS, RULES
 from cutaway.contract.wire.oneofs import REDUCTIONS, TARGETS, VERBS
 
-# Single values of a request: numbers, texts, choices and arrays.
-
+# Readers of single values: numbers, texts, choices and arrays.
 
 E = TypeVar("E", bound=Enum)
 T = TypeVar("T")
@@ -225,10 +224,10 @@ _TABLES: dict[Any, tuple[str, OneOf[Any]]] = {
     LrpRule: ("rule", RULES),
     Metric: ("metric", METRICS),
 }
-"""By base class, what people call its classes, and the table of them."""
+"""The noun for the classes of each base class in messages, and the table of these classes."""
 
 CLASSES: dict[Any, dict[str, type]] = {base: dict(sorted(table.kinds.items())) for base, (_, table) in _TABLES.items()}
-"""For each base class, the classes that a request can name, by their names in the contract."""
+"""The classes of each base class that a request can name, by their names in the contract."""
 
 _SPELLINGS: dict[Any, dict[str, type]] = {
     base: {plain(alias): kind for field, kind in classes.items() for alias in (field, kind.__name__)}

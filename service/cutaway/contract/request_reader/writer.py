@@ -14,7 +14,7 @@ from cutaway.contract.requests import Attribution, Edit, NeuronAttribution, Toke
 from cutaway.contract.tensors import Array
 
 _TAGS = {Attribution: "method", Edit: "edit"}
-"""By base class, the field that names the class; classes of other bases have their name around their fields."""
+"""The field that names the class, by base class; other classes have their name around their fields."""
 
 
 def given(value: Any) -> dict[str, Any]:

@@ -49,19 +49,23 @@ class TokenId(int):
 
 
 Baselines: TypeAlias = Mapping[str, float | ArrayLike | TokenId]
-"""By input name, or by ``""`` for all other inputs: a number, a tensor of one row or a row an example, or a token's
-id."""
+"""The baseline of each input by name, or by ``""`` for all other inputs.
+
+A baseline is a number, a tensor of one row or a row an example, or a token's id.
+"""
 
 Distributions: TypeAlias = Mapping[str, ArrayLike]
-"""By input name, samples of a distribution: axis 0 is the sample, then the axes of the input; each
-input has as many."""
+"""The samples of a distribution by input name, equally many for each input.
+
+Axis 0 is the sample; the axes of the input follow.
+"""
 
 
 # Noise tunnels and quality metrics of attributions.
 
 
 class Combination(StrEnum):
-    """How the attributions of noisy copies are combined; the values are Captum's names."""
+    """A way to combine the attributions of noisy copies; the values are Captum's names."""
 
     SMOOTHGRAD = "smoothgrad"
     """The mean."""
@@ -121,7 +125,7 @@ class SensitivityMax(Metric):
 
 
 class Quadrature(StrEnum):
-    """How a path integral is approximated; the values are Captum's names."""
+    """A quadrature rule for a path integral; the values are Captum's names."""
 
     GAUSS_LEGENDRE = "gausslegendre"
     RIEMANN_RIGHT = "riemann_right"
@@ -148,13 +152,13 @@ class Attribution:
 
 
 def field_name(kind: type[object]) -> str:
-    """The contract's field for a method or a verb: ``layer_grad_cam`` for `LayerGradCam`, ``lrp`` for `LRP`."""
+    """Returns the contract's field for a method or a verb: ``layer_grad_cam`` for `LayerGradCam`, ``lrp`` for `LRP`."""
     return method_field(kind.__name__)
 
 
 @lru_cache
 def method_field(name: str) -> str:
-    """The same, by the name of the class."""
+    """Returns the contract's field for a class with this ``name``."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
 
 

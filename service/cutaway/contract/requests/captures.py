@@ -14,7 +14,7 @@ __all__ = ["Capture", "Max", "Mean", "Norm", "Point", "Slice", "TopElements"]
 
 
 class Point(StrEnum):
-    """Where a hook sits on a module."""
+    """A point of a module at which a hook sees tensors."""
 
     INPUT = "input"
     """The input: a forward pre-hook."""
@@ -58,7 +58,7 @@ class Slice:
 
 @dataclass(frozen=True)
 class Reduction:
-    """How a captured tensor is reduced before it is sent."""
+    """A reduction of a captured tensor before it is sent."""
 
 
 @dataclass(frozen=True)
@@ -74,17 +74,17 @@ class AxisReduction(Reduction):
 
 @dataclass(frozen=True)
 class Mean(AxisReduction):
-    """Reduces a floating tensor to its mean over axes."""
+    """The mean of a floating tensor over axes."""
 
 
 @dataclass(frozen=True)
 class Max(AxisReduction):
-    """Reduces a tensor to its maximum over axes."""
+    """The maximum of a tensor over axes."""
 
 
 @dataclass(frozen=True)
 class Norm(AxisReduction):
-    """Reduces a floating tensor to its 2-norm over axes."""
+    """The 2-norm of a floating tensor over axes."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class TopElements(Reduction):
 
 @dataclass(frozen=True)
 class Capture:
-    """Return the tensors that hooks record at modules, at operators inside a module's forward, or at a parameter.
+    """A request for tensors that hooks record at modules, at operators inside a module's forward, or at a parameter.
 
     Args:
         module: a name in ``named_modules()``, ``.`` for the model itself, or a glob: ``*`` is any text within one part

@@ -15,8 +15,8 @@ from typing import Annotated, Any, TypeAlias
 
 from cutaway.contract.errors import Reason, error
 
-# Checks stand beside a field's type: ``Annotated[int, at_least_one]``. `cutaway.contract.wire.codec` makes them when a
-# message is read: protobuf's own errors name no field.
+# Checks beside a field's type: ``Annotated[int, at_least_one]``. The codec runs them, because protobuf's own errors
+# name no field.
 
 
 def at_least_one(value: int) -> int:
@@ -135,7 +135,7 @@ _ADVICE = {
     )
     for name in names.split()
 }
-"""What to do instead, by a name that the part of the request does not have."""
+"""Advice for names that a part of the request does not have, by name."""
 
 
 def plain(name: object) -> str:

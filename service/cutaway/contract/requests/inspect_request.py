@@ -48,7 +48,7 @@ class ExplainIf:
 
 
 Argument: TypeAlias = bool | int | float | str | None
-"""What an argument of forward gets that takes no tensor."""
+"""The value of a forward argument that takes no tensor."""
 
 _ONE_REPLY = {"of_one_reply": True}
 """A field that is about one reply: a job, which has many, does not take it."""
@@ -63,7 +63,7 @@ _NO_TENSORS: Mapping[str, Array] = MappingProxyType({})
 
 
 class CheckMode(StrEnum):
-    """How attributions are checked."""
+    """The extent to which attributions are checked."""
 
     OFF = "off"
     """No check."""
@@ -75,7 +75,7 @@ class CheckMode(StrEnum):
 
 @dataclass(frozen=True)
 class CheckRequest:
-    """How to check.
+    """The options of the checks.
 
     Args:
         mode: in which passes raw hooks record.

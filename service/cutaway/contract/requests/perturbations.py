@@ -52,14 +52,17 @@ class BaselinePerturbation(Perturbation):
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureAblation(Grouped, BaselinePerturbation):
-    """What changes when a feature is replaced by its baseline. Zeiler and Fergus 2013, arXiv:1311.2901, did so with
-    parts of images."""
+    """Feature ablation: the target's change when a feature is replaced by its baseline.
+
+    Zeiler and Fergus 2013, arXiv:1311.2901, replaced parts of images.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Occlusion(BaselinePerturbation):
-    """What changes when a window is replaced by a baseline, averaged over the windows that contain an element.
-    Zeiler and Fergus 2013, arXiv:1311.2901.
+    """Occlusion: the target's change when a window is replaced by a baseline.
+
+    An element gets the mean over the windows that contain it. Zeiler and Fergus 2013, arXiv:1311.2901.
 
     Args:
         windows: by input name, the window's size along each axis after the batch; one for each input explained.
@@ -72,14 +75,18 @@ class Occlusion(BaselinePerturbation):
 
 @dataclass(frozen=True, kw_only=True)
 class FeaturePermutation(Grouped):
-    """What changes when a feature's values are exchanged between the rows of the batch, at random; a seed in the
-    request makes the result reproducible. Fisher et al. 2018, arXiv:1801.01489."""
+    """Feature permutation: the target's change when a feature's values are permuted between rows at random.
+
+    A seed in the request makes the result reproducible. Fisher et al. 2018, arXiv:1801.01489.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShapleyValues(Grouped, BaselinePerturbation):
-    """What a feature adds to the target, on average over all orders in which features can be added to the baseline.
-    Shapley 1953, doi:10.1515/9781400881970-018."""
+    """Shapley values: the mean contribution of a feature over all orders of adding features to the baseline.
+
+    Shapley 1953, doi:10.1515/9781400881970-018.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,12 +126,12 @@ class Lime(Surrogate):
 
 @dataclass(frozen=True, kw_only=True)
 class NeuronFeatureAblation(NeuronAttribution, Grouped, BaselinePerturbation):
-    """What changes in a neuron when a feature is replaced by its baseline."""
+    """Feature ablation of a neuron: its change when a feature is replaced by its baseline."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerFeatureAblation(LayerAttribution):
-    """What changes when a unit of a layer is replaced by a number.
+    """Layer ablation: the target's change when a unit of a layer is replaced by a number.
 
     Args:
         baseline: the number.
@@ -135,5 +142,7 @@ class LayerFeatureAblation(LayerAttribution):
 
 @dataclass(frozen=True, kw_only=True)
 class LayerFeaturePermutation(LayerAttribution):
-    """What changes when a unit's values are exchanged between the rows of the batch, at random; a seed in the request
-    makes the result reproducible. Fisher et al. 2018, arXiv:1801.01489."""
+    """Layer permutation: the target's change when a unit's values are permuted between rows at random.
+
+    A seed in the request makes the result reproducible. Fisher et al. 2018, arXiv:1801.01489.
+    """

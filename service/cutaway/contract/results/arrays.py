@@ -62,7 +62,7 @@ class NamedAttribution(NamedTuple):
 
 
 class Where(NamedTuple):
-    """What the arrays of a part of a result have in common: their attribution, and what they are of."""
+    """The place of arrays in a result: their attribution, and the input, layer or parameter that they belong to."""
 
     attribution: NamedAttribution | None = None
     key: str | None = None
@@ -210,7 +210,7 @@ def _rebuilders(kind: type[Any]) -> tuple[tuple[str, _Rebuild], ...]:
     )
 
 
-# The metadata of fields
+# Metadata of dataclass fields.
 
 
 def array(kind: str, of: str = "") -> dict[str, ArrayField]:
@@ -307,7 +307,7 @@ def other_fields(kind: Any) -> list[str]:
     return [name for name, rule in rules.items() if not isinstance(rule, ArrayField) and rule is not _captures]
 
 
-# Files of numpy
+# NPY and NPZ files.
 
 
 def npy(values: Array) -> bytes:

@@ -1,4 +1,4 @@
-"""Whether two results are the same: numbers within the rounding of their types, everything else exactly."""
+"""Comparison of two results: numbers within the rounding of their types, everything else exactly."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Change:
-    """What has changed of the model, the software or the device, if it has: before, and now."""
+    """A change of the model, the software or the device: the value before, and the value now."""
 
     what: str
     before: str
@@ -48,7 +48,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Comparison:
-    """How a result compares with one that was stored.
+    """A comparison of a result with one that was stored.
 
     Attributes:
         same: whether nothing differs by more than the rounding of its type.

@@ -159,7 +159,7 @@ class MetricResult:
 
 @dataclass(frozen=True)
 class AttributionError:
-    """Why one attribution could not be computed.
+    """The error of one attribution that could not be computed.
 
     Attributes:
         code: the gRPC status code that the call would have had.

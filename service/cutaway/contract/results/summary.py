@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     )
 
 
-# Short texts of names, shapes and numbers, which are safe to print whatever a server sent.
-
+# A server may send any text: what is printed has escapes for control characters.
 
 _JOINERS = "\u200c\u200d"
 """Join and separate letters of Persian, Hindi and emoji; they do nothing else."""

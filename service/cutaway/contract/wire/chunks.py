@@ -230,8 +230,7 @@ def _reading() -> Iterator[None]:
         raise error(Reason.INTERNAL, "a piece of the reply cannot be read") from None
 
 
-# Options of a request that change its reply: the data type of floating tensors, and the dry run.
-
+# Dry runs and changes of the data type of floating tensors.
 
 _EVERY_STAGE = Timings(*[1.0] * 7)  # a time of 0 takes no bytes
 
@@ -276,12 +275,8 @@ def _estimate(result: InspectResult) -> InspectResult:
 
 # Decoding of a streamed reply: each chunk is copied into an array that is allocated from the header.
 
-
-# The most memory that a client gives to one reply, whatever a server says.
-
-
 MAX_REPLY_BYTES = 4 << 30
-"""Bytes of the tensors of one reply, unpacked, unless the caller allows more."""
+"""The most bytes of tensors that a client unpacks for one reply, unless the caller allows more."""
 
 
 def check_reply_memory(response: inspection_pb2.InspectResponse, allowed_bytes: int = 0) -> None:

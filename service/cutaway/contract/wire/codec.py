@@ -25,7 +25,6 @@ from cutaway.v1 import tensor_pb2
 
 # Codecs of messages with a ``oneof``: each of its fields stands for a subclass of one dataclass.
 
-
 T = TypeVar("T")
 
 
@@ -116,7 +115,7 @@ def _leaves(base: type[T]) -> Iterator[type[T]]:
 
 
 def _variant(kind: type, field: FieldDescriptor, rules: Rules, special: Mapping[type, Rules | Spread]) -> Rules:
-    """The rules for ``field`` of a ``oneof``: either its message holds the attributes of ``kind``, or it is one."""
+    """Returns the rules for ``field`` of a ``oneof``, which holds the attributes of ``kind`` or is a ``kind``."""
     for narrower, more in special.items():
         if issubclass(kind, narrower):
             if isinstance(more, Spread):
@@ -128,7 +127,7 @@ def _variant(kind: type, field: FieldDescriptor, rules: Rules, special: Mapping[
 
 
 class Codec(NamedTuple):
-    """Converts a value to a message, or to the container of a repeated or map field, and back.
+    """A converter of values to messages, or to the containers of repeated and map fields, and back.
 
     Attributes:
         write: takes a value, and the empty message or container to fill.
@@ -140,7 +139,7 @@ class Codec(NamedTuple):
 
 
 class Spread(NamedTuple):
-    """Converts some attributes of a dataclass to the fields of one message, and back.
+    """A converter of some attributes of a dataclass to the fields of one message, and back.
 
     Attributes:
         write: takes an instance of the dataclass, and the message to fill.
@@ -152,7 +151,7 @@ class Spread(NamedTuple):
 
 
 class FieldRule(NamedTuple):
-    """What is special about a field of a message.
+    """A rule for a field of a message whose conversion does not follow from its type.
 
     Attributes:
         attribute: the attribute of the dataclass, where its name differs.
@@ -166,7 +165,7 @@ class FieldRule(NamedTuple):
 
 
 Rules: TypeAlias = Mapping[str, FieldRule]
-"""By the name of a field."""
+"""The rules of a message by field name."""
 
 _UNIONS = (Union, types.UnionType)
 
@@ -196,7 +195,7 @@ def _record(kind: type, message: Any, rules: Rules) -> Codec:
 
 
 def _is_plain(field: FieldDescriptor) -> bool:
-    """Whether a dataclass may have the value of ``field`` as it is."""
+    """Returns whether a dataclass may have the value of ``field`` as it is."""
     simple = field.message_type is None and field.enum_type is None
     return simple and not field.is_repeated and not field.has_presence
 

@@ -70,8 +70,10 @@ _CANCELLED = 1
 """The gRPC status of a call that a server accepted while it shut down, and never replies to."""
 
 _REFUSED_STREAM = "RST_STREAM with error code 7"
-"""What gRPC says of a call beyond those that one connection may have at once (RFC 9113, REFUSED_STREAM): that a server
-which is late with earlier ones has not yet let go."""
+"""gRPC's message for a call beyond the limit of streams of one connection (RFC 9113, REFUSED_STREAM).
+
+A server that is slow to close earlier streams causes it.
+"""
 
 _PLAIN_REASONS = {
     int(Code.RESOURCE_EXHAUSTED): Reason.REQUEST_TOO_LARGE,
@@ -88,7 +90,7 @@ _TLS_FAILURES = {
     "Hostname Verification Check failed": "the server's certificate is for another name",
     "WRONG_VERSION_NUMBER": "the server does not speak TLS",
 }
-"""What gRPC says of a failed handshake, and what that means."""
+"""Parts of gRPC's messages for failed handshakes, and their meanings."""
 
 
 def _why_unreachable(details: str) -> str:
@@ -119,7 +121,7 @@ def _shortened(string: str) -> str:
     return string if len(data) <= _MAX_TEXT_BYTES else data[: _MAX_TEXT_BYTES - 3].decode(errors="ignore") + "..."
 
 
-# Messages of Connect as bytes: they are parsed and serialised elsewhere, by the same code as those of gRPC.
+# Connect's messages stay bytes: the code that parses those of gRPC parses them too.
 
 
 class BytesCodec:

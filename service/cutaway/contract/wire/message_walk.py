@@ -17,7 +17,7 @@ from cutaway.contract.tensors import DTYPES, MAX_RANK
 from cutaway.contract.wire.scalars import DATA_TYPE_NAMES
 from cutaway.v1 import inspection_pb2, tensor_pb2, worker_pb2
 
-# The wire format of protobuf, read and written by hand: bytes in a message are neither parsed nor copied.
+# The wire format is read and written by hand, because protobuf would copy the bytes in a message.
 
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types
@@ -181,7 +181,7 @@ def check_structure(message: Message, path: str = "") -> None:
 
 
 class _Kind(NamedTuple):
-    """What a walk asks of a field: whether it holds texts, a map, or messages that are no map's own entries."""
+    """The content of a field: whether it holds texts, a map, or messages that are no map's own entries."""
 
     has_texts: bool
     is_map: bool
@@ -244,9 +244,8 @@ def children(field: FieldDescriptor, value: Any, path: str) -> Iterator[tuple[st
         yield path, value
 
 
-# Timings travel beside a serialised response until all of them are known, and are then added at once: not every decoder
-# merges a message field that occurs twice.
-
+# Timings are added to a serialised response once, when all of them are known: not every decoder merges a message field
+# that occurs twice.
 
 _TIMINGS = inspection_pb2.InspectResponse.TIMINGS_FIELD_NUMBER
 

@@ -21,8 +21,7 @@ from cutaway.contract.wire.codec import Codec, FieldRule, Rules, Spread, record,
 from cutaway.contract.wire.scalars import DATA_TYPES, POINTS, VERDICTS
 from cutaway.v1 import attribution_pb2, capture_pb2, check_pb2, inspection_pb2, model_pb2, tensor_pb2, worker_pb2
 
-# What the gateway tells observers of a reply: the time of each stage, and the verdicts of checks. It comes beside the
-# serialised response, which the gateway does not read.
+# Stage times and check outcomes travel beside the serialised response, which the gateway does not read.
 
 
 class CheckOutcome(NamedTuple):
@@ -33,7 +32,7 @@ class CheckOutcome(NamedTuple):
 
 
 class ReplySummary(NamedTuple):
-    """What a reply says of its computation.
+    """The stage times and check outcomes of a reply.
 
     Attributes:
         stages: the time of each stage that ran (``queue``, ``forward``, ...), in milliseconds.
@@ -79,7 +78,7 @@ def decode(message: inspection_pb2.InspectResponse, form: str = "") -> plain.Ins
 
 
 def _vector(dtype: type, *, empty_is_none: bool = True) -> FieldRule:
-    """The rule for a repeated number that is an array [batch]."""
+    """Returns the rule for a repeated number that is an array [batch]."""
 
     def write(array: Array | None, container: Any) -> None:
         if array is not None:
@@ -92,7 +91,7 @@ def _vector(dtype: type, *, empty_is_none: bool = True) -> FieldRule:
 
 
 def _named(tensor: Codec) -> Codec:
-    """The codec of a repeated `cutaway.v1.NamedTensor`, for a dict."""
+    """Returns the codec of a repeated `cutaway.v1.NamedTensor`, for a dict."""
 
     def write(arrays_by_name: Any, container: Any) -> None:
         for name, array in arrays_by_name.items():
@@ -154,7 +153,7 @@ _ESTIMATE = record(
 
 @lru_cache
 def _codec(form: str) -> Codec:
-    """The codec of results, by the form of their tensors; see `encode`."""
+    """Returns the codec of results, by the form of their tensors; see `encode`."""
     tensor = Codec(partial(scalars.write, compression=form), scalars.read)
     if form == NO_DATA:
         tensor = Codec(_write_without_data, _allocate)
@@ -191,7 +190,7 @@ def _codec(form: str) -> Codec:
 
 
 def _arrays(kind: type, tensor: Codec) -> dict[str, FieldRule]:
-    """The rules of the fields of dataclass ``kind`` that have arrays."""
+    """Returns the rules of the fields of dataclass ``kind`` that have arrays."""
     return {name: _array_rule(kind, name, field, tensor) for name, field in array_fields(kind).items()}
 
 
@@ -249,7 +248,7 @@ def _unedited(rules: Rules) -> Spread:
 
 
 def _captures(tensor: Codec) -> Codec:
-    """The codec of all captures: a message has one point of a module, a `plain.ModuleCapture` all of them."""
+    """Returns the codec of all captures: a message has one point of a module, a `plain.ModuleCapture` all of them."""
 
     def write(captures: Mapping[str, plain.ModuleCapture], container: Any) -> None:
         for name, capture in captures.items():

@@ -30,14 +30,14 @@ from cutaway.v1 import attribution_pb2, capture_pb2, check_pb2, inspection_pb2, 
 
 
 class Scalar(NamedTuple):
-    """Converts a number, string or enum member to the value of a field, and back."""
+    """A converter of a number, string or enum member to the value of a field, and back."""
 
     encode: Callable[[Any], Any]
     decode: Callable[[Any], Any]
 
 
 UNSET: Any = object()
-"""What `Scalar.decode` returns for the value of a field that was never set, where the dataclass has its own default."""
+"""The result of `Scalar.decode` for a field that was never set, where the dataclass has its own default."""
 
 
 def unchanged(value: Any) -> Any:

@@ -60,10 +60,10 @@ _LOOKS = 8
 """At how many inputs near the one at hand a mismatch is looked at again."""
 
 _FEWEST = 3
-"""Of fewer errors that are finite, nothing can be said."""
+"""The fewest finite errors from which the test concludes anything."""
 
 _CERTAINTY = 5
-"""How many standard errors the mean mismatch must be from 0 to be no rounding."""
+"""The distance of the mean mismatch from 0, in standard errors, that rounding does not explain."""
 
 _MOST_ROUNDING = 0.02
 """A gradient with larger rounding errors than this part is not to be relied on."""

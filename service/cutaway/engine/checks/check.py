@@ -185,7 +185,7 @@ class _Comparison:
 
     @cached_property
     def of_model(self) -> Finding | None:
-        """What makes every attribution of this model doubtful, whatever the rows are."""
+        """The cause that makes every attribution of this model doubtful, whatever the rows are."""
         if random := model_properties.random_forward(self.problem):
             return random
         alone = bool(self.passes) and all(recorded.rows == 1 for recorded in self.passes)
@@ -203,7 +203,7 @@ class _Comparison:
 
     @cached_property
     def runs_at_input(self) -> tuple[Tensor, Tensor] | None:
-        """What the request's first pass returned, and a later one at the same input: Captum's, or else one more."""
+        """The outputs of the request's first pass and of a later one at the same input: Captum's, or else one more."""
         problem, source = self.problem, self.problem.target.source
         if not problem.target.is_neuron and source not in self.outputs:
             return None
@@ -239,7 +239,7 @@ class _Comparison:
 
     @cached_property
     def effects(self) -> GradientEffects:
-        """What the gradients of a row do."""
+        """The effects of the target's gradients in each row."""
         return gradient_effects(self.problem, self.passes)
 
 
@@ -340,7 +340,7 @@ class _PartComparison:
 
     @cached_property
     def _model_doubt(self) -> Finding | None:
-        """What makes every attribution of this model doubtful."""
+        """The cause that makes every attribution of this model doubtful."""
         if doubt := self.whole.of_model or self._drift:
             return doubt
         differentiates = self.whole.method.runs_backward

@@ -135,8 +135,7 @@ def _bypassed(problem: AttributionProblem, sums: CompletenessSums) -> bool:
     return bool((change > _BYPASS * torch.maximum(sums.mass, sums.change.abs())).any())
 
 
-# Compares Captum's passes with the passes that the method consists of: points, other inputs and target.
-
+# Comparison of Captum's passes with those of the method: points, additional inputs and target.
 
 _Pairs: TypeAlias = Iterable[tuple[Tensor, Tensor]]
 """Tensors that should be the same, ``[copies * batch, ...]`` each; to be read more than once."""
@@ -230,11 +229,11 @@ def _differ(pairs: _Pairs, rows: RowRange) -> bool:
     return error > allowed
 
 
-# Finds rows whose gradient is zero, or too small to explain anything.
+# Rows whose gradient is zero, or too small to explain anything.
 
 
 class GradientEffects(NamedTuple):
-    """What the target's gradients do in each row, ``[batch]`` of booleans.
+    """The effects of the target's gradients in each row, ``[batch]`` of booleans.
 
     Attributes:
         matter: whether in any pass the gradient times the size of what it is taken at, the input or a layer's output,

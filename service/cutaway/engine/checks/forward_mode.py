@@ -29,8 +29,7 @@ from torch import Tensor, nn
 from torch.autograd import Function, forward_ad
 from torch.overrides import TorchFunctionMode
 
-# The data types in which a model computes: autocast and casts of its own show in its operators only.
-
+# Autocast and a model's own casts show in the data types of its operators only.
 
 _STEP = torch.finfo(torch.float64).eps ** (1 / 3)
 """The length of a step, relative to the values: errors from curvature and from rounding are about equal there."""

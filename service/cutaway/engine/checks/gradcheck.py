@@ -24,8 +24,7 @@ from cutaway.engine.passes.pass_recorder import AttributionProblem
 from cutaway.engine.passes.reference_inputs import host
 from cutaway.engine.runtime.numerics import SUM, equal
 
-# Finds the place in a model where something happens: the innermost module, or the operator inside it.
-
+# Localisation of a fault: the innermost module, or the operator inside it.
 
 Calls = Mapping[str, Sequence[RecordedCall]]
 

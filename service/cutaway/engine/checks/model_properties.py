@@ -84,7 +84,7 @@ def _own_wrong_backward(problem: AttributionProblem) -> Finding | None:
 
 
 class _Suspicion(Enum):
-    """What the adjoint test of all targets found."""
+    """The outcome of the adjoint test of all targets."""
 
     WRONG = "wrong"
     UNTESTABLE = "untestable"

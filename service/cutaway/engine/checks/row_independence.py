@@ -44,7 +44,7 @@ _Tensors: TypeAlias = dict[_Key, Tensor]
 
 @dataclass
 class _Result:
-    """What is known for one kind of inputs.
+    """The proofs for one kind of inputs.
 
     Attributes:
         proven: whether rows are proven to be independent, by hook point; None for outputs and input gradients.

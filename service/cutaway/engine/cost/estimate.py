@@ -41,7 +41,6 @@ from cutaway.engine.runtime.numerics import to_numpy
 
 # The shapes of attributions, from one forward pass without Captum.
 
-
 _IN_FLOAT32 = (requests.Occlusion, requests.ShapleyValues, requests.ShapleyValueSampling, requests.Surrogate)
 """Methods that Captum computes in float32, for every data type of the model."""
 

@@ -84,7 +84,7 @@ whether a mismatch is one at inputs nearby too."""
 
 
 class _Layer(NamedTuple):
-    """What only a pass shows of a layer: how often it is called, and how many units it has."""
+    """The number of calls of a layer and the number of its units, which only a pass shows."""
 
     calls: int = 1
     units: int = 0

@@ -45,11 +45,6 @@ from cutaway.engine.passes.targets import ResolvedTarget, identity, resolve_targ
 from cutaway.engine.planning.plan import Plan, plan_request
 from cutaway.engine.runtime.numerics import to_numpy
 
-# The attributions of one request: computed by Captum, compared with what raw hooks recorded.
-
-
-# The attribution of each token: the attribution of its embedding, summed over the embedding's axis.
-
 
 def token_attribution(
     problem: AttributionProblem, values: Values, call: RecordedCall | None = None
@@ -304,8 +299,7 @@ def finish(main: MainPass, unedited: Outputs | None = None) -> InspectResult:
     return collect_result(main, run_attributions(main), unedited or {})
 
 
-# Describes a model: its modules, its outputs, and the operators of its forward pass.
-
+# The description of a model: its modules, its outputs, and the operators of its forward pass.
 
 EVERY_OPERATOR = "**:*#*"
 

@@ -36,11 +36,11 @@ from cutaway.engine.passes.targets import ResolvedTarget, resolve_target
 from cutaway.engine.planning.plan import CaptureSites, Plan
 from cutaway.engine.runtime.numerics import WITHOUT_COPIES, Path, close
 
-# What lets the main pass serve several requests: which of them may share it, one plan for all, and its parts.
+# A main pass for several requests: the conditions, their joint plan, and the parts of its record.
 
 
 def may_share(request: InspectRequest) -> bool:
-    """Whether the main pass of ``request`` may serve other requests too.
+    """Returns whether the main pass of ``request`` may serve other requests too.
 
     Edits make it a pass of another model; gradients of parameters are sums over the batch; a top-k target takes several
     backward passes; a neuron is read inside the model; which operators a glob names is known only afterwards.
@@ -68,7 +68,7 @@ def joint_plan(plans: Sequence[Plan]) -> Plan:
 
 
 def _merged(several: Iterable[CaptureSites]) -> CaptureSites:
-    """Where two requests want different parts of one tensor, all of it is captured, and cut afterwards."""
+    """Merges sites: a tensor of which requests want different parts is captured whole, and cut afterwards."""
     merged: CaptureSites = {}
     for sites in several:
         for name, specs in sites.items():
@@ -79,7 +79,7 @@ def _merged(several: Iterable[CaptureSites]) -> CaptureSites:
 
 
 def _of_all_rows(spec: CaptureSpec) -> CaptureSpec:
-    """A spec that takes some rows means those of its own request, which are cut out afterwards."""
+    """Returns the spec for all rows: a spec that takes some rows means those of its own request, cut afterwards."""
     return CaptureSpec() if any(part.axis <= 0 for part in spec.slices) else spec
 
 
@@ -120,7 +120,7 @@ def _part(part: CapturedValues, spec: CaptureSpec, taken: CaptureSpec) -> Captur
 
 
 class MainPass(NamedTuple):
-    """What the main pass returned for one request.
+    """The results of the main pass for one request.
 
     Attributes:
         plan: the plan of the request.

@@ -1,4 +1,4 @@
-"""What a request names and a pass did not show: an error if no input can show it, a warning if this one did not."""
+"""Names of a request that a pass did not show: errors if no input can show them, warnings if this one did not."""
 
 from __future__ import annotations
 

@@ -24,8 +24,7 @@ from cutaway.engine.hooks.recording import (
 )
 from cutaway.engine.runtime.numerics import Path, equal, from_numpy
 
-# Edits: how each kind of edit changes an activation or a gradient, and which tensors it applies to.
-
+# Edits of activations and gradients.
 
 SelectPart: TypeAlias = Callable[[Tensor], Tensor]
 """Returns the part of a tensor that is edited."""
@@ -33,7 +32,7 @@ SelectPart: TypeAlias = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Override(Edit):
-    """Replaces a value by ``change(value)``; for the engine's own use, no request can contain it."""
+    """An edit that replaces a value by ``change(value)``; for the engine's own use, no request can contain it."""
 
     change: SelectPart
 
@@ -157,7 +156,7 @@ def matching_edits(
 
 
 class Side(NamedTuple):
-    """Where tensors enter or leave a module: the points of their values and of their gradients."""
+    """The input or the output side of a module: the points of its values and of its gradients."""
 
     value: Point
     gradient: Point

@@ -36,7 +36,7 @@ from cutaway.engine.runtime.numerics import argument_tensors, leaves, map_leaves
 T = TypeVar("T")
 
 SpecsBySite: TypeAlias = Mapping[str, Mapping[Point, CaptureSpec]]
-"""What to capture at the points of modules, by name, and of operators, by address."""
+"""Capture specs by module name or operator address, and by point."""
 
 
 @contextmanager

@@ -32,7 +32,6 @@ from cutaway.engine.runtime.numerics import argument_tensors, leaves, map_leaves
 
 # Names of PyTorch functions in operator addresses, and the functions that are not operators.
 
-
 _COMPUTES_NOTHING = {"clone", "detach", "detach_", "requires_grad_", "retain_grad", "register_hook", "backward", "grad"}
 """Hooks and Captum call some of these, and must not change the numbers of the model's operators."""
 

@@ -1,4 +1,4 @@
-"""What hooks record: the tensors of each call, and what edits and copies did."""
+"""The record of the hooks: the tensors of each call, and the effects of edits and copies."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cutaway.contract.tensors import too_large
 from cutaway.engine.model.session import is_out_of_memory
 from cutaway.engine.runtime.numerics import Path
 
-# What to capture at one point of a module or operator: which tensors, which slice of them, and how to reduce it.
+# Capture specs: selection of tensors, slices and reductions.
 
 
 class CapturedValues(NamedTuple):
@@ -38,7 +38,7 @@ class CapturedValues(NamedTuple):
 
 @dataclass(frozen=True)
 class CaptureSpec:
-    """What to capture at one point of a module or operator; by default all tensors of all calls.
+    """A selection of the tensors at one point of a module or operator; by default all tensors of all calls.
 
     Attributes:
         call: only the call with this number; ``None`` for every call.
@@ -198,11 +198,8 @@ REDUCTIONS: dict[type[Reduction], Callable[[Any, Tensor, bool], CapturedValues]]
 """The function of each reduction."""
 
 
-# Copies of captured tensors on the host, made while the hook runs.
-#
-# Copies from a GPU go to pinned memory while the pass continues; a reader waits until they are complete.
+# Copies from a GPU go to pinned memory while the pass continues; readers wait until they are complete.
 # https://docs.pytorch.org/docs/stable/notes/cuda.html#use-pinned-memory-buffers
-
 
 _HOST = torch.device("cpu")
 
@@ -254,7 +251,7 @@ MayShareMemory: TypeAlias = Callable[[Tensor], bool]
 
 
 class RecordedCall:
-    """What one call of a module, or one run of an operator, showed.
+    """The tensors of one call of a module, or of one run of an operator.
 
     Attributes:
         number: the number of the call, from 0; ``None`` if unknown.
@@ -311,7 +308,7 @@ class RecordedCall:
 
 
 class HookScope:
-    """Context of a hook's body; a class and not a generator, because every call of a module enters it.
+    """The context of a hook's body; a class and not a generator, because every call of a module enters it.
 
     Args:
         faults: the list to which an error of the hook is added.

@@ -45,11 +45,7 @@ from cutaway.engine.runtime.rng import ModelStream, seeded
 
 # The table of attribution methods: a new method is a new row, in the file of its family.
 
-
-_FAMILIES = (
-    *(gradients, gradients, paths, perturbations, neurons, perturbations, deeplift, lrp, perturbations),
-    deeplift,
-)
+_FAMILIES = (gradients, paths, perturbations, neurons, deeplift, lrp)
 
 TABLE: dict[type[Attribution], Method] = {kind: row for family in _FAMILIES for kind, row in family.ROWS.items()}
 
@@ -201,7 +197,6 @@ def _explained(problem: AttributionProblem) -> str:
 
 
 # Captum's metrics of the quality of an attribution: infidelity and maximum sensitivity.
-
 
 MAX_ROWS_PER_PASS = 256
 """Captum perturbs all rows at once. Up to so many run in one pass, as Captum does it; more, one batch at a time."""

@@ -36,8 +36,7 @@ from cutaway.engine.references.deeplift_multipliers import MODULE_RULES, nonline
 from cutaway.engine.references.observation import observe_forward, reused_neuron_module
 from cutaway.engine.runtime.numerics import EXACT
 
-# Translates errors of Captum's DeepLIFT: which module of the model caused them, and what to do.
-
+# Translation of errors of Captum's DeepLIFT: the module that caused them, and a remedy.
 
 _POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
 
@@ -146,13 +145,13 @@ _CAUSES: dict[str, Callable[[AttributionProblem], str]] = {
     "is invalid for input of size": _not_batch_first,
     "cannot register a hook on a tensor that doesn't require gradient": _no_gradient,
 }
-"""By a part of the message of Captum or PyTorch: explains what in the model causes it, or returns ``""``."""
+"""Functions that name the cause in the model or return ``""``, by a part of the error's message."""
 
 
 _ONE_PASS = "runs inputs and baselines in one pass"
 
 _CAPTUM_ATTRIBUTES = ("input", "output")
-"""What Captum sets on each module that it hooks, and leaves there if no gradient reaches the module."""
+"""The attributes that Captum sets on hooked modules, and leaves there if no gradient reaches the module."""
 
 
 def _refuse(model: InspectedModel, request: Any, inputs: Inputs, edits: Changes) -> None:
@@ -186,7 +185,7 @@ def _arguments(problem: AttributionProblem) -> dict[str, Any]:
 
 @contextmanager
 def _modules_restored(problem: AttributionProblem) -> Iterator[None]:
-    """A context that removes what Captum leaves on modules, and translates Captum's errors."""
+    """Enters a context that removes what Captum leaves on modules, and translates Captum's errors."""
     hooked = [module for module in problem.model.tree.modules.values() if type(module) in MODULE_RULES]
     before = [{name: vars(module)[name] for name in _CAPTUM_ATTRIBUTES if name in vars(module)} for module in hooked]
     try:
@@ -245,7 +244,6 @@ ROWS: dict[type[requests.Attribution], Method] = {
 
 
 # Expected gradients: the mean over points drawn between baselines and noisy copies of the input.
-
 
 _ONE_PASS_A_DRAW = "runs all samples in one pass"
 

@@ -215,7 +215,6 @@ ROWS |= {
 
 # KernelSHAP and LIME: a linear model is fitted to the target's values when features are replaced by the baseline.
 
-
 MAX_FEATURES = 4096
 
 MAX_ELEMENTS = 2**22

@@ -141,8 +141,7 @@ def passes_at(
     )
 
 
-# Validation of parameters, edits and targets that several methods share. Each ``refuse`` function raises
-# `InvalidArgument`.
+# Validation that several methods share. Each ``refuse`` function raises `InvalidArgument`.
 
 
 def inapplicable(message: str, field: str = "") -> CutawayError:
@@ -206,7 +205,6 @@ def refuse_row_numbers(problem: AttributionProblem, how: str, instead: str) -> N
 
 
 # Module outputs that Captum can read: one tensor, alone or in a tuple of one, or several in a tuple.
-
 
 _NOT_A_TENSOR = ("has no attribute 'clone'", "has no attribute 'device'", "Given input is not a torch.Tensor")
 """How Captum's message ends if it treats another object as a tensor."""

@@ -22,17 +22,11 @@ from cutaway.engine.model.session import NEVER_CANCELLED, Cancellation, ProcessS
 from cutaway.engine.runtime.numerics import leaves
 from cutaway.engine.runtime.rng import kept_rng_state
 
-# The fast path of PyTorch's transformer layers is off while a model runs. It is taken where no gradient is computed and
-# no hook is registered. It hides modules from hooks and turns padded batches into nested tensors.
-
-
+# The fast path of PyTorch's transformer layers hides modules from hooks and turns padded batches into nested tensors.
+# PyTorch takes it where no gradient is computed and no hook is registered.
 NO_FASTPATH = ProcessSetting(
     torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled, value=False
 )
-
-
-# Refuses models that cannot be inspected, when they are loaded: hooks never fire on them, or gradients are missing,
-# without any error.
 
 
 def require_inspectable(module: nn.Module) -> None:
@@ -90,7 +84,7 @@ Outputs = dict[str, Tensor]
 
 @dataclass
 class PassCounter:
-    """Counts forward and backward passes.
+    """A counter of forward and backward passes.
 
     Hooks on the model's outputs count backward passes, so that Captum's are counted too.
     """
@@ -259,7 +253,7 @@ _MOST_RESULTS = 4096
 
 
 _MODEL_FAILURES = (Exception, SystemExit)
-"""What a model's own code raises when it fails; ``sys.exit`` in a model does not end the server."""
+"""The exceptions that a model's own code raises; ``sys.exit`` in a model does not end the server."""
 
 
 def arguments_kind(arguments: Mapping[str, Argument]) -> Hashable:

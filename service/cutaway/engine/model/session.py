@@ -51,16 +51,10 @@ def latest(cancellations: Sequence[Cancellation]) -> Cancellation:
     return Cancellation(deadline, lambda: all(each.is_cancelled for each in cancellations))
 
 
-# Recognises that memory ran out.
-
-
 def is_out_of_memory(failure: BaseException) -> bool:
     """Returns whether ``failure`` reports too little memory, on the host or on a device."""
     # PyTorch's allocator for the host has no exception class of its own for that.
     return isinstance(failure, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(failure)
-
-
-# Measures the stages of a request.
 
 
 @contextmanager
@@ -73,8 +67,7 @@ def timed(timings: Timings, stage: str) -> Iterator[None]:
         setattr(timings, stage, getattr(timings, stage) + (time.perf_counter() - start) * 1000)
 
 
-# Changes settings of the whole process while blocks run, also in several threads.
-
+# Settings of the whole process, which blocks in several threads may change at once.
 
 T = TypeVar("T")
 

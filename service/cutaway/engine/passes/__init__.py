@@ -1,1 +1,1 @@
-"""What a pass needs and records: targets, baselines, features, completeness sums, and the pass recorder."""
+"""Passes and their records: targets, baselines, features, reference inputs, findings, and the pass recorder."""

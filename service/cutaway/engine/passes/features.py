@@ -1,4 +1,4 @@
-"""What perturbation methods replace: features of masks or positions of windows, and how many passes they take."""
+"""Baselines, and the features and window positions of perturbation methods, with their numbers of passes."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ MAX_EVALUATIONS = 8192
 """The most forward passes of one attribution; each runs the whole batch."""
 
 Region: TypeAlias = dict[str, Tensor]
-"""By explained input, which elements belong to the region: ``[1, ...]`` or ``[batch, ...]``, boolean."""
+"""The mask of a region by explained input: ``[1, ...]`` or ``[batch, ...]``, boolean."""
 
 Position: TypeAlias = tuple[slice, ...]
 """One position of a window, along the axes behind the batch."""
@@ -118,7 +118,7 @@ Position: TypeAlias = tuple[slice, ...]
 
 @dataclass(frozen=True)
 class Features:
-    """What is perturbed: features, or positions of windows.
+    """The perturbed regions: features, or positions of windows.
 
     Attributes:
         numbers: by explained input, the feature of each element, ``[1, ...]`` or ``[batch, ...]``; the features of all

@@ -28,7 +28,6 @@ class Finding(NamedTuple):
 # A model may be sound on the first inputs of a kind and faulty on later ones. A result without a finding is tested
 # again at its 4th, 16th, 64th and every 256th use, with the inputs of that use. A result with a finding stays.
 
-
 T = TypeVar("T")
 
 _REPETITIONS = (4, 16, 64)
@@ -43,7 +42,7 @@ def is_repeated_at(use: int) -> bool:
 
 @dataclass
 class _Tested:
-    """What a test last found, and how often that was used."""
+    """The latest result of a test, and the number of its uses."""
 
     found: Any
     uses: int = 0

@@ -32,8 +32,7 @@ from cutaway.engine.model.inspected_model import Inputs, InspectedModel, gradien
 from cutaway.engine.passes.features import Features
 from cutaway.engine.passes.targets import ResolvedTarget
 
-# Several batches in one, and several copies of a batch: Captum puts all copies of a row next to each other.
-
+# Joined and repeated batches: Captum puts all copies of a row next to each other.
 
 MAX_SAMPLES = 4096
 """The most samples, and so copies, of a row."""
@@ -115,7 +114,7 @@ def run_copies_separately(forward: Callable[..., Tensor], copies: int) -> Callab
 
 
 def is_row_specific_edit(edit: Edit) -> bool:
-    """Whether ``edit`` differs from row to row, so that it needs passes of the batch as it is."""
+    """Returns whether ``edit`` differs from row to row, so that it needs passes of the batch as it is."""
     holds_tensor = isinstance(edit, Replace) or (isinstance(edit, Add) and not isinstance(edit.addend, (int, float)))
     return bool(edit.rows or edit.slices or holds_tensor or isinstance(edit, Mix))
 
@@ -311,7 +310,7 @@ def neuron_output(output: Tensor | None, module: str) -> Tensor:
 
 @dataclass
 class Pass:
-    """What the hooks recorded of one forward pass and of the backward pass from it, on the host.
+    """The record of one forward pass and of its backward pass, on the host.
 
     Attributes:
         points: the explained inputs that the model got, by name.
@@ -340,7 +339,7 @@ class Pass:
 
 
 class PassRecorder:
-    """Raw hooks on the model's inputs and on one layer, in passes that this class or Captum runs.
+    """A recorder with raw hooks on the model's inputs and on one layer, in passes that this class or Captum runs.
 
     The hooks are registered anew for each pass, behind Captum's, and on tensors only: they change neither what the
     model computes nor what other hooks see.
@@ -371,7 +370,7 @@ class PassRecorder:
         self.passes: list[Pass] = []
 
     def forward(self, *tensors: Tensor) -> Tensor:
-        """`AttributionProblem.forward`; adds a pass to `passes`."""
+        """Runs `AttributionProblem.forward`, and adds a pass to `passes`."""
         problem, in_order = self._problem, self._problem.in_batch_order
         self._copies = [_copied(tensor, last) for tensor, last in zip_longest(map(in_order, tensors), self._copies)]
         count = len(problem.explained)

@@ -1,4 +1,4 @@
-"""What references get and return: evidence from raw hooks, and an attribution with the size of its rounding errors."""
+"""Evidence from raw hooks, quadrature rules, completeness sums, and reference attributions with rounding errors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class MissingObservation(Exception):
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a reference may use.
+    """The records of raw hooks that a reference may use.
 
     Attributes:
         problem: the problem that Captum solved.
@@ -122,7 +122,7 @@ def input_point(problem: AttributionProblem) -> list[Values]:
 
 
 class _DataTypes(TorchFunctionMode):
-    """Notes the floating data types of all results while the block runs."""
+    """A mode that notes the floating data types of all results while the block runs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -146,9 +146,6 @@ def operator_dtypes(problem: AttributionProblem) -> set[torch.dtype]:
         return found
 
     return model.remembered((operator_dtypes, model.kind_of(problem.inputs)), seen)
-
-
-# Both sides of completeness: the sum of the attributions, and the target's change from the baseline to the input.
 
 
 # Quadrature rules: the points and weights of a path integral from 0 to 1.
@@ -192,7 +189,7 @@ def _even(first: float, last: float, n: int) -> Float64[Array, "{n}"]:
 
 @dataclass(frozen=True)
 class CompletenessSums:
-    """Both sides of completeness, on the host.
+    """The two sides of completeness, on the host.
 
     Attributes:
         at_input: the target at the input.
@@ -208,7 +205,7 @@ class CompletenessSums:
 
     @property
     def change(self) -> Float64[Tensor, "batch"]:
-        """What the attributions must sum to."""
+        """The target's change, which the attributions must sum to."""
         return self.at_input - self.at_baseline
 
     @property
@@ -271,14 +268,13 @@ def row_sums(values: Values, rows: int) -> Float64[Tensor, "{rows}"]:
 
 # The difference between an attribution and its reference, for a batch and for each row.
 
-
 MIN_ROW_SCALE = 1e-6
 """The scale of a row is at least this part of the batch's largest magnitude: smaller values are rounding errors."""
 
 
 @dataclass(frozen=True)
 class Distance:
-    """How far an attribution lies from its reference, over all names.
+    """The distance between an attribution and its reference, over all names.
 
     Attributes:
         absolute: the largest error.
@@ -301,7 +297,7 @@ INCOMPARABLE = Distance(float("inf"), float("inf"), 0.0, rounding=False, undefin
 
 
 class RowDistance(NamedTuple):
-    """The same three fields of `Distance` for one row of the batch."""
+    """The distance between an attribution and its reference in one row; the fields are as in `Distance`."""
 
     relative: float
     rounding: bool
@@ -388,11 +384,11 @@ class _Pair:
         return self.reference.isfinite().all(dim=1)
 
     def is_rounding(self, tolerance: float, rounding: float) -> Bool[Tensor, "batch"]:
-        """Whether each error is within the tolerance, or a rounding error of terms that cancel."""
+        """Returns whether each error is within the tolerance, or a rounding error of terms that cancel."""
         return ((self.relative <= tolerance) | (self.errors <= rounding * self.terms)).all(dim=1)
 
     def agrees_where_finite(self, tolerance: float) -> Bool[Tensor, "batch"]:
-        """Whether both are finite at the same elements, and agree there at the scale of the batch."""
+        """Returns whether both are finite at the same elements, and agree there at the scale of the batch."""
         finite = self.reference.isfinite()
         allowed = tolerance * largest_magnitude(self.reference.nan_to_num(0.0, 0.0, 0.0))
         return ((self.attribution.isfinite() == finite) & ((self.errors <= allowed) | ~finite)).all(dim=1)

@@ -50,7 +50,7 @@ class ResolvedTarget:
 
     @property
     def in_captums_words(self) -> Int64[Tensor, "batch"] | list[tuple[int, ...]] | None:
-        """What Captum's ``target`` has to be; None where it has no word for the target."""
+        """The value of Captum's ``target``; None where Captum cannot express the target."""
         if self.positions is None or self.classes is not None:
             return self.classes
         return [tuple(position) for position in self.positions.tolist()]
@@ -291,4 +291,4 @@ _RESOLVERS: dict[type[requests.Target], Callable[[Any, str, Tensor], ResolvedTar
     requests.OutputNorm: _norm,
     requests.Neuron: _neuron,
 }
-"""By kind of target; a new one is a new row."""
+"""The resolvers by kind of target; a new kind is a new row."""

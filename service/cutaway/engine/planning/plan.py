@@ -39,11 +39,10 @@ from cutaway.engine.passes.pass_recorder import ResolvedAttribution
 from cutaway.engine.planning.attribution_setup import differentiable, resolve_attribution
 from cutaway.engine.runtime.rng import new_seed
 
-# Resolves the names, globs and operator addresses of captures and edits.
-
+# Names, globs and operator addresses of captures and edits.
 
 CaptureSites: TypeAlias = dict[str, dict[Point, CaptureSpec]]
-"""What is captured at the points of modules and operators, by module name and by operator address or glob."""
+"""Capture specs by module name, operator address or operator glob, and by point."""
 
 
 def resolve_sites(tree: ModuleTree, request: InspectRequest) -> CaptureSites:
@@ -151,8 +150,7 @@ def _edited_place(tree: ModuleTree, edit: Edit) -> str:
         return _operator(tree, name) if edit.op else tree.place(name)
 
 
-# Targets by label, as targets by index.
-
+# Labels of classes become indices.
 
 _FEW = 20
 """Labels that an error lists."""

@@ -130,8 +130,7 @@ def _mean(
     return half.reshape(-1, samples, *half.shape[1:]).mean(dim=1)
 
 
-# Models for which Captum's DeepLIFT is wrong: what it leaves out, or mixes, and where.
-
+# Limitations of Captum's DeepLIFT: models for which it leaves out or mixes contributions.
 
 Calls = Sequence[NonlinearityCall]
 

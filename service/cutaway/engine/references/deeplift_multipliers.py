@@ -87,10 +87,7 @@ def _call_paths(rule: Rule, inputs: Mapping[Path, Tensor], outputs: Mapping[Path
     return None
 
 
-# DeepLIFT's Rescale rule: the multiplier that a nonlinearity passes back for the multiplier that arrives at it.
-#
-# Shrikumar et al. 2017, arXiv:1704.02685, sections 3.5.2 and 3.6. All tensors are on the host.
-
+# DeepLIFT's Rescale rule on the host: Shrikumar et al. 2017, arXiv:1704.02685, sections 3.5.2 and 3.6.
 
 EPSILON = 1e-10
 """If the input differs from the baseline's by less, the derivative replaces the quotient."""
@@ -103,7 +100,7 @@ Function: TypeAlias = Callable[[Tensor], Tensor]
 
 
 class Activations(NamedTuple):
-    """What one nonlinearity takes and returns, at the input and at the baseline."""
+    """The inputs and outputs of one nonlinearity, at the input and at the baseline."""
 
     input: Input
     output: Output
@@ -167,7 +164,7 @@ def rescale_max_pool(activations: Activations, multiplier: Output, derivative: I
 
 
 def windows_share_maximum(activations: Activations, multiplier: Output, function: Function) -> bool:
-    """Whether two windows that pass a multiplier back have their maximum at the same element."""
+    """Returns whether two windows that pass a multiplier back have their maximum at the same element."""
     passes = multiplier != 0
     rising = _to_maxima(function, activations.input, (passes & (activations.delta_out > 0)).double())
     falling = _to_maxima(function, activations.baseline_input, (passes & (activations.delta_out < 0)).double())
@@ -249,7 +246,7 @@ class NonlinearityCall:
 
     @property
     def activations(self) -> Activations | None:
-        """What it took and returned in both passes; None if the two have different shapes or only one called it."""
+        """The activations of both passes; None if the two have different shapes or only one called it."""
         inputs, outputs = self._kept[Point.INPUT], self._kept[Point.OUTPUT]
         if not len(inputs) == len(outputs) == 2:
             return None
@@ -397,7 +394,7 @@ def _detached(_: Path, tensor: Tensor) -> Tensor:
 
 
 class _LastPool(TorchFunctionMode):
-    """Keeps the pooling operator that ran last, with its arguments."""
+    """A mode that keeps the pooling operator that ran last, with its arguments."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -18,7 +18,7 @@ from cutaway.engine.runtime.rng import numpy_seed
 
 
 class Samples(NamedTuple):
-    """What Captum draws, by explained input: [samples, batch, *features] each.
+    """The samples that Captum draws, by explained input: [samples, batch, *features] each.
 
     Attributes:
         noisy_inputs: the input plus noise.

@@ -43,7 +43,7 @@ class _FirstElements(CaptureSpec):
 
 
 class Place(NamedTuple):
-    """Where a tensor was seen: a module or an operator's address, and a point of it."""
+    """A site at which a tensor was recorded: a module or an operator's address, and a point of it."""
 
     name: str
     point: Point

@@ -299,7 +299,7 @@ class RelevancePropagation:
 
 
 class JitteredPropagation(RelevancePropagation):
-    """The same, with each sum changed by a small part of its terms' magnitudes, up or down at random.
+    """LRP with each sum changed by a small part of its terms' magnitudes, up or down at random.
 
     Rounding errors can move relevance as far as it then differs (Monte Carlo arithmetic, Parker 1997).
     """

@@ -35,7 +35,7 @@ class GraphTensor:
 
 
 class LayerGraph:
-    """Which layer takes which layer's output, and which of them the target's gradient reaches.
+    """The graph of layers: which takes the output of which, and which of them the target's gradient reaches.
 
     Attributes:
         reached: the layers whose output a gradient reached.
@@ -194,7 +194,7 @@ _COPY = "a separate module that returns a copy, x.clone(), under the rule Epsilo
 
 
 def _differs_behind_identity(problem: AttributionProblem, graph: LayerGraph, layer: RelevanceLayer) -> bool:
-    """Whether ``layer``, which takes the output of an identity module, passes back another relevance than Captum."""
+    """Returns whether ``layer``, behind an identity module, passes back another relevance than Captum."""
     if _is_identity(problem, layer):
         return isinstance(problem.model.tree.modules[layer.name], nn.Tanh)
     return not layer.operator and not _is_multiplied(graph, layer)

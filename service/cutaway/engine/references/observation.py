@@ -1,4 +1,4 @@
-"""What references read from passes: which modules run, what they return, and values for each row or feature."""
+"""Readers of recorded passes for references: modules that run, their outputs, and values by row or feature."""
 
 from __future__ import annotations
 

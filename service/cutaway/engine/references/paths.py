@@ -45,7 +45,7 @@ MIN_ROWS, MAX_ROWS = 16, 512
 """The bounds of such a pass in rows: fewer rows only take more time, more rows save none."""
 
 _ELEMENTS_PER_ID = 256
-"""What an integer input element counts for, because an embedding follows it."""
+"""The count of an integer input element, because an embedding follows it."""
 
 
 def _rule(problem: AttributionProblem, further_points: int = 0) -> Rule:
@@ -160,7 +160,7 @@ def _joint_path_passes(problem: AttributionProblem, part: AttributionProblem) ->
 
 
 LayerEnds: TypeAlias = Mapping[str, tuple[Sequence[RecordedCall], Sequence[RecordedCall]]]
-"""By layer, its calls at the input and at the baseline."""
+"""The calls of each layer at the input and at the baseline."""
 
 
 def _layer_ends(problem: AttributionProblem, baseline: Values) -> LayerEnds:

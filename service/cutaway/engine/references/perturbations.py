@@ -141,10 +141,7 @@ def shapley_values(evidence: Evidence) -> Reference:
     return Reference(expand_features(problem, sums / len(orders)), expand_features(problem, magnitudes / len(orders)))
 
 
-# Ablation and permutation of a layer's units: references from forward passes only.
-#
-# A unit is one element of the layer's output behind the batch axis.
-
+# Ablation and permutation of a layer's units. A unit is one element of the layer's output behind the batch axis.
 
 Change: TypeAlias = Callable[[Tensor], Tensor]
 """Returns the values that replace a tensor's."""

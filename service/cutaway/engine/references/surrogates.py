@@ -63,7 +63,7 @@ class Fit(NamedTuple):
 
 
 class FittedRow(NamedTuple):
-    """What was fitted for one example, and its fit."""
+    """The masks, targets and weights of one example, and their fit."""
 
     masks: Masks
     targets: PerSample
@@ -305,8 +305,7 @@ def underdetermined_or_zero(problem: AttributionProblem) -> Finding | None:
     return None
 
 
-# Standard errors of KernelSHAP and LIME: how far an estimate from draws may lie from that of all masks.
-
+# Standard errors of KernelSHAP and LIME: the spread of an estimate from draws around that of all masks.
 
 _SINGULAR = 1e-9
 """A sample with less than this of its own is needed: without it the others do not determine the fit."""

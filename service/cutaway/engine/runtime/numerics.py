@@ -191,8 +191,7 @@ def to_numpy(tensor: torch.Tensor) -> Array:
     return array
 
 
-# Finds and replaces the tensors inside the arguments and results of modules; each has a readable path.
-
+# Tensors inside arguments and results of modules, by a readable path.
 
 Path = str
 """``""`` for a bare tensor, else ``[0]``, ``.logits``, ``["key"]``, or ``[1].hidden`` for nested ones."""

@@ -1,1 +1,1 @@
-"""Questions as programs: what asks the same in Python, in TypeScript, by curl, or of every row of a data set."""
+"""Programs that repeat a request: in Python, in TypeScript, by curl, or for every row of a data set."""

@@ -19,8 +19,7 @@ from cutaway.contract.wire import requests as wire_requests
 from cutaway.views.programs import python
 from cutaway.views.programs.question import FILE, Question
 
-# A question in TypeScript.
-
+# TypeScript.
 
 _PROGRAM = """{imports}import {{ {names} }} from "@cutaway/client";
 
@@ -30,11 +29,11 @@ console.log(result.predictions, result.attributions);
 """
 
 _ARRAYS = {"float64": "Float64Array", "int64": "BigInt64Array", "bool": "Uint8Array"}
-"""By type, where that is not in its name: half precision and the rest of the floating types are float32."""
+"""TypeScript's array classes by data type; half precision and the other floating types become float32."""
 
 
 def typescript_program(question: Question) -> str:
-    """Returns the typescript_program."""
+    """Returns a TypeScript program that asks ``question``."""
     names = ["Client", "questionOf"]
     model = json.dumps(question.request.model)
     if question.request.tensors and not question.in_file:
@@ -78,8 +77,7 @@ def _number(value: Any, type_name: str) -> str:
     return {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}.get(text, text)
 
 
-# A question for the shell.
-
+# The shell.
 
 _LONGEST = 100_000
 """A longer argument is refused by Linux, which allows 128 KiB."""
@@ -94,8 +92,7 @@ def curl_program(question: Question) -> str:
     return f"curl -s {shlex.quote(url)} -H 'Content-Type: application/json'{token} \\\n  --data {data}\n"
 
 
-# A question about every row of a data set.
-
+# A job for every row of a data set.
 
 _HEAD = "# Name the model's archive and the data set; what else a job can hold: docs/batch.md.\n"
 

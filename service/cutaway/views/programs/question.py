@@ -18,7 +18,7 @@ _MOST_INPUT_BYTES = 1 << 16
 """Inputs with more are read from `FILE`: the longest text that a program, or a command of the shell, holds well."""
 
 _MOST_BYTES = 1 << 20
-"""Of the tensors beside the inputs."""
+"""The most bytes of the tensors beside the inputs."""
 
 
 class Question(NamedTuple):
@@ -65,7 +65,7 @@ def question_of(data: bytes, address: str, *, has_token: bool) -> Question:
 
 
 def _is_address(address: str) -> bool:
-    """Whether it is a URL of HTTP, with a host, and with nothing but a port and a path behind it."""
+    """Returns whether it is a URL of HTTP with a host, and nothing but a port and a path behind it."""
     try:
         parts = urlsplit(address)
         plain = f"{parts.scheme}://{parts.netloc}{parts.path}" == address and parts.port != 0
@@ -91,7 +91,7 @@ def _drop_rows(message: inspection_pb2.InspectRequest) -> None:
 
 
 def _is_text(example: Raw) -> bool:
-    """Whether a client sends the same for the text alone."""
+    """Returns whether a client sends the same for the text alone."""
     try:
         example.data.decode()
     except UnicodeDecodeError:
