@@ -173,7 +173,7 @@ def _request(case: Case, explained: tuple[str, ...], layer: str | None) -> ca.At
 
 def _is_at_layer_only(kind: type[ca.Attribution]) -> bool:
     return issubclass(kind, ca.requests.LayerAttribution) and not issubclass(
-        kind, (ca.requests.PathAttribution, ca.requests.Difference, Expectation)
+        kind, (ca.requests.PathAttribution, ca.requests.RescaleAttribution, Expectation)
     )
 
 

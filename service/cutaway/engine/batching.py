@@ -35,7 +35,7 @@ from cutaway.engine.methods.captum_call import method_of
 from cutaway.engine.model.inspected_model import arguments_kind
 from cutaway.engine.model.session import latest
 from cutaway.engine.passes.pass_recorder import CannotShare, ResolvedAttribution, RowRange, concatenated, consecutive
-from cutaway.engine.planning.plan import Plan
+from cutaway.engine.planning.plan import RequestPlan
 
 # Requests that differ only in inputs, classes and baselines are joined: hooks, validation, Captum's passes, references
 # and copies to the host then run once for all their rows.
@@ -43,21 +43,21 @@ from cutaway.engine.planning.plan import Plan
 Request = TypeVar("Request", InspectRequest, Attribution)
 
 
-def bundles(plans: Mapping[int, Plan]) -> list[dict[int, Plan]]:
+def bundles(plans: Mapping[int, RequestPlan]) -> list[dict[int, RequestPlan]]:
     """Splits ``plans``, which may share a pass, into those that `joined` may join."""
-    identical: dict[Hashable, dict[int, Plan]] = {}
+    identical: dict[Hashable, dict[int, RequestPlan]] = {}
     for number, plan in plans.items():
         identical.setdefault(_identity(plan) if _may_join(plan) else number, {})[number] = plan
     if len(identical) < 2:
         return [*identical.values()]
-    alike: dict[Hashable, dict[int, Plan]] = {}
+    alike: dict[Hashable, dict[int, RequestPlan]] = {}
     for key, bundle in identical.items():
         question = key if isinstance(key, int) else _question(next(iter(bundle.values())))
         alike.setdefault(question, {}).update(bundle)
     return [*alike.values()]
 
 
-def _identity(plan: Plan) -> Hashable:
+def _identity(plan: RequestPlan) -> Hashable:
     """Returns what plans have in common that ask the very same.
 
     What a decoder remembers is the same object in each request, and a comparison of objects is cheap.
@@ -65,7 +65,7 @@ def _identity(plan: Plan) -> Hashable:
     return tuple(id(value) for name, value in vars(plan.request).items() if name not in ("tensors", "raw"))
 
 
-def _question(plan: Plan) -> Hashable:
+def _question(plan: RequestPlan) -> Hashable:
     """Returns what plans have in common that ask the same, by value: all but inputs, classes and baselines."""
     attributions = (changed(_without_classes(each.request), baselines=None) for each in plan.attributions)
     asked = changed(_without_classes(plan.request), tensors=None, raw=None, attributions=tuple(attributions))
@@ -91,7 +91,7 @@ def _by_value(value: Any) -> Hashable:
     return type(value), value
 
 
-def _may_join(plan: Plan) -> bool:
+def _may_join(plan: RequestPlan) -> bool:
     """Whether nothing in ``plan`` is about rows by number, or about the batch as a whole."""
     slices = (part for specs in plan.sites.values() for spec in specs.values() for part in spec.slices)
     return (
@@ -122,7 +122,7 @@ def _is_attributed_by_row(attribution: ResolvedAttribution) -> bool:
     )
 
 
-def joined(plans: Sequence[Plan]) -> Plan:
+def joined(plans: Sequence[RequestPlan]) -> RequestPlan:
     """Returns one plan for the rows of all ``plans``, which are of one bundle; of one plan, that plan."""
     if len(plans) == 1:
         return plans[0]
@@ -201,11 +201,11 @@ them: rows of which few have room take so long that nothing is saved."""
 Outcome: TypeAlias = InspectResult | BaseException
 """The result of a request, or why there is none."""
 
-Group: TypeAlias = dict[int, Plan]
+Group: TypeAlias = dict[int, RequestPlan]
 """Requests that may share a pass, by their number in the batch."""
 
 
-def inspect_batch(plans: Sequence[Plan]) -> list[Outcome]:
+def inspect_batch(plans: Sequence[RequestPlan]) -> list[Outcome]:
     """Answers requests to one model; afterwards the model is as before.
 
     Returns:
@@ -218,14 +218,14 @@ def inspect_batch(plans: Sequence[Plan]) -> list[Outcome]:
     return [outcomes[number] if number in outcomes else _run_alone(plan) for number, plan in enumerate(plans)]
 
 
-def _run_alone(plan: Plan) -> Outcome:
+def _run_alone(plan: RequestPlan) -> Outcome:
     try:
         return estimate(plan) if plan.request.dry_run else run_plan(plan)
     except BaseException as failure:  # a model that exits, or cancels, ends its own request, not the others
         return failure
 
 
-def _groups(plans: Sequence[Plan]) -> Iterator[Group]:
+def _groups(plans: Sequence[RequestPlan]) -> Iterator[Group]:
     """Yields groups of at least two requests; a request in none runs alone."""
     stacking: dict[Hashable, Group] = {}
     for number, plan in enumerate(plans):
@@ -248,19 +248,19 @@ def _independent(group: Group) -> Group:
     return {number: plan for number, plan in group.items() if known[_hooked(plan)]}
 
 
-def _hooked(plan: Plan) -> Hashable:
+def _hooked(plan: RequestPlan) -> Hashable:
     """Returns what decides where rows must be independent; requests that capture the same have one object for it."""
     layers = tuple(name for attribution in plan.attributions for name in attribution.layers)
     return id(plan.sites), layers, *_differentiated(plan)
 
 
-def _differentiated(plan: Plan) -> Iterator[str]:
+def _differentiated(plan: RequestPlan) -> Iterator[str]:
     """Yields the outputs whose gradients the request takes."""
     yield plan.request.target.output
     yield from (each.request.target.output for each in plan.attributions if each.request.target is not None)
 
 
-def _rows_independent(plan: Plan) -> bool:
+def _rows_independent(plan: RequestPlan) -> bool:
     layers = {(name, Point.OUTPUT) for attribution in plan.attributions for name in attribution.layers}
     places = {(name, point) for name, specs in plan.sites.items() for point in specs} | layers
     try:
@@ -282,7 +282,7 @@ def _by_output(group: Group) -> Iterator[Group]:
     yield from rest
 
 
-def _parts(group: Group, size: Callable[[Plan], int], most: int) -> Iterator[Group]:
+def _parts(group: Group, size: Callable[[RequestPlan], int], most: int) -> Iterator[Group]:
     """Splits ``group`` into parts whose sizes sum to ``most`` at most, as far as they have several requests."""
     part: Group = {}
     total = 0
@@ -295,7 +295,7 @@ def _parts(group: Group, size: Callable[[Plan], int], most: int) -> Iterator[Gro
     yield part
 
 
-def _elements(plan: Plan) -> int:
+def _elements(plan: RequestPlan) -> int:
     return sum(tensor.numel() for tensor in plan.inputs.values())
 
 

@@ -20,7 +20,7 @@ from cutaway.engine.checks.row_independence import rows_independent
 from cutaway.engine.execution.inspect import inspect
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel
 from cutaway.engine.model.session import NEVER_CANCELLED, Cancellation
-from cutaway.engine.planning.plan import Plan, plan_request
+from cutaway.engine.planning.plan import RequestPlan, plan_request
 from cutaway.server.archive import builder, reader
 from cutaway.server.worker.worker import Worker
 from tests.conftest import ADAPTERS
@@ -48,7 +48,7 @@ class Ask(NamedTuple):
 def inspect_all(subject: InspectedModel, asks: Sequence[Ask]) -> list[Outcome]:
     """What a worker does with the requests that it received together."""
     outcomes: dict[int, Outcome] = {}
-    plans: dict[int, Plan] = {}
+    plans: dict[int, RequestPlan] = {}
     for number, ask in enumerate(asks):
         try:
             plans[number] = plan_request(subject, *ask)

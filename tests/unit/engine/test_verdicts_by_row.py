@@ -19,7 +19,7 @@ from cutaway.engine.batching import inspect_batch
 from cutaway.engine.execution.inspect import inspect
 from cutaway.engine.methods.captum_call import method_of
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel
-from cutaway.engine.planning.plan import Plan, plan_request
+from cutaway.engine.planning.plan import RequestPlan, plan_request
 from tests.matrix.asking import Places, at_places
 from tests.support.checked_attributions import CHECKED, Build, noise, wired
 from tests.support.reply_equality import differences
@@ -408,7 +408,7 @@ def test_checks_that_have_no_room_together_are_split(attribution: Attribution, m
     joined: list[int] = []
     intact = batching.joined
 
-    def noted(plans: Sequence[Plan]) -> Plan:
+    def noted(plans: Sequence[RequestPlan]) -> RequestPlan:
         joined.append(len(plans))
         return intact(plans)
 

@@ -19,11 +19,11 @@ from cutaway.contract.requests.attributions import PathAttribution as PathAttrib
 from cutaway.contract.requests.attributions import field_name as field_name
 from cutaway.contract.requests.attributions import method_field as method_field
 from cutaway.contract.requests.backpropagation import *
-from cutaway.contract.requests.backpropagation import Difference as Difference
 from cutaway.contract.requests.backpropagation import Expectation as Expectation
 from cutaway.contract.requests.backpropagation import ExpectedGradient as ExpectedGradient
 from cutaway.contract.requests.backpropagation import LrpRule as LrpRule
 from cutaway.contract.requests.backpropagation import Propagation as Propagation
+from cutaway.contract.requests.backpropagation import RescaleAttribution as RescaleAttribution
 from cutaway.contract.requests.captures import *
 from cutaway.contract.requests.captures import POINTS as POINTS
 from cutaway.contract.requests.captures import AxisReduction as AxisReduction

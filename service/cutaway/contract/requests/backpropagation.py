@@ -33,7 +33,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, kw_only=True)
-class Difference(Attribution):
+class RescaleAttribution(Attribution):
     """DeepLIFT with the Rescale rule. Shrikumar et al. 2017, arXiv:1704.02685.
 
     Args:
@@ -44,18 +44,18 @@ class Difference(Attribution):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeepLift(Difference):
+class DeepLift(RescaleAttribution):
     """DeepLIFT: what each element of the input adds to the target's change from a baseline. Shrikumar et al. 2017,
     arXiv:1704.02685, with the Rescale rule."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerDeepLift(LayerAttribution, Difference):
+class LayerDeepLift(LayerAttribution, RescaleAttribution):
     """DeepLIFT at a layer: what each of its units adds to the target's change."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class NeuronDeepLift(NeuronAttribution, Difference):
+class NeuronDeepLift(NeuronAttribution, RescaleAttribution):
     """DeepLIFT of a neuron: what each element of the input adds to its change."""
 
 

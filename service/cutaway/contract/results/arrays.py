@@ -85,7 +85,7 @@ class ArrayField(NamedTuple):
     number: type[np.generic] | None = None
     named: bool = False
 
-    def rebuild(self, value: Any, function: Function, where: Where) -> Any:
+    def rebuild(self, value: Any, function: ArrayFunction, where: Where) -> Any:
         """Returns ``value`` with what ``function`` returns in place of each array."""
         if self.named:
             return {name: function(array, self, name, where.attribution) for name, array in value.items()}
@@ -141,13 +141,13 @@ class Entry(NamedTuple):
 
 OUTPUT, CAPTURE, POSITIONS, ATTRIBUTION = "output", "capture", "positions", "attribution"
 
-Function: TypeAlias = Callable[[Array, ArrayField, "str | Place | None", "NamedAttribution | None"], Array]
+ArrayFunction: TypeAlias = Callable[[Array, ArrayField, "str | Place | None", "NamedAttribution | None"], Array]
 """Takes what an `Entry` has, and returns the array's replacement. An `Entry` for each would be a third of the time."""
 
-_Rebuild: TypeAlias = Callable[[Any, Function, Where], Any]
+_Rebuild: TypeAlias = Callable[[Any, ArrayFunction, Where], Any]
 
 
-def with_arrays(result: T, function: Function) -> T:
+def with_arrays(result: T, function: ArrayFunction) -> T:
     """Returns a result, or a part of one, with what ``function`` returns in place of each array.
 
     The function is called in the order of the fields; for tensors it is that of `cutaway.v1.InspectResponse`.
@@ -194,7 +194,7 @@ def numbered(names: Iterable[str], taken: Iterable[str] = ()) -> Iterator[str]:
         yield unique
 
 
-def _rebuilt(part: T, function: Function, where: Where) -> T:
+def _rebuilt(part: T, function: ArrayFunction, where: Where) -> T:
     kind: Any = type(part)
     values = {name: (rebuild, getattr(part, name)) for name, rebuild in _rebuilders(kind)}
     replaced = {name: rebuild(value, function, where) for name, (rebuild, value) in values.items() if value is not None}
@@ -231,10 +231,10 @@ def numbers(kind: str, number: type[np.generic], of: str = "") -> dict[str, Arra
 def parts(key: str) -> dict[str, _Rebuild]:
     """Describes a field that has a dataclass or a tuple of them, whose attribute ``key`` is the key of its arrays."""
 
-    def one(part: T, function: Function, where: Where) -> T:
+    def one(part: T, function: ArrayFunction, where: Where) -> T:
         return _rebuilt(part, function, where._replace(key=getattr(part, key) or None))
 
-    def rebuild(value: Any, function: Function, where: Where) -> Any:
+    def rebuild(value: Any, function: ArrayFunction, where: Where) -> Any:
         if isinstance(value, tuple):
             return tuple(one(part, function, where) for part in value)
         return one(value, function, where)
@@ -242,7 +242,9 @@ def parts(key: str) -> dict[str, _Rebuild]:
     return {_METADATA: rebuild}
 
 
-def _attributions(values: Sequence[AttributionResult], function: Function, _: Where) -> tuple[AttributionResult, ...]:
+def _attributions(
+    values: Sequence[AttributionResult], function: ArrayFunction, _: Where
+) -> tuple[AttributionResult, ...]:
     owners = map(NamedAttribution, values, count(), numbered([method_field(each.method) for each in values]))
     return tuple(_rebuilt(owner.result, function, Where(owner)) for owner in owners)
 
@@ -254,11 +256,11 @@ _CAPTURE, _POSITIONS = ArrayField(CAPTURE), ArrayField(POSITIONS)
 _Leaves: TypeAlias = dict[Point, dict[str, Array]]
 
 
-def _captures(values: Mapping[str, ModuleCapture], function: Function, _: Where) -> dict[str, ModuleCapture]:
+def _captures(values: Mapping[str, ModuleCapture], function: ArrayFunction, _: Where) -> dict[str, ModuleCapture]:
     return {module: _capture(module, capture, function) for module, capture in values.items()}
 
 
-def _capture(module: str, capture: ModuleCapture, function: Function) -> ModuleCapture:
+def _capture(module: str, capture: ModuleCapture, function: ArrayFunction) -> ModuleCapture:
     """Visits point by point, and each point call by call: the order in the message, which differs from the result's."""
     calls: list[tuple[int, CapturedCall, _Leaves, _Leaves]] = [
         (number, call, {}, {}) for number, call in enumerate(capture.calls)

@@ -36,7 +36,7 @@ from cutaway.engine.methods.captum_call import method_of
 from cutaway.engine.model.inspected_model import Outputs
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Values, neuron_output
 from cutaway.engine.passes.reference_inputs import CompletenessSums, layer_value_name
-from cutaway.engine.planning.plan import CaptureSites, Plan
+from cutaway.engine.planning.plan import CaptureSites, RequestPlan
 from cutaway.engine.runtime.numerics import to_numpy
 
 # The shapes of attributions, from one forward pass without Captum.
@@ -45,7 +45,7 @@ _IN_FLOAT32 = (requests.Occlusion, requests.ShapleyValues, requests.ShapleyValue
 """Methods that Captum computes in float32, for every data type of the model."""
 
 
-def attribution_sites(plan: Plan) -> CaptureSites:
+def attribution_sites(plan: RequestPlan) -> CaptureSites:
     """Returns what must be recorded for attributions: the shapes of modules' outputs, and token ids of embeddings."""
     sites: CaptureSites = {}
     for attribution in plan.attributions:
@@ -169,7 +169,7 @@ def _agreement(what: str, mode: requests.CheckMode) -> Check:
 _VALUES = {Point.GRAD_INPUT: Point.INPUT, Point.GRAD_OUTPUT: Point.OUTPUT}
 
 
-def estimate(plan: Plan) -> InspectResult:
+def estimate(plan: RequestPlan) -> InspectResult:
     """Returns the result that the request of ``plan`` would have, in data types and shapes.
 
     Predictions, and the values computed from them alone, are real; every other tensor is zeros that take no memory.
@@ -245,12 +245,12 @@ def _fill(main: MainPass, at_gradients: Recording) -> None:
                 call.store(point, path, None if part is None else pass_count.with_zeros(part))
 
 
-def _class_axis(plan: Plan) -> tuple[int, ...]:
+def _class_axis(plan: RequestPlan) -> tuple[int, ...]:
     """Returns ``(k,)``, the additional axis of gradients of a top-k target; else ``()``."""
     return (plan.request.target.k,) if isinstance(plan.request.target, TopK) else ()
 
 
-def _input_gradients(plan: Plan) -> Values:
+def _input_gradients(plan: RequestPlan) -> Values:
     inputs = {name: plan.inputs[name] for name in plan.gradients_of}
     return {
         name: pass_count.expanded_zeros(
@@ -260,7 +260,7 @@ def _input_gradients(plan: Plan) -> Values:
     }
 
 
-def _parameter_gradients(plan: Plan) -> Values:
+def _parameter_gradients(plan: RequestPlan) -> Values:
     parts = {
         name: pass_count.GradientShape(**vars(spec)).apply(plan.model.module.get_parameter(name), name).values
         for name, spec in plan.parameters.items()
@@ -268,7 +268,7 @@ def _parameter_gradients(plan: Plan) -> Values:
     return {name: pass_count.expanded_zeros((*_class_axis(plan), *part.shape), part) for name, part in parts.items()}
 
 
-def _typed(predictions: Mapping[str, Array], plan: Plan, prefix: str) -> dict[str, Array]:
+def _typed(predictions: Mapping[str, Array], plan: RequestPlan, prefix: str) -> dict[str, Array]:
     """Returns ``predictions`` in the data type of the reply, which must be able to hold them."""
     with at("options.reply_data_type"):
         return {

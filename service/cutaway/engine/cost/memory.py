@@ -18,7 +18,7 @@ from cutaway.engine.hooks.recording import CaptureSpec
 from cutaway.engine.methods.captum_call import method_of
 from cutaway.engine.model.inspected_model import arguments_kind
 from cutaway.engine.passes.pass_recorder import concatenated
-from cutaway.engine.planning.plan import Plan
+from cutaway.engine.planning.plan import RequestPlan
 
 FEW_ROWS = 32
 """Smaller requests are not estimated: three rows more would cost them too much."""
@@ -28,7 +28,7 @@ _PART = 4
 """The part of the allowed bytes that the rows may take that show whether a refusal is right."""
 
 
-def least_bytes(plan: Plan, allowed: int) -> int:
+def least_bytes(plan: RequestPlan, allowed: int) -> int:
     """Returns the least bytes that one pass of the request's batch takes; 0 where that is not known.
 
     The model runs on the first row once and twice, once for each kind of rows: what the second one adds, every row
@@ -50,33 +50,33 @@ def least_bytes(plan: Plan, allowed: int) -> int:
         return 0
 
 
-def _bytes_of(plan: Plan, copies: int) -> int:
+def _bytes_of(plan: RequestPlan, copies: int) -> int:
     return plan.model.remembered((_kind(plan), copies), lambda: _measured_bytes(plan, copies))
 
 
-def _kind(plan: Plan) -> Hashable:
+def _kind(plan: RequestPlan) -> Hashable:
     tensors = tuple((name, tensor.dtype, tensor.shape[1:]) for name, tensor in plan.inputs.items())
     return "bytes", tensors, arguments_kind(plan.request.arguments), _runs_backward(plan), tuple(_captured(plan))
 
 
-def _runs_backward(plan: Plan) -> bool:
+def _runs_backward(plan: RequestPlan) -> bool:
     return plan.differentiates or any(method_of(each.request).runs_backward for each in plan.attributions)
 
 
-def _captured(plan: Plan) -> Iterator[str]:
+def _captured(plan: RequestPlan) -> Iterator[str]:
     """Yields the modules whose whole output is kept for the reply."""
     for name, specs in plan.sites.items():
         if name in plan.model.tree.modules and specs.get(Point.OUTPUT) == CaptureSpec():
             yield name
 
 
-def _measured_bytes(plan: Plan, copies: int) -> int:
+def _measured_bytes(plan: RequestPlan, copies: int) -> int:
     model = plan.model
     with model.session(plan.cancellation, plan.request.arguments), model.passes.uncounted(), model.kept_rng_state():
         return _most_bytes(plan, copies)
 
 
-def _most_bytes(plan: Plan, copies: int) -> int:
+def _most_bytes(plan: RequestPlan, copies: int) -> int:
     """Returns the most bytes of all tensors at one time of a forward pass of ``copies`` of the first row."""
     inputs = concatenated([{name: tensor[:1] for name, tensor in plan.inputs.items()}] * copies)
     backward, module = _runs_backward(plan), plan.model.module

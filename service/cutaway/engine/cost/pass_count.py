@@ -23,7 +23,7 @@ from cutaway.engine.methods.paths import max_steps, steps_to_try
 from cutaway.engine.model.inspected_model import arguments_kind
 from cutaway.engine.passes.features import Features, cost
 from cutaway.engine.passes.pass_recorder import ResolvedAttribution
-from cutaway.engine.planning.plan import Plan
+from cutaway.engine.planning.plan import RequestPlan
 from cutaway.engine.references.observation import observe_forward
 
 # Tensors that have a shape and a data type but no values, and need no memory: for a dry run.
@@ -90,7 +90,7 @@ class _Layer(NamedTuple):
     units: int = 0
 
 
-def costs(plan: Plan) -> Iterator[tuple[str, int]]:
+def costs(plan: RequestPlan) -> Iterator[tuple[str, int]]:
     """Yields for each attribution its field, and how many passes of one example it runs at most.
 
     Checks, metrics and the search for the cause of a fault are included; what is found out once for a model, or now and
@@ -105,7 +105,7 @@ def costs(plan: Plan) -> Iterator[tuple[str, int]]:
         yield f"attributions[{number}].{field_name(type(attribution.request))}", passes * plan.rows
 
 
-def _passes_of_batch(plan: Plan, attribution: ResolvedAttribution) -> int:
+def _passes_of_batch(plan: RequestPlan, attribution: ResolvedAttribution) -> int:
     request, method = attribution.request, method_of(attribution.request)
     is_checked = plan.request.check.mode is not requests.CheckMode.OFF
     layer = _layer(plan, attribution)
@@ -121,7 +121,7 @@ def _passes_of_batch(plan: Plan, attribution: ResolvedAttribution) -> int:
     return classes * ((once + again * layer.calls * is_checked) * copies + judging + _INVESTIGATION)
 
 
-def kept_elements(plan: Plan) -> int:
+def kept_elements(plan: RequestPlan) -> int:
     """Returns how many numbers of one row a check keeps at most: the inputs, and what layers return, at each point.
 
     An attribution at a layer takes one forward pass for each shape of the inputs.
@@ -175,7 +175,7 @@ _POINTS: dict[type, Callable[[Any, Features, _Layer], int]] = {
     requests.PathAttribution: lambda request, *_: _steps(request) + _ENDS,
     # Each of Captum's passes repeats a point.
     requests.LayerConductance: lambda request, *_: 2 * (_steps(request) + _ENDS),
-    requests.Difference: lambda *_: 2 * _ENDS,
+    requests.RescaleAttribution: lambda *_: 2 * _ENDS,
     requests.Expectation: lambda request, *_: 2 * _ENDS * _samples(request),
     requests.ExpectedGradient: lambda request, *_: 3 * request.n_samples + _samples(request),
     requests.Perturbation: lambda request, features, _: cost(request, features.count)[0] + _ENDS,
@@ -189,13 +189,13 @@ _METRICS: dict[type[requests.Metric], Callable[[Any, int], int]] = {
 }
 
 
-def _layer(plan: Plan, attribution: ResolvedAttribution) -> _Layer:
+def _layer(plan: RequestPlan, attribution: ResolvedAttribution) -> _Layer:
     """Returns the calls and units of a layer that the method runs one by one, from a forward pass."""
     one_by_one = isinstance(attribution.request, (*_BY_UNIT, requests.LayerIntegratedGradients))
     return _observed(plan, attribution) if one_by_one else _Layer()
 
 
-def _observed(plan: Plan, attribution: ResolvedAttribution) -> _Layer:
+def _observed(plan: RequestPlan, attribution: ResolvedAttribution) -> _Layer:
     model, sites = plan.model, {name: {Point.OUTPUT: ValueShape()} for name in attribution.layers}
     with model.session(plan.cancellation, plan.request.arguments), model.passes.uncounted():
         seen = observe_forward(attribution, sites)

@@ -42,7 +42,7 @@ from cutaway.engine.passes.pass_recorder import (
 )
 from cutaway.engine.passes.reference_inputs import CompletenessSums, completeness_sums, target_at_inputs
 from cutaway.engine.passes.targets import ResolvedTarget, identity, resolve_target
-from cutaway.engine.planning.plan import Plan, plan_request
+from cutaway.engine.planning.plan import RequestPlan, plan_request
 from cutaway.engine.runtime.numerics import to_numpy
 
 
@@ -274,7 +274,7 @@ def inspect(
     return run_plan(plan_request(model, request, inputs, cancellation))
 
 
-def run_plan(plan: Plan) -> InspectResult:
+def run_plan(plan: RequestPlan) -> InspectResult:
     """Answers the request of ``plan``, as `inspect`."""
     plan.model.passes.reset()
     with plan.model.session(plan.cancellation, plan.request.arguments):
@@ -283,7 +283,7 @@ def run_plan(plan: Plan) -> InspectResult:
         return finish(main, unedited)
 
 
-def _run_unedited(plan: Plan) -> Outputs:
+def _run_unedited(plan: RequestPlan) -> Outputs:
     """Returns what the model returns without edits, in the same grad mode and with the same random numbers."""
     with plan.model.kept_rng_state(), torch.set_grad_enabled(plan.differentiates):
         return {name: output.detach().clone() for name, output in plan.model.run(plan.inputs).items()}

@@ -33,7 +33,7 @@ from cutaway.engine.model.inspected_model import Inputs, InspectedModel, Outputs
 from cutaway.engine.model.session import timed
 from cutaway.engine.passes.pass_recorder import RowRange, Values, concatenated, consecutive, neuron_output
 from cutaway.engine.passes.targets import ResolvedTarget, resolve_target
-from cutaway.engine.planning.plan import CaptureSites, Plan
+from cutaway.engine.planning.plan import CaptureSites, RequestPlan
 from cutaway.engine.runtime.numerics import WITHOUT_COPIES, Path, close
 
 # A main pass for several requests: the conditions, their joint plan, and the parts of its record.
@@ -53,7 +53,7 @@ def may_share(request: InspectRequest) -> bool:
     )
 
 
-def joint_plan(plans: Sequence[Plan]) -> Plan:
+def joint_plan(plans: Sequence[RequestPlan]) -> RequestPlan:
     """Returns one plan that does what all ``plans`` do, for the rows of all of them; of one plan, that plan."""
     if len(plans) == 1:
         return plans[0]
@@ -83,7 +83,7 @@ def _of_all_rows(spec: CaptureSpec) -> CaptureSpec:
     return CaptureSpec() if any(part.axis <= 0 for part in spec.slices) else spec
 
 
-def recording_of(recording: Recording, plan: Plan, joint: Plan, rows: RowRange) -> Recording:
+def recording_of(recording: Recording, plan: RequestPlan, joint: RequestPlan, rows: RowRange) -> Recording:
     """Returns what the request of ``plan`` would have recorded alone; it has the rows ``rows`` of the joint pass.
 
     Raises:
@@ -134,7 +134,7 @@ class MainPass(NamedTuple):
         parameter_gradients: by parameter, the part that is captured; for a top-k target ``[k, ...]``.
     """
 
-    plan: Plan
+    plan: RequestPlan
     recording: Recording
     timings: Timings
     outputs: Outputs
@@ -181,7 +181,7 @@ def predicted_classes(model: InspectedModel, outputs: Outputs) -> tuple[ClassPre
     )
 
 
-def run_main_pass(plans: Sequence[Plan]) -> list[MainPass]:
+def run_main_pass(plans: Sequence[RequestPlan]) -> list[MainPass]:
     """Runs one forward pass, and the backward passes that are needed, for requests to one model.
 
     Returns:
@@ -215,7 +215,7 @@ def run_main_pass(plans: Sequence[Plan]) -> list[MainPass]:
     ]
 
 
-def run_forward(plan: Plan, inputs: Inputs, recording: Recording, timings: Timings) -> Outputs:
+def run_forward(plan: RequestPlan, inputs: Inputs, recording: Recording, timings: Timings) -> Outputs:
     """Runs the forward pass that ``recording`` observes, with a graph where ``plan`` needs gradients.
 
     Returns:
@@ -230,7 +230,7 @@ def run_forward(plan: Plan, inputs: Inputs, recording: Recording, timings: Timin
         return {}
 
 
-def check_forward(plan: Plan, outputs: Outputs, recording: Recording, timings: Timings) -> MainPass:
+def check_forward(plan: RequestPlan, outputs: Outputs, recording: Recording, timings: Timings) -> MainPass:
     """Checks that everything to capture and to edit exists, and resolves the target.
 
     Args:
@@ -318,7 +318,7 @@ def _dense(gradient: Tensor) -> Tensor:
     return gradient.to_dense() if gradient.is_sparse else gradient  # of an embedding with sparse gradients
 
 
-def _refuse_diverged(plan: Plan, outputs: Outputs, rng_state: Tensor) -> None:
+def _refuse_diverged(plan: RequestPlan, outputs: Outputs, rng_state: Tensor) -> None:
     """Compares ``outputs`` with a run without gradient hooks, from the same random numbers.
 
     Gradient points work on copies. Where the model changes a tensor in place and goes on with its other name, the

@@ -15,11 +15,11 @@ from cutaway.engine.hooks.recording import CaptureSpec, RecordedCall, Recording
 from cutaway.engine.model.inspected_model import Outputs
 from cutaway.engine.model.module_tree import ModuleTree
 from cutaway.engine.planning.attribution_setup import embedding_hint
-from cutaway.engine.planning.plan import CaptureSites, Plan
+from cutaway.engine.planning.plan import CaptureSites, RequestPlan
 from cutaway.engine.runtime.numerics import equal
 
 
-def resolve_operators(plan: Plan, recording: Recording) -> CaptureSites:
+def resolve_operators(plan: RequestPlan, recording: Recording) -> CaptureSites:
     """Returns the plan's sites, with globs of operators replaced by the addresses that ran.
 
     Raises:
@@ -66,7 +66,7 @@ def refuse_captures(sites: CaptureSites, recording: Recording, tree: ModuleTree)
                     _refuse_point(name, point, spec.path, calls, tree, "points")
 
 
-def refuse_edits(plan: Plan, recording: Recording, tree: ModuleTree) -> None:
+def refuse_edits(plan: RequestPlan, recording: Recording, tree: ModuleTree) -> None:
     """Refuses edits as `refuse_captures`; after a forward pass that stopped early, what exists is not known."""
     for name, edits in plan.edits.items() if not recording.stopped_early else ():
         for number, edit in edits:
@@ -133,7 +133,7 @@ def _why_not_called(name: str, tree: ModuleTree) -> str:
     return f"{nothing}forward did not reach it for this input, or uses its weights without calling it"
 
 
-def edit_warnings(plan: Plan, recording: Recording) -> Iterator[Warning]:
+def edit_warnings(plan: RequestPlan, recording: Recording) -> Iterator[Warning]:
     """Yields a warning for each edit that changed nothing: its experiment shows nothing."""
     for name, edits in plan.edits.items():
         for number, edit in edits:
@@ -152,7 +152,9 @@ def edit_warnings(plan: Plan, recording: Recording) -> Iterator[Warning]:
             yield Warning(WarningCode.EDIT_WITHOUT_EFFECT, f"edits[{number}]", f"the edit changed nothing: {why}")
 
 
-def gradient_warnings(plan: Plan, inputs: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> Iterator[Warning]:
+def gradient_warnings(
+    plan: RequestPlan, inputs: Mapping[str, Tensor], parameters: Mapping[str, Tensor]
+) -> Iterator[Warning]:
     """Yields a warning for each gradient that the request returns and that did not arrive."""
     missing = [("input", name) for name in plan.gradients_of if name not in inputs]
     missing += [("parameter", name) for name in plan.parameters if name not in parameters]
@@ -160,7 +162,7 @@ def gradient_warnings(plan: Plan, inputs: Mapping[str, Tensor], parameters: Mapp
         yield Warning(WarningCode.NO_GRADIENT, name, f"the target does not depend on the {kind} {name!r}")
 
 
-def comparison_warnings(plan: Plan, unedited: Outputs, edited: Outputs) -> Iterator[Warning]:
+def comparison_warnings(plan: RequestPlan, unedited: Outputs, edited: Outputs) -> Iterator[Warning]:
     """Yields a warning if edits of values changed no prediction: the model may not use what was edited."""
     if any(plan.value_edits.values()) and unedited and all(equal(unedited[name], edited[name]) for name in unedited):
         yield Warning(

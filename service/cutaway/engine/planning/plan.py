@@ -193,7 +193,7 @@ def _no_class(label: str, known: Sequence[str], field: str) -> CutawayError:
 
 
 @dataclass(frozen=True)
-class Plan:
+class RequestPlan:
     """A request, resolved and validated for one model.
 
     Attributes:
@@ -283,7 +283,7 @@ def plan_request(
     request: InspectRequest,
     inputs: Inputs,
     cancellation: Cancellation = NEVER_CANCELLED,
-) -> Plan:
+) -> RequestPlan:
     """Resolves and validates ``request`` without running the model.
 
     Args:
@@ -321,7 +321,7 @@ def plan_request(
         neuron = model.tree.resolve(request.target.module) if isinstance(request.target, Neuron) else None
     explained = (tuple(attributions.values()), tuple(attributions), failed)
     resolved = (sites, edits, parameters, gradients_of, neuron, *explained, seed)
-    plan = Plan(model, request, inputs, cancellation, *resolved)
+    plan = RequestPlan(model, request, inputs, cancellation, *resolved)
     stops = request.omit_predictions and not (plan.needs_target or request.attributions or request.compare)
     return replace(plan, missing=_missing(sites)) if stops else plan
 

@@ -95,11 +95,11 @@ EPSILON = 1e-10
 Input: TypeAlias = Float64[Tensor, "*input"]
 Output: TypeAlias = Float64[Tensor, "*output"]
 
-Function: TypeAlias = Callable[[Tensor], Tensor]
+TensorFunction: TypeAlias = Callable[[Tensor], Tensor]
 """A nonlinearity as a function of one tensor."""
 
 
-class Activations(NamedTuple):
+class PairedActivations(NamedTuple):
     """The inputs and outputs of one nonlinearity, at the input and at the baseline."""
 
     input: Input
@@ -123,7 +123,7 @@ class Activations(NamedTuple):
         return self.input.shape == self.baseline_input.shape and self.output.shape == self.baseline_output.shape
 
 
-Rule: TypeAlias = Callable[[Activations, Tensor, Tensor, Function], Tensor]
+Rule: TypeAlias = Callable[[PairedActivations, Tensor, Tensor, TensorFunction], Tensor]
 """Returns the multiplier that is passed back to the input.
 
 Arguments: the activations, the multiplier that arrives at the output, that multiplier times the derivative, and the
@@ -131,14 +131,16 @@ nonlinearity.
 """
 
 
-def rescale(activations: Activations, multiplier: Output, derivative: Input, function: Function) -> Input:
+def rescale(activations: PairedActivations, multiplier: Output, derivative: Input, function: TensorFunction) -> Input:
     """Returns ``m * (y - y0) / (x - x0)``, element by element."""
     delta = activations.delta_in
     moved = delta.abs() >= EPSILON
     return torch.where(moved, multiplier * activations.delta_out / torch.where(moved, delta, 1.0), derivative)
 
 
-def rescale_softmax(activations: Activations, multiplier: Output, derivative: Input, function: Function) -> Input:
+def rescale_softmax(
+    activations: PairedActivations, multiplier: Output, derivative: Input, function: TensorFunction
+) -> Input:
     """Returns the same minus its mean over the softmax axis, because adding a number to all logits changes nothing."""
     rescaled = rescale(activations, multiplier, derivative, function)
     return rescaled - rescaled.mean(dim=softmax_axis(activations.output), keepdim=True)
@@ -149,7 +151,9 @@ def softmax_axis(output: Output) -> int:
     return min(range(output.ndim), key=lambda axis: float((output.sum(dim=axis) - 1).abs().max()))
 
 
-def rescale_max_pool(activations: Activations, multiplier: Output, derivative: Input, function: Function) -> Input:
+def rescale_max_pool(
+    activations: PairedActivations, multiplier: Output, derivative: Input, function: TensorFunction
+) -> Input:
     """Returns the multiplier for a maximum over windows.
 
     ``m * max(0, y - y0)`` goes to the position of the maximum at the input, and ``m * min(0, y - y0)`` to that at the
@@ -163,7 +167,7 @@ def rescale_max_pool(activations: Activations, multiplier: Output, derivative: I
     return torch.where(moved, sent / torch.where(moved, delta, 1.0), derivative)
 
 
-def windows_share_maximum(activations: Activations, multiplier: Output, function: Function) -> bool:
+def windows_share_maximum(activations: PairedActivations, multiplier: Output, function: TensorFunction) -> bool:
     """Returns whether two windows that pass a multiplier back have their maximum at the same element."""
     passes = multiplier != 0
     rising = _to_maxima(function, activations.input, (passes & (activations.delta_out > 0)).double())
@@ -171,7 +175,7 @@ def windows_share_maximum(activations: Activations, multiplier: Output, function
     return bool((rising > 1).any() or (falling > 1).any())
 
 
-def _to_maxima(function: Function, tensor: Input, cotangent: Output) -> Input:
+def _to_maxima(function: TensorFunction, tensor: Input, cotangent: Output) -> Input:
     """Returns the sum of the windows' ``cotangent`` at the elements of ``tensor`` that are their maxima."""
     with torch.enable_grad():
         leaf = tensor.detach().requires_grad_()
@@ -225,7 +229,9 @@ class NonlinearityCall:
         previous_module: the module of a class that Captum overrides whose output is its very input; ``""`` for none.
     """
 
-    def __init__(self, nonlinearity: Nonlinearity, call: int, function: Function, outputs: list[ModuleOutput]) -> None:
+    def __init__(
+        self, nonlinearity: Nonlinearity, call: int, function: TensorFunction, outputs: list[ModuleOutput]
+    ) -> None:
         self.nonlinearity = nonlinearity
         self.call = call
         self.function = function
@@ -245,12 +251,12 @@ class NonlinearityCall:
         return self._passed_back is not None and activations is not None and bool(activations.delta_in.any())
 
     @property
-    def activations(self) -> Activations | None:
+    def activations(self) -> PairedActivations | None:
         """The activations of both passes; None if the two have different shapes or only one called it."""
         inputs, outputs = self._kept[Point.INPUT], self._kept[Point.OUTPUT]
         if not len(inputs) == len(outputs) == 2:
             return None
-        activations = Activations(inputs[1], outputs[1], inputs[0], outputs[0])
+        activations = PairedActivations(inputs[1], outputs[1], inputs[0], outputs[0])
         return activations if activations.same_shapes else None
 
     @property
@@ -261,7 +267,7 @@ class NonlinearityCall:
             return False
         return windows_share_maximum(activations, self.arriving, self.function)
 
-    def recording_edits(self, last_pool: Callable[[], Function] | None = None) -> Iterator[NumberedEdit]:
+    def recording_edits(self, last_pool: Callable[[], TensorFunction] | None = None) -> Iterator[NumberedEdit]:
         """Yields edits that change nothing and keep the input and the output.
 
         ``last_pool``: returns the pooling operator that ran last, to be kept as this operator's function.
@@ -379,7 +385,7 @@ def _edits(calls: Sequence[NonlinearityCall], edits_of: Callable[[NonlinearityCa
     return edits
 
 
-def _function(problem: AttributionProblem, nonlinearity: Nonlinearity) -> Function:
+def _function(problem: AttributionProblem, nonlinearity: Nonlinearity) -> TensorFunction:
     """Returns the module without its hooks; for an operator a function that is never called."""
     module = problem.model.tree.modules.get(nonlinearity.name)
     return _first_tensor if module is None else lambda value: _first_tensor(module.forward(value))
@@ -404,7 +410,7 @@ class _LastPool(TorchFunctionMode):
             self._call = func, map_leaves(args, _detached), map_leaves(kwargs or {}, _detached)
         return func(*args, **(kwargs or {}))
 
-    def function(self) -> Function:
+    def function(self) -> TensorFunction:
         """Returns the operator as a function of its first tensor."""
         func, args, kwargs = self._call
         path = next(iter(argument_tensors(args, kwargs)))

@@ -42,7 +42,7 @@ class _FirstElements(CaptureSpec):
         return CapturedValues(tensor.reshape(-1)[:_ELEMENTS].clone())
 
 
-class Place(NamedTuple):
+class TensorSite(NamedTuple):
     """A site at which a tensor was recorded: a module or an operator's address, and a point of it."""
 
     name: str
@@ -53,7 +53,7 @@ class Place(NamedTuple):
 class _Seen:
     """A floating tensor of one operator or module, and where it was first seen."""
 
-    place: Place
+    place: TensorSite
     values: Tensor
 
     @property
@@ -80,7 +80,7 @@ def hidden_rectifiers(problem: AttributionProblem) -> list[str]:
     return list(dict.fromkeys(place.name for place in places))
 
 
-def _places(problem: AttributionProblem) -> list[Place]:
+def _places(problem: AttributionProblem) -> list[TensorSite]:
     relus = [name for name, module in problem.model.tree.modules.items() if isinstance(module, nn.ReLU)]
     both = dict.fromkeys((Point.INPUT, Point.OUTPUT), _FirstElements())
     seen = list(_tensors(observe_forward(problem, {**dict.fromkeys(relus, both), "**:*#*": both})))
@@ -107,7 +107,7 @@ def _tensors(calls: Mapping[str, Sequence[RecordedCall]]) -> Iterator[_Seen]:
             for point in (Point.INPUT, Point.OUTPUT):
                 for tensor in call.at(point).values():
                     if tensor.is_floating_point() and tensor.ndim:
-                        yield _Seen(Place(name, point), host(tensor))
+                        yield _Seen(TensorSite(name, point), host(tensor))
 
 
 def _moved(tensor: Tensor) -> Tensor:
@@ -115,14 +115,14 @@ def _moved(tensor: Tensor) -> Tensor:
     return tensor * 0.5 + 1 if tensor.is_floating_point() else tensor
 
 
-def _reaches_neuron(problem: AttributionProblem, place: Place) -> bool:
+def _reaches_neuron(problem: AttributionProblem, place: TensorSite) -> bool:
     """Returns whether the neuron's module returns other values when those at ``place`` are changed."""
     edits = {place.name: [(0, Override(at=place.point, change=_moved))]}
     plain, moved = (_run(problem, {}, changes)[1] for changes in ({}, edits))
     return not torch.equal(plain, moved)
 
 
-def _behind_layer(problem: AttributionProblem, places: Sequence[Place]) -> list[Place]:
+def _behind_layer(problem: AttributionProblem, places: Sequence[TensorSite]) -> list[TensorSite]:
     """Returns those of ``places`` whose values change with the layer's output."""
     sites = {place.name: {place.point: _FirstElements()} for place in places}
     edits = {problem.layer: [(0, Override(change=_moved))]}

@@ -41,7 +41,7 @@ from cutaway.engine.passes.pass_recorder import (
 from cutaway.engine.passes.reference_inputs import Evidence, Reference, input_point
 from cutaway.engine.references.observation import expand_rows, observe_forward, operator_of, target_values
 
-Change: TypeAlias = Callable[[Tensor], Tensor]
+GradientChange: TypeAlias = Callable[[Tensor], Tensor]
 """Returns the tensor that replaces another."""
 
 STABILIZER = 1e-9
@@ -150,7 +150,7 @@ def relevance_passes(problem: AttributionProblem) -> Sequence[Pass]:
 def _propagation(problem: AttributionProblem, kind: type[RelevancePropagation]) -> Changes:
     modules = problem.model.tree.modules
 
-    def changes(layer: RelevanceLayer) -> tuple[Change, Change]:
+    def changes(layer: RelevanceLayer) -> tuple[GradientChange, GradientChange]:
         propagation = kind(cast(LrpRule, layer.rule), modules.get(layer.name))
         return propagation.enter, propagation.leave
 
@@ -158,7 +158,7 @@ def _propagation(problem: AttributionProblem, kind: type[RelevancePropagation]) 
 
 
 def layer_edits(
-    layers: Iterable[RelevanceLayer], changes: Callable[[RelevanceLayer], tuple[Change, Change]]
+    layers: Iterable[RelevanceLayer], changes: Callable[[RelevanceLayer], tuple[GradientChange, GradientChange]]
 ) -> Changes:
     """Returns edits that apply ``changes``, made anew for each call, to the inputs and the outputs of ``layers``."""
     return {
@@ -208,7 +208,7 @@ def _arrived(evidence: Evidence, number: int) -> Values:
 
 class _WithBackward(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, backward: Change) -> Tensor:
+    def forward(ctx: Any, tensor: Tensor, backward: GradientChange) -> Tensor:
         ctx.function, ctx.dtype = backward, tensor.dtype
         return tensor.clone()
 
@@ -218,7 +218,7 @@ class _WithBackward(torch.autograd.Function):
         return ctx.function(gradient).to(ctx.dtype), None
 
 
-def with_backward(tensor: Float[Tensor, "*shape"], backward: Change) -> Float[Tensor, "*shape"]:
+def with_backward(tensor: Float[Tensor, "*shape"], backward: GradientChange) -> Float[Tensor, "*shape"]:
     """Returns a copy of ``tensor`` at which the gradient becomes ``backward(gradient)``, in the tensor's data type."""
     copied: Tensor = _WithBackward.apply(tensor, backward)  # type: ignore[no-untyped-call]
     return copied
@@ -267,7 +267,7 @@ class RelevancePropagation:
         return self._inputs[number] * backward(self._quotient(self._recomputed(output), self._output_relevance))[number]
 
     def _apply(
-        self, weights: Mapping[str, Tensor], change: Change = torch.clone
+        self, weights: Mapping[str, Tensor], change: GradientChange = torch.clone
     ) -> tuple[Tensor, Callable[[Tensor], Sequence[Tensor]]]:
         """Applies the layer with ``weights`` to its changed inputs; returns the output and its backward function."""
         module = _float64_copy(cast(nn.Module, self._module), weights)

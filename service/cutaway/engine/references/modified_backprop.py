@@ -109,20 +109,20 @@ def rectifiers(problem: AttributionProblem) -> Rectifiers:
     )
 
 
-_Calls: TypeAlias = dict[str, int]
+_CallCounts: TypeAlias = dict[str, int]
 """The number of calls of each ReLU that runs, by module name or operator address."""
 
 
-def _calls(problem: AttributionProblem) -> _Calls:
+def _calls(problem: AttributionProblem) -> _CallCounts:
     """Returns the calls that the passes of the problem have seen, or else those of a forward pass."""
     if _calls not in problem.cache:
         sites = _sites(problem)
         problem.cache[_calls] = _counts(observe_forward(problem, sites))
-    calls: _Calls = problem.cache[_calls]
+    calls: _CallCounts = problem.cache[_calls]
     return calls
 
 
-def _counts(calls: Mapping[str, Sequence[RecordedCall]]) -> _Calls:
+def _counts(calls: Mapping[str, Sequence[RecordedCall]]) -> _CallCounts:
     return {name: len(seen) for name, seen in calls.items() if seen}
 
 
@@ -207,8 +207,8 @@ def _overridden(problem: AttributionProblem, override: Callable[[int], Iterator[
 
 
 def _override_calls(
-    problem: AttributionProblem, calls: _Calls, override: Callable[[int], Iterator[Edit]]
-) -> tuple[Sequence[Pass], _Calls]:
+    problem: AttributionProblem, calls: _CallCounts, override: Callable[[int], Iterator[Edit]]
+) -> tuple[Sequence[Pass], _CallCounts]:
     """Runs a pass with ``calls`` overridden; returns the calls that ran, too."""
     edits: Changes = {
         name: [(call, edit) for call in range(times) for edit in override(call)] for name, times in calls.items()

@@ -143,7 +143,7 @@ def shapley_values(evidence: Evidence) -> Reference:
 
 # Ablation and permutation of a layer's units. A unit is one element of the layer's output behind the batch axis.
 
-Change: TypeAlias = Callable[[Tensor], Tensor]
+UnitChange: TypeAlias = Callable[[Tensor], Tensor]
 """Returns the values that replace a tensor's."""
 
 
@@ -174,14 +174,14 @@ def permutation_passes(problem: AttributionProblem) -> Sequence[Pass]:
     return _unit_passes(problem, _permutations(problem) if problem.rows > 1 else iter(()))
 
 
-def _permutations(problem: AttributionProblem) -> Iterator[Change]:
+def _permutations(problem: AttributionProblem) -> Iterator[UnitChange]:
     generator = torch.Generator().manual_seed(problem.seed or 0)
     while True:
         order = row_permutation(problem.rows, generator)
         yield lambda unit, order=order: unit[order.to(unit.device)]  # type: ignore[misc]
 
 
-def _unit_passes(problem: AttributionProblem, changes: Iterator[Change]) -> Sequence[Pass]:
+def _unit_passes(problem: AttributionProblem, changes: Iterator[UnitChange]) -> Sequence[Pass]:
     first = _edited_pass(problem, lambda output: output)
     passes = [first]
     without_layer = replace(problem, layer="")  # its output is recorded once, and not again for each unit
@@ -192,7 +192,7 @@ def _unit_passes(problem: AttributionProblem, changes: Iterator[Change]) -> Sequ
     return passes
 
 
-def _change_of_unit(unit: int, change: Change) -> Change:
+def _change_of_unit(unit: int, change: UnitChange) -> UnitChange:
     def changed(output: Tensor) -> Tensor:
         units = output.flatten(1) if output.ndim > 1 else output.unsqueeze(1)
         new = units.clone()
@@ -202,7 +202,7 @@ def _change_of_unit(unit: int, change: Change) -> Change:
     return changed
 
 
-def _edited_pass(problem: AttributionProblem, change: Change, layer: str = "", path: Path = "") -> Pass:
+def _edited_pass(problem: AttributionProblem, change: UnitChange, layer: str = "", path: Path = "") -> Pass:
     edits = {layer or problem.layer: [(0, Override(at=Point.OUTPUT, call=0, path=path, change=change))]}
     return run_passes(problem, input_point(problem), differentiate=False, edits=edits)[0]
 

@@ -196,7 +196,7 @@ def to_numpy(tensor: torch.Tensor) -> Array:
 Path = str
 """``""`` for a bare tensor, else ``[0]``, ``.logits``, ``["key"]``, or ``[1].hidden`` for nested ones."""
 
-Change = Callable[[Path, Tensor], Tensor]
+LeafChange = Callable[[Path, Tensor], Tensor]
 
 
 def leaves(value: object) -> dict[Path, Tensor]:
@@ -208,7 +208,7 @@ def leaves(value: object) -> dict[Path, Tensor]:
     return tensors
 
 
-def map_leaves(value: Any, change: Change, path: Path = "") -> Any:
+def map_leaves(value: Any, change: LeafChange, path: Path = "") -> Any:
     """Returns ``value`` with each tensor replaced by ``change(path, tensor)``; ``value`` itself if none changed."""
     if isinstance(value, torch.Tensor):
         return change(path, value)

@@ -51,7 +51,7 @@ from cutaway.engine.execution.inspect import describe
 from cutaway.engine.model.input_validation import named, validate_arguments, validate_inputs
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel, arguments_kind
 from cutaway.engine.model.session import NEVER_CANCELLED, Cancellation, timed
-from cutaway.engine.planning.plan import Plan, plan_request
+from cutaway.engine.planning.plan import RequestPlan, plan_request
 from cutaway.engine.runtime.numerics import from_numpy, to_numpy
 from cutaway.server.archive import reader
 from cutaway.server.settings import Settings
@@ -89,7 +89,7 @@ class _Decoded(NamedTuple):
     ``chunk_bytes`` is 0 for a reply in one message.
     """
 
-    plan: Plan
+    plan: RequestPlan
     start: float
     decode_ms: float
     chunk_bytes: int = 0
@@ -244,7 +244,7 @@ class Worker:
         request = wire_requests.decode(data, max_unpacked_bytes=self._settings.max_message_bytes)
         return _Decoded(self._plan(request, call.cancellation), start, _since(start))
 
-    def _plan(self, request: InspectRequest, cancellation: Cancellation = NEVER_CANCELLED) -> Plan:
+    def _plan(self, request: InspectRequest, cancellation: Cancellation = NEVER_CANCELLED) -> RequestPlan:
         check_counts(request, self._settings)
         plan = plan_request(self._model, request, self._inputs(request, cancellation), cancellation)
         allowed = self.request_memory_bytes
