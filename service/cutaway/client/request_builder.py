@@ -56,7 +56,7 @@ def request_inputs(inputs: Inputs) -> dict[str, Any]:
         if not isinstance(inputs, Sequence) or isinstance(inputs, (bytes, bytearray)):
             remedy = "bytes have no format: send ca.Raw(data, 'image/png')" if _is_bytes(inputs) else _RIGHT
             raise error(Reason.INVALID_VALUE, f"got {type(inputs).__name__}; {remedy}")
-        examples = [_as_raw(each) for each in inputs]
+        examples = [_as_raw(example) for example in inputs]
         if examples and all(example is not None for example in examples):
             return {"raw": tuple(examples)}
         if any(example is not None for example in examples) or not inputs:

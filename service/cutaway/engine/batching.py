@@ -67,9 +67,9 @@ def _identity(plan: RequestPlan) -> Hashable:
 
 def _question(plan: RequestPlan) -> Hashable:
     """Returns what plans have in common that ask the same, by value: all but inputs, classes and baselines."""
-    attributions = (changed(_without_classes(each.request), baselines=None) for each in plan.attributions)
-    asked = changed(_without_classes(plan.request), tensors=None, raw=None, attributions=tuple(attributions))
-    return _by_value(asked)
+    attributions = (changed(_without_classes(attribution.request), baselines=None) for attribution in plan.attributions)
+    question = changed(_without_classes(plan.request), tensors=None, raw=None, attributions=tuple(attributions))
+    return _by_value(question)
 
 
 def _without_classes(request: Request) -> Request:
@@ -82,7 +82,7 @@ def _by_value(value: Any) -> Hashable:
     if is_dataclass(value):
         return type(value), *(_by_value(getattr(value, field.name)) for field in fields(value))
     if isinstance(value, Mapping):
-        return frozenset((name, _by_value(each)) for name, each in value.items())
+        return frozenset((name, _by_value(element)) for name, element in value.items())
     if isinstance(value, (tuple, list)):
         return tuple(map(_by_value, value))
     if hasattr(value, "dtype"):
@@ -129,13 +129,13 @@ def joined(plans: Sequence[RequestPlan]) -> RequestPlan:
     inputs, rows = concatenated([plan.inputs for plan in plans]), [plan.rows for plan in plans]
     attributions = (
         replace(
-            each[0],
-            request=_at_targets(each[0].request, [one.request.target for one in each], rows),
+            alike[0],
+            request=_at_targets(alike[0].request, [one.request.target for one in alike], rows),
             inputs=inputs,
-            baselines=concatenated([one.baselines for one in each]),
+            baselines=concatenated([one.baselines for one in alike]),
             is_batch_first=True,
         )
-        for each in zip(*(plan.attributions for plan in plans))
+        for alike in zip(*(plan.attributions for plan in plans))
     )
     return replace(
         plans[0],
@@ -257,7 +257,8 @@ def _hooked(plan: RequestPlan) -> Hashable:
 def _differentiated(plan: RequestPlan) -> Iterator[str]:
     """Yields the outputs whose gradients the request takes."""
     yield plan.request.target.output
-    yield from (each.request.target.output for each in plan.attributions if each.request.target is not None)
+    targets = [attribution.request.target for attribution in plan.attributions]
+    yield from (target.output for target in targets if target is not None)
 
 
 def _rows_independent(plan: RequestPlan) -> bool:

@@ -335,10 +335,10 @@ def _named_target(value: Any) -> Any:
     if isinstance(value, Mapping) or (isinstance(value, str) and _may_name_target(value)):
         return value
     several = list(value) if isinstance(value, (list, tuple, range)) else [value]
-    several = [each.item() if hasattr(each, "item") else each for each in several]
-    if several and all(isinstance(each, str) for each in several):
+    several = [element.item() if hasattr(element, "item") else element for element in several]
+    if several and all(isinstance(element, str) for element in several):
         return {"class_label": several}
-    if all(isinstance(each, int) and not isinstance(each, bool) for each in several):
+    if all(isinstance(element, int) and not isinstance(element, bool) for element in several):
         return {"class_index": several}
     remedy = f"send a class index or label, one for each example, or a target: {', '.join(CLASSES[Target])}"
     raise error(Reason.INVALID_VALUE, f"{value!r:.80} is no target; {remedy}")
@@ -368,7 +368,7 @@ def parts_of(kind: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _is_tuple(hint: Any) -> bool:
-    return hint not in READERS and any(get_origin(each) is tuple for each in (hint, *get_args(hint)))
+    return hint not in READERS and any(get_origin(part) is tuple for part in (hint, *get_args(hint)))
 
 
 def _arguments(kind: Any, value: Any, excluded: Collection[str] = ()) -> dict[str, Any]:
@@ -393,7 +393,7 @@ def _arguments(kind: Any, value: Any, excluded: Collection[str] = ()) -> dict[st
     needed = [name for name, field in known.items() if field.default is field.default_factory is MISSING]
     for name in needed:
         if name not in values:
-            example = ", ".join(f"{each}=..." for each in needed)
+            example = ", ".join(f"{key}=..." for key in needed)
             raise error(Reason.INVALID_VALUE, f"{kind.__name__} needs this field: {kind.__name__}({example})", name)
     for name, given in values.items():
         is_one = name in positional and given is not None and _is_tuple(hints[name]) and not is_list(given)

@@ -19,8 +19,8 @@ _TAGS = {Attribution: "method", Edit: "edit"}
 
 def given(value: Any) -> dict[str, Any]:
     """Returns the fields of a dataclass that differ from their defaults, to the sign of a zero, by name."""
-    owned = ((each, getattr(value, each.name)) for each in fields(value))
-    return {each.name: own for each, own in owned if not _is_same(own, _default(each))}
+    owned = ((attribute, getattr(value, attribute.name)) for attribute in fields(value))
+    return {attribute.name: own for attribute, own in owned if not _is_same(own, _default(attribute))}
 
 
 def _default(field: Field[Any]) -> Any:
@@ -47,9 +47,9 @@ def as_mapping(value: Any, array: Callable[[Array], Any] = np.ndarray.tolist) ->
     if isinstance(value, np.ndarray):
         return array(value)
     if isinstance(value, Mapping):
-        return {name: as_mapping(each, array) for name, each in value.items()}
+        return {name: as_mapping(element, array) for name, element in value.items()}
     if isinstance(value, (tuple, list)):
-        return [as_mapping(each, array) for each in value]
+        return [as_mapping(element, array) for element in value]
     if not is_dataclass(value):
         return value
     words = {name: as_mapping(own, array) for name, own in given(value).items()}

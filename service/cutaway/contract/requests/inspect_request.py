@@ -155,12 +155,12 @@ class InspectRequest:
         return changed(self, tensors=tensors, raw=raw)
 
 
-OF_ONE_REPLY = tuple(each.name for each in fields(InspectRequest) if each.metadata == _ONE_REPLY)
+OF_ONE_REPLY = tuple(attribute.name for attribute in fields(InspectRequest) if attribute.metadata == _ONE_REPLY)
 """The names of the fields that a job does not take."""
 
 JOB_FIELDS = tuple(
-    each.name
-    for each in fields(InspectRequest)
-    if each.name not in ("model", "tensors", "raw", "target", *OF_ONE_REPLY)
+    attribute.name
+    for attribute in fields(InspectRequest)
+    if attribute.name not in ("model", "tensors", "raw", "target", *OF_ONE_REPLY)
 )
 """The names of the fields in a job's section ``request``."""

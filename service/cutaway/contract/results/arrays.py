@@ -157,14 +157,14 @@ def with_arrays(result: T, function: ArrayFunction) -> T:
 
 def entries(result: InspectResult) -> list[Entry]:
     """Returns every array of ``result``: the predicted classes as arrays, then those of `with_arrays`, in its order."""
-    found = list(_classes(result))
+    arrays = list(_classes(result))
 
     def collect(array: Array, *rest: Any) -> Array:
-        found.append(Entry(array, *rest))
+        arrays.append(Entry(array, *rest))
         return array
 
     with_arrays(result, collect)
-    return found
+    return arrays
 
 
 def tensors(result: InspectResult) -> list[Entry]:
@@ -177,9 +177,9 @@ def captures(result: InspectResult) -> Iterator[tuple[Place, Array]]:
     return ((entry.place, entry.array) for entry in entries(result) if entry.place and entry.kind == CAPTURE)
 
 
-def by_name(found: Sequence[Entry], taken: Iterable[str] = ()) -> dict[str, Entry]:
-    """Returns ``found`` by their names, none of which is in ``taken``: see `numbered`."""
-    return dict(zip(numbered([entry.name for entry in found], taken), found))
+def by_name(arrays: Sequence[Entry], taken: Iterable[str] = ()) -> dict[str, Entry]:
+    """Returns ``arrays`` by their names, none of which is in ``taken``: see `numbered`."""
+    return dict(zip(numbered([entry.name for entry in arrays], taken), arrays))
 
 
 def numbered(names: Iterable[str], taken: Iterable[str] = ()) -> Iterator[str]:
@@ -245,7 +245,7 @@ def parts(key: str) -> dict[str, _Rebuild]:
 def _attributions(
     values: Sequence[AttributionResult], function: ArrayFunction, _: Where
 ) -> tuple[AttributionResult, ...]:
-    owners = map(NamedAttribution, values, count(), numbered([method_field(each.method) for each in values]))
+    owners = map(NamedAttribution, values, count(), numbered([method_field(result.method) for result in values]))
     return tuple(_rebuilt(owner.result, function, Where(owner)) for owner in owners)
 
 
@@ -268,12 +268,12 @@ def _capture(module: str, capture: ModuleCapture, function: ArrayFunction) -> Mo
     for point in POINTS:
         for number, call, leaves, positions in calls:
             if point in call.leaves:
-                leaves[point], found = {}, call.positions.get(point)
+                leaves[point], indices_by_path = {}, call.positions.get(point)
                 for path, leaf in call.leaves[point].items():
                     place = Place(module, point, path, number, len(calls))
                     leaves[point][path] = function(leaf, _CAPTURE, place, None)
-                    if found and path in found:
-                        indices = function(found[path], _POSITIONS, place, None)
+                    if indices_by_path and path in indices_by_path:
+                        indices = function(indices_by_path[path], _POSITIONS, place, None)
                         positions.setdefault(point, {})[path] = indices
     return type(capture)(tuple([type(call)(leaves, positions) for _, call, leaves, positions in calls]))
 
@@ -293,7 +293,7 @@ CLASSES: dict[str, tuple[str, str, type[np.generic]]] = {
 def _classes(result: InspectResult) -> Iterator[Entry]:
     for kind, (field, attribute, number) in CLASSES.items():
         if classes := getattr(result, field):
-            values = np.array([getattr(each, attribute) for each in classes], number)
+            values = np.array([getattr(predicted, attribute) for predicted in classes], number)
             yield Entry(values, ArrayField(kind, number=number))
 
 
@@ -320,8 +320,8 @@ def npy(values: Array) -> bytes:
     return file.getvalue()
 
 
-def write_npz(file: BinaryIO, found: Mapping[str, Entry]) -> None:
+def write_npz(file: BinaryIO, arrays: Mapping[str, Entry]) -> None:
     """Writes arrays by name as an NPZ file: `numpy.savez` has arguments of its own, which may not be names."""
     with zipfile.ZipFile(file, "w") as archive:
-        for name, entry in found.items():
+        for name, entry in arrays.items():
             archive.writestr(f"{name}.npy", npy(entry.array))

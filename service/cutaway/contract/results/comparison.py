@@ -69,15 +69,15 @@ class Comparison:
 
 def compare(stored: InspectResult, now: InspectResult) -> Comparison:
     """Returns how ``now`` compares with ``stored``, the result of the same request at another time."""
-    found = [*_of_arrays(stored, now), *_of_fields(InspectResult, stored, now, "")]
-    near = [each.relative for each in found if isinstance(each, _Rounding) and each.relative]
-    differences = tuple(each for each in found if isinstance(each, Difference))
+    outcomes = [*_of_arrays(stored, now), *_of_fields(InspectResult, stored, now, "")]
+    near = [outcome.relative for outcome in outcomes if isinstance(outcome, _Rounding) and outcome.relative]
+    differences = tuple(outcome for outcome in outcomes if isinstance(outcome, Difference))
     changes = (
         Change(name, str(getattr(stored.provenance, name)), str(getattr(now.provenance, name))) for name in _CHANGES
     )
     return Comparison(
         same=not differences,
-        exact=sum(isinstance(each, _Rounding) and not each.relative for each in found),
+        exact=sum(isinstance(outcome, _Rounding) and not outcome.relative for outcome in outcomes),
         near=len(near),
         largest=max(near, default=0.0),
         differences=differences,
@@ -97,7 +97,7 @@ _Found: TypeAlias = Iterator[Difference | _Rounding]
 
 def _of_arrays(stored: InspectResult, now: InspectResult) -> _Found:
     """Compares the arrays of each name."""
-    before, after = (by_name([each for each in entries(one) if each.kind not in _NOT_HERE]) for one in (stored, now))
+    before, after = (by_name([entry for entry in entries(one) if entry.kind not in _NOT_HERE]) for one in (stored, now))
     for name in before | after:
         if name in before and name in after:
             yield _of_array(before[name].array, after[name].array, name)
@@ -129,7 +129,7 @@ def _of_fields(kind: type, one: Any, other: Any, place: str) -> _Found:
 
 
 def _of_array(one: Array, other: Array, place: str) -> Difference | _Rounding:
-    name, before = (f"{dtype_name(each)}{list(each.shape)}" for each in (other, one))
+    name, before = (f"{dtype_name(array)}{list(array.shape)}" for array in (other, one))
     if name != before:
         return Difference(place, f"{name}, and {before} before")
     if one.tobytes() == other.tobytes():

@@ -88,7 +88,7 @@ def summarise(result: InspectResult) -> str:
         _block("gradients", _arrays(gradients), 2, len(gradients)),
         _block("parameters", _arrays(parameters), 2, len(parameters)),
         _block("attributions", map(_attribution_line, result.attributions), 6, len(result.attributions)),
-        _block("warnings", (f"{each.code}  {each.subject}: {each.message}" for each in result.warnings), 4,
+        _block("warnings", (f"{warning.code}  {warning.subject}: {warning.message}" for warning in result.warnings), 4,
                len(result.warnings)),
         _block("explained", [] if explained is None else [f"{np.count_nonzero(explained):,} of {len(explained):,}"], 1,
                int(explained is not None)),
@@ -119,17 +119,17 @@ def describe_model(detail: ModelDetail) -> str:
     counts = f"{plural(len(detail.modules), 'module')} · {plural(parameters, 'parameter')}"
     labels = [", ".join(harmless(label, 24) for label in first(detail.labels, _LABELS, len(detail.labels)))]
     blocks = [
-        _block("inputs", (f"{each.name}  {_spec(each.data_type, each.shape)}{' (optional)' * each.optional}"
-                          for each in detail.inputs), 5, len(detail.inputs)),
-        _block("outputs", (f"{each.name}  {_spec(each.data_type, each.shape)}" for each in detail.outputs), 4,
+        _block("inputs", (f"{spec.name}  {_spec(spec.data_type, spec.shape)}{' (optional)' * spec.optional}"
+                          for spec in detail.inputs), 5, len(detail.inputs)),
+        _block("outputs", (f"{output.name}  {_spec(output.data_type, output.shape)}" for output in detail.outputs), 4,
                len(detail.outputs)),
         _block("labels", labels, 1, int(bool(detail.labels))),
         _block("media types", [", ".join(first(detail.media_types, _LABELS, len(detail.media_types)))], 1,
                int(bool(detail.media_types))),
-        _block("modules", (f"{each.name or '(the model)'}  {each.type}"
-                           f"  {' '.join(str(list(shape)) for shape in each.output_shapes[:_NAMED])}"
-                           for each in detail.modules), 14, len(detail.modules)),
-        _block("operators", (f"{each.address}  {plural(each.calls, 'run')}" for each in detail.operators), 4,
+        _block("modules", (f"{module.name or '(the model)'}  {module.type}"
+                           f"  {' '.join(str(list(shape)) for shape in module.output_shapes[:_NAMED])}"
+                           for module in detail.modules), 14, len(detail.modules)),
+        _block("operators", (f"{called.address}  {plural(called.calls, 'run')}" for called in detail.operators), 4,
                len(detail.operators)),
     ]  # fmt: skip
     return _page(f"ModelDetail: {detail.model.model} {detail.model.version} · {counts}", blocks)
@@ -177,7 +177,7 @@ def _arrays(arrays: Mapping[str, Array]) -> Iterator[str]:
 
 
 def _classes(classes: Iterable[ClassPrediction]) -> Iterator[str]:
-    return (f"[{row}]  {class_name(each)}  {each.probability:.1%}" for row, each in enumerate(classes))
+    return (f"[{row}]  {class_name(predicted)}  {predicted.probability:.1%}" for row, predicted in enumerate(classes))
 
 
 def _call(place: Place) -> str:

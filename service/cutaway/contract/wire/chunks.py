@@ -366,8 +366,8 @@ class ReplyAssembler:
             raise error(Reason.INTERNAL, f"the reply cannot be read; is the server newer? ({failure})") from None
         except MemoryError:
             raise error(Reason.OUT_OF_MEMORY, "the reply is larger than the memory that the client has") from None
-        found = by_name(tensors(self._result))
-        self._names, self._arrays = list(found), [entry.array for entry in found.values()]
+        named = by_name(tensors(self._result))
+        self._names, self._arrays = list(named), [entry.array for entry in named.values()]
         return self._completed()
 
     def _add_chunk(self, chunk: Chunk) -> list[tuple[str, Array]]:

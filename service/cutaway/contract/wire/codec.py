@@ -188,7 +188,7 @@ def _record(kind: type, message: Any, rules: Rules) -> Codec:
     descriptors = message.fields
     write, read = spread(kind, descriptors, rules)
     names = [field.name for field in descriptors]
-    if not rules and all(map(_is_plain, descriptors)) and names == [each.name for each in fields(kind)]:
+    if not rules and all(map(_is_plain, descriptors)) and names == [attribute.name for attribute in fields(kind)]:
         get = attrgetter(*names)  # twice as fast; a reply has many of these
         return Codec(write, lambda filled: kind(*get(filled)))
     return Codec(write, lambda filled: kind(**read(filled)))
@@ -285,9 +285,9 @@ def by_name(value: Codec) -> Codec:
     """Returns the codec of a map field whose values are messages, for a dict."""
 
     def write(values: Any, container: Any) -> None:
-        for name, each in values.items():
+        for name, element in values.items():
             with at(name):
-                value.write(each, container[name])
+                value.write(element, container[name])
 
     def read(container: Any) -> dict[str, Any]:
         values = {}
@@ -343,7 +343,7 @@ def _default(field: FieldDescriptor, hint: Any = None) -> Any:
 def _dataclass_in(hint: Any, *, is_several: bool) -> type | None:
     """Returns ``X`` for ``X`` and ``X | None``, or for ``tuple[X, ...]``, where it is a dataclass."""
     inner = get_args(hint) if get_origin(hint) in ((tuple,) if is_several else _UNIONS) else (hint,)
-    return next((each for each in inner if isinstance(each, type) and is_dataclass(each)), None)
+    return next((argument for argument in inner if isinstance(argument, type) and is_dataclass(argument)), None)
 
 
 def _access(kind: type, field: FieldDescriptor, attribute: str, rule: FieldRule) -> tuple[_Put, _Take]:
@@ -351,9 +351,9 @@ def _access(kind: type, field: FieldDescriptor, attribute: str, rule: FieldRule)
     hint = type_hints(kind).get(attribute)
     codec: Any = rule.codec or _default(field, hint)
     (default,) = (
-        UNSET if each.default is MISSING and each.default_factory is MISSING else each.default
-        for each in fields(kind)
-        if each.name == attribute
+        UNSET if parameter.default is MISSING and parameter.default_factory is MISSING else parameter.default
+        for parameter in fields(kind)
+        if parameter.name == attribute
     )
     if isinstance(codec, Scalar):
         put, take = _scalar_access(field, attribute, codec, default)

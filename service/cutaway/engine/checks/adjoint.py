@@ -123,7 +123,7 @@ def target_mismatch(problem: AttributionProblem) -> Mismatch | None:
 def _first_mismatch(problem: AttributionProblem, scalars: Scalars) -> Mismatch | None:
     if torch_modules._global_backward_hooks or torch_modules._global_backward_pre_hooks:
         raise ForwardModeRefused("a global backward hook")
-    return next((found for run in _places(problem) if (found := _mismatch(problem, run, scalars))), None)
+    return next((mismatch for run in _places(problem) if (mismatch := _mismatch(problem, run, scalars))), None)
 
 
 def _places(problem: AttributionProblem) -> Iterator[_Run]:
@@ -163,8 +163,8 @@ def _mismatch(problem: AttributionProblem, run: _Run, scalars: Scalars) -> Misma
     if abs(again.gradient - here.gradient) > here.allowed:  # the backward pass draws random numbers
         return Mismatch(here.forward, here.gradient)
     nearby = [_sides(problem, run, scalars, look, here.directions) for look in range(1, _LOOKS + 1)]
-    errors = torch.tensor([each.error for each in nearby if math.isfinite(each.error)])
-    elsewhere = not all(each.agree for each in nearby)
+    errors = torch.tensor([mismatch.error for mismatch in nearby if math.isfinite(mismatch.error)])
+    elsewhere = not all(mismatch.agree for mismatch in nearby)
     large = max(abs(here.error), *errors.abs().tolist(), 0.0) > _MOST_ROUNDING
     if len(errors) < _FEWEST or (elsewhere and _is_systematic(errors)) or (large and not elsewhere):
         return Mismatch(here.forward, here.gradient)
@@ -192,11 +192,11 @@ def _sides(
         output = run(leaf)
         read = scalars(output)
         arrived = gradients(read.reshape(-1), leaves) if leaves and read.requires_grad else [None] * len(leaves)
-    found = [torch.zeros_like(x) if gradient is None else gradient for x, gradient in zip(leaves, arrived)]
+    cotangents = [torch.zeros_like(x) if gradient is None else gradient for x, gradient in zip(leaves, arrived)]
     generator = torch.Generator().manual_seed(2)
-    directions = along or [_direction(x.detach(), gradient, generator) for x, gradient in zip(leaves, found)]
-    terms = [host(gradient) * host(direction) for gradient, direction in zip(found, directions)]
-    backward = sum(float(each.sum()) for each in terms)
+    directions = along or [_direction(x.detach(), gradient, generator) for x, gradient in zip(leaves, cotangents)]
+    terms = [host(gradient) * host(direction) for gradient, direction in zip(cotangents, directions)]
+    backward = sum(float(term.sum()) for term in terms)
     forward, is_whole = _forward_derivative(problem, run, scalars, directions, look)
     coarsest = max(ADJOINT.of(dtype) for dtype in {output.dtype, *operator_dtypes(problem)})
     rounding = SUM.of(output.dtype) * float(host(read).abs().sum())  # of the scalars themselves

@@ -261,11 +261,11 @@ class _PartComparison:
         """Returns the verdict on these rows."""
         rows, tolerance, dtype = self.part.rows, self.blank.tolerance, self.whole.dtype
         values = {name: rows.of(value) for name, value in self.whole.values.items()}
-        references = [each.of_rows(rows) for each in self.whole.references]
+        references = [reference.of_rows(rows) for reference in self.whole.references]
         if self._explains_a_constant(references):
             return replace(self.blank, reason=_CONSTANT.reason, cause=_CONSTANT.cause)
-        distances = (distance(values, each, tolerance, dtype) for each in references)
-        worst = max(distances, key=lambda each: math.inf if math.isnan(each.relative) else each.relative)
+        distances = (distance(values, reference, tolerance, dtype) for reference in references)
+        worst = max(distances, key=lambda candidate: math.inf if math.isnan(candidate.relative) else candidate.relative)
         verdict, finding = self._judge(worst)
         by_row: list[RowDistance] = []
         single = self.part.problem.rows == 1 or len(references) > 1 or worst.relative <= tolerance or worst.undefined
@@ -291,7 +291,7 @@ class _PartComparison:
         output = rows.of(whole.outputs[problem.target.source])
         terms = (problem.target.gradient_at(output) * output).detach().reshape(problem.rows, -1)
         largest = CONSTANT.of(whole.dtype) * self._masses({"": terms})
-        masses = chain([rows.of(whole.sums.mass)], (self._masses(each.values) for each in references))
+        masses = chain([rows.of(whole.sums.mass)], (self._masses(reference.values) for reference in references))
         return all(bool((mass <= largest).all() and mass.any()) for mass in masses)
 
     def _masses(self, values: Values) -> Tensor:

@@ -175,11 +175,11 @@ def pass_mismatches(
         if len(parts) > 1:
             raise CannotShare
         return [other_number]
-    found = [""] * len(parts)
+    mismatches = [""] * len(parts)
     for text, pairs in _comparisons(problem, points, passes):
         if any(largest_error(*pair) for pair in pairs):
-            found = [known or (text if _differ(pairs, rows) else "") for known, rows in zip(found, parts)]
-    return found
+            mismatches = [known or (text if _differ(pairs, rows) else "") for known, rows in zip(mismatches, parts)]
+    return mismatches
 
 
 def _other_number(problem: AttributionProblem, points: Sequence[Values], passes: Sequence[Pass]) -> str:
@@ -247,7 +247,7 @@ class GradientEffects(NamedTuple):
 
 def gradient_effects(problem: AttributionProblem, passes: Sequence[Pass]) -> GradientEffects:
     """Returns what the gradients in ``passes`` do in each row."""
-    seen = [(recorded, *each) for recorded in passes for each in _differentiated(problem, recorded)]
+    seen = [(recorded, *pair) for recorded in passes for pair in _differentiated(problem, recorded)]
     matter = torch.full((problem.rows,), not seen)
     for at_last_point, (recorded, value, gradient) in product((True, False), seen):
         matter |= _gradient_matters(problem, recorded, value, gradient, at_last_point)
@@ -299,10 +299,10 @@ def _gradient_matters(
 ) -> Tensor:
     """Returns, [batch], whether a change of ``value`` by its own size changes the target by more than a rounding, at
     one of the points of a pass, or, which is quickly told, at its last one."""
-    if not all(_shows_rows(problem, recorded, each) for each in (value, recorded.output)):
+    if not all(_shows_rows(problem, recorded, tensor) for tensor in (value, recorded.output)):
         return torch.ones(problem.rows, dtype=torch.bool)
     first = -problem.rows if at_last_point else 0
-    of_rows = (each.reshape(recorded.rows, -1)[first:].double() for each in (value, gradient, recorded.output))
+    of_rows = (tensor.reshape(recorded.rows, -1)[first:].double() for tensor in (value, gradient, recorded.output))
     values, gradients, outputs = of_rows
     sizes = values.abs()
     effect = (gradients.abs() * torch.maximum(sizes, _usual_sizes(problem, sizes))).sum(dim=1)

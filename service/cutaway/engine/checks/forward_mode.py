@@ -72,16 +72,16 @@ class _KeepTangents(TorchFunctionMode):
         self._left = left
 
     def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
-        given = kwargs or {}
+        keywords = kwargs or {}
         if func in _DETACHING and _tangent(args[0]) is not None:
             return args[0].view_as(args[0])
         if func in _LEAVING and _tangent(args[0]) is not None:
             self._left.append(func.__name__)
-            return func(forward_ad.unpack_dual(args[0]).primal.detach(), *args[1:], **given)
+            return func(forward_ad.unpack_dual(args[0]).primal.detach(), *args[1:], **keywords)
         if torch.is_inference_mode_enabled():
             with torch.inference_mode(False), torch.no_grad():
-                return func(*args, **given)
-        return func(*args, **given)
+                return func(*args, **keywords)
+        return func(*args, **keywords)
 
 
 _DETACHING = (Tensor.detach, torch.detach, Tensor.detach_, Tensor.data.__get__)  # type: ignore[attr-defined]
@@ -153,15 +153,15 @@ def _applied(function: type[Function], apply: Apply, args: Sequence[Any]) -> Any
 def _differences(apply: Apply, primals: Sequence[Any], tangents: Sequence[Tensor | None]) -> list[Tensor] | None:
     """Returns the derivative of each output along ``tangents``, by central differences in float64; None if the
     function does not compute in float64."""
-    given = [value.double() if _is_floating(value) else value for value in primals]
+    doubles = [value.double() if _is_floating(value) else value for value in primals]
     along = [None if tangent is None else tangent.double() for tangent in tangents]
-    moved = [(value, tangent) for value, tangent in zip(given, along) if tangent is not None]
+    moved = [(value, tangent) for value, tangent in zip(doubles, along) if tangent is not None]
     longest = max(float(tangent.abs().max()) for _, tangent in moved) or 1.0
     size = max(float(value.abs().mean()) for value, _ in moved) or 1.0
 
     def slopes(step: float) -> list[Tensor]:
         ends = [
-            _several(apply(*(x if v is None else x + sign * step * v for x, v in zip(given, along))))
+            _several(apply(*(x if v is None else x + sign * step * v for x, v in zip(doubles, along))))
             for sign in (1, -1)
         ]
         return [(ahead - behind) / (2 * step) if _is_floating(ahead) else ahead for ahead, behind in zip(*ends)]

@@ -91,9 +91,9 @@ class _Suspicion(Enum):
 
 
 def _cached(problem: AttributionProblem, test: Callable[[AttributionProblem], T], *more: Hashable) -> T | None:
-    asked = (problem.explained, problem.layers, problem.target.source, _differentiates(problem))
-    found: T | None = retested(problem, _NotCounting(test), *more, *asked, *_foreign_hooks(problem))
-    return found
+    scope = (problem.explained, problem.layers, problem.target.source, _differentiates(problem))
+    result: T | None = retested(problem, _NotCounting(test), *more, *scope, *_foreign_hooks(problem))
+    return result
 
 
 @cached_per_problem
@@ -174,17 +174,17 @@ def _random_forward(problem: AttributionProblem) -> Finding | None:
     generators, third = own_generators(problem.model.module), list[Tensor]()
     if not all(close(first[name], second[name], tolerances) for name in first):
         where = first_difference(problem.model, problem.inputs, problem.inputs)
-        found = f"two runs of the model on the same input differ{where and f', from {where!r} on'}"
+        observation = f"two runs of the model on the same input differ{where and f', from {where!r} on'}"
     elif all(_draws(problem, generators, third) for _ in range(_LOOKS)):
-        found = "the model draws random numbers while it runs"
+        observation = "the model draws random numbers while it runs"
     elif not close_unmasked(kept, third[0], PART_OF_BATCH):
         return _OTHER_WITH_GRAPH
     else:
         return None
     return Finding(
         Cause.RANDOM_FORWARD,
-        f"{found}: its forward is random (dropout that ignores evaluation mode?), so no attribution can be repeated; "
-        "make it deterministic",
+        f"{observation}: its forward is random (dropout that ignores evaluation mode?), so no attribution can be "
+        "repeated; make it deterministic",
     )
 
 

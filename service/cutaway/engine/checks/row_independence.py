@@ -142,7 +142,7 @@ def _run(model: InspectedModel, inputs: Inputs, hook_points: Collection[HookPoin
         followed = bool(leaves or seen.gradient_roots)  # else no input is floating, and nothing is captured
         if followed and read.is_floating_point() and read.requires_grad:
             arrived = zip(leaves, gradients(read.reshape(-1), [*leaves.values(), *seen.gradient_roots]))
-            tensors |= {_Key(None, ("gradient", name)): each for name, each in arrived if each is not None}
+            tensors |= {_Key(None, ("gradient", name)): gradient for name, gradient in arrived if gradient is not None}
     return tensors | dict(_captures(seen))
 
 

@@ -83,8 +83,8 @@ def estimate_attributions(main: MainPass, recording: Recording) -> tuple[Attribu
         try:
             with attribution_errors(number):
                 refuse_uncalled_modules(main, index)
-                found = problems(main, index, read_neuron)
-                results[number] = [_estimate(problem, main, recording, rows) for problem in found]
+                resolved = problems(main, index, read_neuron)
+                results[number] = [_estimate(problem, main, recording, rows) for problem in resolved]
         except CutawayError as failure:
             results[number] = [plan.in_place(plan.request.attributions[index], failure)]
     return in_request_order(results)
@@ -128,13 +128,13 @@ def _values(problem: AttributionProblem, main: MainPass, recording: Recording) -
     if not isinstance(problem.request, requests.LayerAttribution):
         inputs = zip(problem.explained, problem.arguments)
         return {name: zeros(tensor.shape, _like(problem, tensor, main.outputs, recording)) for name, tensor in inputs}
-    found: Values = {}
+    shapes: Values = {}
     for layer in problem.layers:
         at_layer = recording.calls[layer][-1].at(Point.OUTPUT)  # of several calls Captum keeps the last
         for index, tensor in enumerate(at_layer.values()):
             name = layer_value_name(layer, "" if list(at_layer) == [""] else f"[{index}]")
-            found[name] = zeros(_layer_shape(problem, tensor), tensor)
-    return found
+            shapes[name] = zeros(_layer_shape(problem, tensor), tensor)
+    return shapes
 
 
 def _like(problem: AttributionProblem, explained: Tensor, outputs: Outputs, recording: Recording) -> Tensor:

@@ -60,7 +60,7 @@ def _kind(plan: RequestPlan) -> Hashable:
 
 
 def _runs_backward(plan: RequestPlan) -> bool:
-    return plan.differentiates or any(method_of(each.request).runs_backward for each in plan.attributions)
+    return plan.differentiates or any(method_of(part.request).runs_backward for part in plan.attributions)
 
 
 def _captured(plan: RequestPlan) -> Iterator[str]:

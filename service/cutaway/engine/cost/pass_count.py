@@ -137,7 +137,7 @@ def kept_elements(plan: RequestPlan) -> int:
 
 
 def _points(attribution: ResolvedAttribution, layer: _Layer) -> int:
-    kind = next(each for each in type(attribution.request).__mro__ if each in _POINTS)
+    kind = next(base for base in type(attribution.request).__mro__ if base in _POINTS)
     return _POINTS[kind](attribution.request, attribution.features, layer)
 
 

@@ -61,7 +61,9 @@ def qualifying_rows(main: MainPass) -> list[int] | None:
             "the model has no classes, and so no probability to ask for: leave it out",
             "explain_if",
         )
-    return [row for row, each in enumerate(predictions) if condition.qualifies(each.index, each.probability)]
+    return [
+        row for row, predicted in enumerate(predictions) if condition.qualifies(predicted.index, predicted.probability)
+    ]
 
 
 def unexplained_rows(main: MainPass) -> Iterator[Warning]:
@@ -69,8 +71,10 @@ def unexplained_rows(main: MainPass) -> Iterator[Warning]:
     rows = qualifying_rows(main)
     predictions = () if rows is None else main.predictions
     if rows is not None and len(rows) < len(predictions):
-        others = [(row, each) for row, each in enumerate(predictions) if row not in rows]
-        listed = ", ".join(f"{row} (class {each.index}, {each.probability:.3g})" for row, each in others[:8])
+        others = [(row, predicted) for row, predicted in enumerate(predictions) if row not in rows]
+        listed = ", ".join(
+            f"{row} (class {predicted.index}, {predicted.probability:.3g})" for row, predicted in others[:8]
+        )
         what = "are zeros" if rows else "were not computed"
         yield Warning(
             WarningCode.NOT_EXPLAINED,

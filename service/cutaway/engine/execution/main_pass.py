@@ -307,7 +307,7 @@ def _collect(
         source=None if main.source is None else main.source.detach().clone(),
         input_gradients={name: rows.of(joined(by_class(name), 1)) for name in plan.gradients_of if name in reached},
         parameter_gradients={
-            name: joined([spec.apply(each, f"parameter_gradient:{name}").values for each in by_class(name)], 0)
+            name: joined([spec.apply(gradient, f"parameter_gradient:{name}").values for gradient in by_class(name)], 0)
             for name, spec in plan.parameters.items()
             if name in reached
         },

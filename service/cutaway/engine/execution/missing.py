@@ -90,11 +90,11 @@ def _refuse_point(
     if not calls:
         return
     value = {Point.GRAD_INPUT: Point.INPUT, Point.GRAD_OUTPUT: Point.OUTPUT}.get(point, point)
-    dtypes = [each for call in calls for each in call.dtypes.get(value, {}).items()]
+    dtypes = [pair for call in calls for pair in call.dtypes.get(value, {}).items()]
     if not dtypes:
         verb = "takes" if value is Point.INPUT else "returns"
         raise error(Reason.POINT_NOT_FOUND, f"{name!r} {verb} no tensor: it has no {point.value}", field)
-    at_path = [dtype for each, dtype in dtypes if path in ("", each)]
+    at_path = [dtype for other, dtype in dtypes if path in ("", other)]
     if not at_path:
         paths = ", ".join(map(repr, dict(dtypes)))
         text = f"no tensor at {path!r} of the {value.value} of {name!r}; there is {paths}"

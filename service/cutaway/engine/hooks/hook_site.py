@@ -247,7 +247,7 @@ class HookSite:
         floating = any(tensor.is_floating_point() for tensor in plain.values())
         results = dict(tensors)
         for path, tensor in plain.items():
-            is_bare = any(tensor is each for each in bare)
+            is_bare = any(tensor is other for other in bare)
             edits = self._matching_edits(call, side.value, path, tensor, floating)
             new = self._edited(edits, tensor.clone() if is_bare else tensor) if edits else tensor
             if edits and is_bare:

@@ -145,7 +145,7 @@ class _ModuleHooks:
             inputs += self._inputs(args, kwargs)
 
             def shared(tensor: Tensor) -> bool:
-                return any(share_memory(tensor, each) for each in inputs)
+                return any(share_memory(tensor, source) for source in inputs)
 
             results = self._site.process(call, OUTGOING, tensors, shared)
             return map_leaves(output, lambda path, _: results[path])

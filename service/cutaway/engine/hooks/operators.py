@@ -328,7 +328,7 @@ class _HookedOperator:
         tensors = {"": substitute} if self.name in _RETURNS_NOTHING and substitute is not None else leaves(returned)
 
         def shared(tensor: Tensor) -> bool:
-            return any(share_memory(tensor, each) for each in self._substitutes.values())
+            return any(share_memory(tensor, substitute) for substitute in self._substitutes.values())
 
         results = self.site.process(self._call, OUTGOING, tensors, shared, bare=list(self._outs.values()))
         if self._target is not None and substitute is not self._target:

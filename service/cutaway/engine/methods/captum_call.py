@@ -138,9 +138,9 @@ class _Module(nn.Module):
 
 def _named(problem: AttributionProblem, result: Any) -> Values:
     if problem.further_layers:
-        each = (_named(replace(problem, layer=name, further_layers=()), of_layer)
+        by_layer = (_named(replace(problem, layer=name, further_layers=()), of_layer)
                 for name, of_layer in zip(problem.layers, result))  # fmt: skip
-        return {name: tensor for values in each for name, tensor in values.items()}
+        return {name: tensor for values in by_layer for name, tensor in values.items()}
     several = isinstance(result, (tuple, list))
     tensors = [tensor.detach() for tensor in (result if several else (result,))]
     if not isinstance(problem.request, LayerAttribution):

@@ -49,8 +49,8 @@ def gradients(
         outputs = _private("_utils.common", "_run_forward")(forward_fn, inputs, target_ind, additional_forward_args)
         if outputs[0].numel() != 1:
             raise AssertionError("a target is needed where an output has several elements")
-        found: tuple[Tensor, ...] = torch.autograd.grad(outputs, inputs, torch.ones_like(outputs))
-    return found
+        computed: tuple[Tensor, ...] = torch.autograd.grad(outputs, inputs, torch.ones_like(outputs))
+    return computed
 
 
 @lru_cache

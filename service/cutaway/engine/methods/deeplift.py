@@ -207,7 +207,7 @@ def _neuron_modules_restored(problem: AttributionProblem) -> Iterator[None]:
 
 def _has_exact_rules(problem: AttributionProblem) -> bool:
     """The rule for a softmax subtracts a mean, after which multipliers need not add up."""
-    return all(each.rule is not rescale_softmax for each in nonlinearities(problem))
+    return all(nonlinearity.rule is not rescale_softmax for nonlinearity in nonlinearities(problem))
 
 
 _RULE = "multipliers of a pass in which raw hooks let (y - y0) / (x - x0) pass back through each nonlinearity"

@@ -108,10 +108,13 @@ def _reference(base: Method, evidence: Evidence) -> Reference:
         base.reference(Evidence(copy, evidence.passes[number * passes : (number + 1) * passes], evidence.call))
         for number, copy in enumerate(_noisy_copies(evidence.problem))
     ]
-    values, terms = _stacked([each.values for each in references]), _stacked([each.terms for each in references])
+    values, terms = (
+        _stacked([reference.values for reference in references]),
+        _stacked([reference.terms for reference in references]),
+    )
     if noise.combination is Combination.SMOOTHGRAD:
         means, sizes = ({name: copies.mean(dim=0) for name, copies in side.items()} for side in (values, terms))
-        return Reference(means, sizes, max(each.error for each in references))
+        return Reference(means, sizes, max(reference.error for reference in references))
     squares = {name: copies.square().mean(dim=0) for name, copies in terms.items()}
     if noise.combination is Combination.SMOOTHGRAD_SQUARE:
         return Reference({name: copies.square().mean(dim=0) for name, copies in values.items()}, squares)

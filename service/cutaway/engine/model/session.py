@@ -46,9 +46,9 @@ NEVER_CANCELLED = Cancellation()
 
 def latest(cancellations: Sequence[Cancellation]) -> Cancellation:
     """Returns the cancellation of several calls that share their passes: all must be cancelled."""
-    deadlines = [each.deadline for each in cancellations]
-    deadline = None if None in deadlines else max(each for each in deadlines if each is not None)
-    return Cancellation(deadline, lambda: all(each.is_cancelled for each in cancellations))
+    deadlines = [cancellation.deadline for cancellation in cancellations]
+    deadline = None if None in deadlines else max(moment for moment in deadlines if moment is not None)
+    return Cancellation(deadline, lambda: all(cancellation.is_cancelled for cancellation in cancellations))
 
 
 def is_out_of_memory(failure: BaseException) -> bool:

@@ -31,7 +31,7 @@ def baselines(values: Mapping[str, Any], inputs: Inputs, explained: Sequence[str
         InvalidArgument: with the field at fault, below ``baselines``.
     """
     if "" in values:
-        values = {**dict.fromkeys(explained, values[""]), **{name: each for name, each in values.items() if name}}
+        values = {**dict.fromkeys(explained, values[""]), **{name: value for name, value in values.items() if name}}
     with at("baselines.by_input"):
         refuse_unexplained(values, "baseline", explained)
         return {name: baseline(name, values.get(name, 0), inputs[name]) for name in explained}
@@ -46,8 +46,8 @@ def distributions(values: Mapping[str, Any], inputs: Inputs, explained: Sequence
     with at("baselines.by_input"):
         refuse_unexplained(values, "baseline", explained)
         samples = {name: _samples(name, values, inputs[name]) for name in explained}
-        if len({len(each) for each in samples.values()}) > 1:
-            listed = ", ".join(f"{name} has {len(each)}" for name, each in samples.items())
+        if len({len(sample) for sample in samples.values()}) > 1:
+            listed = ", ".join(f"{name} has {len(sample)}" for name, sample in samples.items())
             raise error(Reason.BATCH_MISMATCH, f"every input needs as many samples: {listed}", explained[-1])
     return samples
 
@@ -134,7 +134,7 @@ class Features:
         """The number of features, or of positions."""
         if self.windows:
             return sum(len(positions) for positions in self.windows.values())
-        return 1 + max((int(each.max()) for each in self.numbers.values() if each.numel()), default=-1)
+        return 1 + max((int(mask.max()) for mask in self.numbers.values() if mask.numel()), default=-1)
 
     def shares(self) -> dict[str, Tensor]:
         """Returns for each element of each input 1 / n; n elements of its row belong to its feature.
@@ -143,12 +143,12 @@ class Features:
         """
         rows = max(len(numbers) for numbers in self.numbers.values())
         sizes = torch.zeros(rows, self.count, dtype=torch.float64)
-        flat = {name: each.cpu().expand(rows, *each.shape[1:]).reshape(rows, -1) for name, each in self.numbers.items()}
-        for each in flat.values():
-            sizes.scatter_add_(1, each, torch.ones_like(each, dtype=torch.float64))
+        flat = {name: mask.cpu().expand(rows, *mask.shape[1:]).reshape(rows, -1) for name, mask in self.numbers.items()}
+        for mask in flat.values():
+            sizes.scatter_add_(1, mask, torch.ones_like(mask, dtype=torch.float64))
         return {
-            name: (1 / sizes.gather(1, each)).reshape(rows, *self.numbers[name].shape[1:])
-            for name, each in flat.items()
+            name: (1 / sizes.gather(1, mask)).reshape(rows, *self.numbers[name].shape[1:])
+            for name, mask in flat.items()
         }
 
 
@@ -183,11 +183,11 @@ def _numbers(request: Any, inputs: Inputs, explained: Sequence[str]) -> dict[str
             count += row.numel()
             continue
         ids, places = torch.unique(_mask(name, masks[name], inputs[name]), return_inverse=True)
-        for each in ids.tolist():
-            if each not in by_id:
-                by_id[each] = count
+        for number in ids.tolist():
+            if number not in by_id:
+                by_id[number] = count
                 count += 1
-        renumbered = torch.tensor([by_id[each] for each in ids.tolist()], dtype=torch.int64)
+        renumbered = torch.tensor([by_id[number] for number in ids.tolist()], dtype=torch.int64)
         numbers[name] = renumbered[places].to(row.device)
     return numbers
 
@@ -210,7 +210,7 @@ def _windows(request: requests.Occlusion, inputs: Inputs, explained: Sequence[st
         for name in explained:
             axes = list(zip(inputs[name].shape[1:], windows[name], strides[name]))
             _refuse_many(request, prod(_stops(*axis) for axis in axes), name)
-            positions[name] = _rolled(_positions(axes), [len(each) for each in positions.values()])
+            positions[name] = _rolled(_positions(axes), [len(earlier) for earlier in positions.values()])
     return positions
 
 

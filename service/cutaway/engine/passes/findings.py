@@ -44,13 +44,13 @@ def is_repeated_at(use: int) -> bool:
 class _Tested:
     """The latest result of a test, and the number of its uses."""
 
-    found: Any
+    result: Any
     uses: int = 0
 
     def is_due(self) -> bool:
         """Counts a use, and returns whether the test is to run again."""
         self.uses += 1
-        return not self.found and is_repeated_at(self.uses)
+        return not self.result and is_repeated_at(self.uses)
 
 
 def retested(problem: AttributionProblem, test: Callable[[AttributionProblem], T], *key: Hashable) -> T:
@@ -64,8 +64,8 @@ def retested(problem: AttributionProblem, test: Callable[[AttributionProblem], T
     whole = (test, _kind_of_batch(problem), *map(_edited, problem.edits), *key)
     if whole not in problem.cache:
         problem.cache[whole] = _kept(problem, test, whole)
-    found: T = problem.cache[whole]
-    return found
+    result: T = problem.cache[whole]
+    return result
 
 
 @cached_per_problem
@@ -88,6 +88,6 @@ def _edited(edit: Edit) -> Hashable:
 def _kept(problem: AttributionProblem, test: Callable[[AttributionProblem], T], key: Hashable) -> T:
     tested = problem.model.remembered(key, lambda: _Tested(test(problem)))
     if tested.is_due():
-        tested.found = test(problem)
-    found: T = tested.found
-    return found
+        tested.result = test(problem)
+    result: T = tested.result
+    return result

@@ -232,7 +232,7 @@ class AttributionProblem(ResolvedAttribution):
             return [dict(self.baselines)]
         samples = zip(*(self.baselines[name] for name in self.explained))
         return [
-            {name: each.expand_as(self.inputs[name]) for name, each in zip(self.explained, sample)}
+            {name: baseline.expand_as(self.inputs[name]) for name, baseline in zip(self.explained, sample)}
             for sample in samples
         ]
 
@@ -243,7 +243,7 @@ class AttributionProblem(ResolvedAttribution):
         def own(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
             return {name: tensor[index] for name, tensor in tensors.items()}
 
-        numbers = {name: each[index] if len(each) == batch > 1 else each for name, each in features.numbers.items()}
+        numbers = {name: mask[index] if len(mask) == batch > 1 else mask for name, mask in features.numbers.items()}
         return replace(
             self,
             inputs=own(self.inputs),

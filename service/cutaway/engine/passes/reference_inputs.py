@@ -40,7 +40,7 @@ class Evidence:
 
     def gradients(self, name: str) -> Tensor:
         """Returns the gradients at input ``name``, ``[passes * batch, ...]``, one pass after the other."""
-        recorded = [each.gradients[name] for each in self.passes if name in each.gradients]
+        recorded = [record.gradients[name] for record in self.passes if name in record.gradients]
         if not recorded:
             raise MissingObservation(f"no gradient reached the input {name!r}")
         return torch.cat(recorded).double()
@@ -54,14 +54,16 @@ class Evidence:
     def steps(self, point: Point) -> Values:
         """Returns the layer's tensors at ``point`` of all passes, ``[steps, batch, ...]``; a pass may have several
         steps."""
-        by_pass = [(each, self._at_layer(each, point)) for each in self.passes]
+        by_pass = [(record, self._at_layer(record, point)) for record in self.passes]
         names = dict.fromkeys(name for _, tensors in by_pass for name in tensors)
         if any(set(tensors) != set(names) for _, tensors in by_pass):
             raise MissingObservation(f"the layer {self.problem.layer!r} did not show the same tensors in every pass")
-        return {name: torch.cat([self._by_step(each, tensors[name]) for each, tensors in by_pass]) for name in names}
+        return {
+            name: torch.cat([self._by_step(record, tensors[name]) for record, tensors in by_pass]) for name in names
+        }
 
-    def _at_layer(self, each: Pass, point: Point) -> Values:
-        calls = each.layer
+    def _at_layer(self, record: Pass, point: Point) -> Values:
+        calls = record.layer
         if len(calls) <= self.call or not calls[self.call].at(point):
             what = "no gradient reached" if point.is_gradient else "nothing came out of"
             raise MissingObservation(f"{what} the layer {self.problem.layer!r}")
@@ -70,8 +72,8 @@ class Evidence:
             tensors = {"": next(iter(tensors.values()))}
         return {layer_value_name(self.problem.layer, path): tensor.double() for path, tensor in tensors.items()}
 
-    def _by_step(self, each: Pass, tensor: Tensor) -> Tensor:
-        rows = len(next(iter(each.points.values())))
+    def _by_step(self, record: Pass, tensor: Tensor) -> Tensor:
+        rows = len(next(iter(record.points.values())))
         if rows == self.problem.rows:
             return tensor.unsqueeze(0)
         sequence_first = not self.problem.is_batch_first and tensor.ndim == 3 and tensor.shape[1] == rows
@@ -142,8 +144,8 @@ def operator_dtypes(problem: AttributionProblem) -> set[torch.dtype]:
     def seen() -> set[torch.dtype]:
         with torch.no_grad(), model.passes.uncounted(), model.kept_rng_state(), _DataTypes() as types:
             model.run(problem.inputs)
-        found: set[torch.dtype] = types.seen
-        return found
+        dtypes: set[torch.dtype] = types.seen
+        return dtypes
 
     return model.remembered((operator_dtypes, model.kind_of(problem.inputs)), seen)
 
@@ -235,7 +237,7 @@ def completeness_sums(problem: AttributionProblem, values: Values, outputs: Outp
     if problem.baselines:
         with torch.no_grad():
             sources = (problem.read({**problem.inputs, **point}) for point in problem.baseline_points)
-            at_baseline = torch.stack([problem.target.scalars(each).cpu().double() for each in sources]).mean(dim=0)
+            at_baseline = torch.stack([problem.target.scalars(source).cpu().double() for source in sources]).mean(dim=0)
     return sums_between(problem, values, target_at_inputs(problem, outputs), at_baseline)
 
 

@@ -79,13 +79,13 @@ def _further_layers(
     tree: ModuleTree, request: requests.Attribution, edits: Changes, field: str, layer: str
 ) -> tuple[str, ...]:
     """Returns the own names of the layers that are explained together with ``layer``."""
-    found: list[str] = []
+    further: list[str] = []
     for number, name in enumerate(getattr(request, "further_layers", ())):
         with at(f"{field}.further_layers[{number}]"):
-            found.append(_resolve_layer(tree, name, edits))
-            if len({layer, *found}) <= len(found):
+            further.append(_resolve_layer(tree, name, edits))
+            if len({layer, *further}) <= len(further):
                 raise error(Reason.INVALID_VALUE, f"{name!r} is explained already; name each layer once")
-    return tuple(found)
+    return tuple(further)
 
 
 def _resolve_layer(tree: ModuleTree, name: str, edits: Changes) -> str:

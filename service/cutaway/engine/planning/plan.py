@@ -98,7 +98,7 @@ def resolve_parameters(tree: ModuleTree, request: InspectRequest) -> dict[str, C
     Raises:
         InvalidArgument: ``PARAMETER_NOT_FOUND``, with the nearest names; ``POINT_NOT_DIFFERENTIABLE``.
     """
-    captures = [(f"captures[{index}]", each) for index, each in enumerate(request.captures) if each.parameter]
+    captures = [(f"captures[{index}]", capture) for index, capture in enumerate(request.captures) if capture.parameter]
     by_name = tree.parameters() if captures else {}
     specs: dict[str, CaptureSpec] = {}
     for field, capture in captures:
@@ -182,7 +182,7 @@ def _no_class(label: str, known: Sequence[str], field: str) -> CutawayError:
     if not known:
         what = "the classes of this model have no labels; send their indices"
     elif label in known:
-        indices = [str(number) for number, each in enumerate(known) if each == label]
+        indices = [str(number) for number, other in enumerate(known) if other == label]
         what = f"classes {', '.join(indices)} are all called {label!r:.80}; send the index of one"
     else:
         near = difflib.get_close_matches(label, known, n=3, cutoff=0.5)
@@ -249,7 +249,7 @@ class RequestPlan:
     @property
     def value_edits(self) -> dict[str, list[NumberedEdit]]:
         """The edits of activations, without those of gradients."""
-        return {name: [each for each in edits if not each[1].point.is_gradient] for name, edits in self.edits.items()}
+        return {name: [edit for edit in edits if not edit[1].point.is_gradient] for name, edits in self.edits.items()}
 
     @property
     def is_top_k(self) -> bool:
@@ -259,7 +259,10 @@ class RequestPlan:
     @property
     def needs_target(self) -> bool:
         """Whether the target is resolved: also where it was set and is not used, since a wrong one is an error."""
-        uses = (method_of(each).has_target and each.target is None for each in self.request.attributions)
+        uses = (
+            method_of(attribution).has_target and attribution.target is None
+            for attribution in self.request.attributions
+        )
         return self.differentiates or self.request.target != PredictedClass() or any(uses)
 
     @property

@@ -86,18 +86,22 @@ def _places(problem: AttributionProblem) -> list[TensorSite]:
     seen = list(_tensors(observe_forward(problem, {**dict.fromkeys(relus, both), "**:*#*": both})))
     if isinstance(problem.request, NeuronAttribution) and problem.module not in relus:
         seen += _tensors(observe_forward(problem, {problem.module: {Point.OUTPUT: _FirstElements()}}))
-    named = [each.values for each in seen if each.place.name in relus or operator_of(each.place.name) in RELU_OPERATORS]
+    named = [
+        recorded.values
+        for recorded in seen
+        if recorded.place.name in relus or operator_of(recorded.place.name) in RELU_OPERATORS
+    ]
     signed: dict[torch.Size, list[Tensor]] = {}
-    for each in seen:
-        if each.has_both_signs:
-            signed.setdefault(each.values.shape, []).append(each.values.clamp(min=0))
+    for recorded in seen:
+        if recorded.has_both_signs:
+            signed.setdefault(recorded.values.shape, []).append(recorded.values.clamp(min=0))
     places, others = [], list[Tensor]()
-    for each in seen:
-        is_first = each.place.name == problem.module or not _is_any(each.values, others)
-        if each.is_rectified and is_first and not _is_any(each.values, named):
-            others.append(each.values)  # what takes it next is no rectifier
-            if _is_any(each.values, signed.get(each.values.shape, [])):
-                places.append(each.place)
+    for recorded in seen:
+        is_first = recorded.place.name == problem.module or not _is_any(recorded.values, others)
+        if recorded.is_rectified and is_first and not _is_any(recorded.values, named):
+            others.append(recorded.values)  # what takes it next is no rectifier
+            if _is_any(recorded.values, signed.get(recorded.values.shape, [])):
+                places.append(recorded.place)
     return places
 
 

@@ -218,7 +218,9 @@ def _override_calls(
     try:
         (point,) = input_point(problem)
         recorder.visit(point, differentiate=True)
-        seen = {name: each for name, each in recorder.recording.calls.items() if name in sites or name != problem.layer}
+        seen = {
+            name: calls for name, calls in recorder.recording.calls.items() if name in sites or name != problem.layer
+        }
         return recorder.passes, _counts(outermost(seen, sites))
     finally:
         recorder.release()

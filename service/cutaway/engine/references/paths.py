@@ -164,11 +164,11 @@ LayerEnds: TypeAlias = Mapping[str, tuple[Sequence[RecordedCall], Sequence[Recor
 
 
 def _layer_ends(problem: AttributionProblem, baseline: Values) -> LayerEnds:
-    found = {}
+    ends = {}
     for part in single_layers(problem):
         at_x, at_baseline = run_passes(part, [*input_point(part), dict(baseline)], differentiate=False)
-        found[part.layer] = (at_x.layer, at_baseline.layer)
-    return found
+        ends[part.layer] = (at_x.layer, at_baseline.layer)
+    return ends
 
 
 def layer_edits(ends: LayerEnds, alpha: float) -> Changes:
@@ -177,12 +177,12 @@ def layer_edits(ends: LayerEnds, alpha: float) -> Changes:
     Raises:
         MissingObservation: a layer returns other tensors for the baseline.
     """
-    found: dict[str, list[NumberedEdit]] = {}
+    by_layer: dict[str, list[NumberedEdit]] = {}
     for name, (at_x, at_baseline) in ends.items():
         calls = enumerate(zip(at_baseline, at_x))
         edits = [edit for number, (start, end) in calls for edit in _layer_edits(number, start, end, [alpha])]
-        found[name] = list(enumerate(edits))
-    return found
+        by_layer[name] = list(enumerate(edits))
+    return by_layer
 
 
 def _layer_steps_per_pass(problem: AttributionProblem, ends: Sequence[Pass]) -> int:
@@ -326,7 +326,7 @@ def _of_each_layer(evidence: Evidence) -> Reference:
         for number, part in enumerate(parts)
     ]
     values, terms = (
-        {name: tensor for each in sides for name, tensor in each.items()}
+        {name: tensor for side in sides for name, tensor in side.items()}
         for sides in zip(*((one.values, one.terms) for one in references))
     )
     return Reference(values, terms)

@@ -116,7 +116,7 @@ def ablation(evidence: Evidence) -> Reference:
             terms[name] += mask * expand_rows(original.abs() + target.abs(), mask)
             counts[name] += mask
     values, sizes = (
-        {name: each / counts[name].clamp(min=1) for name, each in sums.items()} for sums in (totals, terms)
+        {name: total / counts[name].clamp(min=1) for name, total in sums.items()} for sums in (totals, terms)
     )
     return Reference(values, sizes)
 

@@ -236,7 +236,7 @@ def _reference(problem: AttributionProblem, rows: Sequence[FittedRow]) -> Refere
         torch.from_numpy(np.stack(vectors))
         for vectors in ([row.fit.coefficients for row in rows], [row.fit.terms for row in rows])
     )
-    values, sizes = (expand_features(problem, each) for each in (coefficients, terms))
+    values, sizes = (expand_features(problem, by_feature) for by_feature in (coefficients, terms))
     return Reference(values, sizes, max(row.fit.error for row in rows))
 
 

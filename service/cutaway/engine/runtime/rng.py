@@ -110,15 +110,15 @@ def fingerprint(device: torch.device, own: Sequence[object] = ()) -> tuple[objec
 def own_generators(module: nn.Module) -> list[object]:
     """Returns the generators that a model keeps: on its modules, in objects there, and in the variables of its
     functions, as far as a few steps lead."""
-    found: dict[int, object] = {}
+    generators: dict[int, object] = {}
     known: set[int] = set()
     waiting: list[object] = [value for part in module.modules() for value in (*vars(part).values(), type(part).forward)]
     for _ in range(_STEPS):
         new = [value for value in waiting if id(value) not in known]
         known |= set(map(id, new))
-        found |= {id(value): value for value in new if isinstance(value, _GENERATORS)}
+        generators |= {id(value): value for value in new if isinstance(value, _GENERATORS)}
         waiting = [inner for value in new for inner in _inside(value)]
-    return list(found.values())
+    return list(generators.values())
 
 
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)

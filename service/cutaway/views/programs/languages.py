@@ -54,9 +54,9 @@ def _written(question: Question) -> str:
     del parts["tensors"]
     text = json.dumps(parts, indent=2).replace("\n", "\n  ")
     if request.raw:
-        inputs = json.dumps([each.data.decode() for each in request.raw])
+        inputs = json.dumps([example.data.decode() for example in request.raw])
     else:
-        tensors = [f"{json.dumps(name)}: {_tensor(each)}" for name, each in request.tensors.items()]
+        tensors = [f"{json.dumps(name)}: {_tensor(array)}" for name, array in request.tensors.items()]
         inputs = f"{{ {', '.join(tensors)} }}"
     written = f"{{\n  ...questionOf({text}),\n  inputs: {inputs},\n}}"
     return written.replace('"__proto__":', '["__proto__"]:')  # a name of its own, not what the object descends from
@@ -65,7 +65,7 @@ def _written(question: Question) -> str:
 def _tensor(array: Array) -> str:
     name = dtype_name(array)
     kind = _ARRAYS.get(name) or ("Float32Array" if "float" in name else f"{name.title()}Array")
-    numbers = ", ".join(_number(each, name) for each in array.ravel())
+    numbers = ", ".join(_number(number, name) for number in array.ravel())
     shape = ", ".join(map(str, array.shape))
     return f"tensor({kind}.from([{numbers}]), [{shape}], DataType.{name.upper()})"
 
@@ -143,10 +143,10 @@ def _text(job: dict[str, Any]) -> str:
 def _inputs(question: Question) -> dict[str, Any]:
     tensors = question.request.tensors
     if not tensors:
-        kinds = {each.media_type for each in question.request.raw}
+        kinds = {example.media_type for example in question.request.raw}
         media_type = {"media_type": kinds.pop()} if len(kinds) == 1 and kinds != {"text/plain"} else {}
         return {"raw": {"column": "input", **media_type}}
-    return {name: {"column": name, "shape": list(each.shape[1:])} for name, each in tensors.items()}
+    return {name: {"column": name, "shape": list(array.shape[1:])} for name, array in tensors.items()}
 
 
 LANGUAGES = {

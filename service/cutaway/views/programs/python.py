@@ -31,10 +31,10 @@ def literal(value: Any) -> str:
     if isinstance(value, float) and not math.isfinite(value):
         return f'float("{value}")'
     if isinstance(value, np.ndarray):
-        numbers = ", ".join(_number(each) for each in value.ravel())
+        numbers = ", ".join(_number(number) for number in value.ravel())
         return f'np.array([{numbers}], "{dtype_name(value)}").reshape({literal(value.shape)})'
     if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{literal(name)}: {literal(each)}' for name, each in value.items())}}}"
+        return f"{{{', '.join(f'{literal(name)}: {literal(element)}' for name, element in value.items())}}}"
     if isinstance(value, tuple):
         if len(value) == 1:
             return literal(value[0]) if isinstance(value[0], Enum) else f"({literal(value[0])},)"
@@ -83,13 +83,13 @@ def program(question: Question) -> str:
     if question.in_file:
         return imports + _FROM_FILE.format(file=FILE, client=client, model=literal(question.request.model))
     request = question.request
-    setup = "".join(f"input{at} = {literal(each)}\n" for at, each in enumerate(request.tensors.values()))
+    setup = "".join(f"input{at} = {literal(array)}\n" for at, array in enumerate(request.tensors.values()))
     lines = [literal(request.model), _inputs(request), *_keywords(request)]
-    has_arrays = any("np.array(" in each for each in (setup, *lines))
+    has_arrays = any("np.array(" in text for text in (setup, *lines))
     text = _WHOLE.format(
         client=client,
         setup=f"import numpy as np\n\n{setup}" if has_arrays else "",
-        lines="".join(f"        {each},\n" for each in lines),
+        lines="".join(f"        {line},\n" for line in lines),
     )
     return imports + text
 
@@ -103,7 +103,7 @@ def _client(question: Question) -> str:
 
 def _inputs(request: InspectRequest) -> str:
     if request.raw:
-        texts = [literal(each.data.decode()) for each in request.raw]
+        texts = [literal(example.data.decode()) for example in request.raw]
         return texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"
     return f"{{{', '.join(f'{literal(name)}: input{at}' for at, name in enumerate(request.tensors))}}}"
 
@@ -112,13 +112,15 @@ def _keywords(request: InspectRequest) -> list[str]:
     """Returns the arguments of ``client.inspect``, which takes short forms of some fields."""
     short = {
         "target": _target(request.target),
-        "captures": _several("captures", [each.module if _is_bare(each) else each for each in request.captures]),
+        "captures": _several(
+            "captures", [capture.module if _is_bare(capture) else capture for capture in request.captures]
+        ),
         "edits": _several("edits", request.edits),
         "attributions": _several("attributions", request.attributions),
         "input_gradients": f"input_gradients={literal(request.input_gradients or True)}",
         "omit_predictions": "predictions=False",
     }
-    return [short.get(each.partition("=")[0], each) for each in arguments(request.with_input({}))[1:]]
+    return [short.get(argument.partition("=")[0], argument) for argument in arguments(request.with_input({}))[1:]]
 
 
 def _target(target: Target) -> str:
@@ -133,9 +135,9 @@ def _is_bare(capture: Capture) -> bool:
 
 def _several(name: str, values: Sequence[object]) -> str:
     """Returns an argument with several values, each in a line of its own where one line is too long."""
-    texts = [literal(each) for each in values]
+    texts = [literal(value) for value in values]
     line = f"{name}=[{', '.join(texts)}]"
-    lines = "".join(f"            {each},\n" for each in texts)
+    lines = "".join(f"            {text},\n" for text in texts)
     return line if len(line) < _LONGEST else f"{name}=[\n{lines}        ]"
 
 

@@ -76,7 +76,9 @@ def _is_address(address: str) -> bool:
 
 
 def _input_bytes(message: inspection_pb2.InspectRequest) -> int:
-    return sum(map(stated_bytes, tensors_in(message.tensors))) + sum(len(each.data) for each in message.raw.examples)
+    return sum(map(stated_bytes, tensors_in(message.tensors))) + sum(
+        len(example.data) for example in message.raw.examples
+    )
 
 
 def _drop_rows(message: inspection_pb2.InspectRequest) -> None:
