@@ -1,1 +1,1 @@
-"""Requests, results and errors: plain typed values, and how they travel."""
+"""Requests, results and errors as plain typed values; their codecs, and the reader of requests from mappings."""

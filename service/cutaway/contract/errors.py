@@ -273,7 +273,7 @@ def from_wire(code: int, reason: str, message: str, field: str = "") -> CutawayE
 
 
 class at:  # lower case because it is used like a function: with at("captures[0]")
-    """Puts ``field`` before the field of any `CutawayError` that leaves the block.
+    """A context that puts ``field`` before the field of any `CutawayError` that leaves the block.
 
     A class, because it is faster than a generator and runs many times for each request.
     """

@@ -1,4 +1,4 @@
-"""Arrays as bytes, and the data types of the contract; without torch and protobuf."""
+"""Arrays as bytes, their compression, and the data types of the contract; without torch and protobuf."""
 
 from __future__ import annotations
 

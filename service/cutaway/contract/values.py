@@ -1,4 +1,4 @@
-"""Changed copies of frozen dataclasses."""
+"""Changed copies of frozen dataclasses, string enums, and the installed version."""
 
 from __future__ import annotations
 

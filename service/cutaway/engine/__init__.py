@@ -1,1 +1,1 @@
-"""Torch in, torch out: hooks, targets, methods, checks. Knows nothing of gRPC, TorchServe, protobuf or files."""
+"""Runs requests on torch models: hooks, targets, methods, checks. No gRPC, TorchServe, protobuf or files here."""

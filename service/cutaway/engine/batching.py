@@ -92,7 +92,7 @@ def _by_value(value: Any) -> Hashable:
 
 
 def _may_join(plan: RequestPlan) -> bool:
-    """Whether nothing in ``plan`` is about rows by number, or about the batch as a whole."""
+    """Returns whether nothing in ``plan`` is about rows by number, or about the batch as a whole."""
     slices = (part for specs in plan.sites.values() for spec in specs.values() for part in spec.slices)
     return (
         _is_by_row(plan.request.target)
@@ -103,14 +103,14 @@ def _may_join(plan: RequestPlan) -> bool:
 
 
 def _is_by_row(target: Target | None) -> bool:
-    """Whether ``target`` is found in each row without its number."""
+    """Returns whether ``target`` is found in each row without its number."""
     return isinstance(target, (PredictedClass, OutputSum, OutputNorm, type(None))) or (
         isinstance(target, ClassIndex) and len(target.indices) == 1
     )
 
 
 def _is_attributed_by_row(attribution: ResolvedAttribution) -> bool:
-    """Whether rows are independent in Captum's passes, and nothing is drawn or chosen for the batch as a whole."""
+    """Returns whether Captum's passes treat rows independently, and draw nothing for the batch as a whole."""
     request = attribution.request
     return (
         method_of(request).batchable

@@ -98,7 +98,7 @@ class Metric:
 
 @dataclass(frozen=True)
 class Infidelity(Metric):
-    """How badly an explanation predicts what a perturbation of the inputs does to the target: the mean of
+    """The error by which an explanation mispredicts the effect of a perturbation on the target: the mean of
     (perturbation * explanation - the target's change) squared. Yeh et al. 2019, arXiv:1901.09392.
 
     Args:
@@ -112,7 +112,7 @@ class Infidelity(Metric):
 
 @dataclass(frozen=True)
 class SensitivityMax(Metric):
-    """How much an explanation can move when the input moves within a small ball around it: the largest distance to
+    """The sensitivity of an explanation to the input within a small ball around it: the largest distance to
     the explanation of a perturbed input, over the explanation's own length. Yeh et al. 2019, arXiv:1901.09392.
 
     Args:

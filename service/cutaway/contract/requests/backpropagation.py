@@ -118,7 +118,10 @@ class NeuronGradientShap(NeuronAttribution, ExpectedGradient):
 
 @dataclass(frozen=True)
 class LrpRule:
-    """How relevance passes backwards through a layer. Montavon et al. 2019, doi:10.1007/978-3-030-28954-6_10."""
+    """A rule for relevance that passes back through a layer.
+
+    Montavon et al. 2019, doi:10.1007/978-3-030-28954-6_10.
+    """
 
 
 @dataclass(frozen=True)
@@ -150,7 +153,7 @@ class AlphaOneBetaZero(LrpRule):
 
 @dataclass(frozen=True)
 class RelevanceIdentity(LrpRule):
-    """Relevance passes unchanged."""
+    """The identity rule: relevance passes unchanged."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Names as people write them: spellings that are alike, the nearest right name, and Captum's names of parameters.
+"""Checks of fields, and names as people write them: like spellings, the nearest name, Captum's parameters.
 
 Every way to make a request takes its help from here: the constructors of this package, which `explain_wrong_arguments`
 changes, and `cutaway.contract.request_reader`, which reads mappings, YAML and the command line.

@@ -24,8 +24,10 @@ __all__ = ["Argument", "CheckMode", "CheckRequest", "ExplainIf", "InspectRequest
 
 @dataclass(frozen=True, kw_only=True)
 class ExplainIf:
-    """Explain an example only if its prediction meets every bound that is set. The attributions of other examples are
-    zeros; if no example meets the bounds, nothing is computed and there are no values. A warning says so.
+    """A condition for explaining an example: its prediction meets every bound that is set.
+
+    The attributions of other examples are zeros. If no example meets the bounds, nothing is computed and there are no
+    values. A warning says so.
 
     Args:
         probability_at_least: the predicted class' probability is this or more, 0 to 1.

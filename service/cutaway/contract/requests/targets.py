@@ -89,7 +89,7 @@ class TopK(Target):
 
 
 class LossReduction(StrEnum):
-    """How the loss of the batch is computed; an example's target is its share, and the shares sum to the loss."""
+    """A reduction of the losses of a batch; an example's target is its share, and the shares sum to the loss."""
 
     SUM = "sum"
     """PyTorch's ``reduction="sum"``: a share does not depend on the other examples of the batch."""

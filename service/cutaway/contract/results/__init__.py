@@ -53,7 +53,7 @@ __all__ = [
 
 
 class _HookPoints(ABC):
-    """Short names for the tensors at the four points of a module."""
+    """A base class with short names for the tensors at the four points of a module."""
 
     @abstractmethod
     def at(self, point: Point) -> Array:

@@ -1,5 +1,6 @@
-"""Results as documents of lists, mappings, numbers and texts, which `json` takes: the fields of the Python objects by
-their names, for the command line and for REST."""
+"""Results as documents of lists, mappings, numbers and texts, which `json` takes.
+
+The command line and REST use them; their keys are the names of the Python objects' fields."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ def numbers(array: Array) -> Any:
 
 
 class _Encoder:
-    """Converts values to what `json` takes; see `document` for the argument."""
+    """An encoder of values for `json`; see `document` for the argument."""
 
     def __init__(self, max_values: int) -> None:
         self._max_values = max_values

@@ -1,1 +1,1 @@
-"""Between plain typed values and the contract's messages, both ways. Decoding happens once, at the edge."""
+"""Codecs between plain typed values and the contract's messages. Decoding happens once, at the edge."""

@@ -59,7 +59,7 @@ class Piece(NamedTuple):
 
 
 class StreamEncoder:
-    """Encodes a result as the pieces of a streamed reply.
+    """An encoder of a result as the pieces of a streamed reply.
 
     Args:
         result: the whole reply; its arrays are not copied.
@@ -189,7 +189,7 @@ def decode_header(message: bytes) -> bytes | None:
 
 
 class Chunk(NamedTuple):
-    """Some bytes of a tensor: its number, the offset of the bytes, the bytes, and how they are compressed."""
+    """A part of a tensor's bytes: its number, the offset of the bytes, the bytes, and how they are compressed."""
 
     tensor: int
     offset: int
@@ -298,7 +298,7 @@ def check_reply_memory(response: inspection_pb2.InspectResponse, allowed_bytes: 
 
 
 class ReplyAssembler:
-    """Assembles one reply from its pieces, in their order.
+    """An assembler of one reply from its pieces, in their order.
 
     Args:
         allowed_bytes: of the reply's tensors, if the caller allows more than the client's own limit.

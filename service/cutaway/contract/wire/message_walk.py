@@ -1,5 +1,4 @@
-"""Parses a message, walks through all messages in it: how many fields, unknown fields, tensors, and the size of
-compressed tensors."""
+"""Parsing within limits: counts of fields, unknown fields, tensors, and the size of compressed tensors."""
 
 from __future__ import annotations
 

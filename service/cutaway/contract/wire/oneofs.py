@@ -1,4 +1,4 @@
-"""Capture requests, and what edits share with them: where, and slices."""
+"""Codecs of captures, edits and targets: messages with a field for each subclass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests and `cutaway.v1.InspectRequest`."""
+"""Codecs between requests and `cutaway.v1.InspectRequest`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results and `cutaway.v1.InspectResponse`."""
+"""Codecs between results and `cutaway.v1.InspectResponse`, and the summary of a reply."""
 
 from __future__ import annotations
 

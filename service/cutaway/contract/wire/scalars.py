@@ -1,4 +1,4 @@
-"""Conversion of numbers and strings to fields."""
+"""Conversion of numbers, strings, enums and arrays to fields and back."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Compares attributions with references: verdict, cause and location."""
+"""Checks of attributions and models: verdicts from references, and the cause and location of faults."""

@@ -70,7 +70,7 @@ _MOST_ROUNDING = 0.02
 
 
 class _Sides(NamedTuple):
-    """Both sides of the test.
+    """The two sides of the test.
 
     Attributes:
         forward: the derivative of the forward pass.

@@ -283,8 +283,10 @@ class _PartComparison:
         )
 
     def _explains_a_constant(self, references: Sequence[Reference]) -> bool:
-        """Whether attribution and references, which sum to the target's change, are smaller than the rounding errors of
-        the terms of the target: then both consist of those."""
+        """Returns whether attribution and references consist of rounding errors.
+
+        They sum to the target's change, and are smaller than the rounding errors of its terms.
+        """
         whole, rows, problem = self.whole, *self.part
         if whole.sums is None or problem.target.source not in whole.outputs or not whole.method.adds_up(problem):
             return False

@@ -288,7 +288,7 @@ def _differentiated(problem: AttributionProblem, recorded: Pass) -> Iterator[tup
 
 
 def _shows_rows(problem: AttributionProblem, recorded: Pass, tensor: Tensor) -> bool:
-    """Whether axis 0 of a tensor is surely the batch: in a layer it may be another, such as that of a sequence."""
+    """Returns whether axis 0 of a tensor is surely the batch: in a layer it may be that of a sequence."""
     rows = recorded.rows
     elsewhere = bool(problem.layer) and not problem.is_batch_first and tensor.ndim == 3 and tensor.shape[1] == rows
     return tensor.shape[:1] == (rows,) and rows % problem.rows == 0 and not elsewhere

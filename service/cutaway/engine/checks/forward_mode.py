@@ -65,7 +65,7 @@ def tangents_pass(modules: Sequence[nn.Module]) -> Iterator[list[str]]:
 
 
 class _KeepTangents(TorchFunctionMode):
-    """Returns tensors with their tangents where the model detaches them; notes where it reads their numbers."""
+    """A mode that keeps the tangents of detached tensors, and notes where the model reads their numbers."""
 
     def __init__(self, left: list[str]) -> None:
         super().__init__()
@@ -191,7 +191,7 @@ def _unrolled(function: type[Function], apply: Apply, args: Sequence[Any]) -> An
 
 
 def _ignore(*_: Any) -> None:
-    """Does nothing, in place of a method of the context of a custom function."""
+    """Replaces a method of the context of a custom function."""
 
 
 def _tangent(value: Any) -> Tensor | None:

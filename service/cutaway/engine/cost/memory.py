@@ -92,7 +92,7 @@ def _most_bytes(plan: RequestPlan, copies: int) -> int:
 
 
 class _LiveBytes(TorchFunctionMode):
-    """Counts the bytes of tensors that operators return while it is active.
+    """A mode that counts the bytes of tensors that operators return.
 
     A dispatch mode would see more, the parts of an operator, but the first one imports a second's worth of modules.
 
@@ -107,7 +107,7 @@ class _LiveBytes(TorchFunctionMode):
         self._known: weakref.WeakSet[UntypedStorage] = weakref.WeakSet()
 
     def ignore(self, tensors: list[Tensor]) -> None:
-        """Does not count ``tensors``, and views of them."""
+        """Leaves ``tensors`` and views of them out of the count."""
         self._known.update(tensor.untyped_storage() for tensor in tensors)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -1,1 +1,1 @@
-"""Runs the passes of one request, or of a batch."""
+"""Execution of plans: the main pass, attributions, checks, and the result as arrays."""

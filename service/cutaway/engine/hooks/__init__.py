@@ -1,1 +1,1 @@
-"""Hook registration, captures and edits."""
+"""Hook registration, operators, captures and edits."""

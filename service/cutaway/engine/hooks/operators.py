@@ -86,7 +86,7 @@ class _ThreadState(threading.local):
 
 
 class Operators(TorchFunctionMode):
-    """Observes every operator while the block runs, and passes those with a site to it.
+    """A mode that observes every operator while the block runs, and passes those with a site to it.
 
     Hooks on all modules (`enter_hook`, `leave`) tell which module's forward is running.
 
@@ -132,7 +132,7 @@ class Operators(TorchFunctionMode):
         return enter
 
     def leave(self, *_: Any) -> None:
-        """Forward hook: the innermost running module ends."""
+        """Ends the innermost running module, as a forward hook."""
         self._state.running.pop()
 
     def __torch_function__(
@@ -212,8 +212,7 @@ class Operators(TorchFunctionMode):
             self._state.running = before
 
     def _refuse_reentrant_checkpoint(self, address: str) -> None:
-        """The older, reentrant checkpointing runs forward without a graph and computes the graph in the backward
-        pass."""
+        """Refuses reentrant checkpointing, which runs forward without a graph and builds the graph in the backward pass."""
         edits = [number for number, edit in self._edits.get(address, ()) if not edit.point.is_gradient]
         if edits and self._state.differentiates and not torch.is_grad_enabled() and _in_reentrant_checkpoint():
             raise error(

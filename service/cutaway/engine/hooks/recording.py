@@ -210,7 +210,7 @@ def copy_to_host(tensor: Tensor) -> Tensor:
 
 
 class PendingCopies:
-    """Copies from a GPU that may not be complete yet."""
+    """The copies from a GPU that may not be complete yet."""
 
     __slots__ = ("_events",)
 
@@ -338,7 +338,7 @@ class HookScope:
 
 
 class Recording:
-    """All that the hooks recorded so far.
+    """The record of all hooks so far.
 
     Attributes:
         calls: by module name or operator address, one element for each call, in the order in which the calls began.

@@ -1,4 +1,4 @@
-"""Calls Captum."""
+"""The table of attribution methods, and the calls of Captum's attributions and quality metrics."""
 
 from __future__ import annotations
 

@@ -206,7 +206,7 @@ def _neuron_modules_restored(problem: AttributionProblem) -> Iterator[None]:
 
 
 def _has_exact_rules(problem: AttributionProblem) -> bool:
-    """The rule for a softmax subtracts a mean, after which multipliers need not add up."""
+    """Returns whether multipliers must add up: the rule for a softmax subtracts a mean, and they need not."""
     return all(nonlinearity.rule is not rescale_softmax for nonlinearity in nonlinearities(problem))
 
 

@@ -161,7 +161,7 @@ def _captum_rule(rule: LrpRule) -> lrp_rules.PropagationRule:
 
 @contextmanager
 def _captum_state(problem: AttributionProblem) -> Iterator[None]:
-    """A context in which modules carry Captum's rules; afterwards they are as before.
+    """Enters a context in which modules carry Captum's rules; afterwards they are as before.
 
     Captum reads rules from the modules, leaves attributes and other memory behind, and hooks every input of a layer
     that has a rule, which must then require a gradient.

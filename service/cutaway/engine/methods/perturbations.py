@@ -132,7 +132,7 @@ def _refuse_baseline(_: InspectedModel, request: Any, inputs: Inputs, edits: Cha
 
 @contextmanager
 def _replaceable_output(problem: AttributionProblem) -> Iterator[None]:
-    """A context that requires a layer whose output Captum can replace, and names the layer if it cannot."""
+    """Enters a context that requires a layer whose output Captum can replace, and names the layer if it cannot."""
     layer, field = problem.layer, f"{field_name(type(problem.request))}.layer"
     is_tuple = False
     try:

@@ -1,4 +1,4 @@
-"""`Method`: the type of a row of the table of attribution methods."""
+"""`Method`, the type of a row of the table of attribution methods, and validation that methods share."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class Method:
         return passes
 
     def adds_up(self, problem: AttributionProblem) -> bool:
-        """Whether the attributions of ``problem`` must sum to the target, or to its change from the baseline."""
+        """Returns whether the attributions must sum to the target, or to its change from the baseline."""
         complete = bool(problem.baselines) and self.satisfies_completeness(problem.request)
         return self.satisfies_conservation or complete
 
@@ -218,7 +218,7 @@ def readable_output(
     *,
     several: bool = False,
 ) -> Iterator[None]:
-    """A context that requires a layer, or a neuron's module, whose output Captum can read.
+    """Enters a context that requires a layer, or a neuron's module, whose output Captum can read.
 
     An error of Captum's hook on the module names the module: Captum copies each element of a tuple without a check,
     None as well.

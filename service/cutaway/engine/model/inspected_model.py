@@ -1,4 +1,4 @@
-"""A model with everything the engine needs to run it."""
+"""`InspectedModel`: a model that the engine can run, with its tree, its guard and its settings."""
 
 from __future__ import annotations
 

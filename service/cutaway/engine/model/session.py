@@ -1,4 +1,4 @@
-"""Restores a model after requests."""
+"""Deadlines, timings and process settings of a call, and the guard that restores a model after it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cutaway.contract.results import Timings
 
 
 class Cancellation(NamedTuple):
-    """When a call ends before its reply.
+    """The conditions under which a call ends before its reply.
 
     Attributes:
         deadline: in Unix seconds; None for no deadline.
@@ -112,7 +112,7 @@ _HOOK_TABLES = (
 
 
 class StateGuard:
-    """Protects what a request must not change about one model: flags, gradients, buffers, hooks.
+    """A guard of one model's state: flags, gradients, buffers, hooks.
 
     Tensors that a forward pass may write to are copied once, in the constructor, and restored before each pass and
     after each request: buffers (a counter, a running statistic, a cache), and the weights of embeddings that

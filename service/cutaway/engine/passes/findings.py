@@ -1,4 +1,4 @@
-"""The likely cause of a verdict."""
+"""`Finding`, the likely cause of a verdict, and tests that are repeated on later inputs."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Resolves and validates a request before anything runs."""
+"""The plan of a request: names resolved and parameters validated before anything runs."""

@@ -99,7 +99,7 @@ def _resolve_layer(tree: ModuleTree, name: str, edits: Changes) -> str:
 
 
 def _explains_layer_only(request: requests.Attribution) -> bool:
-    """Whether neither the gradients nor the baselines of a layer method are at the inputs."""
+    """Returns whether neither the gradients nor the baselines of a layer method are at the inputs."""
     begins_at_inputs = isinstance(
         request, (requests.PathAttribution, requests.RescaleAttribution, requests.Expectation)
     )

@@ -279,7 +279,7 @@ def _is_same_call(call: NonlinearityCall, calls: Sequence[RecordedCall]) -> bool
 
 
 def _is_made_of(batch: Tensor, at_input: Tensor, at_baseline: Tensor) -> bool:
-    """Whether the first half of ``batch`` is that of ``at_input``, and the second half that of ``at_baseline``."""
+    """Returns whether the halves of ``batch`` are those of ``at_input`` and of ``at_baseline``."""
     if not batch.shape == at_input.shape == at_baseline.shape or not batch.ndim:
         return False
     half = len(batch) // 2

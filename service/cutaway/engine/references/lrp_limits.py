@@ -205,6 +205,8 @@ def _is_identity(problem: AttributionProblem, layer: RelevanceLayer) -> bool:
 
 
 def _is_multiplied(graph: LayerGraph, layer: RelevanceLayer) -> bool:
-    """Whether Captum multiplies the sum that comes back to the layer's input by the input: that is right for any number
-    of such layers."""
+    """Returns whether Captum multiplies the sum that comes back to the layer's input by the input.
+
+    That is right for any number of such layers.
+    """
     return not (layer.operator or isinstance(layer.rule, RelevanceIdentity) or layer in graph.pass_through)

@@ -268,7 +268,7 @@ def limitation(problem: AttributionProblem) -> Finding | None:
 
 
 def _is_overwritten(problem: AttributionProblem) -> bool:
-    """Whether the model changes the layer's output in place, and changes it further if it starts from the result."""
+    """Returns whether the model changes the layer's output in place, and changes a changed one further."""
     kept: list[Tensor] = []
 
     def keep(output: Tensor) -> Tensor:

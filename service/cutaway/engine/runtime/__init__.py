@@ -1,1 +1,1 @@
-"""Utilities for torch, independent of hooks and models."""
+"""Tolerances, conversions and random numbers for torch, independent of hooks and models."""

@@ -1,4 +1,4 @@
-"""How tensors are compared, and the tolerance of each comparison.
+"""Comparison of tensors, its tolerances, conversion from and to numpy, and tensors inside values of modules.
 
 Two tensors agree where their largest error is at most a tolerance times the largest finite magnitude. The tolerance
 depends on the data type and on what was computed: each constant below states the reason for its numbers.
@@ -130,7 +130,7 @@ def unmasked_in_rows(values: Tensor) -> Tensor:
 
 
 def close_unmasked(one: Tensor, other: Tensor, tolerances: Tolerances) -> bool:
-    """`close`, for masked elements and for the others apart."""
+    """Compares masked elements and the others apart, as `close` does."""
     if one.dtype == other.dtype and torch.equal(one, other):
         return True
     if one.shape != other.shape or not one.is_floating_point():

@@ -1,4 +1,4 @@
-"""The languages in which a question can be written."""
+"""Programs in TypeScript and for the shell, jobs, and the table of all languages."""
 
 from __future__ import annotations
 

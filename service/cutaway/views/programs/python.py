@@ -1,4 +1,4 @@
-"""A question in Python."""
+"""Python programs that repeat a request."""
 
 from __future__ import annotations
 

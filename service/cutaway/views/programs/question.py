@@ -1,4 +1,4 @@
-"""A question, and where it was asked."""
+"""`Question`: a request that a program repeats, and the address of its server."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOST_BYTES = 1 << 20
 
 
 class Question(NamedTuple):
-    """A question.
+    """A request that a program repeats.
 
     Attributes:
         request: the question; large inputs have no rows.
