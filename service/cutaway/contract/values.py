@@ -10,8 +10,10 @@ T = TypeVar("T")
 
 
 def changed(value: T, **attributes: Any) -> T:
-    """Returns a copy of a dataclass with other ``attributes``, without its ``__post_init__``: a fifth of the time of
-    `dataclasses.replace`, where calls and rows come by the thousand."""
+    """Returns a copy of a dataclass with other ``attributes``, without its ``__post_init__``.
+
+    It takes a fifth of the time of `dataclasses.replace`, where calls and rows come by the thousand.
+    """
     other: T = object.__new__(type(value))
     other.__dict__.update(value.__dict__, **attributes)
     return other

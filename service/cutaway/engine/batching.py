@@ -1,7 +1,7 @@
 """Answers several requests in as few passes as possible, each as if it ran alone.
 
-Requests whose inputs stack, and whose rows the model keeps independent, share one main pass, and the passes of
-attributions that several of them want alike. A request that cannot share, or fails when it does, runs alone.
+Requests whose inputs stack, and whose rows the model keeps independent, share one main pass. They also share the
+passes of attributions that several of them want. A request that cannot share, or fails when it does, runs alone.
 """
 
 from __future__ import annotations
@@ -195,8 +195,10 @@ MAX_ELEMENTS = 1 << 20
 """The most elements of all inputs of one pass: graphs grow with them, and larger passes save nothing."""
 
 MAX_KEPT = 1 << 24
-"""The most numbers that the check of joined requests keeps, 64 MiB in float32, and takes a few times while it compares
-them: rows of which few have room take so long that nothing is saved."""
+"""The most elements that the check of joined requests keeps: 64 MiB in float32, a few times that during comparison.
+
+Larger rows run alone: where few rows fit, joining saves no time.
+"""
 
 Outcome: TypeAlias = InspectResult | BaseException
 """The result of a request, or why there is none."""

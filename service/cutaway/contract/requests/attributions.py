@@ -98,8 +98,9 @@ class Metric:
 
 @dataclass(frozen=True)
 class Infidelity(Metric):
-    """The error by which an explanation mispredicts the effect of a perturbation on the target: the mean of
-    (perturbation * explanation - the target's change) squared. Yeh et al. 2019, arXiv:1901.09392.
+    """The error by which an explanation mispredicts the effect of a perturbation on the target.
+
+    It is the mean of (perturbation * explanation - the target's change) squared. Yeh et al. 2019, arXiv:1901.09392.
 
     Args:
         n_samples: perturbations of each example, at least 1.
@@ -112,8 +113,10 @@ class Infidelity(Metric):
 
 @dataclass(frozen=True)
 class SensitivityMax(Metric):
-    """The sensitivity of an explanation to the input within a small ball around it: the largest distance to
-    the explanation of a perturbed input, over the explanation's own length. Yeh et al. 2019, arXiv:1901.09392.
+    """The sensitivity of an explanation to the input within a small ball around it.
+
+    It is the largest distance to the explanation of a perturbed input, over the explanation's own length. Yeh et al.
+    2019, arXiv:1901.09392.
 
     Args:
         n_samples: perturbations of each example, at least 1.
@@ -260,9 +263,11 @@ class LayerGradCam(LayerAttribution):
 
 @dataclass(frozen=True, kw_only=True)
 class LayerConductance(LayerAttribution, PathAttribution):
-    """How much of the target's change from the baseline to the input flows through each of a layer's units. Dhamdhere
-    et al. 2018, arXiv:1805.12233. The change is estimated from differences between steps, as in Shrikumar et al. 2018,
-    arXiv:1807.09946."""
+    """Conductance: the part of the target's change from the baseline to the input that flows through a layer's unit.
+
+    Dhamdhere et al. 2018, arXiv:1805.12233. The change is estimated from differences between steps, as in Shrikumar et
+    al. 2018, arXiv:1807.09946.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -309,7 +314,7 @@ class NeuronIntegratedGradients(NeuronAttribution, PathAttribution):
 
 @dataclass(frozen=True, kw_only=True)
 class NeuronConductance(NeuronAttribution, PathAttribution):
-    """How much of the target's change from the baseline to the input goes from each input through the neuron.
+    """Conductance of a neuron: the part of the target's change that goes from each input through the neuron.
     Dhamdhere et al. 2018, arXiv:1805.12233. Captum's own default here, the trapezoidal rule, has weights that sum to
     ``(n_steps - 1) / n_steps``, and is not this one's."""
 

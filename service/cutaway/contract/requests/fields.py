@@ -1,7 +1,7 @@
 """Checks of fields, and names as people write them: like spellings, the nearest name, Captum's parameters.
 
-Every way to make a request takes its help from here: the constructors of this package, which `explain_wrong_arguments`
-changes, and `cutaway.contract.request_reader`, which reads mappings, YAML and the command line.
+The constructors of this package, which `explain_wrong_arguments` changes, take their help from here. So does
+`cutaway.contract.request_reader`, which reads mappings, YAML and the command line.
 """
 
 from __future__ import annotations

@@ -146,8 +146,10 @@ def _of_array(one: Array, other: Array, place: str) -> Difference | _Rounding:
 
 
 def tolerance(data_type: str) -> float:
-    """Returns how far tensors of a type may be apart, by the largest magnitude: the square root of its precision, which
-    other kernels, threads and companies of a batch stay far below. Whole numbers must be equal."""
+    """Returns how far tensors of a type may be apart, relative to the largest magnitude; integers must be equal.
+
+    It is the square root of the type's precision: other kernels, threads and batch sizes stay far below it.
+    """
     dtype = DTYPES[data_type]
     if dtype.kind in "biu":
         return 0.0

@@ -32,8 +32,10 @@ _JOINERS = "\u200c\u200d"
 
 
 def harmless(text: str, limit: int = 60) -> str:
-    """Returns ``text`` in at most ``limit`` characters, with escapes in place of those that control a terminal, end a
-    line or change the direction of the text."""
+    """Returns ``text`` in at most ``limit`` characters.
+
+    Characters that control a terminal, end a line or change the direction of the text are escaped.
+    """
     shown = "".join(_visible(character) for character in text[:limit])
     return shown if len(text) <= limit and len(shown) <= limit else f"{shown[: limit - 1]}…"
 

@@ -1,6 +1,6 @@
 """Streamed replies: a header with everything but the bytes of tensors, chunks of these bytes, and a trailer.
 
-Chunks are framed by hand, straight from the memory of the arrays: protobuf would copy the bytes of a tensor three
+Chunks are framed by hand, straight from the memory of the arrays. Protobuf would copy the bytes of a tensor three
 times, which would be most of the work.
 """
 

@@ -114,8 +114,10 @@ _FREE_TEXTS = ("cutaway.v1.Argument.text",)
 
 
 def check_entries(kind: type[Message], data: bytes, name: str) -> None:
-    """Counts the fields of a message before it is parsed, where two bytes may become an object of a hundred; arguments
-    and errors as of `parse`. Data of tensors are stepped over."""
+    """Counts the fields of a message before it is parsed; arguments and errors as of `parse`.
+
+    Parsing may make an object of a hundred bytes from two. Data of tensors are stepped over.
+    """
     if len(data) <= MAX_ENTRIES * _MIN_FIELD_BYTES:
         return
     fields: Any = kind.DESCRIPTOR  # of several types in the stubs
@@ -198,8 +200,10 @@ def _kind(field: FieldDescriptor) -> _Kind:
 
 
 def unpacked_bytes(message: Message) -> int:
-    """Returns the size that the compressed tensors in ``message`` have together once unpacked: a few compressed bytes
-    may unpack to more than any request may have."""
+    """Returns the unpacked size of all compressed tensors in ``message``.
+
+    A few compressed bytes may unpack to more than any request may have.
+    """
     return sum(stated_bytes(tensor) for tensor in tensors_in(message) if tensor.compression)
 
 

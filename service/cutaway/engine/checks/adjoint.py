@@ -1,12 +1,12 @@
 """The adjoint test: whether a model's backward pass computes the derivative of its forward pass.
 
-For every direction v and every cotangent u, ``<J v, u> = <v, Jᵀ u>``: the left side from a forward-mode derivative
-(`forward_mode`), the right side from the backward pass. Both are exact up to rounding: there is no step length, and
-kinks do not matter. v has the signs of the gradient, so that the terms of the right side do not cancel, and an error of
-a few percent in one place of the model is far above rounding.
+For every direction v and every cotangent u, ``<J v, u> = <v, Jᵀ u>``. The left side comes from a forward-mode
+derivative (`forward_mode`), the right side from the backward pass. Both are exact up to rounding: there is no step
+length, and kinks do not matter. The direction v has the signs of the gradient, so that the terms of the right side do
+not cancel. An error of a few percent in one place of the model is then far above rounding.
 
-Where a model subtracts numbers that are nearly equal, rounding alone can exceed the tolerance. It is random: at inputs
-that differ a little it has another size and sign, where a wrong backward pass is wrong by the same part.
+Where a model subtracts numbers that are nearly equal, rounding alone can exceed the tolerance. Rounding is random: at
+slightly other inputs it has another size and sign. A wrong backward pass is wrong there by the same part.
 """
 
 from __future__ import annotations
@@ -127,8 +127,10 @@ def _first_mismatch(problem: AttributionProblem, scalars: Scalars) -> Mismatch |
 
 
 def _places(problem: AttributionProblem) -> Iterator[_Run]:
-    """Yields the places that the gradient of the attribution goes back to: each by itself, where the others cannot hide
-    it, and all inputs together, because a backward pass may be wrong only there."""
+    """Yields the places that the gradient of the attribution goes back to: each by itself, then all inputs together.
+
+    By itself, a place is not hidden by the others. A backward pass may be wrong only for all inputs together.
+    """
     floating = [name for name in problem.explained if problem.inputs[name].is_floating_point()]
     yield from (partial(_at_output, problem, name) for name in problem.layers)
     if floating and (not problem.layer or isinstance(problem.request, GuidedGradCam)):

@@ -31,8 +31,10 @@ from cutaway.engine.runtime.numerics import (
 )
 
 _BYPASS = 1e-3
-"""If the target changes by more than this part of the attributions while the layer is held constant, another path from
-the input to the target bypasses the layer."""
+"""The part of the attributions that the target may change by while the layer is held constant.
+
+A larger change shows a path from the input to the target that bypasses the layer.
+"""
 
 _CANCELLING = 0.1
 """The weight of the attributions' magnitudes beside the target's change, to which what is missing is compared."""
@@ -236,8 +238,8 @@ class GradientEffects(NamedTuple):
     """The effects of the target's gradients in each row, ``[batch]`` of booleans.
 
     Attributes:
-        matter: whether in any pass the gradient times the size of what it is taken at, the input or a layer's output,
-            is more than a rounding of the target; True where no pass shows it.
+        matter: whether in any pass the gradient times the magnitude of the input or layer output is more than a
+            rounding of the target; True where no pass shows it.
         are_zero: whether the gradient is exactly zero in every pass.
     """
 
@@ -246,7 +248,7 @@ class GradientEffects(NamedTuple):
 
 
 def gradient_effects(problem: AttributionProblem, passes: Sequence[Pass]) -> GradientEffects:
-    """Returns what the gradients in ``passes`` do in each row."""
+    """Returns the effects of the gradients in ``passes`` in each row."""
     seen = [(recorded, *pair) for recorded in passes for pair in _differentiated(problem, recorded)]
     matter = torch.full((problem.rows,), not seen)
     for at_last_point, (recorded, value, gradient) in product((True, False), seen):
@@ -297,8 +299,10 @@ def _shows_rows(problem: AttributionProblem, recorded: Pass, tensor: Tensor) -> 
 def _gradient_matters(
     problem: AttributionProblem, recorded: Pass, value: Tensor, gradient: Tensor, at_last_point: bool
 ) -> Tensor:
-    """Returns, [batch], whether a change of ``value`` by its own size changes the target by more than a rounding, at
-    one of the points of a pass, or, which is quickly told, at its last one."""
+    """Returns, [batch], whether a change of ``value`` by its own magnitude changes the target by more than a rounding.
+
+    This is tested at the last point of a pass, which is quick, or at all of its points.
+    """
     if not all(_shows_rows(problem, recorded, tensor) for tensor in (value, recorded.output)):
         return torch.ones(problem.rows, dtype=torch.bool)
     first = -problem.rows if at_last_point else 0

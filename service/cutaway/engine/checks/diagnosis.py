@@ -31,10 +31,11 @@ _ENOUGH = 0.5
 """A number of steps that leaves less than this part of the convergence delta is enough to say that more steps help."""
 
 _HELPS = 0.75
-"""If none does, the best must leave less than this part. Twice as many steps leave about a half, often a little more,
-of what a rule of the first order misses, or any rule where the target has kinks; of a jump they leave all."""
+"""If none does, the best must leave less than this part.
 
-"""The largest number of steps to try, except for twice the requested number."""
+Twice as many steps leave about a half of the error of a first-order rule, or of any rule where the target has kinks. Of
+a jump's error they leave all.
+"""
 
 
 _RECTIFYING = (GuidedBackprop, Deconvolution, GuidedGradCam, NeuronGuidedBackprop, NeuronDeconvolution)

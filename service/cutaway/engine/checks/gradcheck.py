@@ -1,8 +1,8 @@
 """Compares a model's backward pass with central differences of its forward pass, along random directions.
 
-The gradient is wrong if the slopes of a step ahead and a step back agree, for two lengths of step and along every
-direction, and the gradient's slope differs. Where they do not agree (kinks, rounding), nothing is concluded: this test
-may miss a wrong backward pass, and never accuses a right one.
+The gradient is wrong if the slopes of a step ahead and a step back agree and the gradient's slope differs. This must
+hold for two lengths of step and along every direction. Where the slopes do not agree (kinks, rounding), nothing is
+concluded: the test may miss a wrong backward pass, and never accuses a right one.
 """
 
 from __future__ import annotations
@@ -138,8 +138,10 @@ _DIRECTIONS = 4
 
 _STEP = 1 / 10
 _OTHER_STEPS = (1 / 3, 1 / 30)
-"""Lengths of the first step, and of those of which one must confirm it, in units of eps^(1/3): at that length, the
-errors from curvature and from rounding are about equal."""
+"""The lengths of the steps of which one must confirm the first, like that in units of eps^(1/3).
+
+At eps^(1/3), the errors from curvature and from rounding are about equal.
+"""
 
 _NEGLIGIBLE = 0.02
 """A slope that differs by less than this fraction counts as right."""

@@ -52,8 +52,8 @@ def random_forward(problem: AttributionProblem) -> Finding | None:
 def dependent_rows(problem: AttributionProblem) -> Finding | None:
     """Returns whether, and where, a row's outputs depend on the explained inputs of another row, or on their number.
 
-    This is less than `row_independence.rows_independent` proves before requests share a batch, and avoids false alarms:
-    it uses the request's own rows, and allows inputs that are not explained, such as lengths, to affect all rows.
+    This is less than `row_independence.rows_independent` proves before requests share a batch, and avoids false alarms.
+    It uses the request's own rows. Inputs that are not explained, such as lengths, may affect all rows.
     """
     return None if problem.mixes_rows else _cached(problem, _dependent_rows)
 
@@ -61,8 +61,8 @@ def dependent_rows(problem: AttributionProblem) -> Finding | None:
 def wrong_backward(problem: AttributionProblem, whole: AttributionProblem | None = None) -> Finding | None:
     """Returns whether the backward pass computes something else than the derivative, and the suspected places.
 
-    What every target and all inputs have in common is tested now and then; only if that finds something, each problem's
-    own target at its own inputs.
+    The derivative of all targets by all inputs is tested now and then. Only if that finds something, each problem's own
+    target is tested at its own inputs.
 
     Args:
         problem: the problem.

@@ -1,13 +1,13 @@
 """Proves, before requests share a batch, that rows are independent: once for each kind of inputs and each hook point.
 
-Rows are independent if a row's outputs and gradients are the same whatever the other rows are, and are found at the
-row's number on axis 0. The proof runs four small batches of four rows, of which the first is real and the others are
+Rows are independent if a row's outputs and gradients do not depend on the other rows. They must also lie at the row's
+number on axis 0. The proof runs four small batches of four rows, of which the first is real and the others are
 derived from it:
 
     first    first, second    second, third, fourth    third
 
-The fourth has the largest values, and masks, ids and lengths are truncated in the third: this exposes a model
-that scales by the largest element of its batch, or truncates the batch to its longest row.
+The fourth has the largest values; masks, ids and lengths are truncated in the third. This exposes a model that scales
+by the largest element of its batch, or truncates the batch to its longest row.
 """
 
 from __future__ import annotations

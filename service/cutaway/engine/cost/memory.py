@@ -32,8 +32,8 @@ def least_bytes(plan: RequestPlan, allowed: int) -> int:
     """Returns the least bytes that one pass of the request's batch takes; 0 where that is not known.
 
     The model runs on the first row once and twice, once for each kind of rows: what the second one adds, every row
-    takes. Counted are tensors that are alive at the same time, and captures of whole outputs of modules; what a kernel
-    needs for itself is not seen. Several passes need no more, because they run one after the other.
+    takes. Counted are tensors that are alive at the same time, and captures of whole outputs of modules. The workspace
+    of kernels is not seen. Several passes need no more, because they run one after the other.
 
     Where that is more than ``allowed``, the model runs on many rows too: one that divides its batch takes less.
     """

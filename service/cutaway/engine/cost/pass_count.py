@@ -1,6 +1,6 @@
 """How many passes the attributions of a request run at most, counted before any of them runs.
 
-The unit is one example once through the model, forward and where needed backward: examples that Captum runs in one
+The unit is one example once through the model, forward and where needed backward. Examples that Captum runs in one
 batch count as much as those that it runs one by one.
 """
 
@@ -79,8 +79,10 @@ def _to_meta(tensor: Tensor) -> Tensor:
 
 
 _INVESTIGATION = 24
-"""Passes at the input that find properties of the model: its rectifiers, a layer's calls, where a gradient is lost, and
-whether a mismatch is one at inputs nearby too."""
+"""Passes at the input that find properties of the model.
+
+They find its rectifiers, a layer's calls, where a gradient is lost, and whether nearby inputs mismatch too.
+"""
 
 
 class _Layer(NamedTuple):
@@ -93,8 +95,8 @@ class _Layer(NamedTuple):
 def costs(plan: RequestPlan) -> Iterator[tuple[str, int]]:
     """Yields for each attribution its field, and how many passes of one example it runs at most.
 
-    Checks, metrics and the search for the cause of a fault are included; what is found out once for a model, or now and
-    then, is not. Attributions that run each unit, or each call, of a layer take one forward pass to count. One whose
+    Checks, metrics and the search for the cause of a fault are included. Tests that run once for a model, or now and
+    then, are not. Attributions that run each unit, or each call, of a layer take one forward pass to count. One whose
     pass fails costs nothing here: it is refused for that.
     """
     for number, attribution in zip(plan.numbers, plan.attributions):

@@ -42,8 +42,8 @@ from cutaway.engine.runtime.numerics import WITHOUT_COPIES, Path, close
 def may_share(request: InspectRequest) -> bool:
     """Returns whether the main pass of ``request`` may serve other requests too.
 
-    Edits make it a pass of another model; gradients of parameters are sums over the batch; a top-k target takes several
-    backward passes; a neuron is read inside the model; which operators a glob names is known only afterwards.
+    Edits make it a pass of another model. Gradients of parameters are sums over the batch. A top-k target takes several
+    backward passes. A neuron is read inside the model. The operators of a glob are known only afterwards.
     """
     return not (
         request.dry_run

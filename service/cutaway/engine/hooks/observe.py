@@ -6,12 +6,12 @@
         torch.autograd.grad(outputs.sum(), seen.gradient_roots, allow_unused=True)
     seen.calls["conv1"][0].at(Point.GRAD_OUTPUT)[""]      # a tensor on the host
 
-A forward pre-hook and a forward hook see what goes in and out, and may change it. For the gradients, PyTorch's own full
-backward hook puts a view of each tensor into the graph and hooks it: any in-place operation nearby then raises, dicts
-are never seen, nor tensors passed by keyword. The same two places are hooked here the same way, but on a *copy* of each
-tensor (`Tensor.register_hook`), which in-place operations may change at will. What is seen is what a full backward hook
-sees, also for a module that returns its own input, where a hook on the bare tensor would add up other branches'
-gradients; and what the hook returns flows on upstream.
+A forward pre-hook and a forward hook see inputs and outputs, and may change them. For the gradients, PyTorch's own full
+backward hook puts a view of each tensor into the graph and hooks it. Any in-place operation nearby then raises; tensors
+in dicts or passed by keyword are never seen. The same two places are hooked here the same way, but on a *copy* of each
+tensor (`Tensor.register_hook`), which in-place operations may change at will. A hook sees the gradients that a full
+backward hook sees, also for a module that returns its own input. There, a hook on the bare tensor would add up other
+branches' gradients. The gradient that the hook returns flows on upstream.
 
 What a hook sees is copied to the host when it fires, before anything later can overwrite it. All hooks are gone when
 the block ends, whatever ended it.
@@ -120,8 +120,11 @@ class _ModuleHooks:
         self._only_records_in, self._only_records_out = site.only_records(INCOMING), site.only_records(OUTGOING)
 
     def register(self, module: nn.Module) -> Iterator[RemovableHandle]:
-        """Registers the hooks on ``module``. The forward hook runs also if forward raises, so that the next call does
-        not continue the record of one that failed in a model that catches the error."""
+        """Registers the hooks on ``module``.
+
+        The forward hook runs also if forward raises. A model may catch the error, and the next call must not continue
+        the failed one's record.
+        """
         yield module.register_forward_pre_hook(self._before, with_kwargs=True)
         yield module.register_forward_hook(self._after, with_kwargs=True, always_call=True)
 

@@ -190,8 +190,8 @@ class Operators(TorchFunctionMode):
     def _follow_checkpoint(self) -> None:
         """Makes a recomputation by activation checkpointing repeat copies and edits.
 
-        Checkpointing runs part of a forward again in the backward pass, without this mode and without module hooks: so
-        its function is replaced by one that enters the mode, inside the modules that are running now.
+        Checkpointing runs part of a forward again in the backward pass, without this mode and without module hooks. Its
+        function is therefore replaced by one that enters the mode, inside the modules that are running now.
         """
         frame = _checkpoint_frame()
         if frame is not None and not isinstance(frame.recompute_fn, _Recomputation):
@@ -212,7 +212,7 @@ class Operators(TorchFunctionMode):
             self._state.running = before
 
     def _refuse_reentrant_checkpoint(self, address: str) -> None:
-        """Refuses reentrant checkpointing, which runs forward without a graph and builds the graph in the backward pass."""
+        """Refuses reentrant checkpointing, which runs forward without a graph and builds that in the backward pass."""
         edits = [number for number, edit in self._edits.get(address, ()) if not edit.point.is_gradient]
         if edits and self._state.differentiates and not torch.is_grad_enabled() and _in_reentrant_checkpoint():
             raise error(
@@ -223,8 +223,10 @@ class Operators(TorchFunctionMode):
             )
 
     def _refuse_thread(self, module: str) -> None:
-        """Raises if a capture or an edit names an operator of ``module``, which runs in a thread of the model's own: a
-        mode does not see operators there."""
+        """Raises if a capture or an edit names an operator of ``module``, which runs in a thread of the model's own.
+
+        A mode does not see operators there.
+        """
         fields = {address: f"{next(iter(specs.values())).field}.op" for address, specs in self._specs.items()}
         fields |= {address: f"edits[{edits[0][0]}].op" for address, edits in self._edits.items()}
         for address in [address for address in fields if address.rpartition(":")[0] == module]:
@@ -269,8 +271,8 @@ class _HookedOperator:
     """One run of an operator that has a site.
 
     An operator that writes into a tensor gets a substitute to write into, which is then copied back. So the model
-    continues with its own tensor, whatever it does with the operator's result; an edit does not overwrite values that
-    the operator saves for its backward; and the gradients before and behind the operator are distinct.
+    continues with its own tensor, whatever it does with the operator's result. An edit does not overwrite values that
+    the operator saves for its backward. The gradients before and behind the operator are distinct.
     """
 
     site: HookSite

@@ -427,8 +427,10 @@ class Recording:
 
     @property
     def copies_diverged(self) -> bool:
-        """Whether an in-place operation changed a tensor, or its copy, while the model used the other one too: the
-        model may then have computed something else than without hooks."""
+        """Whether an in-place operation changed a tensor, or its copy, while the model used the other one too.
+
+        The model may then have computed something else than without hooks.
+        """
         return any((tensor._version, copy._version) != (v, w) for tensor, copy, v, w in self._replaced)
 
 

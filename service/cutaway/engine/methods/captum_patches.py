@@ -1,9 +1,9 @@
 """Faster replacements for two functions of Captum, which return the same values bit for bit.
 
-Measured on the integrated gradients of four rows with 64 steps: Captum spends a third of its time in a backward pass
-that has one root for each row of each step, and a sixth in the nodes of the quadrature rule, computed anew twice a
-call. The replacements act inside `quicker_captum` blocks only. The installed Captum decides, not its version: a
-function is replaced only if it returns, for a small example, the same bits as ours. Every other one runs as it is.
+In integrated gradients of four rows with 64 steps, Captum spends a third of its time in a backward pass that has one
+root for each row of each step. It spends a sixth in the nodes of the quadrature rule, computed anew twice a call. The
+replacements act inside `quicker_captum` blocks only. The installed Captum decides, not its version: a function is
+replaced only if it returns, for a small example, the same bits as ours. Every other one runs as it is.
 """
 
 from __future__ import annotations
