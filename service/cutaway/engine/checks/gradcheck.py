@@ -26,7 +26,7 @@ from cutaway.engine.runtime.numerics import SUM, equal
 
 # Localisation of a fault: the innermost module, or the operator inside it.
 
-Calls = Mapping[str, Sequence[RecordedCall]]
+CallsBySite = Mapping[str, Sequence[RecordedCall]]
 
 
 def first_difference(model: InspectedModel, one: Inputs, other: Inputs, rows: slice = slice(None)) -> str:
@@ -50,14 +50,14 @@ def _is_inside(name: str, outer: str) -> bool:
     return name != outer and name.startswith(f"{outer}." if outer else "")
 
 
-def _calls(model: InspectedModel, inputs: Inputs, names: Sequence[str]) -> Calls:
+def _calls(model: InspectedModel, inputs: Inputs, names: Sequence[str]) -> CallsBySite:
     sites = {name: watching(Point.INPUT, Point.OUTPUT) for name in names}
     with torch.no_grad(), observing(model.tree, sites) as seen, seen.forward():
         model.run(inputs)
     return seen.calls
 
 
-def _differing(one: Calls, other: Calls, rows: slice) -> list[str]:
+def _differing(one: CallsBySite, other: CallsBySite, rows: slice) -> list[str]:
     return [
         name
         for name in one

@@ -163,8 +163,8 @@ def _captum_rule(rule: LrpRule) -> lrp_rules.PropagationRule:
 def _captum_state(problem: AttributionProblem) -> Iterator[None]:
     """Enters a context in which modules carry Captum's rules; afterwards they are as before.
 
-    Captum reads rules from the modules, leaves attributes and other memory behind, and hooks every input of a layer
-    that has a rule, which must then require a gradient.
+    Captum reads rules from the modules, and leaves attributes and other memory behind. It hooks every input of a layer
+    that has a rule; such an input must require a gradient.
     """
     _refuse_target(problem)
     model = problem.model.module

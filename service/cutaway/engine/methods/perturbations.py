@@ -247,8 +247,11 @@ def _refuse_features(request: Surrogate, count: int) -> None:
 
 
 def _is_complete(request: KernelShap) -> bool:
-    """From two samples on the fit is almost exact for all features and for none; but a mask with rows of its own may
-    leave a row without an element of some feature."""
+    """Returns whether the coefficients of ``request`` must sum to the target's change.
+
+    From two samples on, the fit is almost exact for all features and for none. A mask with rows of its own may leave a
+    row without an element of some feature.
+    """
     return request.n_samples > 1 and all(len(as_array(mask)) == 1 for mask in request.masks.values())
 
 

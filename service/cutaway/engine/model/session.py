@@ -114,8 +114,8 @@ _HOOK_TABLES = (
 class StateGuard:
     """A guard of one model's state: flags, gradients, buffers, hooks.
 
-    Tensors that a forward pass may write to are copied once, in the constructor, and restored before each pass and
-    after each request: buffers (a counter, a running statistic, a cache), and the weights of embeddings that
+    Tensors that a forward pass may write to are copied once, in the constructor. They are restored before each pass and
+    after each request. These are buffers (a counter, a running statistic, a cache), and the weights of embeddings that
     renormalise themselves. No pass of the engine changes other parameters, so these are not copied.
     """
 

@@ -70,8 +70,10 @@ def retested(problem: AttributionProblem, test: Callable[[AttributionProblem], T
 
 @cached_per_problem
 def _kind_of_batch(problem: AttributionProblem) -> Hashable:
-    """Returns the kind of the inputs, and how large they are, to a power of two: a fault may begin at a length, or at a
-    number of rows."""
+    """Returns the kind of the inputs, and their sizes to a power of two.
+
+    A fault may begin at a length, or at a number of rows.
+    """
     sizes = tuple(map(_size, problem.inputs.values()))
     return problem.model.kind_of(problem.inputs), sizes
 

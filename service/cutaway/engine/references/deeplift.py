@@ -132,7 +132,7 @@ def _mean(
 
 # Limitations of Captum's DeepLIFT: models for which it leaves out or mixes contributions.
 
-Calls = Sequence[NonlinearityCall]
+NonlinearityCalls = Sequence[NonlinearityCall]
 
 
 @cached_per_problem
@@ -156,7 +156,7 @@ def _findings(problem: AttributionProblem) -> Iterator[Finding]:
     yield from _coupled(problem, passes, modules)
 
 
-def _reused(modules: Calls) -> Iterator[Finding]:
+def _reused(modules: NonlinearityCalls) -> Iterator[Finding]:
     for call in modules:
         times = len(call.nonlinearity.calls)
         if call.call + 1 < times:
@@ -179,7 +179,7 @@ def _operators(addresses: Sequence[str]) -> Iterator[Finding]:
         )
 
 
-def _undefined(modules: Calls) -> Iterator[Finding]:
+def _undefined(modules: NonlinearityCalls) -> Iterator[Finding]:
     for call in modules:
         activations = call.activations
         if call.dtype is torch.float16 and activations is not None and bool((activations.delta_in == 0).any()):
@@ -191,7 +191,7 @@ def _undefined(modules: Calls) -> Iterator[Finding]:
             )
 
 
-def _directly_behind(modules: Calls) -> Iterator[Finding]:
+def _directly_behind(modules: NonlinearityCalls) -> Iterator[Finding]:
     for call in modules:
         name, previous = call.nonlinearity.name, call.previous_module
         if previous:
@@ -202,7 +202,7 @@ def _directly_behind(modules: Calls) -> Iterator[Finding]:
             )
 
 
-def _bypassed(modules: Calls) -> Iterator[Finding]:
+def _bypassed(modules: NonlinearityCalls) -> Iterator[Finding]:
     names = list(dict.fromkeys(call.nonlinearity.name for call in modules if call.is_bypassed))
     if names:
         yield Finding(
@@ -212,7 +212,7 @@ def _bypassed(modules: Calls) -> Iterator[Finding]:
         )
 
 
-def _sharing_maxima(modules: Calls) -> Iterator[Finding]:
+def _sharing_maxima(modules: NonlinearityCalls) -> Iterator[Finding]:
     for call in modules:
         if call.nonlinearity.rule is rescale_max_pool and call.shares_maxima:
             yield Finding(
@@ -222,7 +222,7 @@ def _sharing_maxima(modules: Calls) -> Iterator[Finding]:
             )
 
 
-def _mixed_by_softmax(modules: Calls) -> Iterator[Finding]:
+def _mixed_by_softmax(modules: NonlinearityCalls) -> Iterator[Finding]:
     for call in modules:
         if call.nonlinearity.rule is rescale_softmax and call.activations is not None:
             output = call.activations.output
@@ -234,7 +234,7 @@ def _mixed_by_softmax(modules: Calls) -> Iterator[Finding]:
                 )
 
 
-def _coupled(problem: AttributionProblem, passes: RescaledPasses, modules: Calls) -> Iterator[Finding]:
+def _coupled(problem: AttributionProblem, passes: RescaledPasses, modules: NonlinearityCalls) -> Iterator[Finding]:
     """Reports activations that depend on whether inputs and baselines run as one batch, as in Captum, or alone."""
     names = [call.nonlinearity.name for call in modules] + ([problem.layer] if problem.layer else [])
     sites = dict.fromkeys(names, watching(Point.INPUT, Point.OUTPUT))

@@ -28,8 +28,8 @@ from cutaway.engine.passes.pass_recorder import (
 from cutaway.engine.passes.reference_inputs import (
     Evidence,
     MissingObservation,
+    QuadratureRule,
     Reference,
-    Rule,
     host,
     input_point,
     rule,
@@ -48,7 +48,7 @@ _ELEMENTS_PER_ID = 256
 """The count of an integer input element, because an embedding follows it."""
 
 
-def _rule(problem: AttributionProblem, further_points: int = 0) -> Rule:
+def _rule(problem: AttributionProblem, further_points: int = 0) -> QuadratureRule:
     request = cast(PathAttribution, problem.request)
     return rule(request.quadrature, request.n_steps + further_points)
 

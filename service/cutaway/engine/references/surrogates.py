@@ -1,6 +1,6 @@
 """KernelSHAP and LIME: a linear model is fitted to the target's values when features are replaced by the baseline.
 
-Notation: ``m`` is a mask, [features] of 0 and 1; ``y`` is the target when the features with 0 are at their baseline;
+Notation: ``m`` is a mask, [features] of 0 and 1. ``y`` is the target when the features with 0 are at their baseline.
 ``s`` is the mask's weight. The fit minimizes ``sum of s * (y - c0 - c m)^2``, for LIME plus a penalty.
 """
 
