@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from typing import NoReturn, TypeAlias
+from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
 import grpc
-from starlette.types import Message, Receive
 
 from cutaway.contract.errors import Reason, error
 from cutaway.contract.wire import grpc_status
 from cutaway.server.rpc.status import Metadata
 from cutaway.server.time_limit import within
+
+if TYPE_CHECKING:  # a gateway without HTTP has calls of this kind, but not this package
+    from starlette.types import Message, Receive
 
 Headers: TypeAlias = Sequence[tuple[str, str]]
 Write: TypeAlias = Callable[[bytes], Awaitable[None]]
