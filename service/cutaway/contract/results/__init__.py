@@ -262,8 +262,15 @@ class InspectResult:
 
 @dataclass(frozen=True)
 class InputSpec:
-    """A forward argument: its name, data type (``""`` if unknown), shape (-1 is any size, empty if unknown), whether
-    forward has a default for it, and the names of the elements of its last axis (empty if they have none)."""
+    """An argument of forward.
+
+    Attributes:
+        name: its name.
+        data_type: ``""`` if unknown.
+        shape: -1 is any size; empty if unknown.
+        optional: whether forward has a default for it.
+        feature_names: the names of the elements of its last axis; empty if they have none.
+    """
 
     name: str
     data_type: str = ""
@@ -283,8 +290,16 @@ class OutputSpec:
 
 @dataclass(frozen=True)
 class ModuleInfo:
-    """One module of the tree: its name, class and number of parameters; for the model's example, the output shapes of
-    its first call, and the number of calls; and the other names of the same module."""
+    """A module of the tree.
+
+    Attributes:
+        name: its first name.
+        type: its class.
+        parameters: the number of its parameters.
+        output_shapes: the output shapes of its first call, for the model's example.
+        calls: the number of its calls, for the model's example.
+        aliases: its other names.
+    """
 
     name: str
     type: str
@@ -296,8 +311,13 @@ class ModuleInfo:
 
 @dataclass(frozen=True)
 class OperatorInfo:
-    """An operator inside the forward of a module: its address (``layer3.1:relu#0``); for the model's example, the
-    output shapes of its first run, and the number of runs."""
+    """An operator inside the forward of a module.
+
+    Attributes:
+        address: its address, ``layer3.1:relu#0``.
+        output_shapes: the output shapes of its first run, for the model's example.
+        calls: the number of its runs, for the model's example.
+    """
 
     address: str
     output_shapes: tuple[tuple[int, ...], ...]

@@ -15,8 +15,10 @@ from cutaway.engine.model.inspected_model import Inputs, dtype_text
 
 
 def specs_from_signature(module: nn.Module) -> list[InputSpec]:
-    """Returns the names of the arguments of ``module.forward`` and which are optional; empty if it takes any names or
-    has no signature, as a compiled ScriptModule."""
+    """Returns the names of the arguments of ``module.forward``, and which are optional.
+
+    There are none if it takes any names, or has no signature, as a compiled ScriptModule.
+    """
     try:
         parameters = inspect.signature(module.forward).parameters.values()
     except ValueError:

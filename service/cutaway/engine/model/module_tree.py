@@ -14,8 +14,8 @@ from cutaway.contract.module_globs import glob_matcher, is_glob
 class ModuleTree:
     """The modules of a model by name, as ``named_modules()`` names them.
 
-    A module with several names (weight tying) is one module: its first name is its own, the others are aliases, and
-    hooks that are requested by several of its names are registered once.
+    A module with several names (weight tying) is one module: its first name is its own, the others are aliases. Hooks
+    that are requested by several of its names are registered once.
 
     Args:
         root: the model.

@@ -256,7 +256,7 @@ class AttributionProblem(ResolvedAttribution):
         """Returns ``tensor`` ``[copies * batch, ...]`` with one copy of the batch after the other.
 
         Captum's DeepLIFT runs each row once for each sample of a distribution, row by row, inputs first and then
-        baselines; expected gradients run each row once for each draw.
+        baselines. Expected gradients run each row once for each draw.
         """
         drawn = isinstance(self.request, ExpectedGradient)
         sides, samples = (1, self.request.n_samples) if drawn else (2, len(self.baseline_points))  # type: ignore[attr-defined]
@@ -341,8 +341,8 @@ class Pass:
 class PassRecorder:
     """A recorder with raw hooks on the model's inputs and on one layer, in passes that this class or Captum runs.
 
-    The hooks are registered anew for each pass, behind Captum's, and on tensors only: they change neither what the
-    model computes nor what other hooks see.
+    The hooks are registered anew for each pass, behind Captum's, and on tensors only. They change neither the model's
+    values nor those that other hooks see.
 
     Args:
         problem: the problem, with inputs and layer.

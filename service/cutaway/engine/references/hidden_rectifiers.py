@@ -68,8 +68,8 @@ class _Seen:
 def hidden_rectifiers(problem: AttributionProblem) -> list[str]:
     """Returns where a rectified tensor is first seen that no ``nn.ReLU`` returned: the addresses of operators.
 
-    Of a layer's attribution these are only those behind the layer, of a neuron's those between the inputs and the
-    neuron; there, the neuron's module is a place too.
+    For a layer's attribution these lie behind the layer. For a neuron's they lie between the inputs and the neuron,
+    whose module is a place too.
     """
     is_neuron = isinstance(problem.request, NeuronAttribution)
     places = retested(problem, _places, problem.module if is_neuron else "")

@@ -329,8 +329,9 @@ def _standard_errors(problem: AttributionProblem, rows: Sequence[FittedRow], dra
 def jackknife(
     masks: Masks, targets: PerSample, weights: PerSample, coefficients: Float64[Numbers, "features"], drawn: int
 ) -> Float64[Numbers, "features"]:
-    """Returns the standard error of each coefficient: how much the fit moves when the samples from number ``drawn`` on
-    are left out, one at a time.
+    """Returns the standard error of each coefficient.
+
+    It follows from the fits in which the samples from number ``drawn`` on are left out, one at a time.
 
     A penalty keeps the signs of the coefficients, and those that are 0. Infinite where the samples left do not
     determine the fit. Miller 1974, doi:10.1093/biomet/61.1.1.

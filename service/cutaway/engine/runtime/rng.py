@@ -36,8 +36,8 @@ def seeded(seed: int | None, device: torch.device) -> Iterator[ModelStream]:
     """Seeds the generators while the block runs: the same seed gives the same numbers, whatever the model draws.
 
     Captum draws between the model's passes, from PyTorch's generators and from NumPy's. A model that draws too (dropout
-    that ignores evaluation mode) would advance these, so that Captum's numbers could not be repeated: therefore the
-    model draws from streams of its own.
+    that ignores evaluation mode) would advance these, and Captum's numbers could not be repeated. Therefore the model
+    draws from streams of its own.
 
     Args:
         seed: None leaves all generators as they are.
@@ -108,8 +108,10 @@ def fingerprint(device: torch.device, own: Sequence[object] = ()) -> tuple[objec
 
 
 def own_generators(module: nn.Module) -> list[object]:
-    """Returns the generators that a model keeps: on its modules, in objects there, and in the variables of its
-    functions, as far as a few steps lead."""
+    """Returns the generators that a model keeps, as far as a few steps lead.
+
+    They lie on its modules, in objects there, and in the variables of its functions.
+    """
     generators: dict[int, object] = {}
     known: set[int] = set()
     waiting: list[object] = [value for part in module.modules() for value in (*vars(part).values(), type(part).forward)]
