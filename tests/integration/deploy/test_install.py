@@ -140,7 +140,7 @@ def test_wheel_holds_what_is_no_module_too(wheel: Path) -> None:
     expected |= {"cutaway/handlers/inspection_handler.py", "cutaway/server/processes/log4j2.xml", "cutaway/py.typed"}
     expected |= {f"cutaway/cli/starts/{kind}.txt" for kind in ("table", "image", "text")}
     expected |= {f"cutaway/server/{name}" for name in ("open_inference/open_inference.binpb", "http/openapi.json")}
-    page = ROOT / "service" / "cutaway" / "web" / "static"
+    page = ROOT / "service" / "cutaway" / "server" / "web" / "static"
     expected |= {
         f"cutaway/server/web/static/{path.relative_to(page).as_posix()}" for path in page.rglob("*") if path.is_file()
     }
