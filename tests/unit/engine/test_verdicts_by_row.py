@@ -402,6 +402,21 @@ def test_rows_that_depend_on_each_other_in_larger_batches_are_found() -> None:
     assert [answer.provenance.companions for answer in answers] == [0] * 6
 
 
+def by_function_for_marked(m: Any, x: Tensor) -> Tensor:
+    """A batch with the marked row takes another way, with the same values."""
+    hidden = m.a(x)
+    return m.b(torch.relu(hidden) if is_marked(x).any() else m.r(hidden))
+
+
+@pytest.mark.parametrize("attribution", [ca.GuidedBackprop(), ca.Deconvolution()], ids=["guided", "deconvolution"])
+def test_what_ran_for_one_request_limits_no_other(attribution: Attribution) -> None:
+    """A rectifier that Captum does not know runs for the batch of one row only: the others are explained without it."""
+    layers = {"a": lambda: nn.Linear(6, 8), "r": nn.ReLU, "b": lambda: nn.Linear(8, 3)}
+    model = PERCEPTRON._replace(build=wired(by_function_for_marked, **layers))
+    found = outcomes(as_alone(model, request(attribution), model.marked()))
+    assert [cause for _, cause in found] == [None, Cause.FUNCTIONAL_NONLINEARITY, None, None]
+
+
 @pytest.mark.parametrize("attribution", [ca.Saliency(), ca.InternalInfluence(layer="c1", n_steps=4)])
 def test_checks_that_have_no_room_together_are_split(attribution: Attribution, monkeypatch: pytest.MonkeyPatch) -> None:
     """Joined requests keep no more numbers than allowed, at inputs and layers; a request by itself always runs."""

@@ -197,9 +197,18 @@ class _Comparison:
     @cached_property
     def of_method(self) -> Finding | None:
         """Why the method tells nothing of this model; None if it does."""
-        if limitation := self.method.limitation(self.problem):
-            return Finding(limitation.cause, f"{limitation.reason}; for this input that makes no difference")
+        if self.limitation:
+            return Finding(self.limitation.cause, f"{self.limitation.reason}; for this input that makes no difference")
         return self.method.vacuous(self.problem)
+
+    @cached_property
+    def limitation(self) -> Finding | None:
+        """Why Captum is wrong about this model; raises `CannotShare` if it would not be about each part alone."""
+        found = self.method.limitation(self.problem)
+        joined = self.parts if found and len(self.parts) > 1 else ()
+        if any(self.method.limitation(part.problem) != found for part in joined):
+            raise CannotShare
+        return found
 
     @cached_property
     def runs_at_input(self) -> tuple[Tensor, Tensor] | None:
@@ -313,8 +322,8 @@ class _PartComparison:
 
     def _fault(self, measured: Distance | RowDistance) -> Finding:
         """Returns why attribution and reference differ."""
-        if limitation := self.whole.method.limitation(self.whole.problem):
-            return limitation
+        if self.whole.limitation:
+            return self.whole.limitation
         if self.whole.calls > 1:
             return Finding(
                 Cause.MODULE_REUSED,
