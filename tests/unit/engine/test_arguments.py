@@ -119,7 +119,7 @@ def test_they_travel() -> None:
     [
         ({"scal": 2}, "INPUT_UNKNOWN", "arguments.scal", "did you mean 'scale'"),
         ({"x": 2}, "INVALID_VALUE", "arguments.x", "a tensor is sent for it too"),
-        ({"scale": [1, 2]}, "INVALID_VALUE", "arguments.scale", "send an array as input"),
+        ({"scale": [1, 2]}, "INVALID_VALUE", "arguments.scale", "an array is an input"),
         ({"scale": 2**70}, "INVALID_VALUE", "arguments.scale", "from -9223372036854775808"),
         ({"mode": 3, "scale": "a"}, "MODEL_FAILED", "", "scale='a'"),
     ],
