@@ -411,8 +411,8 @@ def by_function_for_marked(m: Any, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("attribution", [ca.GuidedBackprop(), ca.Deconvolution()], ids=["guided", "deconvolution"])
 def test_what_ran_for_one_request_limits_no_other(attribution: Attribution) -> None:
     """A rectifier that Captum does not know runs for the batch of one row only: the others are explained without it."""
-    layers = {"a": lambda: nn.Linear(6, 8), "r": nn.ReLU, "b": lambda: nn.Linear(8, 3)}
-    model = PERCEPTRON._replace(build=wired(by_function_for_marked, **layers))
+    build = wired(by_function_for_marked, a=lambda: nn.Linear(6, 8), r=nn.ReLU, b=lambda: nn.Linear(8, 3))
+    model = PERCEPTRON._replace(build=build)
     found = outcomes(as_alone(model, request(attribution), model.marked()))
     assert [cause for _, cause in found] == [None, Cause.FUNCTIONAL_NONLINEARITY, None, None]
 
