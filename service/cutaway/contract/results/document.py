@@ -31,7 +31,7 @@ def document(value: Any, kind: type | None = None, *, max_values: int = MAX_VALU
 
 
 def numbers(array: Array) -> Any:
-    """Returns the elements of ``array`` as nested lists; not finite ones are texts, as in protobuf's JSON."""
+    """Returns the elements of ``array`` as nested lists. NaN and infinities are strings, as in protobuf's JSON."""
     wide = array.astype(np.float64) if array.dtype.name == "bfloat16" else array
     finite = array.dtype.kind in "biu" or bool(np.isfinite(wide).all())
     return wide.tolist() if finite else _numbers(wide.tolist())

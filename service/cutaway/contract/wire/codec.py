@@ -416,6 +416,10 @@ def _container_access(name: str, attribute: str, codec: Codec) -> tuple[_Put, _T
 
 
 def _message_access(name: str, attribute: str, codec: Codec, default: object) -> tuple[_Put, _Take]:
+    """Returns the functions that write an attribute into a submessage, and read it back.
+
+    ``default`` is that of the attribute: UNSET if it has none, and None if an absent message means None.
+    """
     write, read = codec.write, codec.read
 
     def put(owner: Any, message: Any) -> None:

@@ -271,11 +271,14 @@ def _sensitivity_max(metric: SensitivityMax, problem: AttributionProblem, values
 
 
 def _attribution_at(problem: AttributionProblem, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Returns the attribution of other inputs, with the same random numbers if the method draws any."""
+    """Returns the attribution at other inputs, for a metric that perturbs them.
+
+    A method that draws random numbers draws the same ones as for the original inputs.
+    """
     # Captum's perturbations are float32.
     changed = {name: tensor.to(problem.inputs[name].dtype) for name, tensor in zip(problem.explained, inputs)}
-    elsewhere = replace(problem, inputs={**problem.inputs, **changed})
-    attribution = explain(elsewhere, elsewhere.forward)
+    perturbed = replace(problem, inputs={**problem.inputs, **changed})
+    attribution = explain(perturbed, perturbed.forward)
     for name, value in attribution.items():
         if value.shape[:1] != (problem.rows,):
             raise inapplicable(

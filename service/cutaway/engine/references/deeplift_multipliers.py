@@ -406,7 +406,7 @@ class _LastPool(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if OPERATOR_RULES.get(operator_name(func)) is rescale_max_pool:
-            # Outside of the graph, whose hooks lead back here in a cycle that Python's collector cannot see.
+            # Detached: the hooks of the graph hold this object, a cycle that Python's garbage collector cannot see.
             self._call = func, map_leaves(args, _detached), map_leaves(kwargs or {}, _detached)
         return func(*args, **(kwargs or {}))
 

@@ -193,6 +193,8 @@ def _unit_passes(problem: AttributionProblem, changes: Iterator[UnitChange]) -> 
 
 
 def _change_of_unit(unit: int, change: UnitChange) -> UnitChange:
+    """Returns the change of a layer's output that applies ``change`` to one of its units."""
+
     def changed(output: Tensor) -> Tensor:
         units = output.flatten(1) if output.ndim > 1 else output.unsqueeze(1)
         new = units.clone()

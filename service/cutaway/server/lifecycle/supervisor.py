@@ -66,7 +66,9 @@ class Supervisor:
             await self._stop(list(self._running), self._settings.grace_s)
 
     async def _supervise(self, set_serving: SetServing) -> None:
-        """Restarts processes and workers that end or hang, and reloads the model store when it changes; never returns.
+        """Restarts processes and workers that end or hang, and reloads the model store when it changes.
+
+        Returns only by an exception: that of the reload.
 
         Args:
             set_serving: called whenever the models that serve change.
@@ -76,7 +78,7 @@ class Supervisor:
         serving = set(self._current.store.catalog.all())
         try:
             while not reloading.done():
-                with suppress(asyncio.TimeoutError):  # a worker that hangs is no news
+                with suppress(asyncio.TimeoutError):  # no worker started or ended; one may hang
                     await within(_POLL_S, self._current.pool.news.wait())
                 self._current.pool.news.clear()
                 now = self._current.serving

@@ -130,7 +130,7 @@ def job_program(question: Question) -> str:
 
 
 def _text(job: dict[str, Any]) -> str:
-    """Returns the YAML; with escapes where a character is none that people see, or that YAML takes for a line's end."""
+    """Returns the YAML. If a character is not printable, all characters beyond ASCII are escaped."""
 
     def written(*, allow_unicode: bool) -> str:
         text = yaml.safe_dump(job, sort_keys=False, default_flow_style=None, width=120, allow_unicode=allow_unicode)
