@@ -321,7 +321,10 @@ def npy(values: Array) -> bytes:
 
 
 def write_npz(file: BinaryIO, arrays: Mapping[str, Entry]) -> None:
-    """Writes arrays by name as an NPZ file: `numpy.savez` has arguments of its own, which may not be names."""
+    """Writes arrays by name as an NPZ file, tensors before numbers.
+
+    `numpy.savez` has arguments of its own, which may not be names.
+    """
     with zipfile.ZipFile(file, "w") as archive:
-        for name, entry in arrays.items():
+        for name, entry in sorted(arrays.items(), key=lambda named: not named[1].is_tensor):
             archive.writestr(f"{name}.npy", npy(entry.array))
