@@ -1,7 +1,7 @@
 """Answers several requests in as few passes as possible, each as if it ran alone.
 
-Requests whose inputs stack, and whose rows the model keeps independent, share one main pass. They also share the
-passes of attributions that several of them want. A request that cannot share, or fails when it does, runs alone.
+Requests whose inputs stack, and whose rows the model keeps independent, share one main pass. Those that ask the
+same are joined into one request, checks included. A request that cannot share, or fails when it does, runs alone.
 """
 
 from __future__ import annotations

@@ -180,14 +180,6 @@ def header_message(response: bytes) -> bytes:
     return head + response
 
 
-def decode_header(message: bytes) -> bytes | None:
-    """Returns the serialised InspectResponse in the header of a message, inverse of `header_message`; None for any
-    other piece. Raises as `decode_chunk`."""
-    with _reading():
-        header = _piece(message).get(_HEADER)
-        return None if header is None else memoryview.tobytes(dict(read_fields(header))[_RESPONSE])
-
-
 class Chunk(NamedTuple):
     """A part of a tensor's bytes: its number, the offset of the bytes, the bytes, and how they are compressed."""
 
