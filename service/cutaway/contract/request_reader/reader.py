@@ -8,11 +8,11 @@ names in place of values: ``ca.Capture("conv1", at="GRAD_OUTPUT", reduce={"mean"
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import MISSING, Field, fields, is_dataclass
 from difflib import get_close_matches
 from enum import Enum
-from functools import partial
+from functools import cache, partial
 from operator import index
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
@@ -265,31 +265,35 @@ def read(kind: type[T], value: Any) -> T:
     Raises:
         InvalidArgument: ``INVALID_VALUE``, with the field at fault.
     """
-    result: T = _read(kind, value)
+    hint: Any = kind
+    result: T = _reader(hint)(value)
     return result
 
 
-def _read(hint: Any, value: Any) -> Any:
-    """Reads ``value`` for a field with the type ``hint``."""
+@cache
+def _reader(hint: Any) -> Callable[[Any], Any]:
+    """Returns what reads a value for a field with the type ``hint``."""
     if hint in READERS:
-        return READERS[hint](value)
+        return READERS[hint]
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        return _read(arguments[0], value)
+        return _reader(arguments[0])
     if origin in (Union, types.UnionType):  # X | None
-        return None if value is None else _read(arguments[0], value)
+        present = _reader(arguments[0])
+        return lambda value: None if value is None else present(value)
     if origin is tuple:
-        return tuple(convert_each(partial(_read, arguments[0]), sequence(value)))
+        element = _reader(arguments[0])
+        return lambda value: tuple(convert_each(element, sequence(value)))
     if origin is Mapping:
-        return map_values(partial(_read, arguments[1]), mapping(value))
-    return member(hint, value) if issubclass(hint, Enum) else _read_part(hint, value)
+        named = _reader(arguments[1])
+        return lambda value: map_values(named, mapping(value))
+    return partial(member if issubclass(hint, Enum) else _read_part, hint)
 
 
 def _read_part(kind: Any, value: Any) -> Any:
     """Reads an object of a dataclass, or of a class derived from it."""
     if isinstance(value, kind):
-        kind = type(value)
-        return changed(value, **_arguments(kind, {field.name: getattr(value, field.name) for field in fields(kind)}))
+        return changed(value, **_read_fields(type(value), vars(value)))
     if isinstance(value, type):
         raise error(Reason.INVALID_VALUE, f"{value.__name__} is a class; send {value.__name__}(...)")
     if kind in (Attribution, Edit):
@@ -371,7 +375,34 @@ def _is_tuple(hint: Any) -> bool:
     return hint not in READERS and any(get_origin(part) is tuple for part in (hint, *get_args(hint)))
 
 
-def _arguments(kind: Any, value: Any, excluded: Collection[str] = ()) -> dict[str, Any]:
+def _one_or_several(reader: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Returns a reader of lists that takes a single element for a list of one."""
+    return lambda value: reader(value if value is None or is_list(value) else [value])
+
+
+@cache
+def _field_readers(kind: Any) -> dict[str, tuple[Field[Any], Callable[[Any], Any]]]:
+    """Returns the fields of a dataclass by name, and what reads each."""
+    hints = type_hints(kind)
+    readers = {
+        field.name: _one_or_several(_reader(hint)) if _is_tuple(hint) and not field.kw_only else _reader(hint)
+        for field, hint in ((field, hints[field.name]) for field in fields(kind))
+    }
+    return {field.name: (field, readers[field.name]) for field in fields(kind)}
+
+
+def _read_fields(kind: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Reads the values of fields that are not the defaults, as most of an object are."""
+    results = {}
+    for name, (field, reader) in _field_readers(kind).items():
+        given = values.get(name, field.default)
+        if given is not field.default:
+            with at(name):
+                results[name] = reader(given)
+    return results
+
+
+def _arguments(kind: Any, value: Any, excluded: tuple[str, ...] = ()) -> dict[str, Any]:
     """Reads the arguments of a dataclass.
 
     Args:
@@ -379,8 +410,7 @@ def _arguments(kind: Any, value: Any, excluded: Collection[str] = ()) -> dict[st
         value: a mapping of field names to values; or the value of the first field that is no keyword-only one.
         excluded: fields that the mapping must not have.
     """
-    hints = type_hints(kind)
-    known = {field.name: field for field in fields(kind) if field.name not in excluded}
+    known = {name: field for name, (field, _) in _field_readers(kind).items() if name not in excluded}
     positional = [name for name, field in known.items() if not field.kw_only]
     if positional and not isinstance(value, Mapping):
         value = {positional[0]: value}
@@ -395,8 +425,4 @@ def _arguments(kind: Any, value: Any, excluded: Collection[str] = ()) -> dict[st
         if name not in values:
             example = ", ".join(f"{key}=..." for key in needed)
             raise error(Reason.INVALID_VALUE, f"{kind.__name__} needs this field: {kind.__name__}({example})", name)
-    for name, given in values.items():
-        is_one = name in positional and given is not None and _is_tuple(hints[name]) and not is_list(given)
-        with at(name):
-            values[name] = _read(hints[name], [given] if is_one else given)
-    return values
+    return _read_fields(kind, values)
