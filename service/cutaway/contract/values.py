@@ -25,6 +25,8 @@ def changed(value: T, **attributes: Any) -> T:
 class StrEnum(str, Enum):
     """An enum whose members are strings, and print as their value: ``AGREES``, not ``Verdict.AGREES``."""
 
+    __hash__ = str.__hash__  # Enum's is written in Python, and every look-up of a hook point runs it
+
     def __str__(self) -> str:
         return str(self.value)
 

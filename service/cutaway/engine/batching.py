@@ -172,7 +172,7 @@ def split(result: InspectResult, sizes: Sequence[int]) -> list[InspectResult]:
 def _part(result: InspectResult, rows: RowRange, number: int, parts: int) -> InspectResult:
     own = slice(rows.start, rows.stop)
 
-    def cut(array: Array, field: ArrayField, *_: object) -> Array:
+    def cut(array: Array, field: ArrayField, _key: object, _attribution: object) -> Array:
         if not field.by_row:
             return array
         if array.shape[:1] != (rows.total,):
