@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Generator, Hashable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
@@ -32,10 +33,10 @@ from cutaway.client.request_builder import (
 from cutaway.client.transport import (
     SERVICE,
     TORCHSERVE_SCHEME,
+    Call,
     GatewayTransport,
     TorchServeTransport,
     Transport,
-    UnaryCall,
 )
 from cutaway.client.trust import Tls, make_trust
 from cutaway.contract.errors import CutawayError, Reason, error
@@ -161,6 +162,9 @@ class BaseClient(ABC, Generic[Inspected, Streamed]):
     _connect: Any
     """`ConnectChannel` or `AsyncConnectChannel`."""
 
+    _reply_stream: Any
+    """`ReplyStream` or `AsyncReplyStream`."""
+
     def __init__(
         self,
         address: str,
@@ -279,22 +283,28 @@ class BaseClient(ABC, Generic[Inspected, Streamed]):
         result: Inspected = self._run(self._inspect(request, stream, timeout))
         return result
 
-    @abstractmethod
     def ask_stream(self, request: InspectRequest, *, timeout: float | None = None) -> Streamed:
         """Does what `inspect_stream` does, for a complete request."""
+        send = partial(self._messages, self._transport.inspect_stream(request))
+        stream: Streamed = self._reply_stream(send, self._seconds(timeout), request)
+        return stream
 
     @abstractmethod
     def _run(self, steps: Steps[Any]) -> Any:
         """Drives a call to its end; returns its result, or an awaitable of it."""
 
     @abstractmethod
-    def _send(self, call: UnaryCall[Any], timeout: float | None) -> Any:
+    def _send(self, call: Call[Any], timeout: float | None) -> Any:
         """Returns the serialised reply to ``call``, or an awaitable of it."""
+
+    @abstractmethod
+    def _messages(self, call: Call[bytes], timeout: float) -> Any:
+        """Yields the messages of the reply to ``call``."""
 
     def _seconds(self, timeout: float | None) -> float:
         return self._timeout if timeout is None else timeout
 
-    def _call(self, call: UnaryCall[T], timeout: float | None) -> Steps[T]:
+    def _call(self, call: Call[T], timeout: float | None) -> Steps[T]:
         return call.read((yield self._send(call, timeout)))
 
     def _inspect(self, request: InspectRequest, stream: bool | None, timeout: float | None) -> Steps[Inspection]:

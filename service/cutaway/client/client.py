@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Generator
-from functools import partial
 from typing import Any, TypeVar
 
 import grpc
@@ -19,9 +18,8 @@ import grpc.aio
 
 from cutaway.client.base_client import BaseClient, Steps
 from cutaway.client.connect_channel import AsyncConnectChannel, ConnectChannel
-from cutaway.client.transport import AsyncReplyStream, ReplyStream, StreamCall, UnaryCall
+from cutaway.client.transport import AsyncReplyStream, Call, ReplyStream
 from cutaway.contract.errors import CutawayError
-from cutaway.contract.requests import InspectRequest
 from cutaway.contract.results import ModelDetail, ModelName
 from cutaway.views.inspection import Inspection
 
@@ -33,11 +31,7 @@ class Client(BaseClient[Inspection, ReplyStream]):
 
     _grpc = grpc
     _connect = ConnectChannel
-
-    def ask_stream(self, request: InspectRequest, *, timeout: float | None = None) -> ReplyStream:
-        """Does what `inspect_stream` does, for a complete request."""
-        call = self._transport.inspect_stream(request)
-        return ReplyStream(partial(self._messages, call), self._seconds(timeout), request)
+    _reply_stream = ReplyStream
 
     def get_model(
         self, model: str, *, operators: bool = False, example: bool = False, timeout: float | None = None
@@ -63,14 +57,14 @@ class Client(BaseClient[Inspection, ReplyStream]):
             result: T = end.value
             return result
 
-    def _send(self, call: UnaryCall[Any], timeout: float | None) -> bytes:
+    def _send(self, call: Call[Any], timeout: float | None) -> bytes:
         send: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(call.path)
         try:
             return send(call.payload, timeout=self._seconds(timeout), metadata=self._trust.metadata)
         except grpc.RpcError as failure:
             raise self._error_of(failure) from None
 
-    def _messages(self, call: StreamCall, timeout: float) -> Generator[bytes, None, None]:
+    def _messages(self, call: Call[bytes], timeout: float) -> Generator[bytes, None, None]:
         send: grpc.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(call.path)
         messages = send(call.payload, timeout=timeout, metadata=self._trust.metadata)
         try:
@@ -92,11 +86,7 @@ class AsyncClient(BaseClient[Coroutine[Any, Any, Inspection], AsyncReplyStream])
 
     _grpc = grpc.aio
     _connect = AsyncConnectChannel
-
-    def ask_stream(self, request: InspectRequest, *, timeout: float | None = None) -> AsyncReplyStream:
-        """Does what `inspect_stream` does, for a complete request."""
-        call = self._transport.inspect_stream(request)
-        return AsyncReplyStream(partial(self._messages, call), self._seconds(timeout), request)
+    _reply_stream = AsyncReplyStream
 
     async def get_model(
         self, model: str, *, operators: bool = False, example: bool = False, timeout: float | None = None
@@ -126,14 +116,14 @@ class AsyncClient(BaseClient[Coroutine[Any, Any, Inspection], AsyncReplyStream])
             result: T = end.value
             return result
 
-    async def _send(self, call: UnaryCall[Any], timeout: float | None) -> bytes:
+    async def _send(self, call: Call[Any], timeout: float | None) -> bytes:
         send: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(call.path)
         try:
             return await send(call.payload, timeout=self._seconds(timeout), metadata=self._trust.metadata)
         except grpc.RpcError as failure:
             raise await asyncio.to_thread(self._error_of, failure) from None
 
-    async def _messages(self, call: StreamCall, timeout: float) -> AsyncGenerator[bytes, None]:
+    async def _messages(self, call: Call[bytes], timeout: float) -> AsyncGenerator[bytes, None]:
         send: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(call.path)
         messages = send(call.payload, timeout=timeout, metadata=self._trust.metadata)
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -26,8 +27,8 @@ _DIRECT = "*"
 """The pattern of hosts that are called without a proxy: all."""
 
 
-class ConnectChannel:
-    """A blocking channel; its calls raise `CutawayError`.
+class _BaseChannel:
+    """The base of the blocking and the asynchronous channel; their calls raise `CutawayError`.
 
     Args:
         target: ``host:port``.
@@ -37,41 +38,51 @@ class ConnectChannel:
         FailedPrecondition: ``PACKAGE_MISSING``.
     """
 
+    _client: Any
+    """Of connectrpc."""
+
+    _stream: Callable[..., Any]
+    """`_Messages` or `_AsyncMessages`."""
+
+    _unary: Callable[..., Any]
+    """Makes the call of a method; returns the reply, or an awaitable of it."""
+
+    def unary_unary(self, path: str) -> Callable[..., Any]:
+        """Returns the function that makes the call of a method."""
+        return partial(self._unary, _method(path, streams=False))
+
+    def unary_stream(self, path: str) -> Callable[..., Any]:
+        """Returns the function that makes the call of a method with a stream of replies."""
+        method = _method(path, streams=True)
+
+        def call(payload: bytes, **options: Any) -> Any:
+            return self._stream(self._client.execute_server_stream(request=payload, method=method, **_sent(**options)))
+
+        return call
+
+
+class ConnectChannel(_BaseChannel):
+    """The blocking channel."""
+
     def __init__(self, target: str, tls: bool | Tls) -> None:
         with _requires_extra():
             from connectrpc.client import ConnectClientSync
             from pyqwest import SyncClient, SyncHTTPTransport
         self._transport = SyncHTTPTransport(**_options(target, tls))
         self._client = ConnectClientSync(**_arguments(target, tls), http_client=SyncClient(self._transport))
+        self._stream = _Messages
 
-    def unary_unary(self, path: str) -> Callable[..., bytes]:
-        """Returns the function that makes the call of a method."""
-        method = _method(path, streams=False)
-
-        def call(payload: bytes, *, timeout: float, metadata: Metadata) -> bytes:
-            with _as_errors():
-                reply: bytes = self._client.execute_unary(request=payload, method=method, **_sent(timeout, metadata))
-                return reply
-
-        return call
-
-    def unary_stream(self, path: str) -> Callable[..., _Messages]:
-        """Returns the function that makes the call of a method with a stream of replies."""
-        method = _method(path, streams=True)
-
-        def call(payload: bytes, *, timeout: float, metadata: Metadata) -> _Messages:
-            return _Messages(
-                self._client.execute_server_stream(request=payload, method=method, **_sent(timeout, metadata))
-            )
-
-        return call
+    def _unary(self, method: Any, payload: bytes, **options: Any) -> bytes:
+        with _as_errors():
+            reply: bytes = self._client.execute_unary(request=payload, method=method, **_sent(**options))
+            return reply
 
     def close(self) -> None:
         """Closes the connections."""
         self._transport.close()
 
 
-class AsyncConnectChannel:
+class AsyncConnectChannel(_BaseChannel):
     """`ConnectChannel` for asyncio."""
 
     def __init__(self, target: str, tls: bool | Tls) -> None:
@@ -80,27 +91,12 @@ class AsyncConnectChannel:
             from pyqwest import Client, HTTPTransport
         self._transport = HTTPTransport(**_options(target, tls))
         self._client = ConnectClient(**_arguments(target, tls), http_client=Client(self._transport))
+        self._stream = _AsyncMessages
 
-    def unary_unary(self, path: str) -> Callable[..., Any]:
-        """Returns the function that makes the call of a method."""
-        method = _method(path, streams=False)
-
-        async def call(payload: bytes, *, timeout: float, metadata: Metadata) -> bytes:
-            with _as_errors():
-                return await self._client.execute_unary(request=payload, method=method, **_sent(timeout, metadata))
-
-        return call
-
-    def unary_stream(self, path: str) -> Callable[..., _AsyncMessages]:
-        """Returns the function that makes the call of a method with a stream of replies."""
-        method = _method(path, streams=True)
-
-        def call(payload: bytes, *, timeout: float, metadata: Metadata) -> _AsyncMessages:
-            return _AsyncMessages(
-                self._client.execute_server_stream(request=payload, method=method, **_sent(timeout, metadata))
-            )
-
-        return call
+    async def _unary(self, method: Any, payload: bytes, **options: Any) -> bytes:
+        with _as_errors():
+            reply: bytes = await self._client.execute_unary(request=payload, method=method, **_sent(**options))
+            return reply
 
     async def close(self) -> None:
         """Closes the connections."""

@@ -11,20 +11,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
 
+from cutaway.contract import torchserve_messages as torchserve
 from cutaway.contract.errors import Code, CutawayError, Reason, error
 from cutaway.contract.requests import InspectRequest
 from cutaway.contract.results import InspectResult, ModelDetail, ModelName
 from cutaway.contract.tensors import Array
-from cutaway.contract.torchserve_messages import (
-    PREDICTIONS,
-    STREAM_PREDICTIONS,
-    decode_error,
-    decode_reply,
-    decode_stream_opening,
-    decode_worker_reply,
-    decoding,
-    encode_call,
-)
+from cutaway.contract.torchserve_messages import decoding
 from cutaway.contract.wire import grpc_status
 from cutaway.contract.wire import models as wire_models
 from cutaway.contract.wire import requests as wire_requests
@@ -41,47 +33,40 @@ TORCHSERVE_SCHEME = "torchserve://"
 
 
 @dataclass(frozen=True)
-class UnaryCall(Generic[T]):
-    """A unary call: path of the method, serialised request, and the function that parses the reply."""
+class Call(Generic[T]):
+    """A call of a server.
+
+    Attributes:
+        path: of the method.
+        payload: the serialised request.
+        read: parses the reply; of a streamed one each message, to a `cutaway.v1.InspectStreamResponse`.
+    """
 
     path: str
     payload: bytes
     read: Callable[[bytes], T]
 
 
-@dataclass(frozen=True)
-class StreamCall:
-    """A call whose reply is a stream.
-
-    It has the path of the method, the serialised request, and the function that returns the
-    `cutaway.v1.InspectStreamResponse` in a message.
-    """
-
-    path: str
-    payload: bytes
-    read: Callable[[bytes], bytes]
-
-
 class Transport(ABC):
     """The calls of one kind of server."""
 
-    def inspect(self, request: InspectRequest) -> UnaryCall[InspectResult]:
+    def inspect(self, request: InspectRequest) -> Call[InspectResult]:
         """Returns the call for a request."""
         payload = wire_requests.encode(request).SerializeToString()
         return self._call("inspect", request.model, payload, partial(_decode_result, request.max_reply_bytes))
 
-    def get_model(self, model: str, operators: bool, example: bool) -> UnaryCall[ModelDetail]:
+    def get_model(self, model: str, operators: bool, example: bool) -> Call[ModelDetail]:
         """Returns the call that describes a model, on request with its operators and its example."""
         request = wire_models.encode_model_request(model, operators=operators, example=example)
         return self._call("describe", model, request, _decode_detail)
 
-    def inspect_stream(self, request: InspectRequest) -> StreamCall:
+    def inspect_stream(self, request: InspectRequest) -> Call[bytes]:
         """Returns the call for a request with a streamed reply."""
         message = inspection_service_pb2.InspectStreamRequest(request=wire_requests.encode(request))
-        return self._stream_call(request.model, message.SerializeToString())
+        return self._call("stream", request.model, message.SerializeToString(), bytes)
 
     @abstractmethod
-    def list_models(self, page_token: str) -> UnaryCall[tuple[list[ModelName], str]]:
+    def list_models(self, page_token: str) -> Call[tuple[list[ModelName], str]]:
         """Returns the call for one page of models; its result is the models and the token of the next page."""
 
     @abstractmethod
@@ -89,29 +74,27 @@ class Transport(ABC):
         """Returns the exception for a failed call."""
 
     @abstractmethod
-    def _call(self, part: str, model: str, payload: bytes, read: Callable[[bytes], T]) -> UnaryCall[T]: ...
-
-    @abstractmethod
-    def _stream_call(self, model: str, payload: bytes) -> StreamCall: ...
+    def _call(self, kind: str, model: str, payload: bytes, read: Callable[[bytes], T]) -> Call[T]:
+        """Returns a call of the kind ``inspect``, ``describe`` or ``stream``."""
 
 
 class GatewayTransport(Transport):
     """Calls of `cutaway.v1.InspectionService`."""
 
-    def list_models(self, page_token: str) -> UnaryCall[tuple[list[ModelName], str]]:
+    def list_models(self, page_token: str) -> Call[tuple[list[ModelName], str]]:
         """Returns the call for one page of models; its result is the models and the token of the next page."""
         request = inspection_service_pb2.ListModelsRequest(page_token=page_token)
-        return UnaryCall(f"/{SERVICE}/ListModels", request.SerializeToString(), _decode_page)
+        return Call(f"/{SERVICE}/ListModels", request.SerializeToString(), _decode_page)
 
     def failure(self, code: int, details: str, trailers: Iterable[tuple[str, str | bytes]]) -> CutawayError:
         """Returns the exception for a failed call."""
         return grpc_status.decode(code, details, trailers)
 
-    def _call(self, part: str, model: str, payload: bytes, read: Callable[[bytes], T]) -> UnaryCall[T]:
-        return UnaryCall(f"/{SERVICE}/{'Inspect' if part == 'inspect' else 'GetModel'}", payload, read)
+    def _call(self, kind: str, model: str, payload: bytes, read: Callable[[bytes], T]) -> Call[T]:
+        return Call(f"/{SERVICE}/{_METHODS[kind]}", payload, read)
 
-    def _stream_call(self, model: str, payload: bytes) -> StreamCall:
-        return StreamCall(f"/{SERVICE}/InspectStream", payload, bytes)
+
+_METHODS = {"inspect": "Inspect", "describe": "GetModel", "stream": "InspectStream"}
 
 
 class TorchServeTransport(Transport):
@@ -121,26 +104,25 @@ class TorchServeTransport(Transport):
     reply is limited to the size of one message, because TorchServe buffers what the client has not read.
     """
 
-    def list_models(self, page_token: str) -> UnaryCall[tuple[list[ModelName], str]]:
+    def list_models(self, page_token: str) -> Call[tuple[list[ModelName], str]]:
         """Raises ``NOT_IMPLEMENTED``: TorchServe lists its models on its management port only."""
-        raise error(
-            Reason.NOT_IMPLEMENTED,
-            "TorchServe's inference port lists no models; connect to the gateway instead",
-            "torchserve://",
-        )
+        what = "TorchServe's inference port lists no models; connect to the gateway instead"
+        raise error(Reason.NOT_IMPLEMENTED, what, "torchserve://")
 
     def failure(self, code: int, details: str, trailers: Iterable[tuple[str, str | bytes]]) -> CutawayError:
         """Returns the exception for a failed call."""
-        return decode_error(code, details)
+        return torchserve.decode_error(code, details)
 
-    def _call(self, part: str, model: str, payload: bytes, read: Callable[[bytes], T]) -> UnaryCall[T]:
-        call = encode_call(*parse_model(model), {part: payload})
-        return UnaryCall(
-            PREDICTIONS, call, lambda data: read(complete_response(decode_worker_reply(decode_reply(data))))
-        )
+    def _call(self, kind: str, model: str, payload: bytes, read: Callable[[bytes], T]) -> Call[T]:
+        streams = kind == "stream"
+        path = torchserve.STREAM_PREDICTIONS if streams else torchserve.PREDICTIONS
+        unwrap = read_piece if streams else _read_reply
+        return Call(path, torchserve.encode_call(*parse_model(model), {kind: payload}), lambda data: read(unwrap(data)))
 
-    def _stream_call(self, model: str, payload: bytes) -> StreamCall:
-        return StreamCall(STREAM_PREDICTIONS, encode_call(*parse_model(model), {"stream": payload}), read_piece)
+
+def _read_reply(message: bytes) -> bytes:
+    """Returns the reply that a gateway makes of a worker's in one message."""
+    return complete_response(torchserve.decode_worker_reply(torchserve.decode_reply(message)))
 
 
 def read_piece(message: bytes) -> bytes:
@@ -149,7 +131,7 @@ def read_piece(message: bytes) -> bytes:
     Raises:
         CutawayError: the failure in the message; ``INTERNAL`` if it has no piece of a worker.
     """
-    opening = decode_stream_opening(message)
+    opening = torchserve.decode_stream_opening(message)
     return message if opening is None else header_message(complete_response(opening))
 
 
@@ -190,7 +172,7 @@ Messages = TypeVar("Messages")
 
 
 class _BaseReplyStream(Generic[Messages]):
-    """The base of the blocking and the asynchronous stream.
+    """The base of the blocking and the asynchronous stream, which differ only in how they wait.
 
     A lost reply is requested once more, as long as the caller has got no tensor of it. A gateway does the same for a
     reply in one message when a worker dies during another call.
@@ -227,10 +209,8 @@ class _BaseReplyStream(Generic[Messages]):
         return pause
 
     def _retry(self) -> None:
-        self._messages, self._assembler = (
-            self._send(self._seconds_left()),
-            ReplyAssembler(self._request.max_reply_bytes),
-        )
+        self._messages = self._send(self._seconds_left())
+        self._assembler = ReplyAssembler(self._request.max_reply_bytes)
 
     def _seconds_left(self) -> float:
         return max(self._deadline - time.monotonic(), 0.0)

@@ -11,18 +11,8 @@ from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeAlias, TypeVar
 
-from cutaway.contract.requests import (
-    Attribution,
-    CheckMode,
-    ClassIndex,
-    InspectRequest,
-    OutputNorm,
-    OutputSum,
-    Point,
-    PredictedClass,
-    Target,
-)
-from cutaway.contract.results import Check, InspectResult
+from cutaway.contract import requests
+from cutaway.contract.results import InspectResult
 from cutaway.contract.results.arrays import ArrayField, with_arrays
 from cutaway.contract.tensors import Array, as_array
 from cutaway.contract.values import changed
@@ -40,7 +30,7 @@ from cutaway.engine.planning.plan import RequestPlan
 # Requests that differ only in inputs, classes and baselines are joined: hooks, validation, Captum's passes, references
 # and copies to the host then run once for all their rows.
 
-Request = TypeVar("Request", InspectRequest, Attribution)
+Request = TypeVar("Request", requests.InspectRequest, requests.Attribution)
 
 
 def bundles(plans: Mapping[int, RequestPlan]) -> list[dict[int, RequestPlan]]:
@@ -68,13 +58,12 @@ def _identity(plan: RequestPlan) -> Hashable:
 def _question(plan: RequestPlan) -> Hashable:
     """Returns what plans have in common that ask the same, by value: all but inputs, classes and baselines."""
     attributions = (changed(_without_classes(attribution.request), baselines=None) for attribution in plan.attributions)
-    question = changed(_without_classes(plan.request), tensors=None, raw=None, attributions=tuple(attributions))
-    return _by_value(question)
+    return _by_value(changed(_without_classes(plan.request), tensors=None, raw=None, attributions=tuple(attributions)))
 
 
 def _without_classes(request: Request) -> Request:
     target = request.target
-    return changed(request, target=changed(target, indices=())) if isinstance(target, ClassIndex) else request
+    return changed(request, target=changed(target, indices=())) if isinstance(target, requests.ClassIndex) else request
 
 
 def _by_value(value: Any) -> Hashable:
@@ -102,10 +91,10 @@ def _may_join(plan: RequestPlan) -> bool:
     )
 
 
-def _is_by_row(target: Target | None) -> bool:
+def _is_by_row(target: requests.Target | None) -> bool:
     """Returns whether ``target`` is found in each row without its number."""
-    return isinstance(target, (PredictedClass, OutputSum, OutputNorm, type(None))) or (
-        isinstance(target, ClassIndex) and len(target.indices) == 1
+    return isinstance(target, (requests.PredictedClass, requests.OutputSum, requests.OutputNorm, type(None))) or (
+        isinstance(target, requests.ClassIndex) and len(target.indices) == 1
     )
 
 
@@ -147,13 +136,13 @@ def joined(plans: Sequence[RequestPlan]) -> RequestPlan:
     )
 
 
-def _at_targets(request: Request, targets: Sequence[Target | None], rows: Sequence[int]) -> Request:
+def _at_targets(request: Request, targets: Sequence[requests.Target | None], rows: Sequence[int]) -> Request:
     """Returns ``request`` with the target of each of ``rows``."""
     if all(target == targets[0] for target in targets):
         return request
-    classes = [target for target in targets if isinstance(target, ClassIndex)]
+    classes = [target for target in targets if isinstance(target, requests.ClassIndex)]
     indices = tuple(index for target, count in zip(classes, rows) for index in target.indices * count)
-    return changed(request, target=ClassIndex(indices, output=classes[0].output))
+    return changed(request, target=requests.ClassIndex(indices, output=classes[0].output))
 
 
 def split(result: InspectResult, sizes: Sequence[int]) -> list[InspectResult]:
@@ -179,16 +168,11 @@ def _part(result: InspectResult, rows: RowRange, number: int, parts: int) -> Ins
             raise CannotShare
         return array[own]
 
-    attributions = tuple(
-        changed(attribution, checks=_own(attribution.checks, number, parts)) for attribution in result.attributions
-    )
-    return with_arrays(changed(result, classes=result.classes[own], attributions=attributions), cut)
-
-
-def _own(checks: tuple[Check, ...], number: int, parts: int) -> tuple[Check, ...]:
-    """Returns the checks of one part: those of all parts follow each other."""
-    size = len(checks) // parts
-    return checks[number * size : (number + 1) * size]
+    attributions = []
+    for attribution in result.attributions:
+        size = len(attribution.checks) // parts  # those of all parts follow each other
+        attributions.append(changed(attribution, checks=attribution.checks[number * size : (number + 1) * size]))
+    return with_arrays(changed(result, classes=result.classes[own], attributions=tuple(attributions)), cut)
 
 
 MAX_ELEMENTS = 1 << 20
@@ -264,7 +248,7 @@ def _differentiated(plan: RequestPlan) -> Iterator[str]:
 
 
 def _rows_independent(plan: RequestPlan) -> bool:
-    layers = {(name, Point.OUTPUT) for attribution in plan.attributions for name in attribution.layers}
+    layers = {(name, requests.Point.OUTPUT) for attribution in plan.attributions for name in attribution.layers}
     places = {(name, point) for name, specs in plan.sites.items() for point in specs} | layers
     try:
         return all(rows_independent(plan.model, plan.inputs, places, output) for output in {*_differentiated(plan)})
@@ -306,7 +290,7 @@ def _bundles(group: Group) -> Iterator[Group]:
     """Yields requests that are answered as one, no more than whose checks have room together."""
     for bundle in bundles(group):
         first = next(iter(bundle.values()))
-        checked = len(bundle) > 1 and first.request.check.mode is not CheckMode.OFF
+        checked = len(bundle) > 1 and first.request.check.mode is not requests.CheckMode.OFF
         row = kept_elements(first) if checked else 0
         yield from _parts(bundle, lambda plan, row=row: plan.rows * row, MAX_KEPT)  # type: ignore[misc]
 
@@ -314,7 +298,7 @@ def _bundles(group: Group) -> Iterator[Group]:
 def _run_together(group: Group) -> dict[int, Outcome]:
     """Returns the outcomes of those requests of ``group`` that could share; the others run alone."""
     outcomes: dict[int, Outcome] = {}
-    first, *_ = group.values()
+    companions, (first, *_) = len(group) - 1, group.values()
     cancellation = latest([plan.cancellation for plan in group.values()])
     first.model.passes.reset()
     # Of a request that cannot share, an exception may end all: alone each gets its result, or its own error.
@@ -323,23 +307,18 @@ def _run_together(group: Group) -> dict[int, Outcome]:
         with first.model.session(cancellation, first.request.arguments):
             mains = run_main_pass([joined([*part.values()]) for part in parts])
             for part, main in zip(parts, mains):
-                outcomes |= _finished(part, main)
-    return {number: _accompanied(outcome, len(group) - 1) for number, outcome in outcomes.items()}
+                outcomes |= _finished(part, main, companions)
+    return outcomes
 
 
-def _accompanied(outcome: Outcome, companions: int) -> Outcome:
-    """Returns the outcome of a request that shared its pass with so many others."""
-    if not isinstance(outcome, InspectResult):
-        return outcome
-    return replace(outcome, provenance=replace(outcome.provenance, companions=companions))
-
-
-def _finished(part: Group, main: MainPass) -> dict[int, Outcome]:
-    """Returns the outcomes of one request, or of several that were joined; nothing for those that cannot be split."""
+def _finished(part: Group, main: MainPass, companions: int) -> dict[int, Outcome]:
+    """Returns the outcomes of one request, or of several that were joined, in a pass with so many ``companions``;
+    nothing for those that cannot be split."""
     model = main.plan.model
     try:
         with model.cancelled_by(main.plan.cancellation), model.passes.uncounted():
             result = finish(main._replace(timings=replace(main.timings)))
+            result = replace(result, provenance=replace(result.provenance, companions=companions))
             return dict(zip(part, split(result, [plan.rows for plan in part.values()])))
     except BaseException as failure:
         return dict.fromkeys(part, failure) if len(part) == 1 else {}

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from cutaway.contract import requests
-from cutaway.contract.errors import CutawayError, at
+from cutaway.contract.errors import at
 from cutaway.contract.requests import Point, TopK, field_name
 from cutaway.contract.results import AttributionResult, Check, Estimate, InspectResult, MetricResult, Timings, Verdict
 from cutaway.contract.tensors import Array, cast
@@ -21,14 +21,7 @@ from cutaway.engine.checks.completeness import compared_sums
 from cutaway.engine.cost import pass_count
 from cutaway.engine.cost.pass_count import costs
 from cutaway.engine.execution.collect import arrays, collect_result, qualifying_rows
-from cutaway.engine.execution.inspect import (
-    attribution_errors,
-    attribution_result,
-    in_request_order,
-    problems,
-    refuse_uncalled_modules,
-    token_attribution,
-)
+from cutaway.engine.execution.inspect import attribution_result, each_attribution, problems, token_attribution
 from cutaway.engine.execution.main_pass import MainPass, check_forward, run_forward
 from cutaway.engine.hooks.observe import observing
 from cutaway.engine.hooks.recording import CaptureSpec, Gradients, Recording, stack_gradients
@@ -69,25 +62,16 @@ def estimate_attributions(main: MainPass, recording: Recording) -> tuple[Attribu
     Raises:
         CutawayError: an attribution is not possible, as far as no further pass is needed to know.
     """
-    plan = main.plan
-    results: dict[int, list[AttributionResult]] = {number: [error] for number, error in plan.failed.items()}
-    if not plan.attributions:
-        return in_request_order(results)
-    rows = qualifying_rows(main)
+    rows = qualifying_rows(main) if main.plan.attributions else None
 
     def read_neuron(module: str) -> Tensor:
         parts = [part for call in recording.calls[module] for part in call.captured(Point.OUTPUT).values()]
         return neuron_output(pass_count.with_zeros(parts[0]).values if parts else None, module)
 
-    for index, number in enumerate(plan.numbers):
-        try:
-            with attribution_errors(number):
-                refuse_uncalled_modules(main, index)
-                resolved = problems(main, index, read_neuron)
-                results[number] = [_estimate(problem, main, recording, rows) for problem in resolved]
-        except CutawayError as failure:
-            results[number] = [plan.in_place(plan.request.attributions[index], failure)]
-    return in_request_order(results)
+    def compute(index: int) -> Iterator[AttributionResult]:
+        return (_estimate(problem, main, recording, rows) for problem in problems(main, index, read_neuron))
+
+    return each_attribution(main, compute)
 
 
 def _estimate(

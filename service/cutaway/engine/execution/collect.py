@@ -28,14 +28,8 @@ from cutaway.contract.results.arrays import with_arrays
 from cutaway.contract.tensors import Array
 from cutaway.contract.values import changed
 from cutaway.engine.checks.row_independence import dependence_warnings
+from cutaway.engine.execution import missing
 from cutaway.engine.execution.main_pass import MainPass, predicted_classes
-from cutaway.engine.execution.missing import (
-    capture_warnings,
-    captured_calls,
-    comparison_warnings,
-    edit_warnings,
-    gradient_warnings,
-)
 from cutaway.engine.hooks.recording import CaptureSpec, RecordedCall
 from cutaway.engine.methods.captum_call import method_of
 from cutaway.engine.model.inspected_model import InspectedModel, Outputs
@@ -54,16 +48,10 @@ def qualifying_rows(main: MainPass) -> list[int] | None:
     condition = main.plan.request.explain_if
     if condition is None:
         return None
-    predictions = main.predictions
-    if not predictions:
-        raise error(
-            Reason.INVALID_VALUE,
-            "the model has no classes, and so no probability to ask for: leave it out",
-            "explain_if",
-        )
-    return [
-        row for row, predicted in enumerate(predictions) if condition.qualifies(predicted.index, predicted.probability)
-    ]
+    if not (predictions := main.predictions):
+        what = "the model has no classes, and so no probability to ask for: leave it out"
+        raise error(Reason.INVALID_VALUE, what, "explain_if")
+    return [row for row, one in enumerate(predictions) if condition.qualifies(one.index, one.probability)]
 
 
 def unexplained_rows(main: MainPass) -> Iterator[Warning]:
@@ -72,16 +60,11 @@ def unexplained_rows(main: MainPass) -> Iterator[Warning]:
     predictions = () if rows is None else main.predictions
     if rows is not None and len(rows) < len(predictions):
         others = [(row, predicted) for row, predicted in enumerate(predictions) if row not in rows]
-        listed = ", ".join(
-            f"{row} (class {predicted.index}, {predicted.probability:.3g})" for row, predicted in others[:8]
-        )
-        what = "are zeros" if rows else "were not computed"
-        yield Warning(
-            WarningCode.NOT_EXPLAINED,
-            "explain_if",
-            f"{len(others)} of {len(predictions)} rows do not qualify, and their attributions {what}: {listed}"
-            f"{', ...' if len(others) > 8 else ''}",
-        )
+        listed = ", ".join(f"{row} (class {one.index}, {one.probability:.3g})" for row, one in others[:8])
+        more = ", ..." if len(others) > 8 else ""
+        what = f"rows do not qualify, and their attributions {'are zeros' if rows else 'were not computed'}"
+        text = f"{len(others)} of {len(predictions)} {what}: {listed}{more}"
+        yield Warning(WarningCode.NOT_EXPLAINED, "explain_if", text)
 
 
 def attribute_rows(
@@ -168,10 +151,10 @@ def collect_result(main: MainPass, attributions: Sequence[AttributionResult], un
         unedited=arrays(unedited),
         unedited_classes=predicted_classes(model, unedited),
         warnings=(
-            *gradient_warnings(plan, main.input_gradients, main.parameter_gradients),
-            *capture_warnings(main.sites, recording, model.tree),
-            *edit_warnings(plan, recording),
-            *comparison_warnings(plan, unedited, main.outputs),
+            *missing.gradient_warnings(plan, main.input_gradients, main.parameter_gradients),
+            *missing.capture_warnings(main.sites, recording, model.tree),
+            *missing.edit_warnings(plan, recording),
+            *missing.comparison_warnings(plan, unedited, main.outputs),
             *unexplained_rows(main),
             *dependence_warnings(model, plan.inputs),
         ),
@@ -187,7 +170,7 @@ def arrays(tensors: Mapping[str, Tensor]) -> dict[str, Array]:
 
 
 def _capture(calls: Sequence[RecordedCall], specs: Mapping[Point, CaptureSpec]) -> ModuleCapture:
-    return ModuleCapture(tuple(_captured_call(call, specs) for call in captured_calls(calls, specs)))
+    return ModuleCapture(tuple(_captured_call(call, specs) for call in missing.captured_calls(calls, specs)))
 
 
 def _captured_call(call: RecordedCall, specs: Mapping[Point, CaptureSpec]) -> CapturedCall:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -42,7 +42,7 @@ from cutaway.engine.passes.pass_recorder import (
 )
 from cutaway.engine.passes.reference_inputs import CompletenessSums, completeness_sums, target_at_inputs
 from cutaway.engine.passes.targets import ResolvedTarget, identity, resolve_target
-from cutaway.engine.planning.plan import RequestPlan, plan_request
+from cutaway.engine.planning.plan import RequestPlan, in_place, plan_request
 from cutaway.engine.runtime.numerics import to_numpy
 
 
@@ -90,40 +90,50 @@ def run_attributions(main: MainPass) -> tuple[AttributionResult, ...]:
         main: the main pass; the effects of edits are added to its recording.
 
     Returns:
-        The attributions in the order of the request; with the checks of each joined request, one behind the other.
+        As `each_attribution`; with the checks of each joined request, one behind the other.
 
     Raises:
         CutawayError: with the attribution, or the edit, at fault.
     """
     plan, effects = main.plan, main.recording.edit_effects
-    results: dict[int, list[AttributionResult]] = {number: [error] for number, error in plan.failed.items()}
+    rows = qualifying_rows(main) if plan.attributions else None
+
+    def compute(index: int) -> Iterator[AttributionResult]:
+        return (attribute_rows(rows, problem, main, attribute) for problem in problems(main, index))
+
     if not plan.attributions:
-        return in_request_order(results)
-    rows = qualifying_rows(main)
+        return each_attribution(main, compute)
     with (
         plan.model.guard.removing_new_hooks(),
         observing(plan.model.tree, {}, plan.edits, batch=plan.rows) as edited,
         plan.model.passes_inside(edited.forward),
     ):
-        for index, number in enumerate(plan.numbers):
-            try:
-                with attribution_errors(number):
-                    refuse_uncalled_modules(main, index)
-                    computed = (attribute_rows(rows, problem, main, attribute) for problem in problems(main, index))
-                    results[number] = list(computed)
-            except CutawayError as failure:
-                results[number] = [plan.in_place(plan.request.attributions[index], failure)]
+        results = each_attribution(main, compute)
     effects.update({number: changed or effects.get(number, False) for number, changed in edited.edit_effects.items()})
-    return in_request_order(results)
+    return results
 
 
-def in_request_order(results: Mapping[int, Sequence[AttributionResult]]) -> tuple[AttributionResult, ...]:
-    """Returns attributions, given by number in the request, in that order: of a top-k target there are several."""
+def each_attribution(
+    main: MainPass, compute: Callable[[int], Iterator[AttributionResult]]
+) -> tuple[AttributionResult, ...]:
+    """Returns what ``compute`` yields for the number of each attribution in the plan, and errors in their places.
+
+    They are in the order of the request; of a top-k target there are several.
+    """
+    plan = main.plan
+    results: dict[int, list[AttributionResult]] = {number: [error] for number, error in plan.failed.items()}
+    for index, number in enumerate(plan.numbers):
+        try:
+            with _attribution_errors(number):
+                _refuse_uncalled_modules(main, index)
+                results[number] = list(compute(index))
+        except CutawayError as failure:
+            results[number] = [in_place(plan.request, plan.request.attributions[index], failure)]
     return tuple(result for _, several in sorted(results.items()) for result in several)
 
 
 @contextmanager
-def attribution_errors(number: int) -> Iterator[None]:
+def _attribution_errors(number: int) -> Iterator[None]:
     """Names attribution ``number`` of the request in the fields of errors; an edit that fails keeps its own field."""
     try:
         with at(f"attributions[{number}]"):
@@ -134,7 +144,7 @@ def attribution_errors(number: int) -> Iterator[None]:
         raise
 
 
-def refuse_uncalled_modules(main: MainPass, index: int) -> None:
+def _refuse_uncalled_modules(main: MainPass, index: int) -> None:
     """Refuses attribution ``index`` of the plan at modules that forward did not call.
 
     Raises:

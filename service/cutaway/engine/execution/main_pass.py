@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -21,20 +22,13 @@ from cutaway.contract.requests import InspectRequest, Neuron, Point, TopK
 from cutaway.contract.results import ClassPrediction, Timings
 from cutaway.engine.execution.missing import refuse_captures, refuse_edits, resolve_operators
 from cutaway.engine.hooks.observe import observing
-from cutaway.engine.hooks.recording import (
-    CapturedValues,
-    CaptureSpec,
-    RecordedCall,
-    Recording,
-    StopForward,
-    stack_gradients,
-)
+from cutaway.engine.hooks.recording import CaptureSpec, RecordedCall, Recording, StopForward, stack_gradients
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel, Outputs, gradients
 from cutaway.engine.model.session import timed
 from cutaway.engine.passes.pass_recorder import RowRange, Values, concatenated, consecutive, neuron_output
 from cutaway.engine.passes.targets import ResolvedTarget, resolve_target
 from cutaway.engine.planning.plan import CaptureSites, RequestPlan
-from cutaway.engine.runtime.numerics import WITHOUT_COPIES, Path, close
+from cutaway.engine.runtime.numerics import WITHOUT_COPIES, close
 
 # A main pass for several requests: the conditions, their joint plan, and the parts of its record.
 
@@ -74,13 +68,10 @@ def _merged(several: Iterable[CaptureSites]) -> CaptureSites:
         for name, specs in sites.items():
             taken = merged.setdefault(name, {})
             for point, spec in specs.items():
-                taken[point] = _of_all_rows(spec) if taken.get(point) in (None, spec) else CaptureSpec()
+                selects_rows = any(part.axis <= 0 for part in spec.slices)  # of its own request
+                alike = taken.get(point) in (None, spec) and not selects_rows
+                taken[point] = spec if alike else CaptureSpec()
     return merged
-
-
-def _of_all_rows(spec: CaptureSpec) -> CaptureSpec:
-    """Returns the spec for all rows: a spec that takes some rows means those of its own request, cut afterwards."""
-    return CaptureSpec() if any(part.axis <= 0 for part in spec.slices) else spec
 
 
 def recording_of(recording: Recording, plan: RequestPlan, joint: RequestPlan, rows: RowRange) -> Recording:
@@ -98,25 +89,18 @@ def recording_of(recording: Recording, plan: RequestPlan, joint: RequestPlan, ro
 
 
 def _call_of(
-    call: RecordedCall, specs: Mapping[Point, CaptureSpec], taken: Mapping[Point, CaptureSpec], rows: RowRange
+    call: RecordedCall, specs: Mapping[Point, CaptureSpec], recorded: Mapping[Point, CaptureSpec], rows: RowRange
 ) -> RecordedCall:
+    """Returns what ``specs`` select in the ``rows`` of ``call``, of which the joint pass ``recorded`` other parts."""
     own = RecordedCall(call.number)
     own.dtypes = call.dtypes
-    for point, path, part in _parts(call, specs, taken, rows):
-        own.store(point, path, part)
-    return own
-
-
-def _parts(
-    call: RecordedCall, specs: Mapping[Point, CaptureSpec], taken: Mapping[Point, CaptureSpec], rows: RowRange
-) -> Iterable[tuple[Point, Path, CapturedValues | None]]:
     for point, path, part in call.entries():
         if point in specs and specs[point].matches(call.number, path):
-            yield point, path, None if part is None else _part(part.map(rows.of), specs[point], taken[point])
-
-
-def _part(part: CapturedValues, spec: CaptureSpec, taken: CaptureSpec) -> CapturedValues:
-    return part if spec == taken else spec.apply(part.values, "a capture")  # it fails alone
+            part = None if part is None else part.map(rows.of)
+            if part is not None and specs[point] != recorded[point]:
+                part = specs[point].apply(part.values, "a capture")  # an error shows when the request runs alone
+            own.store(point, path, part)
+    return own
 
 
 class MainPass(NamedTuple):
@@ -196,9 +180,8 @@ def run_main_pass(plans: Sequence[RequestPlan]) -> list[MainPass]:
     leaves = {name: joint.inputs[name].detach().requires_grad_() for name in joint.gradients_of}  # `run` copies them
     parameters = {name: model.module.get_parameter(name).requires_grad_() for name in joint.parameters}
     rng_state = torch.get_rng_state()
-    with observing(
-        model.tree, joint.hook_sites, joint.edits, batch=joint.rows, keep_output_of=joint.neuron
-    ) as recording:
+    observed = observing(model.tree, joint.hook_sites, joint.edits, batch=joint.rows, keep_output_of=joint.neuron)
+    with observed as recording:
         outputs = run_forward(joint, {**joint.inputs, **leaves}, recording, timings)
         mains = [
             check_forward(plan, {name: own.of(output) for name, output in outputs.items()}, recording, timings)
@@ -249,9 +232,8 @@ def check_forward(plan: RequestPlan, outputs: Outputs, recording: Recording, tim
     if not plan.needs_target:
         return main
     with at("target"):
-        targets, source = resolve_target(
-            tree, target, outputs, plan.rows, lambda name: neuron_output(recording.kept_output, name)
-        )
+        read_neuron = partial(neuron_output, recording.kept_output)
+        targets, source = resolve_target(tree, target, outputs, plan.rows, read_neuron)
     return main._replace(targets=targets, source=source)
 
 
@@ -296,7 +278,8 @@ def _collect(
 
     def by_class(name: str) -> list[Tensor]:
         like = next(gradients[name] for gradients in arrived if name in gradients)
-        return [_dense(gradients.get(name, torch.zeros_like(like))) for gradients in arrived]
+        several = [gradients.get(name, torch.zeros_like(like)) for gradients in arrived]
+        return [gradient.to_dense() if gradient.is_sparse else gradient for gradient in several]  # of an embedding
 
     def joined(by_class: Sequence[Tensor], dim: int) -> Tensor:
         return torch.stack(list(by_class), dim=dim) if plan.is_top_k else by_class[0]
@@ -312,10 +295,6 @@ def _collect(
             if name in reached
         },
     )
-
-
-def _dense(gradient: Tensor) -> Tensor:
-    return gradient.to_dense() if gradient.is_sparse else gradient  # of an embedding with sparse gradients
 
 
 def _refuse_diverged(plan: RequestPlan, outputs: Outputs, rng_state: Tensor) -> None:

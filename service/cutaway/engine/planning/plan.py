@@ -10,22 +10,9 @@ from typing import TypeAlias
 import torch
 from torch import nn
 
+from cutaway.contract import requests
 from cutaway.contract.errors import Code, CutawayError, Reason, at, error
 from cutaway.contract.module_globs import glob_matcher, is_glob
-from cutaway.contract.requests import (
-    Attribution,
-    Capture,
-    ClassIndex,
-    ClassLabel,
-    Edit,
-    InspectRequest,
-    Neuron,
-    Point,
-    PredictedClass,
-    Target,
-    TopElements,
-    TopK,
-)
 from cutaway.contract.results import AttributionError, AttributionResult
 from cutaway.contract.values import changed
 from cutaway.engine.hooks.hook_site import NumberedEdit, validate_edit
@@ -41,11 +28,11 @@ from cutaway.engine.runtime.rng import new_seed
 
 # Names, globs and operator addresses of captures and edits.
 
-CaptureSites: TypeAlias = dict[str, dict[Point, CaptureSpec]]
+CaptureSites: TypeAlias = dict[str, dict[requests.Point, CaptureSpec]]
 """Capture specs by module name, operator address or operator glob, and by point."""
 
 
-def resolve_sites(tree: ModuleTree, request: InspectRequest) -> CaptureSites:
+def resolve_sites(tree: ModuleTree, request: requests.InspectRequest) -> CaptureSites:
     """Returns what is captured, in the order of the request.
 
     Raises:
@@ -62,7 +49,7 @@ def resolve_sites(tree: ModuleTree, request: InspectRequest) -> CaptureSites:
     return sites
 
 
-def _spec(request: InspectRequest, capture: Capture, field: str) -> CaptureSpec:
+def _spec(request: requests.InspectRequest, capture: requests.Capture, field: str) -> CaptureSpec:
     return CaptureSpec(
         call=capture.call,
         path=capture.path,
@@ -92,7 +79,7 @@ def _operator(tree: ModuleTree, address: str) -> str:
     return address if is_glob(address) or not module else f"{tree.resolve(module)}:{rest}"
 
 
-def resolve_parameters(tree: ModuleTree, request: InspectRequest) -> dict[str, CaptureSpec]:
+def resolve_parameters(tree: ModuleTree, request: requests.InspectRequest) -> dict[str, CaptureSpec]:
     """Returns the parameters whose gradients are captured, by name.
 
     Raises:
@@ -102,7 +89,7 @@ def resolve_parameters(tree: ModuleTree, request: InspectRequest) -> dict[str, C
     by_name = tree.parameters() if captures else {}
     specs: dict[str, CaptureSpec] = {}
     for field, capture in captures:
-        if isinstance(capture.reduce, TopElements):
+        if isinstance(capture.reduce, requests.TopElements):
             text = "a parameter's gradient has no place for positions: take it whole"
             raise error(Reason.INVALID_VALUE, text, f"{field}.reduction")
         spec = _spec(request, capture, field)
@@ -128,7 +115,7 @@ def _parameter_names(parameters: Mapping[str, nn.Parameter], pattern: str) -> li
     return floating
 
 
-def resolve_edits(tree: ModuleTree, request: InspectRequest, batch: int) -> dict[str, list[NumberedEdit]]:
+def resolve_edits(tree: ModuleTree, request: requests.InspectRequest, batch: int) -> dict[str, list[NumberedEdit]]:
     """Returns what is changed, by module name and by operator address; ``batch`` is the number of rows.
 
     Raises:
@@ -142,7 +129,7 @@ def resolve_edits(tree: ModuleTree, request: InspectRequest, batch: int) -> dict
     return edits
 
 
-def _edited_place(tree: ModuleTree, edit: Edit) -> str:
+def _edited_place(tree: ModuleTree, edit: requests.Edit) -> str:
     field, name = ("op", edit.op) if edit.op else ("module", edit.module)
     with at(field):
         if is_glob(name):
@@ -156,26 +143,26 @@ _FEW = 20
 """Labels that an error lists."""
 
 
-def by_index(model: InspectedModel, target: Target) -> Target:
+def by_index(model: InspectedModel, target: requests.Target) -> requests.Target:
     """Returns ``target``, a `ClassLabel` as the `ClassIndex` of the same classes; the same object for the same label.
 
     Raises:
         InvalidArgument: ``LABEL_NOT_FOUND``, with the position of the label.
     """
-    if not isinstance(target, ClassLabel):
+    if not isinstance(target, requests.ClassLabel):
         return target
     if len(target.labels) == 1:  # only such requests are joined, and a comparison of objects is cheap
         return model.remembered(("label", target), lambda: _converted(model.labels, target))
     return _converted(model.labels, target)
 
 
-def _converted(known: Sequence[str], target: ClassLabel) -> ClassIndex:
+def _converted(known: Sequence[str], target: requests.ClassLabel) -> requests.ClassIndex:
     with at("class_label.labels"):
         numbers = {label: number for number, label in enumerate(known)}
         for position, label in enumerate(target.labels):
             if label not in numbers or (len(numbers) < len(known) and list(known).count(label) > 1):
                 raise _no_class(label, known, f"[{position}]")
-    return ClassIndex(tuple(numbers[label] for label in target.labels), output=target.output)
+    return requests.ClassIndex(tuple(numbers[label] for label in target.labels), output=target.output)
 
 
 def _no_class(label: str, known: Sequence[str], field: str) -> CutawayError:
@@ -216,7 +203,7 @@ class RequestPlan:
     """
 
     model: InspectedModel
-    request: InspectRequest
+    request: requests.InspectRequest
     inputs: Inputs
     cancellation: Cancellation
     sites: CaptureSites
@@ -228,7 +215,7 @@ class RequestPlan:
     numbers: tuple[int, ...]
     failed: Mapping[int, AttributionResult]
     seed: int | None
-    missing: set[tuple[str, Point]] | None = None
+    missing: set[tuple[str, requests.Point]] | None = None
     parts: tuple[int, ...] = ()
 
     @property
@@ -254,7 +241,7 @@ class RequestPlan:
     @property
     def is_top_k(self) -> bool:
         """Whether the target is several classes, with a backward pass each."""
-        return isinstance(self.request.target, TopK)
+        return isinstance(self.request.target, requests.TopK)
 
     @property
     def needs_target(self) -> bool:
@@ -263,7 +250,7 @@ class RequestPlan:
             method_of(attribution).has_target and attribution.target is None
             for attribution in self.request.attributions
         )
-        return self.differentiates or self.request.target != PredictedClass() or any(uses)
+        return self.differentiates or self.request.target != requests.PredictedClass() or any(uses)
 
     @property
     def hook_sites(self) -> CaptureSites:
@@ -271,19 +258,11 @@ class RequestPlan:
         names = (name for attribution in self.attributions for name in attribution.modules)
         return {**{name: {} for name in names}, **self.sites}
 
-    def in_place(self, attribution: Attribution, failure: CutawayError) -> AttributionResult:
-        """Returns ``failure`` in the place of an attribution.
-
-        Raises:
-            CutawayError: ``failure``, unless the request takes such errors in their places.
-        """
-        return _in_place(self.request, attribution, failure)
-
 
 @torch.inference_mode(False)
 def plan_request(
     model: InspectedModel,
-    request: InspectRequest,
+    request: requests.InspectRequest,
     inputs: Inputs,
     cancellation: Cancellation = NEVER_CANCELLED,
 ) -> RequestPlan:
@@ -317,11 +296,11 @@ def plan_request(
             with at(f"attributions[{number}]"):
                 attributions[number] = resolve_attribution(model, _with_index(model, attribution), inputs, edits, seed)
         except CutawayError as failure:
-            failed[number] = _in_place(request, attribution, failure)
+            failed[number] = in_place(request, attribution, failure)
     if failed:
         request = replace(request, attributions=tuple(request.attributions[number] for number in attributions))
     with at("target.neuron.module"):
-        neuron = model.tree.resolve(request.target.module) if isinstance(request.target, Neuron) else None
+        neuron = model.tree.resolve(request.target.module) if isinstance(request.target, requests.Neuron) else None
     explained = (tuple(attributions.values()), tuple(attributions), failed)
     resolved = (sites, edits, parameters, gradients_of, neuron, *explained, seed)
     plan = RequestPlan(model, request, inputs, cancellation, *resolved)
@@ -329,13 +308,13 @@ def plan_request(
     return replace(plan, missing=_missing(sites)) if stops else plan
 
 
-def _with_index(model: InspectedModel, attribution: Attribution) -> Attribution:
+def _with_index(model: InspectedModel, attribution: requests.Attribution) -> requests.Attribution:
     with at("target"):
         target = None if attribution.target is None else by_index(model, attribution.target)
     return attribution if target is attribution.target else replace(attribution, target=target)
 
 
-def _sites(model: InspectedModel, request: InspectRequest) -> CaptureSites:
+def _sites(model: InspectedModel, request: requests.InspectRequest) -> CaptureSites:
     """Returns what is captured; the same object for the same captures, as long as these are few and recent."""
     captured = (request.captures, request.reply_data_type)
     sites = model.recent_sites.get(captured)
@@ -351,7 +330,14 @@ def _sites(model: InspectedModel, request: InspectRequest) -> CaptureSites:
 _MOST_RECENT, _MOST_PLACES = 64, 256
 
 
-def _in_place(request: InspectRequest, attribution: Attribution, failure: CutawayError) -> AttributionResult:
+def in_place(
+    request: requests.InspectRequest, attribution: requests.Attribution, failure: CutawayError
+) -> AttributionResult:
+    """Returns ``failure`` in the place of an attribution.
+
+    Raises:
+        CutawayError: ``failure``, unless the request takes such errors in their places.
+    """
     if not request.attribution_errors_in_place or failure.code not in _OF_ONE_ATTRIBUTION:
         raise failure
     why = AttributionError(int(failure.code), failure.reason, failure.message, failure.field)
@@ -362,7 +348,7 @@ _OF_ONE_ATTRIBUTION = (Code.INVALID_ARGUMENT, Code.FAILED_PRECONDITION)
 """The errors of an attribution that say nothing about the rest of its request."""
 
 
-def _missing(sites: CaptureSites) -> set[tuple[str, Point]] | None:
+def _missing(sites: CaptureSites) -> set[tuple[str, requests.Point]] | None:
     """Returns all points to capture, if each names its call; else only the end of forward shows that all were seen."""
     if any(is_glob(name) or spec.call is None for name, specs in sites.items() for spec in specs.values()):
         return None
