@@ -54,10 +54,7 @@ class Adapter:
     media_types: Sequence[str] = ()
 
     def __init__(
-        self,
-        options: Mapping[str, str] | None = None,
-        directory: Path | None = None,
-        weights: Path | None = None,
+        self, options: Mapping[str, str] | None = None, directory: Path | None = None, weights: Path | None = None
     ) -> None:
         self.options: Mapping[str, str] = options or {}
         self.directory = directory
@@ -173,11 +170,8 @@ class ImageAdapter(Adapter):
                     .resize(self.size[::-1], Image.Resampling.BILINEAR)
                 )
         except Exception as failure:  # Pillow raises many kinds of errors
-            raise error(
-                Reason.RAW_UNDECODABLE,
-                f"these {len(data)} bytes are no image that can be decoded: {failure}",
-                "data",
-            ) from None
+            text = f"these {len(data)} bytes are no image that can be decoded: {failure}"
+            raise error(Reason.RAW_UNDECODABLE, text, "data") from None
         pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
         channels_first = pixels.reshape(1, *self.size, -1).permute(0, 3, 1, 2)
         # contiguous() would keep the strides of a grey image, and PyTorch would choose another convolution kernel, with
@@ -210,10 +204,7 @@ class TextAdapter(Adapter):
     )
 
     def __init__(
-        self,
-        options: Mapping[str, str] | None = None,
-        directory: Path | None = None,
-        weights: Path | None = None,
+        self, options: Mapping[str, str] | None = None, directory: Path | None = None, weights: Path | None = None
     ) -> None:
         from transformers import AutoTokenizer
 
@@ -268,20 +259,13 @@ def load_model(adapter: Adapter, device: str) -> InspectedModel:
         problem = f"{type(adapter).__name__}.load raised {type(failure).__name__}: {failure}"
         raise error(Reason.ADAPTER_INVALID, problem) from failure
     if not isinstance(module, nn.Module):
-        raise error(
-            Reason.ADAPTER_INVALID,
-            f"{type(adapter).__name__}.load returned a {type(module).__name__}, no nn.Module",
-        )
+        text = f"{type(adapter).__name__}.load returned a {type(module).__name__}, no nn.Module"
+        raise error(Reason.ADAPTER_INVALID, text)
     inputs = tuple(adapter.inputs) or specs_from_signature(module)
     for spec in inputs:
         check_feature_names(spec)
     module = module.eval().to(device)
-    return InspectedModel(
-        module,
-        lambda inputs: adapter.forward(module, inputs),
-        inputs,
-        adapter.labels,
-    )
+    return InspectedModel(module, lambda inputs: adapter.forward(module, inputs), inputs, adapter.labels)
 
 
 def create_adapter(kind: type[Adapter], options: Mapping[str, str], directory: Path, weights: Path | None) -> Adapter:

@@ -30,14 +30,7 @@ from cutaway.client.request_builder import (
     TargetLike,
     build_request,
 )
-from cutaway.client.transport import (
-    SERVICE,
-    TORCHSERVE_SCHEME,
-    Call,
-    GatewayTransport,
-    TorchServeTransport,
-    Transport,
-)
+from cutaway.client.transport import SERVICE, TORCHSERVE_SCHEME, Call, GatewayTransport, TorchServeTransport, Transport
 from cutaway.client.trust import Tls, make_trust
 from cutaway.contract.errors import CutawayError, Reason, error
 from cutaway.contract.requests import Argument, CheckMode, InspectRequest
@@ -126,10 +119,7 @@ def speaks_tls(target: str) -> bool:
 _OPTIONS = (("grpc.max_receive_message_length", 2**31 - 1), ("grpc.max_send_message_length", -1))
 """Options of every gRPC channel: Protobuf reads no larger messages."""
 
-_SPREADING = {
-    "loadBalancingConfig": [{"round_robin": {}}],
-    "healthCheckConfig": {"serviceName": SERVICE},
-}
+_SPREADING = {"loadBalancingConfig": [{"round_robin": {}}], "healthCheckConfig": {"serviceName": SERVICE}}
 """gRPC's service config for an address of several servers: calls go to the serving ones in turn."""
 
 T = TypeVar("T")

@@ -9,19 +9,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from cutaway.contract import requests
 from cutaway.contract.errors import CutawayError, Reason, at, error
 from cutaway.contract.request_reader.reader import read_request
-from cutaway.contract.requests import (
-    Attribution,
-    Capture,
-    CheckMode,
-    CheckRequest,
-    Edit,
-    ExplainIf,
-    InspectRequest,
-    Raw,
-    Target,
-)
 from cutaway.contract.tensors import Array, ArrayLike, as_array, dtype_name
 from cutaway.contract.values import changed
 
@@ -78,17 +68,17 @@ def _named(value: Any, name: str) -> Array:
     raise error(Reason.INVALID_VALUE, f"{what}: send {example} alone, without a name, or an array by name", name)
 
 
-def _as_raw(value: Any) -> Raw | None:
+def _as_raw(value: Any) -> requests.Raw | None:
     """Returns one example for the model to decode; None if ``value`` is none."""
-    if isinstance(value, Raw):
+    if isinstance(value, requests.Raw):
         return value
     if isinstance(value, str):
-        return Raw(value.encode(), "text/plain")
+        return requests.Raw(value.encode(), "text/plain")
     image = getattr(sys.modules.get("PIL.Image"), "Image", None)
     if image is not None and isinstance(value, image):
         data = io.BytesIO()
         value.save(data, "PNG")
-        return Raw(data.getvalue(), "image/png")
+        return requests.Raw(data.getvalue(), "image/png")
     return None
 
 
@@ -122,15 +112,15 @@ def _array(value: Any, name: str) -> Array:
 Words: TypeAlias = Mapping[str, Any]
 """The fields of a part of a request by name, as in a file."""
 
-TargetLike: TypeAlias = int | str | Sequence[int] | Sequence[str] | Target | Words | None
-AttributionLike: TypeAlias = Attribution | str | Words
-CaptureLike: TypeAlias = Capture | str | Words
-EditLike: TypeAlias = Edit | str | Words
-CheckLike: TypeAlias = str | CheckMode | CheckRequest | Words
-ExplainIfLike: TypeAlias = ExplainIf | Words
+TargetLike: TypeAlias = int | str | Sequence[int] | Sequence[str] | requests.Target | Words | None
+AttributionLike: TypeAlias = requests.Attribution | str | Words
+CaptureLike: TypeAlias = requests.Capture | str | Words
+EditLike: TypeAlias = requests.Edit | str | Words
+CheckLike: TypeAlias = str | requests.CheckMode | requests.CheckRequest | Words
+ExplainIfLike: TypeAlias = requests.ExplainIf | Words
 
 
-def build_request(model: str, inputs: Inputs, **fields: Any) -> InspectRequest:
+def build_request(model: str, inputs: Inputs, **fields: Any) -> requests.InspectRequest:
     """Returns the request that `Client.inspect` sends for the same arguments.
 
     Raises:

@@ -10,20 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cutaway.contract import results
 from cutaway.contract.errors import Reason, error
 from cutaway.contract.requests import POINTS, Point
-from cutaway.contract.results import (
-    AttributionResult,
-    CapturedCall,
-    Check,
-    InspectResult,
-    ModuleCapture,
-    Provenance,
-    RowCheck,
-    Verdict,
-    Warning,
-    WarningCode,
-)
 from cutaway.contract.results.arrays import with_arrays
 from cutaway.contract.tensors import Array
 from cutaway.contract.values import changed
@@ -54,7 +43,7 @@ def qualifying_rows(main: MainPass) -> list[int] | None:
     return [row for row, one in enumerate(predictions) if condition.qualifies(one.index, one.probability)]
 
 
-def unexplained_rows(main: MainPass) -> Iterator[Warning]:
+def unexplained_rows(main: MainPass) -> Iterator[results.Warning]:
     """Yields a warning that names the rows that do not qualify, if there are any."""
     rows = qualifying_rows(main)
     predictions = () if rows is None else main.predictions
@@ -64,15 +53,15 @@ def unexplained_rows(main: MainPass) -> Iterator[Warning]:
         more = ", ..." if len(others) > 8 else ""
         what = f"rows do not qualify, and their attributions {'are zeros' if rows else 'were not computed'}"
         text = f"{len(others)} of {len(predictions)} {what}: {listed}{more}"
-        yield Warning(WarningCode.NOT_EXPLAINED, "explain_if", text)
+        yield results.Warning(results.WarningCode.NOT_EXPLAINED, "explain_if", text)
 
 
 def attribute_rows(
     rows: Sequence[int] | None,
     problem: AttributionProblem,
     main: MainPass,
-    attribute: Callable[[AttributionProblem, MainPass], AttributionResult],
-) -> AttributionResult:
+    attribute: Callable[[AttributionProblem, MainPass], results.AttributionResult],
+) -> results.AttributionResult:
     """Computes the attribution of ``rows``, those that meet the request's condition; None means all rows.
 
     Returns:
@@ -82,7 +71,7 @@ def attribute_rows(
     if rows is None or len(rows) == problem.rows:
         return attribute(problem, main)
     if not rows:
-        return AttributionResult(type(problem.request).__name__, problem.module, {})
+        return results.AttributionResult(type(problem.request).__name__, problem.module, {})
     # Edits, the target, or what is drawn for the whole batch may have values of their own for each row.
     if problem.is_row_specific or method_of(problem.request).uses_randomness or problem.request.metrics:
         return _placed(attribute(problem, main), rows, problem.rows, whole=True)
@@ -91,11 +80,13 @@ def attribute_rows(
     return _placed(result, rows, problem.rows, whole=False)
 
 
-_NOT_CHECKED = RowCheck(0.0, Verdict.NOT_APPLICABLE)
+_NOT_CHECKED = results.RowCheck(0.0, results.Verdict.NOT_APPLICABLE)
 """The check of a row that does not qualify."""
 
 
-def _placed(result: AttributionResult, rows: Sequence[int], batch: int, *, whole: bool) -> AttributionResult:
+def _placed(
+    result: results.AttributionResult, rows: Sequence[int], batch: int, *, whole: bool
+) -> results.AttributionResult:
     """Returns every array of ``result`` with zeros in the other rows.
 
     Args:
@@ -118,7 +109,7 @@ def _placed(result: AttributionResult, rows: Sequence[int], batch: int, *, whole
         zeros[index] = array[index] if whole else array
         return zeros
 
-    def with_all_rows(check: Check) -> Check:
+    def with_all_rows(check: results.Check) -> results.Check:
         if whole or not check.rows:
             return check
         by_row = dict(zip(rows, check.rows))
@@ -127,7 +118,9 @@ def _placed(result: AttributionResult, rows: Sequence[int], batch: int, *, whole
     return with_arrays(replace(result, checks=tuple(map(with_all_rows, result.checks))), placed)
 
 
-def collect_result(main: MainPass, attributions: Sequence[AttributionResult], unedited: Outputs) -> InspectResult:
+def collect_result(
+    main: MainPass, attributions: Sequence[results.AttributionResult], unedited: Outputs
+) -> results.InspectResult:
     """Returns the result of a request: what its main pass returned, its ``attributions``, and warnings.
 
     Args:
@@ -137,7 +130,7 @@ def collect_result(main: MainPass, attributions: Sequence[AttributionResult], un
     """
     plan, recording, model, shows = main.plan, main.recording, main.plan.model, not main.plan.request.omit_predictions
     classes, target_values, rows = main.target_classes, main.target_values, qualifying_rows(main)
-    return InspectResult(
+    return results.InspectResult(
         predictions=arrays(main.outputs) if shows else {},
         classes=main.predictions if shows else (),
         targets=None if classes is None else to_numpy(classes),
@@ -169,11 +162,11 @@ def arrays(tensors: Mapping[str, Tensor]) -> dict[str, Array]:
     return {name: to_numpy(tensor) for name, tensor in tensors.items()}
 
 
-def _capture(calls: Sequence[RecordedCall], specs: Mapping[Point, CaptureSpec]) -> ModuleCapture:
-    return ModuleCapture(tuple(_captured_call(call, specs) for call in missing.captured_calls(calls, specs)))
+def _capture(calls: Sequence[RecordedCall], specs: Mapping[Point, CaptureSpec]) -> results.ModuleCapture:
+    return results.ModuleCapture(tuple(_captured_call(call, specs) for call in missing.captured_calls(calls, specs)))
 
 
-def _captured_call(call: RecordedCall, specs: Mapping[Point, CaptureSpec]) -> CapturedCall:
+def _captured_call(call: RecordedCall, specs: Mapping[Point, CaptureSpec]) -> results.CapturedCall:
     values: dict[Point, dict[str, Array]] = {}
     positions: dict[Point, dict[str, Array]] = {}
     for point in POINTS:
@@ -181,12 +174,12 @@ def _captured_call(call: RecordedCall, specs: Mapping[Point, CaptureSpec]) -> Ca
             values.setdefault(point, {})[path] = to_numpy(part.values)
             if part.positions is not None:
                 positions.setdefault(point, {})[path] = to_numpy(part.positions)
-    return CapturedCall(values, positions)
+    return results.CapturedCall(values, positions)
 
 
-def provenance(model: InspectedModel) -> Provenance:
+def provenance(model: InspectedModel) -> results.Provenance:
     """Returns the versions, weights and device of ``model``, and its passes since the counters were reset."""
-    return Provenance(
+    return results.Provenance(
         weights_sha256=model.weights_sha256,
         torch_version=torch.__version__,
         captum_version=captum.__version__,

@@ -11,17 +11,9 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
+from cutaway.contract import results
 from cutaway.contract.errors import CutawayError, Reason, at, error
 from cutaway.contract.requests import CheckMode, InspectRequest, NeuronAttribution, PathAttribution, Point, field_name
-from cutaway.contract.results import (
-    AttributionResult,
-    Check,
-    InspectResult,
-    ModuleInfo,
-    OperatorInfo,
-    OutputSpec,
-    TokenAttribution,
-)
 from cutaway.engine.checks.check import run_checks
 from cutaway.engine.execution.collect import arrays, attribute_rows, collect_result, qualifying_rows
 from cutaway.engine.execution.main_pass import MainPass, run_main_pass
@@ -48,7 +40,7 @@ from cutaway.engine.runtime.numerics import to_numpy
 
 def token_attribution(
     problem: AttributionProblem, values: Values, call: RecordedCall | None = None
-) -> TokenAttribution | None:
+) -> results.TokenAttribution | None:
     """Returns the sums ``[batch, tokens]`` if ``values`` are of an embedding of token ids; else None.
 
     ``call``: the embedding's first call; by default from a forward pass.
@@ -67,7 +59,7 @@ def token_attribution(
     if value.shape[:-1] != ids.shape or ids.shape[:1] != (problem.rows,):
         return None
     source = next((name for name, tensor in problem.inputs.items() if torch.equal(tensor.cpu(), ids)), "")
-    return TokenAttribution(source, to_numpy(ids), to_numpy(value.sum(dim=-1)))
+    return results.TokenAttribution(source, to_numpy(ids), to_numpy(value.sum(dim=-1)))
 
 
 def _first_call(problem: AttributionProblem) -> RecordedCall | None:
@@ -83,7 +75,7 @@ ReadNeuron: TypeAlias = Callable[[str], Tensor]
 """Returns, by a module's name, the first tensor that its first call returned."""
 
 
-def run_attributions(main: MainPass) -> tuple[AttributionResult, ...]:
+def run_attributions(main: MainPass) -> tuple[results.AttributionResult, ...]:
     """Computes and checks the attributions of one request, or of several that were joined, on the edited model.
 
     Args:
@@ -98,7 +90,7 @@ def run_attributions(main: MainPass) -> tuple[AttributionResult, ...]:
     plan, effects = main.plan, main.recording.edit_effects
     rows = qualifying_rows(main) if plan.attributions else None
 
-    def compute(index: int) -> Iterator[AttributionResult]:
+    def compute(index: int) -> Iterator[results.AttributionResult]:
         return (attribute_rows(rows, problem, main, attribute) for problem in problems(main, index))
 
     if not plan.attributions:
@@ -108,28 +100,28 @@ def run_attributions(main: MainPass) -> tuple[AttributionResult, ...]:
         observing(plan.model.tree, {}, plan.edits, batch=plan.rows) as edited,
         plan.model.passes_inside(edited.forward),
     ):
-        results = each_attribution(main, compute)
+        computed = each_attribution(main, compute)
     effects.update({number: changed or effects.get(number, False) for number, changed in edited.edit_effects.items()})
-    return results
+    return computed
 
 
 def each_attribution(
-    main: MainPass, compute: Callable[[int], Iterator[AttributionResult]]
-) -> tuple[AttributionResult, ...]:
+    main: MainPass, compute: Callable[[int], Iterator[results.AttributionResult]]
+) -> tuple[results.AttributionResult, ...]:
     """Returns what ``compute`` yields for the number of each attribution in the plan, and errors in their places.
 
     They are in the order of the request; of a top-k target there are several.
     """
     plan = main.plan
-    results: dict[int, list[AttributionResult]] = {number: [error] for number, error in plan.failed.items()}
+    by_number: dict[int, list[results.AttributionResult]] = {number: [error] for number, error in plan.failed.items()}
     for index, number in enumerate(plan.numbers):
         try:
             with _attribution_errors(number):
                 _refuse_uncalled_modules(main, index)
-                results[number] = list(compute(index))
+                by_number[number] = list(compute(index))
         except CutawayError as failure:
-            results[number] = [in_place(plan.request, plan.request.attributions[index], failure)]
-    return tuple(result for _, several in sorted(results.items()) for result in several)
+            by_number[number] = [in_place(plan.request, plan.request.attributions[index], failure)]
+    return tuple(result for _, several in sorted(by_number.items()) for result in several)
 
 
 @contextmanager
@@ -153,11 +145,8 @@ def _refuse_uncalled_modules(main: MainPass, index: int) -> None:
     attribution = main.plan.attributions[index]
     for name, field in attribution.modules.items():
         if not main.recording.calls[name]:
-            raise error(
-                Reason.METHOD_INAPPLICABLE,
-                f"the model never called its module {name!r}, so there is nothing to explain there",
-                f"{field_name(type(attribution.request))}.{field}",
-            )
+            text = f"the model never called its module {name!r}, so there is nothing to explain there"
+            raise error(Reason.METHOD_INAPPLICABLE, text, f"{field_name(type(attribution.request))}.{field}")
 
 
 def problems(main: MainPass, index: int, read_neuron: ReadNeuron | None = None) -> Iterator[AttributionProblem]:
@@ -190,7 +179,7 @@ def _targets(main: MainPass, attribution: ResolvedAttribution, read_neuron: Read
         return resolve_target(tree, target, main.outputs, attribution.rows, read_neuron)[0]
 
 
-def attribute(problem: AttributionProblem, main: MainPass) -> AttributionResult:
+def attribute(problem: AttributionProblem, main: MainPass) -> results.AttributionResult:
     """Runs Captum, with as many steps as the request's bound on the convergence delta needs, and checks its values.
 
     Args:
@@ -229,10 +218,10 @@ def _values_and_passes(problem: AttributionProblem, main: MainPass) -> tuple[Val
 
 def _checked_result(
     problem: AttributionProblem, main: MainPass, values: Values, passes: Sequence[Pass], sums: CompletenessSums | None
-) -> AttributionResult:
+) -> results.AttributionResult:
     """Checks Captum's ``values`` against ``passes``, and returns them with the checks and the request's metrics."""
     method, check = method_of(problem.request), main.plan.request.check
-    verdicts: tuple[Check, ...] = ()
+    verdicts: tuple[results.Check, ...] = ()
     errors: Values = {}
     if check.mode is not CheckMode.OFF:
         with timed(main.timings, "check_ms"):
@@ -249,11 +238,11 @@ def _checked_result(
 
 def attribution_result(
     problem: AttributionProblem, values: Values, sums: CompletenessSums | None, at_input: Tensor | None
-) -> AttributionResult:
+) -> results.AttributionResult:
     """Returns the result from values, both sides of completeness and the target of each row, without its checks."""
     request, method = problem.request, method_of(problem.request)
     classes = problem.target.classes if method.differentiates else None
-    return AttributionResult(
+    return results.AttributionResult(
         method=type(request).__name__,
         layer=problem.module,
         values=arrays(values),
@@ -267,7 +256,7 @@ def attribution_result(
 
 def inspect(
     model: InspectedModel, request: InspectRequest, inputs: Inputs, *, cancellation: Cancellation = NEVER_CANCELLED
-) -> InspectResult:
+) -> results.InspectResult:
     """Answers ``request``; afterwards the model is as before.
 
     Hooks are state of the model: the caller makes sure that nothing else uses it meanwhile.
@@ -284,7 +273,7 @@ def inspect(
     return run_plan(plan_request(model, request, inputs, cancellation))
 
 
-def run_plan(plan: RequestPlan) -> InspectResult:
+def run_plan(plan: RequestPlan) -> results.InspectResult:
     """Answers the request of ``plan``, as `inspect`."""
     plan.model.passes.reset()
     with plan.model.session(plan.cancellation, plan.request.arguments):
@@ -299,7 +288,7 @@ def _run_unedited(plan: RequestPlan) -> Outputs:
         return {name: output.detach().clone() for name, output in plan.model.run(plan.inputs).items()}
 
 
-def finish(main: MainPass, unedited: Outputs | None = None) -> InspectResult:
+def finish(main: MainPass, unedited: Outputs | None = None) -> results.InspectResult:
     """Computes and checks the attributions of a request whose main pass has run, and returns its result.
 
     Args:
@@ -316,7 +305,7 @@ EVERY_OPERATOR = "**:*#*"
 
 def describe(
     model: InspectedModel, example: Inputs | None, *, operators: bool = False
-) -> tuple[tuple[ModuleInfo, ...], tuple[OutputSpec, ...], tuple[OperatorInfo, ...]]:
+) -> tuple[tuple[results.ModuleInfo, ...], tuple[results.OutputSpec, ...], tuple[results.OperatorInfo, ...]]:
     """Returns every module, the model's outputs and, with ``operators``, the operators that ran. Shapes and calls are
     those of a forward pass of ``example``; without one they are empty."""
     calls: dict[str, list[RecordedCall]] = {}
@@ -329,7 +318,7 @@ def describe(
             outputs = model.run(example)
         calls, addresses = recording.calls, list(recording.operators)
     modules = (
-        ModuleInfo(
+        results.ModuleInfo(
             name,
             type(module).__name__,
             sum(parameter.numel() for parameter in module.parameters()),
@@ -339,8 +328,8 @@ def describe(
         )
         for name, module in model.tree.modules.items()
     )
-    specs = (OutputSpec(name, dtype_text(output), tuple(output.shape)) for name, output in outputs.items())
-    ran = (OperatorInfo(name, _shapes(calls[name]), len(calls[name])) for name in addresses if name in calls)
+    specs = (results.OutputSpec(name, dtype_text(output), tuple(output.shape)) for name, output in outputs.items())
+    ran = (results.OperatorInfo(name, _shapes(calls[name]), len(calls[name])) for name in addresses if name in calls)
     return tuple(modules), tuple(specs), tuple(ran)
 
 

@@ -53,18 +53,15 @@ def _edit_tensor(array: Any, part: Tensor) -> Tensor:
     tensor = from_numpy(as_array(array))
     with at("tensor"):
         if not part.is_floating_point() and tensor.dtype != part.dtype:
-            raise error(
-                Reason.EDIT_DTYPE, f"the value is {part.dtype}, the edit's tensor {tensor.dtype}: send the same"
-            )
+            text = f"the value is {part.dtype}, the edit's tensor {tensor.dtype}: send the same"
+            raise error(Reason.EDIT_DTYPE, text)
         try:
             fits = torch.broadcast_shapes(part.shape, tensor.shape) == part.shape
         except RuntimeError:
             fits = False
         if not fits:
-            raise error(
-                Reason.EDIT_SHAPE,
-                f"a tensor of shape {list(tensor.shape)} does not broadcast against the {list(part.shape)} edited",
-            )
+            what = f"a tensor of shape {list(tensor.shape)} does not broadcast against the {list(part.shape)} edited"
+            raise error(Reason.EDIT_SHAPE, what)
     return tensor.to(device=part.device, dtype=part.dtype)
 
 
@@ -97,11 +94,8 @@ def apply_edit(edit: Edit, value: Tensor, batch: int) -> Tensor:
     if not value.is_floating_point() and not isinstance(edit, _ANY_TYPE):
         raise error(Reason.EDIT_DTYPE, f"{type(edit).__name__} needs floating numbers; the value is {value.dtype}")
     if (edit.rows or isinstance(edit, Mix)) and (value.ndim == 0 or value.shape[0] != batch):
-        raise error(
-            Reason.ROW_RANGE,
-            f"the value has shape {list(value.shape)}: axis 0 is not the batch of {batch}, so it has no rows",
-            "rows" if edit.rows else "mix.permutation",
-        )
+        text = f"the value has shape {list(value.shape)}: axis 0 is not the batch of {batch}, so it has no rows"
+        raise error(Reason.ROW_RANGE, text, "rows" if edit.rows else "mix.permutation")
     index = _index(edit, value)
 
     def select(tensor: Tensor) -> Tensor:
@@ -136,11 +130,8 @@ def validate_edit(edit: Edit, batch: int) -> None:
         if not 0 <= row < batch:
             raise error(Reason.ROW_RANGE, f"row {row}; the batch has rows 0 to {batch - 1}", f"rows[{index}]")
     if isinstance(edit, Mix) and sorted(edit.permutation) != list(range(batch)):
-        raise error(
-            Reason.PERMUTATION_INVALID,
-            f"{list(edit.permutation)} is no permutation of the batch's rows 0 to {batch - 1}",
-            "mix.permutation",
-        )
+        text = f"{list(edit.permutation)} is no permutation of the batch's rows 0 to {batch - 1}"
+        raise error(Reason.PERMUTATION_INVALID, text, "mix.permutation")
 
 
 def matching_edits(

@@ -123,10 +123,8 @@ def _check_names(specs: Sequence[InputSpec], tensors: Mapping[str, Tensor]) -> N
 
 def _check_tensor(spec: InputSpec, tensor: Tensor) -> None:
     if tensor.ndim == 0:
-        raise error(
-            Reason.INPUT_SHAPE,
-            "a scalar has no batch axis; axis 0 must be the batch; a number that is no tensor goes into arguments",
-        )
+        text = "a scalar has no batch axis; axis 0 must be the batch; a number that is no tensor goes into arguments"
+        raise error(Reason.INPUT_SHAPE, text)
     if tensor.shape[0] == 0:
         raise error(Reason.INPUT_EMPTY, f"the shape is {list(tensor.shape)}: a batch of no rows; send at least one")
     if spec.data_type and dtype_text(tensor) != spec.data_type:

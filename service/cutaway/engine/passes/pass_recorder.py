@@ -13,18 +13,8 @@ from jaxtyping import Shaped
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
+from cutaway.contract import requests
 from cutaway.contract.errors import Reason, error
-from cutaway.contract.requests import (
-    Add,
-    Attribution,
-    Edit,
-    Expectation,
-    ExpectedGradient,
-    Mix,
-    NeuronAttribution,
-    Point,
-    Replace,
-)
 from cutaway.engine.hooks.hook_site import NumberedEdit
 from cutaway.engine.hooks.observe import SpecsBySite, observing
 from cutaway.engine.hooks.recording import RecordedCall, Recording, copy_to_host, watching
@@ -113,10 +103,12 @@ def run_copies_separately(forward: Callable[..., Tensor], copies: int) -> Callab
     return run
 
 
-def is_row_specific_edit(edit: Edit) -> bool:
+def is_row_specific_edit(edit: requests.Edit) -> bool:
     """Returns whether ``edit`` differs from row to row, so that it needs passes of the batch as it is."""
-    holds_tensor = isinstance(edit, Replace) or (isinstance(edit, Add) and not isinstance(edit.addend, (int, float)))
-    return bool(edit.rows or edit.slices or holds_tensor or isinstance(edit, Mix))
+    holds_tensor = isinstance(edit, requests.Replace) or (
+        isinstance(edit, requests.Add) and not isinstance(edit.addend, (int, float))
+    )
+    return bool(edit.rows or edit.slices or holds_tensor or isinstance(edit, requests.Mix))
 
 
 T = TypeVar("T")
@@ -148,12 +140,12 @@ class ResolvedAttribution:
     """
 
     model: InspectedModel
-    request: Attribution
+    request: requests.Attribution
     inputs: Inputs
     explained: tuple[str, ...]
     layer: str = ""
     baselines: Mapping[str, Tensor] = field(default_factory=dict)
-    edits: tuple[Edit, ...] = ()
+    edits: tuple[requests.Edit, ...] = ()
     features: Features = field(default_factory=Features)
     seed: int | None = None
     further_layers: tuple[str, ...] = ()
@@ -168,7 +160,7 @@ class ResolvedAttribution:
         """The layer and the neuron's module, by own name: the request field of each, below the method's own."""
         modules = {self.layer: "layer"} if self.layer else {}
         modules |= {name: f"further_layers[{number}]" for number, name in enumerate(self.further_layers)}
-        if isinstance(self.request, NeuronAttribution):
+        if isinstance(self.request, requests.NeuronAttribution):
             modules[self.model.tree.resolve(self.request.neuron.module)] = "neuron.module"
         return modules
 
@@ -208,7 +200,7 @@ class AttributionProblem(ResolvedAttribution):
     @property
     def mixes_rows(self) -> bool:
         """Whether an edit makes rows depend on each other."""
-        return any(isinstance(edit, Mix) and not edit.point.is_gradient for edit in self.edits)
+        return any(isinstance(edit, requests.Mix) and not edit.point.is_gradient for edit in self.edits)
 
     @property
     def edits_gradients(self) -> bool:
@@ -228,7 +220,7 @@ class AttributionProblem(ResolvedAttribution):
     @property
     def baseline_points(self) -> list[Inputs]:
         """The explained inputs at the baseline, ``[batch, ...]``; of a distribution at each sample, for all rows."""
-        if not isinstance(self.request, Expectation):
+        if not isinstance(self.request, requests.Expectation):
             return [dict(self.baselines)]
         samples = zip(*(self.baselines[name] for name in self.explained))
         return [
@@ -248,7 +240,7 @@ class AttributionProblem(ResolvedAttribution):
             self,
             inputs=own(self.inputs),
             target=self.target.for_rows(torch.tensor(index, device=self.model.device)),
-            baselines=self.baselines if isinstance(self.request, Expectation) else own(self.baselines),
+            baselines=self.baselines if isinstance(self.request, requests.Expectation) else own(self.baselines),
             features=replace(features, numbers=numbers),
         )
 
@@ -258,7 +250,7 @@ class AttributionProblem(ResolvedAttribution):
         Captum's DeepLIFT runs each row once for each sample of a distribution, row by row, inputs first and then
         baselines. Expected gradients run each row once for each draw.
         """
-        drawn = isinstance(self.request, ExpectedGradient)
+        drawn = isinstance(self.request, requests.ExpectedGradient)
         sides, samples = (1, self.request.n_samples) if drawn else (2, len(self.baseline_points))  # type: ignore[attr-defined]
         if samples < 2 or tensor.shape[:1] != (sides * samples * self.rows,):
             return tensor
@@ -363,7 +355,7 @@ class PassRecorder:
         self._layer = problem.layer if at_layer else ""
         self._sites = dict(sites or {})
         if self._layer:
-            self._sites[self._layer] = watching(Point.OUTPUT, Point.GRAD_OUTPUT)
+            self._sites[self._layer] = watching(requests.Point.OUTPUT, requests.Point.GRAD_OUTPUT)
         self._edits = edits or {}
         self.recording = Recording()
         self._copies: list[Tensor] = []

@@ -176,11 +176,7 @@ def rule(quadrature: Quadrature, n: int) -> QuadratureRule:
         ends = np.full(n, 1 / (n - 1))
         ends[[0, -1]] /= 2
         return QuadratureRule(_even(0.0, 1.0, n), ends)
-    shift = {
-        Quadrature.RIEMANN_LEFT: 0.0,
-        Quadrature.RIEMANN_MIDDLE: 0.5,
-        Quadrature.RIEMANN_RIGHT: 1.0,
-    }[quadrature]
+    shift = {Quadrature.RIEMANN_LEFT: 0.0, Quadrature.RIEMANN_MIDDLE: 0.5, Quadrature.RIEMANN_RIGHT: 1.0}[quadrature]
     return QuadratureRule(_even(shift / n, 1 - (1 - shift) / n, n), np.full(n, 1 / n))
 
 

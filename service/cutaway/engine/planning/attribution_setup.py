@@ -91,10 +91,8 @@ def _further_layers(
 def _resolve_layer(tree: ModuleTree, name: str, edits: Changes) -> str:
     layer = tree.resolve(name)
     if any(edit.point is Point.GRAD_OUTPUT for _, edit in edits.get(layer, ())):
-        raise error(
-            Reason.EDIT_INAPPLICABLE,
-            f"the gradient at {layer!r} is edited and explained at once: Captum would read it unedited",
-        )
+        text = f"the gradient at {layer!r} is edited and explained at once: Captum would read it unedited"
+        raise error(Reason.EDIT_INAPPLICABLE, text)
     return layer
 
 
@@ -153,11 +151,8 @@ def differentiable(model: InspectedModel, inputs: Inputs, names: tuple[str, ...]
     floating = tuple(name for name, tensor in inputs.items() if tensor.is_floating_point())
     for name in names or floating or inputs:
         if not inputs[name].is_floating_point():
-            raise error(
-                Reason.INPUT_NOT_DIFFERENTIABLE,
-                f"the input {name!r} is {dtype_text(inputs[name])} and has no gradient" + embedding_hint(model.tree),
-                "inputs",
-            )
+            text = f"the input {name!r} is {dtype_text(inputs[name])} and has no gradient" + embedding_hint(model.tree)
+            raise error(Reason.INPUT_NOT_DIFFERENTIABLE, text, "inputs")
     return names or floating
 
 
