@@ -16,7 +16,7 @@ from collections.abc import Generator, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Generic, Literal, TypeAlias, TypeVar
+from typing import Any, Generic, Literal, TypeAlias, TypeVar, cast
 
 import grpc
 
@@ -270,14 +270,12 @@ class BaseClient(ABC, Generic[Inspected, Streamed]):
 
     def ask(self, request: InspectRequest, *, stream: bool | None = None, timeout: float | None = None) -> Inspected:
         """Does what `inspect` does, for a complete request."""
-        result: Inspected = self._run(self._inspect(request, stream, timeout))
-        return result
+        return cast(Inspected, self._run(self._inspect(request, stream, timeout)))
 
     def ask_stream(self, request: InspectRequest, *, timeout: float | None = None) -> Streamed:
         """Does what `inspect_stream` does, for a complete request."""
         send = partial(self._messages, self._transport.inspect_stream(request))
-        stream: Streamed = self._reply_stream(send, self._seconds(timeout), request)
-        return stream
+        return cast(Streamed, self._reply_stream(send, self._seconds(timeout), request))
 
     @abstractmethod
     def _run(self, steps: Steps[Any]) -> Any:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Generator
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import grpc
 import grpc.aio
@@ -54,8 +54,7 @@ class Client(BaseClient[Inspection, ReplyStream]):
             while True:
                 value = steps.send(value)
         except StopIteration as end:
-            result: T = end.value
-            return result
+            return cast(T, end.value)
 
     def _send(self, call: Call[Any], timeout: float | None) -> bytes:
         send: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(call.path)
@@ -113,8 +112,7 @@ class AsyncClient(BaseClient[Coroutine[Any, Any, Inspection], AsyncReplyStream])
                 except CutawayError as failure:
                     resume, value = steps.throw, failure
         except StopIteration as end:
-            result: T = end.value
-            return result
+            return cast(T, end.value)
 
     async def _send(self, call: Call[Any], timeout: float | None) -> bytes:
         send: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(call.path)

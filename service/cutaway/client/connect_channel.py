@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import grpc
 from google.protobuf.any_pb2 import Any as AnyMessage
@@ -74,8 +74,7 @@ class ConnectChannel(_BaseChannel):
 
     def _unary(self, method: Any, payload: bytes, **options: Any) -> bytes:
         with _as_errors():
-            reply: bytes = self._client.execute_unary(request=payload, method=method, **_sent(**options))
-            return reply
+            return cast(bytes, self._client.execute_unary(request=payload, method=method, **_sent(**options)))
 
     def close(self) -> None:
         """Closes the connections."""
@@ -95,8 +94,7 @@ class AsyncConnectChannel(_BaseChannel):
 
     async def _unary(self, method: Any, payload: bytes, **options: Any) -> bytes:
         with _as_errors():
-            reply: bytes = await self._client.execute_unary(request=payload, method=method, **_sent(**options))
-            return reply
+            return cast(bytes, await self._client.execute_unary(request=payload, method=method, **_sent(**options)))
 
     async def close(self) -> None:
         """Closes the connections."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Hashable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, UntypedStorage
@@ -87,8 +87,7 @@ def _most_bytes(plan: RequestPlan, copies: int) -> int:
         live.ignore([*module.parameters(), *module.buffers(), *inputs.values()])
         with recording.forward():
             plan.model.run(inputs)
-    most: int = live.most
-    return most
+    return cast(int, live.most)
 
 
 class _LiveBytes(TorchFunctionMode):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
@@ -14,14 +14,7 @@ from cutaway.contract.errors import Reason, at, error
 from cutaway.contract.requests import Add, Clamp, Edit, Mix, Point, Replace, Scale, Zero, field_name
 from cutaway.contract.results.arrays import Place
 from cutaway.contract.tensors import as_array
-from cutaway.engine.hooks.recording import (
-    CaptureSpec,
-    MayShareMemory,
-    RecordedCall,
-    Recording,
-    in_backward,
-    slice_index,
-)
+from cutaway.engine.hooks.recording import CaptureSpec, RecordedCall, Recording, in_backward, slice_index
 from cutaway.engine.runtime.numerics import Path, equal, from_numpy
 
 # Edits of activations and gradients.
@@ -60,8 +53,8 @@ def _edit_tensor(array: Any, part: Tensor) -> Tensor:
         except RuntimeError:
             fits = False
         if not fits:
-            what = f"a tensor of shape {list(tensor.shape)} does not broadcast against the {list(part.shape)} edited"
-            raise error(Reason.EDIT_SHAPE, what)
+            text = f"a tensor of shape {list(tensor.shape)} does not broadcast against the {list(part.shape)} edited"
+            raise error(Reason.EDIT_SHAPE, text)
     return tensor.to(device=part.device, dtype=part.dtype)
 
 
@@ -132,18 +125,6 @@ def validate_edit(edit: Edit, batch: int) -> None:
     if isinstance(edit, Mix) and sorted(edit.permutation) != list(range(batch)):
         text = f"{list(edit.permutation)} is no permutation of the batch's rows 0 to {batch - 1}"
         raise error(Reason.PERMUTATION_INVALID, text, "mix.permutation")
-
-
-def matching_edits(
-    edits: Sequence[tuple[int, Edit]], path: str, tensor: Tensor, floating: bool
-) -> list[tuple[int, Edit]]:
-    """Returns those of ``edits``, numbered as in the request, that apply to ``tensor`` at ``path``.
-
-    An edit without a path applies to every floating tensor of its point, or to every tensor of a point without floating
-    ones. ``floating``: whether the point has any.
-    """
-    by_default = tensor.is_floating_point() or not floating
-    return [(number, edit) for number, edit in edits if (edit.path == path if edit.path else by_default)]
 
 
 class Side(NamedTuple):
@@ -220,7 +201,7 @@ class HookSite:
         call: RecordedCall,
         side: Side,
         tensors: Mapping[Path, Tensor],
-        shared: MayShareMemory,
+        shared: Callable[[Tensor], bool],
         bare: Sequence[Tensor] = (),
     ) -> dict[Path, Tensor]:
         """Edits, records and hooks ``tensors``, and returns the tensors that the model continues with.
@@ -255,15 +236,18 @@ class HookSite:
     def _matching_edits(
         self, call: RecordedCall, point: Point, path: Path, tensor: Tensor, floating: bool
     ) -> list[NumberedEdit]:
-        edits = matching_edits(self._edits[point], path, tensor, floating)
+        """Returns the edits of ``tensor`` at ``path``.
+
+        An edit without a path applies to every floating tensor of its point, or to every tensor of a point without
+        floating ones. ``floating``: whether the point has any.
+        """
+        by_default = tensor.is_floating_point() or not floating
+        edits = [(n, edit) for n, edit in self._edits[point] if (edit.path == path if edit.path else by_default)]
         of_one_call = [number for number, edit in edits if edit.call is not None]
         if call.number is None and of_one_call:
-            raise error(
-                Reason.EDIT_INAPPLICABLE,
-                f"{self.name!r} is called several times, and again during the backward pass (activation "
-                "checkpointing), where the number of the call that the edit names is unknown",
-                f"edits[{of_one_call[0]}].call",
-            )
+            when = "is called several times, and again during the backward pass (activation checkpointing)"
+            text = f"{self.name!r} {when}, where the number of the call that the edit names is unknown"
+            raise error(Reason.EDIT_INAPPLICABLE, text, f"edits[{of_one_call[0]}].call")
         return [(number, edit) for number, edit in edits if edit.call in (None, call.number)]
 
     def _edited(self, edits: Sequence[NumberedEdit], tensor: Tensor) -> Tensor:
@@ -288,7 +272,8 @@ class HookSite:
         spec = self.specs.get(side.gradient)
         edits = self._matching_edits(call, side.gradient, path, tensor, floating=True)
         captured = spec is not None and spec.matches(call.number, path)
-        if not (edits or captured) or not _can_have_gradient(tensor):
+        can_have_gradient = torch.is_grad_enabled() and (tensor.is_floating_point() or tensor.is_complex())
+        if not (edits or captured) or not can_have_gradient:
             return tensor
         node = tensor
         if not bare and (self.copies or edits or shared or tensor.is_leaf):
@@ -330,17 +315,17 @@ def _copy_in_graph(tensor: Tensor) -> Tensor:
     return source.clone()
 
 
-def _can_have_gradient(tensor: Tensor) -> bool:
-    return torch.is_grad_enabled() and (tensor.is_floating_point() or tensor.is_complex())
-
-
 def _is_plain(tensor: Tensor) -> bool:
     # Tensors inside torch.vmap and nested tensors have no array that could be copied.
     return not (tensor.is_nested or torch._C._functorch.is_functorch_wrapped_tensor(tensor))
 
 
-def share_memory(one: Tensor, other: Tensor) -> bool:
-    """Returns whether two tensors use the same storage."""
+def shares_memory(tensor: Tensor, others: Iterable[Tensor]) -> bool:
+    """Returns whether ``tensor`` uses the same storage as one of ``others``."""
+    return any(_share_memory(tensor, other) for other in others)
+
+
+def _share_memory(one: Tensor, other: Tensor) -> bool:
     if one is other:
         return True
     if not (_is_plain(one) and _is_plain(other)):

@@ -21,19 +21,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, TypeAlias, TypeVar
+from functools import partial
+from typing import Any, TypeAlias
 
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from cutaway.contract.requests import Point
-from cutaway.engine.hooks.hook_site import INCOMING, OUTGOING, HookSite, NumberedEdit, share_memory
+from cutaway.engine.hooks.hook_site import INCOMING, OUTGOING, HookSite, NumberedEdit, shares_memory
 from cutaway.engine.hooks.operators import Operators, is_address
 from cutaway.engine.hooks.recording import CaptureSpec, RecordedCall, Recording
 from cutaway.engine.model.module_tree import ModuleTree
 from cutaway.engine.runtime.numerics import argument_tensors, leaves, map_leaves, replace_arguments
-
-T = TypeVar("T")
 
 SpecsBySite: TypeAlias = Mapping[str, Mapping[Point, CaptureSpec]]
 """Capture specs by module name or operator address, and by point."""
@@ -76,29 +75,22 @@ def observing(
     for name in names:
         seen.calls.setdefault(name, [])
     addresses = [name for name in names if is_address(name)]
-    handles: list[RemovableHandle] = []
     with ExitStack() as ends:
         if recording is None:
             ends.callback(seen.release)
-        ends.callback(_remove, handles)
         if addresses:
-            operators = Operators(seen, new_site, _select(sites, addresses), _select(changes, addresses))
-            handles.extend(_scope_hooks(tree, operators))
+            own_specs = {name: sites[name] for name in addresses if name in sites}
+            own_edits = {name: changes[name] for name in addresses if name in changes}
+            operators = Operators(seen, new_site, own_specs, own_edits)
+            for handle in _scope_hooks(tree, operators):
+                ends.enter_context(handle)
             ends.enter_context(operators)
         for name in names:
             if name not in addresses:
-                hooks = _ModuleHooks(seen, new_site(name, sites.get(name, {}), changes.get(name, ())))
-                handles.extend(hooks.register(tree.modules[name]))
+                site = new_site(name, sites.get(name, {}), changes.get(name, ()))
+                for handle in _ModuleHooks(site).register(tree.modules[name]):
+                    ends.enter_context(handle)
         yield seen
-
-
-def _remove(handles: Sequence[RemovableHandle]) -> None:
-    for handle in handles:
-        handle.remove()
-
-
-def _select(values: Mapping[str, T], names: Sequence[str]) -> dict[str, T]:
-    return {name: values[name] for name in names if name in values}
 
 
 def _scope_hooks(tree: ModuleTree, operators: Operators) -> Iterator[RemovableHandle]:
@@ -111,8 +103,8 @@ def _scope_hooks(tree: ModuleTree, operators: Operators) -> Iterator[RemovableHa
 class _ModuleHooks:
     """The hooks of one module. Calls are numbered when they begin, so that one record has all points of a call."""
 
-    def __init__(self, recording: Recording, site: HookSite) -> None:
-        self._recording = recording
+    def __init__(self, site: HookSite) -> None:
+        self._recording = site.recording
         self._site = site
         self._open: list[tuple[RecordedCall, list[Tensor]]] = []
         # Only for gradients at an output it matters whether the output shares memory with an input.
@@ -147,10 +139,7 @@ class _ModuleHooks:
                 return None
             inputs += self._inputs(args, kwargs)
 
-            def shared(tensor: Tensor) -> bool:
-                return any(share_memory(tensor, source) for source in inputs)
-
-            results = self._site.process(call, OUTGOING, tensors, shared)
+            results = self._site.process(call, OUTGOING, tensors, partial(shares_memory, others=inputs))
             return map_leaves(output, lambda path, _: results[path])
 
     def _inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:

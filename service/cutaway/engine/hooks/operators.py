@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -26,7 +26,7 @@ from torch.utils import checkpoint
 from cutaway.contract.errors import Reason, error
 from cutaway.contract.module_globs import glob_matcher, is_glob
 from cutaway.contract.requests import Point
-from cutaway.engine.hooks.hook_site import INCOMING, OUTGOING, HookSite, NumberedEdit, share_memory
+from cutaway.engine.hooks.hook_site import INCOMING, OUTGOING, HookSite, NumberedEdit, shares_memory
 from cutaway.engine.hooks.recording import CaptureSpec, RecordedCall, Recording, in_backward, inside_hook, merge_specs
 from cutaway.engine.runtime.numerics import argument_tensors, leaves, map_leaves, replace_arguments
 
@@ -215,12 +215,9 @@ class Operators(TorchFunctionMode):
         """Refuses reentrant checkpointing, which runs forward without a graph and builds that in the backward pass."""
         edits = [number for number, edit in self._edits.get(address, ()) if not edit.point.is_gradient]
         if edits and self._state.differentiates and not torch.is_grad_enabled() and _in_reentrant_checkpoint():
-            raise error(
-                Reason.EDIT_INAPPLICABLE,
-                f"{address!r} runs inside reentrant activation checkpointing, which computes it again for the "
-                "gradients, unedited: let the model use use_reentrant=False",
-                f"edits[{edits[0]}].op",
-            )
+            why = "which computes it again for the gradients, unedited: let the model use use_reentrant=False"
+            text = f"{address!r} runs inside reentrant activation checkpointing, {why}"
+            raise error(Reason.EDIT_INAPPLICABLE, text, f"edits[{edits[0]}].op")
 
     def _refuse_thread(self, module: str) -> None:
         """Raises if a capture or an edit names an operator of ``module``, which runs in a thread of the model's own.
@@ -298,7 +295,7 @@ class _HookedOperator:
         site, target = self.site, self._target
         if target is not None and any(site.edits_values(s) or site.needs_gradients(s) for s in (INCOMING, OUTGOING)):
             # The operator must not write to tensors that an edit saves for its backward.
-            for path in [path for path, tensor in self._inputs.items() if share_memory(tensor, target)]:
+            for path in [path for path, tensor in self._inputs.items() if shares_memory(tensor, [target])]:
                 self._inputs[path] = self._inputs[path].clone()
         substitutes = site.process(self._call, INCOMING, self._inputs, shared=lambda _: True)
         if target is not None and substitutes[self._target_path] is not self._inputs[self._target_path]:
@@ -327,10 +324,7 @@ class _HookedOperator:
         """Edits and records what the operator returned, and returns what the model continues with."""
         substitute = None if self._target is None else self._substitutes[self._target_path]
         tensors = {"": substitute} if self.name in _RETURNS_NOTHING and substitute is not None else leaves(returned)
-
-        def shared(tensor: Tensor) -> bool:
-            return any(share_memory(tensor, substitute) for substitute in self._substitutes.values())
-
+        shared = partial(shares_memory, others=self._substitutes.values())
         results = self.site.process(self._call, OUTGOING, tensors, shared, bare=list(self._outs.values()))
         if self._target is not None and substitute is not self._target:
             if self.name in _CHANGES_SHAPE:

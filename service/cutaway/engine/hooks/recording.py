@@ -111,12 +111,9 @@ def merge_specs(place: str, merged: dict[Point, CaptureSpec], specs: Mapping[Poi
     for point, spec in specs.items():
         known = merged.get(point, spec)
         if known != spec or any(other.call != spec.call for other in merged.values()):
-            raise error(
-                Reason.INVALID_VALUE,
-                f"{place!r} is captured twice, and in different ways: other slices, reductions or calls need a request "
-                "of their own",
-                spec.field,
-            )
+            remedy = "other slices, reductions or calls need a request of their own"
+            text = f"{place!r} is captured twice, and in different ways: {remedy}"
+            raise error(Reason.INVALID_VALUE, text, spec.field)
         merged[point] = dataclasses.replace(known, exact=True) if spec.exact and not known.exact else known
 
 
@@ -245,9 +242,6 @@ def _plain(tensor: Tensor) -> Tensor:
 
 Gradients: TypeAlias = dict[Point, dict[Path, "CapturedValues | None"]]
 """The gradients that one backward pass brought to one call."""
-
-MayShareMemory: TypeAlias = Callable[[Tensor], bool]
-"""Returns whether the model may hold another reference to the values of a tensor."""
 
 
 class RecordedCall:

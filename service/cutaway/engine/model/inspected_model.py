@@ -200,12 +200,9 @@ class InspectedModel:
     ) -> Iterator[None]:
         """Prepares the model for passes with gradients, whatever the caller's grad mode, and restores it afterwards,
         also after a failure. No pass begins after ``cancellation``; each gets ``arguments`` besides its inputs."""
-        with torch.inference_mode(False), torch.enable_grad(), self.guard.restoring(), self.cancelled_by(cancellation):
-            self._arguments = arguments
-            try:
-                yield
-            finally:
-                self._arguments = {}
+        attributes = self._temporarily(_arguments=arguments, _cancellation=cancellation)
+        with torch.inference_mode(False), torch.enable_grad(), self.guard.restoring(), attributes:
+            yield
 
     def remembered(self, key: Hashable, find: Callable[[], T]) -> T:
         """Returns the result of ``find``, which tests the model; the same ``key`` gets the same result, until there are
@@ -214,31 +211,30 @@ class InspectedModel:
             if len(self.properties) >= _MOST_RESULTS:
                 self.properties.clear()
             self.properties[key] = find()
-        result: T = self.properties[key]
-        return result
+        return cast(T, self.properties[key])
 
     def kind_of(self, inputs: Inputs) -> Hashable:
         """Returns what inputs have in common for which the properties of the model are tested once."""
         tensors = tuple((name, tensor.dtype, tensor.ndim) for name, tensor in inputs.items())
         return tensors, arguments_kind(self._arguments)
 
-    @contextmanager
-    def cancelled_by(self, cancellation: Cancellation) -> Iterator[None]:
+    def cancelled_by(self, cancellation: Cancellation) -> AbstractContextManager[None]:
         """Begins no pass after ``cancellation`` while the block runs."""
-        self._cancellation = cancellation
-        try:
-            yield
-        finally:
-            self._cancellation = NEVER_CANCELLED
+        return self._temporarily(_cancellation=cancellation)
+
+    def passes_inside(self, context: Callable[[], AbstractContextManager[None]]) -> AbstractContextManager[None]:
+        """Runs every forward pass inside a new ``context()`` while the block runs."""
+        return self._temporarily(_pass_context=context)
 
     @contextmanager
-    def passes_inside(self, context: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
-        """Runs every forward pass inside a new ``context()`` while the block runs."""
-        self._pass_context = context
+    def _temporarily(self, **attributes: Any) -> Iterator[None]:
+        """Gives the model other ``attributes`` while the block runs."""
+        before = {name: getattr(self, name) for name in attributes}
+        vars(self).update(attributes)
         try:
             yield
         finally:
-            self._pass_context = nullcontext
+            vars(self).update(before)
 
     def _kernels(self) -> AbstractContextManager[None]:
         # cuDNN's RNNs refuse a backward pass in evaluation mode; PyTorch's own kernels do not. Other models run under
@@ -274,11 +270,8 @@ def _named(returned: Any) -> Outputs:
     else:
         outputs = {f"output{path}": tensor for path, tensor in leaves(returned).items()}
     if not outputs:
-        raise error(
-            Reason.MODEL_FAILED,
-            f"the model returned no tensor but a {type(returned).__name__}; let the adapter's forward return a "
-            "tensor or a dict of tensors",
-        )
+        remedy = "let the adapter's forward return a tensor or a dict of tensors"
+        raise error(Reason.MODEL_FAILED, f"the model returned no tensor but a {type(returned).__name__}; {remedy}")
     return outputs
 
 
@@ -300,9 +293,8 @@ def gradients(
     """
     roots: Any = inputs  # the type stubs accept either tensors or edges, but not both
     try:
-        arrived: tuple[Tensor | None, ...] = torch.autograd.grad(
-            scalars.sum(), roots, retain_graph=again, allow_unused=True
-        )
+        arrived: tuple[Tensor | None, ...]
+        arrived = torch.autograd.grad(scalars.sum(), roots, retain_graph=again, allow_unused=True)
     except CutawayError:
         raise
     except _MODEL_FAILURES as failure:

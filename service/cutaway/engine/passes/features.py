@@ -15,7 +15,6 @@ from torch import Tensor
 
 from cutaway.contract import requests
 from cutaway.contract.errors import Reason, at, error
-from cutaway.contract.requests import TokenId
 from cutaway.contract.tensors import Array, as_array
 from cutaway.engine.model.inspected_model import Inputs, dtype_text
 from cutaway.engine.runtime.numerics import from_numpy
@@ -79,7 +78,7 @@ def baseline(name: str, value: Any, like: Tensor) -> Tensor:
         InvalidArgument: ``INPUT_DTYPE``, ``INPUT_SHAPE`` or ``INVALID_VALUE``, for the field ``name``.
     """
     floating = like.is_floating_point()
-    if isinstance(value, TokenId) and floating:
+    if isinstance(value, requests.TokenId) and floating:
         raise error(Reason.INPUT_DTYPE, f"a token's id, and the input is {dtype_text(like)}: send a number", name)
     if isinstance(value, (int, float)):
         if not floating and value != value // 1:  # NaN and infinities too
@@ -99,11 +98,8 @@ def _refuse_dtype(name: str, array: Array, like: Tensor) -> None:
 def refuse_shape(name: str, array: Array, like: Tensor) -> None:
     """Refuses an array that has neither one row for all rows of ``like``, nor one for each."""
     if array.shape[1:] != like.shape[1:] or array.shape[:1] not in ((1,), like.shape[:1]):
-        raise error(
-            Reason.INPUT_SHAPE,
-            f"{list(array.shape)}; send one row for all, {[1, *like.shape[1:]]}, or one an example, {list(like.shape)}",
-            name,
-        )
+        either = f"send one row for all, {[1, *like.shape[1:]]}, or one an example, {list(like.shape)}"
+        raise error(Reason.INPUT_SHAPE, f"{list(array.shape)}; {either}", name)
 
 
 MAX_EVALUATIONS = 8192
@@ -233,9 +229,9 @@ def _stride(name: str, strides: Sequence[int] | None, window: tuple[int, ...], l
         raise error(Reason.INPUT_SHAPE, f"{len(strides)} strides; give one for each axis of {axes}", name)
     for stride, size, axis in zip(strides, window, axes):
         if not 1 <= stride <= (size if size < axis else 2**63):
-            both = f"strides of {list(strides)} with a window of {list(window)}"
-            text = f"{both}: from 1 up, and no larger than the window, which would leave gaps"
-            raise error(Reason.INVALID_VALUE, text, name)
+            text = "from 1 up, and no larger than the window, which would leave gaps"
+            what = f"strides of {list(strides)} with a window of {list(window)}: {text}"
+            raise error(Reason.INVALID_VALUE, what, name)
     return tuple(strides)
 
 
@@ -293,12 +289,8 @@ def _refuse_many(request: requests.Perturbation, count: int, name: str = "") -> 
         raise error(Reason.INVALID_VALUE, f"{request.n_samples} {what}; from 1 up", "n_samples")
     passes, field, advice = cost(request, count)
     if passes > MAX_EVALUATIONS:
-        raise error(
-            Reason.INVALID_VALUE,
-            f"{count} features would take {passes if count <= 20 else 'too many'} forward passes, and at most "
-            f"{MAX_EVALUATIONS} are run: {advice}",
-            name or field,
-        )
+        taken = f"{count} features would take {passes if count <= 20 else 'too many'} forward passes"
+        raise error(Reason.INVALID_VALUE, f"{taken}, and at most {MAX_EVALUATIONS} are run: {advice}", name or field)
 
 
 def regions(features: Features, inputs: Inputs) -> Iterator[Region]:

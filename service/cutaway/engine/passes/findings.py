@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
-
-from torch import Tensor
+from typing import Any, NamedTuple, TypeVar, cast
 
 from cutaway.contract.requests import Edit
 from cutaway.contract.results import Cause
@@ -64,8 +62,7 @@ def retested(problem: AttributionProblem, test: Callable[[AttributionProblem], T
     whole = (test, _kind_of_batch(problem), *map(_edited, problem.edits), *key)
     if whole not in problem.cache:
         problem.cache[whole] = _kept(problem, test, whole)
-    result: T = problem.cache[whole]
-    return result
+    return cast(T, problem.cache[whole])
 
 
 @cached_per_problem
@@ -74,12 +71,8 @@ def _kind_of_batch(problem: AttributionProblem) -> Hashable:
 
     A fault may begin at a length, or at a number of rows.
     """
-    sizes = tuple(map(_size, problem.inputs.values()))
-    return problem.model.kind_of(problem.inputs), sizes
-
-
-def _size(tensor: Tensor) -> tuple[int, ...]:
-    return tuple(max(0, length - 1).bit_length() for length in tensor.shape)
+    sizes = [tuple(max(0, length - 1).bit_length() for length in tensor.shape) for tensor in problem.inputs.values()]
+    return problem.model.kind_of(problem.inputs), *sizes
 
 
 def _edited(edit: Edit) -> Hashable:
@@ -91,5 +84,4 @@ def _kept(problem: AttributionProblem, test: Callable[[AttributionProblem], T], 
     tested = problem.model.remembered(key, lambda: _Tested(test(problem)))
     if tested.is_due():
         tested.result = test(problem)
-    result: T = tested.result
-    return result
+    return cast(T, tested.result)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import wraps
 from itertools import accumulate, zip_longest
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import torch
 from jaxtyping import Shaped
@@ -276,8 +276,7 @@ def cached_per_problem(function: Callable[[AttributionProblem], T]) -> Callable[
     def cached(problem: AttributionProblem) -> T:
         if function not in problem.cache:
             problem.cache[function] = function(problem)
-        result: T = problem.cache[function]
-        return result
+        return cast(T, problem.cache[function])
 
     return cached
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from functools import cached_property, lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -144,8 +144,7 @@ def operator_dtypes(problem: AttributionProblem) -> set[torch.dtype]:
     def seen() -> set[torch.dtype]:
         with torch.no_grad(), model.passes.uncounted(), model.kept_rng_state(), _DataTypes() as types:
             model.run(problem.inputs)
-        dtypes: set[torch.dtype] = types.seen
-        return dtypes
+        return cast("set[torch.dtype]", types.seen)
 
     return model.remembered((operator_dtypes, model.kind_of(problem.inputs)), seen)
 
@@ -180,9 +179,8 @@ def rule(quadrature: Quadrature, n: int) -> QuadratureRule:
     return QuadratureRule(_even(shift / n, 1 - (1 - shift) / n, n), np.full(n, 1 / n))
 
 
-def _even(first: float, last: float, n: int) -> Float64[Array, "{n}"]:
-    alphas: Array = torch.linspace(first, last, n, dtype=torch.float32).double().numpy()
-    return alphas
+def _even(first: float, last: float, n: int) -> Any:
+    return torch.linspace(first, last, n, dtype=torch.float32).double().numpy()
 
 
 @dataclass(frozen=True)
@@ -335,14 +333,9 @@ def row_distances(values: Values, reference: Reference, tolerance: float, dtype:
     if len({len(pair.errors) for pair in pairs}) != 1:
         return []
     relative = torch.cat([pair.relative for pair in pairs], dim=1)
-    rounding, agree, finite = (
-        torch.stack(by_pair).all(dim=0).tolist()
-        for by_pair in (
-            [pair.is_rounding(tolerance, SUM.of(dtype)) for pair in pairs],
-            [pair.agrees_where_finite(tolerance) for pair in pairs],
-            [pair.is_finite for pair in pairs],
-        )
-    )
+    rounding = torch.stack([pair.is_rounding(tolerance, SUM.of(dtype)) for pair in pairs]).all(dim=0).tolist()
+    agree = torch.stack([pair.agrees_where_finite(tolerance) for pair in pairs]).all(dim=0).tolist()
+    finite = torch.stack([pair.is_finite for pair in pairs]).all(dim=0).tolist()
     return [
         RowDistance(_largest(relative[row]), rounding[row], undefined=agree[row] and not finite[row])
         for row in range(len(relative))

@@ -13,7 +13,6 @@ from torch.nn import functional
 
 from cutaway.contract import requests
 from cutaway.contract.errors import Reason, at, error
-from cutaway.contract.requests import field_name
 from cutaway.contract.tensors import Array, as_array
 from cutaway.engine.hooks.recording import slice_index
 from cutaway.engine.model.inspected_model import Outputs, dtype_text
@@ -120,10 +119,9 @@ def resolve_for_output(target: requests.Target, name: str, output: Tensor, rows:
         raise error(Reason.TARGET_SHAPE, f"{name!r} is {dtype_text(output)}: only floats have gradients")
     by_row = output.reshape(1) if output.ndim == 0 and rows == 1 else output
     if by_row.ndim == 0 or by_row.shape[0] != rows:
-        shape = f"{name!r} has shape {list(output.shape)}"
-        text = f"{shape}: axis 0 is not the batch of {rows}, so no scalar belongs to an example"
-        raise error(Reason.TARGET_SHAPE, text)
-    with at(field_name(type(target)).removeprefix("output_")):
+        text = f"axis 0 is not the batch of {rows}, so no scalar belongs to an example"
+        raise error(Reason.TARGET_SHAPE, f"{name!r} has shape {list(output.shape)}: {text}")
+    with at(requests.field_name(type(target)).removeprefix("output_")):
         resolved = _RESOLVERS[type(target)](target, name, by_row)
     return resolved if isinstance(resolved, tuple) else (resolved,)
 
@@ -131,10 +129,6 @@ def resolve_for_output(target: requests.Target, name: str, output: Tensor, rows:
 def identity(output: Tensor) -> Tensor:
     """Returns ``output``, which has one number for each row."""
     return output
-
-
-def _class(name: str, indices: Int64[Tensor, "batch"]) -> ResolvedTarget:
-    return _element(name, indices.unsqueeze(1))
 
 
 def _element(name: str, positions: Int64[Tensor, "batch axes"]) -> ResolvedTarget:
@@ -145,12 +139,14 @@ def _element(name: str, positions: Int64[Tensor, "batch axes"]) -> ResolvedTarge
 
 
 def _predicted(_: requests.PredictedClass, name: str, output: Tensor) -> ResolvedTarget:
-    return ResolvedTarget(name, identity) if output.ndim == 1 else _class(name, _classes(name, output).argmax(dim=1))
+    if output.ndim == 1:
+        return ResolvedTarget(name, identity)
+    return _element(name, _classes(name, output).argmax(dim=1, keepdim=True))
 
 
 def _given_class(target: requests.ClassIndex, name: str, output: Tensor) -> ResolvedTarget:
     if output.ndim > 1:
-        return _class(name, _indices(target.indices, _classes(name, output)))
+        return _element(name, _indices(target.indices, _classes(name, output)).unsqueeze(1))
     _one_per_row(torch.tensor(target.indices), len(output))
     if any(index != 0 for index in target.indices):
         text = f"the output has one number an example, of shape {list(output.shape)}; the only target is 0"
@@ -162,7 +158,7 @@ def _top_k(target: requests.TopK, name: str, output: Tensor) -> tuple[ResolvedTa
     classes = _classes(name, output)
     if not 1 <= target.k <= classes.shape[1]:
         raise error(Reason.TARGET_RANGE, f"the output has {classes.shape[1]} classes, not {target.k}", "k")
-    return tuple(_class(name, ranked) for ranked in classes.topk(target.k, dim=1).indices.unbind(dim=1))
+    return tuple(_element(name, ranked) for ranked in classes.topk(target.k, dim=1).indices.split(1, dim=1))
 
 
 def _classes(name: str, output: Float[Tensor, "batch *axes"]) -> Float[Tensor, "batch classes"]:
@@ -242,14 +238,6 @@ def _flat(values: Float[Tensor, "batch *axes"]) -> Float[Tensor, "batch elements
     return values.reshape(len(values), -1)
 
 
-def _sum(_: requests.OutputSum, name: str, output: Tensor) -> ResolvedTarget:
-    return ResolvedTarget(name, lambda output: _flat(output).sum(dim=1))
-
-
-def _norm(target: requests.OutputNorm, name: str, output: Tensor) -> ResolvedTarget:
-    return ResolvedTarget(name, lambda output: torch.linalg.vector_norm(_flat(output), target.order, dim=1))
-
-
 def _neuron(target: requests.Neuron, name: str, output: Tensor) -> ResolvedTarget:
     selector = neuron_selector(target, output)
     picked: tuple[slice | int, ...] = (slice(None), *selector)
@@ -287,8 +275,10 @@ _RESOLVERS: dict[type[requests.Target], Callable[[Any, str, Tensor], ResolvedTar
     requests.CrossEntropy: _cross_entropy,
     requests.MeanSquaredError: _squared_error,
     requests.Cotangent: _cotangent,
-    requests.OutputSum: _sum,
-    requests.OutputNorm: _norm,
+    requests.OutputSum: lambda _, name, __: ResolvedTarget(name, lambda output: _flat(output).sum(dim=1)),
+    requests.OutputNorm: lambda target, name, _: ResolvedTarget(
+        name, lambda output: torch.linalg.vector_norm(_flat(output), target.order, dim=1)
+    ),
     requests.Neuron: _neuron,
 }
 """The resolvers by kind of target; a new kind is a new row."""
