@@ -156,13 +156,9 @@ def _method(path: str, *, streams: bool) -> Any:
     from connectrpc.method import IdempotencyLevel, MethodInfo, StreamType
 
     _, service, name = path.split("/")
+    kind, level = StreamType.SERVER_STREAM if streams else StreamType.UNARY, IdempotencyLevel.UNKNOWN
     return MethodInfo(
-        name=name,
-        service_name=service,
-        input=bytes,
-        output=bytes,
-        idempotency_level=IdempotencyLevel.UNKNOWN,
-        stream_type=StreamType.SERVER_STREAM if streams else StreamType.UNARY,
+        name=name, service_name=service, input=bytes, output=bytes, idempotency_level=level, stream_type=kind
     )
 
 

@@ -106,7 +106,7 @@ def _standard_errors(problem: AttributionProblem, main: MainPass) -> dict[str, A
 def _values(problem: AttributionProblem, main: MainPass, recording: Recording) -> Values:
     """Returns zeros in the shapes of the attribution, by input, or for a layer method by tensor of the layer."""
 
-    def zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
+    def zeros(shape: Sequence[int], like: Tensor) -> Tensor:
         return pass_count.expanded_zeros(shape, like, main.plan.request.reply_data_type)
 
     if not isinstance(problem.request, requests.LayerAttribution):
@@ -117,7 +117,8 @@ def _values(problem: AttributionProblem, main: MainPass, recording: Recording) -
         at_layer = recording.calls[layer][-1].at(Point.OUTPUT)  # of several calls Captum keeps the last
         for index, tensor in enumerate(at_layer.values()):
             name = layer_value_name(layer, "" if list(at_layer) == [""] else f"[{index}]")
-            shapes[name] = zeros(_layer_shape(problem, tensor), tensor)
+            sums_channels = isinstance(problem.request, requests.LayerGradCam)
+            shapes[name] = zeros((*tensor.shape[:1], 1, *tensor.shape[2:]) if sums_channels else tensor.shape, tensor)
     return shapes
 
 
@@ -132,22 +133,13 @@ def _like(problem: AttributionProblem, explained: Tensor, outputs: Outputs, reco
     return next(iter(recording.calls[problem.target.source][0].at(Point.OUTPUT).values()))
 
 
-def _layer_shape(problem: AttributionProblem, output: Tensor) -> tuple[int, ...]:
-    sums_channels = isinstance(problem.request, requests.LayerGradCam)
-    return (*output.shape[:1], 1, *output.shape[2:]) if sums_channels else tuple(output.shape)
-
-
 def _checks(problem: AttributionProblem, mode: requests.CheckMode) -> Iterator[Check]:
     """Yields the checks of an attribution that agrees."""
     if mode is not requests.CheckMode.OFF:
-        method = method_of(problem.request)
-        yield _agreement(f"Captum's {type(problem.request).__name__} with {method.formula}", mode)
+        method, agreement = method_of(problem.request), (mode, 1.0, 1.0, 1.0, 1.0, Verdict.AGREES)
+        yield Check(f"Captum's {type(problem.request).__name__} with {method.formula}", *agreement)
         if method.adds_up(problem):
-            yield _agreement(compared_sums(method), mode)
-
-
-def _agreement(what: str, mode: requests.CheckMode) -> Check:
-    return Check(what, mode, 1.0, 1.0, 1.0, 1.0, Verdict.AGREES)
+            yield Check(compared_sums(method), *agreement)
 
 
 _VALUES = {Point.GRAD_INPUT: Point.INPUT, Point.GRAD_OUTPUT: Point.OUTPUT}
@@ -213,15 +205,10 @@ def _fill(main: MainPass, at_gradients: Recording) -> None:
     """Puts zeros of the recorded shapes in the place of all captures."""
     for name, specs in main.sites.items():
         for call, shapes in zip(main.recording.calls[name], at_gradients.calls.get(name, [])):
-            gradients: Gradients = {
-                point: {
-                    path: part
-                    for path, part in shapes.captured(_VALUES[point]).items()
-                    if pass_count.has_gradient(part.values)
-                }
-                for point in specs
-                if point.is_gradient
-            }
+            gradients: Gradients = {}
+            for point in (point for point in specs if point.is_gradient):
+                parts = shapes.captured(_VALUES[point]).items()
+                gradients[point] = {path: part for path, part in parts if pass_count.has_gradient(part.values)}
             axis = _class_axis(main.plan)
             call.put_gradients(stack_gradients([gradients] * axis[0]) if axis else gradients)
         for call in main.recording.calls[name]:
@@ -235,13 +222,12 @@ def _class_axis(plan: RequestPlan) -> tuple[int, ...]:
 
 
 def _input_gradients(plan: RequestPlan) -> Values:
-    inputs = {name: plan.inputs[name] for name in plan.gradients_of}
-    return {
-        name: pass_count.expanded_zeros(
-            (*tensor.shape[:1], *_class_axis(plan), *tensor.shape[1:]), tensor, plan.request.reply_data_type
-        )
-        for name, tensor in inputs.items()
-    }
+    zeros: Values = {}
+    for name in plan.gradients_of:
+        rows, *axes = plan.inputs[name].shape
+        shape = (rows, *_class_axis(plan), *axes)
+        zeros[name] = pass_count.expanded_zeros(shape, plan.inputs[name], plan.request.reply_data_type)
+    return zeros
 
 
 def _parameter_gradients(plan: RequestPlan) -> Values:

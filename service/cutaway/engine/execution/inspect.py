@@ -308,26 +308,19 @@ def describe(
 ) -> tuple[tuple[results.ModuleInfo, ...], tuple[results.OutputSpec, ...], tuple[results.OperatorInfo, ...]]:
     """Returns every module, the model's outputs and, with ``operators``, the operators that ran. Shapes and calls are
     those of a forward pass of ``example``; without one they are empty."""
-    calls: dict[str, list[RecordedCall]] = {}
+    calls: dict[str, list[RecordedCall]] = {name: [] for name in model.tree.modules}
     addresses: list[str] = []
     outputs: Outputs = {}
     if example is not None:
-        names = [*model.tree.modules, *([EVERY_OPERATOR] if operators else [])]
-        sites = {name: watching(Point.OUTPUT) for name in names}
+        sites = {name: watching(Point.OUTPUT) for name in (*calls, *([EVERY_OPERATOR] if operators else []))}
         with model.guard.restoring(), observing(model.tree, sites) as recording, torch.no_grad(), recording.forward():
             outputs = model.run(example)
         calls, addresses = recording.calls, list(recording.operators)
-    modules = (
-        results.ModuleInfo(
-            name,
-            type(module).__name__,
-            sum(parameter.numel() for parameter in module.parameters()),
-            _shapes(calls.get(name, [])),
-            len(calls.get(name, [])),
-            model.tree.aliases.get(name, ()),
-        )
-        for name, module in model.tree.modules.items()
-    )
+    modules = []
+    for name, module in model.tree.modules.items():
+        size, aliases = sum(parameter.numel() for parameter in module.parameters()), model.tree.aliases.get(name, ())
+        called = (_shapes(calls[name]), len(calls[name]))
+        modules.append(results.ModuleInfo(name, type(module).__name__, size, *called, aliases))
     specs = (results.OutputSpec(name, dtype_text(output), tuple(output.shape)) for name, output in outputs.items())
     ran = (results.OperatorInfo(name, _shapes(calls[name]), len(calls[name])) for name in addresses if name in calls)
     return tuple(modules), tuple(specs), tuple(ran)

@@ -100,15 +100,8 @@ class ProcessSetting(Generic[T]):
                     self._write(self._saved)
 
 
-_HOOK_TABLES = (
-    "_forward_hooks",
-    "_forward_hooks_with_kwargs",
-    "_forward_hooks_always_called",
-    "_forward_pre_hooks",
-    "_forward_pre_hooks_with_kwargs",
-    "_backward_hooks",
-    "_backward_pre_hooks",
-)
+_HOOK_TABLES = [name for name in vars(nn.Module()) if name.startswith(("_forward_", "_backward_"))]
+"""The attributes of a module that hold its hooks of the forward and of the backward pass."""
 
 
 class StateGuard:

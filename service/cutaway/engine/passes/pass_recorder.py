@@ -229,7 +229,8 @@ class AttributionProblem(ResolvedAttribution):
         ]
 
     def of_rows(self, rows: Sequence[int]) -> AttributionProblem:
-        """Returns the problem for a batch of the rows with the numbers ``rows``; it must not be row-specific."""
+        """Returns the problem for a batch of the rows with the numbers ``rows``, some of them several times; it must
+        not be row-specific."""
         index, batch, features = list(rows), self.rows, self.features
 
         def own(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -436,17 +437,11 @@ def run_passes(
     passes: list[Pass] = []
     for first in range(0, len(points), points_per_pass):
         chunk = points[first : first + points_per_pass]
-        recorder = PassRecorder(problem if len(chunk) == 1 else _repeated(problem, len(chunk)), edits)
+        rows = [*range(problem.rows)] * len(chunk)
+        recorder = PassRecorder(problem if len(chunk) == 1 else problem.of_rows(rows), edits)
         try:
             recorder.visit(concatenated(chunk), differentiate, to_inputs=to_inputs)
         finally:
             recorder.release()
         passes += recorder.passes
     return passes
-
-
-def _repeated(problem: AttributionProblem, times: int) -> AttributionProblem:
-    """Returns ``problem`` for several copies of its batch, one after the other; it must not be row-specific."""
-    rows = torch.arange(problem.rows, device=problem.model.device).repeat(times)
-    inputs = {name: tensor[rows] for name, tensor in problem.inputs.items()}
-    return replace(problem, inputs=inputs, target=problem.target.for_rows(rows))

@@ -32,7 +32,10 @@ def resolve_attribution(
         InvalidArgument: with the field at fault.
     """
     method, field = method_of(request), field_name(type(request))
-    layer = _resolve_modules(model.tree, request, edits, field)
+    layer, *further_layers = _resolve_layers(model.tree, request, edits, field) or ("",)
+    if isinstance(request, requests.NeuronAttribution):
+        with at(f"{field}.neuron.module"):
+            model.tree.resolve(request.neuron.module)
     if isinstance(request, requests.NeuronAttribution) and method.explains_neuron and request.target is not None:
         raise error(Reason.INVALID_VALUE, "the neuron is what is explained: leave the target out", "target")
     if _explains_layer_only(request) and request.inputs:
@@ -42,11 +45,8 @@ def resolve_attribution(
         starts = _baselines(request, inputs, explained)
         perturbed = features(request, inputs, explained) if isinstance(request, requests.Perturbation) else Features()
         if getattr(request, "max_delta", None) is not None and not method.satisfies_completeness(request):
-            raise error(
-                Reason.INVALID_VALUE,
-                "the attributions of this method need not add up to anything, so nothing can be bounded: leave it out",
-                "path.max_delta",
-            )
+            text = "the attributions of this method need not add up to anything, so nothing can be bounded"
+            raise error(Reason.INVALID_VALUE, f"{text}: leave it out", "path.max_delta")
         method.refuse(model, request, inputs, edits)
         method.refuse_features(request, perturbed.count)
     if request.noise is not None:
@@ -59,41 +59,25 @@ def resolve_attribution(
     changes = tuple(edit for numbered in edits.values() for _, edit in numbered)
     return ResolvedAttribution(
         model, request, inputs, explained, layer, starts, changes, perturbed, seed if draws else None,
-        _further_layers(model.tree, request, edits, field, layer),
+        tuple(further_layers),
     )  # fmt: skip
 
 
-def _resolve_modules(tree: ModuleTree, request: requests.Attribution, edits: Changes, field: str) -> str:
-    """Returns the layer's own name, ``""`` without one."""
-    layer = ""
-    if isinstance(request, requests.AtLayer):
-        with at(f"{field}.layer"):
-            layer = _resolve_layer(tree, request.layer, edits)
-    if isinstance(request, requests.NeuronAttribution):
-        with at(f"{field}.neuron.module"):
-            tree.resolve(request.neuron.module)
-    return layer
-
-
-def _further_layers(
-    tree: ModuleTree, request: requests.Attribution, edits: Changes, field: str, layer: str
-) -> tuple[str, ...]:
-    """Returns the own names of the layers that are explained together with ``layer``."""
-    further: list[str] = []
-    for number, name in enumerate(getattr(request, "further_layers", ())):
-        with at(f"{field}.further_layers[{number}]"):
-            further.append(_resolve_layer(tree, name, edits))
-            if len({layer, *further}) <= len(further):
+def _resolve_layers(tree: ModuleTree, request: requests.Attribution, edits: Changes, field: str) -> tuple[str, ...]:
+    """Returns the own names of the layers that are explained together; none for methods without a layer."""
+    names = {"layer": request.layer} if isinstance(request, requests.AtLayer) else {}
+    names |= {f"further_layers[{number}]": name for number, name in enumerate(getattr(request, "further_layers", ()))}
+    layers: list[str] = []
+    for part, name in names.items():
+        with at(f"{field}.{part}"):
+            layer = tree.resolve(name)
+            if any(edit.point is Point.GRAD_OUTPUT for _, edit in edits.get(layer, ())):
+                text = f"the gradient at {layer!r} is edited and explained at once: Captum would read it unedited"
+                raise error(Reason.EDIT_INAPPLICABLE, text)
+            if layer in layers:
                 raise error(Reason.INVALID_VALUE, f"{name!r} is explained already; name each layer once")
-    return tuple(further)
-
-
-def _resolve_layer(tree: ModuleTree, name: str, edits: Changes) -> str:
-    layer = tree.resolve(name)
-    if any(edit.point is Point.GRAD_OUTPUT for _, edit in edits.get(layer, ())):
-        text = f"the gradient at {layer!r} is edited and explained at once: Captum would read it unedited"
-        raise error(Reason.EDIT_INAPPLICABLE, text)
-    return layer
+            layers.append(layer)
+    return tuple(layers)
 
 
 def _explains_layer_only(request: requests.Attribution) -> bool:

@@ -10,6 +10,7 @@ import copy
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -187,8 +188,7 @@ def to_numpy(tensor: torch.Tensor) -> Array:
     host = host if host.device.type == "cpu" else host.cpu()
     if host.dtype == torch.bfloat16:
         return host.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-    array: Array = host.numpy()
-    return array
+    return host.numpy()
 
 
 # Tensors inside arguments and results of modules, by a readable path.
@@ -254,12 +254,9 @@ def replace_arguments(
     args: tuple[Any, ...], kwargs: Mapping[str, Any], tensors: Mapping[Path, Tensor]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Returns the arguments with ``tensors`` in place of those that `argument_tensors` returned."""
-
-    def new(path: Path, _: Tensor) -> Tensor:
-        return tensors[path]
-
-    positional = (map_leaves(args[0], new),) if _is_single(args, kwargs) else map_leaves(args, new)
-    return positional, {key: map_leaves(value, new, key) for key, value in kwargs.items()}
+    replace = partial(map_leaves, change=lambda path, _: tensors[path])
+    positional = (replace(args[0]),) if _is_single(args, kwargs) else replace(args)
+    return positional, {key: replace(value, path=key) for key, value in kwargs.items()}
 
 
 def _is_single(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
