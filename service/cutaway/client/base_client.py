@@ -334,7 +334,8 @@ class BaseClient(ABC, Generic[Inspected, Streamed]):
         """Returns the exception for a failed call; may connect to the server once more to find out what is wrong."""
         code, _ = failure.code().value
         details = failure.details() or ""
-        if self._trust.credentials is None and _closed_at_once(details) and speaks_tls(self._target):
+        closed_at_once = details.startswith("failed to connect") and "refused" not in details
+        if self._trust.credentials is None and closed_at_once and speaks_tls(self._target):
             return error(Reason.SERVER_UNREACHABLE, "the server speaks TLS, and this client does not: set tls")
         trailers: Any = failure.trailing_metadata() or ()
         return self._transport.failure(code, details, trailers)
@@ -343,11 +344,6 @@ class BaseClient(ABC, Generic[Inspected, Streamed]):
 def _request(arguments: Mapping[str, Any]) -> InspectRequest:
     """Returns the request for all local variables of a verb, so that its signature is the only list of them."""
     return build_request(**{name: arguments[name] for name in arguments if name not in ("self", "stream", "timeout")})
-
-
-def _closed_at_once(details: str) -> bool:
-    """Returns whether gRPC reports that the server closed the connection before it sent anything."""
-    return details.startswith("failed to connect") and "refused" not in details
 
 
 def _options(target: str) -> list[tuple[str, Any]]:

@@ -200,20 +200,19 @@ class _BaseReplyStream(Generic[Messages]):
     def _start(self) -> None:
         self._deadline = self._deadline or time.monotonic() + self._timeout
 
-    def _retry_after(self, failure: CutawayError) -> float:
-        """Returns the seconds to wait before the retry; raises ``failure`` if there is none."""
+    def _prepare_retry(self, failure: CutawayError) -> float:
+        """Prepares to send the request again; returns the seconds to wait before that.
+
+        Raises:
+            CutawayError: ``failure``, where there is no retry.
+        """
         pause = failure.retry_after_s or 0.0
-        if not self._may_retry or failure.code != Code.UNAVAILABLE or pause >= self._seconds_left():
+        left = self._deadline - time.monotonic() - pause
+        if not self._may_retry or failure.code != Code.UNAVAILABLE or left <= 0:
             raise failure
         self._may_retry = False
+        self._messages, self._assembler = self._send(left), ReplyAssembler(self._request.max_reply_bytes)
         return pause
-
-    def _retry(self) -> None:
-        self._messages = self._send(self._seconds_left())
-        self._assembler = ReplyAssembler(self._request.max_reply_bytes)
-
-    def _seconds_left(self) -> float:
-        return max(self._deadline - time.monotonic(), 0.0)
 
 
 class ReplyStream(_BaseReplyStream[Generator[bytes, None, None]]):
@@ -252,9 +251,7 @@ class ReplyStream(_BaseReplyStream[Generator[bytes, None, None]]):
                     yield self._assembler.add(message)
                 return
             except CutawayError as failure:
-                pause = self._retry_after(failure)
-            time.sleep(pause)
-            self._retry()
+                time.sleep(self._prepare_retry(failure))
 
     def close(self) -> None:
         """Cancels the call."""
@@ -291,9 +288,7 @@ class AsyncReplyStream(_BaseReplyStream[AsyncGenerator[bytes, None]]):
                     yield self._assembler.add(message)
                 return
             except CutawayError as failure:
-                pause = self._retry_after(failure)
-            await asyncio.sleep(pause)
-            self._retry()
+                await asyncio.sleep(self._prepare_retry(failure))
 
     async def close(self) -> None:
         """Cancels the call."""

@@ -11,6 +11,8 @@ from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeAlias, TypeVar
 
+from torch import Tensor
+
 from cutaway.contract import requests
 from cutaway.contract.results import InspectResult
 from cutaway.contract.results.arrays import ArrayField, with_arrays
@@ -220,7 +222,8 @@ def _groups(plans: Sequence[RequestPlan]) -> Iterator[Group]:
             stacking.setdefault((tensors, arguments_kind(plan.request.arguments)), {})[number] = plan
     for group in (group for group in stacking.values() if len(group) > 1):
         for same_output in _by_output(_independent(group)):
-            yield from (part for part in _parts(same_output, _elements, MAX_ELEMENTS) if len(part) > 1)
+            parts = _parts(same_output, lambda plan: sum(map(Tensor.numel, plan.inputs.values())), MAX_ELEMENTS)
+            yield from (part for part in parts if len(part) > 1)
 
 
 def _independent(group: Group) -> Group:
@@ -280,10 +283,6 @@ def _parts(group: Group, size: Callable[[RequestPlan], int], most: int) -> Itera
         part[number] = plan
         total += size(plan)
     yield part
-
-
-def _elements(plan: RequestPlan) -> int:
-    return sum(tensor.numel() for tensor in plan.inputs.values())
 
 
 def _bundles(group: Group) -> Iterator[Group]:

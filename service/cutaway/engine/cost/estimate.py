@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from cutaway.contract import requests
 from cutaway.contract.errors import at
-from cutaway.contract.requests import Point, TopK, field_name
 from cutaway.contract.results import AttributionResult, Check, Estimate, InspectResult, MetricResult, Timings, Verdict
 from cutaway.contract.tensors import Array, cast
 from cutaway.engine.checks.completeness import compared_sums
@@ -47,8 +46,8 @@ def attribution_sites(plan: RequestPlan) -> CaptureSites:
         neurons = [tree.resolve(target.module) for target in targets if isinstance(target, requests.Neuron)]
         for name in (*attribution.modules, *neurons):
             is_embedding = isinstance(tree.modules[name], nn.Embedding)
-            ids = {Point.INPUT: CaptureSpec()} if is_embedding else {}
-            sites[name] = {Point.OUTPUT: pass_count.ValueShape(), **ids}
+            ids = {requests.Point.INPUT: CaptureSpec()} if is_embedding else {}
+            sites[name] = {requests.Point.OUTPUT: pass_count.ValueShape(), **ids}
     return sites
 
 
@@ -65,7 +64,7 @@ def estimate_attributions(main: MainPass, recording: Recording) -> tuple[Attribu
     rows = qualifying_rows(main) if main.plan.attributions else None
 
     def read_neuron(module: str) -> Tensor:
-        parts = [part for call in recording.calls[module] for part in call.captured(Point.OUTPUT).values()]
+        parts = [part for call in recording.calls[module] for part in call.captured(requests.Point.OUTPUT).values()]
         return neuron_output(pass_count.with_zeros(parts[0]).values if parts else None, module)
 
     def compute(index: int) -> Iterator[AttributionResult]:
@@ -90,7 +89,9 @@ def _estimate(
         checks=tuple(_checks(problem, main.plan.request.check.mode)),
         standard_errors=_standard_errors(problem, main),
         tokens=token_attribution(problem, values, next(iter(recording.calls.get(problem.layer, ())), None)),
-        metrics=tuple(MetricResult(field_name(type(metric)), to_numpy(by_row)) for metric in problem.request.metrics),
+        metrics=tuple(
+            MetricResult(requests.field_name(type(metric)), to_numpy(by_row)) for metric in problem.request.metrics
+        ),
     )
 
 
@@ -114,7 +115,7 @@ def _values(problem: AttributionProblem, main: MainPass, recording: Recording) -
         return {name: zeros(tensor.shape, _like(problem, tensor, main.outputs, recording)) for name, tensor in inputs}
     shapes: Values = {}
     for layer in problem.layers:
-        at_layer = recording.calls[layer][-1].at(Point.OUTPUT)  # of several calls Captum keeps the last
+        at_layer = recording.calls[layer][-1].at(requests.Point.OUTPUT)  # of several calls Captum keeps the last
         for index, tensor in enumerate(at_layer.values()):
             name = layer_value_name(layer, "" if list(at_layer) == [""] else f"[{index}]")
             sums_channels = isinstance(problem.request, requests.LayerGradCam)
@@ -130,7 +131,7 @@ def _like(problem: AttributionProblem, explained: Tensor, outputs: Outputs, reco
         return explained
     if not problem.target.is_neuron:
         return outputs[problem.target.source]
-    return next(iter(recording.calls[problem.target.source][0].at(Point.OUTPUT).values()))
+    return next(iter(recording.calls[problem.target.source][0].at(requests.Point.OUTPUT).values()))
 
 
 def _checks(problem: AttributionProblem, mode: requests.CheckMode) -> Iterator[Check]:
@@ -142,7 +143,7 @@ def _checks(problem: AttributionProblem, mode: requests.CheckMode) -> Iterator[C
             yield Check(compared_sums(method), *agreement)
 
 
-_VALUES = {Point.GRAD_INPUT: Point.INPUT, Point.GRAD_OUTPUT: Point.OUTPUT}
+_VALUES = {requests.Point.GRAD_INPUT: requests.Point.INPUT, requests.Point.GRAD_OUTPUT: requests.Point.OUTPUT}
 
 
 def estimate(plan: RequestPlan) -> InspectResult:
@@ -218,7 +219,7 @@ def _fill(main: MainPass, at_gradients: Recording) -> None:
 
 def _class_axis(plan: RequestPlan) -> tuple[int, ...]:
     """Returns ``(k,)``, the additional axis of gradients of a top-k target; else ``()``."""
-    return (plan.request.target.k,) if isinstance(plan.request.target, TopK) else ()
+    return (plan.request.target.k,) if isinstance(plan.request.target, requests.TopK) else ()
 
 
 def _input_gradients(plan: RequestPlan) -> Values:

@@ -51,7 +51,7 @@ def least_bytes(plan: RequestPlan, allowed: int) -> int:
 
 
 def _bytes_of(plan: RequestPlan, copies: int) -> int:
-    return plan.model.remembered((_kind(plan), copies), lambda: _measured_bytes(plan, copies))
+    return plan.model.remembered((_kind(plan), copies), lambda: _most_bytes(plan, copies))
 
 
 def _kind(plan: RequestPlan) -> Hashable:
@@ -70,23 +70,18 @@ def _captured(plan: RequestPlan) -> Iterator[str]:
             yield name
 
 
-def _measured_bytes(plan: RequestPlan, copies: int) -> int:
-    model = plan.model
-    with model.session(plan.cancellation, plan.request.arguments), model.passes.uncounted(), model.kept_rng_state():
-        return _most_bytes(plan, copies)
-
-
 def _most_bytes(plan: RequestPlan, copies: int) -> int:
     """Returns the most bytes of all tensors at one time of a forward pass of ``copies`` of the first row."""
-    inputs = concatenated([{name: tensor[:1] for name, tensor in plan.inputs.items()}] * copies)
-    backward, module = _runs_backward(plan), plan.model.module
-    if backward:
-        inputs = {name: x.requires_grad_() if x.is_floating_point() else x for name, x in inputs.items()}
+    model, backward = plan.model, _runs_backward(plan)
     kept = {name: {Point.OUTPUT: CaptureSpec()} for name in _captured(plan)}
-    with torch.set_grad_enabled(backward), observing(plan.model.tree, kept) as recording, _LiveBytes() as live:
-        live.ignore([*module.parameters(), *module.buffers(), *inputs.values()])
-        with recording.forward():
-            plan.model.run(inputs)
+    with model.session(plan.cancellation, plan.request.arguments), model.passes.uncounted(), model.kept_rng_state():
+        inputs = concatenated([{name: tensor[:1] for name, tensor in plan.inputs.items()}] * copies)
+        if backward:
+            inputs = {name: x.requires_grad_() if x.is_floating_point() else x for name, x in inputs.items()}
+        with torch.set_grad_enabled(backward), observing(model.tree, kept) as recording, _LiveBytes() as live:
+            live.ignore([*model.module.parameters(), *model.module.buffers(), *inputs.values()])
+            with recording.forward():
+                model.run(inputs)
     return cast(int, live.most)
 
 

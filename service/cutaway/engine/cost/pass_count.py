@@ -15,7 +15,6 @@ from torch import Tensor
 
 from cutaway.contract import requests
 from cutaway.contract.errors import CutawayError
-from cutaway.contract.requests import Point, field_name
 from cutaway.contract.tensors import as_array
 from cutaway.engine.hooks.recording import CapturedValues, CaptureSpec
 from cutaway.engine.methods.captum_call import method_of
@@ -104,7 +103,7 @@ def costs(plan: RequestPlan) -> Iterator[tuple[str, int]]:
             passes = _passes_of_batch(plan, attribution)
         except CutawayError:
             passes = 0
-        yield f"attributions[{number}].{field_name(type(attribution.request))}", passes * plan.rows
+        yield f"attributions[{number}].{requests.field_name(type(attribution.request))}", passes * plan.rows
 
 
 def _passes_of_batch(plan: RequestPlan, attribution: ResolvedAttribution) -> int:
@@ -198,11 +197,11 @@ def _layer(plan: RequestPlan, attribution: ResolvedAttribution) -> _Layer:
 
 
 def _observed(plan: RequestPlan, attribution: ResolvedAttribution) -> _Layer:
-    model, sites = plan.model, {name: {Point.OUTPUT: ValueShape()} for name in attribution.layers}
+    model, sites = plan.model, {name: {requests.Point.OUTPUT: ValueShape()} for name in attribution.layers}
     with model.session(plan.cancellation, plan.request.arguments), model.passes.uncounted():
         seen = observe_forward(attribution, sites)
     sizes = [
-        [sum(part.values.numel() for part in call.captured(Point.OUTPUT).values()) for call in calls]
+        [sum(part.values.numel() for part in call.captured(requests.Point.OUTPUT).values()) for call in calls]
         for calls in seen.values()
     ]
     units = sum(max(of_layer, default=0) for of_layer in sizes) // attribution.rows

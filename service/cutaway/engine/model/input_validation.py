@@ -73,7 +73,10 @@ def validate_inputs(specs: Sequence[InputSpec], tensors: Mapping[str, Tensor]) -
     for name, tensor in ordered.items():
         with at(name):
             _check_tensor(by_name.get(name, InputSpec(name)), tensor)
-    _check_batch(ordered)
+    rows = {name: tensor.shape[0] for name, tensor in ordered.items()}
+    if len(set(rows.values())) > 1:
+        listed = ", ".join(f"{name} has {count}" for name, count in rows.items())
+        raise error(Reason.BATCH_MISMATCH, f"all inputs need the same number of rows on axis 0: {listed}")
     return ordered
 
 
@@ -135,13 +138,6 @@ def _check_tensor(spec: InputSpec, tensor: Tensor) -> None:
 
 def _matches(spec: Sequence[int], shape: Sequence[int]) -> bool:
     return len(spec) == len(shape) and all(expected in (-1, size) for expected, size in zip(spec, shape))
-
-
-def _check_batch(tensors: Mapping[str, Tensor]) -> None:
-    rows = {name: tensor.shape[0] for name, tensor in tensors.items()}
-    if len(set(rows.values())) > 1:
-        listed = ", ".join(f"{name} has {count}" for name, count in rows.items())
-        raise error(Reason.BATCH_MISMATCH, f"all inputs need the same number of rows on axis 0: {listed}")
 
 
 def _description(spec: InputSpec) -> str:

@@ -61,7 +61,10 @@ def retested(problem: AttributionProblem, test: Callable[[AttributionProblem], T
     """
     whole = (test, _kind_of_batch(problem), *map(_edited, problem.edits), *key)
     if whole not in problem.cache:
-        problem.cache[whole] = _kept(problem, test, whole)
+        tested = problem.model.remembered(whole, lambda: _Tested(test(problem)))
+        if tested.is_due():
+            tested.result = test(problem)
+        problem.cache[whole] = tested.result
     return cast(T, problem.cache[whole])
 
 
@@ -78,10 +81,3 @@ def _kind_of_batch(problem: AttributionProblem) -> Hashable:
 def _edited(edit: Edit) -> Hashable:
     """Returns what an edit changes, without the values that it puts there."""
     return type(edit), edit.module, edit.op, edit.point, edit.call, edit.path, edit.rows, edit.slices
-
-
-def _kept(problem: AttributionProblem, test: Callable[[AttributionProblem], T], key: Hashable) -> T:
-    tested = problem.model.remembered(key, lambda: _Tested(test(problem)))
-    if tested.is_due():
-        tested.result = test(problem)
-    return cast(T, tested.result)

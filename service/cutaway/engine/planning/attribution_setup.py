@@ -7,7 +7,6 @@ from torch import nn
 
 from cutaway.contract import requests
 from cutaway.contract.errors import Reason, at, error
-from cutaway.contract.requests import Point, field_name
 from cutaway.engine.methods.captum_call import TABLE, method_of, refuse_metric
 from cutaway.engine.methods.noise_tunnel import refuse_noise
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel, dtype_text
@@ -31,7 +30,7 @@ def resolve_attribution(
     Raises:
         InvalidArgument: with the field at fault.
     """
-    method, field = method_of(request), field_name(type(request))
+    method, field = method_of(request), requests.field_name(type(request))
     layer, *further_layers = _resolve_layers(model.tree, request, edits, field) or ("",)
     if isinstance(request, requests.NeuronAttribution):
         with at(f"{field}.neuron.module"):
@@ -71,7 +70,7 @@ def _resolve_layers(tree: ModuleTree, request: requests.Attribution, edits: Chan
     for part, name in names.items():
         with at(f"{field}.{part}"):
             layer = tree.resolve(name)
-            if any(edit.point is Point.GRAD_OUTPUT for _, edit in edits.get(layer, ())):
+            if any(edit.point is requests.Point.GRAD_OUTPUT for _, edit in edits.get(layer, ())):
                 text = f"the gradient at {layer!r} is edited and explained at once: Captum would read it unedited"
                 raise error(Reason.EDIT_INAPPLICABLE, text)
             if layer in layers:
