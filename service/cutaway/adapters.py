@@ -164,11 +164,8 @@ class ImageAdapter(Adapter):
             with Image.open(io.BytesIO(data)) as file:
                 if math.prod(file.size) > self.most_pixels:
                     raise ValueError(f"{file.width} x {file.height} pixels; at most {self.most_pixels} are decoded")
-                image = (
-                    _eight_bits(ImageOps.exif_transpose(file))
-                    .convert(self.mode)
-                    .resize(self.size[::-1], Image.Resampling.BILINEAR)
-                )
+                image = _eight_bits(ImageOps.exif_transpose(file)).convert(self.mode)
+                image = image.resize(self.size[::-1], Image.Resampling.BILINEAR)
         except Exception as failure:  # Pillow raises many kinds of errors
             text = f"these {len(data)} bytes are no image that can be decoded: {failure}"
             raise error(Reason.RAW_UNDECODABLE, text, "data") from None
@@ -198,10 +195,7 @@ class TextAdapter(Adapter):
 
     max_tokens: int = 512
     media_types = ("text/plain", "text/*")
-    inputs: Sequence[InputSpec] = (
-        InputSpec("input_ids", "int64", (-1, -1)),
-        InputSpec("attention_mask", "int64", (-1, -1)),
-    )
+    inputs = tuple(InputSpec(name, "int64", (-1, -1)) for name in ("input_ids", "attention_mask"))
 
     def __init__(
         self, options: Mapping[str, str] | None = None, directory: Path | None = None, weights: Path | None = None

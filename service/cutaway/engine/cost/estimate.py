@@ -81,7 +81,7 @@ def _estimate(
     if rows is not None and not rows:
         return AttributionResult(type(problem.request).__name__, problem.module, {})
     values = _values(problem, main, recording)
-    by_row = torch.zeros(problem.rows, dtype=torch.float64)
+    by_row, metrics = torch.zeros(problem.rows, dtype=torch.float64), problem.request.metrics
     has_sums = problem.baselines or method.satisfies_conservation
     sums = CompletenessSums(by_row, by_row, by_row, by_row) if has_sums else None
     return replace(
@@ -89,17 +89,14 @@ def _estimate(
         checks=tuple(_checks(problem, main.plan.request.check.mode)),
         standard_errors=_standard_errors(problem, main),
         tokens=token_attribution(problem, values, next(iter(recording.calls.get(problem.layer, ())), None)),
-        metrics=tuple(
-            MetricResult(requests.field_name(type(metric)), to_numpy(by_row)) for metric in problem.request.metrics
-        ),
+        metrics=tuple(MetricResult(requests.field_name(type(metric)), to_numpy(by_row)) for metric in metrics),
     )
 
 
 def _standard_errors(problem: AttributionProblem, main: MainPass) -> dict[str, Array]:
     if main.plan.request.check.mode is requests.CheckMode.OFF or not isinstance(problem.request, requests.Surrogate):
         return {}
-    double = torch.empty(0, dtype=torch.float64)
-    data_type = main.plan.request.reply_data_type
+    double, data_type = torch.empty(0, dtype=torch.float64), main.plan.request.reply_data_type
     inputs = zip(problem.explained, problem.arguments)
     return arrays({name: pass_count.expanded_zeros(tensor.shape, double, data_type) for name, tensor in inputs})
 
@@ -232,16 +229,15 @@ def _input_gradients(plan: RequestPlan) -> Values:
 
 
 def _parameter_gradients(plan: RequestPlan) -> Values:
-    parts = {
-        name: pass_count.GradientShape(**vars(spec)).apply(plan.model.module.get_parameter(name), name).values
-        for name, spec in plan.parameters.items()
-    }
-    return {name: pass_count.expanded_zeros((*_class_axis(plan), *part.shape), part) for name, part in parts.items()}
+    zeros: Values = {}
+    for name, spec in plan.parameters.items():
+        part, _ = pass_count.GradientShape(**vars(spec)).apply(plan.model.module.get_parameter(name), name)
+        zeros[name] = pass_count.expanded_zeros((*_class_axis(plan), *part.shape), part)
+    return zeros
 
 
 def _typed(predictions: Mapping[str, Array], plan: RequestPlan, prefix: str) -> dict[str, Array]:
     """Returns ``predictions`` in the data type of the reply, which must be able to hold them."""
+    data_type = plan.request.reply_data_type
     with at("options.reply_data_type"):
-        return {
-            name: cast(array, plan.request.reply_data_type, f"{prefix}{name}") for name, array in predictions.items()
-        }
+        return {name: cast(array, data_type, f"{prefix}{name}") for name, array in predictions.items()}

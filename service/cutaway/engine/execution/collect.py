@@ -99,12 +99,8 @@ def _placed(
 
     def placed(array: Array, *_: object) -> Array:
         if array.shape[:1] != (count,):
-            raise error(
-                Reason.METHOD_INAPPLICABLE,
-                f"the explanation has shape {list(array.shape)}, and no axis of rows to leave some out: ask without "
-                "explain_if",
-                "explain_if",
-            )
+            text = f"the explanation has shape {list(array.shape)}, and no axis of rows to leave some out"
+            raise error(Reason.METHOD_INAPPLICABLE, f"{text}: ask without explain_if", "explain_if")
         zeros = np.zeros((batch, *array.shape[1:]), array.dtype)
         zeros[index] = array[index] if whole else array
         return zeros

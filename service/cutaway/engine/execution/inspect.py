@@ -45,11 +45,8 @@ def token_attribution(
 
     ``call``: the embedding's first call; by default from a forward pass.
     """
-    if (
-        not problem.layer
-        or problem.further_layers
-        or not isinstance(problem.model.tree.modules[problem.layer], nn.Embedding)
-    ):
+    module = problem.model.tree.modules[problem.layer] if problem.layer else None
+    if problem.further_layers or not isinstance(module, nn.Embedding):
         return None
     value, call = values.get(problem.layer), call or _first_call(problem)
     taken = [] if call is None else list(call.at(Point.INPUT).values())

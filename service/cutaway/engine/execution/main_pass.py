@@ -248,12 +248,8 @@ def _run_backward(mains: Sequence[MainPass], roots: Values, recording: Recording
     if not (edges and sources):
         return []
     if not all(source.requires_grad for _, source in sources):
-        raise error(
-            Reason.NOT_DIFFERENTIABLE,
-            "the target does not depend differentiably on any tensor whose gradient is requested: the model detaches, "
-            "rounds or indexes",
-            "target",
-        )
+        text = "the target does not depend differentiably on any tensor whose gradient is requested"
+        raise error(Reason.NOT_DIFFERENTIABLE, f"{text}: the model detaches, rounds or indexes", "target")
     calls = [call for calls in recording.calls.values() for call in calls]
     arrived, by_call = [], []
     with timed(timings, "backward_ms"):
@@ -312,9 +308,9 @@ def _refuse_diverged(plan: RequestPlan, outputs: Outputs, rng_state: Tensor) -> 
         with recording.forward():
             unhooked = model.run(plan.inputs)
     if not all(close(unhooked[name].detach(), output, WITHOUT_COPIES) for name, output in outputs.items()):
-        raise error(
-            Reason.NOT_DIFFERENTIABLE,
-            "the model changes in place a tensor whose gradient is captured or edited, and then uses it under another "
-            "name, which no backward hook can follow: take another module, or the operation out of place",
-            "captures" if plan.captures_gradients else "edits",
+        text = (
+            "the model changes in place a tensor whose gradient is captured or edited, and then uses it under another"
         )
+        why = "name, which no backward hook can follow: take another module, or the operation out of place"
+        field = "captures" if plan.captures_gradients else "edits"
+        raise error(Reason.NOT_DIFFERENTIABLE, f"{text} {why}", field)

@@ -126,10 +126,8 @@ def _why_not_called(name: str, tree: ModuleTree) -> str:
     if isinstance(tree.modules[name], (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)):
         return f"{nothing}it is a container, whose members are called one by one: {name}.*"
     if isinstance(tree.modules.get(parent), nn.MultiheadAttention):
-        return (
-            f"{nothing}its parent, an nn.MultiheadAttention, uses its weights without calling it: capture {parent!r}, "
-            f"or the operator '{parent}:multi_head_attention_forward#0'"
-        )
+        remedy = f"capture {parent!r}, or the operator '{parent}:multi_head_attention_forward#0'"
+        return f"{nothing}its parent, an nn.MultiheadAttention, uses its weights without calling it: {remedy}"
     return f"{nothing}forward did not reach it for this input, or uses its weights without calling it"
 
 

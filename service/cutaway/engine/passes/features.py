@@ -139,13 +139,11 @@ class Features:
         """
         rows = max(len(numbers) for numbers in self.numbers.values())
         sizes = torch.zeros(rows, self.count, dtype=torch.float64)
-        flat = {name: mask.cpu().expand(rows, *mask.shape[1:]).reshape(rows, -1) for name, mask in self.numbers.items()}
+        masks = {name: mask.cpu().expand(rows, *mask.shape[1:]) for name, mask in self.numbers.items()}
+        flat = {name: mask.reshape(rows, -1) for name, mask in masks.items()}
         for mask in flat.values():
             sizes.scatter_add_(1, mask, torch.ones_like(mask, dtype=torch.float64))
-        return {
-            name: (1 / sizes.gather(1, mask)).reshape(rows, *self.numbers[name].shape[1:])
-            for name, mask in flat.items()
-        }
+        return {name: (1 / sizes.gather(1, flat[name])).reshape(mask.shape) for name, mask in masks.items()}
 
 
 def features(request: requests.Perturbation, inputs: Inputs, explained: Sequence[str]) -> Features:

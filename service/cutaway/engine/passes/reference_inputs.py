@@ -309,14 +309,12 @@ def distance(values: Values, reference: Reference, tolerance: float, dtype: torc
     if not pairs:
         return INCOMPARABLE
     relative = max(_largest(pair.relative) for pair in pairs)
+    sides = [(pair.attribution.flatten(), pair.reference.flatten()) for pair in pairs]
     agree = relative <= tolerance  # False for NaN: values that agree are finite throughout
     return Distance(
         absolute=max(_largest(pair.errors) for pair in pairs),
         relative=relative,
-        cosine=cosine(
-            torch.cat([pair.attribution.flatten() for pair in pairs]),
-            torch.cat([pair.reference.flatten() for pair in pairs]),
-        ),
+        cosine=cosine(*map(torch.cat, zip(*sides))),
         rounding=agree or all(bool(pair.is_rounding(tolerance, SUM.of(dtype)).all()) for pair in pairs),
         undefined=not agree
         and any(not bool(pair.is_finite.all()) for pair in pairs)

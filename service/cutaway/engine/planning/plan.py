@@ -70,11 +70,8 @@ def _operator(tree: ModuleTree, address: str) -> str:
         InvalidArgument: ``OP_NOT_FOUND`` for text that is no address; ``MODULE_NOT_FOUND``.
     """
     if not is_address(address):
-        raise error(
-            Reason.OP_NOT_FOUND,
-            f"{address!r} is no operator's address; one is a module's name, a colon, the operator's name, and which of "
-            "that name it is: layer3.1:relu#0",
-        )
+        form = "a module's name, a colon, the operator's name, and which of that name it is: layer3.1:relu#0"
+        raise error(Reason.OP_NOT_FOUND, f"{address!r} is no operator's address; one is {form}")
     module, _, rest = address.rpartition(":")
     return address if is_glob(address) or not module else f"{tree.resolve(module)}:{rest}"
 
@@ -246,10 +243,7 @@ class RequestPlan:
     @property
     def needs_target(self) -> bool:
         """Whether the target is resolved: also where it was set and is not used, since a wrong one is an error."""
-        uses = (
-            method_of(attribution).has_target and attribution.target is None
-            for attribution in self.request.attributions
-        )
+        uses = (method_of(one).has_target and one.target is None for one in self.request.attributions)
         return self.differentiates or self.request.target != requests.PredictedClass() or any(uses)
 
     @property

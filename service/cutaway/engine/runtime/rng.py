@@ -119,7 +119,7 @@ def own_generators(module: nn.Module) -> list[object]:
         new = [value for value in waiting if id(value) not in known]
         known |= set(map(id, new))
         generators |= {id(value): value for value in new if isinstance(value, _GENERATORS)}
-        waiting = [inner for value in new for inner in _inside(value)]
+        waiting = [inner for value in new for inner in _held_by(value)]
     return list(generators.values())
 
 
@@ -128,7 +128,7 @@ _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, rand
 _STEPS = 6
 
 
-def _inside(value: Any) -> Iterable[object]:
+def _held_by(value: Any) -> Iterable[object]:
     """Returns what an object of the model's own holds; nothing for modules, classes, tensors and generators."""
     if isinstance(value, Mapping):
         return list(value.values())
