@@ -75,21 +75,26 @@ def observing(
     for name in names:
         seen.calls.setdefault(name, [])
     addresses = [name for name in names if is_address(name)]
+    handles: list[RemovableHandle] = []
+
+    def remove_hooks() -> None:  # an exit stack of a thousand handles would take a tenth of a pass
+        for handle in handles:
+            handle.remove()
+
     with ExitStack() as ends:
         if recording is None:
             ends.callback(seen.release)
+        ends.callback(remove_hooks)
         if addresses:
             own_specs = {name: sites[name] for name in addresses if name in sites}
             own_edits = {name: changes[name] for name in addresses if name in changes}
             operators = Operators(seen, new_site, own_specs, own_edits)
-            for handle in _scope_hooks(tree, operators):
-                ends.enter_context(handle)
+            handles.extend(_scope_hooks(tree, operators))
             ends.enter_context(operators)
         for name in names:
             if name not in addresses:
                 site = new_site(name, sites.get(name, {}), changes.get(name, ()))
-                for handle in _ModuleHooks(site).register(tree.modules[name]):
-                    ends.enter_context(handle)
+                handles.extend(_ModuleHooks(site).register(tree.modules[name]))
         yield seen
 
 

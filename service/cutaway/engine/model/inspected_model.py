@@ -230,11 +230,13 @@ class InspectedModel:
     def _temporarily(self, **attributes: Any) -> Iterator[None]:
         """Gives the model other ``attributes`` while the block runs."""
         before = {name: getattr(self, name) for name in attributes}
-        vars(self).update(attributes)
+        for name, value in attributes.items():
+            setattr(self, name, value)
         try:
             yield
         finally:
-            vars(self).update(before)
+            for name, value in before.items():
+                setattr(self, name, value)
 
     def _kernels(self) -> AbstractContextManager[None]:
         # cuDNN's RNNs refuse a backward pass in evaluation mode; PyTorch's own kernels do not. Other models run under
