@@ -155,8 +155,8 @@ def problems(main: MainPass, index: int, read_neuron: ReadNeuron | None = None) 
         read_neuron: reads the activation of a neuron's module; by default from a forward pass.
     """
     attribution = main.plan.attributions[index]
-    with_a_pass = torch.no_grad()(partial(run_to_neuron, attribution.model, attribution.inputs))
-    for target in _targets(main, attribution, read_neuron or with_a_pass):
+    run_neuron = torch.no_grad()(partial(run_to_neuron, attribution.model, attribution.inputs))
+    for target in _targets(main, attribution, read_neuron or run_neuron):
         if attribution.layer and not any(tensor.is_floating_point() for tensor in attribution.inputs.values()):
             attribution.model.guard.enable_gradients()
         yield attribution.at_target(target)

@@ -75,7 +75,7 @@ def explain(problem: AttributionProblem, forward: Callable[..., Tensor]) -> Valu
     called = forward
     if isinstance(problem.request, NeuronAttribution):
         options["neuron_selector"] = _neuron_selector(problem, problem.request)
-    if method.has_target and method.takes_target and (target := problem.target.in_captums_words) is not None:
+    if method.has_target and method.takes_target and (target := problem.target.captum_target) is not None:
         options["target"] = target
     elif method.has_target:  # Captum's targets are elements of an output; for others it gets the scalar
 
@@ -246,7 +246,7 @@ def _infidelity(metric: Infidelity, problem: AttributionProblem, values: Values)
         tuple(tensor.contiguous() for tensor in problem.arguments),
         tuple(values[name].contiguous() for name in problem.explained),
         additional_forward_args=problem.additional_inputs or None,
-        target=problem.target.in_captums_words,
+        target=problem.target.captum_target,
         n_perturb_samples=metric.n_samples,
     )
 

@@ -48,7 +48,7 @@ class ResolvedTarget:
         return self.positions[:, 0] if self.positions is not None and self.positions.shape[1] == 1 else None
 
     @property
-    def in_captums_words(self) -> Int64[Tensor, "batch"] | list[tuple[int, ...]] | None:
+    def captum_target(self) -> Int64[Tensor, "batch"] | list[tuple[int, ...]] | None:
         """The value of Captum's ``target``; None where Captum cannot express the target."""
         if self.positions is None or self.classes is not None:
             return self.classes
