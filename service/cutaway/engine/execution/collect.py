@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import captum
@@ -20,9 +20,7 @@ from cutaway.engine.checks.row_independence import dependence_warnings
 from cutaway.engine.execution import missing
 from cutaway.engine.execution.main_pass import MainPass, predicted_classes
 from cutaway.engine.hooks.recording import CaptureSpec, RecordedCall
-from cutaway.engine.methods.captum_call import method_of
 from cutaway.engine.model.inspected_model import InspectedModel, Outputs
-from cutaway.engine.passes.pass_recorder import AttributionProblem
 from cutaway.engine.runtime.numerics import to_numpy
 
 # Attributions of only those rows whose prediction meets the request's ``explain_if``.
@@ -56,38 +54,14 @@ def unexplained_rows(main: MainPass) -> Iterator[results.Warning]:
         yield results.Warning(results.WarningCode.NOT_EXPLAINED, "explain_if", text)
 
 
-def attribute_rows(
-    rows: Sequence[int] | None,
-    problem: AttributionProblem,
-    main: MainPass,
-    attribute: Callable[[AttributionProblem, MainPass], results.AttributionResult],
-) -> results.AttributionResult:
-    """Computes the attribution of ``rows``, those that meet the request's condition; None means all rows.
-
-    Returns:
-        The attribution with the shape of the whole batch, 0 in other rows. If ``rows`` is empty it has no values, and
-        the model does not run.
-    """
-    if rows is None or len(rows) == problem.rows:
-        return attribute(problem, main)
-    if not rows:
-        return results.AttributionResult(type(problem.request).__name__, problem.module, {})
-    # Edits, the target, or what is drawn for the whole batch may have values of their own for each row.
-    if problem.is_row_specific or method_of(problem.request).uses_randomness or problem.request.metrics:
-        return _placed(attribute(problem, main), rows, problem.rows, whole=True)
-    outputs = {name: output[list(rows)] if output.ndim else output for name, output in main.outputs.items()}
-    result = attribute(problem.of_rows(rows), main._replace(outputs=outputs))
-    return _placed(result, rows, problem.rows, whole=False)
-
-
 _NOT_CHECKED = results.RowCheck(0.0, results.Verdict.NOT_APPLICABLE)
 """The check of a row that does not qualify."""
 
 
-def _placed(
+def placed_rows(
     result: results.AttributionResult, rows: Sequence[int], batch: int, *, whole: bool
 ) -> results.AttributionResult:
-    """Returns every array of ``result`` with zeros in the other rows.
+    """Returns every array of ``result`` with zeros in the other rows, of an attribution of some rows.
 
     Args:
         result: arrays ``[batch, ...]``, or without ``whole`` ``[len(rows), ...]``.

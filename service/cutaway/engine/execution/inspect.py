@@ -15,7 +15,7 @@ from cutaway.contract import results
 from cutaway.contract.errors import CutawayError, Reason, at, error
 from cutaway.contract.requests import CheckMode, InspectRequest, NeuronAttribution, PathAttribution, Point, field_name
 from cutaway.engine.checks.check import run_checks
-from cutaway.engine.execution.collect import arrays, attribute_rows, collect_result, qualifying_rows
+from cutaway.engine.execution.collect import arrays, collect_result, placed_rows, qualifying_rows
 from cutaway.engine.execution.main_pass import MainPass, run_main_pass
 from cutaway.engine.hooks.observe import observing
 from cutaway.engine.hooks.recording import RecordedCall, StopForward, watching
@@ -88,7 +88,7 @@ def run_attributions(main: MainPass) -> tuple[results.AttributionResult, ...]:
     rows = qualifying_rows(main) if plan.attributions else None
 
     def compute(index: int) -> Iterator[results.AttributionResult]:
-        return (attribute_rows(rows, problem, main, attribute) for problem in problems(main, index))
+        return (_attribute_rows(rows, problem, main) for problem in problems(main, index))
 
     if not plan.attributions:
         return each_attribution(main, compute)
@@ -174,6 +174,27 @@ def _targets(main: MainPass, attribution: ResolvedAttribution, read_neuron: Read
     target = request.target or main.plan.request.target
     with at("target" if request.target else ""):
         return resolve_target(tree, target, main.outputs, attribution.rows, read_neuron)[0]
+
+
+def _attribute_rows(
+    rows: Sequence[int] | None, problem: AttributionProblem, main: MainPass
+) -> results.AttributionResult:
+    """Computes the attribution of ``rows``, those that meet the request's condition; None means all rows.
+
+    Returns:
+        The attribution with the shape of the whole batch, 0 in other rows. If ``rows`` is empty it has no values, and
+        the model does not run.
+    """
+    if rows is None or len(rows) == problem.rows:
+        return attribute(problem, main)
+    if not rows:
+        return results.AttributionResult(type(problem.request).__name__, problem.module, {})
+    # Edits, the target, or what is drawn for the whole batch may have values of their own for each row.
+    if problem.is_row_specific or method_of(problem.request).uses_randomness or problem.request.metrics:
+        return placed_rows(attribute(problem, main), rows, problem.rows, whole=True)
+    outputs = {name: output[list(rows)] if output.ndim else output for name, output in main.outputs.items()}
+    result = attribute(problem.of_rows(rows), main._replace(outputs=outputs))
+    return placed_rows(result, rows, problem.rows, whole=False)
 
 
 def attribute(problem: AttributionProblem, main: MainPass) -> results.AttributionResult:
