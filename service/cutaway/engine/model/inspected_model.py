@@ -118,7 +118,6 @@ class PassCounter:
                 output.register_hook(lambda _: self._backwards.add(torch._C._current_graph_task_id()))
 
 
-@dataclass
 class InspectedModel:
     """A model that can be inspected.
 
@@ -137,33 +136,26 @@ class InspectedModel:
         recent_sites: what recent requests capture, resolved by the planner.
     """
 
-    module: nn.Module
-    call: Callable[[dict[str, Any]], Any]
-    inputs: Sequence[InputSpec] = ()
-    labels: Sequence[str] = ()
-    tree: ModuleTree = field(init=False)
-    guard: StateGuard = field(init=False)
-    device: torch.device = field(init=False)
-    dtype: torch.dtype = field(init=False)
-    weights_sha256: str = field(init=False)
-    passes: PassCounter = field(init=False, default_factory=lambda: PassCounter())
-    properties: dict[Hashable, Any] = field(init=False, default_factory=dict, repr=False)
-    recent_sites: dict[Hashable, Any] = field(init=False, default_factory=dict, repr=False)
-    _is_recurrent: bool = field(init=False)
-    _pass_context: Callable[[], AbstractContextManager[None]] = field(init=False, default=nullcontext)
-    _cancellation: Cancellation = field(init=False, default=NEVER_CANCELLED)
-    _arguments: Mapping[str, Argument] = field(init=False, default_factory=dict)
-
-    def __post_init__(self) -> None:
-        require_inspectable(self.module)
-        self.tree = ModuleTree(self.module)
-        self.guard = StateGuard(self.module)
-        state = [*self.module.parameters(), *self.module.buffers()]
+    def __init__(
+        self,
+        module: nn.Module,
+        call: Callable[[dict[str, Any]], Any],
+        inputs: Sequence[InputSpec] = (),
+        labels: Sequence[str] = (),
+    ) -> None:
+        require_inspectable(module)
+        self.module, self.call, self.inputs, self.labels = module, call, inputs, labels
+        self.tree, self.guard, self.passes = ModuleTree(module), StateGuard(module), PassCounter()
+        state = [*module.parameters(), *module.buffers()]
         self.device = state[0].device if state else torch.device("cpu")
-        floating = [tensor.dtype for tensor in state if tensor.is_floating_point()]
-        self.dtype = floating[0] if floating else torch.float32
-        self.weights_sha256 = _digest(self.module)
-        self._is_recurrent = any(isinstance(module, nn.RNNBase) for module in self.tree.modules.values())
+        self.dtype = next((tensor.dtype for tensor in state if tensor.is_floating_point()), torch.float32)
+        self.weights_sha256 = _digest(module)
+        self.properties: dict[Hashable, Any] = {}
+        self.recent_sites: dict[Hashable, Any] = {}
+        self._is_recurrent = any(isinstance(part, nn.RNNBase) for part in self.tree.modules.values())
+        self._pass_context: Callable[[], AbstractContextManager[None]] = nullcontext
+        self._cancellation = NEVER_CANCELLED
+        self._arguments: Mapping[str, Argument] = {}
 
     def run(self, inputs: Inputs) -> Outputs:
         """Runs a forward pass on copies of ``inputs``, which the model may change in place.
@@ -175,17 +167,13 @@ class InspectedModel:
         self._cancellation.raise_if_cancelled()
         self.guard.reset()
         self.passes.forwards += 1
-        try:
-            with self._pass_context(), self._kernels(), NO_FASTPATH.applied():
-                returned = self.call({**{name: tensor.clone() for name, tensor in inputs.items()}, **self._arguments})
-        except CutawayError:
-            raise
-        except _MODEL_FAILURES as failure:
-            if is_out_of_memory(failure):
-                raise
-            shapes = [f"{name} {dtype_text(t)}{list(t.shape)}" for name, t in inputs.items()]
-            others = [f"{name}={value!r:.40}" for name, value in self._arguments.items()]
-            raise _failed("forward", failure, f" on {', '.join(shapes + others)}") from failure
+
+        def what() -> str:
+            shapes = [f"{name} {dtype_text(tensor)}{list(tensor.shape)}" for name, tensor in inputs.items()]
+            return f" on {', '.join(shapes + [f'{name}={value!r:.40}' for name, value in self._arguments.items()])}"
+
+        with _failures_of("forward", what), self._pass_context(), self._kernels(), NO_FASTPATH.applied():
+            returned = self.call({**{name: tensor.clone() for name, tensor in inputs.items()}, **self._arguments})
         outputs = _named(returned)
         self.passes.count_backwards(outputs)
         return outputs
@@ -250,10 +238,6 @@ _MOST_RESULTS = 4096
 """How many results of tests are kept for one model."""
 
 
-_MODEL_FAILURES = (Exception, SystemExit)
-"""The exceptions that a model's own code raises; ``sys.exit`` in a model does not end the server."""
-
-
 def arguments_kind(arguments: Mapping[str, Argument]) -> Hashable:
     """Returns what makes two requests run the same model: in Python 1 equals True."""
     return frozenset((name, type(value), value) for name, value in arguments.items())
@@ -294,16 +278,10 @@ def gradients(
         InvalidArgument: ``MODEL_FAILED``: the model's own backward raised.
     """
     roots: Any = inputs  # the type stubs accept either tensors or edges, but not both
-    try:
+    with _failures_of("backward"):
         arrived: tuple[Tensor | None, ...]
         arrived = torch.autograd.grad(scalars.sum(), roots, retain_graph=again, allow_unused=True)
-    except CutawayError:
-        raise
-    except _MODEL_FAILURES as failure:
-        if is_out_of_memory(failure):
-            raise
-        raise _failed("backward", failure) from failure
-    return arrived
+        return arrived
 
 
 def graph_nodes(root: Node | None, known: set[Node] | None = None) -> Iterator[Node]:
@@ -318,10 +296,19 @@ def graph_nodes(root: Node | None, known: set[Node] | None = None) -> Iterator[N
             waiting += [following for following, _ in node.next_functions]
 
 
-def _failed(direction: str, failure: BaseException, on: str = "") -> CutawayError:
-    text = (str(failure).strip().splitlines() or [""])[0][:400]
-    kind = type(failure).__name__
-    return error(Reason.MODEL_FAILED, f"the model's {direction} raised {kind}{on}{': ' if text else ''}{text}")
+@contextmanager
+def _failures_of(direction: str, what: Callable[[], str] = str) -> Iterator[None]:
+    """Turns an exception of the model's own code into ``MODEL_FAILED``; ``what`` returns what the model ran on."""
+    try:
+        yield
+    except CutawayError:
+        raise
+    except (Exception, SystemExit) as failure:  # sys.exit in a model does not end the server
+        if is_out_of_memory(failure):
+            raise
+        text = (str(failure).strip().splitlines() or [""])[0][:400]
+        raised = f"the model's {direction} raised {type(failure).__name__}{what()}{': ' if text else ''}{text}"
+        raise error(Reason.MODEL_FAILED, raised) from failure
 
 
 def _digest(module: nn.Module) -> str:
