@@ -101,7 +101,7 @@ def observing(
 def _scope_hooks(tree: ModuleTree, operators: Operators) -> Iterator[RemovableHandle]:
     """Registers hooks that tell which module's forward is running; before all others, which run inside that scope."""
     for name, module in tree.modules.items():
-        yield module.register_forward_pre_hook(operators.enter_hook(name), prepend=True)
+        yield module.register_forward_pre_hook(partial(operators.enter, name), prepend=True)
         yield module.register_forward_hook(operators.leave, prepend=True, always_call=True)
 
 

@@ -12,11 +12,10 @@ import difflib
 import re
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -88,7 +87,7 @@ class _ThreadState(threading.local):
 class Operators(TorchFunctionMode):
     """A mode that observes every operator while the block runs, and passes those with a site to it.
 
-    Hooks on all modules (`enter_hook`, `leave`) tell which module's forward is running.
+    Hooks on all modules (`enter`, `leave`) tell which module's forward is running.
 
     Args:
         recording: where to record.
@@ -116,20 +115,16 @@ class Operators(TorchFunctionMode):
         self._state = _ThreadState()
         self._thread = threading.get_ident()
 
-    def enter_hook(self, name: str) -> Callable[..., None]:
-        """Returns a pre-hook for the module ``name``, whose forward begins."""
-
-        def enter(*_: Any) -> None:
-            state = self._state
-            if not state.running:
-                state.differentiates = torch.is_grad_enabled()
-            if self._recomputes:
-                self._follow_checkpoint()
-            state.running.append((name, {}))
-            if threading.get_ident() != self._thread and not in_backward():
-                self._refuse_thread(name)
-
-        return enter
+    def enter(self, name: str, *_: Any) -> None:
+        """Begins the forward of the module ``name``, as a forward pre-hook."""
+        state = self._state
+        if not state.running:
+            state.differentiates = torch.is_grad_enabled()
+        if self._recomputes:
+            self._follow_checkpoint()
+        state.running.append((name, {}))
+        if threading.get_ident() != self._thread and not in_backward():
+            self._refuse_thread(name)
 
     def leave(self, *_: Any) -> None:
         """Ends the innermost running module, as a forward hook."""
@@ -195,19 +190,21 @@ class Operators(TorchFunctionMode):
         """
         frame = _checkpoint_frame()
         if frame is not None and not isinstance(frame.recompute_fn, _Recomputation):
-            frame.recompute_fn = _Recomputation(frame.recompute_fn, self, _copied(self._state.running[-1:]))
+            running = _copied(self._state.running[-1:])
+            frame.recompute_fn = _Recomputation(self._recompute, frame.recompute_fn, running)
 
-    @contextmanager
-    def resumed(self, running: Sequence[RunningModule]) -> Iterator[None]:
-        """Enters this function mode again, for a part of the forward pass that runs during the backward pass.
+    def _recompute(self, function: Callable[..., Any], running: Sequence[RunningModule], *args: Any) -> Any:
+        """Runs a checkpointed ``function`` under this mode again, during the backward pass.
 
         Args:
+            function: what checkpointing would run.
             running: the modules whose forward is executing there, the innermost last.
+            args: those of ``function``.
         """
         before, self._state.running = self._state.running, _copied(running)
         try:
             with self:
-                yield
+                return function(*args)
         finally:
             self._state.running = before
 
@@ -236,16 +233,8 @@ def _copied(running: Sequence[RunningModule]) -> list[RunningModule]:
     return [(module, dict(counts)) for module, counts in running]
 
 
-class _Recomputation(NamedTuple):
+class _Recomputation(partial[Any]):
     """A checkpointed function that runs under the mode again."""
-
-    function: Callable[..., Any]
-    operators: Operators
-    running: Sequence[RunningModule]
-
-    def __call__(self, *args: Any) -> Any:
-        with self.operators.resumed(self.running):
-            return self.function(*args)
 
 
 def _checkpoint_frame() -> Any:
