@@ -381,14 +381,22 @@ def _one_or_several(reader: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 @cache
-def _field_readers(kind: Any) -> dict[str, tuple[Field[Any], Callable[[Any], Any]]]:
+def _field_readers(kind: Any, excluded: tuple[str, ...] = ()) -> dict[str, tuple[Field[Any], Callable[[Any], Any]]]:
     """Returns the fields of a dataclass by name, and what reads each."""
-    hints = type_hints(kind)
-    readers = {
-        field.name: _one_or_several(_reader(hint)) if _is_tuple(hint) and not field.kw_only else _reader(hint)
-        for field, hint in ((field, hints[field.name]) for field in fields(kind))
-    }
-    return {field.name: (field, readers[field.name]) for field in fields(kind)}
+    hints, readers = type_hints(kind), {}
+    for field in fields(kind):
+        if field.name not in excluded:
+            hint = hints[field.name]
+            takes_one = _is_tuple(hint) and not field.kw_only
+            readers[field.name] = (field, _one_or_several(_reader(hint)) if takes_one else _reader(hint))
+    return readers
+
+
+@cache
+def _needed_fields(kind: Any, excluded: tuple[str, ...]) -> list[str]:
+    """Returns the fields of a dataclass that have no default."""
+    known = _field_readers(kind, excluded)
+    return [name for name, (field, _) in known.items() if field.default is field.default_factory is MISSING]
 
 
 def _read_fields(kind: Any, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -410,17 +418,16 @@ def _arguments(kind: Any, value: Any, excluded: tuple[str, ...] = ()) -> dict[st
         value: a mapping of field names to values; or the value of the first field that is no keyword-only one.
         excluded: fields that the mapping must not have.
     """
-    known = {name: field for name, (field, _) in _field_readers(kind).items() if name not in excluded}
-    positional = [name for name, field in known.items() if not field.kw_only]
-    if positional and not isinstance(value, Mapping):
-        value = {positional[0]: value}
+    known, needed = _field_readers(kind, excluded), _needed_fields(kind, excluded)
+    if not isinstance(value, Mapping):
+        positional = [name for name, (field, _) in known.items() if not field.kw_only]
+        value = {positional[0]: value} if positional else value
     values = {str(name): given for name, given in mapping(value).items()}
     if "layer" in values and "module" in known and "module" not in values:
         values["module"] = values.pop("layer")
     for name in values:
         if name not in known:
             raise error(Reason.INVALID_VALUE, f"{kind.__name__} has no such field; {field_advice(name, known)}", name)
-    needed = [name for name, field in known.items() if field.default is field.default_factory is MISSING]
     for name in needed:
         if name not in values:
             example = ", ".join(f"{key}=..." for key in needed)
