@@ -5,8 +5,7 @@ A model with operators has a twin in which each operator is a module of its own,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,23 +13,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
-from torch.utils.hooks import RemovableHandle
 
 import cutaway as ca
 from cutaway.contract.requests import Point
-
-Change = Callable[[Tensor], Tensor]
-"""What an edit makes of a value or a gradient, in PyTorch's words."""
+from tests.oracles.hooks import Change, Hooks, equal, flat, noise
 
 POINTS = tuple(Point)
 ROWS, WIDTH, TIMES = 3, 5, 3
 TARGET = [0, 3, 1]
 """The class explained, an example each."""
-
-
-def noise(*shape: int, seed: int = 1) -> Tensor:
-    """Seeded numbers."""
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 class Block(nn.Module):
@@ -148,16 +139,6 @@ VERBS: dict[str, tuple[Callable[..., ca.Edit], Change]] = {
 """Each verb as an edit, and as a person writes it."""
 
 
-@contextmanager
-def hooked(handles: Sequence[RemovableHandle]) -> Iterator[None]:
-    """Take the hooks off again when the block ends."""
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
 class Hook(NamedTuple):
     """An edit as a person writes it: the module, the point, the change, and at which call; None is every call."""
 
@@ -167,31 +148,6 @@ class Hook(NamedTuple):
     call: int | None = None
 
 
-def written(module: nn.Module, hook: Hook, calls: int) -> RemovableHandle:
-    """The hook that does ``hook.change`` to every tensor at its point of ``module``, which runs ``calls`` times."""
-    met = iter(reversed(range(calls)) if hook.point.is_gradient else range(calls))  # backward, the last call is first
-
-    def each(values: Any) -> tuple[Any, ...]:
-        if hook.call not in (None, next(met)):
-            return tuple(values)
-        return tuple(_node(hook.change(value)) if isinstance(value, Tensor) else value for value in values)
-
-    match hook.point:
-        case Point.INPUT:
-            return module.register_forward_pre_hook(lambda _, args: each(args))
-        case Point.OUTPUT:
-            return module.register_forward_hook(lambda _, args, output: each([output])[0])
-        case Point.GRAD_INPUT:
-            return module.register_full_backward_hook(lambda _, gradient, output: each(gradient))
-        case Point.GRAD_OUTPUT:
-            return module.register_full_backward_pre_hook(lambda _, gradient: each(gradient))
-
-
-def _node(value: Tensor) -> Tensor:
-    # PyTorch's own hooks see no gradient at a constant; it has one all the same.
-    return value.requires_grad_() if torch.is_grad_enabled() and not value.requires_grad else value
-
-
 class Record(NamedTuple):
     """One forward and one backward pass, with hooks by hand.
 
@@ -199,47 +155,28 @@ class Record(NamedTuple):
         prediction: what the model returned.
         inputs: the gradient at the input; None where none arrived.
         parameters: gradients by parameter name, without those that did not arrive.
-        points: by module and point, the tensors of each call.
+        hooks: what hooks behind the edits saw.
     """
 
     prediction: Tensor
     inputs: Tensor | None
     parameters: dict[str, Tensor]
-    points: dict[tuple[str, Point], list[list[Tensor]]]
+    hooks: Hooks
 
 
-def by_hand(model: Net, hooks: Sequence[Hook], names: Iterable[str] = NAMES.values()) -> Record:
-    """Run ``model`` with ``hooks``, and look at all points of ``names`` with further hooks behind them."""
-    leaf, parameters = X.clone().requires_grad_(), dict[str, Tensor]()
-    points: dict[tuple[str, Point], list[list[Tensor]]] = {}
-
-    def note(name: str, point: Point) -> Callable[..., None]:
-        def hook(*given: Any) -> None:
-            values = given[{Point.INPUT: 1, Point.OUTPUT: 2, Point.GRAD_INPUT: 1, Point.GRAD_OUTPUT: 1}[point]]
-            listed = values if isinstance(values, tuple) else (values,)
-            tensors = [value.detach().clone() for value in listed if value is not None]
-            points.setdefault((name, point), []).append(tensors)
-
-        return hook
-
-    def keep(name: str) -> Callable[[Tensor], None]:
-        return lambda parameter: parameters.update({name: parameter.grad})  # type: ignore[dict-item]
-
-    modules = dict(model.named_modules())
-    handles = [written(modules[hook.name], hook, model.times) for hook in hooks]
-    for name in names:
-        handles += [
-            modules[name].register_forward_pre_hook(note(name, Point.INPUT)),
-            modules[name].register_forward_hook(note(name, Point.OUTPUT)),
-            modules[name].register_full_backward_hook(note(name, Point.GRAD_INPUT)),
-            modules[name].register_full_backward_pre_hook(note(name, Point.GRAD_OUTPUT)),
-        ]
-    handles += [each.register_post_accumulate_grad_hook(keep(name)) for name, each in model.named_parameters()]
-    with hooked(handles):
+def by_hand(model: Net, edits: Sequence[Hook], names: Iterable[str] = NAMES.values()) -> Record:
+    """Run ``model`` with ``edits``, and look at all points of ``names`` with further hooks behind them."""
+    leaf = X.clone().requires_grad_()
+    with Hooks(model) as hooks:
+        for edit in edits:
+            hooks.change(edit.name, edit.point, edit.change, call=edit.call, calls=model.times)
+        for name in names:
+            hooks.see(name, *POINTS)
         prediction = model(leaf)
         prediction.gather(1, torch.tensor(TARGET)[:, None]).sum().backward()
+    parameters = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
     model.zero_grad(set_to_none=True)
-    return Record(prediction.detach(), leaf.grad, parameters, points)
+    return Record(prediction.detach(), leaf.grad, parameters, hooks)
 
 
 def ask(client: ca.Client, model: str, *edits: ca.Edit, names: Mapping[str, str] = NAMES, **more: Any) -> Any:
@@ -266,7 +203,7 @@ def assert_same(
         names: places to modules of the twin.
         zero_is_none: whether a gradient that is zero everywhere is as good as none.
     """
-    equal(result.predictions["output"], record.prediction)
+    assert equal(result.predictions["output"], record.prediction)
     pairs: dict[str, tuple[list[np.ndarray], list[Tensor]]] = {
         "input": (list(result.input_gradients.values()), [] if record.inputs is None else [record.inputs])
     }
@@ -275,13 +212,14 @@ def assert_same(
         pairs[name] = ([] if ours is None else [ours], [] if theirs is None else [theirs])
     for name, twin in names.items():
         for point in POINTS:
-            pairs |= _calls(result.captures[name], point, record.points.get((twin, point), []), f"{point} of {name}")
+            seen = [flat(each) for each in getattr(record.hooks, point.value).get(twin, [])]
+            pairs |= _calls(result.captures[name], point, seen, f"{point} of {name}")
     for what, (mine, yours) in pairs.items():
         if zero_is_none:
             mine, yours = [each for each in mine if each.any()], [each for each in yours if each.any()]
         assert len(mine) == len(yours), what
         for one, other in zip(mine, yours):
-            equal(one, other, what)
+            assert equal(one, other), f"{what}: {one} is not {other}"
 
 
 def _calls(capture: ca.ModuleCapture, point: Point, theirs: list[list[Tensor]], what: str) -> Any:
@@ -291,9 +229,3 @@ def _calls(capture: ca.ModuleCapture, point: Point, theirs: list[list[Tensor]], 
     assert len(capture.calls) == len(theirs), what
     ours = [list(call.leaves.get(point, {}).values()) for call in capture.calls]
     return {f"{what}, call {number}": pair for number, pair in enumerate(zip(ours, theirs))}
-
-
-def equal(ours: np.ndarray, theirs: Tensor, what: str = "") -> None:
-    """The same bits."""
-    assert ours.dtype == theirs.numpy().dtype, what
-    assert np.array_equal(ours, theirs.numpy()), f"{what}: {ours} is not {theirs}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -14,6 +13,7 @@ from cutaway.contract.requests import Point
 from cutaway.contract.results import InspectResult
 from cutaway.engine.execution.inspect import inspect
 from cutaway.engine.model.inspected_model import InspectedModel
+from tests.oracles.hooks import Change, flat, noise
 
 POINTS = tuple(Point)
 INCOMING = (Point.INPUT, Point.GRAD_INPUT)
@@ -21,12 +21,6 @@ OUTGOING = (Point.OUTPUT, Point.GRAD_OUTPUT)
 VALUES = (Point.INPUT, Point.OUTPUT)
 
 Operator = Callable[..., Any]
-Change = Callable[[Tensor], Tensor]
-
-
-def noise(*shape: int, seed: int = 1) -> Tensor:
-    """Seeded numbers."""
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 X = {"x": noise(3, 4, 4)}
@@ -36,13 +30,6 @@ def ask(model: nn.Module, inputs: Mapping[str, Tensor] = X, **asked: Any) -> Ins
     """One request, by the engine itself."""
     subject = InspectedModel(model.eval(), lambda given: model(**given))
     return inspect(subject, ca.InspectRequest("m", **asked), dict(inputs))
-
-
-def flat(value: Any) -> list[Tensor]:
-    """The tensors of what an operator returned, in order."""
-    if isinstance(value, Tensor):
-        return [value]
-    return [tensor for each in value for tensor in flat(each)] if isinstance(value, (tuple, list)) else []
 
 
 def refilled(value: Any, tensors: list[Tensor]) -> Any:
@@ -95,18 +82,6 @@ def by_hand(model: nn.Module, inputs: Mapping[str, Tensor] = X) -> tuple[Tensor,
     output = model.eval()(x)
     output.gather(1, output.argmax(1, keepdim=True)).sum().backward()
     return output.detach(), x.grad
-
-
-def equal(ours: Any, theirs: Tensor | None, tolerance: float = 0.0) -> bool:
-    """Equal in shape and data type and bit for bit, unless a relative tolerance is given; or neither is there."""
-    if ours is None or theirs is None:
-        return ours is theirs
-    array, expected = np.asarray(ours), theirs.detach().numpy()
-    if array.dtype != expected.dtype or array.shape != expected.shape:
-        return False
-    if tolerance:
-        return bool(np.abs(array - expected).max() <= tolerance * np.abs(expected).max())
-    return np.array_equal(array, expected, equal_nan=True)
 
 
 class Wired(nn.Module):

@@ -8,16 +8,14 @@ hand.answer()  # {"predictions.output": ..., "captures.fc1#0.output": ...}, name
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from cutaway.contract.tensors import Array
+from tests.oracles.hooks import Change, Hooks, first
 
-Change = Callable[[Tensor], Tensor]
 Answer = dict[str, Array]
 
 Explain = Callable[[Callable[..., Tensor], Tensor], Tensor]
@@ -53,9 +51,8 @@ class ByHand:
         self.inputs = dict(inputs)
         self.forward = forward or model
         self.output = output
-        self._modules = dict(model.named_modules())
-        self._handles: list[Any] = []
-        self._seen: dict[tuple[str, str, str], list[Tensor]] = {}
+        self._hooks = Hooks(model)
+        self._looks: list[tuple[str, str, Change, str, str]] = []
         self._differentiates = False
         self._columns: Columns | None = None
         self._classes: Tensor | None = None
@@ -63,54 +60,31 @@ class ByHand:
         self._gradients: dict[str, Change] = {}
         self._predicts = True
 
-    # What is changed.
+    # What is changed: each tensor that goes into a module or comes out of it, and the gradients there.
 
     def before(self, module: str, change: Change) -> None:
-        """Change the first tensor that goes into a module."""
-        self._keep(self._modules[module].register_forward_pre_hook(lambda _, args: (change(args[0]), *args[1:])))
+        """Change what goes into a module."""
+        self._hooks.change(module, "input", change)
 
     def after(self, module: str, change: Change, *, call: int | None = None) -> None:
-        """Change what comes out of a module: a tensor, or the first of a tuple."""
-        calls = Counter[str]()
-
-        def hook(_: nn.Module, __: Any, output: Any) -> Any:
-            calls["made"] += 1
-            if call not in (None, calls["made"] - 1):
-                return output
-            return (change(output[0]), *output[1:]) if isinstance(output, tuple) else change(output)
-
-        self._keep(self._modules[module].register_forward_hook(hook))
+        """Change what comes out of a module."""
+        self._hooks.change(module, "output", change, call=call)
 
     def backward_after(self, module: str, change: Change) -> None:
         """Change the gradient at what comes out of a module."""
-        place = self._modules[module]
-        self._keep(place.register_full_backward_pre_hook(lambda _, gradients: (change(gradients[0]),)))
+        self._hooks.change(module, "grad_output", change)
 
     def backward_before(self, module: str, change: Change) -> None:
         """Change the gradient at what goes into a module."""
-        place = self._modules[module]
-        self._keep(place.register_full_backward_hook(lambda _, gradients, __: (change(gradients[0]),)))
+        self._hooks.change(module, "grad_input", change)
 
     # What is looked at.
 
     def see(self, module: str, *points: str, then: Change = unchanged, name: str = "", path: str = "") -> None:
         """Note what hooks on a module see. ``name`` is what the reply calls the place, ``path`` which tensor it is."""
-        place = self._modules[module]
-
-        def note(point: str, value: Any) -> None:
-            if point in points:
-                value = value[0] if isinstance(value, tuple) else value
-                self._seen.setdefault((name or module, point, path), []).append(then(value.detach().clone()))
-
-        def backward(_: nn.Module, grad_input: Any, grad_output: Any) -> None:
-            note("grad_input", grad_input)
-            note("grad_output", grad_output)
-
-        self._keep(place.register_forward_pre_hook(lambda _, args: note("input", args)))
-        self._keep(place.register_forward_hook(lambda _, __, output: note("output", output)))
-        if {"grad_input", "grad_output"} & set(points):
-            self._differentiates = True
-            self._keep(place.register_full_backward_hook(backward))
+        self._hooks.see(module, *points)
+        self._looks += [(module, point, then, name or module, path) for point in points]
+        self._differentiates |= any(point.startswith("grad_") for point in points)
 
     def of(self, scalars: Change) -> None:
         """Which scalar of each row is the target."""
@@ -139,12 +113,9 @@ class ByHand:
 
     def answer(self, *explain: Explain) -> Answer:
         """Run it all; afterwards the hooks are gone."""
-        try:
+        with self._hooks:
             found = self._asked()
             found.update({f"attributions[{index}]": self._explained(each) for index, each in enumerate(explain)})
-        finally:
-            for handle in self._handles:
-                handle.remove()
         return {name: tensor.detach().clone().numpy() for name, tensor in found.items()}
 
     def _asked(self) -> dict[str, Tensor]:
@@ -192,7 +163,8 @@ class ByHand:
 
     def _noted(self) -> dict[str, Tensor]:
         found = {}
-        for (place, point, path), values in self._seen.items():
+        for module, point, then, place, path in self._looks:
+            values = [then(first(each)) for each in getattr(self._hooks, point).get(module, [])]
             calls = values[::-1] if point.startswith("grad_") else values  # the last call's gradient comes first
             if self._classes is not None and self._classes.ndim == 2 and point.startswith("grad_"):
                 calls = [torch.stack(values, dim=1)]  # one pass for each of several targets
@@ -204,6 +176,3 @@ class ByHand:
         with torch.no_grad():
             classes = self.forward(*tensors).argmax(dim=1)
         return explain(self.forward, classes)
-
-    def _keep(self, handle: Any) -> None:
-        self._handles.append(handle)

@@ -24,7 +24,6 @@ from tests.oracles.edits import (
     VERBS,
     WIDTH,
     Block,
-    Change,
     Hook,
     Net,
     Spelt,
@@ -33,6 +32,7 @@ from tests.oracles.edits import (
     by_hand,
     place,
 )
+from tests.oracles.hooks import Change
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -10,13 +10,13 @@ import pytest
 import torch
 from captum import attr
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 import cutaway as ca
 from cutaway.adapters import Adapter
 from cutaway.contract.requests import Point
 from cutaway.gateway import serve
-from tests.oracles.edits import Change, Hook, Net, Thrifty, X, hooked, noise, written
+from tests.oracles.edits import Net, Thrifty, X
+from tests.oracles.hooks import Change, Hooks, noise
 from tests.support.rounding import SMALL, close
 from tests.support.small_models import Net as Convolutions
 
@@ -88,14 +88,6 @@ ATTRIBUTIONS: tuple[ca.Attribution, ...] = (
 )
 
 
-def hooks(model: nn.Module, edits: Sequence[tuple[ca.Edit, Change]], passes: int) -> list[RemovableHandle]:
-    """The edits as hooks by hand, for so many passes."""
-    return [
-        written(model.get_submodule(edit.module), Hook(edit.module, edit.point, change), passes)
-        for edit, change in edits
-    ]
-
-
 def in_process(model: nn.Module, asked: ca.Attribution) -> Tensor:
     """``asked``, answered by Captum; a pass has the rows of the batch and no more, as hooks that mix rows need it."""
     method: Callable[..., Any] = getattr(attr, type(asked).__name__)
@@ -117,7 +109,9 @@ def test_explanations_are_of_the_edited_model(client: ca.Client, name: str, mode
     )
     model = seeded()
     for asked, got in zip(ATTRIBUTIONS, result.attributions, strict=True):
-        with hooked(hooks(model, EDITS[name], 2 * STEPS)):
+        with Hooks(model) as hooks:
+            for edit, change in EDITS[name]:
+                hooks.change(edit.module, edit.point, change)
             expected = in_process(model, asked)
         (values,) = got.values.values()
         assert close(values, expected, SMALL), asked

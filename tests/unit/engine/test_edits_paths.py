@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
 import cutaway as ca
 from cutaway.adapters import Adapter
 from cutaway.contract.requests import Point
 from cutaway.gateway import serve
-from tests.oracles.edits import POINTS, TARGET, VERBS, equal, hooked, noise
+from tests.oracles.edits import POINTS, TARGET, VERBS
+from tests.oracles.hooks import equal, noise
 from tests.support.small_models import Words
+from tests.support.zoo.reference import Swap, swapped
 
 X = noise(3, 5, 2)
 
@@ -82,16 +83,17 @@ TREES = {
 CASES = [(*where, path) for where, paths in TREES.items() for path in [*paths, ""]]
 
 
-def written(module: nn.Module, side: str, at: Callable[[int, Tensor], Tensor]) -> RemovableHandle:
-    """A hook that puts ``at(index, tensor)`` in place of each tensor that goes in, or comes out."""
-
-    def each(values: Any) -> Any:
-        leaves, form = pytree.tree_flatten(values)
-        return pytree.tree_unflatten([at(index, leaf) for index, leaf in enumerate(leaves)], form)
-
-    if side == "in":
-        return module.register_forward_pre_hook(lambda _, args, kwargs: each((args, kwargs)), with_kwargs=True)
-    return module.register_forward_hook(lambda _, args, output: each(output))
+def written(module: nn.Module, side: str, at: Swap) -> RemovableHandle:
+    """A hook that puts ``at(path, tensor)`` in place of each tensor that goes in, or comes out."""
+    if side == "out":
+        return module.register_forward_hook(lambda _, args, output: swapped(output, at, ""))
+    return module.register_forward_pre_hook(
+        lambda _, args, kwargs: (
+            swapped(args, at, ""),
+            {key: swapped(value, at, key) for key, value in kwargs.items()},
+        ),
+        with_kwargs=True,
+    )
 
 
 @pytest.mark.parametrize("kind", ["value", "gradient"])
@@ -109,35 +111,36 @@ def test_the_tensor_at_a_path(client: ca.Client, name: str, side: str, path: str
         captures=[ca.Capture(name, at=POINTS), ca.Capture(parameter="**")],
         input_gradients=True,
     )
-    paths = TREES[name, side]
     values, gradients = dict[str, Tensor](), dict[str, Tensor]()
 
-    def at(index: int, tensor: Tensor) -> Tensor:
-        meant = path in ("", paths[index])
+    def at(here: str, tensor: Tensor) -> Tensor:
+        meant = path in ("", here)
         new = change(tensor) if meant and kind == "value" else tensor.clone()
-        values[paths[index]] = new.detach()
+        values[here] = new.detach()
 
         def passing(gradient: Tensor) -> Tensor:
-            gradients[paths[index]] = change(gradient) if meant and kind == "gradient" else gradient
-            return gradients[paths[index]]
+            gradients[here] = change(gradient) if meant and kind == "gradient" else gradient
+            return gradients[here]
 
         new.register_hook(passing)
         return new
 
     model, x = Recurrent(), X.clone().requires_grad_()
-    with hooked([written(model.get_submodule(name), side, at)]):
-        prediction = model(x)
-        prediction.gather(1, torch.tensor(TARGET)[:, None]).sum().backward()
-    equal(result.predictions["output"], prediction.detach())
-    equal(result.input_gradients["x"], x.grad)  # type: ignore[arg-type]
-    for each, parameter in model.named_parameters():
-        equal(result.parameter_gradients[each], parameter.grad)  # type: ignore[arg-type]
+    handle = written(model.get_submodule(name), side, at)
+    prediction = model(x)
+    prediction.gather(1, torch.tensor(TARGET)[:, None]).sum().backward()
+    handle.remove()
+    assert equal(result.predictions["output"], prediction)
+    assert equal(result.input_gradients["x"], x.grad)
+    assert all(equal(result.parameter_gradients[each], weight.grad) for each, weight in model.named_parameters())
     (call,) = result.captures[name].calls
-    for seen, there in ((values, Point.INPUT), (gradients, Point.GRAD_INPUT)):
-        captured = call.leaves[there if side == "in" else {"input": Point.OUTPUT}.get(there, Point.GRAD_OUTPUT)]
-        assert list(captured) == paths
-        for each in paths:
-            equal(captured[each], seen[each], each)
+    seen = zip(
+        (Point.INPUT, Point.GRAD_INPUT) if side == "in" else (Point.OUTPUT, Point.GRAD_OUTPUT), (values, gradients)
+    )
+    for there, expected in seen:
+        captured = call.leaves[there]
+        assert list(captured) == TREES[name, side]
+        assert all(equal(captured[each], expected[each]) for each in captured)
 
 
 RANKED = np.array([[1, 2, 4], [8, 6, 5]], np.float32)

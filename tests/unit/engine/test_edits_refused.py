@@ -13,7 +13,8 @@ from torch import Tensor, nn
 import cutaway as ca
 from cutaway.adapters import Adapter
 from cutaway.gateway import serve
-from tests.oracles.edits import ROWS, TARGET, TIMES, WIDTH, Block, Net, Thrifty, X, noise
+from tests.oracles.edits import ROWS, TARGET, TIMES, WIDTH, Block, Net, Thrifty, X
+from tests.oracles.hooks import noise
 from tests.support.small_models import Words
 
 EMBED = "words"

@@ -18,20 +18,8 @@ from cutaway.contract.results import InputSpec
 from cutaway.engine.execution.inspect import describe
 from cutaway.engine.model.inspected_model import InspectedModel
 from cutaway.gateway import serve
-from tests.oracles.operators import (
-    EVERY,
-    OUTGOING,
-    POINTS,
-    ROW,
-    VALUES,
-    Block,
-    Probe,
-    Wired,
-    addresses,
-    ask,
-    equal,
-    whole,
-)
+from tests.oracles.hooks import equal
+from tests.oracles.operators import EVERY, OUTGOING, POINTS, ROW, VALUES, Block, Probe, Wired, addresses, ask, whole
 
 
 def test_an_operator_belongs_to_the_module_whose_forward_calls_it() -> None:

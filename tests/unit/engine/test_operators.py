@@ -15,16 +15,8 @@ from torch.nn import functional as F
 
 import cutaway as ca
 from cutaway.contract.requests import Point
-from tests.oracles.operators import (
-    POINTS,
-    Operator,
-    Probe,
-    ask,
-    by_hand,
-    equal,
-    flat,
-    noise,
-)
+from tests.oracles.hooks import equal, flat, noise
+from tests.oracles.operators import POINTS, Operator, Probe, ask, by_hand
 
 
 class Site(nn.Module):

@@ -12,17 +12,8 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 import cutaway as ca
 from cutaway.contract.requests import Point
-from tests.oracles.operators import (
-    INCOMING,
-    POINTS,
-    ROW,
-    VALUES,
-    Block,
-    Wired,
-    addresses,
-    ask,
-    equal,
-)
+from tests.oracles.hooks import equal
+from tests.oracles.operators import INCOMING, POINTS, ROW, VALUES, Block, Wired, addresses, ask
 
 
 def at_once(part: Callable[..., Tensor], h: Tensor) -> Tensor:

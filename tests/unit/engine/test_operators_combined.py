@@ -15,16 +15,8 @@ from torch import Tensor
 import cutaway as ca
 from cutaway.contract.requests import CheckMode, CheckRequest
 from cutaway.engine.hooks.recording import Recording
-from tests.oracles.operators import (
-    POINTS,
-    ROW,
-    VALUES,
-    Block,
-    Wired,
-    ask,
-    equal,
-    whole,
-)
+from tests.oracles.hooks import equal
+from tests.oracles.operators import POINTS, ROW, VALUES, Block, Wired, ask, whole
 
 WATCHED = (":relu#0", "block:relu#1", ":add_#0", ":mul#0", "block.inner:linear#0")
 

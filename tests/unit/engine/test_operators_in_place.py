@@ -12,18 +12,8 @@ from torch.nn import functional as F
 
 import cutaway as ca
 from cutaway.contract.requests import Point, PointName
-from tests.oracles.operators import (
-    POINTS,
-    ROW,
-    VALUES,
-    Change,
-    Probe,
-    Twin,
-    Wired,
-    ask,
-    by_hand,
-    equal,
-)
+from tests.oracles.hooks import Change, equal
+from tests.oracles.operators import POINTS, ROW, VALUES, Probe, Twin, Wired, ask, by_hand
 
 
 def add_and_use_the_old_name(m: Any, x: Tensor) -> Tensor:

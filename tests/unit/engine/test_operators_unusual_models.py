@@ -13,19 +13,8 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 import cutaway as ca
-from tests.oracles.operators import (
-    EVERY,
-    POINTS,
-    ROW,
-    Block,
-    Probe,
-    Twin,
-    Wired,
-    addresses,
-    ask,
-    by_hand,
-    equal,
-)
+from tests.oracles.hooks import equal
+from tests.oracles.operators import EVERY, POINTS, ROW, Block, Probe, Twin, Wired, addresses, ask, by_hand
 
 
 def halved(m: Any, x: Tensor, p: Probe | None = None) -> Tensor:

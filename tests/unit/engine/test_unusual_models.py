@@ -711,7 +711,7 @@ def test_a_recursive_module_has_its_calls_in_the_order_in_which_they_begin() -> 
     for index, call in enumerate(calls):  # PyTorch's hooks fire as calls end: the innermost first
         assert same(call.leaves[Point.INPUT]["[0]"], flat(seen.input["deep"][index])[0])
         assert same(call.output, flat(seen.output["deep"][2 - index])[0])
-        assert same(call.grad_output, flat(seen.grad_output["deep"][2 - index])[0])
+        assert same(call.grad_output, flat(seen.grad_output["deep"][index])[0])
         assert same(call.leaves[Point.GRAD_INPUT]["[0]"], flat(seen.grad_input["deep"][2 - index])[0])
 
 
