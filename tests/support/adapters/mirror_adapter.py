@@ -148,7 +148,7 @@ def digest(model: nn.Module) -> bytes:
     found = hashlib.sha256()
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         found.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
-        found.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+        found.update(tensor.detach().cpu().flatten().view(torch.uint8).numpy().tobytes())
     return found.digest()
 
 
