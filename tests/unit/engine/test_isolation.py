@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +19,8 @@ from cutaway.engine.model.module_tree import ModuleTree
 from cutaway.server.worker.call import Call
 from tests.support import failing_models
 from tests.support.adapters.mirror_adapter import MirrorAdapter
+from tests.support.failing_models import Sound
+from tests.support.function_module import Through
 from tests.support.mixed import failing, mirror
 from tests.support.mixed.answers import differences, flat
 from tests.support.mixed.mix import Model, Outcome, requests
@@ -41,126 +43,12 @@ EXPLAINED: dict[str, Any] = {
 }
 
 
-class End(NamedTuple):
-    """How a request ends.
-
-    Attributes:
-        model: what it is asked.
-        asked: what is asked of it.
-        reason: with which reason it fails; nothing where it is answered.
-        field: the field at fault; None is any.
-    """
-
-    model: type[failing_models.Sound]
-    asked: dict[str, Any]
-    reason: str = ""
-    field: str | None = ""
-
-
-def hook_fails(at: str, **place: Any) -> list[ca.Edit]:
-    """An edit that does not fit what it is for, behind one that does."""
-    return [ca.Scale("a", factor=2.0), ca.Add(at=ca.Point(at), addend=SEVEN, **place)]
-
-
-SHAPE = ("EDIT_SHAPE", "edits[1].add.tensor")
-
-ENDS = {
-    "answered": End(failing_models.Sound, {**EVERYTHING, **EXPLAINED}),
-    "answered with edits": End(failing_models.Sound, {**EVERYTHING, **EXPLAINED, "edits": [TROUBLE], "compare": True}),
-    "answered after several backward passes": End(failing_models.Sound, {**EVERYTHING, "target": ca.TopK(3)}),
-    "early": End(failing_models.Sound, {"captures": [ca.Capture("b", at="input", call=0)], "predictions": False}),
-    "early, at an operator": End(
-        failing_models.Sound, {"captures": [ca.Capture(op=":relu#0", call=0)], "predictions": False}
-    ),
-    "early, in what catches everything": End(
-        failing_models.CatchesAll, {"captures": [ca.Capture("b", call=0)], "predictions": False}
-    ),
-    "early, in a generator": End(failing_models.Pieces, {"captures": [ca.Capture("b", call=0)], "predictions": False}),
-    "exception in forward": End(failing_models.RaisesLate, {**EVERYTHING, "edits": [TROUBLE]}, "MODEL_FAILED"),
-    "exception in a generator": End(failing_models.Pieces, {**EVERYTHING, "edits": [TROUBLE]}, "MODEL_FAILED"),
-    "exception after meddling": End(failing_models.Meddles, {**EVERYTHING, "edits": [TROUBLE]}, "MODEL_FAILED"),
-    "exit in forward": End(failing_models.Exits, {**EVERYTHING, "edits": [TROUBLE]}, "MODEL_FAILED"),
-    "no memory in forward": End(failing_models.RunsOut, {**EVERYTHING, "edits": [TROUBLE]}, "OUT_OF_MEMORY"),
-    "exception in backward": End(failing_models.Backfires, {**EVERYTHING, "edits": [TROUBLE]}, "MODEL_FAILED"),
-    "exception in Captum's forward": End(
-        failing_models.RaisesLate,
-        {"attributions": [ca.Saliency(), ca.IntegratedGradients(n_steps=3, baselines={"x": 1e6})]},
-        "MODEL_FAILED",
-        "attributions[1]",
-    ),
-    "exception in Captum's backward": End(
-        failing_models.Backfires, {**EXPLAINED, "edits": [TROUBLE]}, "METHOD_INAPPLICABLE", "attributions[1]"
-    ),
-    "exception in a hook": End(failing_models.Sound, {**EVERYTHING, "edits": hook_fails("output", module="b")}, *SHAPE),
-    "exception in a hook before": End(
-        failing_models.Sound, {**EVERYTHING, "edits": hook_fails("input", module="b")}, *SHAPE
-    ),
-    "exception in a hook on the way back": End(
-        failing_models.Sound, {**EVERYTHING, "edits": hook_fails("grad_output", module="b")}, *SHAPE
-    ),
-    "exception in a hook on the way back before": End(
-        failing_models.Sound, {**EVERYTHING, "edits": hook_fails("grad_input", module="b")}, *SHAPE
-    ),
-    "exception in a hook on Captum's way back": End(
-        failing_models.Sound, {**EXPLAINED, "edits": hook_fails("grad_output", module="a")}, "EDIT_SHAPE", None
-    ),
-    "exception in an operator's hook": End(
-        failing_models.Sound, {**EVERYTHING, "edits": hook_fails("output", op=":relu#0")}, *SHAPE
-    ),
-    "exception in an operator's hook on the way back": End(
-        failing_models.Sound, {**EVERYTHING, "edits": hook_fails("grad_output", op=":relu#0")}, *SHAPE
-    ),
-    "exception in a hook, caught by the model": End(
-        failing_models.Catches, {**EVERYTHING, "edits": hook_fails("output", module="b")}, *SHAPE
-    ),
-    "exception in a hook, caught like everything": End(
-        failing_models.CatchesAll, {**EVERYTHING, "edits": hook_fails("input", module="b")}, *SHAPE
-    ),
-    "exception in an operator's hook, caught by the model": End(
-        failing_models.Catches, {**EVERYTHING, "edits": hook_fails("output", op="b:linear#0")}, *SHAPE
-    ),
-    "reply too large": End(
-        failing_models.Sound, {**EVERYTHING, "max_reply_bytes": 100}, "REPLY_TOO_LARGE", "options.max_reply_bytes"
-    ),
-    "deadline before": End(failing_models.Sound, {**EVERYTHING, "deadline_s": -1.0}, "DEADLINE_EXCEEDED"),
-}
-
-
-@pytest.mark.parametrize("end", ENDS)
-def test_the_model_is_as_before_however_a_request_ends(end: str) -> None:
-    """Hooks, parameters, buffers, flags, gradients, modes of PyTorch: all as they were, and the next answer the same to
-    the bit; what went wrong is told by its reason and field."""
-    model, asked, reason, field = ENDS[end]
-    assert_untouched_by(model(), asked, reason, field)
-
-
-def assert_untouched_by(module: nn.Module, asked: dict[str, Any], reason: str, field: str | None) -> None:
-    """Ask, look at everything, and ask again."""
-    served = worker(module)
-    first = flat(ask(served, X))
-    dice = torch.get_rng_state()
-    module.train()  # which is the owner's business: requests run in evaluation mode, and leave the flags alone
-    with untouched(module):
-        (found,) = map(outcome, served.answer([row(X, **asked)]))
-    assert torch.equal(dice, torch.get_rng_state())
-    told = (found.reason, found.field) if isinstance(found, ca.CutawayError) else ("", "")
-    assert told == (reason, told[1] if field is None else field), found
-    assert differences(flat(ask(served, X)), first) == []
-
-
-class Mask(nn.Module):
-    """Returns booleans."""
-
-    def forward(self, h: Tensor) -> Tensor:
-        return h > 0
-
-
-class Masked(failing_models.Sound):
+class Masked(Sound):
     """Has a module of booleans."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.mask = Mask()
+        self.mask = Through(lambda h: h > 0)
 
     def end(self, h: Tensor) -> Tensor:
         return super().end(h * self.mask(h))
@@ -176,26 +64,93 @@ class MaskedAndCaught(Masked):
             return self.c(h)
 
 
-def test_an_error_in_a_hook_that_the_model_rewords_is_still_told() -> None:
-    """A model that turns every exception into one of its own does not hide that the edit was at fault."""
-    assert_untouched_by(failing_models.Rewords(), {"edits": hook_fails("output", module="b")}, *SHAPE)
+End = tuple[type[nn.Module], dict[str, Any], str, str | None]
+"""How a request ends: what it is asked of, what is asked, and with which reason it fails, of which field. No reason is
+an answer; no field any."""
+
+SHAPE = ("EDIT_SHAPE", "edits[1].add.tensor")
 
 
-def test_an_edit_that_fails_in_an_explanations_pass_is_told_by_its_own_field() -> None:
-    """Whichever pass an edit fails in, the field at fault is the edit's."""
-    asked = {"edits": hook_fails("grad_output", module="b"), "attributions": [ca.Saliency()]}
-    assert_untouched_by(failing_models.Sound(), asked, *SHAPE)
+def hook_fails(at: str, **place: Any) -> dict[str, Any]:
+    """An edit that does not fit what it is for, behind one that does."""
+    return {"edits": [ca.Scale("a", factor=2.0), ca.Add(at=ca.Point(at), addend=SEVEN, **place)]}
 
 
-@pytest.mark.parametrize("model", [Masked, MaskedAndCaught])
-def test_what_a_hook_cannot_do_is_not_the_models_fault(model: type[nn.Module]) -> None:
-    """A reduction that PyTorch has no kernel for is refused by its field, also where the model catches everything."""
-    asked = {"captures": [ca.Capture("mask", reduce=ca.TopElements(1))]}
-    assert_untouched_by(model(), asked, "INVALID_VALUE", "captures[0].reduction.top_k")
+def in_a_hook(at: str, model: type[nn.Module] = Sound, **place: Any) -> End:
+    """The end of a request whose second edit fails."""
+    return (model, {**EVERYTHING, **hook_fails(at, **place)}, *SHAPE)
+
+
+TROUBLED: dict[str, Any] = {**EVERYTHING, "edits": [TROUBLE]}
+UNREDUCED: dict[str, Any] = {"captures": [ca.Capture("mask", reduce=ca.TopElements(1))]}
+
+ENDS: dict[str, End] = {
+    "answered": (Sound, {**EVERYTHING, **EXPLAINED}, "", ""),
+    "answered with edits": (Sound, {**TROUBLED, **EXPLAINED, "compare": True}, "", ""),
+    "answered after several backward passes": (Sound, {**EVERYTHING, "target": ca.TopK(3)}, "", ""),
+    "early": (Sound, {"captures": [ca.Capture("b", at="input", call=0)], "predictions": False}, "", ""),
+    "early, at an operator": (Sound, {"captures": [ca.Capture(op=":relu#0", call=0)], "predictions": False}, "", ""),
+    "early, in what catches everything": (
+        failing_models.CatchesAll, {"captures": [ca.Capture("b", call=0)], "predictions": False}, "", ""),
+    "early, in a generator": (
+        failing_models.Pieces, {"captures": [ca.Capture("b", call=0)], "predictions": False}, "", ""),
+    "exception in forward": (failing_models.RaisesLate, TROUBLED, "MODEL_FAILED", ""),
+    "exception in a generator": (failing_models.Pieces, TROUBLED, "MODEL_FAILED", ""),
+    "exception after meddling": (failing_models.Meddles, TROUBLED, "MODEL_FAILED", ""),
+    "exit in forward": (failing_models.Exits, TROUBLED, "MODEL_FAILED", ""),
+    "no memory in forward": (failing_models.RunsOut, TROUBLED, "OUT_OF_MEMORY", ""),
+    "exception in backward": (failing_models.Backfires, TROUBLED, "MODEL_FAILED", ""),
+    "exception in Captum's forward": (
+        failing_models.RaisesLate,
+        {"attributions": [ca.Saliency(), ca.IntegratedGradients(n_steps=3, baselines={"x": 1e6})]},
+        "MODEL_FAILED", "attributions[1]"),
+    "exception in Captum's backward": (
+        failing_models.Backfires, {**EXPLAINED, "edits": [TROUBLE]}, "METHOD_INAPPLICABLE", "attributions[1]"),
+    "exception in a hook": in_a_hook("output", module="b"),
+    "exception in a hook before": in_a_hook("input", module="b"),
+    "exception in a hook on the way back": in_a_hook("grad_output", module="b"),
+    "exception in a hook on the way back before": in_a_hook("grad_input", module="b"),
+    "exception in a hook on Captum's way back": (
+        Sound, {**EXPLAINED, **hook_fails("grad_output", module="a")}, "EDIT_SHAPE", None),
+    "exception in a hook in an explanation's pass alone": (
+        Sound, {"attributions": [ca.Saliency()], **hook_fails("grad_output", module="b")}, *SHAPE),
+    "exception in an operator's hook": in_a_hook("output", op=":relu#0"),
+    "exception in an operator's hook on the way back": in_a_hook("grad_output", op=":relu#0"),
+    "exception in a hook, caught by the model": in_a_hook("output", failing_models.Catches, module="b"),
+    "exception in a hook, caught like everything": in_a_hook("input", failing_models.CatchesAll, module="b"),
+    "exception in a hook, reworded by the model": (
+        failing_models.Rewords, hook_fails("output", module="b"), *SHAPE),
+    "exception in an operator's hook, caught by the model": in_a_hook(
+        "output", failing_models.Catches, op="b:linear#0"),
+    "what a hook cannot do": (Masked, UNREDUCED, "INVALID_VALUE", "captures[0].reduction.top_k"),
+    "what a hook cannot do, caught by the model": (
+        MaskedAndCaught, UNREDUCED, "INVALID_VALUE", "captures[0].reduction.top_k"),
+    "reply too large": (Sound, {**EVERYTHING, "max_reply_bytes": 100}, "REPLY_TOO_LARGE", "options.max_reply_bytes"),
+    "deadline before": (Sound, {**EVERYTHING, "deadline_s": -1.0}, "DEADLINE_EXCEEDED", ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("model", "asked", "reason", "field"), ENDS.values(), ids=ENDS)
+def test_the_model_is_as_before_however_a_request_ends(
+    model: type[nn.Module], asked: dict[str, Any], reason: str, field: str | None
+) -> None:
+    """Hooks, parameters, buffers, flags, gradients, modes of PyTorch: all as they were, and the next answer the same to
+    the bit; what went wrong is told by its reason and field, whatever the model makes of the error."""
+    module = model()
+    served = worker(module)
+    first = flat(ask(served, X))
+    dice = torch.get_rng_state()
+    module.train()  # which is the owner's business: requests run in evaluation mode, and leave the flags alone
+    with untouched(module):
+        (found,) = map(outcome, served.answer([row(X, **asked)]))
+    assert torch.equal(dice, torch.get_rng_state())
+    told = (found.reason, found.field) if isinstance(found, ca.CutawayError) else ("", "")
+    assert told == (reason, told[1] if field is None else field), found
+    assert differences(flat(ask(served, X)), first) == []
 
 
 @pytest.mark.parametrize("model", [failing_models.IsCancelled, failing_models.EndsAGenerator])
-def test_whatever_a_model_raises_ends_its_own_request(model: type[failing_models.Sound]) -> None:
+def test_whatever_a_model_raises_ends_its_own_request(model: type[Sound]) -> None:
     """Cancellation and the like, which are no `Exception`, are a reply too: the rest of the batch is answered."""
     replies = worker(model()).answer([row(X), row(X, edits=[TROUBLE]), row(X)])
     assert [isinstance(outcome(reply), ca.CutawayError) for reply in replies] == [False, True, False]
@@ -236,7 +191,7 @@ def _unless(found: Outcome, reason: str) -> str:
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
 def test_the_mode_of_the_caller_does_not_matter(mode: Callable[[], AbstractContextManager[None]]) -> None:
     """In whatever grad mode a worker is asked, it answers the same, and leaves the mode as it is."""
-    served = worker(failing_models.Sound())
+    served = worker(Sound())
     expected = flat(ask(served, X, **EVERYTHING, **EXPLAINED))
     with mode():
         found = flat(ask(served, X, **EVERYTHING, **EXPLAINED))
@@ -290,7 +245,7 @@ def test_a_generator_that_is_closed_leaves_no_hook() -> None:
 
 def test_what_is_left_behind_is_found() -> None:
     """What the tests above rest on is no empty promise: each kind of trace is seen."""
-    model = failing_models.Sound()
+    model = Sound()
     before = State.of(model)
     handle = model.a.register_forward_hook(lambda *_: None)
     model.b.weight.register_hook(lambda gradient: gradient)

@@ -100,18 +100,6 @@ def test_no_graph_without_gradients(asked: str) -> None:
     assert result.provenance.backwards == 0
 
 
-def test_values_come_out_of_no_graph() -> None:
-    """A hook of the owner's own sees outputs that require no gradient; with gradients asked for, it does."""
-    model = Watched()
-    seen: list[bool] = []
-    handle = model.conv.register_forward_hook(lambda _, __, output: seen.append(output.requires_grad))
-    served = worker(model)
-    ask(served, X, captures="**")
-    ask(served, X, captures=[ca.Capture("last", at="grad_input")])
-    handle.remove()
-    assert seen == [False, True]
-
-
 class Masks(TorchDispatchMode):
     """Notes which of its gradients each convolution's backward pass computes: input, weight, bias."""
 
@@ -214,20 +202,6 @@ def test_forward_runs_on_while_something_may_be_wanted(case: str) -> None:
     """A capture of every call, a glob of operators and a target are not done before forward has ended."""
     log, _ = logged(**RUNS_ON[case], predictions=False)
     assert log.ran == ALL
-
-
-@pytest.mark.parametrize(
-    "edit",
-    [ca.Scale("last", factor=2.0), ca.Scale("last", factor=2.0, call=0), ca.Scale(op=":gelu#0", factor=2.0)],
-    ids=["module", "call", "operator"],
-)
-def test_an_edit_behind_the_stop_is_told_to_be_of_no_effect(edit: ca.Edit) -> None:
-    """What forward would have reached is no error, and not blamed on the model; but the caller hears of it."""
-    log, result = logged(captures=[ca.Capture("conv", call=0)], edits=[edit], predictions=False)
-    assert log.ran == ["conv"]
-    (warning,) = result.warnings
-    assert (warning.code, warning.subject) == ("EDIT_WITHOUT_EFFECT", "edits[0]")
-    assert "forward stopped before" in warning.message
 
 
 # Passes.

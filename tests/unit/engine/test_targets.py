@@ -22,15 +22,10 @@ from cutaway.engine.methods import captum_call as explaining
 from cutaway.engine.model.inspected_model import InspectedModel
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Values
 from cutaway.engine.passes.targets import resolve_for_output
+from tests.support.checked_attributions import CHECKED, noise
 
 ROWS = 3
-CHECKED = (CheckMode.SAME_PASS, CheckMode.INDEPENDENT)
 RELATIVE = 1e-5
-
-
-def noise(*shape: int, seed: int = 1) -> Tensor:
-    """Seeded numbers."""
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 X = {"x": noise(ROWS, 2, 6, 6)}
@@ -118,21 +113,16 @@ class Kind:
             returned = model(x)
             return returned[self.read] if self.read else returned
         calls: list[Tensor] = []
-        handle = model.get_submodule(self.read).register_forward_hook(lambda *args: calls.append(self.first(args[2])))
-        with_hook(model, x, handle)
+        place = model.get_submodule(self.read)
+        handle = place.register_forward_hook(lambda *args: calls.append(self.first(args[2])))
+        model(x)
+        handle.remove()
         return calls[0]
 
     def scalars(self, model: nn.Module, x: Tensor) -> Tensor:
         """[batch], row by row; rows past the batch's are the same examples again, as on a path."""
         output = self.forward(model, x)
         return torch.stack([self.scalar(row, number % ROWS) for number, row in enumerate(output)])
-
-
-def with_hook(model: nn.Module, x: Tensor, handle: Any) -> None:
-    try:
-        model(x)
-    finally:
-        handle.remove()
 
 
 BEST = net()(X["x"]).argsort(1, descending=True).tolist()
@@ -217,10 +207,8 @@ def test_a_targets_value_and_gradients_are_those_of_one_line_a_row(name: str) ->
     result = ask(net(kind.returns), target=kind.target, input_gradients=(), captures=captures)
     model, x, inside = net(kind.returns), X["x"].clone().requires_grad_(), list[Tensor]()
     handle = model.conv1.register_forward_hook(lambda *args: inside.append(args[2]))
-    try:
-        scalars = kind.scalars(model, x)
-    finally:
-        handle.remove()
+    scalars = kind.scalars(model, x)
+    handle.remove()
     at_input, at_conv, at_weight = torch.autograd.grad(scalars.sum(), (x, inside[0], model.conv1.weight))
     assert close(result.target_values, scalars)
     assert close(result.input_gradients["x"], at_input)
@@ -232,7 +220,8 @@ def test_a_batch_of_one_may_have_a_number_without_axes() -> None:
     """An output of no axes belongs to the one example that there is; of three, to none."""
     model = Net(lambda logits, _: logits.square().sum()).eval()
     alone = {"x": X["x"][:1]}
-    for target in (ca.PredictedClass(), ca.ClassIndex((0,)), ca.OutputSum(), ca.MultiIndex(((),))):
+    vector = ca.Cotangent(np.ones_like(ask(model, alone).predictions["output"]))  # of the output's own shape
+    for target in (ca.PredictedClass(), ca.ClassIndex((0,)), ca.OutputSum(), ca.MultiIndex(((),)), vector):
         x = alone["x"].clone().requires_grad_()
         (gradient,) = torch.autograd.grad(model(x), x)
         result = ask(model, alone, target=target, input_gradients=())
@@ -467,6 +456,9 @@ BAD: dict[str, tuple[Target, str, str, str]] = {
     "neuron with an axis too few": (ca.Neuron("conv2", (0, 0)), "classes", "TARGET_SHAPE", "neuron.index"),
     "neuron outside": (ca.Neuron("conv2", (4, 0, 0)), "classes", "TARGET_RANGE", "neuron.index"),
     "neuron from the end": (ca.Neuron("conv2", (0, 0, -1)), "classes", "TARGET_RANGE", "neuron.index"),
+    "neuron of an unknown module": (ca.Neuron("conv3", (0,)), "classes", "MODULE_NOT_FOUND", "neuron.module"),
+    "neuron of the model": (ca.Neuron("", (0,)), "classes", "MODULE_NOT_FOUND", "neuron.module"),
+    "two classes for three numbers": (ca.ClassIndex((0, 0)), "numbers", "TARGET_MISMATCH", "class_index"),
 }  # fmt: skip
 
 
@@ -516,33 +508,3 @@ def test_a_target_that_nothing_leads_to_is_refused_where_gradients_are_asked_for
         ask(model, target=ca.OutputSum(), captures=captures)
     assert (caught.value.reason, caught.value.field) == ("NOT_DIFFERENTIABLE", "target")
     assert close(ask(model, target=ca.OutputSum()).target_values, model(X["x"]).sum(1))
-
-
-@pytest.mark.parametrize("module", ["conv3", ""])
-def test_a_neuron_of_no_module_is_refused(module: str) -> None:
-    """Of an unknown one, and of the model itself, whose outputs have targets of their own."""
-    with pytest.raises(ca.InvalidArgument) as caught:
-        ask(net(), target=ca.Neuron(module, (0,)))
-    assert (caught.value.reason, caught.value.field) == ("MODULE_NOT_FOUND", "target.neuron.module")
-
-
-def test_an_explanations_neuron_of_no_module_is_refused_by_its_field() -> None:
-    """The field's name has each part once."""
-    with pytest.raises(ca.InvalidArgument) as caught:
-        ask(net(), attributions=(ca.Saliency(target=ca.Neuron("conv3", (0,))),))
-    assert caught.value.field == "attributions[0].target.neuron.module"
-
-
-def test_numbers_take_one_index_or_one_a_row_too() -> None:
-    """Of an output [batch] as of one with classes."""
-    with pytest.raises(ca.InvalidArgument, match="TARGET_MISMATCH"):
-        ask(net("numbers"), target=ca.ClassIndex((0, 0)))
-
-
-def test_a_vector_of_the_outputs_own_shape_fits_where_that_has_no_axes() -> None:
-    """The contract says: of the output's shape, which for a batch of one may be none."""
-    model = Net(lambda logits, _: logits.square().sum()).eval()
-    alone = {"x": X["x"][:1]}
-    shown = ask(model, alone).predictions["output"]
-    result = ask(model, alone, target=ca.Cotangent(np.full_like(shown, 2.0)))
-    assert close(result.target_values, 2 * shown.reshape(1))
