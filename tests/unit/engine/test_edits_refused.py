@@ -198,18 +198,12 @@ BAD: dict[str, tuple[Callable[[ca.Client], object], str, str, str]] = {
     "rows where axis 0 is no batch": (
         edited(ca.Zero("flat", rows=(0,)), "odd"), "ROW_RANGE", "edits[1].rows",
         "the value has shape [4, 3]: axis 0 is not the batch of 3, so it has no rows"),
-    "rows of a gradient where axis 0 is no batch": (
-        edited(ca.Zero("flat", at="grad_output", rows=(0,)), "odd", **GRADIENTS), "ROW_RANGE", "edits[1].rows",
-        "the value has shape [4, 3]: axis 0 is not the batch of 3, so it has no rows"),
     "mixed rows where axis 0 is no batch": (
         edited(ca.Mix("flat", weight=0.5, permutation=(1, 0, 2)), "odd"), "ROW_RANGE", "edits[1].mix.permutation",
         "the value has shape [4, 3]: axis 0 is not the batch of 3"),
     "permutation with a row twice": (
         edited(ca.Mix("block", weight=0.5, permutation=(0, 0, 1))), "PERMUTATION_INVALID", "edits[1].mix.permutation",
         "[0, 0, 1] is no permutation of the batch's rows 0 to 2"),
-    "permutation that is too short": (
-        edited(ca.Mix("block", weight=0.5, permutation=(1, 0))), "PERMUTATION_INVALID", "edits[1].mix.permutation",
-        "[1, 0] is no permutation of the batch's rows 0 to 2"),
     "replacement of another shape": (
         edited(ca.Replace("block", tensor=np.ones((ROWS, 4), np.float32))), "EDIT_SHAPE", "edits[1].replace.tensor",
         "a tensor of shape [3, 4] does not broadcast against the [3, 5] edited"),
@@ -234,18 +228,12 @@ BAD: dict[str, tuple[Callable[[ca.Client], object], str, str, str]] = {
     "call that is not made": (
         edited(ca.Zero("block", call=3), "thrice"), "CALL_NOT_FOUND", "edits[1].call",
         "there is no call 3 of 'block': it was called 3 times"),
-    "second call of one": (
-        edited(ca.Zero("block", call=1)), "CALL_NOT_FOUND", "edits[1].call",
-        "there is no call 1 of 'block': it was called once"),
     "call of what is never called": (
         edited(ca.Zero("never", call=0), "odd"), "CALL_NOT_FOUND", "edits[1].call",
         "there is no call 0 of 'never': it was called never"),
     "call of an operator that is not made": (
         edited(ca.Zero(op="block:relu#0", call=1)), "CALL_NOT_FOUND", "edits[1].call",
         "there is no call 1 of 'block:relu#0': it was called once"),
-    "operator that does not run": (
-        edited(ca.Zero(op="block:relu#1")), "OP_NOT_FOUND", "edits[1].op",
-        "no operator 'block:relu#1' ran; nearest: block:relu#0"),
     "operator with another name": (
         edited(ca.Zero(op="block:rellu#0")), "OP_NOT_FOUND", "edits[1].op",
         "no operator 'block:rellu#0' ran; nearest: block:relu#0"),
