@@ -152,8 +152,12 @@ def companions(answers: Sequence[Outcome]) -> list[int]:
     return [each.provenance.companions for each in answers if isinstance(each, ca.InspectResult)]
 
 
+def numbers(seed: int, *shape: int) -> Inputs:
+    return {"x": torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).double()}
+
+
 def images(seed: int, rows: int = 1, size: int = 6) -> Inputs:
-    return {"x": torch.randn(rows, 1, size, size, generator=torch.Generator().manual_seed(seed)).double()}
+    return numbers(seed, rows, 1, size, size)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -276,7 +280,7 @@ COUPLED: dict[str, Callable[[Coupled, Tensor], Tensor]] = {
 def test_rows_that_do_not_keep_apart_do_not_meet(how: str) -> None:
     """Whoever shares a model with others is told about his own rows: where that cannot be proven, he is alone."""
     subject = subject_of(Coupled(COUPLED[how]).double())
-    inputs = [{"x": torch.randn(1, 6, generator=torch.Generator().manual_seed(seed)).double()} for seed in range(3)]
+    inputs = [numbers(seed, 1, 6) for seed in range(3)]
     assert_as_alone_or_random(how, subject, [Ask(R(input_gradients=()), each) for each in inputs])
     inside = R(captures=(ca.Capture("inner", at=POINTS),), input_gradients=())
     assert_as_alone_or_random(how, subject, [Ask(inside, each) for each in inputs])
@@ -302,9 +306,8 @@ def test_masks_that_cut_the_batch_keep_requests_apart() -> None:
     subject = subject_of(wired(cut, inner=nn.Identity, fc=lambda: nn.Linear(3, 5))().double())
     asks = []
     for length in (4, 2, 3):
-        x = torch.randn(1, 4, 3, generator=torch.Generator().manual_seed(length)).double()
         mask = (torch.arange(4) < length).long()[None]
-        asks.append(Ask(R(captures=(ca.Capture("inner"),)), {"x": x, "mask": mask}))
+        asks.append(Ask(R(captures=(ca.Capture("inner"),)), {**numbers(length, 1, 4, 3), "mask": mask}))
     assert_as_alone(subject, asks)
 
 
@@ -326,7 +329,7 @@ def test_targets_in_other_outputs_do_not_mix() -> None:
     captures = (ca.Capture("left", at=POINTS), ca.Capture("right", at=POINTS))
     asks = []
     for seed, output in enumerate(("left", "right", "", "right", "left")):
-        inputs = {"x": torch.randn(1, 4, generator=torch.Generator().manual_seed(seed)).double()}
+        inputs = numbers(seed, 1, 4)
         target = ca.ClassIndex((1,), output=output)
         asks.append(Ask(R(captures=captures, target=target, input_gradients=()), inputs))
         asks.append(Ask(R(attributions=(ca.Saliency(target=target),), check=OFF), inputs))
@@ -342,7 +345,7 @@ def test_a_layer_whose_rows_lie_elsewhere_is_explained_alone() -> None:
 
     subject = subject_of(wired(turned, inner=nn.Identity, fc=lambda: nn.Linear(3, 5))().double())
     request = R(attributions=(ca.LayerActivation(layer="inner"), ca.LayerGradientXActivation(layer="inner")), check=OFF)
-    inputs = [{"x": torch.randn(1, 3, generator=torch.Generator().manual_seed(seed)).double()} for seed in range(3)]
+    inputs = [numbers(seed, 1, 3) for seed in range(3)]
     assert_as_alone(subject, [Ask(request, each) for each in inputs])
 
 
@@ -403,7 +406,7 @@ def _methods(inputs: Inputs) -> tuple[ca.Attribution, ...]:
 def test_a_model_whose_rows_depend_on_each_other_says_so() -> None:
     """Several rows of such a model are answered with a warning; one row, which has no company, is not."""
     subject = subject_of(Coupled(COUPLED["the mean of the batch"]).double())
-    rows = {"x": torch.randn(3, 6, generator=torch.Generator().manual_seed(0)).double()}
+    rows = numbers(0, 3, 6)
     inspect_all(subject, [Ask(R(), rows), Ask(R(), rows)])  # where two meet, it is found out
     several, one = (
         [each.code for each in inspect(subject, R(), {"x": rows["x"][:count]}).warnings] for count in (3, 1)
@@ -442,7 +445,7 @@ class AtAKink(nn.Module):
 def test_a_unit_that_rounding_turns_over_is_no_dependence() -> None:
     """Where company changes a gradient by rounding alone, at one row and not at others, nobody is told that rows
     depend on each other; requests are answered one by one all the same, each as alone."""
-    rows = {"x": torch.randn(2, 6, generator=torch.Generator().manual_seed(0)).double()}
+    rows = numbers(0, 2, 6)
     subject = subject_of(AtAKink(rows["x"][0]).double())
     asks = [Ask(R(input_gradients=("x",)), rows) for _ in range(2)]
     together = inspect_all(subject, asks)
