@@ -69,32 +69,24 @@ QUESTIONS: dict[str, dict[str, Any]] = {
     "a type": {"captures": [ca.Capture("*", at=ALL, data_type="float64")]},
     "reply type": {"captures": [ca.Capture("*", at=ALL)], "input_gradients": True, "reply_data_type": "float16"},
     "a gradient of a value too large for its type": {
-        "captures": [ca.Capture("head", at="grad_output", data_type="float16")],
-        "edits": [ca.Add("head", addend=1e6)],
-    },
+        "captures": [ca.Capture("head", at="grad_output", data_type="float16")], "edits": [ca.Add("head", addend=1e6)]},
     "an operator": {"captures": [ca.Capture(op=":relu#1", at=ALL), ca.Capture(op=":relu#0", at="grad_output")]},
     "operators": {"captures": [ca.Capture(op=":*#*", at=ALL)]},
     "some operators": {"captures": [ca.Capture(op="*:linear#*", at=("grad_input", "output"))]},
     "gradients": {"input_gradients": True, "captures": [ca.Capture(parameter="*.weight")]},
     "reduced gradient": {"captures": [ca.Capture(parameter="head.weight", reduce=ca.Norm((1,)))]},
     "several targets": {
-        "target": ca.TopK(2),
-        "captures": [ca.Capture("twice", at=ALL), ca.Capture(parameter="head.*"), ca.Capture("total", at=ALL[:2])],
-        "input_gradients": True,
-        "attributions": [ca.Saliency(inputs=("x",))],
-    },
+        "target": ca.TopK(2), "input_gradients": True, "attributions": [ca.Saliency(inputs=("x",))],
+        "captures": [ca.Capture("twice", at=ALL), ca.Capture(parameter="head.*"), ca.Capture("total", at=ALL[:2])]},
     "a neuron": {"target": ca.Neuron("twice", (2,)), "input_gradients": True},
     "edits": {
-        "edits": [ca.Scale("twice", factor=0.5), ca.Zero("head", at="grad_output")],
-        "compare": True,
-        "captures": [ca.Capture("twice", at=ALL)],
-    },
+        "edits": [ca.Scale("twice", factor=0.5), ca.Zero("head", at="grad_output")], "compare": True,
+        "captures": [ca.Capture("twice", at=ALL)]},
     "stopping early": {"predictions": False, "captures": [ca.Capture("twice", call=0)]},
     "no predictions": {"predictions": False, "captures": ["twice"]},
     "explained": {"attributions": [*INPUT_METHODS, *LAYER_METHODS]},
     "explained at a layer called twice": {
-        "attributions": [ca.LayerActivation(layer="again"), ca.LayerGradientXActivation(layer="again")],
-    },
+        "attributions": [ca.LayerActivation(layer="again"), ca.LayerGradientXActivation(layer="again")]},
     "explained at a layer of several tensors": {"attributions": [ca.LayerActivation(layer="split")]},
     "explained, unchecked": {"attributions": [*INPUT_METHODS, *LAYER_METHODS], "check": "off"},
     "explained in half": {"attributions": [*INPUT_METHODS, *LAYER_METHODS], "reply_data_type": "float16"},
@@ -102,13 +94,10 @@ QUESTIONS: dict[str, dict[str, Any]] = {
         "attributions": [
             ca.NeuronGradient(neuron=ca.Neuron("twice", (1,)), inputs=("x",)),
             ca.Saliency(inputs=("x",), target=ca.Neuron("head", (1,))),
-            ca.NeuronFeatureAblation(neuron=ca.Neuron("head", (1,)), inputs=("x",)),
-        ]
-    },
+            ca.NeuronFeatureAblation(neuron=ca.Neuron("head", (1,)), inputs=("x",))]},
     "judged": {
-        "attributions": [ca.Saliency(inputs=("x",), metrics=(ca.Infidelity(n_samples=2), ca.SensitivityMax()))],
-    },
-}
+        "attributions": [ca.Saliency(inputs=("x",), metrics=(ca.Infidelity(n_samples=2), ca.SensitivityMax()))]},
+}  # fmt: skip
 
 
 def outlines(result: ca.InspectResult) -> dict[str, Outline]:
@@ -188,9 +177,7 @@ BAD: dict[str, dict[str, Any]] = {
     "not so many": {"captures": [ca.Capture("head", at="grad_output", reduce=ca.TopElements(9))]},
     "no mean of whole numbers": {"captures": [ca.Capture("whole", reduce=ca.Mean((1,)))]},
     "too large for the type": {
-        "captures": [ca.Capture("head", data_type="float16")],
-        "edits": [ca.Add("head", addend=1e6)],
-    },
+        "captures": [ca.Capture("head", data_type="float16")], "edits": [ca.Add("head", addend=1e6)]},
     "too large for the reply": {"reply_data_type": "float16", "edits": [ca.Add("head", addend=1e6)]},
     "captured in two ways": {"captures": ["head", ca.Capture("head", data_type="float16")]},
     "no such class": {"target": 7},
@@ -203,21 +190,19 @@ BAD: dict[str, dict[str, Any]] = {
     "no layer": {"attributions": [ca.LayerActivation(layer="nowhere")]},
     "target of an explanation": {"attributions": [ca.Saliency(inputs=("x",), target=ca.ClassIndex((9,)))]},
     "neuron of an explanation": {
-        "attributions": [ca.Saliency(inputs=("x",)), ca.NeuronGradient(neuron=ca.Neuron("head", (9,)), inputs=("x",))]
-    },
+        "attributions": [ca.Saliency(inputs=("x",)), ca.NeuronGradient(neuron=ca.Neuron("head", (9,)), inputs=("x",))]},
     "silent neuron": {"attributions": [ca.NeuronGradient(neuron=ca.Neuron("never", (0,)), inputs=("x",))]},
     "target at a silent neuron": {"attributions": [ca.Saliency(inputs=("x",), target=ca.Neuron("never", (0,)))]},
     "baseline": {"attributions": [ca.IntegratedGradients(inputs=("x",), baselines={"x": np.zeros((5, 5))})]},
     "samples of bound rows": {
         "target": ca.CrossEntropy((0, 1, 2)),
-        "attributions": [ca.GradientShap(inputs=("x",), baselines={"x": np.zeros((2, 4), np.float32)})],
-    },
+        "attributions": [ca.GradientShap(inputs=("x",), baselines={"x": np.zeros((2, 4), np.float32)})]},
     "no classes": {"explain_if": ca.ExplainIf(probability_at_least=0.5)},
     "edit of nothing": {"edits": [ca.Zero("nowhere")]},
     "edit of a call": {"edits": [ca.Zero("head", call=4)]},
     "edit of an operator": {"edits": [ca.Zero(op=":tanh#0", at="grad_output")]},
     "edit of gradients of ids": {"edits": [ca.Zero("words", at="grad_input")]},
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("asked", BAD.values(), ids=BAD)

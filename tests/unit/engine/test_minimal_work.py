@@ -165,16 +165,12 @@ STOPS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "behind an operator": ({"captures": [ca.Capture(op=":tanh#0", call=0)]}, ["conv", "act"]),
     "behind what a glob names": ({"captures": [ca.Capture("con?", call=0)]}, ["conv"]),
     "behind the last of several": (
-        {"captures": [ca.Capture("act", call=0), ca.Capture("conv", at=("input", "output"), call=0)]},
-        ["conv", "act"],
-    ),
+        {"captures": [ca.Capture("act", call=0), ca.Capture("conv", at=("input", "output"), call=0)]}, ["conv", "act"]),
     "behind the first call": ({"captures": [ca.Capture("twice", call=0)]}, ["conv", "act", "twice"]),
     "behind the second call": ({"captures": [ca.Capture("twice", call=1)]}, ["conv", "act", "twice", "twice"]),
     "behind an edit": (
-        {"captures": [ca.Capture("act", call=0)], "edits": [ca.Scale("conv", factor=2.0)]},
-        ["conv", "act"],
-    ),
-}
+        {"captures": [ca.Capture("act", call=0)], "edits": [ca.Scale("conv", factor=2.0)]}, ["conv", "act"]),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("stop", STOPS)
