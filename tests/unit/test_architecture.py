@@ -50,7 +50,7 @@ OPTIONAL_PACKAGES = {
     "cutaway.views.pictures": {"PIL"},
     "cutaway.views.frames": {"pandas", "xarray"},
     "cutaway.views.programs.languages": {"yaml"},
-    **{f"cutaway.views.tables.{name}": {"rich"} for name in ("reply", "cells", "attributions", "predictions")},
+    "cutaway.views.tables": {"rich"},
 }
 """Packages outside the base install that a function of a module imports. Without them, compression raises an error that
 says what to install, as displays and plots do; the trace context does nothing."""

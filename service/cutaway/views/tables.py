@@ -1,0 +1,368 @@
+"""Results as tables for a terminal: rich renderables, for the command line and for any script.
+
+    from rich.console import Console
+
+    Console().print(*tables.result_tables(result))
+
+Names that the model's author chose become `Text`, never markup: ``layers[0]`` is a name and no style.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import asdict
+
+import numpy as np
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from cutaway.contract.results import AttributionResult, Check, Estimate, InspectResult, TokenAttribution, Verdict
+from cutaway.contract.results.arrays import POSITIONS, captures, entries
+from cutaway.contract.results.summary import outline
+from cutaway.contract.tensors import Array, bytes_of
+
+MAX_ROWS = 20
+"""The most examples in a table, and tokens of an example; the others are counted."""
+_MAX_VALUES = 4  # how many elements of a tensor `_first_values` shows
+
+VERDICT_STYLES = {
+    Verdict.AGREES: "green",
+    Verdict.DISAGREES: "bold red",
+    Verdict.INCONCLUSIVE: "yellow",
+    Verdict.NOT_APPLICABLE: "dim",
+}
+
+
+def result_tables(result: InspectResult) -> Iterator[RenderableType]:
+    """Yields the tables of all parts of ``result`` that are not empty."""
+    if result.estimate is not None:
+        yield estimate_table(result.estimate)
+    if result.classes or result.predictions or result.unedited:
+        yield prediction_table(result)
+    if _needs_target_table(result):
+        yield target_table(result)
+    if result.captures:
+        yield capture_table(result)
+    if result.input_gradients:
+        yield gradient_table(result)
+    if result.parameter_gradients:
+        yield parameter_table(result)
+    if result.attributions:
+        yield attribution_table(result)
+    if result.warnings:
+        yield warning_lines(result)
+    yield timing_table(result)
+    yield provenance_line(result)
+
+
+# The parts of tables
+
+
+def empty_table(title: str, *columns: str, numbers: int = 0, folds: Collection[str] = ()) -> Table:
+    """Returns a table without rows, in the style of all tables.
+
+    Args:
+        title: the line above the table.
+        columns: the names of the columns.
+        numbers: how many columns, counted from the last, are aligned right.
+        folds: columns whose cells take several lines where the terminal is narrow.
+    """
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True, title=title)
+    table.title_justify, table.title_style, table.caption_justify = "left", "bold", "left"
+    for index, column in enumerate(columns):
+        right = index >= len(columns) - numbers
+        table.add_column(column, justify="right" if right else "left", no_wrap=column not in folds, overflow="fold")
+    return table
+
+
+def module_text(name: str) -> str:
+    """Returns ``name``; for the module that is the whole model, and has an empty name, ``(the model)``."""
+    return name or "(the model)"
+
+
+def verdict_text(verdict: Verdict) -> Text:
+    """Returns a verdict in its colour."""
+    return Text(verdict.value, style=VERDICT_STYLES[verdict])
+
+
+def _count_hidden_rows(table: Table, rows: int) -> None:
+    """Writes below ``table`` how many of ``rows`` it does not show."""
+    if rows > MAX_ROWS:
+        table.caption = f"and {rows - MAX_ROWS} more"
+
+
+def _first_values(array: Array | None) -> Text:
+    """Returns the first few elements of ``array``."""
+    if array is None:
+        return Text("")
+    more = [Text("...")] if array.size > _MAX_VALUES else []
+    return Text(" ").join([*map(_number_text, array.reshape(-1)[:_MAX_VALUES]), *more])
+
+
+def _statistics(array: Array) -> tuple[Text, Text, Text]:
+    """Returns the minimum, mean and maximum of ``array``; dashes for an array without elements."""
+    if not array.size:
+        return Text("-"), Text("-"), Text("-")
+    values = array if array.dtype.kind in "iu" else array.astype(np.float64)  # so that means are finite
+    return _number_text(values.min()), _number_text(values.mean()), _number_text(values.max())
+
+
+def _number_text(value: float | np.generic) -> Text:
+    """Returns an integer with all digits, another number with three; NaN and infinity in red."""
+    if isinstance(value, np.integer):
+        return Text(str(value))
+    number = float(value)
+    return Text(f"{number:.3g}", style="" if math.isfinite(number) else "bold red")
+
+
+# Predictions, targets, captured tensors and gradients
+
+
+def prediction_table(result: InspectResult) -> RenderableType:
+    """Returns a table of the predicted classes; of the outputs, for a model without classes or with several outputs.
+
+    If the result has the prediction of the unedited model too, a change is written as ``before -> after``.
+    """
+    if not result.classes:
+        return _outputs(result, "Prediction")
+    if len(result.predictions) <= 1:
+        return _classes(result)
+    return Group(_classes(result), "", _outputs(result, "Outputs"))
+
+
+def _classes(result: InspectResult) -> Table:
+    show_label = any(prediction.label for prediction in result.classes)
+    targets = {"target": result.targets, "target's value": result.target_values}
+    shown = {} if _needs_target_table(result) else {name: array for name, array in targets.items() if array is not None}
+    explained = [] if result.explained_rows is None else [result.explained_rows]
+    names = ["example", "class", *["label"] * show_label, "probability", *shown, *["explained"] * len(explained)]
+    table = empty_table("Prediction", *names, numbers=1 + len(shown), folds=("label",))
+    unedited = result.unedited_classes or result.classes
+    for index, (before, after) in enumerate(zip(unedited, result.classes[:MAX_ROWS])):
+        passes = [before, after] if result.unedited_classes else [after]
+        table.add_row(
+            str(index),
+            _change(str(before.index), str(after.index)),
+            *[_change(before.label, after.label, "bold")] * show_label,
+            Text(" -> ").join(
+                Text(f"{each.probability:.1%}", style="bold" if each.probability >= 0.5 else "") for each in passes
+            ),
+            *(_number_text(array[index]) for array in shown.values()),
+            *("yes" if rows[index] else "no" for rows in explained),
+        )
+    _count_hidden_rows(table, len(result.classes))
+    return table
+
+
+def _change(before: str, after: str, style: str = "") -> Text:
+    """Returns ``cat -> dog``, or ``dog`` if it did not change."""
+    return Text.assemble("" if before == after else f"{before} -> ", (after, style))
+
+
+def _outputs(result: InspectResult, title: str) -> Table:
+    columns = {"first values": result.predictions, "unedited": result.unedited}
+    shown = {column: outputs for column, outputs in columns.items() if outputs}
+    table = empty_table(title, "output", "tensor", *shown, folds=("output", *shown))
+    for name, array in {**result.unedited, **result.predictions}.items():
+        table.add_row(Text(name), outline(array), *(_first_values(outputs.get(name)) for outputs in shown.values()))
+    return table
+
+
+def _needs_target_table(result: InspectResult) -> bool:
+    """Returns whether targets need their own table: several per example, or no predicted classes beside them."""
+    values = result.target_values
+    return values is not None and (values.ndim > 1 or not result.classes)
+
+
+def target_table(result: InspectResult) -> Table:
+    """Returns a table of the targets: the class, if the target is one, and the value of the target scalar."""
+    values = np.zeros(0) if result.target_values is None else result.target_values
+    classes = [] if result.targets is None else [result.targets.reshape(-1)]
+    per_example = values.shape[1] if values.ndim > 1 else 1
+    names = ["example", *["class"] * len(classes), "value"]
+    table = empty_table("Targets", *names, numbers=len(names) - 1)
+    for index, value in enumerate(values.reshape(-1)[:MAX_ROWS]):
+        table.add_row(str(index // per_example), *(str(each[index]) for each in classes), _number_text(value))
+    _count_hidden_rows(table, values.size)
+    return table
+
+
+def capture_table(result: InspectResult) -> Table:
+    """Returns a table of the captured tensors, with their paths behind the points.
+
+    After a reduction to the largest elements, the row also has the positions of the first of them.
+    """
+    positions = {entry.place: entry.array for entry in entries(result) if entry.kind == POSITIONS}
+    show_call = any(place.call for place, _ in captures(result))
+    names = ["module", "point", *["call"] * show_call, "tensor", *["positions"] * bool(positions)]
+    folds = ("module", "point", "positions")
+    table = empty_table("Captures", *names, "min", "mean", "max", numbers=3, folds=folds)
+    for place, array in captures(result):
+        cells = [Text(module_text(place.module)), Text(place.point.value + place.path)]
+        cells += [Text(str(place.call))] * show_call
+        first = [_first_values(positions.get(place))] * bool(positions)
+        table.add_row(*cells, outline(array), *first, *_statistics(array))
+    return table
+
+
+def gradient_table(result: InspectResult) -> Table:
+    """Returns a table of the target's gradients at the inputs."""
+    return _arrays("Input gradients", "input", result.input_gradients)
+
+
+def parameter_table(result: InspectResult) -> Table:
+    """Returns a table of the parameters: the gradients of the sum of all examples' targets."""
+    return _arrays("Parameter gradients", "parameter", result.parameter_gradients)
+
+
+def _arrays(title: str, kind: str, arrays: Mapping[str, Array]) -> Table:
+    table = empty_table(title, kind, "tensor", "min", "mean", "max", numbers=3, folds=(kind,))
+    for name, array in arrays.items():
+        table.add_row(Text(name), outline(array), *_statistics(array))
+    return table
+
+
+# Attributions with their checks, metrics and tokens
+
+
+def attribution_table(result: InspectResult) -> Group:
+    """Returns the values of every attribution, and below them its checks, its metrics and its sums by token."""
+    attributions = result.attributions
+    blocks: list[RenderableType] = [_attributions(attributions)]
+    if any(attribution.checks for attribution in attributions):
+        blocks.append(_checks(attributions))
+    if any(attribution.metrics for attribution in attributions):
+        blocks.append(_metrics(attributions))
+    for attribution in attributions:
+        if attribution.tokens is not None:
+            blocks += _token_tables(attribution, attribution.tokens)
+    return Group(*[part for block in blocks for part in ("", block)][1:])
+
+
+def _attributions(attributions: tuple[AttributionResult, ...]) -> Table:
+    methods = {(attribution.method, attribution.layer) for attribution in attributions}
+    show_class = len(methods) < len(attributions)  # a method for several classes: only the class tells them apart
+    show_steps = any(attribution.n_steps for attribution in attributions)
+    show_errors = any(attribution.standard_errors for attribution in attributions)
+    optional = [*["largest std. error"] * show_errors, *["steps"] * show_steps]
+    names = ["method", "of", "shape", *["class"] * show_class, "min", "max", "delta", *optional]
+    table = empty_table("Attributions", *names, numbers=len(names) - 3, folds=("of", "class"))
+    for attribution in attributions:
+        if attribution.error is not None:
+            why = Text(f"{attribution.error.reason}: {attribution.error.message}", style="red")
+            table.add_row(Text(attribution.method), why, *[""] * (len(names) - 2))
+        delta, steps = attribution.convergence_delta, str(attribution.n_steps or "")
+        for name, array in attribution.values.items():
+            low, _, high = _statistics(array)
+            error = attribution.standard_errors.get(name)
+            table.add_row(
+                *(Text(attribution.method), Text(name), Text(str(list(array.shape)))),
+                *[_first_values(attribution.targets)] * show_class,
+                *(low, high, "" if delta is None else _number_text(np.abs(delta).max())),
+                *["" if error is None else _number_text(error.max())] * show_errors,
+                *[steps] * show_steps,
+            )
+    return table
+
+
+def _checks(attributions: tuple[AttributionResult, ...]) -> Table:
+    table = empty_table("Checks", "verdict", "method", "error (allowed)", "compared with", folds=("compared with",))
+    for attribution in attributions:
+        for check in attribution.checks:
+            # Without an error, nothing was compared.
+            compared = check.max_relative_error or check.verdict is Verdict.AGREES
+            error = f"{check.max_relative_error:.1e} ({check.tolerance:.0e})" if compared else ""
+            table.add_row(verdict_text(check.verdict), attribution.method, Text(error), _comparison(check))
+    return table
+
+
+def _comparison(check: Check) -> Text:
+    cause = "" if check.cause is None or check.verdict is Verdict.AGREES else check.cause.value
+    explanation = ": ".join(filter(None, [cause, check.reason]))
+    if not explanation:
+        return Text(check.compared)
+    return Text.assemble(check.compared, "\n", (explanation, VERDICT_STYLES[check.verdict]))
+
+
+def _metrics(attributions: tuple[AttributionResult, ...]) -> Table:
+    """Returns a table of the metrics, with their values for the first examples."""
+    table = empty_table("Metrics", "metric", "method", "of", "by example", folds=("of", "by example"))
+    for attribution in attributions:
+        names = ", ".join(attribution.values)
+        for metric in attribution.metrics:
+            table.add_row(Text(metric.name), attribution.method, Text(names), _first_values(metric.values))
+    return table
+
+
+def _token_tables(attribution: AttributionResult, tokens: TokenAttribution) -> Iterator[RenderableType]:
+    """Yields the tables of the examples: the tokens with the largest sums, in the order of the text."""
+    for row in range(min(len(tokens.values), MAX_ROWS)):
+        target = "" if attribution.targets is None else f", class {attribution.targets[row]}"
+        title = f"Tokens of example {row}: {attribution.method} at {module_text(attribution.layer)}{target}"
+        yield Group(Text(title, style="bold"), _tokens(tokens, row))  # a table's own title folds at its width
+    if len(tokens.values) > MAX_ROWS:
+        yield Text(f"and the tokens of {len(tokens.values) - MAX_ROWS} more examples", style="dim")
+
+
+def _tokens(tokens: TokenAttribution, row: int) -> Table:
+    values = tokens.values[row].astype(np.float64)
+    magnitudes = np.where(np.isnan(values), np.inf, np.abs(values))
+    positions = sorted(np.argsort(-magnitudes, kind="stable")[:MAX_ROWS].tolist())
+    table = empty_table("", "position", "token", "value", numbers=1, folds=("token",))
+    for position in positions:
+        table.add_row(str(position), _token(tokens, row, position), _number_text(values[position]))
+    if len(values) > len(positions):
+        table.caption = f"and {len(values) - len(positions)} smaller ones"
+    return table
+
+
+def _token(tokens: TokenAttribution, row: int, position: int) -> Text:
+    """Returns the token's text in one line, or its id if its text is not known."""
+    texts = tokens.texts[row] if row < len(tokens.texts) else ()
+    text = texts[position] if position < len(texts) else ""
+    if not text:
+        return Text(str(tokens.ids[row][position]), style="dim")
+    return Text(text if text.isprintable() else repr(text)[1:-1])
+
+
+# The estimate, time, warnings and origin of a reply
+
+
+def estimate_table(estimate: Estimate) -> Table:
+    """Returns every tensor of the estimated reply with its size; below it the total size and number of passes."""
+    table = empty_table("The reply would be", "place", "tensor", "bytes", numbers=1, folds=("place",))
+    for place, tensor in estimate.tensors.items():
+        size = bytes_of(tensor.data_type, tensor.shape)
+        table.add_row(Text(place), Text(f"{tensor.data_type}{list(tensor.shape)}"), Text(f"{size:,}"))
+    passes = f"; up to {estimate.passes:,} passes for attributions, counting each example" if estimate.passes else ""
+    table.caption = f"about {estimate.reply_bytes:,} bytes in all, without compression{passes}"
+    return table
+
+
+def timing_table(result: InspectResult) -> Table:
+    """Returns the times of the stages, in milliseconds."""
+    stages = {name.removesuffix("_ms"): duration for name, duration in asdict(result.timings).items()}
+    table = empty_table("Time in ms", *stages, "total", numbers=len(stages) + 1)
+    table.add_row(*(f"{duration:.1f}" for duration in (*stages.values(), sum(stages.values()))))
+    return table
+
+
+def warning_lines(result: InspectResult) -> Group:
+    """Returns the lines of the warnings."""
+    lines = [(f" {warning.subject}: {warning.message}", warning.code.value) for warning in result.warnings]
+    return Group(*(Text.assemble((code, "yellow"), text) for text, code in lines))
+
+
+def provenance_line(result: InspectResult) -> Text:
+    """Returns the model, its weights, device and versions, and the number of passes."""
+    provenance = result.provenance
+    return Text(
+        f"{provenance.model} {provenance.version} (weights {provenance.weights_sha256[:12]}), "
+        f"{provenance.data_type} on {provenance.device}, "
+        f"torch {provenance.torch_version}, Captum {provenance.captum_version}, "
+        f"{provenance.forwards} forward and {provenance.backwards} backward passes",
+        style="dim",
+    )
