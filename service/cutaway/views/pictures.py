@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from cutaway.contract.errors import CutawayError, Reason, error
 from cutaway.contract.requests import InspectRequest, Raw
@@ -79,13 +78,12 @@ def strongest(values: Array) -> float:
     return largest or float(sizes.max(initial=0.0)) or 1.0
 
 
-def heat(values: Array, scale: float, beneath: Array | None = None) -> str:
+def heat(values: Array, scale: float) -> str:
     """Draws a heat map as a PNG data URL: transparent at 0, `FOR` and `AGAINST` at ``scale`` and beyond.
 
     Args:
         values: [height, width]; NaN and infinities are transparent.
         scale: the magnitude with the strongest colour.
-        beneath: an input [height, width] or [3, height, width], drawn in grey below the heat map.
     """
     with importing(_PICTURES):
         from PIL import Image
@@ -93,38 +91,23 @@ def heat(values: Array, scale: float, beneath: Array | None = None) -> str:
     strength = np.clip(np.abs(finite) / scale, 0, 1)
     colours = np.where(finite[..., None] >= 0, FOR, AGAINST).astype(np.float64)
     pixels = np.dstack([colours, strength * _OPACITY * 255]).round().astype(np.uint8)
-    picture = Image.fromarray(pixels, "RGBA")
-    if beneath is None:
-        return _png(picture)
-    ground = _small(Image.fromarray(_levels(beneath)).convert("L"))
-    resampling = Image.Resampling.BILINEAR if picture.size[0] < ground.size[0] else Image.Resampling.BOX
-    return _png(Image.alpha_composite(ground.convert("RGBA"), picture.resize(ground.size, resampling)).convert("RGB"))
+    return _png(Image.fromarray(pixels, "RGBA"))
 
 
 def photograph(values: Array) -> str:
     """Draws an input [height, width] or [3, height, width] as a PNG data URL, its smallest value black."""
     with importing(_PICTURES):
         from PIL import Image
-    return _png(_small(Image.fromarray(_levels(values))))
-
-
-def _levels(values: Array) -> npt.NDArray[np.uint8]:
-    """Scales to 0 to 255 and moves colours to the last axis."""
     finite = values[np.isfinite(values)]
     low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
     shown = np.where(np.isfinite(values), values, low).astype(np.float64)
     levels = ((shown - low) / ((high - low) or 1) * 255).round().astype(np.uint8)
-    return np.moveaxis(levels, 0, -1) if levels.ndim == 3 else levels
-
-
-def _small(picture: Image.Image) -> Image.Image:
+    picture = Image.fromarray(np.moveaxis(levels, 0, -1) if levels.ndim == 3 else levels)
     longest = max(picture.size)
-    if longest <= _SIDE:
-        return picture
-    with importing(_PICTURES):
-        from PIL import Image
-    width, height = (max(1, round(side * _SIDE / longest)) for side in picture.size)
-    return picture.resize((width, height), Image.Resampling.BOX)
+    if longest > _SIDE:
+        width, height = (max(1, round(side * _SIDE / longest)) for side in picture.size)
+        picture = picture.resize((width, height), Image.Resampling.BOX)
+    return _png(picture)
 
 
 def _png(picture: Image.Image) -> str:

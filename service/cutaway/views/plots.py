@@ -1,13 +1,17 @@
-"""The content of a figure: panels for the tensors of the result, in sections, and their layout."""
+"""One example of a result as a figure: prediction, attributions with their verdicts, captures and gradients.
+
+For ``cutaway inspect --plot`` and for notebooks. A figure has panels for the tensors of the result, in sections.
+Matplotlib is imported when a figure is drawn, not before.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -16,7 +20,7 @@ from cutaway.contract.results import ClassPrediction, InspectResult, Verdict
 from cutaway.contract.results.arrays import captures
 from cutaway.contract.results.summary import batch_size
 from cutaway.contract.tensors import Array
-from cutaway.views.plots.pictures import (
+from cutaway.views.drawings import (
     FAINT,
     SCALE,
     STYLE,
@@ -36,8 +40,33 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-COLUMNS = 4
-"""The number of panels side by side."""
+DOTS_PER_INCH = 150
+"""The resolution of figures in files."""
+
+_COLUMNS = 4  # panels side by side
+
+
+def figure(result: InspectResult, inputs: Mapping[str, Array] | None = None, row: int = 0) -> Figure:
+    """Draws one example of ``result``.
+
+    Args:
+        result: the reply to a request.
+        inputs: the request's tensors by input name, batch first; images among them are drawn beside the prediction.
+        row: the example's index in the batch.
+
+    Raises:
+        InvalidArgument: ``INVALID_VALUE`` if the batch has no such row.
+    """
+    rows = batch_size(result) or 1
+    if not 0 <= row < rows:
+        raise error(Reason.INVALID_VALUE, f"the batch has the rows 0 to {rows - 1}, not {row}", "row")
+    example = _Example(result, row, rows)
+    return _draw(example, _sections(example, inputs or {}))
+
+
+def save(result: InspectResult, path: Path, inputs: Mapping[str, Array] | None = None, row: int = 0) -> None:
+    """Writes `figure` to the file ``path``, in the format of its suffix: ``.png``, ``.svg`` or ``.pdf``."""
+    figure(result, inputs, row).savefig(path, dpi=DOTS_PER_INCH)
 
 
 @dataclass(frozen=True)
@@ -61,31 +90,12 @@ class Panel:
     span: int = 1
 
 
-class PanelSection(NamedTuple):
-    """Panels below one heading."""
+class _Example(NamedTuple):
+    """The row ``row`` of a result with ``rows`` rows."""
 
-    heading: str
-    panels: Sequence[Panel]
-
-
-@dataclass(frozen=True)
-class ExampleRow:
-    """One row of a batch with ``rows`` rows."""
-
+    result: InspectResult
     row: int
     rows: int
-
-    @classmethod
-    def of(cls, result: InspectResult, row: int) -> ExampleRow:
-        """Returns row ``row`` of the batch of ``result``.
-
-        Raises:
-            InvalidArgument: ``INVALID_VALUE`` if there is no such row.
-        """
-        rows = batch_size(result) or 1
-        if not 0 <= row < rows:
-            raise error(Reason.INVALID_VALUE, f"the batch has the rows 0 to {rows - 1}, not {row}", "row")
-        return cls(row, rows)
 
     def part(self, array: Array) -> Array:
         """Returns this row of ``array`` as float64, which holds every type; all of an array without a batch axis."""
@@ -93,110 +103,97 @@ class ExampleRow:
         return np.asarray(array[self.row] if batched else array, dtype=np.float64)
 
 
-def sections(result: InspectResult, inputs: Mapping[str, Array], example: ExampleRow) -> Iterator[PanelSection]:
-    """Yields every section of the figure, also those without panels."""
-    yield PanelSection("Input and prediction", _forward(result, inputs, example))
-    yield PanelSection("At the input", [*_gradients(result, example), *_attributions(result, example, layers=False)])
-    yield PanelSection("At layers", list(_attributions(result, example, layers=True)))
-    yield PanelSection("Captured", list(_captures(result, example)))
-    yield PanelSection("At parameters, for all examples", list(_parameters(result)))
+def _sections(example: _Example, inputs: Mapping[str, Array]) -> dict[str, list[Panel]]:
+    """Returns the panels below each heading; a heading may have none."""
+    return {
+        "Input and prediction": _forward(example, inputs),
+        "At the input": [*_gradients(example), *_attributions(example, layers=False)],
+        "At layers": list(_attributions(example, layers=True)),
+        "Captured": list(_captures(example)),
+        "At parameters, for all examples": [
+            _panel(name, "gradient", np.asarray(array, np.float64), draw_with_sums)
+            for name, array in example.result.parameter_gradients.items()
+        ],
+    }
 
 
-def _forward(result: InspectResult, inputs: Mapping[str, Array], example: ExampleRow) -> list[Panel]:
+def _panel(title: str, detail: str, values: Array, draw: Drawing, *, sum_colours: bool = False, **more: Any) -> Panel:
+    """Returns a panel with the shape of ``values`` behind ``detail``; shows the sum of three colours on request."""
+    summed = sum_colours and values.ndim == 3 and values.shape[0] == 3
+    return Panel(title, f"{detail} · {list(values.shape)}", values.sum(axis=0) if summed else values, draw, **more)
+
+
+def _forward(example: _Example, inputs: Mapping[str, Array]) -> list[Panel]:
     """Returns inputs that are images, then the outputs; a single vector takes the rest of the line."""
-    images = [panel for name, array in inputs.items() for panel in _images(name, example.part(array))]
+    result = example.result
+    sent = {name: example.part(array) for name, array in inputs.items()}
+    images = [_panel(name, "input", values, draw_image) for name, values in sent.items() if _is_image(values)]
     passes = [
         ("prediction", result.predictions, result.classes),
         ("unedited", result.unedited, result.unedited_classes),
     ]
     shown = [(name, outputs, classes) for name, outputs, classes in passes if outputs]
-    room = (COLUMNS - len(images)) // max(1, len(shown))
+    room = (_COLUMNS - len(images)) // max(1, len(shown))
     span = room if room > 0 and all(len(outputs) == 1 for _, outputs, _ in shown) else 1
-    return images + [panel for shown_pass in shown for panel in _outputs(*shown_pass, example, span)]
+    return images + [panel for shown_pass in shown for panel in _outputs(example, span, *shown_pass)]
+
+
+def _is_image(values: Array) -> bool:
+    return values.ndim == 2 or (values.ndim == 3 and values.shape[0] in (1, 3))
 
 
 def _outputs(
-    title: str, outputs: Mapping[str, Array], classes: Sequence[ClassPrediction], example: ExampleRow, span: int
+    example: _Example, span: int, title: str, outputs: Mapping[str, Array], classes: Sequence[ClassPrediction]
 ) -> Iterator[Panel]:
-    predicted = [classes[example.row] if classes else None]  # read from the first output
-    for name, array in outputs.items():
-        yield _output(name, title, example.part(array), span, predicted.pop() if predicted else None)
-
-
-def _images(name: str, values: Array) -> Iterator[Panel]:
-    if values.ndim == 2 or (values.ndim == 3 and values.shape[0] in (1, 3)):
-        yield Panel(name, f"input · {_shape(values)}", values, draw_image)
-
-
-def _output(name: str, title: str, values: Array, span: int, predicted: ClassPrediction | None) -> Panel:
-    detail = f"{title} · {_shape(values)}"
-    if values.ndim > 1:
-        return Panel(name, detail, values, draw_with_norms)
-    return Panel(name, detail, values, partial(draw_bars, predicted=predicted), span=span)
-
-
-def _gradients(result: InspectResult, example: ExampleRow) -> Iterator[Panel]:
-    for name, array in result.input_gradients.items():
+    for number, (name, array) in enumerate(outputs.items()):
         values = example.part(array)
-        for target, part in _by_target(result, example, values):
-            detail = f"{name}{target} · {_shape(part)}"
-            yield Panel("Gradient", detail, _sum_of_colours(part), _drawing(result, name, part))
+        predicted = classes[example.row] if classes and not number else None  # read from the first output
+        if values.ndim > 1:
+            yield _panel(name, title, values, draw_with_norms)
+        else:
+            yield _panel(name, title, values, partial(draw_bars, predicted=predicted), span=span)
 
 
-def _by_target(result: InspectResult, example: ExampleRow, gradient: Array) -> Iterator[tuple[str, Array]]:
-    """Yields the captions of the example's targets with their parts of ``gradient``."""
-    targets = None if result.targets is None else result.targets[example.row]
-    if targets is None or np.ndim(targets) == 0 or len(targets) != len(gradient):
-        yield "", gradient
-    else:
-        yield from zip((f" · class {target}" for target in targets), gradient)
+def _gradients(example: _Example) -> Iterator[Panel]:
+    targets = None if example.result.targets is None else example.result.targets[example.row]
+    for name, array in example.result.input_gradients.items():
+        values = example.part(array)
+        by_target = {"": values}
+        if targets is not None and np.ndim(targets) and len(targets) == len(values):
+            by_target = {f" · class {target}": part for target, part in zip(targets, values)}
+        for target, part in by_target.items():
+            yield _panel("Gradient", f"{name}{target}", part, _drawing(example, name, part), sum_colours=True)
 
 
-def _attributions(result: InspectResult, example: ExampleRow, *, layers: bool) -> Iterator[Panel]:
+def _attributions(example: _Example, *, layers: bool) -> Iterator[Panel]:
     """Yields the attributions of layers, or those of inputs."""
-    counts = Counter((attribution.method, attribution.layer) for attribution in result.attributions)
-    for attribution in result.attributions:
+    attributions = example.result.attributions
+    counts = Counter((attribution.method, attribution.layer) for attribution in attributions)
+    for attribution in attributions:
         method, targets = attribution.method, attribution.targets
         if bool(attribution.layer) is layers:
             several = counts[method, attribution.layer] > 1
             target = f" · class {targets[example.row]}" if several and targets is not None else ""
             for name, array in attribution.values.items():
                 values = example.part(array)
-                shown = values if layers else _sum_of_colours(values)
-                draw = draw_with_norms if method == "LayerActivation" else _drawing(result, name, values)
-                yield Panel(method, f"{name}{target} · {_shape(values)}", shown, draw, attribution.verdict)
+                draw = draw_with_norms if method == "LayerActivation" else _drawing(example, name, values)
+                detail, verdict = f"{name}{target}", attribution.verdict
+                yield _panel(method, detail, values, draw, sum_colours=not layers, verdict=verdict)
 
 
-def _drawing(result: InspectResult, name: str, values: Array) -> Drawing:
+def _drawing(example: _Example, name: str, values: Array) -> Drawing:
     """Returns how values for an input, or a layer, are drawn: with names, if they are a vector and have any."""
-    names = result.feature_names.get(name, ())
+    names = example.result.feature_names.get(name, ())
     if values.ndim == 1 and len(names) == len(values):
         return partial(draw_features, names=names)
     return draw_with_sums
 
 
-def _sum_of_colours(values: Array) -> Array:
-    """Returns the sum over red, green and blue; other arrays as they are."""
-    summed: Array = values.sum(axis=0) if values.ndim == 3 and values.shape[0] == 3 else values
-    return summed
-
-
-def _captures(result: InspectResult, example: ExampleRow) -> Iterator[Panel]:
-    for place, array in captures(result):
+def _captures(example: _Example) -> Iterator[Panel]:
+    for place, array in captures(example.result):
         title = place.module if place.calls == 1 else f"{place.module}, call {place.call}"
         path = f" {place.path}" if place.path.isidentifier() else place.path
-        values = example.part(array)
-        yield Panel(title, f"{place.point}{path} · {_shape(values)}", values, draw_with_norms)
-
-
-def _parameters(result: InspectResult) -> Iterator[Panel]:
-    for name, array in result.parameter_gradients.items():
-        values = np.asarray(array, dtype=np.float64)
-        yield Panel(name, f"gradient · {_shape(values)}", values, draw_with_sums)
-
-
-def _shape(values: Array) -> str:
-    return str(list(values.shape))
+        yield _panel(title, f"{place.point}{path}", example.part(array), draw_with_norms)
 
 
 # The layout of a sheet, in inches: a header, then the sections with their panels in lines.
@@ -208,7 +205,7 @@ _HEADER = 1.0
 _HEADING = 0.38
 _CAPTION = 0.42
 _FOOT = 0.32  # below a picture: tick labels
-_WIDTH = 2 * _MARGIN + COLUMNS * _CELL - _GAP
+_WIDTH = 2 * _MARGIN + _COLUMNS * _CELL - _GAP
 
 _MAX_PANELS = 24  # in a section
 _MAX_TARGETS = 3  # of an example, in the header
@@ -231,16 +228,16 @@ class _Line(NamedTuple):
         return (_HEADING if self.heading else 0) + _CAPTION + _PICTURE + _FOOT
 
 
-def draw(result: InspectResult, example: ExampleRow, sections: Iterable[PanelSection]) -> Figure:
+def _draw(example: _Example, sections: Mapping[str, Sequence[Panel]]) -> Figure:
     """Draws a sheet that is as long as its sections need."""
     import matplotlib
     from matplotlib.figure import Figure
 
-    lines = [line for section in sections for line in _lines(section)]
+    lines = [line for heading, panels in sections.items() for line in _lines(heading, panels)]
     height = _HEADER + sum(line.height for line in lines) + _MARGIN / 2
     with matplotlib.rc_context(STYLE):
         sheet = Sheet(Figure(figsize=(_WIDTH, height)), _WIDTH, height)
-        _draw_header(sheet, result, example)
+        _draw_header(sheet, example)
         top = _HEADER
         for line in lines:
             _draw_line(sheet, line, top)
@@ -248,39 +245,37 @@ def draw(result: InspectResult, example: ExampleRow, sections: Iterable[PanelSec
     return sheet.figure
 
 
-def _lines(section: PanelSection) -> Iterator[_Line]:
-    shown = section.panels[:_MAX_PANELS]
-    total = len(section.panels)
-    heading = section.heading + ("" if len(shown) == total else f": the first {len(shown)} of {total}")
-    panels = iter(shown)
-    while line := list(islice(panels, COLUMNS)):
-        yield _Line(heading, line)
-        heading = ""
+def _lines(heading: str, panels: Sequence[Panel]) -> Iterator[_Line]:
+    if len(panels) > _MAX_PANELS:
+        heading += f": the first {_MAX_PANELS} of {len(panels)}"
+    for start in range(0, min(len(panels), _MAX_PANELS), _COLUMNS):
+        yield _Line("" if start else heading, panels[start : start + _COLUMNS])
 
 
-def _draw_header(sheet: Sheet, result: InspectResult, example: ExampleRow) -> None:
-    provenance = result.provenance
+def _draw_header(sheet: Sheet, example: _Example) -> None:
+    provenance = example.result.provenance
     title = f"{provenance.model} {provenance.version}".strip() or "result"
-    sheet.text(_MARGIN, 0.5, f"{title}{_predicted(result, example)}", 16, weight="bold")
+    sheet.text(_MARGIN, 0.5, f"{title}{_predicted(example)}", 16, weight="bold")
     facts = {
         "example": f"{example.row + 1} of {example.rows}",
         "weights": provenance.weights_sha256[:8],
         "torch": provenance.torch_version,
         "Captum": provenance.captum_version,
     }
-    parts = [*_targets(result, example), *(f"{name} {fact}" for name, fact in facts.items() if fact)]
+    parts = [*_targets(example), *(f"{name} {fact}" for name, fact in facts.items() if fact)]
     sheet.text(_MARGIN, 0.76, "   ·   ".join(parts), 8.5, color=FAINT)
 
 
-def _predicted(result: InspectResult, example: ExampleRow) -> str:
-    if not result.classes:
+def _predicted(example: _Example) -> str:
+    if not example.result.classes:
         return ""
-    predicted = result.classes[example.row]
+    predicted = example.result.classes[example.row]
     label = fitted(predicted.label or f"class {predicted.index}", _WIDTH / 2, 16, "bold", keep="start")
     return f"   →   {label}  ({predicted.probability:.1%})"
 
 
-def _targets(result: InspectResult, example: ExampleRow) -> Iterator[str]:
+def _targets(example: _Example) -> Iterator[str]:
+    result = example.result
     arrays = {"class" if result.classes else "element": result.targets, "value": result.target_values}
     parts = [_numbers(name, array[example.row]) for name, array in arrays.items() if array is not None]
     if parts:
