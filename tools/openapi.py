@@ -16,7 +16,7 @@ from cutaway.contract.values import __version__
 from cutaway.server.http import guarded
 from cutaway.server.http.rest_request import NPY, NPZ
 from cutaway.v1 import inspection_service_pb2
-from cutaway.views.programs.languages import LANGUAGES
+from cutaway.views.programs import LANGUAGES
 from tools.golden import reached
 
 FILE = Path(__file__).parents[1] / "service" / "cutaway" / "server" / "http" / "openapi.json"

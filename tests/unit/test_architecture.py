@@ -49,7 +49,7 @@ OPTIONAL_PACKAGES = {
     "cutaway.views.drawings": {"matplotlib"},
     "cutaway.views.pictures": {"PIL"},
     "cutaway.views.frames": {"pandas", "xarray"},
-    "cutaway.views.programs.languages": {"yaml"},
+    "cutaway.views.programs": {"yaml"},
     "cutaway.views.tables": {"rich"},
 }
 """Packages outside the base install that a function of a module imports. Without them, compression raises an error that

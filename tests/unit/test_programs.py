@@ -23,9 +23,7 @@ from cutaway.jobs import spec
 from cutaway.jobs.spec import parse_request
 from cutaway.v1 import tensor_pb2
 from cutaway.v1.inspection_pb2 import InspectRequest as InspectRequestMessage
-from cutaway.views.programs.languages import LANGUAGES, program_of
-from cutaway.views.programs.python import literal
-from cutaway.views.programs.question import FILE, Question, question_of
+from cutaway.views.programs import FILE, LANGUAGES, Question, literal, program_of, question_of
 from tests.support.wire_strategies import canonical, questions, with_arrays
 
 ADDRESS = "http://127.0.0.1:8080/"

@@ -36,7 +36,7 @@ from cutaway.contract.requests import (
 from cutaway.contract.requests.fields import suggestion
 from cutaway.contract.tensors import DTYPES
 from cutaway.jobs.sources.source import Source
-from cutaway.views.programs.languages import MAX_SEED
+from cutaway.views.programs import MAX_SEED
 
 
 class Section(BaseModel):

@@ -27,8 +27,7 @@ from cutaway.server.http.http_call import HttpCall, RequestBody
 from cutaway.server.http.rest_request import RestRequest, contract_request, media_type_in, read_rest_request
 from cutaway.server.rpc.servicer import Servicer, listed_models
 from cutaway.v1 import inspection_service_pb2
-from cutaway.views.programs.languages import program_of
-from cutaway.views.programs.question import question_of
+from cutaway.views.programs import program_of, question_of
 
 _KNOWN_S = 10.0
 """Seconds for which the types of a model's inputs are remembered; its archive may be replaced."""
