@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from typing import Annotated
 
 import typer
 
-from cutaway.cli import batch, inspect_commands, manual, running, serving
-from cutaway.cli.console_output import print_line
+from cutaway.cli import batch, console_output, inspect_commands, manual, serving
+from cutaway.cli.console_output import Failure, print_error, print_line
+from cutaway.contract.errors import CutawayError, Reason, error
 from cutaway.contract.values import __version__
 
 _FIRST_STEPS = """\
@@ -60,4 +63,60 @@ def _common(
 
 def main() -> None:
     """Runs the command line, and ends the process with its exit status; an error is one line."""
-    raise SystemExit(running.run(app))
+    raise SystemExit(_run())
+
+
+# Every way in which a command ends becomes an exit status here.
+
+
+def _run() -> int:
+    """Returns the exit status of the command in ``sys.argv``; prints its error, if any."""
+    try:
+        status = _status()
+    except CutawayError as failure:
+        status = _failed(str(failure), console_output.of_call(failure))
+    except console_output.USAGE_ERROR as failure:
+        status = _misused(failure)
+    except BrokenPipeError:
+        status = console_output.READER_GONE
+    except OSError as failure:
+        if failure.errno != errno.ENOSPC:
+            raise
+        status = _failed_on_full_disk(failure)
+    if status == console_output.STOPPED:
+        _failed("interrupted", Failure(console_output.INTERRUPTED, "interrupted", exit_status=status))
+    return status
+
+
+def _status() -> int:
+    """Returns the status of a command that ends by itself.
+
+    Raises:
+        BrokenPipeError: nobody reads the output. For it, typer and rich end the program with status 1.
+    """
+    try:
+        status = app(prog_name="cutaway", standalone_mode=False)
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):
+            raise end.__context__ from None
+        status = end.code
+    return int(status or 0)
+
+
+def _failed(line: str, failure: Failure) -> int:
+    print_error(line, failure)
+    return failure.exit_status
+
+
+def _misused(failure: console_output.UsageError) -> int:
+    described = console_output.of_usage(failure)
+    if not console_output.is_requested():
+        failure.show()
+        return described.exit_status
+    return _failed(described.message, described)
+
+
+def _failed_on_full_disk(failure: OSError) -> int:
+    file = f"{failure.filename}: " if failure.filename else ""
+    full = error(Reason.INVALID_VALUE, f"{file}{os.strerror(errno.ENOSPC)}")
+    return _failed(str(full), console_output.of_call(full))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -125,10 +125,8 @@ class ModuleTable:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         with_full_names = self._table(_full_name)
-        fits = (
-            console.measure(with_full_names, options=options.update_width(_UNLIMITED_WIDTH)).maximum
-            <= options.max_width
-        )
+        width = console.measure(with_full_names, options=options.update_width(_UNLIMITED_WIDTH)).maximum
+        fits = width <= options.max_width
         yield with_full_names if fits else self._table(_indented_name)
         yield Text(" ".join(self._remarks(fits)), style="dim")
 
@@ -136,13 +134,11 @@ class ModuleTable:
         table = empty_table("Modules", "name", "type", "output", "parameters", numbers=1, folds=("name",))
         for row in self._tree.rows:
             dimmed = self._tree.is_traced and not row.node.is_used
-            table.add_row(name(row), *self._cells(row), style="dim" if dimmed else "")
+            info = row.node.info
+            output = Text(_output_text(row.node) if self._tree.is_traced else "")
+            cells = name(row), _counted(info.type, row), output, Text(f"{info.parameters:,}")
+            table.add_row(*cells, style="dim" if dimmed else "")
         return table
-
-    def _cells(self, row: Row) -> tuple[Text, Text, Text]:
-        info = row.node.info
-        output = _output_text(row.node) if self._tree.is_traced else ""
-        return _counted(info.type, row), Text(output), Text(f"{info.parameters:,}")
 
     def _remarks(self, are_full_names: bool) -> Iterator[str]:
         rows = self._tree.rows
@@ -161,42 +157,23 @@ def _tree(model: ModelDetail) -> Node:
     for operator in model.operators:
         operators[operator.address.rpartition(":")[0]].append(operator)
     nodes = {info.name: Node(info, operators[info.name]) for info in model.modules}
-    root = nodes.setdefault("", Node(_HIDDEN))
     for name, node in nodes.items():
         if name:
-            # A token may hide a module but not the modules inside it: they go to the nearest module that is shown.
-            parent, part = _above(name, nodes)
+            parent, _, part = name.rpartition(".")
             nodes[parent].children[part] = node
-    return root
-
-
-_HIDDEN = ModuleInfo("", "(hidden)", 0)
-
-
-def _above(name: str, nodes: Mapping[str, Node]) -> tuple[str, str]:
-    """Returns the nearest parent of ``name`` among ``nodes``, and the rest of the name."""
-    parent = name
-    while parent:
-        parent = parent.rpartition(".")[0]
-        if parent in nodes:
-            break
-    return parent, name.removeprefix(parent).lstrip(".")
+    return nodes.get("", Node(ModuleInfo("", "(hidden)", 0)))  # a token without the scope `inspect` sees no modules
 
 
 def _rows(prefix: str, node: Node, depth: int | None, expand: bool, count: int = 1) -> Iterator[Row]:
     yield Row(prefix, node, count)
     if depth == 0:
         return
-    deeper = None if depth is None else depth - 1
+    deeper, start = None if depth is None else depth - 1, f"{prefix}." if prefix else ""
     if not expand and _all_equal(node):
-        yield from _rows(_joined(prefix, "*"), node.children["0"], deeper, expand, count * len(node.children))
+        yield from _rows(f"{start}*", node.children["0"], deeper, expand, count * len(node.children))
         return
     for part, child in node.children.items():
-        yield from _rows(_joined(prefix, part), child, deeper, expand, count)
-
-
-def _joined(prefix: str, part: str) -> str:
-    return f"{prefix}.{part}" if prefix else part
+        yield from _rows(start + part, child, deeper, expand, count)
 
 
 def _all_equal(node: Node) -> bool:

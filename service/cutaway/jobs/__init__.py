@@ -9,10 +9,9 @@ report(Path("explained"))                     # one page of HTML
 
 from __future__ import annotations
 
-from cutaway.jobs.planning import Plan, plan
 from cutaway.jobs.reading import Results, read
 from cutaway.jobs.report import write_report as report
-from cutaway.jobs.running import Summary, Watcher, run
+from cutaway.jobs.running import Plan, Summary, Watcher, plan, run
 from cutaway.jobs.spec import Job
 
 __all__ = ["Job", "Plan", "Results", "Summary", "Watcher", "plan", "read", "report", "run"]

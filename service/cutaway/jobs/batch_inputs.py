@@ -14,7 +14,7 @@ from cutaway.contract.requests import ClassIndex, InspectRequest, Raw
 from cutaway.contract.results import ModelDetail
 from cutaway.contract.tensors import DTYPES, FLOATING, Array
 from cutaway.jobs.sources.source import Column, Source, Unreadable
-from cutaway.jobs.spec import Job, RawInput, RequestTemplate, TensorColumn
+from cutaway.jobs.spec import Job, RawInput, TensorColumn, parse_request
 
 
 def feature_vectors(data: Mapping[str, Column], columns: Sequence[str], first: int) -> Column:
@@ -98,24 +98,22 @@ class BatchBuilder:
 
     Args:
         job: the spec.
-        template: the request without inputs.
         detail: the model's inputs and class names.
         features: the columns of the inputs that are made from several columns.
 
     Attributes:
+        template: the request without inputs.
         inputs: the sections of the job that name inputs.
         request: the request for the first row, without its inputs and without its label as target.
     """
 
-    def __init__(
-        self, job: Job, template: RequestTemplate, detail: ModelDetail, features: Mapping[str, Sequence[str]]
-    ) -> None:
+    def __init__(self, job: Job, detail: ModelDetail, features: Mapping[str, Sequence[str]]) -> None:
         self._job = job
+        self.template = template = parse_request(job.request, job.target)
         self._classes = {name: index for index, name in enumerate(detail.labels)}
         self._declared = {spec.name: spec.data_type for spec in detail.inputs}
         self._media_type = next(iter(detail.media_types), "")  # what the adapter takes bytes without one for
         self._parameters = detail.provenance.data_type
-        self._by_label, self._seed = template.by_label, template.seed
         request = replace(template.request, model=job.model.name or detail.model.model, seed=template.seed)
         self.request = self._with_typed_baselines(request)
         self._named = named_columns(job)
@@ -156,15 +154,15 @@ class BatchBuilder:
             if row in bad:
                 continue
             try:
-                classes[row] = self._class_index(columns, row) if self._by_label else 0
+                classes[row] = self._class_index(columns, row) if self.template.by_label else 0
                 examples[row] = self._example(columns, row)
             except CutawayError as failure:
                 bad[row] = failure
         if not examples:
             return Batch(tuple(rows), bad, None)
         present = [row if row in examples else next(iter(examples)) for row in rows]
-        request = replace(self.request, seed=self._seed + first + rows[0])
-        if self._by_label:
+        request = replace(self.request, seed=self.template.seed + first + rows[0])
+        if self.template.by_label:
             request = replace(request, target=ClassIndex(tuple(classes[row] for row in present)))
         return Batch(tuple(rows), bad, _with_inputs(request, [examples[row] for row in present]))
 

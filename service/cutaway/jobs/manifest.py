@@ -24,7 +24,7 @@ from cutaway.contract.values import __version__
 from cutaway.contract.wire import requests as wire_requests
 from cutaway.jobs.batch_inputs import BatchBuilder
 from cutaway.jobs.records import Layout, about
-from cutaway.jobs.spec import Job, parse_request
+from cutaway.jobs.spec import Job
 
 # The output folder of a job. Every file is written under another name and then renamed, so that it is always complete.
 #
@@ -188,8 +188,7 @@ class Manifest:
         ``features`` has the columns of the inputs that are made from several columns.
         """
         provenance = detail.provenance
-        template = parse_request(job.request, job.target)
-        request = BatchBuilder(job, template, detail, features).request
+        builder = BatchBuilder(job, detail, features)
         named = {spec.name: spec.feature_names for spec in detail.inputs if spec.feature_names}
         return cls(
             job=job.as_json(),
@@ -204,7 +203,7 @@ class Manifest:
             files_sha256=_files_sha256(job),
             device=provenance.device,
             data_type=provenance.data_type,
-            seed=template.seed,
+            seed=builder.template.seed,
             versions={
                 "cutaway": provenance.cutaway_version or __version__,
                 "torch": provenance.torch_version,
@@ -215,7 +214,7 @@ class Manifest:
             layout="",
             feature_columns={name: list(columns) for name, columns in features.items()},
             feature_names={name: list(names) for name, names in {**features, **named}.items()},
-            question=json_format.MessageToDict(wire_requests.encode(request)),
+            question=json_format.MessageToDict(wire_requests.encode(builder.request)),
         )
 
     def with_layout(self, layout: Layout) -> Manifest:

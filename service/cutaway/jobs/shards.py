@@ -1,4 +1,4 @@
-"""Computes the rows of a shard and writes its file; the same for all engines."""
+"""Computes the rows of a shard and writes its file, and first some rows for the columns; the same for all engines."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as parquet
 
 from cutaway.contract.errors import Code, CutawayError, Reason, error
@@ -20,9 +22,9 @@ from cutaway.jobs.batch_inputs import Batch, BatchBuilder
 from cutaway.jobs.columns import Cells, flattened
 from cutaway.jobs.manifest import Folder, Manifest
 from cutaway.jobs.reading import CaptureStore
-from cutaway.jobs.records import Records
+from cutaway.jobs.records import Layout, Records
 from cutaway.jobs.sources import Column, Source, open_source
-from cutaway.jobs.spec import Data, Job, RequestTemplate, parse_request
+from cutaway.jobs.spec import Data, Job, RequestTemplate
 
 
 class JobModel(Protocol):
@@ -100,8 +102,7 @@ class ShardWriter:
         self._model = model
         self._source = source
         self._reading = threading.Lock()  # a source is read by one thread at a time
-        self._template = parse_request(task.job.request, task.job.target)
-        self._builder = BatchBuilder(task.job, self._template, model.detail, task.manifest.feature_columns)
+        self._builder = BatchBuilder(task.job, model.detail, task.manifest.feature_columns)
         self._layout = task.manifest.read_layout()
         self._captures = task.captures
 
@@ -168,7 +169,8 @@ class ShardWriter:
             return as_job_error(failure)
         records.errors.update(batch.bad)
         if result is not None:
-            records.put(batch.rows, result_columns(batch, result, self._template, self._task.job.output.keep_inputs))
+            keep_inputs = self._task.job.output.keep_inputs
+            records.put(batch.rows, result_columns(batch, result, self._builder.template, keep_inputs))
         return None
 
 
@@ -185,6 +187,78 @@ def result_columns(
             files: list[Any] = [raw.data for raw in batch.request.raw]
             texts = [data.decode("utf-8", "replace") for data in files] if media_type.startswith("text/") else files
             yield Cells("input:raw", {"kind": "input", "media_type": media_type}, texts)
+
+
+# The first rows, which test whether model and data fit, and give the columns of the tables.
+
+_PROBES = 2
+_MAX_FAILURES = 8
+
+
+def probe_layout(
+    job: Job, source: Source, model: JobModel, features: Mapping[str, Sequence[str]], rows: int | None = None
+) -> Layout:
+    """Returns the columns of the job's tables, from the largest and the smallest row of the first shard.
+
+    Where their results differ in the shape of a tensor, those of other rows will, too.
+
+    Args:
+        job: the spec.
+        source: the data set.
+        model: the model.
+        features: the columns of the inputs that are made from several columns.
+        rows: the number of rows to read; by default the first shard.
+
+    Raises:
+        CutawayError: all rows that were tried fail, so the cause is not a single row.
+    """
+    builder = BatchBuilder(job, model.detail, features)
+    columns = builder.read(source, 0, min(source.rows, rows or job.output.shard_rows))
+    probes: list[list[Cells]] = []
+    failures: list[CutawayError] = []
+    for row in _extremes_first(columns, builder.inputs):
+        try:
+            probes.append(_probe(job, builder, builder.batch(columns, [row], 0), model))
+        except CutawayError as failure:
+            raise_fatal(failure)
+            failures.append(as_job_error(failure))
+        if len(probes) == _PROBES or len(failures) == _MAX_FAILURES:
+            break
+    if not probes:
+        raise failures[0]
+    label = _label_type(builder, columns) if job.label else None
+    return Layout.of(probes, label, job.output.tensors, job.output.captures_to)
+
+
+def _probe(job: Job, builder: BatchBuilder, batch: Batch, model: JobModel) -> list[Cells]:
+    """Returns the columns for one row, with all attributions: also those that ``explain_if`` would leave out."""
+    if batch.request is None:
+        raise next(iter(batch.bad.values()))
+    if batch.request.explain_if is not None:
+        model.inspect(batch.request)  # raises the errors of the condition
+    result = model.inspect(replace(batch.request, explain_if=None))
+    if batch.request.explain_if is not None:
+        result = replace(result, explained_rows=np.ones(1, bool))
+    return list(result_columns(batch, result, builder.template, job.output.keep_inputs))
+
+
+def _extremes_first(columns: Mapping[str, Column], inputs: tuple[str, ...]) -> list[int]:
+    """Returns the rows by size: the largest, the smallest, the second largest and so on."""
+    count = len(columns[inputs[0]])
+    by_size = sorted(range(count), key=lambda row: sum(_size(columns[name][row]) for name in inputs))
+    return [by_size[-1 - rank // 2] if rank % 2 == 0 else by_size[rank // 2] for rank in range(count)]
+
+
+def _size(value: Any) -> int:
+    if isinstance(value, np.ndarray):
+        return int(value.size)
+    return len(value) if isinstance(value, (str, bytes, list, tuple)) else 1
+
+
+def _label_type(builder: BatchBuilder, columns: Mapping[str, Column]) -> Any:
+    count = len(columns[builder.inputs[0]])
+    texts = any(isinstance(builder.label(columns, row), str) for row in range(count))
+    return pa.string() if texts else pa.int64()
 
 
 TRANSIENT = (Reason.OVERLOADED, Reason.DEADLINE_EXCEEDED)

@@ -14,7 +14,7 @@ from rich.console import Console
 
 import cutaway as ca
 from cutaway.cli import model_tables
-from cutaway.contract.results import ModelName, ModuleInfo, Provenance
+from cutaway.contract.results import ModelName, Provenance
 from cutaway.gateway import serve
 from cutaway.server.archive import reader
 from tests.support.cli import Pair, Pets, cutaway, said, squeezed, without
@@ -227,15 +227,12 @@ def test_package_lets_an_adapter_import_its_extra_files(tmp_path: Path) -> None:
     assert sys.path == path
 
 
-def test_layers_that_a_token_hides_are_left_out() -> None:
-    """Where the model itself, or a module around another, may not be seen, what may be seen stands by its full name."""
-    modules = tuple(ModuleInfo(name, "Linear", 2) for name in ("block.0.left", "block.0.right", "head"))
-    detail = ca.ModelDetail(ModelName("net", "1.0"), (), (), (), (), modules, Provenance())
+def test_modules_that_a_token_hides_are_left_out() -> None:
+    """A token without the scope `inspect` sees no modules."""
+    detail = ca.ModelDetail(ModelName("net", "1.0"), (), (), (), (), (), Provenance())
     shown = io.StringIO()
     Console(width=100, file=shown).print(model_tables.ModuleTable(model_tables.Tree(detail, None, expand=False)))
-    text = squeezed(shown.getvalue())
-    for each in modules:
-        assert f"{each.name} Linear" in text
+    assert "(the model) (hidden)" in squeezed(shown.getvalue())
 
 
 def test_an_input_is_not_drawn_over(address: str, image: Path) -> None:

@@ -64,7 +64,7 @@ class Tables(FileSource):
             (name, part), first = self._parts[index], self._starts[index]
             end = min(stop, self._starts[index + 1]) - first
             with read_errors(f"{name!r} in {self._files.location!r}"):
-                batches = self._file(name).read(part, max(start - first, 0), end, columns)
+                batches = list(self._file(name).read(part, max(start - first, 0), end, columns))
             yield from batches
             index += 1
 
@@ -89,30 +89,18 @@ class ParquetFile:
         self.schema = self._file.schema_arrow
         metadata = self._file.metadata
         self.parts = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
-        self._reader: _RowGroupReader | None = None
-
-    def read(self, part: int, start: int, stop: int, columns: Sequence[str]) -> list[Any]:
-        """Returns the rows [start, stop) of a row group; fast if they follow those of the last call."""
-        if self._reader is None or not self._reader.can_read(part, start, columns):
-            self._reader = _RowGroupReader(self._file, part, columns, min(max(stop - start, 1), _MAX_ROWS))
-        return list(self._reader.read(start, stop))
-
-
-class _RowGroupReader:
-    """A reader of one row group of ``file``, forward and in batches of ``rows`` rows."""
-
-    def __init__(self, file: Any, part: int, columns: Sequence[str], rows: int) -> None:
-        self._key = part, tuple(columns)
-        self._batches = file.iter_batches(rows, row_groups=[part], columns=list(columns))
-        self._first = 0  # the first row of the current batch
+        self._group: tuple[Any, ...] = ()  # the row group and columns that are being read
+        self._batches: Iterator[Any] = iter(())
         self._batch: Any = None
+        self._first = 0  # the first row of the current batch in its row group
 
-    def can_read(self, part: int, start: int, columns: Sequence[str]) -> bool:
-        """Returns whether row ``start`` of that row group has not been passed."""
-        return self._key == (part, tuple(columns)) and start >= self._first
-
-    def read(self, start: int, stop: int) -> Iterator[Any]:
-        """Yields the rows [start, stop) as record batches."""
+    def read(self, part: int, start: int, stop: int, columns: Sequence[str]) -> Iterator[Any]:
+        """Yields the rows [start, stop) of a row group as record batches; fast after those of the last call."""
+        group = (part, *columns)
+        if group != self._group or start < self._first:
+            rows = min(max(stop - start, 1), _MAX_ROWS)
+            self._batches = self._file.iter_batches(rows, row_groups=[part], columns=list(columns))
+            self._group, self._first, self._batch = group, 0, None
         while True:
             if self._batch is None:
                 self._batch = next(self._batches)
@@ -149,7 +137,7 @@ class ArrowFile:
         self._last: tuple[int, Any] | None = None
 
     def read(self, part: int, start: int, stop: int, columns: Sequence[str]) -> list[Any]:
-        """Returns the rows [start, stop) of a record batch."""
+        """Returns the rows [start, stop) of a record batch, as a list of one."""
         if self._last is None or self._last[0] != part:
             self._last = part, self._get(part)
         return [self._last[1].select(list(columns)).slice(start, stop - start)]
