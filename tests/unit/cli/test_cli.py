@@ -4,105 +4,39 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 from rich.console import Console
 
 import cutaway as ca
+from cutaway.adapters import create_adapter, find_adapter
 from cutaway.cli import model_tables
 from cutaway.contract.results import ModelName, Provenance
 from cutaway.gateway import serve
 from cutaway.server.archive import reader
-from tests.support.cli import Pair, Pets, cutaway, said, squeezed, without
+from tests.support.cli import cutaway, said, squeezed, without
 from tests.support.serving import serving
-
-ADAPTER = """
-import torch
-from torch import nn
-
-from cutaway.adapters import ImageAdapter
-
-
-class Unseeded(ImageAdapter):
-    size, mode, argument = (8, 8), "L", "input"
-
-    def build(self) -> nn.Module:
-        return nn.Sequential(nn.Flatten(), nn.Linear(64, 2))
-
-
-class Tiny(Unseeded):
-    def build(self) -> nn.Module:
-        torch.manual_seed(0)
-        return super().build()
-
-
-class Broken(Unseeded):
-    def build(self) -> nn.Module:
-        raise FileNotFoundError("the weights went missing")
-
-
-class Separate(Unseeded):
-    def build(self) -> nn.Module:
-        from tiny_layers import network
-
-        return network()
-
-
-class Wide(Tiny):
-    size = (9, 9)
-
-
-class Unready(Tiny):
-    def example(self):
-        raise FileNotFoundError("no example.png")
-"""
-
-
-@pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    with serve({"pets": Pets(), "pair": Pair()}) as served:
-        yield served.address
-
-
-@pytest.fixture
-def image(tmp_path: Path) -> Path:
-    file = tmp_path / "pet.png"
-    Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8)).save(file)
-    return file
 
 
 def test_lists_models_with_versions(address: str) -> None:
-    """`models` prints every model's name and version."""
-    lines = [line.split() for line in said("models", "--address", address).splitlines()]
-    assert ["pets", "1.0"] in lines
-    assert ["pair", "1.0"] in lines
+    """`models` prints every model's name and version; CUTAWAY_ADDRESS stands in for --address."""
+    text = said("models", "--address", address)
+    assert text == said("models", CUTAWAY_ADDRESS=address)
+    assert [line.split() for line in text.splitlines()[-2:]] == [["pair", "1.0"], ["pets", "1.0"]]
 
 
-def test_the_address_can_come_from_the_environment(address: str) -> None:
-    """CUTAWAY_ADDRESS stands in for --address."""
-    assert "pets" in said("models", CUTAWAY_ADDRESS=address)
-
-
-def test_layers_says_what_goes_in_and_what_comes_out(address: str) -> None:
-    """`layers` names inputs, outputs, labels and media types; a size that is free is said to be."""
-    text = said("layers", "pets", "--address", address)
-    assert "image: float32[batch, 1, 8, 8]" in text
-    assert "output: float32[batch, 3]" in text
-    assert "cat, dog, owl" in text
-    assert "image/png" in text
-
-
-def test_layers_shows_the_module_tree(address: str) -> None:
+def test_layers_shows_inputs_outputs_and_the_module_tree(address: str) -> None:
     """Each module comes with its type, its output's shape and its parameters; what the example never calls says so."""
     text = squeezed(said("layers", "pets", "--address", address))
-    assert "conv = twin Conv2d [1, 4, 6, 6] 40" in text
-    assert "relu ReLU [1, 4, 6, 6], 2 calls 0" in text
-    assert "unused Linear not called 12" in text
-    assert "head Linear [1, 3] 435" in text
+    for words in (
+        *("image: float32[batch, 1, 8, 8]", "output: float32[batch, 3]", "cat, dog, owl", "image/png"),
+        *("conv = twin Conv2d [1, 4, 6, 6] 40", "relu ReLU [1, 4, 6, 6], 2 calls 0", "head Linear [1, 3] 435"),
+        "unused Linear not called 12",
+    ):
+        assert words in text
 
 
 def test_layers_shows_numbered_modules_that_are_alike_once(address: str) -> None:
@@ -110,13 +44,16 @@ def test_layers_shows_numbered_modules_that_are_alike_once(address: str) -> None
     text = squeezed(said("layers", "pets", "--address", address))
     assert "feature_blocks.*.0 3 x Conv2d [1, 4, 6, 6] 20" in text
     assert "feature_blocks.1" not in text
-    with ca.Client(address) as client:
-        found = client.inspect("pets", {"image": np.zeros((1, 1, 8, 8), np.float32)}, captures=["feature_blocks.*.0"])
-    assert len(found.captures) == 3
+    assert len(captured(address, "feature_blocks.*.0")) == 3
     assert "feature_blocks.2.1 Sigmoid" in squeezed(said("layers", "pets", "--all", "--address", address))
     shallow = said("layers", "pets", "--depth", 1, "--address", address)
     assert "feature_blocks " in shallow
     assert "feature_blocks.*" not in shallow
+
+
+def captured(address: str, place: str | ca.Capture) -> Mapping[str, ca.ModuleCapture]:
+    with ca.Client(address) as client:
+        return client.inspect("pets", {"image": np.zeros((1, 1, 8, 8), np.float32)}, captures=[place]).captures
 
 
 def test_layers_shows_operators(address: str) -> None:
@@ -127,10 +64,7 @@ def test_layers_shows_operators(address: str) -> None:
     assert "feature_blocks.*.0:conv2d#0 3 x conv2d [1, 4, 6, 6]" in text
     assert "feature_blocks.2.0:conv2d#0" in said("layers", "pets", "--ops", "--all", "--address", address)
     assert "Operators" not in said("layers", "pets", "--address", address)
-    raw = np.zeros((1, 1, 8, 8), np.float32)
-    with ca.Client(address) as client:
-        found = client.inspect("pets", {"image": raw}, captures=[ca.Capture(op="feature_blocks.*.0:conv2d#0")])
-    assert len(found.captures) == 3
+    assert len(captured(address, ca.Capture(op="feature_blocks.*.0:conv2d#0"))) == 3
 
 
 def test_layers_keeps_names_whole_on_a_narrow_screen(address: str) -> None:
@@ -174,10 +108,9 @@ def test_help_leads_a_newcomer(address: str) -> None:
     assert said("--version") == f"cutaway {ca.__version__}\n"
 
 
-def test_packages_then_serves_then_answers(tmp_path: Path, image: Path) -> None:
+def test_packages_then_serves_then_answers(tmp_path: Path, tiny: Path, image: Path) -> None:
     """From an adapter's file to an answer, by the commands that each step prints."""
-    (tmp_path / "tiny_pets.py").write_text(ADAPTER)
-    made = said("package", "tiny", "--adapter", f"{tmp_path / 'tiny_pets.py'}:Tiny", "--output", tmp_path)
+    made = said("package", "tiny", "--adapter", f"{tiny}:Tiny", "--output", tmp_path)
     assert f"built {tmp_path / 'tiny-1.0.mar'} (" in made
     assert f"next: cutaway serve --model-store {tmp_path}\n" in made
     with serving(tmp_path, tmp_path / "logs", "--engine=embedded") as server:
@@ -196,34 +129,28 @@ def test_packages_then_serves_then_answers(tmp_path: Path, image: Path) -> None:
         ("Unready", "ADAPTER_INVALID [adapter]: the example cannot be run: FileNotFoundError: no example.png; change"),
     ],
 )
-def test_a_model_that_cannot_be_served_is_not_packaged(tmp_path: Path, adapter: str, message: str) -> None:
+def test_a_model_that_cannot_be_served_is_not_packaged(tmp_path: Path, tiny: Path, adapter: str, message: str) -> None:
     """The command loads the model and runs its example before it says that the archive is built; an error leaves no
     file behind."""
-    (tmp_path / "tiny_pets.py").write_text(ADAPTER)
     before = sorted(tmp_path.rglob("*"))
-    refused = cutaway("package", "tiny", "--adapter", f"{tmp_path / 'tiny_pets.py'}:{adapter}", "--output", tmp_path)
+    refused = cutaway("package", "tiny", "--adapter", f"{tiny}:{adapter}", "--output", tmp_path)
     assert (refused.returncode, refused.stdout) == (1, "")
     assert refused.stderr.startswith(message)
     assert len(refused.stderr.splitlines()) == 1
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_random_parameters_are_packaged_on_demand(tmp_path: Path) -> None:
+def test_random_parameters_are_packaged_on_demand(tmp_path: Path, tiny: Path) -> None:
     """--random-weights allows them, here and where the archive is served."""
-    (tmp_path / "tiny_pets.py").write_text(ADAPTER)
-    adapter = f"{tmp_path / 'tiny_pets.py'}:Unseeded"
-    said("package", "tiny", "--adapter", adapter, "--output", tmp_path, "--random-weights")
+    said("package", "tiny", "--adapter", f"{tiny}:Unseeded", "--output", tmp_path, "--random-weights")
     assert reader.read(tmp_path / "tiny-1.0.mar").random_weights
 
 
-def test_package_lets_an_adapter_import_its_extra_files(tmp_path: Path) -> None:
+def test_package_lets_an_adapter_import_its_extra_files(tmp_path: Path, tiny: Path) -> None:
     """As a worker of TorchServe does; the path of imports is left as it was."""
-    (tmp_path / "tiny_pets.py").write_text(ADAPTER)
-    layers = tmp_path / "tiny_layers.py"
+    layers, path = tmp_path / "tiny_layers.py", list(sys.path)
     layers.write_text("from torch import nn\n\n\ndef network():\n    return nn.Flatten()\n")
-    path = list(sys.path)
-    adapter = f"{tmp_path / 'tiny_pets.py'}:Separate"
-    assert "built " in said("package", "tiny", "--adapter", adapter, "--extra", layers, "--output", tmp_path)
+    said("package", "tiny", "--adapter", f"{tiny}:Separate", "--extra", layers, "--output", tmp_path)
     assert sys.path == path
 
 
@@ -244,11 +171,10 @@ def test_an_input_is_not_drawn_over(address: str, image: Path) -> None:
     assert image.read_bytes() == before
 
 
-def test_package_hands_everything_over(tmp_path: Path) -> None:
+def test_package_hands_everything_over(tmp_path: Path, tiny: Path) -> None:
     """Version, options and further files end up in an archive that reads back; an old archive is kept unless forced."""
-    (tmp_path / "tiny_pets.py").write_text(ADAPTER)
     (tmp_path / "words.txt").write_text("cat")
-    command = ["package", "tiny", "--adapter", f"{tmp_path / 'tiny_pets.py'}:Tiny", "--output", tmp_path]
+    command = ["package", "tiny", "--adapter", f"{tiny}:Tiny", "--output", tmp_path]
     more = ["--version", "2.1", "--option", "a=b=c", "--option", "d=e", "--extra", tmp_path / "words.txt"]
     said(*command, *more, "--batch-size", 4, "--max-batch-delay", 3, "--workers", 2, "--response-timeout", 9)
     manifest = reader.read(tmp_path / "tiny-2.1.mar")
@@ -264,3 +190,40 @@ def test_package_hands_everything_over(tmp_path: Path) -> None:
     assert reader.read(tmp_path / "tiny-2.1.mar").options == {}
     said(*command)  # another version is another archive
     assert reader.read(tmp_path / "tiny-1.0.mar").version == "1.0"
+
+
+# ``cutaway new adapter``
+
+INPUTS = {"table": [[1.0, 2.0, 3.0]], "text": "a text", "image": None}
+
+
+@pytest.mark.parametrize("kind", ["table", "image", "text"])
+def test_what_is_written_is_packaged_and_answers(kind: str, tmp_path: Path) -> None:
+    """With attributions that agree; and the next command is the one that was said."""
+    written, following = said("new", "adapter", "my-model", "--kind", kind, "--output", tmp_path).splitlines()
+    file = tmp_path / "my_model_adapter.py"
+    assert written == f"written {file}"
+    assert following == f"next: cutaway package my-model --adapter {file}:MyModel --output models"
+    command = following.removeprefix("next: cutaway ").replace("models", str(tmp_path / "models")).split()
+    assert said(*command).startswith("built ")
+    adapter = create_adapter(find_adapter(f"{file.name}:MyModel", tmp_path), {}, tmp_path, None)
+    with serve({"my-model": adapter}) as server, ca.Client(server.address) as client:
+        example = {name: value.numpy() for name, value in (adapter.example() or {}).items()}
+        method = ca.LayerIntegratedGradients(layer="embedding") if kind == "text" else ca.Saliency()
+        found = client.inspect("my-model", INPUTS[kind] or example, target=adapter.labels[1], attributions=method)
+        assert {check.verdict for check in found.attributions[0].checks} == {ca.Verdict.AGREES}
+        assert found.classes[0].label in adapter.labels
+
+
+def test_a_file_that_exists_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "net_adapter.py").write_text("mine")
+    refused = cutaway("new", "adapter", "net", "--output", tmp_path)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "exists already, and is left as it is" in refused.stderr
+    assert (tmp_path / "net_adapter.py").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["3d", "a b", "-"])
+def test_a_name_that_cannot_be_served_is_refused(name: str, tmp_path: Path) -> None:
+    assert cutaway("new", "adapter", "--output", tmp_path, "--", name).returncode == 2
+    assert not list(tmp_path.iterdir())

@@ -4,33 +4,17 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 from typer.testing import CliRunner
 
 from cutaway.cli import application
-from cutaway.gateway import serve
-from tests.support.cli import Pair, Pets, cutaway, squeezed, without
+from tests.support.cli import cutaway, squeezed, without
 
 RED, BOLD = "\x1b[31m", "\x1b[1m"
 NOBODY = "127.0.0.1:1"
-
-
-@pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    with serve({"pets": Pets(), "pair": Pair()}) as served:
-        yield served.address
-
-
-@pytest.fixture
-def image(tmp_path: Path) -> Path:
-    file = tmp_path / "pet.png"
-    Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8)).save(file)
-    return file
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeAlias
 from urllib.parse import unquote
 
 import numpy as np
@@ -14,60 +15,41 @@ from PIL import Image
 import cutaway as ca
 from cutaway.cli import files
 from cutaway.contract.results import AttributionResult, MetricResult, TokenAttribution
-from cutaway.gateway import serve
 from cutaway.v1 import inspection_pb2
-from tests.support.cli import Pair, Pets, said, squeezed
+from tests.support.cli import said, squeezed
+
+Shown: TypeAlias = Callable[..., str]
+Found: TypeAlias = Callable[..., ca.InspectResult]
 
 
-@pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    with serve({"pets": Pets(), "pair": Pair()}) as served:
-        yield served.address
-
-
-@pytest.fixture
-def image(tmp_path: Path) -> Path:
-    file = tmp_path / "pet.png"
-    Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8)).save(file)
-    return file
-
-
-def test_inspect_prints_the_prediction_that_the_client_gets(address: str, image: Path) -> None:
+def test_inspect_prints_the_prediction_that_the_client_gets(shown: Shown, found: Found) -> None:
     """The printed class, label and probability are those of the Python client for the same file."""
-    with ca.Client(address) as client:
-        expected = client.inspect("pets", ca.Raw(image.read_bytes(), "image/png")).classes[0]
-    text = squeezed(said("inspect", "pets", image, "--address", address))
-    assert f"0 {expected.index} {expected.label} {expected.probability:.1%}" in text
+    expected = found().classes[0]
+    assert f"0 {expected.index} {expected.label} {expected.probability:.1%}" in shown()
 
 
-def test_inspect_prints_all_that_was_asked_for(address: str, image: Path) -> None:
+def test_inspect_prints_all_that_was_asked_for(shown: Shown) -> None:
     """Captures by point and call, gradients, attributions, verdicts, warnings, timings and provenance."""
     asked = ["--capture", "conv*@output,grad_output", "--capture", "relu", "--capture", "unused", "--input-gradient"]
     asked += ["--attribution", "integratedgradients,n_steps=16", "--attribution", "LayerGradCam:conv,relu=true"]
-    text = squeezed(said("inspect", "pets", image, image, *asked, "--address", address, columns=200))
-    assert "conv grad_output 0 float32[2, 4, 6, 6]" in text
-    assert "relu output 1 float32[2, 4, 6, 6]" in text
-    assert "image float32[2, 1, 8, 8]" in text
-    assert "IntegratedGradients image [2, 1, 8, 8]" in text
-    assert "LayerGradCam conv [2, 1, 6, 6]" in text
-    assert "AGREES LayerGradCam" in text
-    assert "MODULE_NOT_CALLED unused:" in text
-    assert "Time in ms" in text
-    assert "forward and" in text
+    text = shown(*asked, pictures=2, columns=200)
+    for words in (
+        *("conv grad_output 0 float32[2, 4, 6, 6]", "relu output 1 float32[2, 4, 6, 6]", "image float32[2, 1, 8, 8]"),
+        *("IntegratedGradients image [2, 1, 8, 8]", "LayerGradCam conv [2, 1, 6, 6]", "AGREES LayerGradCam"),
+        *("MODULE_NOT_CALLED unused:", "Time in ms", "forward and"),
+    ):
+        assert words in text
 
 
-def test_inspect_explains_the_target_that_is_given(address: str, image: Path) -> None:
+def test_inspect_explains_the_target_that_is_given(shown: Shown, found: Found) -> None:
     """--target is one class for all examples, or one for each."""
-    text = squeezed(said("inspect", "pets", image, image, "--target", 2, "--target", 0, "--address", address))
-    with ca.Client(address) as client:
-        raw = ca.Raw(image.read_bytes(), "image/png")
-        expected = client.inspect("pets", [raw, raw], target=[2, 0]).target_values
+    text, expected = shown("--target", 2, "--target", 0, pictures=2), found(2, target=[2, 0]).target_values
     assert expected is not None
     assert f"% 2 {expected[0]:.3g} 1 " in text
     assert f"% 0 {expected[1]:.3g} Time" in text
 
 
-def test_inspect_explains_targets_of_all_kinds(address: str, image: Path, tmp_path: Path) -> None:
+def test_inspect_explains_targets_of_all_kinds(shown: Shown, found: Found, tmp_path: Path) -> None:
     """The value printed for a target in a request file is that of the same target in Python."""
     vector = np.array([[1.0, -2.0, 0.5]], np.float32)
     np.save(tmp_path / "vector.npy", vector)
@@ -81,26 +63,22 @@ def test_inspect_explains_targets_of_all_kinds(address: str, image: Path, tmp_pa
         "{neuron: {module: conv, index: [3, 1, 1]}}": ca.Neuron("conv", (3, 1, 1)),
     }
     file = tmp_path / "request.yaml"
-    with ca.Client(address) as client:
-        for words, target in targets.items():
-            expected = client.inspect("pets", ca.Raw(image.read_bytes(), "image/png"), target=target).target_values
-            assert expected is not None
-            file.write_text(f"target: {words}")
-            text = squeezed(said("inspect", "pets", image, "--request", file, "--address", address))
-            assert f" {expected[0]:.3g} Time" in text, words
+    for words, target in targets.items():
+        expected = found(target=target).target_values
+        assert expected is not None
+        file.write_text(f"target: {words}")
+        assert f" {expected[0]:.3g} Time" in shown("--request", file), words
 
 
-def test_inspect_explains_the_largest_classes(address: str, image: Path, tmp_path: Path) -> None:
+def test_inspect_explains_the_largest_classes(shown: Shown, found: Found, tmp_path: Path) -> None:
     """A top-k target has a row for each class, and each explanation says of which class it is."""
     file = tmp_path / "request.yaml"
     file.write_text("{target: {top_k: 2}, captures: [{parameter: conv.weight, reduce: {norm: 1}}]}")
-    options = ["--request", file, "--input-gradient", "--attribution", "Saliency"]
-    text = squeezed(said("inspect", "pets", image, *options, "--address", address, columns=120))
-    with ca.Client(address) as client:
-        found = client.inspect("pets", ca.Raw(image.read_bytes(), "image/png"), target=ca.TopK(2))
-    assert found.targets is not None
-    assert found.target_values is not None
-    for number, value in zip(found.targets[0], found.target_values[0]):
+    text = shown("--request", file, "--input-gradient", "--attribution", "Saliency", columns=120)
+    expected = found(target=ca.TopK(2))
+    assert expected.targets is not None
+    assert expected.target_values is not None
+    for number, value in zip(expected.targets[0], expected.target_values[0]):
         assert f" 0 {number} {value:.3g} " in text
         assert f"Saliency image [1, 1, 8, 8] {number} " in text
     assert "image float32[1, 2, 1, 8, 8]" in text
@@ -129,43 +107,35 @@ def test_inspect_shows_outputs_of_a_model_without_classes(address: str, tmp_path
     assert "ids int64[1, 2] 123456 123456" in text
 
 
-def test_inspect_edits_and_compares(address: str, image: Path, tmp_path: Path) -> None:
+def test_inspect_edits_and_compares(shown: Shown, found: Found, tmp_path: Path) -> None:
     """Typed edits do what those of Python do, in their order; --compare shows both predictions."""
-    np.save(tmp_path / "addend.npy", np.array([0.0, 0.0, 9.0], np.float32))
+    addend = np.array([0.0, 0.0, 9.0], np.float32)
+    np.save(tmp_path / "addend.npy", addend)
     typed = ["zero:conv", f"add:head,addend={tmp_path / 'addend.npy'},rows=[1]", "scale:relu:relu#0,factor=0.5,call=1"]
-    edits = [
-        ca.Zero("conv"),
-        ca.Add("head", addend=np.array([0.0, 0.0, 9.0], np.float32), rows=(1,)),
-        ca.Scale(op="relu:relu#0", factor=0.5, call=1),
-    ]
-    raw = ca.Raw(image.read_bytes(), "image/png")
-    with ca.Client(address) as client:
-        found = client.inspect("pets", [raw, raw], edits=edits, compare=True)
-    words = [word for edit in typed for word in ("--edit", edit)]
-    text = squeezed(said("inspect", "pets", image, image, *words, "--compare", "--address", address))
-    assert found.classes[1].label == "owl" != found.unedited_classes[1].label
-    for before, after in zip(found.unedited_classes, found.classes):
+    edits = [ca.Zero("conv"), ca.Add("head", addend=addend, rows=(1,)), ca.Scale(op="relu:relu#0", factor=0.5, call=1)]
+    expected = found(2, edits=edits, compare=True)
+    text = shown(*(word for edit in typed for word in ("--edit", edit)), "--compare", pictures=2)
+    assert expected.classes[1].label == "owl" != expected.unedited_classes[1].label
+    for before, after in zip(expected.unedited_classes, expected.classes):
         assert f"{before.probability:.1%} -> {after.probability:.1%}" in text
-    assert f"{found.unedited_classes[1].label} -> owl" in text
+    assert f"{expected.unedited_classes[1].label} -> owl" in text
 
 
-def test_inspect_captures_operators_and_parts(address: str, image: Path) -> None:
+def test_inspect_captures_operators_and_parts(shown: Shown) -> None:
     """An operator's address is captured like a module's name; options cut and reduce what comes back."""
     captures = ["relu:relu#0@output,grad_output,call=1", "**:conv2d#0,reduce={mean: [2, 3]}"]
     captures += ["head,reduce={top_k: 2}", "conv,slices=[{axis: 1, start: 0, stop: 2}]"]
-    words = [word for capture in captures for word in ("--capture", capture)]
-    text = squeezed(said("inspect", "pets", image, image, *words, "--address", address, columns=120))
+    text = shown(*(word for capture in captures for word in ("--capture", capture)), pictures=2, columns=120)
     assert "relu:relu#0 grad_output float32[2, 4, 6, 6]" in text
     assert "feature_blocks.1.0:conv2d#0 output float32[2, 4]" in text
     assert "head output float32[2, 2]" in text
     assert "conv output float32[2, 2, 6, 6]" in text
 
 
-def test_inspect_leaves_predictions_out(address: str, image: Path, tmp_path: Path) -> None:
+def test_inspect_leaves_predictions_out(shown: Shown, tmp_path: Path) -> None:
     """--no-predictions answers, draws and saves all else."""
     picture, file = tmp_path / "answer.png", tmp_path / "answer.npz"
-    words = ["--no-predictions", "--capture", "conv,call=0", "--plot", picture, "--save", file]
-    text = squeezed(said("inspect", "pets", image, image, *words, "--address", address))
+    text = shown("--no-predictions", "--capture", "conv,call=0", "--plot", picture, "--save", file, pictures=2)
     assert "Prediction" not in text
     assert "conv output float32[2, 4, 6, 6]" in text
     with Image.open(picture) as drawn:
@@ -174,63 +144,36 @@ def test_inspect_leaves_predictions_out(address: str, image: Path, tmp_path: Pat
         assert saved.files == ["capture:conv@output"]
 
 
-def test_inspect_saves_what_is_edited_cut_and_reduced(address: str, image: Path, tmp_path: Path) -> None:
-    """Both predictions, positions of the largest elements, and gradients at parameters have keys of their own."""
+def test_inspect_saves_every_tensor(shown: Shown, found: Found, tmp_path: Path) -> None:
+    """--save writes what came back, bit for bit: both predictions, positions, gradients, calls and attributions."""
     file, request = tmp_path / "answer.npz", tmp_path / "request.yaml"
     request.write_text("captures: [{parameter: conv.weight}]")
     words = ["--edit", "scale:conv,factor=2", "--compare", "--capture", "head,reduce={top_k: 2}", "--request", request]
-    said("inspect", "pets", image, *words, "--save", file, "--plot", tmp_path / "answer.png", "--address", address)
-    with ca.Client(address) as client:
-        found = client.inspect(
-            "pets",
-            ca.Raw(image.read_bytes(), "image/png"),
-            captures=[ca.Capture("head", reduce=ca.TopElements(2)), ca.Capture(parameter="conv.weight")],
-            edits=[ca.Scale("conv", factor=2)],
-            compare=True,
-        )
+    words += ["--capture", "relu", "--capture", "**.0", "--input-gradient", "--attribution", "Saliency"]
+    text = shown(*words, "--save", file, "--plot", tmp_path / "answer.png")
+    answer = found(
+        captures=[ca.Capture("head", reduce=ca.TopElements(2)), ca.Capture(parameter="conv.weight"), "relu"],
+        edits=[ca.Scale("conv", factor=2)],
+        compare=True,
+        input_gradients=True,
+        attributions=[ca.Saliency()],
+    )
     expected = {
-        "output": found.predictions["output"],
-        "unedited:output": found.unedited["output"],
-        "unedited:prediction": np.array([found.unedited_classes[0].index]),
-        "capture:head@output": found.captures["head"].output,
-        "positions:head@output": found.captures["head"].calls[0].positions[ca.Point.OUTPUT][""],
-        "parameter_gradient:conv.weight": found.parameter_gradients["conv.weight"],
+        "output": answer.predictions["output"],
+        "unedited:output": answer.unedited["output"],
+        "unedited:prediction": np.array([answer.unedited_classes[0].index]),
+        "capture:head@output": answer.captures["head"].output,
+        "capture:relu@output#1": answer.captures["relu"].calls[1].output,
+        "positions:head@output": answer.captures["head"].calls[0].positions[ca.Point.OUTPUT][""],
+        "gradient:image": answer.input_gradients["image"],
+        "parameter_gradient:conv.weight": answer.parameter_gradients["conv.weight"],
+        "attribution:saliency:image": answer.attributions[0].values["image"],
     }
     with np.load(file) as saved:
+        assert f"saved {len(saved.files)} tensors to {file}" in text
+        assert saved["capture:feature_blocks.0.0@output"].shape == (1, 4, 6, 6)
         for key, array in expected.items():
             np.testing.assert_array_equal(saved[key], array, key)
-
-
-def test_inspect_saves_every_tensor(address: str, image: Path, tmp_path: Path) -> None:
-    """--save writes what came back, bit for bit, under keys that a person can read."""
-    file = tmp_path / "answer.npz"
-    text = said(
-        *("inspect", "pets", image, "--capture", "relu", "--capture", "**.0", "--input-gradient"),
-        *("--attribution", "Saliency", "--save", file, "--address", address),
-    )
-    with ca.Client(address) as client:
-        expected = client.inspect(
-            "pets",
-            ca.Raw(image.read_bytes(), "image/png"),
-            captures=["relu"],
-            input_gradients=True,
-            attributions=[ca.Saliency()],
-        )
-    with np.load(file) as saved:
-        assert f"saved {len(saved.files)} tensors to {file}" in text.replace("\n", "")
-        np.testing.assert_array_equal(saved["output"], expected.predictions["output"])
-        np.testing.assert_array_equal(saved["capture:relu@output#1"], expected.captures["relu"].calls[1].output)
-        np.testing.assert_array_equal(saved["gradient:image"], expected.input_gradients["image"])
-        np.testing.assert_array_equal(saved["attribution:saliency:image"], expected.attributions[0].values["image"])
-        assert saved["capture:feature_blocks.0.0@output"].shape == (1, 4, 6, 6)
-
-
-def test_inspect_draws(address: str, image: Path, tmp_path: Path) -> None:
-    """--plot leaves a picture."""
-    file = tmp_path / "answer.png"
-    said("inspect", "pets", image, "--attribution", "Saliency", "--plot", file, "--address", address)
-    with Image.open(file) as picture:
-        assert picture.format == "PNG"
 
 
 def test_tokens_and_metrics_are_saved_too(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,14 +11,12 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from PIL import Image
 
 import cutaway as ca
 from cutaway.cli import console_output
 from cutaway.contract import errors
 from cutaway.contract.results import AttributionError, AttributionResult, InspectResult, TokenAttribution
-from cutaway.gateway import serve
-from tests.support.cli import Pair, Pets, cutaway, said
+from tests.support.cli import cutaway, said
 from tests.support.json_documents import PAGE, Documented
 from tools.json_fields import DOCUMENTS
 
@@ -36,23 +33,8 @@ compare: true
 explain_if: {probability_at_least: 0.0}
 attribution_errors_in_place: true
 """
-ADAPTER = """
-import torch
-from torch import nn
-
-from cutaway.adapters import ImageAdapter
-
-
-class Tiny(ImageAdapter):
-    size, mode, argument, labels = (8, 8), "L", "input", ("cat", "dog")
-
-    def build(self) -> nn.Module:
-        print("loading the weights")
-        torch.manual_seed(0)
-        return nn.Sequential(nn.Flatten(), nn.Linear(64, 2))
-"""
 JOB = """
-model: {adapter: 'tiny_pets.py:Tiny'}
+model: {adapter: 'tiny_pets.py:Talking'}
 data: {path: rows.npy}
 inputs: {input: {column: rows}}
 request: {attributions: [saliency]}
@@ -60,25 +42,11 @@ output: {folder: out}
 """
 
 
-@pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    with serve({"pets": Pets(), "pair": Pair()}) as served:
-        yield served.address
-
-
 @pytest.fixture
-def image(tmp_path: Path) -> Path:
-    file = tmp_path / "pet.png"
-    Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8)).save(file)
-    return file
-
-
-@pytest.fixture
-def job(tmp_path: Path) -> Path:
-    (tmp_path / "tiny_pets.py").write_text(ADAPTER)
-    (tmp_path / "job.yaml").write_text(JOB)
-    np.save(tmp_path / "rows.npy", np.ones((3, 1, 8, 8), np.float32))
-    return tmp_path / "job.yaml"
+def job(tiny: Path) -> Path:
+    tiny.with_name("job.yaml").write_text(JOB)
+    np.save(tiny.with_name("rows.npy"), np.ones((3, 1, 8, 8), np.float32))
+    return tiny.with_name("job.yaml")
 
 
 def document(*arguments: object) -> Any:
@@ -185,11 +153,9 @@ def test_numbers_that_json_lacks_are_texts(capsys: pytest.CaptureFixture[str]) -
     assert found["number"] == "-Infinity"
 
 
-def test_package_and_token_are_as_documented(tmp_path: Path) -> None:
+def test_package_and_token_are_as_documented(tiny: Path, tmp_path: Path) -> None:
     """Package says where the archive is; a token comes with the entry that has its SHA-256."""
-    (tmp_path / "tiny_pets.py").write_text(ADAPTER)
-    adapter = f"{tmp_path / 'tiny_pets.py'}:Tiny"
-    done = cutaway("package", "tiny", "--adapter", adapter, "--output", tmp_path, "--json")
+    done = cutaway("package", "tiny", "--adapter", f"{tiny}:Talking", "--output", tmp_path, "--json")
     found = json.loads(done.stdout)
     Documented("package").check(found)
     assert "loading the weights" in done.stderr  # what a model prints is no part of the document

@@ -10,24 +10,16 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from cutaway.cli import console_output
-from cutaway.gateway import serve
-from tests.support.cli import Pets, said
+from tests.support.cli import said
 
 COMMAND = [sys.executable, "-m", "cutaway.cli"]
 NOBODY = "127.0.0.1:1"
 PRINTING = [["models", "--json"], ["layers", "pets"], ["--help"]]
-
-
-@pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    with serve({"pets": Pets()}) as served:
-        yield served.address
 
 
 def started(arguments: list[str], address: str, *, stdout: int, stderr: int) -> subprocess.Popen[str]:

@@ -16,7 +16,6 @@ from torch import Tensor
 from cutaway.contract.requests import CheckMode, InspectRequest
 from cutaway.contract.results import AttributionResult, Check, InspectResult, RowCheck, Verdict
 from cutaway.engine.runtime.numerics import APPROXIMATE
-from cutaway.gateway import serve
 from cutaway.jobs import Results, read, run
 from cutaway.jobs.columns import flattened
 from cutaway.jobs.engines import local
@@ -73,34 +72,23 @@ def explained(store: Path, folder: Path, values: Any, **more: Any) -> tuple[Resu
     return read(folder), counts[counts.index(16) :]  # after the first look
 
 
-@pytest.mark.parametrize("guilty", [[5], [0, 15], [3, 4, 11, 20]], ids=str)
-def test_only_wrong_rows_are_called_wrong(store: Path, tmp_path: Path, sound: Tensor, guilty: list[int]) -> None:
-    """Rows whose explanation is wrong disagree, each with its own error; those beside them agree, with theirs. The
-    values are those of the whole batch."""
-    results, _ = explained(store, tmp_path / "out", doubled(sound, guilty))
-    found = results["verdict:saliency"]
-    assert [row for row in range(ROWS) if found[row] == "DISAGREES"] == guilty
-    assert set(np.delete(found, guilty)) == {"AGREES"}
-    assert [bool(reason) for reason in results["reason:saliency"]] == [row in guilty for row in range(ROWS)]
-    np.testing.assert_allclose(results["largest_error:saliency"][guilty], 1.0, rtol=1e-3)
-    assert np.delete(results["largest_error:saliency"], guilty).max() < 1e-4
-    factor = np.array([2.0 if row in guilty else 1.0 for row in range(ROWS)]).reshape(-1, 1, 1, 1)
+@pytest.mark.parametrize("guilty", [[5], [0, 15], [3, 4, 11, 20], list(range(ROWS)), []], ids=str)
+@pytest.mark.parametrize("smallest", [0, 8], ids=["always", "in large batches"])
+def test_only_wrong_rows_are_called_wrong(
+    store: Path, tmp_path: Path, sound: Tensor, guilty: list[int], smallest: int
+) -> None:
+    """Each row has the verdict and the error of its own values in the whole batch, which is asked about once."""
+    results, counts = explained(store, tmp_path / "out", doubled(sound, guilty, lambda count: count > smallest))
+    wrong = np.isin(np.arange(ROWS), guilty)
+    assert counts == [16, 16]
+    assert [verdict == "DISAGREES" for verdict in results["verdict:saliency"]] == wrong.tolist()
+    assert set(results["verdict:saliency"][~wrong]) <= {"AGREES"}
+    assert [bool(reason) for reason in results["reason:saliency"]] == wrong.tolist()
+    np.testing.assert_allclose(results["largest_error:saliency"][wrong], 1.0, rtol=1e-3)
+    assert results["largest_error:saliency"][~wrong].max(initial=0) < 1e-4
+    factor = np.where(wrong, 2.0, 1.0).reshape(-1, 1, 1, 1)
     np.testing.assert_allclose(results["attribution:saliency:image"], sound.numpy() * factor, rtol=1e-4, atol=1e-6)
     assert set(results["verdict:integrated_gradients"]) == {"AGREES"}
-
-
-def test_a_wrong_row_costs_no_further_pass(store: Path, tmp_path: Path, sound: Tensor) -> None:
-    """Each batch is asked about once, whether no row, one row or every row of it is wrong."""
-    for rows in ([], [5], list(range(ROWS))):
-        results, counts = explained(store, tmp_path / f"{len(rows)} wrong", doubled(sound, rows))
-        assert counts == [16, 16]
-        assert [row for row in range(ROWS) if results["verdict:saliency"][row] == "DISAGREES"] == rows
-
-
-def test_values_of_the_whole_batch_count(store: Path, tmp_path: Path, sound: Tensor) -> None:
-    """A row whose values are wrong only in a large batch is wrong, because these are the values in the table."""
-    results, _ = explained(store, tmp_path / "out", doubled(sound, [5], lambda count: count > 8))
-    assert [row for row in range(ROWS) if results["verdict:saliency"][row] == "DISAGREES"] == [5]
 
 
 def test_where_all_disagree_each_has_its_error(store: Path, tmp_path: Path, sound: Tensor) -> None:
@@ -177,34 +165,10 @@ def test_labels_and_conditions_go_along(store: Path, tmp_path: Path) -> None:
     assert results["verdict:saliency"].tolist() == expected
 
 
-def test_a_service_says_the_same_of_each_row(store: Path, tmp_path: Path, sound: Tensor) -> None:
-    """The outcomes of rows come along in the replies of a service."""
-    with spoiled(Saliency, values=doubled(sound, [5])), serve({"digits": fixed.network()}) as server:
-        words = {"data": digits(ROWS), "request": SALIENCY, "output": {"folder": tmp_path / "out", "shard_rows": 16}}
-        model = {"address": server.address, "name": "digits"}
-        engine = {"kind": "service", "batch": 16, "in_flight": 2}
-        run(digits_job(store, tmp_path / "out", model=model, engine=engine, **words))
-    found = read(tmp_path / "out")["verdict:saliency"]
-    assert [row for row in range(ROWS) if found[row] == "DISAGREES"] == [5]
-
-
-def test_a_kill_changes_no_verdict(store: Path, tmp_path: Path, sound: Tensor) -> None:
-    """What is found of a row does not depend on what was asked before."""
-    fault = doubled(sound, [5, 20])
-    output = {"shard_rows": 16}
-    whole, _ = explained(store, tmp_path / "a", fault, output={"folder": tmp_path / "a", **output})
-    expected = whole["verdict:saliency"].tolist()
-    (tmp_path / "a" / "part-00000.parquet").unlink()
-    again, _ = explained(store, tmp_path / "a", fault, output={"folder": tmp_path / "a", **output})
-    assert again["verdict:saliency"].tolist() == expected
-
-
 def test_the_worst_check_speaks() -> None:
     """Of several checks the worst outcome of the row counts; a check that does not apply hides none that does, and one
     without rows counts for every row."""
-    agrees, disagrees, open_, none = (
-        Verdict.AGREES, Verdict.DISAGREES, Verdict.INCONCLUSIVE, Verdict.NOT_APPLICABLE
-    )  # fmt: skip
+    agrees, disagrees, open_, none = Verdict
 
     def found(*verdicts: Verdict, rows: tuple[RowCheck, ...] = ()) -> list[tuple[str, float]]:
         checks = tuple(
