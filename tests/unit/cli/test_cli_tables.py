@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,19 @@ def text(*blocks: RenderableType) -> str:
     return squeezed(printed(*blocks).replace("─", ""))
 
 
+def classes(result: ca.InspectResult) -> str:
+    return text(tables.prediction_table(result))
+
+
+def attributions(*results: ca.AttributionResult) -> str:
+    return text(tables.attribution_table(ca.InspectResult({}, attributions=results)))
+
+
+def predicted(*labels: str) -> tuple[ClassPrediction, ...]:
+    """The classes 1 and 0 with probabilities 50% and 75%."""
+    return tuple(map(ClassPrediction, (1, 0), labels or ("", ""), (0.5, 0.75)))
+
+
 def test_numbers_that_are_none_stand_out() -> None:
     """Not-a-number and infinity are shown as such, and in red."""
     console = Console(width=80, force_terminal=True, color_system="standard")
@@ -50,44 +64,32 @@ def test_numbers_that_are_none_stand_out() -> None:
 
 
 def test_the_unedited_prediction_stands_beside_the_edited_one() -> None:
-    """Class and label show an arrow where they changed; the probability always does."""
-    result = ca.InspectResult(
-        {"logits": LOGITS},
-        classes=(ClassPrediction(1, "dog", 0.25), ClassPrediction(0, "cat", 0.75)),
-        unedited={"logits": -LOGITS},
-        unedited_classes=(ClassPrediction(0, "cat", 0.5), ClassPrediction(0, "cat", 0.7)),
-    )
-    shown = text(tables.prediction_table(result))
-    assert "0 0 -> 1 cat -> dog 50.0% -> 25.0%" in shown
+    """Class and label show an arrow where they changed, the probability always; of outputs the values are shown."""
+    before = (ClassPrediction(0, "cat", 0.4), ClassPrediction(0, "cat", 0.7))
+    outputs, unedited = {"logits": LOGITS}, {"logits": -LOGITS}
+    shown = classes(ca.InspectResult(outputs, predicted("dog", "cat"), unedited=unedited, unedited_classes=before))
+    assert "0 0 -> 1 cat -> dog 40.0% -> 50.0%" in shown
     assert "1 0 cat 70.0% -> 75.0%" in shown
-
-
-def test_unedited_outputs_stand_beside_edited_ones() -> None:
-    """Without classes the first values of both are shown; with predictions left out, the unedited ones alone."""
-    both = ca.InspectResult({"embedding": LOGITS}, unedited={"embedding": -LOGITS})
-    assert "embedding float32[2, 2] 0.25 1.5 2 -1 -0.25 -1.5 -2 1" in text(tables.prediction_table(both))
-    alone = text(tables.prediction_table(ca.InspectResult({}, unedited={"embedding": LOGITS})))
+    assert "logits float32[2, 2] 0.25 1.5 2 -1 -0.25 -1.5 -2 1" in classes(ca.InspectResult(outputs, unedited=unedited))
+    alone = classes(ca.InspectResult({}, unedited={"logits": LOGITS}))
     assert "output tensor unedited" in alone
-    assert "embedding float32[2, 2] 0.25 1.5 2 -1" in alone
+    assert "logits float32[2, 2] 0.25 1.5 2 -1" in alone
 
 
 def test_targets_stand_beside_classes() -> None:
     """One class an example needs no table of its own; a target that is no class shows its value alone."""
-    classes = (ClassPrediction(1, "", 0.5), ClassPrediction(0, "", 0.75))
-    values = np.array([1.5, 2.0])
-    one = ca.InspectResult({"logits": LOGITS}, classes=classes, targets=np.array([1, 0]), target_values=values)
-    shown = text(*tables.result_tables(one))
+    norm = ca.InspectResult({"logits": LOGITS}, predicted(), target_values=np.array([1.5, 2.0]))
+    shown = text(*tables.result_tables(replace(norm, targets=np.array([1, 0]))))
     assert "0 1 50.0% 1 1.5" in shown
     assert "Targets" not in shown
-    norm = ca.InspectResult({"logits": LOGITS}, classes=classes, target_values=values)
-    assert "probability target's value" in text(tables.prediction_table(norm))
+    assert "probability target's value" in classes(norm)
 
 
 def test_several_targets_an_example_have_a_row_each() -> None:
     """So do those of a model without classes, and those of an answer without predictions; long lists are counted."""
     several = ca.InspectResult(
         {"logits": LOGITS},
-        classes=(ClassPrediction(1, "", 0.5), ClassPrediction(0, "", 0.75)),
+        predicted(),
         targets=np.array([[1, 0], [0, 1]]),
         target_values=np.array([[1.5, 0.25], [2.0, -1.0]]),
     )
@@ -104,14 +106,12 @@ def test_several_targets_an_example_have_a_row_each() -> None:
 def test_captures_say_where_the_largest_elements_were() -> None:
     """Positions stand beside what was reduced to its largest elements, and beside nothing else."""
     top = ca.CapturedCall({ca.Point.OUTPUT: {"": LOGITS}}, {ca.Point.OUTPUT: {"": np.array([[7, 3], [300, 12]])}})
-    whole = ca.CapturedCall({ca.Point.OUTPUT: {"[0]": LOGITS}})
-    seen = {"fc": ca.ModuleCapture((top,)), "layer3.1:relu#0": ca.ModuleCapture((whole,))}
+    whole = {"layer3.1:relu#0": ca.ModuleCapture((ca.CapturedCall({ca.Point.OUTPUT: {"[0]": LOGITS}}),))}
+    seen = {"fc": ca.ModuleCapture((top,)), **whole}
     shown = text(tables.capture_table(ca.InspectResult({}, captures=seen)))
     assert "fc output float32[2, 2] 7 3 300 12 -1 0.688 2" in shown
     assert "layer3.1:relu#0 output[0] float32[2, 2] -1 0.688 2" in shown
-    assert "positions" not in text(
-        tables.capture_table(ca.InspectResult({}, captures={"fc": ca.ModuleCapture((whole,))}))
-    )
+    assert "positions" not in text(tables.capture_table(ca.InspectResult({}, captures=whole)))
 
 
 def test_parameter_gradients_have_a_table() -> None:
@@ -124,15 +124,13 @@ def test_parameter_gradients_have_a_table() -> None:
 def test_attributions_of_several_targets_are_told_apart() -> None:
     """What is explained for several classes says for which; what is explained once needs no such column."""
     answers = [ca.AttributionResult("Saliency", "", {"x": LOGITS}, targets=np.array(row)) for row in ([1, 0], [0, 1])]
-    shown = text(tables.attribution_table(ca.InspectResult({}, attributions=tuple(answers))))
-    assert "Saliency x [2, 2] 1 0 -1 2" in shown
-    assert "Saliency x [2, 2] 0 1 -1 2" in shown
-    assert "class" not in text(tables.attribution_table(ca.InspectResult({}, attributions=(answers[0],))))
+    assert "Saliency x [2, 2] 1 0 -1 2 Saliency x [2, 2] 0 1 -1 2" in attributions(*answers)
+    assert "class" not in attributions(answers[0])
 
 
-def explained(**fields: Any) -> ca.InspectResult:
-    """An answer with one explanation of a layer, of which ``fields`` are known."""
-    return ca.InspectResult({}, attributions=(ca.AttributionResult("LayerLRP", "fc[0]", {"fc[0]": LOGITS}, **fields),))
+def explained(**fields: Any) -> ca.AttributionResult:
+    """An explanation of a layer, of which ``fields`` are known."""
+    return ca.AttributionResult("LayerLRP", "fc[0]", {"fc[0]": LOGITS}, **fields)
 
 
 def check(verdict: ca.Verdict, reason: str = "", cause: ca.Cause | None = None) -> ca.Check:
@@ -141,18 +139,13 @@ def check(verdict: ca.Verdict, reason: str = "", cause: ca.Cause | None = None) 
 
 def test_a_check_says_its_cause_beside_the_reason() -> None:
     """The word that programs branch on stands before the reason; where the two agree there is neither."""
-    shown = text(
-        tables.attribution_table(
-            explained(
-                checks=(
-                    check(ca.Verdict.INCONCLUSIVE, "take more steps", ca.Cause.TOO_FEW_STEPS),
-                    check(ca.Verdict.DISAGREES, "", ca.Cause.UNKNOWN),
-                    check(ca.Verdict.DISAGREES, "no idea"),
-                    check(ca.Verdict.AGREES),
-                )
-            )
-        )
+    checks = (
+        check(ca.Verdict.INCONCLUSIVE, "take more steps", ca.Cause.TOO_FEW_STEPS),
+        check(ca.Verdict.DISAGREES, "", ca.Cause.UNKNOWN),
+        check(ca.Verdict.DISAGREES, "no idea"),
+        check(ca.Verdict.AGREES),
     )
+    shown = attributions(explained(checks=checks))
     assert "this with that TOO_FEW_STEPS: take more steps DISAGREES" in shown
     assert "this with that UNKNOWN DISAGREES" in shown
     assert "this with that no idea AGREES" in shown
@@ -160,45 +153,42 @@ def test_a_check_says_its_cause_beside_the_reason() -> None:
 
 
 def test_steps_are_shown_where_any_were_taken() -> None:
-    """How many a path took stands beside its delta; a method without a path leaves the place empty, and where there is
-    no path at all there is no such column."""
+    """Beside the delta; a method without a path leaves the place empty, and without any path there is no column."""
     path = ca.AttributionResult("IntegratedGradients", "", {"x": LOGITS}, np.array([0.0, -0.25]), n_steps=200)
     plain = ca.AttributionResult("Saliency", "", {"x": LOGITS})
-    both = text(tables.attribution_table(ca.InspectResult({}, attributions=(path, plain))))
+    both = attributions(path, plain)
     assert "max delta steps" in both
     assert "IntegratedGradients x [2, 2] -1 2 0.25 200 Saliency x [2, 2] -1 2" in both
     assert both.endswith("-1 2")
-    assert "steps" not in text(tables.attribution_table(ca.InspectResult({}, attributions=(plain,))))
+    assert "steps" not in attributions(plain)
 
 
 def test_metrics_have_a_table() -> None:
     """A metric a row, in order, with a number for each of the first examples; without metrics there is no table."""
     metrics = (MetricResult("infidelity", np.array([0.5, np.nan])), MetricResult("sensitivity_max", np.ones(6)))
-    shown = text(tables.attribution_table(explained(metrics=metrics)))
+    shown = attributions(explained(metrics=metrics))
     assert "Metrics metric method of by example" in shown
     assert "infidelity LayerLRP fc[0] 0.5 nan sensitivity_max LayerLRP fc[0] 1 1 1 1 ..." in shown
-    assert "Metrics" not in text(tables.attribution_table(explained()))
+    assert "Metrics" not in attributions(explained())
 
 
 def test_tokens_stand_beside_what_they_add() -> None:
     """An example a table; a token is its text on one line, or its id where the text is not known."""
     values = np.array([[0.5, -1.25], [0.0, np.nan]], np.float32)
     tokens = TokenAttribution("ids", np.array([[101, 7], [102, 8]]), values, (("[CLS]", "a\nb"), ("é",)))
-    shown = text(*tables.result_tables(explained(tokens=tokens, targets=np.array([3, 1]))))
+    shown = attributions(explained(tokens=tokens, targets=np.array([3, 1])))
     assert "Tokens of example 0: LayerLRP at fc[0], class 3 position token value 0 [CLS] 0.5 1 a\\nb -1.25" in shown
     assert "Tokens of example 1: LayerLRP at fc[0], class 1 position token value 0 é 0 1 8 nan" in shown
-    assert "Tokens" not in text(*tables.result_tables(explained()))
-    unknown = TokenAttribution("", tokens.ids, values)
-    assert "LayerLRP at fc[0] position token value 0 101 0.5 1 7 -1.25" in text(
-        tables.attribution_table(explained(tokens=unknown))
-    )
+    assert "Tokens" not in attributions(explained())
+    unknown = attributions(explained(tokens=TokenAttribution("", tokens.ids, values)))
+    assert "LayerLRP at fc[0] position token value 0 101 0.5 1 7 -1.25" in unknown
 
 
 def test_of_many_tokens_those_that_add_most_are_shown() -> None:
     """By magnitude, in the text's order; the rest is counted, tokens and examples alike."""
     values = np.tile(np.concatenate([np.full(30, 0.125), [-9.0], np.full(18, 2.0), [np.nan]]), (23, 1))
     tokens = TokenAttribution("ids", np.arange(23 * 50).reshape(23, 50), values)
-    shown = text(tables.attribution_table(explained(tokens=tokens)))
+    shown = attributions(explained(tokens=tokens))
     first, second, *_ = shown.split("Tokens of example")[1:]
     assert first.startswith(" 0: LayerLRP at fc[0] position token value 30 30 -9 31 31 2 ")
     assert first.endswith(" 48 48 2 49 49 nan and 30 smaller ones ")
@@ -227,18 +217,18 @@ def operator(address: str, calls: int = 1) -> OperatorInfo:
     return OperatorInfo(address, ((1, 4),), calls)
 
 
+def operators(model: ModelDetail, depth: int | None = None, *, expand: bool = False) -> str:
+    return text(model_tables.operator_table(model_tables.Tree(model, depth, expand)))
+
+
 def test_operators_stand_in_the_order_of_the_tree() -> None:
     """Each under the module that runs it; those of modules that are alike share a row, under a glob that finds them."""
     model = detail(operator("blocks.0:relu#0", 2), operator("blocks.1:relu#0", 2), operator(":__getitem__#1"))
-    shown = printed(model_tables.operator_table(model_tables.Tree(model, None, expand=False))).splitlines()
-    assert [line.split("  ")[0] for line in shown[3:5]] == [":__getitem__#1", "blocks.*:relu#0"]
-    assert "2 x relu" in shown[4]
-    assert "[1, 4], 2 calls" in shown[4]
-    assert shown[5] == "3 operators, 2 shown."
-    expanded = text(model_tables.operator_table(model_tables.Tree(model, None, expand=True)))
-    assert "blocks.0:relu#0 relu" in expanded
-    assert "blocks.1:relu#0 relu" in expanded
-    assert "blocks" not in text(model_tables.operator_table(model_tables.Tree(model, 0, expand=False)))
+    assert operators(model).endswith(
+        ":__getitem__#1 __getitem__ [1, 4] blocks.*:relu#0 2 x relu [1, 4], 2 calls 3 operators, 2 shown."
+    )
+    assert "blocks.0:relu#0 relu [1, 4], 2 calls blocks.1:relu#0 relu" in operators(model, expand=True)
+    assert "blocks" not in operators(model, 0)
 
 
 def test_modules_with_other_operators_are_not_alike() -> None:
@@ -250,26 +240,22 @@ def test_modules_with_other_operators_are_not_alike() -> None:
 
 def test_operators_of_a_model_without_an_example_are_not_known() -> None:
     """Which is said, in place of an empty table."""
-    shown = text(model_tables.operator_table(model_tables.Tree(detail(calls=0), None, expand=False)))
-    assert shown == "Operators are not known: the model has no example input."
+    assert operators(detail(calls=0)) == "Operators are not known: the model has no example input."
 
 
 def test_rows_that_were_not_explained_say_so() -> None:
     """Where a condition was asked for, each example says whether it met it."""
-    classes = (ClassPrediction(1, "", 0.5), ClassPrediction(0, "", 0.75))
-    result = ca.InspectResult({"logits": LOGITS}, classes=classes, explained_rows=np.array([True, False]))
-    shown = text(tables.prediction_table(result))
-    assert "0 1 50.0% yes 1 0 75.0% no" in shown
-    assert "explained" not in text(tables.prediction_table(ca.InspectResult({"logits": LOGITS}, classes=classes)))
+    result = ca.InspectResult({"logits": LOGITS}, predicted(), explained_rows=np.array([True, False]))
+    assert "0 1 50.0% yes 1 0 75.0% no" in classes(result)
+    assert "explained" not in classes(replace(result, explained_rows=None))
 
 
 def test_an_error_stands_in_its_attributions_place() -> None:
     """Beside the others; a standard error in a column of its own."""
     values, error = {"x": np.ones((1, 2), np.float32)}, AttributionError(3, "METHOD_INAPPLICABLE", "no such thing")
-    attributions = (
+    shown = attributions(
         ca.AttributionResult("Lime", "", values, standard_errors={"x": np.array([[0.25, 0.5]])}),
         ca.AttributionResult("LayerGradCam", "conv", {}, error=error),
     )
-    shown = text(tables.attribution_table(ca.InspectResult({}, attributions=attributions)))
     assert "Lime x [1, 2] 1 1 0.5" in shown
     assert "LayerGradCam METHOD_INAPPLICABLE: no such thing" in shown
