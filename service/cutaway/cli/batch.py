@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 from cutaway.cli import console_output
-from cutaway.cli.console_output import AsJson
+from cutaway.cli.console_output import AsJson, argument, option
 from cutaway.contract.errors import CutawayError, Reason, error
 from cutaway.server.processes import environment
 from cutaway.views.tables import empty_table
@@ -35,17 +35,13 @@ Exit status: 0 done; 1 more bad rows than max_bad_rows; 2 an error in the job, t
 
 app = typer.Typer(help="Run jobs over whole data sets.", no_args_is_help=True, rich_markup_mode=None)
 
-Spec = Annotated[
-    Path, typer.Argument(metavar="JOB.yaml", help="The job: model, data, request and output.", show_default=False)
-]
+Spec = Annotated[Path, argument("JOB.yaml", "The job: model, data, request and output.")]
 
 
 @app.command(epilog=_STATUS_HELP)
 def run(
     spec: Spec,
-    metrics_address: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Serve metrics for Prometheus there while the job runs.")
-    ] = "",
+    metrics_address: Annotated[str, option("HOST:PORT", "Serve metrics for Prometheus there while the job runs.")] = "",
     as_json: AsJson = False,
 ) -> None:
     """Run a job; files that an earlier run of it has written are kept."""
@@ -89,10 +85,7 @@ def plan(spec: Spec, as_json: AsJson = False) -> None:
 
 
 @app.command()
-def report(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The output folder of a job.", show_default=False)],
-    as_json: AsJson = False,
-) -> None:
+def report(folder: Annotated[Path, argument("FOLDER", "The output folder of a job.")], as_json: AsJson = False) -> None:
     """Write a job's results as one page, _report.html in its folder."""
     with console_output.requires_extra("jobs"):
         from cutaway.jobs import report as write_report
@@ -163,10 +156,7 @@ def _exit(failure: CutawayError, status: int) -> typer.Exit:
     return typer.Exit(status)
 
 
-_STATUSES: dict[str, int] = {
-    Reason.TOO_MANY_BAD_ROWS: TOO_MANY_BAD_ROWS,
-    Reason.JOB_INTERRUPTED: INTERRUPTED,
-}
+_STATUSES: dict[str, int] = {Reason.TOO_MANY_BAD_ROWS: TOO_MANY_BAD_ROWS, Reason.JOB_INTERRUPTED: INTERRUPTED}
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

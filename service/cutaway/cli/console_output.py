@@ -188,11 +188,29 @@ def requires_extra(extra: str) -> Iterator[None]:
         raise typer.Exit(WRONG_COMMAND) from None
 
 
+# Options
+
+
+def option(metavar: str, help: str, **more: Any) -> Any:
+    """Returns an option with a value, or several; ``more`` are arguments of `typer.Option`."""
+    return typer.Option(metavar=metavar, help=help, **more)
+
+
+def flag(name: str, help: str) -> Any:
+    """Returns an option without a value, ``--name``."""
+    return typer.Option(f"--{name}", help=help)
+
+
+def argument(metavar: str, help: str, **more: Any) -> Any:
+    """Returns an argument; ``more`` are arguments of `typer.Argument`."""
+    return typer.Argument(metavar=metavar, help=help, show_default=False, **more)
+
+
+EXISTING_FILE: Any = {"exists": True, "dir_okay": False}
+
 # Results as JSON: the fields of the Python objects, by their names, as one document on one line of stdout.
 
-AsJson = Annotated[
-    bool, typer.Option("--json", help="Print the result, or the error, as one JSON document: docs/command-line.md.")
-]
+AsJson = Annotated[bool, flag("json", "Print the result, or the error, as one JSON document: docs/command-line.md.")]
 
 
 def is_requested() -> bool:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import webbrowser
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import wraps
+from inspect import Signature, signature
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,12 +15,12 @@ import typer
 from rich.text import Text
 
 from cutaway.cli import console_output, files, manual, model_tables, short_forms
-from cutaway.cli.connection_options import with_client
-from cutaway.cli.console_output import AsJson
+from cutaway.cli.console_output import EXISTING_FILE, AsJson, argument, flag, option
 from cutaway.cli.files import permalink
 from cutaway.cli.short_forms import RequestFile
 from cutaway.client.client import Client
-from cutaway.contract.errors import Reason, error
+from cutaway.client.trust import Tls
+from cutaway.contract.errors import DeadlineExceeded, Reason, Unavailable, error
 from cutaway.contract.requests import Attribution, Capture, CheckMode, Edit, ExplainIf, InspectRequest
 from cutaway.contract.results import InspectResult, ModelDetail
 from cutaway.contract.results.comparison import Comparison, compare
@@ -27,9 +29,60 @@ from cutaway.contract.tensors import Array
 from cutaway.views import tables
 from cutaway.views.inspection import Inspection
 
-Model = Annotated[
-    str, typer.Argument(metavar="MODEL", help="The model's name, or NAME/versions/VERSION.", show_default=False)
-]
+# Options for the connection to a server: address, timeout, token and TLS.
+
+
+def with_client(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds the options of `_connect` to a command, whose first argument is the client that they connect."""
+    _, *own = signature(command, eval_str=True).parameters.values()
+    options = signature(_connect, eval_str=True).parameters
+
+    @wraps(command)
+    def run(**arguments: Any) -> None:
+        with _connect(**{name: arguments.pop(name) for name in options}) as client:
+            command(client, **arguments)
+
+    run.__signature__ = Signature([*own, *options.values()])  # type: ignore[attr-defined]  # what typer reads
+    return run
+
+
+@contextmanager
+def _connect(
+    address: Annotated[str, option("HOST:PORT", "The server's address.", envvar="CUTAWAY_ADDRESS")] = "127.0.0.1:50051",
+    timeout: Annotated[float, option("SECONDS", "How long to wait for the reply.")] = 60.0,
+    token: Annotated[
+        str | None,
+        option(
+            "TOKEN",
+            "The caller's token. Other users of this machine can read it here, but not in the environment.",
+            envvar="CUTAWAY_TOKEN",
+        ),
+    ] = None,
+    tls: Annotated[bool, flag("tls", "Connect with TLS; the system's certificates verify the server.")] = False,
+    ca: Annotated[
+        Path | None, option("PEM", "Connect with TLS; these certificates verify the server.", **EXISTING_FILE)
+    ] = None,
+    certificate: Annotated[
+        Path | None, option("PEM", "The client's certificate, for mutual TLS.", **EXISTING_FILE)
+    ] = None,
+    key: Annotated[Path | None, option("PEM", "The private key of --certificate.", **EXISTING_FILE)] = None,
+) -> Iterator[Client]:
+    """Yields a client; if no server replies, or not in time, the error says what to do. Each file implies ``--tls``."""
+    trusted = Tls(ca, certificate, key) if ca or certificate or key else tls
+    try:
+        with Client(address, timeout=timeout, token=token or None, tls=trusted) as client:
+            yield client
+    except Unavailable as failure:
+        if failure.reason != Reason.SERVER_UNREACHABLE:
+            raise
+        advice = "start one with: cutaway serve --model-store DIR"
+        raise error(Reason.SERVER_UNREACHABLE, f"{failure.message} at {address}; {advice}") from None
+    except DeadlineExceeded as failure:
+        message = f"no reply within {timeout:g} s ({failure.message}); --timeout waits longer"
+        raise DeadlineExceeded(failure.reason, message) from None
+
+
+Model = Annotated[str, argument("MODEL", "The model's name, or NAME/versions/VERSION.")]
 
 
 @with_client
@@ -50,15 +103,10 @@ def models(client: Client, as_json: AsJson = False) -> None:
 def layers(
     client: Client,
     model: Model,
-    depth: Annotated[
-        int | None, typer.Option(metavar="N", min=0, help="The number of levels of modules to show.")
-    ] = None,
-    expand: Annotated[bool, typer.Option("--all", help="Show each of several equal modules.")] = False,
+    depth: Annotated[int | None, option("N", "The number of levels of modules to show.", min=0)] = None,
+    expand: Annotated[bool, flag("all", "Show each of several equal modules.")] = False,
     ops: Annotated[
-        bool,
-        typer.Option(
-            "--ops", help="Also show the operators inside modules: functions and operators that are not modules."
-        ),
+        bool, flag("ops", "Also show the operators inside modules: functions and operators that are not modules.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -92,122 +140,100 @@ def inspect(
     model: Model,
     inputs: Annotated[
         list[Path] | None,
-        typer.Argument(
-            metavar="INPUT",
-            exists=True,
-            dir_okay=False,
-            show_default=False,
-            help="Images or text files, one per example; or tensors, .npz or .npy, batch first.",
+        argument(
+            "INPUT", "Images or text files, one per example; or tensors, .npz or .npy, batch first.", **EXISTING_FILE
         ),
     ] = None,
-    text: Annotated[
-        list[str] | None, typer.Option(metavar="TEXT", help="A text, in place of a file; repeatable.")
-    ] = None,
-    name: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="The input name of a .npy file; repeatable.")
-    ] = None,
+    text: Annotated[list[str] | None, option("TEXT", "A text, in place of a file; repeatable.")] = None,
+    name: Annotated[list[str] | None, option("NAME", "The input name of a .npy file; repeatable.")] = None,
     request: Annotated[
         RequestFile | None,
-        typer.Option(
+        option(
+            "FILE",
+            "A YAML file with fields of the request (see below); - is standard input. Options add to it.",
             parser=short_forms.read_request_file,
-            metavar="FILE",
-            help="A YAML file with fields of the request (see below); - is standard input. Options add to it.",
         ),
     ] = None,
     capture: Annotated[
         list[Capture] | None,
-        typer.Option(
-            parser=short_forms.capture,
-            metavar="WHERE[@POINT,...][,KEY=VALUE...]",
-            help="Tensors that hooks see. WHERE is a module's name, an operator's address (see `layers --ops`) or a "
+        option(
+            "WHERE[@POINT,...][,KEY=VALUE...]",
+            "Tensors that hooks see. WHERE is a module's name, an operator's address (see `layers --ops`) or a "
             "glob; a POINT is input, output, grad_input or grad_output; repeatable.",
+            parser=short_forms.capture,
         ),
     ] = None,
-    input_gradient: Annotated[bool, typer.Option("--input-gradient", help="The gradient at every input.")] = False,
+    input_gradient: Annotated[bool, flag("input-gradient", "The gradient at every input.")] = False,
     edit: Annotated[
         list[Edit] | None,
-        typer.Option(
+        option(
+            "EDIT:WHERE[@POINT][,KEY=VALUE...]",
+            "A change to the values of a module, such as zero:conv1 or scale:fc@grad_input,factor=0.5; "
+            "repeatable, in the order applied.",
             parser=short_forms.edit,
             autocompletion=manual.edits,
-            metavar="EDIT:WHERE[@POINT][,KEY=VALUE...]",
-            help="A change to the values of a module, such as zero:conv1 or scale:fc@grad_input,factor=0.5; "
-            "repeatable, in the order applied.",
         ),
     ] = None,
-    compare: Annotated[
-        bool, typer.Option("--compare", help="Also show what the model predicts without the edits.")
-    ] = False,
+    compare: Annotated[bool, flag("compare", "Also show what the model predicts without the edits.")] = False,
     attribution: Annotated[
         list[Attribution] | None,
-        typer.Option(
+        option(
+            "METHOD[:LAYER][,KEY=VALUE...]",
+            "An attribution, such as Saliency or LayerGradCam:conv2,relu=true; repeatable.",
             parser=short_forms.attribution,
             autocompletion=manual.methods,
-            metavar="METHOD[:LAYER][,KEY=VALUE...]",
-            help="An attribution, such as Saliency or LayerGradCam:conv2,relu=true; repeatable.",
         ),
     ] = None,
     target: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="CLASS",
-            help="The class that gradients and attributions are about, in place of the predicted class: its index or "
+        option(
+            "CLASS",
+            "The class that gradients and attributions are about, in place of the predicted class: its index or "
             "its label; repeated, one for each example. Also the name of a target, such as sum.",
         ),
     ] = None,
     explain_if: Annotated[
         ExplainIf | None,
-        typer.Option(
-            parser=short_forms.explain_if,
-            metavar="KEY=VALUE[,KEY=VALUE...]",
-            help="Attributions only for examples whose prediction meets every condition: probability_at_least=0.5, "
+        option(
+            "KEY=VALUE[,KEY=VALUE...]",
+            "Attributions only for examples whose prediction meets every condition: probability_at_least=0.5, "
             "probability_at_most=0.9, classes=[3,5].",
+            parser=short_forms.explain_if,
         ),
     ] = None,
     check: Annotated[
         CheckMode | None,
-        typer.Option(
+        option(
+            "MODE",
+            "How attributions are compared with what raw hooks see: off, same_pass (default) or independent.",
             case_sensitive=False,
-            metavar="MODE",
-            help="How attributions are compared with what raw hooks see: off, same_pass (default) or independent.",
         ),
     ] = None,
-    no_predictions: Annotated[
-        bool, typer.Option("--no-predictions", help="Leave the predictions out of the reply.")
-    ] = False,
-    seed: Annotated[
-        int | None,
-        typer.Option(min=0, metavar="NUMBER", help="The seed of methods that draw random numbers."),
-    ] = None,
+    no_predictions: Annotated[bool, flag("no-predictions", "Leave the predictions out of the reply.")] = False,
+    seed: Annotated[int | None, option("NUMBER", "The seed of methods that draw random numbers.", min=0)] = None,
     reply_dtype: Annotated[
         str | None,
-        typer.Option(
+        option(
+            "TYPE",
+            "The data type for floating tensors of the reply, such as float16, except captures with their own.",
             parser=short_forms.floating_type,
-            metavar="TYPE",
-            help="The data type for floating tensors of the reply, such as float16, except captures with their own.",
             show_default=False,
         ),
     ] = None,
-    compress: Annotated[bool, typer.Option("--compress", help="Compress the tensors of the reply with zstd.")] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only estimate the tensors and the size of the reply.")
-    ] = False,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", callback=_check_suffix, help="Draw the result: .png, .svg or .pdf.")
-    ] = None,
-    save: Annotated[Path | None, typer.Option(metavar="NPZ", help="Save every tensor of the result.")] = None,
+    compress: Annotated[bool, flag("compress", "Compress the tensors of the reply with zstd.")] = False,
+    dry_run: Annotated[bool, flag("dry-run", "Only estimate the tensors and the size of the reply.")] = False,
+    plot: Annotated[Path | None, option("FILE", "Draw the result: .png, .svg or .pdf.", callback=_check_suffix)] = None,
+    save: Annotated[Path | None, option("NPZ", "Save every tensor of the result.")] = None,
     web: Annotated[
         str | None,
-        typer.Option(
-            metavar="URL",
-            help="Open the question in the inspector, the page that `cutaway serve --http` has: http://127.0.0.1:8080.",
+        option(
+            "URL",
+            "Open the question in the inspector, the page that `cutaway serve --http` has: http://127.0.0.1:8080.",
         ),
     ] = None,
     as_json: AsJson = False,
     max_values: Annotated[
-        int,
-        typer.Option(
-            metavar="N", min=0, help="The largest tensor whose values --json prints, in elements; 0 prints none."
-        ),
+        int, option("N", "The largest tensor whose values --json prints, in elements; 0 prints none.", min=0)
     ] = MAX_VALUES,
 ) -> None:
     """Run a model on inputs and inspect it.
@@ -288,13 +314,8 @@ _SHOWN = 20
 @with_client
 def verify(
     client: Client,
-    file: Annotated[
-        Path,
-        typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="A stored explanation.", show_default=False),
-    ],
-    offline: Annotated[
-        bool, typer.Option("--offline", help="Check only the file: that it is whole, and unchanged.")
-    ] = False,
+    file: Annotated[Path, argument("FILE", "A stored explanation.", **EXISTING_FILE)],
+    offline: Annotated[bool, flag("offline", "Check only the file: that it is whole, and unchanged.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Ask a stored question again: is the answer still the same?

@@ -17,7 +17,7 @@ import typer
 from rich import filesize
 
 from cutaway.cli import console_output, short_forms
-from cutaway.cli.console_output import AsJson, print_line
+from cutaway.cli.console_output import AsJson, argument, flag, option, print_line
 from cutaway.server.archive.reader import name_fault
 
 # ``cutaway new``
@@ -42,11 +42,9 @@ def _group() -> None:
 
 @app.command()
 def adapter(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The name of the model.", show_default=False)],
+    name: Annotated[str, argument("NAME", "The name of the model.")],
     kind: Annotated[InputKind, typer.Option(help="What the model takes.")] = InputKind.TABLE,
-    output: Annotated[Path, typer.Option(metavar="DIR", file_okay=False, help="The directory for the file.")] = Path(
-        "."
-    ),
+    output: Annotated[Path, option("DIR", "The directory for the file.", file_okay=False)] = Path("."),
 ) -> None:
     """Write an adapter that runs at once, with marks where to change it."""
     if fault := name_fault(name):
@@ -68,42 +66,27 @@ def adapter(
 
 
 def package(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="The name to serve the model under.", show_default=False)
-    ],
+    model: Annotated[str, argument("MODEL", "The name to serve the model under.")],
     adapter: Annotated[
         str,
-        typer.Option(
-            metavar="FILE.py:CLASS",
-            help="The class that builds the model and decodes its inputs, a cutaway.adapters.Adapter.",
-        ),
+        option("FILE.py:CLASS", "The class that builds the model and decodes its inputs, a cutaway.adapters.Adapter."),
     ],
-    weights: Annotated[
-        Path | None, typer.Option(metavar="SAFETENSORS", help="The weights, unless the adapter has them.")
-    ] = None,
-    version: Annotated[str, typer.Option(metavar="VERSION", help="The version of the model.")] = "1.0",
-    option: Annotated[
-        list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="An option for the adapter; repeatable."),
-    ] = None,
-    extra: Annotated[
-        list[Path] | None, typer.Option(metavar="FILE", help="Another file that the adapter reads; repeatable.")
-    ] = None,
-    batch_size: Annotated[int, typer.Option(metavar="N", min=1, help="The largest batch of calls.")] = 8,
+    weights: Annotated[Path | None, option("SAFETENSORS", "The weights, unless the adapter has them.")] = None,
+    version: Annotated[str, option("VERSION", "The version of the model.")] = "1.0",
+    option: Annotated[list[str] | None, option("KEY=VALUE", "An option for the adapter; repeatable.")] = None,
+    extra: Annotated[list[Path] | None, option("FILE", "Another file that the adapter reads; repeatable.")] = None,
+    batch_size: Annotated[int, option("N", "The largest batch of calls.", min=1)] = 8,
     max_batch_delay: Annotated[
-        int,
-        typer.Option(metavar="MS", min=1, help="How long a call waits for others to form a batch, in milliseconds."),
+        int, option("MS", "How long a call waits for others to form a batch, in milliseconds.", min=1)
     ] = 2,
-    workers: Annotated[int, typer.Option(metavar="N", min=1, help="The number of copies of the model.")] = 1,
+    workers: Annotated[int, option("N", "The number of copies of the model.", min=1)] = 1,
     response_timeout: Annotated[
-        int, typer.Option(metavar="SECONDS", min=1, help="A worker that does not reply within this time is replaced.")
+        int, option("SECONDS", "A worker that does not reply within this time is replaced.", min=1)
     ] = 120,
-    output: Annotated[Path, typer.Option(metavar="DIR", file_okay=False, help="The directory for the archive.")] = Path(
-        "."
-    ),
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing archive.")] = False,
+    output: Annotated[Path, option("DIR", "The directory for the archive.", file_okay=False)] = Path("."),
+    force: Annotated[bool, flag("force", "Replace an existing archive.")] = False,
     random_weights: Annotated[
-        bool, typer.Option("--random-weights", help="Allow parameters that the adapter neither loads nor seeds.")
+        bool, flag("random-weights", "Allow parameters that the adapter neither loads nor seeds.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -137,14 +120,10 @@ def package(
 
 def serve(
     model_store: Annotated[
-        Path, typer.Option(metavar="DIR", exists=True, file_okay=False, help="The directory with the archives (.mar).")
+        Path, option("DIR", "The directory with the archives (.mar).", exists=True, file_okay=False)
     ],
-    address: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="The address to listen on; port 0 is any free port.")
-    ] = None,
-    http: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Also serve HTTP: Connect, gRPC-Web and REST.")
-    ] = None,
+    address: Annotated[str | None, option("HOST:PORT", "The address to listen on; port 0 is any free port.")] = None,
+    http: Annotated[str | None, option("HOST:PORT", "Also serve HTTP: Connect, gRPC-Web and REST.")] = None,
     engine: Annotated[
         Literal["torchserve", "processes", "ray", "embedded"] | None,
         typer.Option(
@@ -153,19 +132,14 @@ def serve(
         ),
     ] = None,
     workers: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Copies of each model, in place of the number in its archive."),
+        int | None, option("N", "Copies of each model, in place of the number in its archive.", min=1)
     ] = None,
     replicas: Annotated[
         int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            help="The number of TorchServe processes to balance calls across, each with its workers.",
-        ),
+        option("N", "The number of TorchServe processes to balance calls across, each with its workers.", min=1),
     ] = None,
     log_dir: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="The directory for the log of TorchServe, or of the workers.")
+        Path | None, option("DIR", "The directory for the log of TorchServe, or of the workers.")
     ] = None,
 ) -> None:
     """Serve every model in a directory until stopped (Ctrl-C).
@@ -211,18 +185,13 @@ def _check_scopes(text: str) -> str:
 
 
 def token(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The name of the token's holder.", show_default=False)],
-    models: Annotated[
-        str, typer.Option(metavar="NAME,...", help="The models that the token is for; '*' is all of them.")
-    ],
+    name: Annotated[str, argument("NAME", "The name of the token's holder.")],
+    models: Annotated[str, option("NAME,...", "The models that the token is for; '*' is all of them.")],
     scopes: Annotated[
-        str,
-        typer.Option(
-            metavar="SCOPE,...", callback=_check_scopes, help="What the token allows: predict, inspect, edit."
-        ),
+        str, option("SCOPE,...", "What the token allows: predict, inspect, edit.", callback=_check_scopes)
     ] = "predict",
     days: Annotated[
-        float | None, typer.Option(metavar="N", min=0, help="After how many days the token expires; never by default.")
+        float | None, option("N", "After how many days the token expires; never by default.", min=0)
     ] = None,
     as_json: AsJson = False,
 ) -> None:

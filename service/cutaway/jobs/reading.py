@@ -16,8 +16,7 @@ from cutaway.contract.errors import Reason, error
 from cutaway.contract.tensors import Array
 from cutaway.jobs.manifest import Folder, Manifest
 from cutaway.jobs.records import is_ragged, missing_value, tensor_array
-from cutaway.jobs.sources.columns import from_arrow
-from cutaway.jobs.sources.source import Unreadable
+from cutaway.jobs.sources.source import Unreadable, from_arrow
 
 _MAX_CHUNK_BYTES = 64 << 20
 """The largest chunk, which compressors process at once; a chunk is larger only if one row is."""

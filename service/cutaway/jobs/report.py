@@ -30,7 +30,7 @@ from cutaway.jobs.reading import Results, read
 from cutaway.jobs.records import is_ragged, ragged_array
 from cutaway.jobs.shards import write_error
 from cutaway.jobs.sources import Unreadable
-from cutaway.jobs.sources.columns import from_arrow
+from cutaway.jobs.sources.source import from_arrow
 
 __all__ = ["write_report"]
 
@@ -145,9 +145,7 @@ class Excerpt:
         self._examples = examples
         self._every = 1
         self._names = _tensor_columns(results)
-        self._sample: dict[int, dict[str, Any]] = {}
-        self._further: dict[int, dict[str, Any]] = {}
-        """The tensors of examples between the evenly spaced rows."""
+        self._tensors: dict[int, dict[str, Any]] = {}
         names, step = _columns(results, _LINE_KINDS), max(1, -(-results.rows // ROWS))
         lines = []
         for batch in results.batches([*names, *self._names], _BATCH):
@@ -160,17 +158,22 @@ class Excerpt:
     def _keep(self, batch: Any) -> None:
         """Keeps the tensors of rows; of half as many evenly spaced rows, where there is no room for all."""
         for row, cells in self._cells(batch):
-            kept = self._sample if row % self._every == 0 else self._further
-            if kept is self._sample or row in self._examples:
-                kept[row] = cells
-        while len(self._sample) > 1 and _bytes(self._sample) > TENSOR_BYTES:
+            if row % self._every == 0 or row in self._examples:
+                self._tensors[row] = cells
+        while len(even := self._kept(evenly_spaced=True)) > 1 and self._bytes(even) > TENSOR_BYTES:
             self._every *= 2
-            for row in [row for row in self._sample if row % self._every]:
-                cells = self._sample.pop(row)
-                if row in self._examples:
-                    self._further[row] = cells
-        while len(self._further) > 1 and _bytes(self._further) > TENSOR_BYTES:
-            self._further.popitem()
+            for row in even:
+                if row % self._every and row not in self._examples:
+                    del self._tensors[row]
+        while len(others := self._kept(evenly_spaced=False)) > 1 and self._bytes(others) > TENSOR_BYTES:
+            del self._tensors[others[-1]]
+
+    def _kept(self, *, evenly_spaced: bool) -> list[int]:
+        return [row for row in self._tensors if (row % self._every == 0) == evenly_spaced]
+
+    def _bytes(self, rows: Sequence[int]) -> int:
+        cells = (cell for row in rows for cell in self._tensors[row].values())
+        return sum(cell.nbytes if isinstance(cell, np.ndarray) else len(str(cell)) for cell in cells)
 
     def _cells(self, batch: Any) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yields rows that are not bad with their tensors, texts and tokens."""
@@ -188,10 +191,9 @@ class Excerpt:
 
     def table(self) -> bytes:
         """Returns the lines of all rows as a Parquet file, with the tensors that were kept."""
-        tensors = self._sample | self._further
         table = self._lines
         for name in self._names:
-            values = [tensors.get(row, {}).get(name) for row in table["row"].to_pylist()]
+            values = [self._tensors.get(row, {}).get(name) for row in table["row"].to_pylist()]
             table = table.append_column(name, _arrow(values))
         file = io.BytesIO()
         parquet.write_table(table, file, compression="zstd", write_page_index=True)
@@ -269,8 +271,3 @@ def _means_of_blocks(values: Array, side: int) -> Array:
         shape = (-1, 1) if axis == -2 else (-1,)
         values = np.add.reduceat(values.astype(np.float32), starts, axis) / sizes.reshape(shape).astype(np.float32)
     return values
-
-
-def _bytes(rows: Mapping[int, Mapping[str, Any]]) -> int:
-    cells = (cell for tensors in rows.values() for cell in tensors.values())
-    return sum(cell.nbytes if isinstance(cell, np.ndarray) else len(str(cell)) for cell in cells)

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 
 from cutaway.contract.errors import CutawayError, Reason, error
-from cutaway.jobs.sources.columns import from_arrow
 from cutaway.jobs.sources.files import DataFiles, FileSource, read_errors
-from cutaway.jobs.sources.source import Column, Unreadable, check_columns
+from cutaway.jobs.sources.source import Column, Unreadable, check_columns, from_arrow
 
 
 class Arrays(FileSource):

@@ -18,9 +18,8 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from cutaway.jobs.sources.columns import from_values
 from cutaway.jobs.sources.files import DataFiles, FileSource, read_errors
-from cutaway.jobs.sources.source import Column, Unreadable, check_columns
+from cutaway.jobs.sources.source import Column, Unreadable, check_columns, from_values
 
 _SAMPLE = 1000  # rows that decide columns and types
 _NUMBERS = 0.9  # the least fraction of numbers among the values of a column of numbers

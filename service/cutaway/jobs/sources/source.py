@@ -1,13 +1,16 @@
-"""The protocol of data sets: rows, columns, and reading a range of rows."""
+"""The protocol of data sets: rows, columns, and reading a range of rows; and columns from values of Arrow and JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Protocol, TypeAlias
 
+import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from cutaway.contract.errors import Reason, error
 
@@ -62,3 +65,134 @@ def check_columns(names: Sequence[str], known: Sequence[str]) -> None:
 
 
 _LISTED = 20
+
+
+# A column is an array for numbers of one shape, else a list.
+
+MISSING = Unreadable("there is no value")
+_RAGGED = Unreadable("the value is a list whose parts differ in length or type")
+
+
+def from_arrow(values: Any) -> Column:
+    """Converts an Arrow array or chunked array.
+
+    Tensors, lists of numbers and ``struct<values, shape>`` become arrays; images as Hugging Face stores them,
+    ``struct<bytes, path>``, become their bytes. A null becomes `Unreadable`.
+    """
+    array = _combined(values)
+    if array.null_count:
+        present = iter(from_arrow(array.drop_null()))
+        return [next(present) if valid else MISSING for valid in array.is_valid().to_pylist()]
+    kind = array.type
+    if isinstance(kind, pa.FixedShapeTensorType):
+        tensors: npt.NDArray[Any] = array.to_numpy_ndarray()
+        return tensors
+    if isinstance(kind, pa.BaseExtensionType):
+        return from_arrow(array.storage)
+    if pa.types.is_dictionary(kind):
+        return from_arrow(array.dictionary_decode())
+    if pa.types.is_decimal(kind):
+        return from_arrow(array.cast(pa.float64()))
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return _lists(array)
+    if pa.types.is_struct(kind):
+        return _structs(array)
+    if pa.types.is_primitive(kind):
+        numbers: npt.NDArray[Any] = array.to_numpy(zero_copy_only=False)
+        return numbers
+    return _items(array)
+
+
+def _items(array: Any) -> list[Any]:
+    """Returns Python values; text that is not UTF-8, which Arrow does not check, becomes `Unreadable`."""
+    try:
+        items: list[Any] = array.to_pylist()
+    except UnicodeDecodeError:
+        return [_item(scalar) for scalar in array]
+    return items
+
+
+def _item(scalar: Any) -> Any:
+    try:
+        return scalar.as_py()
+    except UnicodeDecodeError:
+        return Unreadable("the text is not UTF-8")
+
+
+def _combined(values: Any) -> Any:
+    """Returns a chunked array as one array."""
+    if not isinstance(values, pa.ChunkedArray):
+        return values
+    if values.num_chunks == 1:
+        return values.chunk(0)
+    if isinstance(values.type, pa.BaseExtensionType):
+        storage = pa.chunked_array([chunk.storage for chunk in values.chunks], values.type.storage_type)
+        return pa.ExtensionArray.from_storage(values.type, storage.combine_chunks())
+    return values.combine_chunks()
+
+
+def _lists(array: Any) -> Column:
+    """Converts lists of numbers, or of lists of numbers, to arrays, and to one array if all have one length.
+
+    Other lists stay lists.
+    """
+    inner = from_arrow(array.flatten())
+    lengths = pc.list_value_length(array).to_numpy(zero_copy_only=False)
+    if isinstance(inner, list) and not all(isinstance(item, np.ndarray) for item in inner):
+        return [_RAGGED if isinstance(item, list) and None in item else item for item in _items(array)]
+    if isinstance(inner, np.ndarray) and len(array) and (lengths == lengths[0]).all():
+        return inner.reshape(len(array), int(lengths[0]), *inner.shape[1:])
+    return [_stacked(part) for part in _split(inner, lengths)]
+
+
+def _split(values: Column, lengths: npt.NDArray[Any]) -> Iterator[Column]:
+    """Yields successive parts of ``values`` of the given lengths."""
+    stops = np.cumsum(lengths).tolist()
+    return (values[start:stop] for start, stop in zip([0, *stops], stops))
+
+
+def _stacked(items: Column) -> Any:
+    if isinstance(items, np.ndarray):
+        return items
+    return np.stack(items) if len({item.shape for item in items}) == 1 else _RAGGED
+
+
+def _structs(array: Any) -> Column:
+    names = {array.type.field(index).name for index in range(array.type.num_fields)}
+    if names == {"values", "shape"}:
+        lists = array.field("values")
+        lengths = pc.list_value_length(lists).to_numpy(zero_copy_only=False)
+        tensors = _split(np.asarray(from_arrow(lists.flatten())), lengths)
+        return [np.asarray(values).reshape(shape) for values, shape in zip(tensors, array.field("shape").to_pylist())]
+    if names == {"bytes", "path"}:
+        images = zip(array.field("bytes").to_pylist(), array.field("path").to_pylist())
+        return [Unreadable(f"the image has only a path, {path!r}") if data is None else data for data, path in images]
+    return _items(array)
+
+
+def from_values(values: Sequence[Any]) -> Column:
+    """Converts values of JSON: numbers and lists of numbers become arrays, None becomes `Unreadable`."""
+    kinds = set(map(type, values))
+    if kinds and (kinds <= {int, float} or kinds == {bool}):
+        numbers = np.array(values)
+        return numbers if numbers.dtype.kind in "biuf" else list(values)
+    items = [_value(value) for value in values]
+    shapes = {item.shape if isinstance(item, np.ndarray) else None for item in items}
+    if len(shapes) == 1 and None not in shapes and len({item.dtype == bool for item in items}) == 1:
+        return np.stack(items)
+    return [item.item() if isinstance(item, np.ndarray) and not item.ndim else item for item in items]
+
+
+def _value(value: Any) -> Any:
+    """Returns a number or a rectangular list of numbers as an array; other values unchanged."""
+    if value is None:
+        return MISSING
+    if not isinstance(value, (bool, int, float, list)):
+        return value
+    try:
+        array = np.asarray(value)
+    except ValueError:  # inner lists differ in length
+        return _RAGGED
+    if array.dtype.kind in "biuf":
+        return array
+    return value if array.dtype.kind == "U" or not isinstance(value, list) else _RAGGED

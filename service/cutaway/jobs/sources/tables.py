@@ -12,9 +12,8 @@ import pyarrow.parquet as pq
 from fsspec.implementations.local import LocalFileSystem
 
 from cutaway.contract.errors import Reason, error
-from cutaway.jobs.sources.columns import from_arrow
 from cutaway.jobs.sources.files import DataFiles, FileSource, read_errors
-from cutaway.jobs.sources.source import Column, check_columns
+from cutaway.jobs.sources.source import Column, check_columns, from_arrow
 
 _MAX_ROWS = 1024  # rows of a row group that are decoded at once
 
