@@ -43,7 +43,7 @@ class Section(BaseModel):
     """A section of a job. An unknown field is an error. A text alone is the value of the field ``bare``, if there is
     one."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
     bare: ClassVar[str] = ""
 
     @model_validator(mode="before")
@@ -60,19 +60,28 @@ class Model(Section):
     """The model: exactly one of an archive, an adapter with its weights, and a running service."""
 
     bare = "archive"
-    archive: Path | None = Field(default=None, description="A .mar file that `cutaway package` built.")
-    adapter: str = Field(default="", description="file.py:Class or package.module:Class, a cutaway.adapters.Adapter.")
-    weights: Path | None = Field(default=None, description="The adapter's safetensors file, if it needs one.")
-    options: dict[str, str] = Field(default={}, description="Options of the adapter.")
-    device: str = Field(default="cpu", description="The device of the model: cpu, cuda, cuda:1, mps.")
-    address: str = Field(default="", description="HOST:PORT of a running gateway.")
-    name: str = Field(default="", description="The name of the service's model: digits, or digits/versions/1.0.")
-    token_file: Path | None = Field(default=None, description="A file whose first line is the bearer token.")
-    tls: bool = Field(default=False, description="Connect with TLS, and trust the system's certificates.")
-    tls_ca: Path | None = Field(
-        default=None, description="Connect with TLS, and trust the certificates in this PEM file."
-    )
-    timeout_s: float = Field(default=600.0, gt=0, description="The deadline of one call, in seconds.")
+    archive: Path | None = None
+    """A .mar file that `cutaway package` built."""
+    adapter: str = ""
+    """file.py:Class or package.module:Class, a cutaway.adapters.Adapter."""
+    weights: Path | None = None
+    """The adapter's safetensors file, if it needs one."""
+    options: dict[str, str] = {}
+    """Options of the adapter."""
+    device: str = "cpu"
+    """The device of the model: cpu, cuda, cuda:1, mps."""
+    address: str = ""
+    """HOST:PORT of a running gateway."""
+    name: str = ""
+    """The name of the service's model: digits, or digits/versions/1.0."""
+    token_file: Path | None = None
+    """A file whose first line is the bearer token."""
+    tls: bool = False
+    """Connect with TLS, and trust the system's certificates."""
+    tls_ca: Path | None = None
+    """Connect with TLS, and trust the certificates in this PEM file."""
+    timeout_s: float = Field(default=600.0, gt=0)
+    """The deadline of one call, in seconds."""
 
     @model_validator(mode="after")
     def _one_of_three(self) -> Model:
@@ -88,8 +97,10 @@ class Data(Section):
     """The data set."""
 
     bare = "path"
-    path: str = Field(description="A file, a folder or an fsspec URL.")
-    format: str = Field(default="", description="parquet, csv, images, ...; by default derived from the path.")
+    path: str
+    """A file, a folder or an fsspec URL."""
+    format: str = ""
+    """parquet, csv, images, ...; by default derived from the path."""
 
 
 FEATURES = "features"
@@ -106,19 +117,19 @@ def _data_type(name: str) -> str:
 class TensorColumn(Section):
     """A column of numbers, or several that make one vector: the input for one argument of the model's ``forward``."""
 
-    column: str = Field(default="", description="The column of the data set; or `columns`.")
+    column: str = ""
+    """The column of the data set; or `columns`."""
     columns: tuple[str, ...] | str = Field(
         default=(),
         description="The columns of a vector, a number each: names and globs such as 'mean_*', or `features`: all but "
         "those of ids and labels.",
     )
-    dtype: Annotated[str, AfterValidator(_data_type)] = Field(
-        default="", description="The data type of the input; by default the one that the model declares."
-    )
-    shape: tuple[int, ...] | None = Field(
-        default=None, description="The shape of one row, without the batch axis; by default that in the data."
-    )
-    scale: float = Field(default=1.0, description="A factor for each number.")
+    dtype: Annotated[str, AfterValidator(_data_type)] = ""
+    """The data type of the input; by default the one that the model declares."""
+    shape: tuple[int, ...] | None = None
+    """The shape of one row, without the batch axis; by default that in the data."""
+    scale: float = 1.0
+    """A factor for each number."""
 
     @model_validator(mode="after")
     def _one_source(self) -> TensorColumn:
@@ -130,8 +141,10 @@ class TensorColumn(Section):
 class RawColumn(Section):
     """A column of texts, or of the bytes of files, which the model's adapter decodes."""
 
-    column: str = Field(description="The column of the data set.")
-    media_type: str = Field(default="", description="Its media type, such as image/png; by default the adapter's.")
+    column: str
+    """The column of the data set."""
+    media_type: str = ""
+    """Its media type, such as image/png; by default the adapter's."""
 
 
 class RawInput(Section):
@@ -144,7 +157,8 @@ class NamedColumn(Section):
     """A column with one text or number for each row."""
 
     bare = "column"
-    column: str = Field(description="The column of the data set.")
+    column: str
+    """The column of the data set."""
 
 
 def _without_arrays(value: Any) -> Any:
@@ -164,57 +178,52 @@ class Output(Section):
     """The results."""
 
     bare = "folder"
-    folder: Path = Field(
-        description="The folder: a new one, or that of an earlier run of the same job, which is then continued."
-    )
-    shard_rows: int = Field(
-        default=512, gt=0, description="Rows of a file; also the most rows that are computed again after a kill."
-    )
-    keep_inputs: bool = Field(default=False, description="Store the inputs of the model too.")
-    captures_to: Literal["parquet", "zarr"] = Field(
-        default="parquet",
-        description="Where captures are stored: in the tables, or each in a Zarr array in the folder `captures`.",
-    )
-    tensors: Literal["auto", "fixed", "ragged"] = Field(
-        default="auto",
-        description="Whether tensors have one shape in all rows. By default they do, except where the first rows "
-        "differ.",
-    )
+    folder: Path
+    """The folder: a new one, or that of an earlier run of the same job, which is then continued."""
+    shard_rows: int = Field(default=512, gt=0)
+    """Rows of a file; also the most rows that are computed again after a kill."""
+    keep_inputs: bool = False
+    """Store the inputs of the model too."""
+    captures_to: Literal["parquet", "zarr"] = "parquet"
+    """Where captures are stored: in the tables, or each in a Zarr array in the folder `captures`."""
+    tensors: Literal["auto", "fixed", "ragged"] = "auto"
+    """Whether tensors have one shape in all rows. By default they do, except where the first rows differ."""
 
 
 class Local(Section):
     """Runs the model in this process."""
 
     kind: Literal["local"] = "local"
-    batch: int = Field(default=64, gt=0, description="Rows of a batch.")
+    batch: int = Field(default=64, gt=0)
+    """Rows of a batch."""
 
 
 class Service(Section):
     """Calls a running service."""
 
     kind: Literal["service"]
-    batch: int = Field(default=64, gt=0, description="Rows of a call.")
-    in_flight: int = Field(
-        default=4, gt=0, description="Shards that are computed at once, each with one call at a time."
-    )
-    patience_s: float = Field(
-        default=60.0,
-        ge=0,
-        description="How long a call is retried while the service is unavailable or overloaded, in seconds.",
-    )
+    batch: int = Field(default=64, gt=0)
+    """Rows of a call."""
+    in_flight: int = Field(default=4, gt=0)
+    """Shards that are computed at once, each with one call at a time."""
+    patience_s: float = Field(default=60.0, ge=0)
+    """How long a call is retried while the service is unavailable or overloaded, in seconds."""
 
 
 class Ray(Section):
     """Runs copies of the model on a Ray cluster, or on one that is started on this machine."""
 
     kind: Literal["ray"]
-    batch: int = Field(default=64, gt=0, description="Rows of a batch.")
-    address: str = Field(
-        default="", description="The cluster: auto, or ray://HOST:PORT; by default one on this machine."
-    )
-    workers: int = Field(default=2, gt=0, description="Processes that work at once, each with a copy of the model.")
-    cpus: float = Field(default=1.0, gt=0, description="CPUs, and threads, of a worker.")
-    gpus: float = Field(default=0.0, ge=0, description="GPUs of a worker.")
+    batch: int = Field(default=64, gt=0)
+    """Rows of a batch."""
+    address: str = ""
+    """The cluster: auto, or ray://HOST:PORT; by default one on this machine."""
+    workers: int = Field(default=2, gt=0)
+    """Processes that work at once, each with a copy of the model."""
+    cpus: float = Field(default=1.0, gt=0)
+    """CPUs, and threads, of a worker."""
+    gpus: float = Field(default=0.0, ge=0)
+    """GPUs of a worker."""
 
 
 def _mapping(value: Any) -> Any:
@@ -243,17 +252,19 @@ class Job(Section):
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
     model: Model
-    data: Data | SkipJsonSchema[Annotated[Source, PlainValidator(_source)]] = Field(description="The data set.")
+    data: Data | SkipJsonSchema[Annotated[Source, PlainValidator(_source)]]
+    """The data set."""
     inputs: Annotated[
         Annotated[RawInput, Tag("raw")] | Annotated[dict[str, TensorColumn], Tag("tensors")],
         Discriminator(_inputs_kind),
-    ] = Field(description="Columns by the name of the argument of `forward`; or {raw: ...}, which the adapter decodes.")
-    id: NamedColumn | None = Field(default=None, description="The ids of rows; by default their numbers.")
-    label: NamedColumn | None = Field(default=None, description="The labels of rows: indices or names of classes.")
-    target: RequestPart = Field(
-        default="predicted",
-        description="The target of attributions: predicted, label (of each row), a class or its label.",
-    )
+    ]
+    """Columns by the name of the argument of `forward`; or {raw: ...}, which the adapter decodes."""
+    id: NamedColumn | None = None
+    """The ids of rows; by default their numbers."""
+    label: NamedColumn | None = None
+    """The labels of rows: indices or names of classes."""
+    target: RequestPart = "predicted"
+    """The target of attributions: predicted, label (of each row), a class or its label."""
     request: Annotated[dict[str, RequestPart], BeforeValidator(_mapping)] = Field(
         default={},
         description=f"{', '.join(JOB_FIELDS)}: as in `cutaway inspect --request`. `seed` is that of the first row, by "
@@ -261,9 +272,8 @@ class Job(Section):
     )
     output: Output
     engine: Annotated[Local | Service | Ray, Field(discriminator="kind")] = Local()
-    max_bad_rows: int | None = Field(
-        default=None, ge=0, description="The job ends if there are more bad rows; by default, there is no limit."
-    )
+    max_bad_rows: int | None = Field(default=None, ge=0)
+    """The job ends if there are more bad rows; by default, there is no limit."""
 
     def __init__(self, **fields: Any) -> None:
         try:
