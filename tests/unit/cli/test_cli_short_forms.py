@@ -31,24 +31,20 @@ def test_a_request_file_says_what_python_says(text: str, tmp_path: Path) -> None
     assert canonical(short_forms.read_request_file(str(tmp_path / "request.yaml")).request) == canonical(REQUESTS[text])
 
 
-def test_a_request_can_come_from_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``-`` is standard input."""
-    monkeypatch.setattr("sys.stdin", io.StringIO("{target: sum}"))
-    assert short_forms.read_request_file("-").request == InspectRequest("", target=ca.OutputSum())
-
-
-def test_arrays_of_a_request_file_lie_beside_it(tmp_path: Path) -> None:
-    """Their paths are relative to the file; an option's are relative to where the command runs."""
+def test_arrays_of_a_request_file_lie_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their paths are relative to the file, an option's to where the command runs; ``-`` is standard input."""
     np.save(tmp_path / "half.npy", np.full(3, 0.5))
     (tmp_path / "request.yaml").write_text("{target: {cotangent: half.npy}}")
     expected = canonical(ca.Cotangent(np.full(3, 0.5)))
     assert canonical(short_forms.read_request_file(str(tmp_path / "request.yaml")).request.target) == expected
     typed = short_forms.attribution(f"Saliency,target={{cotangent: {tmp_path / 'half.npy'}}}")
     assert canonical(typed.target) == expected
+    monkeypatch.setattr("sys.stdin", io.StringIO("{target: sum}"))
+    assert short_forms.read_request_file("-").request == InspectRequest("", target=ca.OutputSum())
 
 
 @pytest.mark.parametrize(
-    ("text", "attribution"),
+    ("text", "expected"),
     [
         ("Saliency", ca.Saliency()),
         ("saliency,target=3", ca.Saliency(target=ca.ClassIndex((3,)))),
@@ -68,16 +64,6 @@ def test_arrays_of_a_request_file_lie_beside_it(tmp_path: Path) -> None:
             "Saliency,noise={combination: vargrad, n_samples: 9},metrics=[infidelity]",
             ca.Saliency(noise=ca.NoiseTunnel(ca.Combination.VARGRAD, 9), metrics=(ca.Infidelity(),)),
         ),
-    ],
-)
-def test_an_attribution_is_a_method_a_layer_and_fields(text: str, attribution: ca.Attribution) -> None:
-    """``METHOD:LAYER,KEY=VALUE``; an element of a mapping may follow a dot."""
-    assert short_forms.attribution(text) == attribution
-
-
-@pytest.mark.parametrize(
-    ("text", "capture"),
-    [
         ("conv*", ca.Capture("conv*")),
         ("conv@grad_output", ca.Capture("conv", ca.Point.GRAD_OUTPUT)),
         ("**.fc@input,grad_input", ca.Capture("**.fc", (ca.Point.INPUT, ca.Point.GRAD_INPUT))),
@@ -87,16 +73,6 @@ def test_an_attribution_is_a_method_a_layer_and_fields(text: str, attribution: c
             ca.Capture("rnn", (ca.Point.OUTPUT, ca.Point.GRAD_OUTPUT), call=2, path="[0]"),
         ),
         ("c,reduce={mean: [2, 3]},data_type=float16", ca.Capture("c", reduce=ca.Mean((2, 3)), data_type="float16")),
-    ],
-)
-def test_a_capture_is_a_place_points_and_fields(text: str, capture: ca.Capture) -> None:
-    """A bare name brings back outputs; points follow an @; a colon makes it an operator."""
-    assert short_forms.capture(text) == capture
-
-
-@pytest.mark.parametrize(
-    ("text", "edit"),
-    [
         ("zero:conv1", ca.Zero("conv1")),
         ("zero:layer3.1:relu#0", ca.Zero(op="layer3.1:relu#0")),
         ("Zero::add#0@grad_output", ca.Zero(at=ca.Point.GRAD_OUTPUT, op=":add#0")),
@@ -104,9 +80,11 @@ def test_a_capture_is_a_place_points_and_fields(text: str, capture: ca.Capture) 
         ("mix:conv2,weight=0.3,permutation=[1,0]", ca.Mix("conv2", weight=0.3, permutation=(1, 0))),
     ],
 )
-def test_an_edit_is_a_name_a_place_and_fields(text: str, edit: ca.Edit) -> None:
-    """``EDIT:WHERE@POINT,KEY=VALUE``; a place with a colon is an operator's."""
-    assert short_forms.edit(text) == edit
+def test_a_short_form_is_a_name_a_place_and_fields(text: str, expected: ca.Attribution | ca.Capture | ca.Edit) -> None:
+    """A bare name captures outputs, points follow an @, a colon makes an operator, a dot an element of a mapping."""
+    reader = {ca.Capture: short_forms.capture, ca.Edit: short_forms.edit}
+    kinds = [kind for kind in reader if isinstance(expected, kind)]
+    assert (reader[kinds[0]] if kinds else short_forms.attribution)(text) == expected
 
 
 def test_a_pair_needs_both_sides() -> None:

@@ -19,24 +19,13 @@ import cutaway as ca
 from cutaway.contract.results import ClassPrediction, Provenance
 from cutaway.contract.tensors import Array
 from cutaway.views import plots
+from tests.support.made_results import capture, check, numbers
 
 LONG = "model.encoder.stages.11.blocks.17.attention.output.projection"
 
 
-def numbers(*shape: int, seed: int = 0) -> Array:
-    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
-
-
-def check(verdict: ca.Verdict) -> ca.Check:
-    return ca.Check("Captum with raw hooks", ca.CheckMode.SAME_PASS, 0.0, 0.0, 1.0, 1e-4, verdict)
-
-
 def attribution(method: str, name: str, values: Array, *verdicts: ca.Verdict, layer: str = "") -> ca.AttributionResult:
     return ca.AttributionResult(method, layer, {name: values}, checks=tuple(map(check, verdicts)))
-
-
-def capture(**points: Array) -> ca.ModuleCapture:
-    return ca.ModuleCapture((ca.CapturedCall({ca.Point(point): {"": array} for point, array in points.items()}),))
 
 
 def result_of_image_model(side: int = 8, channels: int = 1, classes: int = 10) -> ca.InspectResult:
@@ -148,12 +137,8 @@ def test_tables_are_summarised() -> None:
 
 
 def test_any_row_can_be_shown() -> None:
-    """The picture is of the row that was asked for, and a row that is not there is refused."""
-    result = result_of_image_model()
-    assert "(75.0%)" in written(plots.figure(result, row=1))
-    with pytest.raises(ca.InvalidArgument, match="rows 0 to 1, not 2") as refused:
-        plots.figure(result, row=2)
-    assert refused.value.reason == ca.Reason.INVALID_VALUE
+    """The picture is of the row that was asked for."""
+    assert "(75.0%)" in written(plots.figure(result_of_image_model(), row=1))
 
 
 def test_several_targets_have_a_panel_each() -> None:
@@ -203,6 +188,7 @@ def test_an_answer_about_no_example_is_drawn(result: ca.InspectResult) -> None:
 @pytest.mark.parametrize(
     "result",
     [
+        result_of_image_model(),
         ca.InspectResult({}, captures={"fc": capture(output=numbers(2), grad_output=numbers(2, 3))}),
         ca.InspectResult({}, input_gradients={"image": numbers(2, 1, 8, 8)}),
         ca.InspectResult({}, attributions=(attribution("Saliency", "image", numbers(2, 8, 8)),)),
@@ -210,41 +196,30 @@ def test_an_answer_about_no_example_is_drawn(result: ca.InspectResult) -> None:
         ca.InspectResult({}, unedited={"logits": numbers(2, 3)}),
     ],
 )
-def test_predictions_may_be_left_out(result: ca.InspectResult) -> None:
-    """Whatever else came back says how long the batch is, and is drawn."""
+def test_any_part_says_how_many_rows_there_are(result: ca.InspectResult) -> None:
+    """Where predictions are left out, too; a row that is not there is refused."""
     assert "example 2 of 2" in written(plots.figure(result, {"image": numbers(2, 1, 8, 8)}, row=1))
-    with pytest.raises(ca.InvalidArgument, match="rows 0 to 1, not 2"):
+    with pytest.raises(ca.InvalidArgument, match="rows 0 to 1, not 2") as refused:
         plots.figure(result, row=2)
+    assert refused.value.reason == ca.Reason.INVALID_VALUE
 
 
 def test_features_stand_by_name() -> None:
     """The largest first, whatever their sign; a long name is cut, and nothing in it is markup."""
     names = ("age", "$x$ & <b>", "a name that is much longer than a panel is wide")
-    values = np.array([[0.5, -3.0, 1.0]], np.float32)
-    shown = plots.figure(
-        ca.InspectResult(
-            {"output": numbers(1, 2)},
-            attributions=(attribution("Saliency", "x", values, ca.Verdict.AGREES),),
-            feature_names={"x": names},
-        )
-    )
-    texts = [text.get_text() for axes in shown.axes for text in axes.texts]
-    assert [text for text in texts if text in names or text.startswith("a name")] == [
-        "$x$ & <b>", "a name that is much…", "age"
-    ]  # fmt: skip
+    saliency = attribution("Saliency", "x", np.array([[0.5, -3.0, 1.0]], np.float32), ca.Verdict.AGREES)
+    result = ca.InspectResult({"output": numbers(1, 2)}, attributions=(saliency,), feature_names={"x": names})
+    texts = [text.get_text() for axes in plots.figure(result).axes for text in axes.texts]
+    expected = ["$x$ & <b>", "a name that is much…", "age"]
+    assert [text for text in texts if text in expected] == expected
 
 
 def test_what_cannot_be_drawn_harms_nothing() -> None:
     """NaN, infinities, empty and scalar tensors, other first axes, several calls: a picture all the same."""
+    arrays = np.full((2, 3, 4), np.nan), np.array([np.inf, 1.0]), np.zeros((2, 0, 4)), numbers(7, 2, 3, 4, 5)
     calls = tuple(
         ca.CapturedCall({ca.Point.OUTPUT: {"[0]": array, ".state": array}})
-        for array in (
-            np.full((2, 3, 4), np.nan),
-            np.array([np.inf, 1.0]),
-            np.zeros((2, 0, 4)),
-            numbers(7, 2, 3, 4, 5),
-            np.ones((2, 4, 4), bool),
-        )
+        for array in (*arrays, np.ones((2, 4, 4), bool))
     )
     figure = plots.figure(ca.InspectResult({"output": numbers(2, 3)}, captures={"$x_{1": ca.ModuleCapture(calls)}))
     figure.savefig(Path("/dev/null"), format="png")
