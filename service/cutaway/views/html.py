@@ -222,16 +222,16 @@ class Markup(str):
 
 def element(tag: str, *children: str, **attributes: str) -> Markup:
     """Returns one element: a child that is no `Markup` is text. An attribute ``class_`` is the class."""
-    words = "".join(f' {name.rstrip("_")}="{_text(value)}"' for name, value in attributes.items())
+    words = "".join(f' {name.rstrip("_")}="{_escaped(value)}"' for name, value in attributes.items())
     return Markup(f"<{tag}{words}>" + ("" if tag == "img" else f"{_joined(children)}</{tag}>"))
 
 
 def _joined(children: Iterable[str]) -> Markup:
     """Returns the children one after the other, those that are text escaped."""
-    return Markup("".join(map(_text, children)))
+    return Markup("".join(map(_escaped, children)))
 
 
-def _text(text: str) -> str:
+def _escaped(text: str) -> str:
     return text if isinstance(text, Markup) else escape(harmless(text, _LONGEST))
 
 

@@ -182,22 +182,28 @@ def test_the_base_install_says_what_is_missing() -> None:
 
 
 @pytest.mark.slow
-def test_a_command_without_its_packages_says_what_is_missing(address: str, image: Path, tmp_path: Path) -> None:
-    """Without torch `serve` and `package` name the extra to install, without matplotlib `--plot` does; status 2."""
-    for package in ("torch", "captum", "ts"):  # the gateway loads none of them: its workers would
-        done = without((package,), ["serve", "--model-store", str(tmp_path)])
-        assert done.returncode == 2
-        assert done.stderr == f"{package} is missing; this needs: pip install 'cutaway[server]'\n"
-    done = without(("torch",), ["package", "tiny", "--adapter", "tiny.py:Tiny"])
-    assert (done.returncode, done.stderr) == (2, "torch is missing; this needs: pip install 'cutaway[server]'\n")
-    done = without(("torch",), ["serve", "--engine=processes", "--model-store", str(tmp_path)])
-    assert (done.returncode, done.stderr) == (2, "torch is missing; this needs: pip install 'cutaway[local]'\n")
-    done = without(("ts",), ["serve", "--engine=embedded", "--model-store", str(tmp_path)])
-    assert "no .mar archive" in done.stderr  # without TorchServe, models of this process are served
-    plot = ["--plot", str(tmp_path / "x.png")]
-    done = without(("matplotlib",), ["inspect", "pets", str(image), *plot, "--address", address])
-    assert done.returncode == 2
-    assert done.stderr == "matplotlib is missing; this needs: pip install 'cutaway[cli]'\n"
+@pytest.mark.parametrize(
+    ("package", "words", "extra"),
+    [
+        # The gateway loads none of them: its workers would.
+        *((package, ["serve", "--model-store", "STORE"], "server") for package in ("torch", "captum", "ts")),
+        ("torch", ["package", "tiny", "--adapter", "tiny.py:Tiny"], "server"),
+        ("torch", ["serve", "--engine=processes", "--model-store", "STORE"], "local"),
+        ("matplotlib", ["inspect", "pets", "IMAGE", "--plot", "x.png", "--address", "ADDRESS"], "cli"),
+        ("ts", ["serve", "--engine=embedded", "--model-store", "STORE"], ""),
+    ],
+)
+def test_a_command_without_its_packages_says_what_is_missing(
+    package: str, words: list[str], extra: str, address: str, image: Path, tmp_path: Path
+) -> None:
+    """In one line with the extra to install, and with status 2; models of this process need no TorchServe."""
+    known = {"STORE": str(tmp_path), "IMAGE": str(image), "ADDRESS": address}
+    done = without((package,), [known.get(word, word) for word in words])
+    if extra:
+        missing = f"{package} is missing; this needs: pip install 'cutaway[{extra}]'\n"
+        assert (done.returncode, done.stderr) == (2, missing)
+    else:
+        assert "no .mar archive" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -227,12 +233,14 @@ def test_what_others_set_is_no_setting(name: str, tmp_path: Path) -> None:
 
 def test_serve_refuses_what_cannot_be(tmp_path: Path) -> None:
     """Workers in one process, a store that is not there and a setting that is no number are refused in words."""
-    done = cutaway("serve", "--model-store", tmp_path, "--engine=embedded", "--workers", 2)
-    assert (done.returncode, "has no workers" in done.stderr) == (2, True)
-    done = cutaway("serve", "--model-store", tmp_path, "--engine=processes", "--replicas", 2)
-    assert (done.returncode, "has replicas" in done.stderr) == (2, True)
-    done = cutaway("serve", "--model-store", tmp_path / "nowhere")
-    assert (done.returncode, "does not exist" in done.stderr) == (2, True)
-    done = cutaway("serve", "--model-store", tmp_path, CUTAWAY_GRACE_S="soon")
+    serve = ["serve", "--model-store", tmp_path]
+    for more, message in (
+        (["--engine=embedded", "--workers", 2], "has no workers"),
+        (["--engine=processes", "--replicas", 2], "has replicas"),
+        (["--model-store", tmp_path / "nowhere"], "does not exist"),
+    ):
+        done = cutaway(*serve, *more)
+        assert (done.returncode, message in done.stderr) == (2, True)
+    done = cutaway(*serve, CUTAWAY_GRACE_S="soon")
     assert done.returncode == 1
     assert done.stderr.startswith("INVALID_VALUE [CUTAWAY_GRACE_S]: ")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,25 +86,21 @@ def test_models_and_layers_are_as_documented(address: str) -> None:
     }  # fmt: skip
 
 
-def test_inspect_is_as_documented(address: str, image: Path, tmp_path: Path) -> None:
+def test_inspect_is_as_documented(address: str, image: Path, tmp_path: Path, found: Callable[..., Any]) -> None:
     """Everything that a result can hold has its row, in a reply and in an estimate."""
     (tmp_path / "request.yaml").write_text(EVERYTHING)
-    documented = Documented("inspect")
-    request = ["--request", tmp_path / "request.yaml"]
-    found = document("inspect", "pets", image, *request, "--address", address)
-    documented.check(found)
-    documented.check(document("inspect", "pets", image, "--capture", "conv", "--dry-run", "--address", address))
-    documented.check(document("inspect", "pets", image, "--capture", "unused", "--address", address))
-    unseen = {path.partition(".")[0] for path in documented.types} - {
-        path.partition(".")[0] for path in documented.seen
-    }
-    assert not unseen
-    with ca.Client(address) as client:
-        expected = client.inspect("pets", ca.Raw(image.read_bytes(), "image/png"), edits=[ca.Scale("head", factor=2.0)])
-    np.testing.assert_array_equal(found["predictions"]["output"]["values"], expected.predictions["output"])
-    assert found["captures"]["relu"]["calls"][1]["leaves"]["output"][""]["shape"] == [1, 4, 6, 6]
-    assert found["attributions"][-1]["error"]["reason"] == "MODULE_NOT_FOUND"
-    assert found["attributions"][0]["checks"][0]["verdict"] == "AGREES"
+    documented, ask = Documented("inspect"), ["inspect", "pets", image, "--address", address]
+    shown = document(*ask, "--request", tmp_path / "request.yaml")
+    documented.check(shown)
+    documented.check(document(*ask, "--capture", "conv", "--dry-run"))
+    documented.check(document(*ask, "--capture", "unused"))
+    known, seen = ({path.partition(".")[0] for path in paths} for paths in (documented.types, documented.seen))
+    assert not known - seen
+    expected = found(edits=[ca.Scale("head", factor=2.0)])
+    np.testing.assert_array_equal(shown["predictions"]["output"]["values"], expected.predictions["output"])
+    assert shown["captures"]["relu"]["calls"][1]["leaves"]["output"][""]["shape"] == [1, 4, 6, 6]
+    assert shown["attributions"][-1]["error"]["reason"] == "MODULE_NOT_FOUND"
+    assert shown["attributions"][0]["checks"][0]["verdict"] == "AGREES"
 
 
 def test_large_tensors_have_no_values(address: str, image: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -229,10 +226,7 @@ def test_every_class_of_errors_has_an_exit_status() -> None:
         assert f"`{kind.__name__}`" in rows[str(status)]
         found = console_output.of_call(errors.from_wire(kind.code, "NEW_REASON", "new"))
         assert (found.exit_status, found.code) == (status, errors.Code(kind.code).name)
-    assert {
-        str(console_output.WRONG_COMMAND),
-        str(console_output.STOPPED),
-        str(console_output.READER_GONE),
-    } <= rows.keys()
+    others = console_output.WRONG_COMMAND, console_output.STOPPED, console_output.READER_GONE
+    assert set(map(str, others)) <= rows.keys()
     unknown = console_output.of_call(errors.from_wire(1, "CANCELLED", "cancelled"))
     assert (unknown.exit_status, unknown.code) == (6, "1")

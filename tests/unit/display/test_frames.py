@@ -29,6 +29,9 @@ def test_attributions_are_tidy() -> None:
     assert row.position.item() == 17
     assert row.value.item() == result.attributions[1].values["x"][2, 17]
     assert (row.verdict.item(), row.cause.item(), row.target.item()) == ("DISAGREES", "MODULE_REUSED", None)
+    series = ca.AttributionResult("Saliency", "", {"x": numbers(1, 2, 3)})
+    named = replace(table(rows=1), attributions=(series,), feature_names={"x": ("a", "b", "c")})
+    assert list(named.to_pandas().feature) == ["a", "b", "c"] * 2  # the names are those of the last axis
     means = frame[frame.attribution == 0].groupby("feature").value.mean()
     assert means["feature 5"] == pytest.approx(result.attributions[0].values["x"][:, 5].mean(), rel=1e-6)
 
@@ -55,12 +58,6 @@ def test_tokens_are_rows() -> None:
     np.testing.assert_array_equal(frame.value, tokens.values[0])
     short = replace(text(("the", "fox")).attributions[0], tokens=replace(tokens, texts=(("the",),)))
     assert list(replace(text(), attributions=(short,)).to_pandas().feature) == ["the", ""]
-
-
-def test_names_of_the_last_axis_name_features_of_series() -> None:
-    series = ca.AttributionResult("Saliency", "", {"x": numbers(1, 2, 3)})
-    result = replace(table(rows=1), attributions=(series,), feature_names={"x": ("a", "b", "c")})
-    assert list(result.to_pandas().feature) == ["a", "b", "c"] * 2
 
 
 def test_predictions_are_tidy() -> None:
@@ -98,6 +95,8 @@ def test_dataset_has_every_tensor_with_named_dimensions() -> None:
     """Tensors of one owner share dimensions, so that they can be multiplied."""
     result = table(rows=3)
     data = result.to_xarray()
+    nameless = replace(result, request=InspectRequest("tumours", {"": numbers(3, 30)}))
+    assert nameless.to_xarray()["input:x"].dims == ("example", "x.feature")
     assert set(data.data_vars) == {
         *("input:x", "logits", "capture:fc1@output", "capture:fc1@grad_output", "gradient:x"),
         *("attribution:integrated_gradients:x", "attribution:deep_lift:x", "targets", "target_values"),
@@ -140,30 +139,19 @@ def test_dimensions_of_images_layers_and_targets() -> None:
     )
 
 
-def test_array_sent_without_a_name_has_the_inputs_name() -> None:
-    result = replace(table(), request=InspectRequest("tumours", {"": numbers(2, 30)}))
-    assert result.to_xarray()["input:x"].dims == ("example", "x.feature")
-
-
 @pytest.mark.parametrize(
-    ("package", "purpose", "call"),
-    [
-        ("pandas", "to_pandas()", lambda result: result.to_pandas()),
-        ("xarray", "to_xarray()", lambda result: result.to_xarray()),
-        ("matplotlib", "plot()", lambda result: result.plot()),
-    ],
+    ("package", "method"), [("pandas", "to_pandas"), ("xarray", "to_xarray"), ("matplotlib", "plot")]
 )
-def test_missing_packages_are_named(package: str, purpose: str, call, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+def test_missing_packages_are_named(package: str, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error has a stable reason, and says what to install."""
     for name in [name for name in sys.modules if name.partition(".")[0] == package]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ca.FailedPrecondition) as caught:
-        call(table())
+        getattr(table(), method)()
     assert caught.value.reason == ca.Reason.PACKAGE_MISSING
-    assert str(caught.value).endswith(
-        f"{purpose} needs {package}, which is not installed: pip install 'cutaway[notebook]'"
-    )
+    needs = f"{method}() needs {package}, which is not installed: pip install 'cutaway[notebook]'"
+    assert str(caught.value).endswith(needs)
 
 
 def test_plot_draws_the_input_and_writes_a_file(tmp_path: Path) -> None:

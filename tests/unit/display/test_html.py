@@ -135,18 +135,18 @@ def test_two_results_on_one_page_keep_their_own_pictures() -> None:
 
 def test_raw_picture_and_text_are_those_sent() -> None:
     """A raw picture is what was sent; a heat map of another shape is not stretched over it."""
-    file = io.BytesIO()
-    Image.fromarray(np.zeros((40, 40, 3), np.uint8)).save(file, "PNG")
     square = image(rows=1)
-    raw = replace(square, request=InspectRequest("net", raw=(Raw(file.getvalue(), "image/png"),)))
-    assert page(raw).tags.count("i") == 2
-    file = io.BytesIO()
-    Image.fromarray(np.zeros((40, 90, 3), np.uint8)).save(file, "PNG")
-    wide = replace(square, request=InspectRequest("net", raw=(Raw(file.getvalue(), "image/png"),)))
-    assert page(wide).tags.count("i") == 0
+
+    def sent(width: int, size: int | None = None) -> Page:
+        file = io.BytesIO()
+        Image.fromarray(np.zeros((40, width, 3), np.uint8)).save(file, "PNG")
+        raw = Raw(file.getvalue()[:size], "image/png")
+        return page(replace(square, request=InspectRequest("net", raw=(raw,))))
+
+    assert sent(40).tags.count("i") == 2
+    assert sent(90).tags.count("i") == 0
+    assert "image/png, 60 bytes" in sent(90, 60).of("p")
     assert "the fox" in page(text()).of("p")
-    torn = replace(square, request=InspectRequest("net", raw=(Raw(file.getvalue()[:60], "image/png"),)))
-    assert "image/png, 60 bytes" in page(torn).of("p")
 
 
 def test_tokens_have_colours_and_their_sum() -> None:
@@ -250,7 +250,6 @@ def test_without_pillow_the_page_says_what_to_install(monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "PIL", None)
     shown = page(image(rows=1))
     assert "img" not in shown.tags
-    assert any(
-        "needs pillow, which is not installed: pip install 'cutaway[notebook]'" in note for note in shown.of("note")
-    )
+    needs = "needs pillow, which is not installed: pip install 'cutaway[notebook]'"
+    assert any(needs in note for note in shown.of("note"))
     assert "logits: three, 50.0%" in shown.of("name")

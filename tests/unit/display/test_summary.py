@@ -133,9 +133,8 @@ def test_model_describes_itself() -> None:
     inputs = (InputSpec("x", "float32", (-1, 3)), InputSpec("mask", optional=True))
     outputs = (OutputSpec("logits", "float32", (1, 10)),)
     labels = tuple(f"label {n}" for n in range(1000))
-    lines = repr(ca.ModelDetail(ModelName("net", "1.0"), inputs, outputs, labels, (), modules, Provenance())).split(
-        "\n"
-    )
+    model = ca.ModelDetail(ModelName("net", "1.0"), inputs, outputs, labels, (), modules, Provenance())
+    lines = repr(model).split("\n")
     assert lines[0] == "ModelDetail: net 1.0 · 501 modules · 90 parameters"
     assert [line.split(maxsplit=1)[-1] for line in lines[1:5]] == [
         *("x  float32[any, 3]", "any type (optional)", "logits  float32[1, 10]"),

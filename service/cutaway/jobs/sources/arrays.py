@@ -130,7 +130,7 @@ class Images(FileSource):
     def read(self, start: int, stop: int, columns: Sequence[str]) -> dict[str, Column]:
         """Returns the images [start, stop)."""
         check_columns(columns, self.columns)
-        readers: dict[str, Callable[[str], Any]] = {"image": self._bytes, "name": _text, "label": _label}
+        readers: dict[str, Callable[[str], Any]] = {"image": self._bytes, "name": _utf8, "label": _label}
         return {column: [readers[column](name) for name in self._names[start:stop]] for column in columns}
 
     def _bytes(self, name: str) -> bytes | Unreadable:
@@ -144,9 +144,9 @@ class Images(FileSource):
 
 def _label(name: str) -> str | Unreadable:
     parts = PurePosixPath(name).parts
-    return _text(parts[0]) if len(parts) > 1 else Unreadable("the image is in no sub-folder, which would be its label")
+    return _utf8(parts[0]) if len(parts) > 1 else Unreadable("the image is in no sub-folder, which would be its label")
 
 
-def _text(name: str) -> str:
+def _utf8(name: str) -> str:
     """Returns a file's name as valid UTF-8; the name itself may be any bytes."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

@@ -115,7 +115,7 @@ def _is_utf8(text: str) -> bool:
     return True
 
 
-class _Text:
+class _TextLines:
     """An iterator over the lines of ``file`` as text, with lone surrogates for bytes that are not UTF-8.
 
     Attributes:
@@ -134,11 +134,11 @@ class _Text:
             yield text.removeprefix("\ufeff") if first else text
 
 
-def _lines_of(path: Path, starts: npt.NDArray[np.int64], start: int, stop: int) -> _Text:
+def _lines_of(path: Path, starts: npt.NDArray[np.int64], start: int, stop: int) -> _TextLines:
     """Returns the lines of the rows [start, stop)."""
     with path.open("rb") as file:
         file.seek(int(starts[start]))
-        return _Text(BytesIO(file.read(int(starts[stop] - starts[start]))))
+        return _TextLines(BytesIO(file.read(int(starts[stop] - starts[start]))))
 
 
 class CsvFile:
@@ -150,7 +150,7 @@ class CsvFile:
             line = file.readline().decode("utf-8", "surrogateescape")
             self._delimiter = max(_DELIMITERS, key=line.count)
             file.seek(0)
-            text = _Text(file)
+            text = _TextLines(file)
             records = self._parsed(text)
             self.columns: tuple[str, ...] = tuple(next(records, []))
             if len(set(self.columns)) < len(self.columns) or not self.columns or not _is_utf8("".join(self.columns)):
@@ -182,7 +182,7 @@ class CsvFile:
         return dict(zip(self.columns, cells))
 
 
-def _row_starts(text: _Text, records: Iterable[Sequence[str]]) -> Iterator[int]:
+def _row_starts(text: _TextLines, records: Iterable[Sequence[str]]) -> Iterator[int]:
     """Yields the offsets of the records that are not empty lines, and the offset after the last one."""
     start = text.position
     for cells in records:
@@ -198,7 +198,7 @@ class JsonFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         with path.open("rb") as file:
-            text = _Text(file)
+            text = _TextLines(file)
             self._starts = np.fromiter(_row_starts(text, (line.strip() for line in text)), np.int64)
         self.rows = len(self._starts) - 1
         sample = self.read(0, min(self.rows, _SAMPLE))
