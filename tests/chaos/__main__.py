@@ -20,18 +20,23 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import numpy as np
 import psutil
 
 import cutaway as ca
 from examples.digits.package import package as package_digits
-from tests.chaos.callers import CALLERS, DEADLINE_S, TOKEN, Callers
-from tests.chaos.faults import FAULTS, Scene
-from tests.chaos.observer import MODELS, Observer, untrue
+from tests.chaos.faults import FAULTS, TOKEN, Scene
+from tests.chaos.observer import Observer
 from tests.conftest import ADAPTERS
 from tests.support import token_files
+from tests.support.mixed.answers import flat
+from tests.support.mixed.callers import CALLERS, Callers, beside
+from tests.support.mixed.mix import Request, requests, small_models
 from tests.support.serving import package, serving
 
 MINUTES = 15
+MODELS = ("digits", "fragile")
+DEADLINE_S = 10.0
 PAUSE_S = 5.0
 BOUND_S = 10.0 + DEADLINE_S
 """Within it the server has recovered: ten seconds after the longest deadline under way."""
@@ -58,40 +63,47 @@ def main() -> None:
 
 
 def _run(scene: Scene, seconds: float, names: Sequence[str], order: random.Random) -> list[str]:
-    callers, observer = Callers(scene.server.address), Observer(scene.server)
-    callers.start()
-    observer.start()
     recovered: defaultdict[str, list[float]] = defaultdict(list)
     broken: list[str] = []
     end = time.monotonic() + seconds
-    try:
-        while time.monotonic() < end:
-            for name in order.sample(names, len(names)):
-                try:
-                    FAULTS[name](scene)
-                except Exception as failure:
-                    broken.append(f"{name}: {type(failure).__name__}: {failure}")
-                recovered[name].append(_recovery(scene))
-                print(f"    {name}: recovered in {recovered[name][-1]:.1f} s", flush=True)
-                time.sleep(PAUSE_S)
-                if time.monotonic() > end:
-                    break
-    finally:
-        observer.stop()
-        record = callers.stop()
-    lies = untrue(observer.samples, record.answered)
+    with ca.Client(scene.server.address, token=TOKEN) as client:
+        record = Callers(client, list(_questions(scene, client)), DEADLINE_S, tries_again=True)
+        observer = Observer(scene.server, MODELS)
+        with beside(observer.look, *record.asking()):
+            while time.monotonic() < end:
+                for name in order.sample(names, len(names)):
+                    try:
+                        FAULTS[name](scene)
+                    except Exception as failure:
+                        broken.append(f"{name}: {type(failure).__name__}: {failure}")
+                    recovered[name].append(_recovery(scene))
+                    print(f"    {name}: recovered in {recovered[name][-1]:.1f} s", flush=True)
+                    time.sleep(PAUSE_S)
+                    if time.monotonic() > end:
+                        break
+    lies = observer.untrue(record.answered, DEADLINE_S)
     times = {name: (len(each), max(each)) for name, each in recovered.items()}
     counts = ", ".join(f"{count} {what}" for what, count in sorted(record.outcomes.items()))
     wrong, lost = record.outcomes["wrong"], record.outcomes["lost"]
     print(f"calls of {CALLERS} callers in {seconds:.0f} s: {counts}; {wrong} wrong, {lost} lost")
-    print(
-        "; ".join(f"{name} {count} times, recovered within {slowest:.1f} s" for name, (count, slowest) in times.items())
-    )
+    print("; ".join(f"{name} {count} times, recovered within {most:.1f} s" for name, (count, most) in times.items()))
     print(f"health: {len(observer.samples)} samples, {len(lies)} of them untrue")
     print(f"memory of all processes: {observer.most_bytes >> 20} MiB at most; the bound is {BOUND_BYTES >> 20}")
     broken += record.faults + [f"untrue: {lie}" for lie in lies]
     broken += [f"{name} took {slowest:.1f} s" for name, (_, slowest) in times.items() if slowest > BOUND_S]
     return broken + (["memory"] if observer.most_bytes > BOUND_BYTES else [])
+
+
+def _questions(scene: Scene, client: ca.Client) -> Iterator[Request]:
+    """All that digits can be asked, each followed by one to the model that faults hit, every other one in pieces."""
+    x = {"x": np.linspace(-1, 1, 3, dtype=np.float32).reshape(1, 3)}
+    fragile = []
+    for asked in ({"captures": "linear"}, {"captures": "wide", "stream": True}):
+        answer = flat(client.inspect("fragile", x, timeout=600.0, **asked))
+        fragile.append(Request(f"{asked}", "fragile", x, asked, answer))
+    for number, request in enumerate(requests(small_models(scene.store)[0])[0]):
+        yield request
+        yield fragile[number % 2]
 
 
 def _recovery(scene: Scene) -> float:

@@ -12,18 +12,17 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import grpc
 import numpy as np
 import psutil
 
 import cutaway as ca
-from tests.chaos.callers import TOKEN
 from tests.conftest import ADAPTERS
 from tests.support.adapters.fragile_adapter import ENDLESS, HUNGRY
 from tests.support.processes import leader, worker
 from tests.support.serving import Server, package
 from tests.support.waiting import until
 
+TOKEN = "app"
 CONNECTIONS = 1_100
 """More than the server has file descriptors."""
 
@@ -35,37 +34,11 @@ SHORT_S = 3.0
 
 @dataclass(frozen=True)
 class Scene:
-    """Where faults happen.
-
-    Attributes:
-        server: the server.
-        store: its model store.
-        scratch: its small disk for temporary files; None if none could be mounted.
-    """
+    """Where faults happen: ``scratch`` is the small disk for temporary files; None if none could be mounted."""
 
     server: Server
     store: Path
     scratch: Path | None
-
-
-def stop_worker(scene: Scene) -> None:
-    """A worker is stopped, as by a debugger."""
-    worker(scene.server, "digits").send_signal(signal.SIGSTOP)
-
-
-def kill_worker(scene: Scene) -> None:
-    """A worker dies."""
-    worker(scene.server, "digits").kill()
-
-
-def stop_java(scene: Scene) -> None:
-    """What starts the workers is stopped: TorchServe's JVM, or the keeper."""
-    _leader(scene).send_signal(signal.SIGSTOP)
-
-
-def kill_java(scene: Scene) -> None:
-    """What starts the workers dies."""
-    _leader(scene).kill()
 
 
 def _leader(scene: Scene) -> psutil.Process:
@@ -81,20 +54,10 @@ def _leader(scene: Scene) -> psutil.Process:
     return found[0]
 
 
-def endless_loop(scene: Scene) -> None:
-    """A request never ends."""
-    _refused(scene, "DEADLINE_EXCEEDED", x=np.full((1, 3), ENDLESS, np.float32))
-
-
 def memory(scene: Scene) -> None:
-    """A request needs more memory than a worker may have."""
-    _refused(scene, "OUT_OF_MEMORY", x=np.ones((20_000, 3), np.float32))
-    _refused(scene, "OUT_OF_MEMORY", x=np.full((1, 3), HUNGRY, np.float32))
-
-
-def glob_bomb(scene: Scene) -> None:
-    """A pattern that a backtracking matcher would need hours for."""
-    _refused(scene, "MODULE_NOT_FOUND", x=np.ones((1, 3), np.float32), capture="**" * 24 + "!")
+    """Two requests need more memory than a worker may have."""
+    _refused(scene, "OUT_OF_MEMORY", np.ones((20_000, 3), np.float32))
+    _refused(scene, "OUT_OF_MEMORY", np.full((1, 3), HUNGRY, np.float32))
 
 
 def wrong_tokens(scene: Scene) -> None:
@@ -161,14 +124,15 @@ def restart_on_full_disk(scene: Scene) -> None:
         time.sleep(ATTACK_S)
 
 
-FAULTS: Mapping[str, Callable[[Scene], None]] = {
-    "worker SIGSTOP": stop_worker,
-    "worker kill": kill_worker,
-    "JVM SIGSTOP": stop_java,
-    "JVM kill": kill_java,
-    "endless loop": endless_loop,
+FAULTS: Mapping[str, Callable[[Scene], object]] = {
+    "worker SIGSTOP": lambda scene: worker(scene.server, "digits").send_signal(signal.SIGSTOP),
+    "worker kill": lambda scene: worker(scene.server, "digits").kill(),
+    "JVM SIGSTOP": lambda scene: _leader(scene).send_signal(signal.SIGSTOP),
+    "JVM kill": lambda scene: _leader(scene).kill(),
+    "endless loop": lambda scene: _refused(scene, "DEADLINE_EXCEEDED", np.full((1, 3), ENDLESS, np.float32)),
     "memory request": memory,
-    "glob bomb": glob_bomb,
+    # A backtracking matcher would need hours for this pattern.
+    "glob bomb": lambda scene: _refused(scene, "MODULE_NOT_FOUND", np.ones((1, 3), np.float32), "**" * 24 + "!"),
     "wrong tokens": wrong_tokens,
     "silent connections": silent_connections,
     "unread streams": unread_replies,
@@ -176,6 +140,7 @@ FAULTS: Mapping[str, Callable[[Scene], None]] = {
     "full scratch disk": full_disk,
     "JVM kill, full disk": restart_on_full_disk,
 }
+"""Each ends when its function returns; "JVM" is whatever starts the workers: TorchServe's, or the keeper."""
 
 
 def _refused(scene: Scene, reason: str, x: np.ndarray, capture: str = "linear") -> None:
@@ -203,18 +168,3 @@ def _filled(directory: Path) -> Iterator[None]:
         yield
     finally:
         path.unlink()
-
-
-def resident_bytes(server: Server) -> int:
-    """Returns the memory of the gateway and all processes behind it."""
-    door = psutil.Process(server.process.pid)
-    total = 0
-    for each in [door, *door.children(recursive=True)]:
-        with suppress(psutil.Error):
-            total += each.memory_info().rss
-    return total
-
-
-def reachable(address: str) -> grpc.Channel:
-    """Returns a channel of its own connection."""
-    return grpc.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)])

@@ -1,4 +1,4 @@
-"""Looks on: what health says of each model, and how much memory there is, five times a second."""
+"""Looks on: what health says of each model, and how much memory there is, several times a second."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ from typing import Any, NamedTuple
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tests.chaos.callers import DEADLINE_S
-from tests.chaos.faults import reachable, resident_bytes
+from tests.support.processes import resident_bytes
 from tests.support.serving import Server
 
-MODELS = ("digits", "fragile")
 EVERY_S = 0.2
 
 LATE_S = 10.0
@@ -24,13 +22,7 @@ LATE_S = 10.0
 
 
 class Sample(NamedTuple):
-    """What health said of a model.
-
-    Attributes:
-        at: when, in monotonic seconds.
-        model: the model.
-        serving: whether it serves.
-    """
+    """Whether health said that a model serves; ``at`` is in monotonic seconds."""
 
     at: float
     model: str
@@ -38,54 +30,39 @@ class Sample(NamedTuple):
 
 
 class Observer:
-    """Samples health and memory from `start` to `stop`.
+    """Samples the health of ``models``, and the most memory of all processes together."""
 
-    Attributes:
-        samples: what health said.
-        most_bytes: the most memory of all processes together.
-    """
-
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, models: Sequence[str] = ()) -> None:
         self.samples: list[Sample] = []
         self.most_bytes = 0
-        self._server = server
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run)
+        self._server, self._models = server, models
 
-    def start(self) -> None:
-        """Begins to look."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Ends looking."""
-        self._over.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        with reachable(self._server.address) as channel:
+    def look(self, over: threading.Event) -> None:
+        """Look until it is over."""
+        own_connection = [("grpc.use_local_subchannel_pool", 1)]
+        with grpc.insecure_channel(self._server.address, options=own_connection) as channel:
             stub: Any = health_pb2_grpc.HealthStub(channel)
-            while not self._over.wait(EVERY_S):
-                for model in MODELS:
+            while not over.wait(EVERY_S):
+                for model in self._models:
                     with suppress(grpc.RpcError):  # no new connection while there are too many
                         reply = stub.Check(health_pb2.HealthCheckRequest(service=model), timeout=5.0)
                         serving = reply.status == health_pb2.HealthCheckResponse.SERVING
                         self.samples.append(Sample(time.monotonic(), model, serving))
                 self.most_bytes = max(self.most_bytes, resident_bytes(self._server))
 
+    def untrue(self, answered: Mapping[str, Sequence[float]], deadline_s: float) -> list[Sample]:
+        """Returns the samples that were not true: serving, but nothing was answered for as long as a call may wait and
+        a fault be noticed; or not serving, while answers came within half a second before and after."""
+        times = {model: sorted(each) for model, each in answered.items()}
 
-def untrue(samples: Sequence[Sample], answered: Mapping[str, Sequence[float]]) -> list[Sample]:
-    """Returns the samples that were not true: serving, but nothing was answered for as long as a call may wait and a
-    fault be noticed; or not serving, while answers came within half a second before and after."""
-    times = {model: sorted(each) for model, each in answered.items()}
+        def within(sample: Sample, before_s: float, after_s: float) -> int:
+            each = times.get(sample.model, [])
+            return bisect_right(each, sample.at + after_s) - bisect_left(each, sample.at - before_s)
 
-    def within(sample: Sample, before_s: float, after_s: float) -> int:
-        each = times.get(sample.model, [])
-        return bisect_right(each, sample.at + after_s) - bisect_left(each, sample.at - before_s)
-
-    reach_s = DEADLINE_S + LATE_S
-    return [
-        sample
-        for sample in samples
-        if (sample.serving and not within(sample, reach_s, reach_s))
-        or (not sample.serving and within(sample, 0.5, 0.0) and within(sample, 0.0, 0.5))
-    ]
+        reach_s = deadline_s + LATE_S
+        return [
+            sample
+            for sample in self.samples
+            if (sample.serving and not within(sample, reach_s, reach_s))
+            or (not sample.serving and within(sample, 0.5, 0.0) and within(sample, 0.0, 0.5))
+        ]

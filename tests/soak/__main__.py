@@ -15,23 +15,23 @@ from pathlib import Path
 
 from examples.digits.package import package
 from tests.conftest import ADAPTERS
-from tests.soak import engines, fuzz, jobs, kills, overload, sentences, soak
+from tests.soak import fuzz, jobs, overload, soak
 from tests.support.adapters.mirror_adapter import MirrorAdapter
 from tests.support.serving import Server, serving
 from tests.support.serving import package as package_adapter
 
 TRIALS: dict[str, Callable[[Server, Path], list[str]]] = {
-    "kills": kills.trial,
+    "kills": soak.killed,
     "overload": overload.trial,
     "fuzz": fuzz.trial,
     "soak": soak.trial,
     "jobs": jobs.trial,
-    "engines": engines.trial,
+    "engines": jobs.engines,
 }
 """Each is told of a server and its model store; it returns what it found, in lines, and raises where a promise is
 broken."""
 
-ALONE: dict[str, Callable[[Path], list[str]]] = {"sentences": sentences.trial}
+ALONE: dict[str, Callable[[Path], list[str]]] = {"sentences": jobs.sentences}
 """Likewise those that need no server, but a directory of their own."""
 
 QUEUE = 16

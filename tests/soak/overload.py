@@ -1,10 +1,19 @@
-"""Four times as many calls as can be answered, for a minute, whether anybody answers or not."""
+"""Four times as many calls as can be answered, for a minute, whether anybody answers or not.
+
+A caller beside the flood, in a process of its own, tells how long it waits for a refusal:
+``python -m tests.soak.overload ADDRESS SECONDS``.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import json
+import subprocess
+import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +22,15 @@ import psutil
 
 import cutaway as ca
 from examples.digits.data import held_out
-from tests.soak.probe import probing
-from tests.support.processes import family
+from tests.chaos.observer import Observer
+from tests.support.mixed.callers import CALLERS, beside
+from tests.support.processes import resident_bytes
 from tests.support.serving import Server
 
 SECONDS = 60
 MEASURED_S = 10
 TIMES = 4
-CALLERS = 16
-SAMPLED_S = 1.0
+PAUSE_S = 0.03
 LATE_S = 0.1
 """By when 99 of 100 refusals must have come, to the flood itself and to a caller beside it, in a process of its own."""
 
@@ -38,7 +47,7 @@ async def _trial(server: Server) -> list[str]:
     async with ca.AsyncClient(server.address, timeout=60) as client:
         capacity = await _capacity(client, image)
         door = psutil.Process(server.process.pid)
-        before = _memory(server)
+        before, observer = resident_bytes(server), Observer(server)
         answered: list[float] = []
         refused: list[float] = []
         failed: list[ca.CutawayError] = []
@@ -56,8 +65,7 @@ async def _trial(server: Server) -> list[str]:
         under_way: set[asyncio.Task[None]] = set()
         sent = 0
         gc.freeze()  # a collection of all that this process has imported takes a quarter of a second
-        with probing(server.address, SECONDS) as probed:
-            sampling = asyncio.create_task(asyncio.to_thread(_most, server, SECONDS))
+        with probing(server.address, SECONDS) as probed, beside(observer.look):
             begin = time.monotonic()
             while (now := time.monotonic() - begin) < SECONDS:
                 while sent < int(now * capacity * TIMES):
@@ -66,16 +74,15 @@ async def _trial(server: Server) -> list[str]:
                     sent += 1
                 await asyncio.sleep(0.005)
             await asyncio.gather(*under_way)
-            most = await sampling
             seen = await asyncio.to_thread(probed)
-        after = _memory(server)
+        after = resident_bytes(server)
     late, late_there = (sorted(each)[int(len(each) * 0.99)] for each in (seen, refused))
     lines = [
         f"capacity {capacity:.0f} calls/s; {sent / SECONDS:.0f} a second were asked for {SECONDS} s",
         f"{len(answered)} answered, {len(refused)} refused as OVERLOADED, {len(failed)} otherwise",
         f"refusals of a caller beside these: {len(seen)}, median {np.median(seen) * 1000:.0f} ms, 99 of 100 within "
         f"{late * 1000:.0f} ms; where all of them are sent, {late_there * 1000:.0f} ms",
-        f"memory of all processes: {before:.0f} MiB before, {most:.0f} at most, {after:.0f} after",
+        f"MiB of all processes: {before >> 20} before, {observer.most_bytes >> 20} at most, {after >> 20} after",
         f"open files of the gateway: {door.num_fds()}",
     ]
     if failed or not answered or max(late, late_there) > LATE_S:
@@ -97,14 +104,33 @@ async def _capacity(client: ca.AsyncClient, image: np.ndarray) -> float:
     return count / MEASURED_S
 
 
-def _most(server: Server, seconds: float) -> float:
-    """The most memory seen; looked at beside the calls, which looking would hold up."""
-    most, until = 0.0, time.monotonic() + seconds
-    while time.monotonic() < until:
-        most = max(most, _memory(server))
-        time.sleep(SAMPLED_S)
-    return most
+@contextmanager
+def probing(address: str, seconds: float) -> Iterator[Callable[[], list[float]]]:
+    """A caller beside the flood, for ``seconds``; the block is given what waits for it and returns the seconds of each
+    of its refusals."""
+    command = [sys.executable, "-m", "tests.soak.overload", address, str(seconds)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield lambda: list(json.loads(process.communicate()[0]))
+        finally:
+            process.kill()
 
 
-def _memory(server: Server) -> float:
-    return sum(each.memory_info().rss for each, _ in family(server)) / (1 << 20)
+def main(address: str, seconds: float) -> None:
+    """Call, one call after the other, and tell how long refusals took."""
+    refused = []
+    image = held_out().images[:1]  # loading it takes longer than a refusal
+    until = time.monotonic() + seconds
+    with ca.Client(address, timeout=60) as client:
+        while time.monotonic() < until:
+            start = time.monotonic()
+            try:
+                client.inspect("digits", {"image": image}, attributions=[ca.IntegratedGradients()])
+            except ca.ResourceExhausted:
+                refused.append(time.monotonic() - start)
+            time.sleep(PAUSE_S)
+    print(json.dumps(refused))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], float(sys.argv[2]))

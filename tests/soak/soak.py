@@ -1,7 +1,8 @@
-"""Ten thousand mixed requests after a warm-up, a fifth of which fail: nothing is left, nothing grows."""
+"""Ten thousand mixed requests, a fifth of which fail; and callers whose worker is killed every ten seconds."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import psutil
@@ -10,9 +11,9 @@ import torch
 import cutaway as ca
 from tests.support.adapters.mirror_adapter import COUNTS
 from tests.support.mixed import mirror
-from tests.support.mixed.callers import ask_all
-from tests.support.mixed.mix import Request, draw, small_models
-from tests.support.processes import family
+from tests.support.mixed.callers import CALLERS, Callers, ask_all, beside
+from tests.support.mixed.mix import Request, draw, requests, small_models
+from tests.support.processes import family, worker
 from tests.support.serving import Server
 
 A_ROUND = 1_000
@@ -23,9 +24,29 @@ ROUNDS = 10
 GROWTH = 0.05
 """By how much memory may grow from the end of the warm-up to the last round."""
 
+KILLS = 6
+EVERY_S = 10
+
+
+def killed(server: Server, store: Path) -> list[str]:
+    """No call is lost, and none is answered wrongly, while the worker is killed every ten seconds for a minute."""
+    with ca.Client(server.address) as client:
+        callers = Callers(client, requests(small_models(store)[0])[0], deadline_s=60.0, tries_again=False)
+        with beside(*callers.asking()):
+            for _ in range(KILLS):
+                time.sleep(EVERY_S)
+                worker(server, "digits").kill()
+    if callers.faults:
+        raise AssertionError(f"{dict(callers.outcomes)}: {callers.faults[:3]}")
+    took = sorted(callers.took)
+    return [
+        f"{len(took)} calls by {CALLERS} callers in {KILLS * EVERY_S} s, {KILLS} kills: 0 lost, 0 wrong",
+        f"the slowest took {took[-1]:.1f} s, the median {took[len(took) // 2] * 1000:.0f} ms",
+    ]
+
 
 def trial(server: Server, store: Path) -> list[str]:
-    """No wrong reply, no hook left, no growth, no open file more."""
+    """After a warm-up: no wrong reply, no hook left, no growth, no open file more."""
     subjects = small_models(store)
     sizes, files = [], []
     wrong: list[str] = []

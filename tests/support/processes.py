@@ -19,6 +19,15 @@ def family(server: Server) -> Iterator[tuple[psutil.Process, list[str]]]:
             yield each, each.cmdline()
 
 
+def resident_bytes(server: Server) -> int:
+    """The memory of the gateway and all processes behind it."""
+    total = 0
+    for each, _ in family(server):
+        with contextlib.suppress(psutil.Error):
+            total += each.memory_info().rss
+    return total
+
+
 def leader(server: Server) -> psutil.Process:
     """The process that starts the workers: TorchServe's JVM, or a keeper."""
     door = psutil.Process(server.process.pid)

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
 from typing import TypeAlias
 
 import cutaway as ca
 from tests.support.mixed.mix import Outcome, Request
 
+CALLERS = 16
 ON_ONE_CHANNEL = 12
 ON_THEIR_OWN = 3
 AWAITED_AT_ONCE = 4
@@ -70,3 +76,65 @@ def ask(client: ca.Client, request: Request) -> Outcome:
         return client.inspect(request.model, request.inputs, **request.asked)
     except ca.CutawayError as failure:
         return failure
+
+
+@contextmanager
+def beside(*works: Callable[[threading.Event], None]) -> Iterator[None]:
+    """Run each of ``works`` in a thread of its own beside the block; the event that it is given is set at the end."""
+    over = threading.Event()
+    with ThreadPoolExecutor(len(works)) as threads:
+        running = [threads.submit(work, over) for work in works]
+        try:
+            yield
+        finally:
+            over.set()
+        for each in running:
+            each.result()
+
+
+@dataclass
+class Callers:
+    """Callers who ask ``requests`` in turn, and note what they get.
+
+    A call is lost if it fails, unless ``tries_again`` and the error says when; then it is made again until
+    ``deadline_s`` have passed, which is another outcome.
+    """
+
+    client: ca.Client
+    requests: Sequence[Request]
+    deadline_s: float
+    tries_again: bool
+    outcomes: Counter[str] = field(default_factory=Counter)
+    took: list[float] = field(default_factory=list)
+    answered: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    """When each model answered, in monotonic seconds."""
+
+    faults: list[str] = field(default_factory=list)
+    """Wrong answers and lost calls, in words."""
+
+    def asking(self) -> list[Callable[[threading.Event], None]]:
+        """The work of each of sixteen callers, for `beside`."""
+        return [lambda over, first=first: self._ask(first, over) for first in range(CALLERS)]  # type: ignore[misc]
+
+    def _ask(self, number: int, over: threading.Event) -> None:
+        while not over.is_set():
+            request, since = self.requests[number % len(self.requests)], time.monotonic()
+            self.outcomes[self._outcome(request)] += 1
+            self.took.append(time.monotonic() - since)
+            number += 1
+
+    def _outcome(self, request: Request) -> str:
+        until = time.monotonic() + self.deadline_s
+        while (left := until - time.monotonic()) > 0:
+            found = ask(self.client, replace(request, asked={**request.asked, "timeout": left}))
+            if isinstance(found, ca.CutawayError) and self.tries_again and found.reason == "DEADLINE_EXCEEDED":
+                break
+            if isinstance(found, ca.CutawayError) and self.tries_again and found.retry_after_s is not None:
+                time.sleep(found.retry_after_s)
+                continue
+            if not isinstance(found, ca.CutawayError):
+                self.answered[request.model].append(time.monotonic())
+            wrong = request.wrong(found)
+            self.faults += [wrong] if wrong else []
+            return "lost" if isinstance(found, ca.CutawayError) else "wrong" if wrong else "answered"
+        return "deadline passed"
