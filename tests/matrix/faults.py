@@ -422,13 +422,6 @@ def _passing(module: nn.Module, into: Any, out: Any) -> Any:
     return scaled(0.5)(out) if isinstance(module, nn.Tanh) else None
 
 
-class _Loose(nn.Module):
-    """A parametrization that hooks nothing and is another at each call."""
-
-    def forward(self, weight: Tensor) -> Tensor:
-        return weight * (1 + 0.2 * torch.rand(()))
-
-
 _MODULES = nn.modules.module
 _HOOKS: dict[str, Callable[[Any], Any]] = {
     "a backward hook": lambda m: m.t.register_full_backward_hook(_halved),

@@ -27,9 +27,14 @@ from cutaway.contract.results import AttributionResult, Check, Verdict
 from cutaway.engine.execution.inspect import inspect
 from cutaway.engine.model.inspected_model import InspectedModel
 from tests.matrix.asking import at_places
+from tests.matrix.healthy_models.hard import HARD
+from tests.matrix.healthy_models.images import IMAGES
 from tests.matrix.healthy_models.model import Healthy
-from tests.matrix.healthy_models.table import HEALTHY
+from tests.matrix.healthy_models.sequences import SEQUENCES
+from tests.matrix.healthy_models.vectors import VECTORS
+from tests.matrix.healthy_models.wirings import WIRINGS
 
+HEALTHY: tuple[Healthy, ...] = (*VECTORS, *WIRINGS, *IMAGES, *SEQUENCES, *HARD)
 MODES = (CheckMode.SAME_PASS, CheckMode.INDEPENDENT)
 STEPS = 48
 MOST_INCONCLUSIVE = 0.03

@@ -169,117 +169,71 @@ STEPS = ca.IntegratedGradients(n_steps=32)
 
 
 FAULTS: dict[str, Fault] = {
-    "a functional relu under guided backpropagation": Fault(
-        GUIDED, ca.GuidedBackprop(), Cause.FUNCTIONAL_NONLINEARITY, ":relu#0", IMAGE
-    ),
-    "a functional relu under deconvolution": Fault(
-        GUIDED, ca.Deconvolution(), Cause.FUNCTIONAL_NONLINEARITY, ":relu#0", IMAGE
-    ),
-    "a functional relu under guided Grad-CAM": Fault(
-        GUIDED, ca.GuidedGradCam(layer="a"), Cause.FUNCTIONAL_NONLINEARITY, ":relu#0", IMAGE
-    ),
-    "a functional relu under DeepLIFT": Fault(
-        layers(lambda m, x: m.b(F.relu(m.a(x)))), ca.DeepLift(), Cause.FUNCTIONAL_NONLINEARITY, ":relu#0"
-    ),
-    "a functional relu under DeepLIFT over a distribution": Fault(
-        layers(lambda m, x: m.b(F.relu(m.a(x)))), ca.DeepLiftShap(baselines={"x": noise(2, 8, seed=5).numpy()}),
-        Cause.FUNCTIONAL_NONLINEARITY, ":relu#0",
-    ),
-    "an activation that DeepLIFT has no rule for": Fault(
-        layers(lambda m, x: m.b(m.act(m.a(x))), act=nn.GELU), ca.DeepLift(), Cause.FUNCTIONAL_NONLINEARITY, "act:gelu#0"
-    ),
-    "an addition under relevance propagation": Fault(
-        layers(lambda m, x: m.b(m.a(x) + m.c(x)), c=lambda: nn.Linear(8, 16)),
-        ca.LRP(), Cause.FUNCTIONAL_NONLINEARITY, ":add#0",
-    ),
-    "a layer's output changed in place behind it, while its units are ablated": Fault(
-        layers(lambda m, x: m.b(m.a(x).add_(1))), ca.LayerFeatureAblation(layer="a"), Cause.OTHER_PASSES, "Captum"
-    ),
-    "a layer that is called twice": Fault(
-        wired(lambda m, x: m.b(m.a(torch.tanh(m.a(x)))), a=lambda: nn.Linear(8, 8), b=lambda: nn.Linear(8, 3)),
-        ca.LayerActivation(layer="a"), Cause.MODULE_REUSED, "2 times",
-    ),
-    "dropout left on": Fault(
-        layers(lambda m, x: m.b(F.dropout(m.a(x), 0.5, training=True))),
-        ca.Saliency(), Cause.RANDOM_FORWARD, ":dropout#0",
-    ),
-    "dropout left on, on the way of a path": Fault(
-        layers(lambda m, x: m.b(m.act(m.a(x))), act=lambda: Calling(lambda h: F.dropout(h, 0.5, training=True))),
-        STEPS, Cause.RANDOM_FORWARD, "act:dropout#0",
-    ),
-    "noise in the forward pass": Fault(
-        layers(lambda m, x: m.b(m.act(m.a(x))), act=lambda: Calling(lambda h: h + torch.randn_like(h))),
-        ca.InputXGradient(), Cause.RANDOM_FORWARD, "act",
-    ),
-    "a batch norm in training mode": Fault(
-        convolutions(training_norm, norm=lambda: nn.BatchNorm2d(8)), ca.Saliency(), Cause.ROWS_COUPLED, "norm", IMAGE
-    ),
+    "a functional relu under guided backpropagation": Fault(GUIDED, ca.GuidedBackprop(), Cause.FUNCTIONAL_NONLINEARITY,
+        ":relu#0", IMAGE),
+    "a functional relu under deconvolution": Fault(GUIDED, ca.Deconvolution(), Cause.FUNCTIONAL_NONLINEARITY, ":relu#0",
+        IMAGE),
+    "a functional relu under guided Grad-CAM": Fault(GUIDED, ca.GuidedGradCam(layer="a"), Cause.FUNCTIONAL_NONLINEARITY,
+        ":relu#0", IMAGE),
+    "a functional relu under DeepLIFT": Fault(layers(lambda m, x: m.b(F.relu(m.a(x)))), ca.DeepLift(),
+        Cause.FUNCTIONAL_NONLINEARITY, ":relu#0"),
+    "a functional relu under DeepLIFT over a distribution": Fault(layers(lambda m, x: m.b(F.relu(m.a(x)))),
+        ca.DeepLiftShap(baselines={"x": noise(2, 8, seed=5).numpy()}), Cause.FUNCTIONAL_NONLINEARITY, ":relu#0"),
+    "an activation that DeepLIFT has no rule for": Fault(layers(lambda m, x: m.b(m.act(m.a(x))), act=nn.GELU),
+        ca.DeepLift(), Cause.FUNCTIONAL_NONLINEARITY, "act:gelu#0"),
+    "an addition under relevance propagation": Fault(layers(lambda m, x: m.b(m.a(x) + m.c(x)),
+        c=lambda: nn.Linear(8, 16)), ca.LRP(), Cause.FUNCTIONAL_NONLINEARITY, ":add#0"),
+    "a layer's output changed in place behind it, while its units are ablated": Fault(layers(lambda m,
+        x: m.b(m.a(x).add_(1))), ca.LayerFeatureAblation(layer="a"), Cause.OTHER_PASSES, "Captum"),
+    "a layer that is called twice": Fault(wired(lambda m, x: m.b(m.a(torch.tanh(m.a(x)))), a=lambda: nn.Linear(8, 8),
+        b=lambda: nn.Linear(8, 3)), ca.LayerActivation(layer="a"), Cause.MODULE_REUSED, "2 times"),
+    "dropout left on": Fault(layers(lambda m, x: m.b(F.dropout(m.a(x), 0.5, training=True))), ca.Saliency(),
+        Cause.RANDOM_FORWARD, ":dropout#0"),
+    "dropout left on, on the way of a path": Fault(layers(lambda m, x: m.b(m.act(m.a(x))),
+        act=lambda: Calling(lambda h: F.dropout(h, 0.5, training=True))), STEPS, Cause.RANDOM_FORWARD, "act:dropout#0"),
+    "noise in the forward pass": Fault(layers(lambda m, x: m.b(m.act(m.a(x))),
+        act=lambda: Calling(lambda h: h + torch.randn_like(h))), ca.InputXGradient(), Cause.RANDOM_FORWARD, "act"),
+    "a batch norm in training mode": Fault(convolutions(training_norm, norm=lambda: nn.BatchNorm2d(8)), ca.Saliency(),
+        Cause.ROWS_COUPLED, "norm", IMAGE),
     "rows that read each other": Fault(layers(with_last), ca.InputXGradient(), Cause.ROWS_COUPLED, ":getitem#0"),
-    "a path that is cut": Fault(
-        layers(lambda m, x: m.b(torch.tanh(m.a(x)).round())), ca.Saliency(), Cause.NO_GRADIENT, "'b' and not 'a'"
-    ),
-    "a path that is cut behind several layers": Fault(
-        layers(lambda m, x: m.b(torch.tanh(m.c(torch.tanh(m.a(x)))).round()), c=lambda: nn.Linear(16, 16)),
-        ca.Saliency(), Cause.NO_GRADIENT, "'b' and not 'c'",
-    ),
-    "a branch that is detached": Fault(
-        layers(lambda m, x: m.b(torch.tanh(m.a(x)) + m.a(x).detach())), ca.Saliency(), Cause.WRONG_BACKWARD, "detached"
-    ),
-    "a straight-through estimator": Fault(
-        layers(lambda m, x: m.b(m.act(m.a(x))), act=lambda: Calling(Rounded.apply)),
-        STEPS, Cause.WRONG_BACKWARD, "Rounded in 'act'", check=1,
-    ),
-    "an autograd function with a wrong backward": Fault(
-        layers(lambda m, x: m.b(m.act(m.a(x))), act=lambda: Calling(Squared.apply)),
-        ca.Saliency(), Cause.WRONG_BACKWARD, "Squared in 'act'",
-    ),
-    "a backward hook that somebody left behind": Fault(
-        lambda: SHARED, ca.Saliency(), Cause.WRONG_BACKWARD, "hooks on 'a'", around=hooked_from_elsewhere
-    ),
-    "a hook on a tensor that changes the gradient": Fault(
-        layers(changing_gradient), ca.InputXGradient(), Cause.WRONG_BACKWARD, "hook on a tensor"
-    ),
-    "terms that cancel in bfloat16": Fault(
-        lambda: layers(twins, act=nn.Identity)().bfloat16(),
-        ca.LayerGradCam(layer="act"), Cause.CANCELLATION, "rounding", {"x": noise(3, 8, 4, dtype=torch.bfloat16)},
-    ),
-    "two steps on a path that bends": Fault(
-        layers(bent), ca.IntegratedGradients(n_steps=2), Cause.TOO_FEW_STEPS, "n_steps=", check=1
-    ),
-    "a baseline that is the input": Fault(
-        SMOOTH, ca.IntegratedGradients(baselines={"x": VECTOR["x"].numpy()}), Cause.BASELINE_IS_INPUT, "every row"
-    ),
-    "one row that is its own baseline": Fault(
-        SMOOTH, ca.FeatureAblation(baselines={"x": VECTOR["x"][1:2].numpy()}), Cause.BASELINE_IS_INPUT, "row 1"
-    ),
+    "a path that is cut": Fault(layers(lambda m, x: m.b(torch.tanh(m.a(x)).round())), ca.Saliency(), Cause.NO_GRADIENT,
+        "'b' and not 'a'"),
+    "a path that is cut behind several layers": Fault(layers(lambda m,
+        x: m.b(torch.tanh(m.c(torch.tanh(m.a(x)))).round()), c=lambda: nn.Linear(16, 16)), ca.Saliency(),
+        Cause.NO_GRADIENT, "'b' and not 'c'"),
+    "a branch that is detached": Fault(layers(lambda m, x: m.b(torch.tanh(m.a(x)) + m.a(x).detach())), ca.Saliency(),
+        Cause.WRONG_BACKWARD, "detached"),
+    "a straight-through estimator": Fault(layers(lambda m, x: m.b(m.act(m.a(x))), act=lambda: Calling(Rounded.apply)),
+        STEPS, Cause.WRONG_BACKWARD, "Rounded in 'act'", check=1),
+    "an autograd function with a wrong backward": Fault(layers(lambda m, x: m.b(m.act(m.a(x))),
+        act=lambda: Calling(Squared.apply)), ca.Saliency(), Cause.WRONG_BACKWARD, "Squared in 'act'"),
+    "a backward hook that somebody left behind": Fault(lambda: SHARED, ca.Saliency(), Cause.WRONG_BACKWARD,
+        "hooks on 'a'", around=hooked_from_elsewhere),
+    "a hook on a tensor that changes the gradient": Fault(layers(changing_gradient), ca.InputXGradient(),
+        Cause.WRONG_BACKWARD, "hook on a tensor"),
+    "terms that cancel in bfloat16": Fault(lambda: layers(twins, act=nn.Identity)().bfloat16(),
+        ca.LayerGradCam(layer="act"), Cause.CANCELLATION, "rounding", {"x": noise(3, 8, 4, dtype=torch.bfloat16)}),
+    "two steps on a path that bends": Fault(layers(bent), ca.IntegratedGradients(n_steps=2), Cause.TOO_FEW_STEPS,
+        "n_steps=", check=1),
+    "a baseline that is the input": Fault(SMOOTH, ca.IntegratedGradients(baselines={"x": VECTOR["x"].numpy()}),
+        Cause.BASELINE_IS_INPUT, "every row"),
+    "one row that is its own baseline": Fault(SMOOTH, ca.FeatureAblation(baselines={"x": VECTOR["x"][1:2].numpy()}),
+        Cause.BASELINE_IS_INPUT, "row 1"),
     "a saturated softmax": Fault(layers(saturated), ca.Saliency(), Cause.SATURATED, "logit"),
     "a rectifier that lets nothing through": Fault(layers(far_below_zero), ca.Saliency(), Cause.NO_GRADIENT, "'b'"),
-    "NaNs": Fault(
-        layers(lambda m, x: m.b(torch.sqrt(m.a(x) * 0))), ca.Saliency(), Cause.NOT_FINITE, "not"
-    ),
-    "Captum's answer, scaled": Fault(
-        SMOOTH, ca.Saliency(), Cause.UNKNOWN, "do not rely", around=lambda: spoiled(attr.Saliency, lambda v: v * 1.01)
-    ),
-    "Captum's answer, shifted": Fault(
-        SMOOTH, STEPS, Cause.UNKNOWN, "do not rely",
-        around=lambda: spoiled(attr.IntegratedGradients, lambda v: v + 0.01),
-    ),
-    "Captum's answer, its rows exchanged": Fault(
-        SMOOTH, STEPS, Cause.UNKNOWN, "do not rely",
-        around=lambda: spoiled(attr.IntegratedGradients, lambda v: v.flip(0)),
-    ),
-    "Captum's answer, its features exchanged": Fault(
-        SMOOTH, ca.InputXGradient(), Cause.UNKNOWN, "do not rely",
-        around=lambda: spoiled(attr.InputXGradient, lambda v: v.flip(1)),
-    ),
-    "Captum's answer of an earlier call": Fault(
-        SMOOTH, ca.Saliency(), Cause.UNKNOWN, "do not rely", around=lambda: of_an_earlier_call(attr.Saliency)
-    ),
-    "Captum's answer, partly not a number": Fault(
-        SMOOTH, ca.Saliency(), Cause.NOT_FINITE, "not finite",
-        around=lambda: spoiled(attr.Saliency, lambda v: v.masked_fill(v == v.max(), float("nan"))),
-    ),
-    "Captum's weights of trapezoids": Fault(
-        SMOOTH, dataclasses.replace(STEPS, quadrature=ca.Quadrature.RIEMANN_TRAPEZOID), Cause.UNKNOWN, "do not rely"
-    ),
+    "NaNs": Fault(layers(lambda m, x: m.b(torch.sqrt(m.a(x) * 0))), ca.Saliency(), Cause.NOT_FINITE, "not"),
+    "Captum's answer, scaled": Fault(SMOOTH, ca.Saliency(), Cause.UNKNOWN, "do not rely",
+        around=lambda: spoiled(attr.Saliency, lambda v: v * 1.01)),
+    "Captum's answer, shifted": Fault(SMOOTH, STEPS, Cause.UNKNOWN, "do not rely",
+        around=lambda: spoiled(attr.IntegratedGradients, lambda v: v + 0.01)),
+    "Captum's answer, its rows exchanged": Fault(SMOOTH, STEPS, Cause.UNKNOWN, "do not rely",
+        around=lambda: spoiled(attr.IntegratedGradients, lambda v: v.flip(0))),
+    "Captum's answer, its features exchanged": Fault(SMOOTH, ca.InputXGradient(), Cause.UNKNOWN, "do not rely",
+        around=lambda: spoiled(attr.InputXGradient, lambda v: v.flip(1))),
+    "Captum's answer of an earlier call": Fault(SMOOTH, ca.Saliency(), Cause.UNKNOWN, "do not rely",
+        around=lambda: of_an_earlier_call(attr.Saliency)),
+    "Captum's answer, partly not a number": Fault(SMOOTH, ca.Saliency(), Cause.NOT_FINITE, "not finite",
+        around=lambda: spoiled(attr.Saliency, lambda v: v.masked_fill(v == v.max(), float("nan")))),
+    "Captum's weights of trapezoids": Fault(SMOOTH,
+        dataclasses.replace(STEPS, quadrature=ca.Quadrature.RIEMANN_TRAPEZOID), Cause.UNKNOWN, "do not rely"),
 }  # fmt: skip

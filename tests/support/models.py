@@ -22,13 +22,8 @@ class Subject:
     """A model and what is asked of it.
 
     Attributes:
-        name: what it is served as.
-        adapter: its owner's adapter, which runs the model.
-        model: the network itself.
-        inputs: a batch of real ones.
         target: the class or element explained, an example each; None is the predicted class.
         modules: where hooks sit.
-        attributions: explanations that fit the model.
     """
 
     name: str
@@ -52,28 +47,16 @@ class Subject:
 
 def digits(store: Path) -> Subject:
     """Three handwritten digits that training never saw."""
-    adapter, model = _built(store / "digits-1.0.mar")
     return Subject(
-        "digits",
-        adapter,
-        model,
-        {"image": torch.from_numpy(held_out().images[:3].copy())},
-        None,
-        ("conv1", "relu1", "conv2", "fc1", "fc2"),
-        (
-            ca.Saliency(),
-            ca.Saliency(absolute=False),
-            ca.InputXGradient(),
-            ca.IntegratedGradients(),
-            ca.IntegratedGradients(
-                n_steps=20, quadrature=ca.Quadrature.RIEMANN_MIDDLE, baselines={"image": 0.5}, multiply_by_inputs=False
-            ),
-            ca.LayerActivation(layer="conv2"),
-            ca.LayerGradientXActivation(layer="fc1"),
-            ca.LayerGradCam(layer="conv2"),
-            ca.LayerGradCam(layer="conv1", relu=True),
+        "digits", *_built(store / "digits-1.0.mar"), {"image": torch.from_numpy(held_out().images[:3].copy())}, None,
+        ("conv1", "relu1", "conv2", "fc1", "fc2"), (
+            ca.Saliency(), ca.Saliency(absolute=False), ca.InputXGradient(), ca.IntegratedGradients(),
+            ca.IntegratedGradients(n_steps=20, quadrature=ca.Quadrature.RIEMANN_MIDDLE, baselines={"image": 0.5},
+                                   multiply_by_inputs=False),
+            ca.LayerActivation(layer="conv2"), ca.LayerGradientXActivation(layer="fc1"),
+            ca.LayerGradCam(layer="conv2"), ca.LayerGradCam(layer="conv1", relu=True),
         ),
-    )
+    )  # fmt: skip
 
 
 def sentences(store: Path) -> Subject:
@@ -83,42 +66,28 @@ def sentences(store: Path) -> Subject:
     inputs = adapter.collate([adapter.preprocess(text, "text/plain") for text in texts])
     attention, block = "encoder.layer.0.attention.self", "encoder.layer.5"
     return Subject(
-        "sentences",
-        adapter,
-        model,
-        inputs,
-        [7, 200],
-        ("embeddings", "embeddings.word_embeddings", attention, "encoder.layer.2.attention.output.dense", block),
-        (
-            ca.LayerActivation(layer="embeddings"),
-            ca.LayerGradientXActivation(layer="embeddings"),
+        "sentences", adapter, model, inputs, [7, 200],
+        ("embeddings", "embeddings.word_embeddings", attention, "encoder.layer.2.attention.output.dense", block), (
+            ca.LayerActivation(layer="embeddings"), ca.LayerGradientXActivation(layer="embeddings"),
             ca.LayerGradientXActivation(layer="encoder.layer.3.attention.output"),
             ca.LayerGradCam(layer="encoder.layer.5.output"),
         ),
-    )
+    )  # fmt: skip
 
 
 def resnet(store: Path) -> Subject:
     """Two images of seeded noise for a ResNet-50."""
-    adapter, model = _built(store / "resnet-1.0.mar")
     image = np.random.default_rng(0).standard_normal((2, 3, 64, 64)).astype(np.float32)
     stage = "resnet.encoder.stages.2.layers.0"
     return Subject(
-        "resnet",
-        adapter,
-        model,
-        {"pixel_values": torch.from_numpy(image)},
-        [0, 1],
+        "resnet", *_built(store / "resnet-1.0.mar"), {"pixel_values": torch.from_numpy(image)}, [0, 1],
         ("resnet.embedder", f"{stage}.layer.1", f"{stage}.shortcut", "resnet.encoder.stages.1.layers.1", "classifier"),
         (
-            ca.Saliency(),
-            ca.InputXGradient(),
-            ca.IntegratedGradients(n_steps=8),
-            ca.LayerActivation(layer="resnet.embedder"),
-            ca.LayerGradientXActivation(layer="resnet.encoder.stages.1"),
+            ca.Saliency(), ca.InputXGradient(), ca.IntegratedGradients(n_steps=8),
+            ca.LayerActivation(layer="resnet.embedder"), ca.LayerGradientXActivation(layer="resnet.encoder.stages.1"),
             ca.LayerGradCam(layer="resnet.encoder.stages.3"),
         ),
-    )
+    )  # fmt: skip
 
 
 SUBJECTS: dict[str, Callable[[Path], Subject]] = {"digits": digits, "sentences": sentences, "resnet": resnet}

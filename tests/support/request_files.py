@@ -14,66 +14,50 @@ ATTRIBUTIONS: dict[str, ca.Attribution] = {
     "{method: saliency, target: 3}": ca.Saliency(target=ca.ClassIndex((3,))),
     "{method: input_x_gradient, inputs: [a, b]}": ca.InputXGradient(inputs=("a", "b")),
     "{method: layergradcam, layer: conv2, relu: true}": ca.LayerGradCam(layer="conv2", relu=True),
-    "{method: integrated_gradients, n_steps: 7, baselines: {a: 0.5, b: 1}, quadrature: riemann_left}": (
-        ca.IntegratedGradients(n_steps=7, baselines={"a": 0.5, "b": 1.0}, quadrature=ca.Quadrature.RIEMANN_LEFT)
-    ),
-    "{method: IntegratedGradients, n_steps: 64.0, quadrature: gauss_legendre, multiply_by_inputs: false}": (
-        ca.IntegratedGradients(n_steps=64, multiply_by_inputs=False)
-    ),
-    "{method: layer_integrated_gradients, layer: words, baselines: {ids: {token_id: 7}, mask: 7}}": (
-        ca.LayerIntegratedGradients(layer="words", baselines={"ids": ca.TokenId(7), "mask": 7.0})
-    ),
-    "{method: neuron_gradient, neuron: {module: conv2, index: [3, 1, 1]}}": ca.NeuronGradient(
-        neuron=ca.Neuron("conv2", (3, 1, 1))
-    ),
-    "{method: neuron_deep_lift, neuron: {layer: fc, index: [2]}, baselines: {x: [[0, 1]]}}": ca.NeuronDeepLift(
-        neuron=ca.Neuron("fc", (2,)), baselines={"x": np.array([[0, 1]])}
-    ),
-    "{method: gradient_shap, baselines: {x: [[0.0], [1.0]]}, stdev: 0.1}": ca.GradientShap(
-        baselines={"x": np.array([[0.0], [1.0]])}, stdev=0.1
-    ),
-    "{method: kernel_shap, masks: {x: [[0, 0, 1]]}, n_samples: 30}": ca.KernelShap(
-        masks={"x": np.array([[0, 0, 1]])}, n_samples=30
-    ),
-    "{method: occlusion, windows: {a: [1, 3, 3], b: [2]}, strides: {a: [1, 2, 2]}}": ca.Occlusion(
-        windows={"a": (1, 3, 3), "b": (2,)}, strides={"a": (1, 2, 2)}
-    ),
+    "{method: integrated_gradients, n_steps: 7, baselines: {a: 0.5, b: 1}, quadrature: riemann_left}":
+        ca.IntegratedGradients(n_steps=7, baselines={"a": 0.5, "b": 1.0}, quadrature=ca.Quadrature.RIEMANN_LEFT),
+    "{method: IntegratedGradients, n_steps: 64.0, quadrature: gauss_legendre, multiply_by_inputs: false}":
+        ca.IntegratedGradients(n_steps=64, multiply_by_inputs=False),
+    "{method: layer_integrated_gradients, layer: words, baselines: {ids: {token_id: 7}, mask: 7}}":
+        ca.LayerIntegratedGradients(layer="words", baselines={"ids": ca.TokenId(7), "mask": 7.0}),
+    "{method: neuron_gradient, neuron: {module: conv2, index: [3, 1, 1]}}": ca.NeuronGradient(neuron=ca.Neuron("conv2",
+        (3, 1, 1))),
+    "{method: neuron_deep_lift, neuron: {layer: fc, index: [2]}, baselines: {x: [[0, 1]]}}":
+        ca.NeuronDeepLift(neuron=ca.Neuron("fc", (2,)), baselines={"x": np.array([[0, 1]])}),
+    "{method: gradient_shap, baselines: {x: [[0.0], [1.0]]}, stdev: 0.1}":
+        ca.GradientShap(baselines={"x": np.array([[0.0], [1.0]])}, stdev=0.1),
+    "{method: kernel_shap, masks: {x: [[0, 0, 1]]}, n_samples: 30}": ca.KernelShap(masks={"x": np.array([[0, 0, 1]])},
+        n_samples=30),
+    "{method: occlusion, windows: {a: [1, 3, 3], b: [2]}, strides: {a: [1, 2, 2]}}": ca.Occlusion(windows={"a": (1, 3,
+        3), "b": (2,)}, strides={"a": (1, 2, 2)}),
     "{method: internal_influence, layer: fc, max_delta: 1e-3}": ca.InternalInfluence(layer="fc", max_delta=0.001),
     "{method: layer_feature_ablation, layer: conv, baseline: -1}": ca.LayerFeatureAblation(layer="conv", baseline=-1.0),
-    "{method: lrp, rules: {a: {gamma: {gamma: 0.5}}, b.0: {epsilon: 0.1}, c: identity}}": ca.LRP(
-        rules={"a": ca.Gamma(0.5), "b.0": ca.Epsilon(0.1), "c": ca.RelevanceIdentity()}
-    ),
-    "{method: layer_lrp, layer: x, rules: {a: Gamma, b: RelevanceIdentity, c: {epsilon: }, d: alpha_one_beta_zero}}": (
-        ca.LayerLRP(
-            layer="x",
-            rules={"a": ca.Gamma(), "b": ca.RelevanceIdentity(), "c": ca.Epsilon(), "d": ca.AlphaOneBetaZero()},
-        )
-    ),
+    "{method: lrp, rules: {a: {gamma: {gamma: 0.5}}, b.0: {epsilon: 0.1}, c: identity}}":
+        ca.LRP(rules={"a": ca.Gamma(0.5), "b.0": ca.Epsilon(0.1), "c": ca.RelevanceIdentity()}),
+    "{method: layer_lrp, layer: x, rules: {a: Gamma, b: RelevanceIdentity, c: {epsilon: }, d: alpha_one_beta_zero}}":
+        ca.LayerLRP(layer="x", rules={"a": ca.Gamma(), "b": ca.RelevanceIdentity(), "c": ca.Epsilon(),
+        "d": ca.AlphaOneBetaZero()}),
     "{method: saliency, noise: vargrad}": ca.Saliency(noise=ca.NoiseTunnel(ca.Combination.VARGRAD)),
-    "{method: saliency, noise: {combination: smoothgrad_sq, n_samples: 10, stdev: 0.2}}": ca.Saliency(
-        noise=ca.NoiseTunnel(ca.Combination.SMOOTHGRAD_SQUARE, 10, 0.2)
-    ),
-    "{method: saliency, metrics: [infidelity, {sensitivity_max: {radius: 1}}, {infidelity: 3}]}": ca.Saliency(
-        metrics=(ca.Infidelity(), ca.SensitivityMax(radius=1.0), ca.Infidelity(3))
-    ),
-}
+    "{method: saliency, noise: {combination: smoothgrad_sq, n_samples: 10, stdev: 0.2}}":
+        ca.Saliency(noise=ca.NoiseTunnel(ca.Combination.SMOOTHGRAD_SQUARE, 10, 0.2)),
+    "{method: saliency, metrics: [infidelity, {sensitivity_max: {radius: 1}}, {infidelity: 3}]}":
+        ca.Saliency(metrics=(ca.Infidelity(), ca.SensitivityMax(radius=1.0), ca.Infidelity(3))),
+}  # fmt: skip
 
 CAPTURES: dict[str, ca.Capture] = {
     "conv*": ca.Capture("conv*"),
     "{layer: conv*}": ca.Capture("conv*"),
     "{module: conv, at: grad_output}": ca.Capture("conv", ca.Point.GRAD_OUTPUT),
     "{module: '**.fc', at: [input, grad_input]}": ca.Capture("**.fc", (ca.Point.INPUT, ca.Point.GRAD_INPUT)),
-    "{op: 'layer3.1:relu#0', call: 2, path: '[0]', data_type: float16}": ca.Capture(
-        op="layer3.1:relu#0", call=2, path="[0]", data_type="float16"
-    ),
-    "{parameter: fc.weight, slices: [{axis: 0, stop: 2}, 1]}": ca.Capture(
-        parameter="fc.weight", slices=(ca.Slice(0, stop=2), ca.Slice(1))
-    ),
+    "{op: 'layer3.1:relu#0', call: 2, path: '[0]', data_type: float16}": ca.Capture(op="layer3.1:relu#0", call=2,
+        path="[0]", data_type="float16"),
+    "{parameter: fc.weight, slices: [{axis: 0, stop: 2}, 1]}": ca.Capture(parameter="fc.weight",
+        slices=(ca.Slice(0, stop=2), ca.Slice(1))),
     "{module: c, reduce: {mean: [2, 3]}}": ca.Capture("c", reduce=ca.Mean((2, 3))),
     "{module: c, reduce: {max: -1}}": ca.Capture("c", reduce=ca.Max((-1,))),
     "{module: c, reduce: {norm: {axes: [1]}}}": ca.Capture("c", reduce=ca.Norm((1,))),
     "{module: c, reduce: {top_k: {k: 5, axis: 1}}}": ca.Capture("c", reduce=ca.TopElements(5, 1)),
-}
+}  # fmt: skip
 
 EDITS: dict[str, ca.Edit] = {
     "{edit: scale, module: conv1, factor: 0.5}": ca.Scale("conv1", factor=0.5),
@@ -82,13 +66,11 @@ EDITS: dict[str, ca.Edit] = {
     "{edit: clamp, module: fc, minimum: -1, maximum: 1}": ca.Clamp("fc", minimum=-1.0, maximum=1.0),
     "{edit: mix, module: fc, weight: 0.3, permutation: [1, 0]}": ca.Mix("fc", weight=0.3, permutation=(1, 0)),
     "{edit: add, module: fc, addend: 2.5, rows: [0, 2], call: 0}": ca.Add("fc", addend=2.5, rows=(0, 2), call=0),
-    "{edit: add, module: fc, addend: [1, 2], slices: [{axis: 1, start: 3}]}": ca.Add(
-        "fc", addend=np.array([1, 2]), slices=(ca.Slice(1, 3),)
-    ),
-    "{edit: replace, module: rnn, path: '[1]', tensor: [[0.5]]}": ca.Replace(
-        "rnn", path="[1]", tensor=np.array([[0.5]])
-    ),
-}
+    "{edit: add, module: fc, addend: [1, 2], slices: [{axis: 1, start: 3}]}": ca.Add("fc", addend=np.array([1, 2]),
+        slices=(ca.Slice(1, 3),)),
+    "{edit: replace, module: rnn, path: '[1]', tensor: [[0.5]]}": ca.Replace("rnn", path="[1]",
+        tensor=np.array([[0.5]])),
+}  # fmt: skip
 
 TARGETS: dict[str, ca.Target] = {
     "3": ca.ClassIndex((3,)),
@@ -111,33 +93,27 @@ TARGETS: dict[str, ca.Target] = {
     "{multi_index: [[0, 3], [1, 1]]}": ca.MultiIndex(((0, 3), (1, 1))),
     "{mean_squared_error: {values: [[0.5, 1.5]]}}": ca.MeanSquaredError(np.array([[0.5, 1.5]])),
     "{cotangent: [[1.0, -2.0]]}": ca.Cotangent(np.array([[1.0, -2.0]])),
-}
+}  # fmt: skip
 
 REQUESTS: dict[str, InspectRequest] = {
     "{}": InspectRequest(""),
     "{seed: null, target: null}": InspectRequest(""),
     "{predictions: false}": InspectRequest("", omit_predictions=True),
-    "{attributions: saliency, captures: conv*, edits: 'zero:conv1', input_gradients: a}": InspectRequest(
-        "",
-        attributions=(ca.Saliency(),),
-        captures=(ca.Capture("conv*"),),
-        edits=(ca.Zero("conv1"),),
-        input_gradients=("a",),
-    ),
+    "{attributions: saliency, captures: conv*, edits: 'zero:conv1', input_gradients: a}": InspectRequest("",
+        attributions=(ca.Saliency(),), captures=(ca.Capture("conv*"),), edits=(ca.Zero("conv1"),),
+        input_gradients=("a",)),
     "{input_gradients: true}": InspectRequest("", input_gradients=()),
     "{input_gradients: false}": InspectRequest(""),
     "{input_gradients: [a]}": InspectRequest("", input_gradients=("a",)),
     "{check: off}": InspectRequest("", check=ca.CheckRequest(ca.CheckMode.OFF)),
-    "{check: independent, relative_tolerance: 0.1}": InspectRequest(
-        "", check=ca.CheckRequest(ca.CheckMode.INDEPENDENT, 0.1)
-    ),
+    "{check: independent, relative_tolerance: 0.1}": InspectRequest("", check=ca.CheckRequest(ca.CheckMode.INDEPENDENT,
+        0.1)),
     "{relative_tolerance: 0.1}": InspectRequest("", check=ca.CheckRequest(relative_tolerance=0.1)),
-    "{explain_if: {probability_at_least: 0.5, probability_at_most: 0.9, classes: [3, 5]}}": InspectRequest(
-        "", explain_if=ca.ExplainIf(probability_at_least=0.5, probability_at_most=0.9, classes=(3, 5))
-    ),
+    "{explain_if: {probability_at_least: 0.5, probability_at_most: 0.9, classes: [3, 5]}}": InspectRequest("",
+        explain_if=ca.ExplainIf(probability_at_least=0.5, probability_at_most=0.9, classes=(3, 5))),
     **{f"{{attributions: [{text}]}}": InspectRequest("", attributions=(each,)) for text, each in ATTRIBUTIONS.items()},
     **{f"{{captures: [{text}]}}": InspectRequest("", captures=(each,)) for text, each in CAPTURES.items()},
     **{f"{{edits: [{text}]}}": InspectRequest("", edits=(each,)) for text, each in EDITS.items()},
     **{f"{{target: {text}}}": InspectRequest("", target=each) for text, each in TARGETS.items()},
-}
+}  # fmt: skip
 """What a file says, and what that is in Python."""

@@ -8,5 +8,4 @@ wirings    gates, experts, pairs, mixtures, functions of their own
 images     networks on images and volumes
 sequences  networks on signals and token ids
 hard       models that are hard on floating point
-table      all of them
 """

@@ -12,11 +12,11 @@ import cutaway as ca
 from tests.matrix.asking import Places
 from tests.matrix.healthy_models import data
 from tests.matrix.healthy_models.model import BY_MODULES, Healthy
-from tests.matrix.healthy_models.parts import joined
+from tests.matrix.healthy_models.parts import joined, linear
 
 PLACES = Places("a", "a", ca.Neuron("a", (1,)))
 
-PARTS = {"a": lambda: nn.Linear(13, 16), "b": lambda: nn.Linear(16, 3)}
+PARTS = {"a": linear(13, 16), "b": linear(16, 3)}
 
 
 def _offset() -> data.Data:
@@ -97,18 +97,16 @@ def _far(name: str, wiring: Any) -> Healthy:
 
 HARD = (
     _hard("hard-variance", naive_variance),
-    Healthy("hard-distance", joined(naive_distance, a=PARTS["a"], c=lambda: nn.Linear(10, 3),
-                                    centres=lambda: nn.Parameter(20 + torch.randn(10, 16))), data.wine, PLACES,
-            BY_MODULES),
+    Healthy("hard-distance", joined(naive_distance, a=PARTS["a"], c=linear(10, 3),
+        centres=lambda: nn.Parameter(20 + torch.randn(10, 16))), data.wine, PLACES, BY_MODULES),
     _hard("hard-uplift", uplift, shift=lambda: nn.Parameter(torch.randn(16, 13))),
     _hard("hard-softmax", sharp),
     _hard("hard-logarithms", logarithms),
     _far("hard-centred", centred),
     _far("hard-layer-norm", lambda m, x: m.b(torch.tanh(m.a(F.layer_norm(x, (13,)))))),
     _hard("hard-root", root),
-    _hard("hard-products", products, c=lambda: nn.Linear(16, 16)),
+    _hard("hard-products", products, c=linear(16, 16)),
     _hard("hard-mask", masked),
-    Healthy("hard-determinant", joined(determinant, a=PARTS["a"], c=lambda: nn.Linear(17, 3)), data.wine, PLACES,
-            BY_MODULES),
+    Healthy("hard-determinant", joined(determinant, a=PARTS["a"], c=linear(17, 3)), data.wine, PLACES, BY_MODULES),
 )  # fmt: skip
 """Models of one input of numbers."""

@@ -19,6 +19,11 @@ def chain(**parts: Make) -> Make:
     return lambda: nn.Sequential(OrderedDict((name, make()) for name, make in parts.items()))
 
 
+def linear(inward: int, outward: int) -> Make:
+    """A linear layer."""
+    return lambda: nn.Linear(inward, outward)
+
+
 def joined(wiring: Callable[..., Any], **parts: Callable[[], Any]) -> Make:
     """Makes modules that a function wires."""
     return lambda: Wired(wiring, **{name: make() for name, make in parts.items()})

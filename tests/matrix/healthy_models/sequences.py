@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import cutaway as ca
-from tests.matrix.asking import Places
+from tests.matrix.asking import PLACES, Places
 from tests.matrix.healthy_models import data
 from tests.matrix.healthy_models.model import BY_MODULES, LRP, Healthy
-from tests.matrix.healthy_models.parts import Make, chain, joined
+from tests.matrix.healthy_models.parts import Make, chain, joined, linear
+from tests.support.zoo.sequence import WordLSTM
 
 SIGNAL = Places("b", "b", ca.Neuron("b", (1, 3)))
 STATES = Places("a", "a", ca.Neuron("a", (2, 1)))
@@ -24,11 +25,6 @@ WORDS = Places("words", "words", ca.Neuron("b", (1,)), "words")
 def conv(inward: int, outward: int, size: int = 3, **more: Any) -> Make:
     """A convolution of a signal."""
     return lambda: nn.Conv1d(inward, outward, size, **more)
-
-
-def linear(inward: int, outward: int) -> Make:
-    """A linear layer."""
-    return lambda: nn.Linear(inward, outward)
 
 
 def recurrent(kind: Callable[..., nn.Module], width: int = 6, **more: Any) -> Make:
@@ -114,12 +110,6 @@ def words(m: Any, ids: Tensor) -> Tensor:
     return m.head(torch.tanh(m.b((m.words(ids) * there).sum(1) / there.sum(1).clamp(min=1))))
 
 
-def read_words(m: Any, ids: Tensor) -> Tensor:
-    """A recurrent network over embeddings."""
-    out, _ = m.cells(m.words(ids))
-    return m.head(torch.tanh(m.b(out.mean(1))))
-
-
 def attend_words(m: Any, ids: Tensor) -> Tensor:
     """A transformer over embeddings and positions, in which padding is masked."""
     places = m.places(torch.arange(ids.shape[1]))
@@ -140,61 +130,54 @@ EMBEDDING = {"words": lambda: nn.Embedding(20, 6), "b": linear(6, 8), "head": li
 
 SEQUENCES = (
     Healthy("cnn-signals", chain(a=conv(3, 8), act1=nn.ReLU, b=conv(8, 6, stride=2), act2=nn.ReLU, flat=nn.Flatten,
-                                 head=linear(36, 3)), data.waves, SIGNAL, LRP),
+        head=linear(36, 3)), data.waves, SIGNAL, LRP),
     Healthy("cnn-signals-max", chain(a=conv(3, 8), act1=nn.GELU, pool=lambda: nn.MaxPool1d(2), b=conv(8, 6),
-                                     act2=nn.GELU, flat=nn.Flatten, head=linear(30, 3)), data.waves, SIGNAL,
-            BY_MODULES),
+        act2=nn.GELU, flat=nn.Flatten, head=linear(30, 3)), data.waves, SIGNAL, BY_MODULES),
     Healthy("cnn-signals-norm", chain(a=conv(3, 8), norm1=lambda: nn.BatchNorm1d(8), act1=nn.Softplus,
-                                      b=conv(8, 6, dilation=2), norm2=lambda: nn.InstanceNorm1d(6, affine=True),
-                                      act2=nn.Softplus, flat=nn.Flatten, head=linear(60, 3)), data.waves,
-            Places("b", "act2", ca.Neuron("b", (1, 3))), BY_MODULES),
+        b=conv(8, 6, dilation=2), norm2=lambda: nn.InstanceNorm1d(6, affine=True), act2=nn.Softplus, flat=nn.Flatten,
+        head=linear(60, 3)), data.waves, Places("b", "act2", ca.Neuron("b", (1, 3))), BY_MODULES),
     Healthy("wavenet", joined(causal, a=conv(3, 6, 1), filter=conv(6, 6, dilation=2), gate=conv(6, 6, dilation=2),
-                              b=conv(6, 6, 1), head=linear(6, 3)), data.waves, SIGNAL, BY_MODULES),
+        b=conv(6, 6, 1), head=linear(6, 3)), data.waves, SIGNAL, BY_MODULES),
     Healthy("power-spectrum", joined(spectrum, a=conv(3, 3, 1), b=linear(27, 8), head=linear(8, 3)), data.waves,
-            Places("b", "a", ca.Neuron("b", (1,))), BY_MODULES),
+        Places("b", "a", ca.Neuron("b", (1,))), BY_MODULES),
     Healthy("rnn", recurrent(nn.RNN), data.series, STATES, BY_MODULES),
     Healthy("rnn-relu", recurrent(nn.RNN, nonlinearity="relu"), data.series, STATES, BY_MODULES),
     Healthy("lstm", recurrent(nn.LSTM), data.series, STATES, BY_MODULES),
     Healthy("lstm-both-ways", recurrent(nn.LSTM, 4, bidirectional=True), data.series, STATES, BY_MODULES),
     Healthy("lstm-of-two-layers", recurrent(nn.LSTM, 4, num_layers=2), data.series, STATES, BY_MODULES,
-            dtype=torch.float64),
+        dtype=torch.float64),
     Healthy("gru", recurrent(nn.GRU), data.series, STATES, BY_MODULES),
     Healthy("gru-both-ways", recurrent(nn.GRU, 4, bidirectional=True), data.series, STATES, BY_MODULES),
     Healthy("lstm-untrained", recurrent(nn.LSTM), data.series, STATES, BY_MODULES, loss=None),
     Healthy("gru-cell", joined(stepwise, a=linear(3, 4), cell=lambda: nn.GRUCell(4, 6), b=linear(6, 3)), data.series,
-            STATES, BY_MODULES),
+        STATES, BY_MODULES),
     Healthy("attention", joined(attending, a=linear(3, 8), norm=lambda: nn.LayerNorm(8), b=linear(8, 3),
-                                attention=lambda: nn.MultiheadAttention(8, 2, batch_first=True)),
-            data.series, STATES, BY_MODULES),
+        attention=lambda: nn.MultiheadAttention(8, 2, batch_first=True)), data.series, STATES, BY_MODULES),
     Healthy("attention-function", joined(scaled_attention, a=linear(3, 8), qkv=linear(8, 24), b=linear(8, 3)),
-            data.series, STATES, BY_MODULES),
+        data.series, STATES, BY_MODULES),
     Healthy("attention-spelled", joined(spelled_attention, a=linear(3, 8), qkv=linear(8, 24), b=linear(8, 3)),
-            data.series, STATES, BY_MODULES),
-    Healthy("attention-pool", joined(pooled_attention, a=linear(3, 8), query=linear(8, 1), b=linear(8, 3)),
-            data.series, STATES, BY_MODULES),
+        data.series, STATES, BY_MODULES),
+    Healthy("attention-pool", joined(pooled_attention, a=linear(3, 8), query=linear(8, 1), b=linear(8, 3)), data.series,
+        STATES, BY_MODULES),
     Healthy("transformer", joined(lambda m, x: m.b(m.layer(m.a(x)).mean(1)), a=linear(3, 8), layer=_encoder,
-                                  b=linear(8, 3)), data.series, STATES, BY_MODULES),
+        b=linear(8, 3)), data.series, STATES, BY_MODULES),
     Healthy("transformer-norm-first", joined(lambda m, x: m.b(m.layer(m.a(x))[:, 0]), a=linear(3, 8),
-                                             layer=lambda: _encoder(norm_first=True, activation="gelu"),
-                                             b=linear(8, 3)), data.series, STATES, BY_MODULES, dtype=torch.float64),
-    Healthy("transformer-of-three-layers",
-            joined(lambda m, x: m.b(m.three(m.two(m.one(m.a(x)))).mean(1)), a=linear(3, 8), one=_encoder, two=_encoder,
-                   three=_encoder, b=linear(8, 3)), data.series, STATES, BY_MODULES),
+        layer=lambda: _encoder(norm_first=True, activation="gelu"), b=linear(8, 3)), data.series, STATES, BY_MODULES,
+        dtype=torch.float64),
+    Healthy("transformer-of-three-layers", joined(lambda m, x: m.b(m.three(m.two(m.one(m.a(x)))).mean(1)),
+        a=linear(3, 8), one=_encoder, two=_encoder, three=_encoder, b=linear(8, 3)), data.series, STATES, BY_MODULES),
     Healthy("fnet", joined(frequencies, a=linear(3, 8), norm=lambda: nn.LayerNorm(8), b=linear(8, 3)), data.series,
-            STATES, BY_MODULES),
+        STATES, BY_MODULES),
     Healthy("state-space", joined(state_space, a=linear(3, 8), gate=linear(3, 8), b=linear(8, 3),
-                                  decay=lambda: nn.Parameter(torch.randn(8))), data.series, STATES, BY_MODULES),
+        decay=lambda: nn.Parameter(torch.randn(8))), data.series, STATES, BY_MODULES),
     Healthy("words-mean", joined(words, **EMBEDDING), data.sentences, WORDS),
     Healthy("words-bag", chain(words=lambda: nn.EmbeddingBag(20, 6), b=linear(6, 8), act=nn.Tanh, head=linear(8, 3)),
-            data.sentences, Places("b", "b", ca.Neuron("b", (1,)))),
-    Healthy("words-lstm", joined(read_words, **EMBEDDING | {"b": linear(8, 8)},
-                                 cells=lambda: nn.LSTM(6, 4, batch_first=True, bidirectional=True)), data.sentences,
-            WORDS),
+        data.sentences, Places("b", "b", ca.Neuron("b", (1,)))),
+    Healthy("words-lstm", WordLSTM, data.sentences, PLACES["lstm"]),
     Healthy("words-transformer", joined(attend_words, words=lambda: nn.Embedding(20, 8),
-                                        places=lambda: nn.Embedding(6, 8), layer=_encoder, b=linear(8, 8),
-                                        head=linear(8, 3)), data.sentences, WORDS),
+        places=lambda: nn.Embedding(6, 8), layer=_encoder, b=linear(8, 8), head=linear(8, 3)), data.sentences, WORDS),
     Healthy("words-convolution", joined(convolve_words, **EMBEDDING | {"b": linear(10, 8)}, two=conv(6, 5, 2),
-                                        three=conv(6, 5)), data.sentences, WORDS),
+        three=conv(6, 5)), data.sentences, WORDS),
     Healthy("words-untrained", joined(words, **EMBEDDING), data.sentences, WORDS, loss=None),
 )  # fmt: skip
 """Models of signals [batch, channels, steps] or [batch, steps, channels], and of token ids."""

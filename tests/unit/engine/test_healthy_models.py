@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cutaway.contract.results import Verdict
-from tests.matrix.healthy import MOST_INCONCLUSIVE, run
-from tests.matrix.healthy_models.table import HEALTHY
+from tests.matrix.healthy import HEALTHY, MOST_INCONCLUSIVE, run
 
 
 @pytest.mark.slow
