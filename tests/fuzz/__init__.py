@@ -1,7 +1,7 @@
 """Random models, random questions, and a slow reference that knows nothing of the engine.
 
     graphs         a model as data, and the module that is made of it
-    drafting drawing                   random models
+    drawing        random models
     surveying                          what there is to ask about a model
     captures edits targets mistakes    random parts of a question; asking puts them together
     interpreter    runs a model as data, step by step, and knows every call and operator

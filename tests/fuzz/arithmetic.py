@@ -11,25 +11,7 @@ from torch import Tensor
 
 import cutaway as ca
 from cutaway.contract.errors import Reason
-from cutaway.contract.requests import (
-    AxisReduction,
-    ClassIndex,
-    Cotangent,
-    CrossEntropy,
-    Edit,
-    LossReduction,
-    MeanSquaredError,
-    MultiIndex,
-    Neuron,
-    OutputNorm,
-    OutputSum,
-    PredictedClass,
-    Reduction,
-    Slice,
-    Target,
-    TopElements,
-    TopK,
-)
+from cutaway.contract.requests import AxisReduction, Reduction
 
 
 class Refused(Exception):
@@ -57,7 +39,7 @@ class Part(NamedTuple):
 # Slices.
 
 
-def chosen_indices(slices: Sequence[Slice], sizes: Sequence[int]) -> list[list[int]]:
+def chosen_indices(slices: Sequence[ca.Slice], sizes: Sequence[int]) -> list[list[int]]:
     """For each axis, the indices that remain."""
     remaining = [list(range(size)) for size in sizes]
     cut = set()
@@ -82,7 +64,7 @@ def _crossed(indices: Sequence[Sequence[int]]) -> tuple[Tensor, ...]:
 # Edits.
 
 
-def edited(edit: Edit, value: Tensor, batch: int) -> Tensor:
+def edited(edit: ca.Edit, value: Tensor, batch: int) -> Tensor:
     """``value`` after ``edit``."""
     refuse_unless(value.is_floating_point() or isinstance(edit, (ca.Zero, ca.Replace)), Reason.EDIT_DTYPE)
     if edit.rows or isinstance(edit, ca.Mix):
@@ -97,7 +79,7 @@ def edited(edit: Edit, value: Tensor, batch: int) -> Tensor:
     return value.index_put(where, _changed(edit, value, value[where], where))
 
 
-def _changed(edit: Edit, whole: Tensor, part: Tensor, where: tuple[Tensor, ...] | None = None) -> Tensor:
+def _changed(edit: ca.Edit, whole: Tensor, part: Tensor, where: tuple[Tensor, ...] | None = None) -> Tensor:
     """What takes the place of ``part``, which lies at ``where`` in ``whole``."""
     if isinstance(edit, ca.Scale):
         return part * edit.factor
@@ -127,13 +109,13 @@ def _spread(given: Any, part: Tensor) -> Tensor:
 # What is brought back.
 
 
-def kept(slices: Sequence[Slice], reduce: Reduction | None, tensor: Tensor, batched: bool) -> Part:
+def kept(slices: Sequence[ca.Slice], reduce: Reduction | None, tensor: Tensor, batched: bool) -> Part:
     """The part of ``tensor`` that is asked for; ``batched``: axis 0 is the batch."""
     if slices:
         tensor = tensor[_crossed(chosen_indices(slices, tensor.shape))]
     if reduce is None:
         return Part(tensor)
-    if isinstance(reduce, TopElements):
+    if isinstance(reduce, ca.TopElements):
         return _largest(reduce, tensor, batched)
     assert isinstance(reduce, AxisReduction)
     return Part(_reduced(reduce, tensor, batched))
@@ -161,7 +143,7 @@ def _reduced(reduce: AxisReduction, tensor: Tensor, batched: bool) -> Tensor:
     return tensor
 
 
-def _largest(reduce: TopElements, tensor: Tensor, batched: bool) -> Part:
+def _largest(reduce: ca.TopElements, tensor: Tensor, batched: bool) -> Part:
     axis = _axis(reduce.axis, tensor, batched)
     refuse_unless(tensor.dtype is not torch.bool, Reason.INVALID_VALUE)  # PyTorch ranks no booleans
     refuse_unless(1 <= reduce.k <= tensor.shape[axis], Reason.AXIS_RANGE)
@@ -191,7 +173,7 @@ class Scalars(NamedTuple):
     classes: list[int] | None = None
 
 
-def scalars(target: Target, output: Tensor, batch: int) -> list[Scalars]:
+def scalars(target: ca.Target, output: Tensor, batch: int) -> list[Scalars]:
     """The target scalars, from the output or the neuron's module's output; several for a top-k target."""
     refuse_unless(output.is_floating_point(), Reason.TARGET_SHAPE)
     refuse_unless(output.ndim > 0 and output.shape[0] == batch, Reason.TARGET_SHAPE)
@@ -202,14 +184,14 @@ def _picked(output: Tensor, classes: Sequence[int]) -> Scalars:
     return Scalars(torch.stack([row[each] for row, each in zip(output, classes)]), list(classes))
 
 
-def _predicted(_: PredictedClass, output: Tensor) -> list[Scalars]:
+def _predicted(_: ca.PredictedClass, output: Tensor) -> list[Scalars]:
     if output.ndim == 1:
         return [Scalars(output)]
     refuse_unless(output.ndim == 2, Reason.TARGET_SHAPE)
     return [_picked(output, [int(row.argmax()) for row in output])]
 
 
-def _ranked(target: TopK, output: Tensor) -> list[Scalars]:
+def _ranked(target: ca.TopK, output: Tensor) -> list[Scalars]:
     refuse_unless(output.ndim == 2, Reason.TARGET_SHAPE)
     refuse_unless(1 <= target.k <= output.shape[1], Reason.TARGET_RANGE)
     order = output.detach().topk(output.shape[1], dim=1).indices  # its own choice among equals is as good as any
@@ -227,7 +209,7 @@ def _labels(given: Sequence[int], output: Tensor) -> list[int]:
     return _for_each_row(given, output)
 
 
-def _given_class(target: ClassIndex, output: Tensor) -> list[Scalars]:
+def _given_class(target: ca.ClassIndex, output: Tensor) -> list[Scalars]:
     if output.ndim == 1:
         refuse_unless(not any(target.indices), Reason.TARGET_RANGE)
         return [Scalars(output)]
@@ -240,7 +222,7 @@ def _in_range(position: Sequence[int], output: Tensor) -> None:
     refuse_unless(fits, Reason.TARGET_RANGE)
 
 
-def _element(target: MultiIndex, output: Tensor) -> list[Scalars]:
+def _element(target: ca.MultiIndex, output: Tensor) -> list[Scalars]:
     for position in target.indices:
         _in_range(position, output)
     positions = _for_each_row(target.indices, output)
@@ -248,14 +230,14 @@ def _element(target: MultiIndex, output: Tensor) -> list[Scalars]:
     return [Scalars(values, [position[0] for position in positions] if output.ndim == 2 else None)]
 
 
-def _neuron(target: Neuron, output: Tensor) -> list[Scalars]:
+def _neuron(target: ca.Neuron, output: Tensor) -> list[Scalars]:
     _in_range(target.index, output)
     return [Scalars(torch.stack([row[target.index] for row in output]))]
 
 
-def _cross_entropy(target: CrossEntropy, output: Tensor) -> list[Scalars]:
+def _cross_entropy(target: ca.CrossEntropy, output: Tensor) -> list[Scalars]:
     labels = _labels(target.labels, output)
-    share = len(output) if target.reduction is LossReduction.MEAN else 1
+    share = len(output) if target.reduction is ca.LossReduction.MEAN else 1
     losses = [(row.logsumexp(0) - row[label]) / share for row, label in zip(output, labels)]
     return [Scalars(torch.stack(losses))]
 
@@ -266,30 +248,30 @@ def _like(given: Any, output: Tensor) -> Tensor:
     return torch.tensor(array, dtype=output.dtype)
 
 
-def _squared_error(target: MeanSquaredError, output: Tensor) -> list[Scalars]:
+def _squared_error(target: ca.MeanSquaredError, output: Tensor) -> list[Scalars]:
     wished = _like(target.values, output)
-    share = output.numel() if target.reduction is LossReduction.MEAN else 1
+    share = output.numel() if target.reduction is ca.LossReduction.MEAN else 1
     return [Scalars(torch.stack([((row - wish) ** 2).sum() / share for row, wish in zip(output, wished)]))]
 
 
-def _cotangent(target: Cotangent, output: Tensor) -> list[Scalars]:
+def _cotangent(target: ca.Cotangent, output: Tensor) -> list[Scalars]:
     vector = _like(target.tensor, output)
     return [Scalars(torch.stack([(row * each).sum() for row, each in zip(output, vector)]))]
 
 
-def _norm(target: OutputNorm, output: Tensor) -> list[Scalars]:
+def _norm(target: ca.OutputNorm, output: Tensor) -> list[Scalars]:
     return [Scalars(torch.stack([torch.linalg.vector_norm(row, target.order) for row in output]))]
 
 
-TARGETS: Mapping[type[Target], Callable[[Any, Tensor], list[Scalars]]] = {
-    PredictedClass: _predicted,
-    ClassIndex: _given_class,
-    MultiIndex: _element,
-    TopK: _ranked,
-    CrossEntropy: _cross_entropy,
-    MeanSquaredError: _squared_error,
-    Cotangent: _cotangent,
-    OutputSum: lambda _, output: [Scalars(torch.stack([row.sum() for row in output]))],
-    OutputNorm: _norm,
-    Neuron: _neuron,
+TARGETS: Mapping[type[ca.Target], Callable[[Any, Tensor], list[Scalars]]] = {
+    ca.PredictedClass: _predicted,
+    ca.ClassIndex: _given_class,
+    ca.MultiIndex: _element,
+    ca.TopK: _ranked,
+    ca.CrossEntropy: _cross_entropy,
+    ca.MeanSquaredError: _squared_error,
+    ca.Cotangent: _cotangent,
+    ca.OutputSum: lambda _, output: [Scalars(torch.stack([row.sum() for row in output]))],
+    ca.OutputNorm: _norm,
+    ca.Neuron: _neuron,
 }

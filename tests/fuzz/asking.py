@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from cutaway.contract.requests import Capture, InspectRequest, PredictedClass
 from tests.fuzz import places
 from tests.fuzz.captures import capture
-from tests.fuzz.drafting import Draw
-from tests.fuzz.drawing import graphs
+from tests.fuzz.drawing import Draw, graphs
 from tests.fuzz.edits import edit
 from tests.fuzz.graphs import Graph
 from tests.fuzz.mistakes import MISTAKES

@@ -20,6 +20,7 @@ from tests.fuzz.asking import Question
 from tests.fuzz.graphs import build, called
 from tests.fuzz.ledger import Effect, Notes
 from tests.fuzz.reference import Expected, answer
+from tests.support.state_snapshot import State
 
 TOLERANCE = 1e-9
 
@@ -31,7 +32,7 @@ def check(question: Question) -> None:
     """Ask the engine, ask the reference, compare; and look at the model afterwards."""
     model = build(question.graph)
     _leave_gradients(model)
-    before = state(model)
+    before = State.of(model)
     inputs = question.graph.inputs()
     expected = answer(question.graph, _weights(model), inputs, question.request)
     subject = InspectedModel(model, lambda given: called(model, question.graph, given))
@@ -45,7 +46,7 @@ def check(question: Question) -> None:
     else:
         assert not expected.refusals, f"an answer, where {expected.refusals} was expected"
         compare(result, expected, question)
-    assert state(model) == before
+    assert not before.changes(State.of(model))
     assert all(torch.equal(each, question.graph.inputs()[name]) for name, each in inputs.items())
 
 
@@ -64,19 +65,6 @@ def _leave_gradients(model: nn.Module) -> None:
 
 def _weights(model: nn.Module) -> dict[str, Tensor]:
     return {name: each.detach().clone() for name, each in model.named_parameters()}
-
-
-TABLES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-
-
-def state(model: nn.Module) -> list[Any]:
-    """Everything about a model that a request must leave as it is: bits, flags, gradients, modes, hooks."""
-    found: list[Any] = [(each.training, [list(getattr(each, table)) for table in TABLES]) for each in model.modules()]
-    for name, each in model.named_parameters():
-        gradient = None if each.grad is None else (id(each.grad), each.grad.numpy().tobytes())
-        hooks = list(each._backward_hooks or ())
-        found.append((name, id(each), each.requires_grad, each.detach().numpy().tobytes(), gradient, hooks))
-    return found
 
 
 def compare(result: InspectResult, expected: Expected, question: Question) -> None:

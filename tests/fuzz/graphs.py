@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -28,14 +28,9 @@ class Chain:
 
 @dataclass(frozen=True)
 class Operate:
-    """One operator inside forward.
+    """One operator of `OPERATORS` inside forward, on slots; ``child`` is whose weights it borrows, if any.
 
-    Attributes:
-        op: a key of `OPERATORS`.
-        sources: the slots that it takes.
-        number: its number, where it takes one.
-        child: whose weights it borrows, where it does.
-        unbound: it writes in place, and forward goes on with the name that it wrote to, not with what it returns.
+    ``unbound``: it writes in place, and forward goes on with the name that it wrote to, not with what it returns.
     """
 
     op: str
@@ -61,12 +56,8 @@ Step: TypeAlias = "Operate | Visit"
 class Block:
     """A module with a forward of its own: the arguments fill the first slots, each step adds those that it returns.
 
-    Attributes:
-        children: by name; ``aliases`` are further names of theirs.
-        takes: the names of the arguments.
-        steps: what forward does.
-        gives: the slots returned.
-        wrap: ``bare``, ``tuple`` or ``dict`` (under the keys ``k0``, ``k1``, ...).
+    It returns the slots ``gives``: bare, as a tuple, or as a dict under the keys ``k0``, ``k1``, ...; ``aliases`` are
+    further names of children.
     """
 
     children: tuple[tuple[str, Spec], ...]
@@ -82,16 +73,7 @@ Spec: TypeAlias = "Leaf | Chain | Block"
 
 @dataclass(frozen=True)
 class Graph:
-    """A model, and what goes in.
-
-    Attributes:
-        root: the model.
-        shapes: of the inputs, by name, the batch included; ``ids`` is of integers.
-        seed: of weights and inputs.
-        by_keyword: whether the model is called with keywords.
-        frozen: whether its parameters need no gradients.
-        training: whether it was left in training mode.
-    """
+    """A model, and what goes in: shapes of inputs by name, the batch included, of which ``ids`` is of integers."""
 
     root: Block
     shapes: tuple[tuple[str, tuple[int, ...]], ...]
@@ -156,36 +138,53 @@ def _increased(target: Tensor, other: Tensor) -> Tensor:
     return target
 
 
-OPERATORS: Mapping[str, Callable[..., Any]] = {
-    "add": lambda a, b: a + b,
-    "add_number": lambda a, number: a + number,
-    "mul": lambda a, b: a * b,
-    "mul_number": lambda a, number: number * a,
-    "rsub": lambda a, number: number - a,
-    "matmul": lambda a, b: a @ b,
-    "mT": lambda a: a.mT,
-    "relu": torch.relu,
-    "relu_functional": F.relu,
-    "tanh": lambda a: a.tanh(),
-    "softmax": lambda a: F.softmax(a, dim=-1),
-    "layer_norm": lambda a: F.layer_norm(a, a.shape[-1:]),
-    "cat": lambda a, b: torch.cat([a, b], dim=-1),
-    "narrow": lambda a: a[..., :1],
-    "chunk": lambda a: torch.chunk(a, 2, dim=-1),
-    "mean": lambda a: a.mean(dim=1),
-    "flatten": lambda a: a.flatten(1),
-    "gt": lambda a, number: a > number,
-    "where": torch.where,
-    "detach": lambda a: a.detach(),
-    "borrowed": F.linear,
-    "add_": _increased,
-    "mul_": lambda a, number: a.mul_(number),
-    "relu_": torch.relu_,
-    "relu_flag": lambda a: F.relu(a, inplace=True),
-    "setitem": _assigned,
-    "setitem_number": _assigned,
+class Operator(NamedTuple):
+    """An operator: its name in PyTorch, the paths of what goes in, what it computes, and how a model's author writes it
+    where that is another function, because it works in place."""
+
+    name: str
+    paths: tuple[str, ...]
+    computes: Callable[..., Any]
+    written: Callable[..., Any] | None = None
+
+
+ALONE, ONE, TWO, THREE = ("",), ("[0]",), ("[0]", "[1]"), ("[0]", "[1]", "[2]")
+
+
+def _first(target: Tensor, value: Tensor | float) -> Tensor:
+    first = value if isinstance(value, Tensor) else torch.full_like(target[..., :1], value)
+    return torch.cat([first, target[..., 1:]], dim=-1)
+
+
+OPERATORS: Mapping[str, Operator] = {
+    "add": Operator("add", TWO, lambda a, b: a + b),
+    "add_number": Operator("add", ONE, lambda a, number: a + number),
+    "mul": Operator("mul", TWO, lambda a, b: a * b),
+    "mul_number": Operator("mul", ONE, lambda a, number: a * number, lambda a, number: number * a),
+    "rsub": Operator("rsub", ONE, lambda a, number: number - a),
+    "matmul": Operator("matmul", TWO, lambda a, b: a @ b),
+    "mT": Operator("mT", ALONE, lambda a: a.transpose(-1, -2), lambda a: a.mT),
+    "relu": Operator("relu", ALONE, torch.relu),
+    "relu_functional": Operator("relu", ONE, torch.relu, F.relu),
+    "tanh": Operator("tanh", ALONE, torch.tanh, lambda a: a.tanh()),
+    "softmax": Operator("softmax", ONE, lambda a: torch.softmax(a, -1), lambda a: F.softmax(a, dim=-1)),
+    "layer_norm": Operator("layer_norm", ONE, lambda a: F.layer_norm(a, a.shape[-1:])),
+    "cat": Operator("cat", ("[0][0]", "[0][1]"), lambda a, b: torch.cat([a, b], dim=-1)),
+    "narrow": Operator("getitem", ONE, lambda a: a[..., :1]),
+    "chunk": Operator("chunk", ONE, lambda a: torch.chunk(a, 2, dim=-1)),
+    "mean": Operator("mean", ONE, lambda a: a.mean(dim=1)),
+    "flatten": Operator("flatten", ONE, lambda a: a.reshape(len(a), -1), lambda a: a.flatten(1)),
+    "gt": Operator("gt", ONE, lambda a, number: a > number),
+    "where": Operator("where", THREE, torch.where),
+    "detach": Operator("detach", ONE, lambda a: a.detach()),
+    "borrowed": Operator("linear", THREE, F.linear),
+    "add_": Operator("add_", TWO, lambda a, b: a + b, _increased),
+    "mul_": Operator("mul_", ONE, lambda a, number: a * number, lambda a, number: a.mul_(number)),
+    "relu_": Operator("relu_", ALONE, torch.relu, torch.relu_),
+    "relu_flag": Operator("relu", ONE, torch.relu, lambda a: F.relu(a, inplace=True)),
+    "setitem": Operator("setitem", ("[0]", "[2]"), _first, _assigned),
+    "setitem_number": Operator("setitem", ONE, _first, _assigned),
 }
-"""What a model's author would write."""
 
 NUMBERED = ("add_number", "mul_number", "rsub", "gt", "mul_", "setitem_number")
 IN_PLACE = ("add_", "mul_", "relu_", "relu_flag", "setitem", "setitem_number")
@@ -216,7 +215,8 @@ class Programmed(nn.Module):
         given: list[Any] = [slots[slot] for slot in step.sources]
         given += [step.number] if step.op in NUMBERED else []
         given += self.get_submodule(step.child).parameters() if step.child else []
-        returned = OPERATORS[step.op](*given)
+        operator = OPERATORS[step.op]
+        returned = (operator.written or operator.computes)(*given)
         return [given[0]] if step.unbound else listed(returned)
 
 

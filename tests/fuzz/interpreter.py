@@ -16,21 +16,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tests.fuzz.graphs import IN_PLACE, NUMBERED, Block, Chain, Graph, Leaf, Operate, Spec, Visit, listed, wrapped
+from tests.fuzz import graphs
+from tests.fuzz.graphs import IN_PLACE, OPERATORS, Block, Chain, Graph, Leaf, Operate, Spec, Visit, listed, wrapped
 
 Tensors: TypeAlias = dict[str, Tensor]
 """By path."""
 
 
 class Spot(NamedTuple):
-    """Where tensors enter or leave.
-
-    Attributes:
-        name: a module's name, or an operator's address.
-        call: which call of it.
-        entering: which way.
-        written: what an operator that works in place has written over.
-    """
+    """Where tensors enter or leave a call of a module or of an operator, which has an address for a name; ``written``
+    is what an operator that works in place has written over."""
 
     name: str
     call: int
@@ -48,17 +43,9 @@ def unchanged(_: Spot, tensors: Tensors) -> Tensors:
 
 
 class Interpreter:
-    """One forward pass.
-
-    Args:
-        graph: the model.
-        weights: its parameters, by name.
-        passing: what happens wherever tensors enter or leave.
-        replaces: whether other values go on from there.
-
-    Attributes:
-        split: modules that change in place what is used afterwards under its old name, and got a tensor of their own.
-    """
+    """One forward pass: ``passing`` says what goes on wherever tensors enter or leave, ``replaces`` whether that is
+    something else. `split` are modules that change in place what is used afterwards under its old name, and got a
+    tensor of their own."""
 
     def __init__(
         self,
@@ -138,12 +125,10 @@ class Interpreter:
         if step.child:
             weights = Weights(self._weights, _inside(name, step.child))
             sources += [weights["weight"], weights["bias"]]
-        address, paths, function = OPERATORS[step.op]
-        numbers = [step.number] if step.op in NUMBERED else []
-        given = dict(zip(paths, sources))
-        return listed(
-            self.operator(address, given, lambda *given: function(*given, *numbers), writes=step.op in IN_PLACE)
-        )
+        operator, numbers = OPERATORS[step.op], [step.number] if step.op in graphs.NUMBERED else []
+        computes = lambda *given: operator.computes(*given, *numbers)  # noqa: E731
+        given = dict(zip(operator.paths, sources))
+        return listed(self.operator(operator.name, given, computes, writes=step.op in IN_PLACE))
 
     def operator(self, name: str, given: Tensors, function: Callable[..., Any], writes: bool = False) -> Any:
         """One operator of the innermost forward that runs, on what goes in by path; ``writes``: into the first."""
@@ -232,43 +217,3 @@ LEAVES: Mapping[str, Callable[..., Any]] = {
     "Constant": lambda run, weights: weights["value"],
 }
 """What the forward of each of PyTorch's modules runs."""
-
-
-def _assigned(target: Tensor, value: Tensor | float) -> Tensor:
-    first = value if isinstance(value, Tensor) else torch.full_like(target[..., :1], value)
-    return torch.cat([first, target[..., 1:]], dim=-1)
-
-
-Known: TypeAlias = tuple[str, tuple[str, ...], Callable[..., Any]]
-
-TWO = ("[0]", "[1]")
-
-OPERATORS: Mapping[str, Known] = {
-    "add": ("add", TWO, lambda a, b: a + b),
-    "add_number": ("add", ("[0]",), lambda a, number: a + number),
-    "mul": ("mul", TWO, lambda a, b: a * b),
-    "mul_number": ("mul", ("[0]",), lambda a, number: a * number),
-    "rsub": ("rsub", ("[0]",), lambda a, number: number - a),
-    "matmul": ("matmul", TWO, lambda a, b: a @ b),
-    "mT": ("mT", ("",), lambda a: a.transpose(-1, -2)),
-    "relu": ("relu", ("",), torch.relu),
-    "relu_functional": ("relu", ("[0]",), torch.relu),
-    "tanh": ("tanh", ("",), torch.tanh),
-    "softmax": ("softmax", ("[0]",), lambda a: torch.softmax(a, -1)),
-    "layer_norm": ("layer_norm", ("[0]",), lambda a: F.layer_norm(a, a.shape[-1:])),
-    "cat": ("cat", ("[0][0]", "[0][1]"), lambda a, b: torch.cat([a, b], dim=-1)),
-    "narrow": ("getitem", ("[0]",), lambda a: a[..., :1]),
-    "chunk": ("chunk", ("[0]",), lambda a: torch.chunk(a, 2, dim=-1)),
-    "mean": ("mean", ("[0]",), lambda a: a.mean(dim=1)),
-    "flatten": ("flatten", ("[0]",), lambda a: a.reshape(len(a), -1)),
-    "gt": ("gt", ("[0]",), lambda a, number: a > number),
-    "where": ("where", ("[0]", "[1]", "[2]"), torch.where),
-    "borrowed": ("linear", ("[0]", "[1]", "[2]"), F.linear),
-    "add_": ("add_", TWO, lambda a, b: a + b),
-    "mul_": ("mul_", ("[0]",), lambda a, number: a * number),
-    "relu_": ("relu_", ("",), torch.relu),
-    "relu_flag": ("relu", ("[0]",), torch.relu),
-    "setitem": ("setitem", ("[0]", "[2]"), _assigned),
-    "setitem_number": ("setitem", ("[0]",), _assigned),
-}
-"""What runs, out of place: the operator's name as PyTorch has it, the paths of what goes in, and the function."""

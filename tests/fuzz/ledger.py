@@ -38,15 +38,8 @@ class Effect(IntEnum):
 
 
 class Cut(NamedTuple):
-    """A place where the graph was cut.
-
-    Attributes:
-        before: the tensor that arrived.
-        after: what the model went on with.
-        key: where.
-        edits: what is done to the gradient, by number.
-        wish: who looks at it.
-    """
+    """A place where the graph was cut: the tensor that arrived, what the model went on with, and who edits the gradient
+    there or looks at it."""
 
     before: Tensor
     after: Tensor
@@ -74,8 +67,7 @@ class Ledger:
 
     Args:
         edits: by module's own name or address, numbered.
-        wishes: by module's own name.
-        globs: captures of operators, whose addresses may be globs.
+        wishes: by module's own name; ``globs``: of operators, whose addresses may be globs.
         batch: how many rows.
         differentiates: whether a backward pass follows.
         missing: what to stop behind; None runs to the end.

@@ -10,32 +10,18 @@ from typing import Any, TypeAlias
 import numpy as np
 
 import cutaway as ca
-from cutaway.contract.requests import (
-    ClassIndex,
-    Cotangent,
-    CrossEntropy,
-    Edit,
-    InspectRequest,
-    MultiIndex,
-    Neuron,
-    OutputSum,
-    Slice,
-    Target,
-    TopElements,
-    TopK,
-)
 from tests.fuzz.captures import capture
 from tests.fuzz.edits import edit
 from tests.fuzz.surveying import Asker
 
 Wrong: TypeAlias = Mapping[str, Any]
-Mistake: TypeAlias = Callable[[Asker, InspectRequest], InspectRequest]
+Mistake: TypeAlias = Callable[[Asker, ca.InspectRequest], ca.InspectRequest]
 
 
 def _captured(wrong: Wrong) -> Mistake:
     """A capture, and in one thing it is wrong."""
 
-    def mistake(asker: Asker, request: InspectRequest) -> InspectRequest:
+    def mistake(asker: Asker, request: ca.InspectRequest) -> ca.InspectRequest:
         asked = capture(asker)
         if "module" in wrong or "op" in wrong or "parameter" in wrong:
             asked = replace(asked, module="", op="", parameter="")
@@ -47,7 +33,7 @@ def _captured(wrong: Wrong) -> Mistake:
 def _edited(wrong: Wrong) -> Mistake:
     """An edit, and in one thing it is wrong."""
 
-    def mistake(asker: Asker, request: InspectRequest) -> InspectRequest:
+    def mistake(asker: Asker, request: ca.InspectRequest) -> ca.InspectRequest:
         change = edit(asker)
         if "module" in wrong or "op" in wrong:
             change = replace(change, module="", op="")
@@ -56,10 +42,10 @@ def _edited(wrong: Wrong) -> Mistake:
     return mistake
 
 
-def _verb(make: Callable[..., Edit]) -> Mistake:
+def _verb(make: Callable[..., ca.Edit]) -> Mistake:
     """Another verb where a good one was."""
 
-    def mistake(asker: Asker, request: InspectRequest) -> InspectRequest:
+    def mistake(asker: Asker, request: ca.InspectRequest) -> ca.InspectRequest:
         at = edit(asker)
         change = make(at.module, at.at, op=at.op, path=at.path)
         return replace(request, edits=(*request.edits, change))
@@ -67,7 +53,7 @@ def _verb(make: Callable[..., Edit]) -> Mistake:
     return mistake
 
 
-def _aimed(target: Target) -> Mistake:
+def _aimed(target: ca.Target) -> Mistake:
     return lambda _, request: replace(request, target=target)
 
 
@@ -75,10 +61,10 @@ def _rooted(names: tuple[str, ...]) -> Mistake:
     return lambda _, request: replace(request, input_gradients=names)
 
 
-def _twice(asker: Asker, request: InspectRequest) -> InspectRequest:
+def _twice(asker: Asker, request: ca.InspectRequest) -> ca.InspectRequest:
     """One place captured in two ways."""
     asked = capture(asker)
-    other = replace(asked, **asker.pick([{"call": 0}, {"data_type": "float32"}, {"slices": (Slice(0, 0, 1),)}]))
+    other = replace(asked, **asker.pick([{"call": 0}, {"data_type": "float32"}, {"slices": (ca.Slice(0, 0, 1),)}]))
     if asked.op and asker.rarely():
         other = replace(other, op="**:*#*")
     return replace(request, captures=(asked, other))
@@ -88,20 +74,20 @@ CAPTURES: tuple[Wrong, ...] = (
     {"module": "nowhere"}, {"module": "zz*"}, {"module": ""}, {"op": ":nothing#0"}, {"op": "relu"},
     {"op": "nowhere:relu#0"}, {"op": "**:nothing#*"}, {"op": "**relu*"}, {"op": "**"}, {"op": ":re?u"},
     {"parameter": "weightless"}, {"parameter": "zz*"}, {"call": 99}, {"path": "[7]"}, {"path": ".x"},
-    {"slices": (Slice(9),)}, {"slices": (Slice(0, 0, 99),)}, {"slices": (Slice(0, 1, 1),)},
-    {"slices": (Slice(0), Slice(0))}, {"slices": (Slice(-1, 0, 1), Slice(-1, 0, 1))},
-    {"slices": (Slice(0, -99),)}, {"reduce": ca.Mean((0,))}, {"reduce": ca.Max((9,))},
-    {"reduce": ca.Norm((-1, -1))}, {"reduce": ca.Mean((-1,))}, {"reduce": TopElements(99)},
-    {"reduce": TopElements(1, 0)}, {"reduce": TopElements(1)},
+    {"slices": (ca.Slice(9),)}, {"slices": (ca.Slice(0, 0, 99),)}, {"slices": (ca.Slice(0, 1, 1),)},
+    {"slices": (ca.Slice(0), ca.Slice(0))}, {"slices": (ca.Slice(-1, 0, 1), ca.Slice(-1, 0, 1))},
+    {"slices": (ca.Slice(0, -99),)}, {"reduce": ca.Mean((0,))}, {"reduce": ca.Max((9,))}, {"reduce": ca.Norm((-1, -1))},
+    {"reduce": ca.Mean((-1,))}, {"reduce": ca.TopElements(99)}, {"reduce": ca.TopElements(1, 0)},
+    {"reduce": ca.TopElements(1)},
 )  # fmt: skip
 
 EDITS: tuple[Wrong, ...] = (
-    {"module": "nowhere"}, {"module": ""}, {"module": "*"}, {"op": "**:*#*"}, {"op": "relu"},
-    {"op": ":nothing#0"}, {"op": "nowhere:relu#0"}, {"call": 99}, {"path": "[7]"}, {"rows": (99,)},
-    {"rows": (0,)}, {"slices": (Slice(9),)}, {"slices": (Slice(0, 0, 99),)}, {"slices": (Slice(0), Slice(0))},
+    {"module": "nowhere"}, {"module": ""}, {"module": "*"}, {"op": "**:*#*"}, {"op": "relu"}, {"op": ":nothing#0"},
+    {"op": "nowhere:relu#0"}, {"call": 99}, {"path": "[7]"}, {"rows": (99,)}, {"rows": (0,)},
+    {"slices": (ca.Slice(9),)}, {"slices": (ca.Slice(0, 0, 99),)}, {"slices": (ca.Slice(0), ca.Slice(0))},
 )  # fmt: skip
 
-VERBS: tuple[Callable[..., Edit], ...] = (
+VERBS: tuple[Callable[..., ca.Edit], ...] = (
     partial(ca.Mix, weight=0.5, permutation=(0, 0)),
     partial(ca.Mix, weight=0.5, permutation=(1, 2, 3)),
     partial(ca.Mix, weight=0.5, permutation=(0,)),
@@ -111,10 +97,11 @@ VERBS: tuple[Callable[..., Edit], ...] = (
     partial(ca.Scale, factor=2.0),
 )
 
-TARGETS: tuple[Target, ...] = (
-    OutputSum(output="elsewhere"), ClassIndex((99,)), ClassIndex((0,) * 9), ClassIndex((-1,)), TopK(99),
-    TopK(0), CrossEntropy((0,) * 7), CrossEntropy((99,)), MultiIndex(((0, 0, 0, 0),)), MultiIndex(((99,),)),
-    Cotangent(np.ones(7)), Neuron("nowhere", (0,)), Neuron("", (0,)), TopK(1), ClassIndex((0,)),
+TARGETS: tuple[ca.Target, ...] = (
+    ca.OutputSum(output="elsewhere"), ca.ClassIndex((99,)), ca.ClassIndex((0,) * 9), ca.ClassIndex((-1,)), ca.TopK(99),
+    ca.TopK(0), ca.CrossEntropy((0,) * 7), ca.CrossEntropy((99,)), ca.MultiIndex(((0, 0, 0, 0),)),
+    ca.MultiIndex(((99,),)), ca.Cotangent(np.ones(7)), ca.Neuron("nowhere", (0,)), ca.Neuron("", (0,)), ca.TopK(1),
+    ca.ClassIndex((0,)),
 )  # fmt: skip
 
 MISTAKES: tuple[Mistake, ...] = (

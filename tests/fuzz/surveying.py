@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cutaway.contract.requests import Slice
 from tests.fuzz import places
-from tests.fuzz.drafting import Draw
+from tests.fuzz.drawing import Draw
 from tests.fuzz.graphs import VOCABULARY, Graph, build
 from tests.fuzz.interpreter import Interpreter, Spot, Tensors
 
@@ -24,13 +24,7 @@ POINTS = ("input", "output", "grad_input", "grad_output")
 
 @dataclass
 class Survey:
-    """What there is to ask about.
-
-    Attributes:
-        calls: by module's own name or operator's address.
-        outputs: what the model returns.
-        weights: its parameters by own name.
-    """
+    """What there is to ask about: calls by module's own name or operator's address, outputs, parameters."""
 
     graph: Graph
     calls: dict[str, Calls]

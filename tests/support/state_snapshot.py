@@ -25,7 +25,7 @@ class State:
         parts: the names of the modules, their classes and their own attributes.
         training: which modules are in training mode.
         trainable: which parameters have gradients.
-        gradients: by parameter, the object that its gradient is.
+        gradients: by parameter, the object that its gradient is, and a checksum.
         graph: parameters and buffers that hang in a graph.
         process: settings of PyTorch, in this process and thread.
     """
@@ -36,7 +36,7 @@ class State:
     parts: tuple[tuple[str, type, tuple[str, ...]], ...]
     training: tuple[str, ...]
     trainable: tuple[str, ...]
-    gradients: tuple[tuple[str, int], ...]
+    gradients: tuple[tuple[str, int, int], ...]
     graph: tuple[str, ...]
     process: tuple[Any, ...]
 
@@ -53,7 +53,11 @@ class State:
             parts=tuple((name, type(module), tuple(vars(module))) for name, module in modules.items()),
             training=tuple(name for name, module in modules.items() if module.training),
             trainable=tuple(name for name, parameter in parameters.items() if parameter.requires_grad),
-            gradients=tuple((n, id(p.grad)) for n, p in parameters.items() if p.grad is not None),
+            gradients=tuple(
+                (name, id(each.grad), hash(each.grad.numpy().tobytes()))
+                for name, each in parameters.items()
+                if each.grad is not None
+            ),
             graph=tuple(name for name, tensor in tensors if tensor.grad_fn is not None),
             process=_process(),
         )
