@@ -49,21 +49,6 @@ def sharp(m: Any, x: Tensor) -> Tensor:
     return m.b((hidden * 20).softmax(1) * hidden)
 
 
-def logarithms(m: Any, x: Tensor) -> Tensor:
-    """Products by sums of logarithms, of numbers that may be small."""
-    return m.b((F.softplus(m.a(x)) + 1e-6).log().cumsum(1).exp().clamp(max=100))
-
-
-def centred(m: Any, x: Tensor) -> Tensor:
-    """Inputs far from nought, centred inside by their own mean."""
-    return m.b(torch.tanh(m.a(x - x.mean(1, keepdim=True))))
-
-
-def root(m: Any, x: Tensor) -> Tensor:
-    """Lengths, by a root that is steep at nought."""
-    return m.b((m.a(x).pow(2) + 1e-8).sqrt())
-
-
 def products(m: Any, x: Tensor) -> Tensor:
     """Fifty layers that multiply."""
     hidden = m.a(x)
@@ -101,10 +86,10 @@ HARD = (
         centres=lambda: nn.Parameter(20 + torch.randn(10, 16))), data.wine, PLACES, BY_MODULES),
     _hard("hard-uplift", uplift, shift=lambda: nn.Parameter(torch.randn(16, 13))),
     _hard("hard-softmax", sharp),
-    _hard("hard-logarithms", logarithms),
-    _far("hard-centred", centred),
+    _hard("hard-logarithms", lambda m, x: m.b((F.softplus(m.a(x)) + 1e-6).log().cumsum(1).exp().clamp(max=100))),
+    _far("hard-centred", lambda m, x: m.b(torch.tanh(m.a(x - x.mean(1, keepdim=True))))),
     _far("hard-layer-norm", lambda m, x: m.b(torch.tanh(m.a(F.layer_norm(x, (13,)))))),
-    _hard("hard-root", root),
+    _hard("hard-root", lambda m, x: m.b((m.a(x).pow(2) + 1e-8).sqrt())),
     _hard("hard-products", products, c=linear(16, 16)),
     _hard("hard-mask", masked),
     Healthy("hard-determinant", joined(determinant, a=PARTS["a"], c=linear(17, 3)), data.wine, PLACES, BY_MODULES),

@@ -13,7 +13,7 @@ import cutaway as ca
 from tests.matrix.asking import Places
 from tests.matrix.healthy_models import data
 from tests.matrix.healthy_models.model import BY_MODULES, LRP, Healthy
-from tests.matrix.healthy_models.parts import Cube, Swish, chain, joined, linear
+from tests.matrix.healthy_models.parts import Cube, Make, Swish, chain, joined, linear
 
 PLACES = Places("a", "a", ca.Neuron("a", (1,)))
 HALVES = Places("c", "c", ca.Neuron("c", (1,)), explained=("sepal", "petal"))
@@ -80,11 +80,6 @@ def capsules(m: Any, x: Tensor) -> Tensor:
     return m.b((votes * squared.sqrt() / (1 + squared)).flatten(1))
 
 
-def kernels(m: Any, x: Tensor) -> Tensor:
-    """Gaussian kernels around learned centres."""
-    return m.b(torch.exp(-torch.cdist(m.a(x), m.centres).pow(2) / 8))
-
-
 def factors(m: Any, x: Tensor) -> Tensor:
     """A factorization machine: products of all pairs of features."""
     pairs = (x @ m.factors).pow(2) - x.pow(2) @ m.factors.pow(2)
@@ -120,19 +115,16 @@ def fixed_point(m: Any, x: Tensor) -> Tensor:
     return m.b(state)
 
 
-def _remembered(m: Any, x: Tensor) -> Tensor:
-    return m.b(checkpoint(lambda h: torch.tanh(m.c(F.silu(h))), m.a(x), use_reentrant=False))
+def _wine(name: str, make: Make, **more: Any) -> Healthy:
+    """A model of wines."""
+    return Healthy(name, make, data.wine, PLACES, BY_MODULES, **more)
 
 
 WIRINGS = (
-    Healthy("gated-linear", chain(first=linear(13, 32), gate=nn.GLU, a=linear(16, 8), act=nn.Tanh, b=linear(8, 3)),
-        data.wine, PLACES, BY_MODULES),
-    Healthy("swiglu", joined(lambda m, x: m.b(F.silu(m.gate(x)) * m.a(x)), **LINEARS, gate=linear(13, 16)), data.wine,
-        PLACES, BY_MODULES),
-    Healthy("highway", joined(highway, **LINEARS, c=linear(16, 16), gate=linear(16, 16)), data.wine, PLACES,
-        BY_MODULES),
-    Healthy("maxout", joined(lambda m, x: m.b(m.a(x).reshape(-1, 8, 2).amax(2)), a=LINEARS["a"], b=linear(8, 3)),
-        data.wine, PLACES, BY_MODULES),
+    _wine("gated-linear", chain(first=linear(13, 32), gate=nn.GLU, a=linear(16, 8), act=nn.Tanh, b=linear(8, 3))),
+    _wine("swiglu", joined(lambda m, x: m.b(F.silu(m.gate(x)) * m.a(x)), **LINEARS, gate=linear(13, 16))),
+    _wine("highway", joined(highway, **LINEARS, c=linear(16, 16), gate=linear(16, 16))),
+    _wine("maxout", joined(lambda m, x: m.b(m.a(x).reshape(-1, 8, 2).amax(2)), a=LINEARS["a"], b=linear(8, 3))),
     Healthy("bilinear", joined(lambda m, sepal, petal: m.b(torch.tanh(m.c(sepal, petal))),
         c=lambda: nn.Bilinear(2, 2, 12), b=linear(12, 3)), data.mixed, HALVES, BY_MODULES),
     Healthy("two-inputs", joined(lambda m, sepal, petal: m.head(m.act2(m.c(torch.cat([m.act(m.a(sepal)), petal], 1)))),
@@ -140,36 +132,34 @@ WIRINGS = (
     Healthy("siamese", joined(closeness, a=linear(4, 16), b=linear(16, 4), near=linear(4, 1)), data.pairs,
         Places("near", "near", ca.Neuron("near", (0,)), explained=("left", "right")), BY_MODULES,
         loss=F.binary_cross_entropy_with_logits),
-    Healthy("experts-soft", joined(soft_experts, router=linear(13, 3), one=linear(13, 8), two=linear(13, 8),
-        three=linear(13, 8), a=linear(8, 8), b=linear(8, 3)), data.wine, PLACES, BY_MODULES),
-    Healthy("experts-hard", joined(hard_experts, a=LINEARS["a"], router=linear(16, 2), one=linear(16, 8),
-        two=linear(16, 8), b=linear(8, 3)), data.wine, PLACES, BY_MODULES),
+    _wine("experts-soft", joined(soft_experts, router=linear(13, 3), one=linear(13, 8), two=linear(13, 8),
+        three=linear(13, 8), a=linear(8, 8), b=linear(8, 3))),
+    _wine("experts-hard", joined(hard_experts, a=LINEARS["a"], router=linear(16, 2), one=linear(16, 8),
+        two=linear(16, 8), b=linear(8, 3))),
     Healthy("mixture-density", joined(likelihood, a=linear(10, 16), shares=linear(16, 3), means=linear(16, 3),
         widths=linear(16, 3)), data.diabetes, PLACES, BY_MODULES, loss=mixture_loss),
-    Healthy("complex-numbers", joined(polar, a=LINEARS["a"], c=LINEARS["a"], phase=lambda: nn.Parameter(torch.ones(16)),
-        b=linear(32, 3)), data.wine, PLACES, BY_MODULES),
-    Healthy("capsules", joined(capsules, a=LINEARS["a"], weights=lambda: nn.Parameter(torch.randn(4, 4, 4) / 2),
-        b=LINEARS["b"]), data.wine, PLACES, BY_MODULES),
-    Healthy("kernels", joined(kernels, a=linear(4, 4), centres=lambda: nn.Parameter(torch.randn(10, 4)),
-        b=linear(10, 3)), data.iris, PLACES, BY_MODULES),
+    _wine("complex-numbers", joined(polar, a=LINEARS["a"], c=LINEARS["a"], phase=lambda: nn.Parameter(torch.ones(16)),
+        b=linear(32, 3))),
+    _wine("capsules", joined(capsules, a=LINEARS["a"], weights=lambda: nn.Parameter(torch.randn(4, 4, 4) / 2),
+        b=LINEARS["b"])),
+    Healthy("kernels", joined(lambda m, x: m.b(torch.exp(-torch.cdist(m.a(x), m.centres).pow(2) / 8)), a=linear(4, 4),
+        centres=lambda: nn.Parameter(torch.randn(10, 4)), b=linear(10, 3)), data.iris, PLACES, BY_MODULES),
     Healthy("factorization-machine", joined(factors, a=linear(4, 4), factors=lambda: nn.Parameter(torch.randn(4,
         4) / 2), b=linear(8, 3)), data.iris, PLACES, BY_MODULES),
-    Healthy("cumulative", joined(ordered, **LINEARS), data.wine, PLACES, BY_MODULES),
-    Healthy("sorted", joined(sorting, a=LINEARS["a"], b=linear(21, 3)), data.wine, PLACES, BY_MODULES),
-    Healthy("linear-system", joined(solving, **LINEARS), data.wine, PLACES, BY_MODULES),
-    Healthy("fixed-point", joined(fixed_point, **LINEARS, c=linear(16, 16)), data.wine, PLACES, BY_MODULES),
-    Healthy("checkpointed", joined(_remembered, **LINEARS, c=linear(16, 16)), data.wine, PLACES, BY_MODULES),
-    Healthy("own-function", joined(lambda m, x: m.b(Swish.apply(m.a(x))), **LINEARS), data.wine, PLACES, BY_MODULES),
-    Healthy("own-function-cube", joined(lambda m, x: m.b(Cube.apply(m.a(x) / 4)), **LINEARS), data.wine, PLACES,
-        BY_MODULES),
-    Healthy("sine-layers", joined(lambda m, x: m.b(torch.sin(m.c(torch.sin(2 * m.a(x))))), **LINEARS, c=linear(16, 16)),
-        data.wine, PLACES, BY_MODULES),
-    Healthy("cosine-similarity", joined(lambda m, x: 5 * F.cosine_similarity(m.c(torch.tanh(m.a(x))).unsqueeze(1),
-        m.classes, dim=2), a=LINEARS["a"], c=linear(16, 16), classes=lambda: nn.Parameter(torch.randn(1, 3, 16))),
-        data.wine, PLACES, BY_MODULES),
+    _wine("cumulative", joined(ordered, **LINEARS)),
+    _wine("sorted", joined(sorting, a=LINEARS["a"], b=linear(21, 3))),
+    _wine("linear-system", joined(solving, **LINEARS)),
+    _wine("fixed-point", joined(fixed_point, **LINEARS, c=linear(16, 16))),
+    _wine("checkpointed", joined(lambda m, x: m.b(checkpoint(lambda h: torch.tanh(m.c(F.silu(h))), m.a(x),
+        use_reentrant=False)), **LINEARS, c=linear(16, 16))),
+    _wine("own-function", joined(lambda m, x: m.b(Swish.apply(m.a(x))), **LINEARS)),
+    _wine("own-function-cube", joined(lambda m, x: m.b(Cube.apply(m.a(x) / 4)), **LINEARS)),
+    _wine("sine-layers", joined(lambda m, x: m.b(torch.sin(m.c(torch.sin(2 * m.a(x))))), **LINEARS, c=linear(16, 16))),
+    _wine("cosine-similarity", joined(lambda m, x: 5 * F.cosine_similarity(m.c(torch.tanh(m.a(x))).unsqueeze(1),
+        m.classes, dim=2), a=LINEARS["a"], c=linear(16, 16), classes=lambda: nn.Parameter(torch.randn(1, 3, 16)))),
     Healthy("polynomial", joined(lambda m, x: m.b(m.a(x) * m.c(x) + m.a(x).pow(2) / 4), **LINEARS, c=LINEARS["a"]),
         data.wine, Places("c", "c", ca.Neuron("c", (1,))), BY_MODULES),
-    Healthy("untrained-products", joined(lambda m, x: m.b(torch.tanh(m.a(x)) * torch.sigmoid(m.c(x))), **LINEARS,
-        c=LINEARS["a"]), data.wine, PLACES, BY_MODULES, loss=None),
+    _wine("untrained-products", joined(lambda m, x: m.b(torch.tanh(m.a(x)) * torch.sigmoid(m.c(x))), **LINEARS,
+        c=LINEARS["a"]), loss=None),
 )  # fmt: skip
 """Models of one or two inputs of numbers, wired by functions."""
