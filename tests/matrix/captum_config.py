@@ -41,12 +41,7 @@ SEED = 7
 
 @dataclass(frozen=True)
 class Case:
-    """One algorithm in one entry of the configuration.
-
-    Attributes:
-        entry: the entry's number.
-        algorithm: Captum's class.
-    """
+    """One algorithm, Captum's class, in one entry of the configuration, by number."""
 
     entry: int
     algorithm: Any

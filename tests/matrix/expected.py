@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
+import cutaway as ca
 from tests.matrix.matrix import Combination, Outcome, is_silent
 
 EXACT = 1e-6
@@ -23,21 +23,23 @@ LRP = ("LRP", "LayerLRP")
 
 
 class Exempt(NamedTuple):
-    """Combinations that are not plainly right.
+    """Explanations that are not plainly right, of some models (``*``: of all), by some methods, and why.
 
     Attributes:
-        architectures: which; ``*`` for all.
-        methods: which.
         begins: how the verdict and its cause, or the refusal, begins.
-        why: what is the matter.
         batch: only in batches of this size; 0 for all.
     """
 
-    architectures: tuple[str, ...]
+    models: tuple[str, ...]
     methods: tuple[str, ...]
     begins: str
     why: str
     batch: int = 0
+
+    def covers(self, model: str, asked: ca.Attribution, batch: int = 0) -> bool:
+        """Whether an explanation falls under it."""
+        here = "*" in self.models or model in self.models
+        return here and type(asked).__name__ in self.methods and self.batch in (0, batch)
 
 
 EXEMPT = (
@@ -77,9 +79,6 @@ def surprise(each: Combination, found: Outcome) -> str:
     return f"AGREES, and yet: {doubts[0]}" if doubts and not exempt else ""
 
 
-def exemptions(each: Combination) -> Iterator[Exempt]:
+def exemptions(each: Combination) -> list[Exempt]:
     """Those that the combination falls under."""
-    for one in EXEMPT:
-        here = "*" in one.architectures or each.architecture.name in one.architectures
-        if here and type(each.asked).__name__ in one.methods and one.batch in (0, each.batch):
-            yield one
+    return [one for one in EXEMPT if one.covers(each.architecture.name, each.asked, each.batch)]

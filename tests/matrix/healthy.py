@@ -16,7 +16,6 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,33 +26,19 @@ from cutaway.contract.results import AttributionResult, Check, Verdict
 from cutaway.engine.execution.inspect import inspect
 from cutaway.engine.model.inspected_model import InspectedModel
 from tests.matrix.asking import at_places
+from tests.matrix.expected import Exempt
 from tests.matrix.healthy_models.hard import HARD
 from tests.matrix.healthy_models.images import IMAGES
 from tests.matrix.healthy_models.model import Healthy
 from tests.matrix.healthy_models.sequences import SEQUENCES
 from tests.matrix.healthy_models.vectors import VECTORS
 from tests.matrix.healthy_models.wirings import WIRINGS
+from tests.matrix.matrix import words
 
 HEALTHY: tuple[Healthy, ...] = (*VECTORS, *WIRINGS, *IMAGES, *SEQUENCES, *HARD)
 MODES = (CheckMode.SAME_PASS, CheckMode.INDEPENDENT)
 STEPS = 48
 MOST_INCONCLUSIVE = 0.03
-
-
-class Exempt(NamedTuple):
-    """Answers that are not plainly right: Captum is wrong, or there is nothing to say.
-
-    Attributes:
-        models: which; ``*`` for all.
-        methods: which.
-        begins: how the worst check's verdict and cause, or the refusal, begins.
-        why: what is the matter.
-    """
-
-    models: tuple[str, ...]
-    methods: tuple[str, ...]
-    begins: str
-    why: str
 
 
 EXEMPT = (
@@ -68,14 +53,7 @@ EXEMPT = (
 
 @dataclass(frozen=True)
 class Answer:
-    """One explanation under one mode of its check.
-
-    Attributes:
-        model: the name of the model.
-        asked: the explanation.
-        mode: of the check.
-        result: what came back.
-    """
+    """One explanation of a model under one mode of its check, and what came back."""
 
     model: str
     asked: ca.Attribution
@@ -97,17 +75,12 @@ class Answer:
             return "not checked"
         if check.verdict is Verdict.NOT_APPLICABLE and check is not self.result.checks[0]:
             return Verdict.AGREES.value  # of a further check, which does not fit this model
-        return check.verdict.value if check.cause is None else f"{check.verdict.value} {check.cause.value}"
+        return words(check)
 
     @property
     def is_exempt(self) -> bool:
         """Whether it is known not to be plainly right."""
-        return any(
-            (self.model in one.models or "*" in one.models)
-            and type(self.asked).__name__ in one.methods
-            and self.verdict.startswith(one.begins)
-            for one in EXEMPT
-        )
+        return any(one.covers(self.model, self.asked) and self.verdict.startswith(one.begins) for one in EXEMPT)
 
     def describe(self) -> str:
         """Everything about a verdict that is not as it should be."""

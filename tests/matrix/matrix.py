@@ -25,15 +25,7 @@ SEED = 11
 
 @dataclass(frozen=True)
 class Combination:
-    """One explanation of one architecture.
-
-    Attributes:
-        architecture: the network.
-        asked: the explanation.
-        dtype: what it computes in.
-        batch: how many rows it is asked about.
-        mode: how it is checked.
-    """
+    """One explanation of some rows by one architecture, in a data type and a mode of its check."""
 
     architecture: Architecture
     asked: ca.Attribution
@@ -51,13 +43,9 @@ class Combination:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came back.
+    """What came back: the identity's check and further ones, or the reason of a refusal.
 
-    Attributes:
-        check: the identity's; None where the request was refused.
-        further: the checks besides.
-        error: how far the answer is from Captum's by hand, relative to its largest magnitude; NaN where not compared.
-        refusal: the reason of a refusal.
+    ``error`` is how far the answer is from Captum's by hand, relative to its largest magnitude; NaN where not compared.
     """
 
     check: Check | None
@@ -68,13 +56,12 @@ class Outcome:
     @property
     def verdict(self) -> str:
         """The verdict, with its cause."""
-        if self.check is None:
-            return f"refused: {self.refusal}"
-        return (
-            self.check.verdict.value
-            if self.check.cause is None
-            else f"{self.check.verdict.value} {self.check.cause.value}"
-        )
+        return f"refused: {self.refusal}" if self.check is None else words(self.check)
+
+
+def words(check: Check) -> str:
+    """The verdict, with its cause if there is one."""
+    return check.verdict.value if check.cause is None else f"{check.verdict.value} {check.cause.value}"
 
 
 def batch_of(architecture: Architecture, rows: int, dtype: torch.dtype) -> dict[str, Tensor]:

@@ -36,15 +36,10 @@ class Healthy:
     """One model, and what it is asked.
 
     Attributes:
-        name: what it is.
         make: makes it, with whatever weights.
         data: what it learns from, and what is explained.
-        places: where it is looked into.
         lacks: methods that do not apply to it.
         loss: what training makes small; None where it is not trained.
-        steps: of training.
-        rate: of learning.
-        target: what is explained.
         dtype: what it computes in when it is explained.
     """
 
