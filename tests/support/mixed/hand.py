@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import cutaway as ca
 from cutaway.client.request_builder import build_request
-from cutaway.contract.requests import Capture, Edit, InspectRequest, Point, TopElements
+from cutaway.contract.requests import Capture, Edit, InspectRequest, Point
 from tests.fuzz import places
 from tests.fuzz.arithmetic import edited, scalars
 from tests.fuzz.ledger import part
@@ -60,6 +60,7 @@ class Hand:
         self._hand = ByHand(network, inputs, forward, output)
         self._network, self._inputs, self._forward = network, inputs, forward
         self._rows = len(next(iter(inputs.values())))
+        self._positions: Answer = {}
 
     def answer(self) -> Answer:
         """Run it all."""
@@ -71,13 +72,13 @@ class Hand:
         self._aim()
         for capture in request.captures:
             self._see(capture)
-        parameters = {each.parameter: _kept(each, batched=False) for each in request.captures if each.parameter}
+        parameters = {each.parameter: self._kept(each) for each in request.captures if each.parameter}
         roots = [] if request.input_gradients is None else list(request.input_gradients or self._inputs)
         if roots or parameters:
             self._hand.gradients(*roots, parameters=parameters)
         if request.omit_predictions:
             self._hand.silent()
-        return {**self._hand.answer(*explain), **unedited}
+        return {**self._hand.answer(*explain), **unedited, **self._positions}
 
     @torch.no_grad()
     def _plain(self) -> Tensor:
@@ -104,10 +105,8 @@ class Hand:
     def _see(self, capture: Capture) -> None:
         for name in self._matching(capture):
             for path, module in self._at(name, capture.path).items():
-                self._hand.see(module, *capture.points, then=_kept(capture), name=name, path=path)
-                if isinstance(capture.reduce, TopElements):
-                    positions: Any = lambda value: part(capture, value, batched=True).positions  # noqa: E731
-                    self._hand.see(module, *capture.points, then=positions, name=name, path=f"{path} positions")
+                where = f"captures.{name}#0.{capture.points[0]}{path} positions"
+                self._hand.see(module, *capture.points, then=self._kept(capture, where), name=name, path=path)
 
     def _matching(self, capture: Capture) -> list[str]:
         glob = capture.op or capture.module
@@ -148,6 +147,13 @@ class Hand:
         for classes in self._classes(asked.target or self._request.target):
             yield lambda _, __, classes=classes: plain(bare, whole, self._inputs, lambda out: out, classes, SEED)[0]  # type: ignore[misc]
 
+    def _kept(self, capture: Capture, where: str = "") -> Callable[[Tensor], Tensor]:
+        """What is kept of a tensor; where its largest elements were goes to the answer as ``where``."""
 
-def _kept(capture: Capture, *, batched: bool = True) -> Callable[[Tensor], Tensor]:
-    return lambda value: part(capture, value, batched).values
+        def kept(tensor: Tensor) -> Tensor:
+            found = part(capture, tensor, batched=not capture.parameter)
+            if found.positions is not None:
+                self._positions[where] = found.positions.numpy()
+            return found.values
+
+        return kept
