@@ -36,7 +36,8 @@ from cutaway.engine.execution.inspect import inspect
 from cutaway.engine.model.inspected_model import InspectedModel
 from tests.support.broken_captum import spoiled, stale
 from tests.support.checked_attributions import CHECKED, Build, noise, wired
-from tests.support.faults import convolutions, layers, pooled
+from tests.support.faults import IMAGE, SMOOTH, VECTOR, convolutions, layers, pooled
+from tests.support.function_module import Through
 from tests.support.scaled_gradients import NETWORKS
 from tests.support.wrong_parts import (
     COUPLED,
@@ -57,9 +58,7 @@ from tests.support.wrong_parts import (
 SMALLEST = 0.05
 DTYPES = (torch.float32, torch.float64)
 
-VECTOR = {"x": noise(3, 8)}
 LARGE = {"x": 4 * noise(3, 8)}
-IMAGE = {"x": noise(3, 3, 8, 8)}
 ZEROS = {"x": np.zeros((2, 8), np.float32)}
 SAMPLES = {"x": noise(3, 8, seed=5).numpy()}
 LINEAR = partial(nn.Linear, 16, 16)
@@ -71,11 +70,8 @@ class Fault:
 
     Attributes:
         kind: the kind of fault, and which of that kind.
-        asked: the explanation.
-        build: the faulty model.
-        sound: its sound twin; None if the fault is not in the model.
+        build: the faulty model; ``sound``: its sound twin; None if the fault is not in the model.
         causes: those that are right.
-        inputs: what the model is asked about.
         around: what is done to Captum meanwhile.
         before: what is asked before, on inputs of its own; what matters is the last answer.
         prepare: changes the model between the two.
@@ -157,41 +153,36 @@ def to(value: Any, dtype: torch.dtype) -> Any:
     return value
 
 
-class Server:
-    """A model that is asked several times."""
+Ask = Callable[[Attribution, Mapping[str, Tensor]], tuple[AttributionResult, ...]]
 
-    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
-        self.model, self.dtype = model.to(dtype), dtype
-        self._subject = InspectedModel(self.model, lambda tensors: self.model(*tensors.values()))
 
-    def ask(
-        self, asked: Attribution, inputs: Mapping[str, Tensor], mode: CheckMode, options: Mapping[str, Any]
-    ) -> tuple[AttributionResult, ...]:
-        request = ca.InspectRequest(
-            "m",
-            attributions=(to(asked, self.dtype),),
-            check=CheckRequest(mode),
-            seed=1,
-            **to(dict(options), self.dtype),
-        )
-        return inspect(self._subject, request, to(inputs, self.dtype)).attributions
+def asker(model: nn.Module, dtype: torch.dtype, mode: CheckMode, options: Mapping[str, Any]) -> Ask:
+    """Asks a model, perhaps several times, for an explanation of inputs."""
+    subject = InspectedModel(model.to(dtype), lambda tensors: model(*tensors.values()))
+    further = {"check": CheckRequest(mode), "seed": 1, **to(dict(options), dtype)}
+    return lambda asked, inputs: (
+        inspect(
+            subject, ca.InspectRequest("m", attributions=(to(asked, dtype),), **further), to(inputs, dtype)
+        ).attributions
+    )
 
 
 def answer(fault: Fault, dtype: torch.dtype, mode: CheckMode) -> AttributionResult:
     """The faulty one."""
     torch.manual_seed(0)
-    server = Server(fault.build(), dtype)
+    model = fault.build()
+    ask = asker(model, dtype, mode, fault.options)
     with fault.around():
         for asked, inputs in fault.before:
-            server.ask(asked, inputs, mode, fault.options)
-        fault.prepare(server.model)
-        return server.ask(fault.asked, fault.inputs, mode, fault.options)[fault.pick]
+            ask(asked, inputs)
+        fault.prepare(model)
+        return ask(fault.asked, fault.inputs)[fault.pick]
 
 
 def right_answer(fault: Fault, dtype: torch.dtype, mode: CheckMode = CheckMode.OFF) -> AttributionResult:
     """That of the sound twin."""
-    server = Server((fault.sound or fault.build)(), dtype)
-    return server.ask(fault.right or fault.asked, fault.inputs, mode, fault.options)[fault.pick]
+    ask = asker((fault.sound or fault.build)(), dtype, mode, fault.options)
+    return ask(fault.right or fault.asked, fault.inputs)[fault.pick]
 
 
 def effect(one: AttributionResult, other: AttributionResult) -> float:
@@ -235,51 +226,30 @@ def same(h: Tensor) -> Tensor:
     return h
 
 
-SMOOTH = smooth(same)
-
 # Methods that take gradients, at the input and at layers before a fault behind "a".
 AT_INPUT: tuple[Attribution, ...] = (
-    ca.Saliency(absolute=False),
-    ca.InputXGradient(),
-    ca.IntegratedGradients(n_steps=32),
-    ca.GradientShap(baselines=ZEROS, n_samples=8),
-    ca.DeepLift(),
-    ca.DeepLiftShap(baselines=SAMPLES),
-    ca.GuidedBackprop(),
-    ca.Deconvolution(),
-    ca.Saliency(absolute=False, noise=ca.NoiseTunnel(n_samples=4, stdev=0.1)),
+    ca.Saliency(absolute=False), ca.InputXGradient(), ca.IntegratedGradients(n_steps=32),
+    ca.GradientShap(baselines=ZEROS, n_samples=8), ca.DeepLift(), ca.DeepLiftShap(baselines=SAMPLES),
+    ca.GuidedBackprop(), ca.Deconvolution(), ca.Saliency(absolute=False, noise=ca.NoiseTunnel(n_samples=4, stdev=0.1)),
     ca.NeuronGradient(neuron=ca.Neuron("c", (1,))),
     ca.NeuronIntegratedGradients(neuron=ca.Neuron("c", (1,)), n_steps=16),
-    ca.NeuronConductance(neuron=ca.Neuron("c", (1,)), n_steps=16),
-    ca.NeuronDeepLift(neuron=ca.Neuron("c", (1,))),
+    ca.NeuronConductance(neuron=ca.Neuron("c", (1,)), n_steps=16), ca.NeuronDeepLift(neuron=ca.Neuron("c", (1,))),
     ca.NeuronDeepLiftShap(neuron=ca.Neuron("c", (1,)), baselines=SAMPLES),
-    ca.NeuronGuidedBackprop(neuron=ca.Neuron("c", (1,))),
-    ca.NeuronDeconvolution(neuron=ca.Neuron("c", (1,))),
+    ca.NeuronGuidedBackprop(neuron=ca.Neuron("c", (1,))), ca.NeuronDeconvolution(neuron=ca.Neuron("c", (1,))),
     ca.NeuronGradientShap(neuron=ca.Neuron("c", (1,)), baselines=ZEROS, n_samples=8),
-)
+)  # fmt: skip
 AT_LAYER: tuple[Attribution, ...] = (
-    ca.LayerGradientXActivation(layer="a"),
-    ca.LayerConductance(layer="a", n_steps=32),
-    ca.InternalInfluence(layer="a", n_steps=32),
-    ca.LayerIntegratedGradients(layer="a", n_steps=32),
-    ca.LayerGradientShap(layer="a", baselines=ZEROS, n_samples=8),
-    ca.LayerDeepLift(layer="a"),
+    ca.LayerGradientXActivation(layer="a"), ca.LayerConductance(layer="a", n_steps=32),
+    ca.InternalInfluence(layer="a", n_steps=32), ca.LayerIntegratedGradients(layer="a", n_steps=32),
+    ca.LayerGradientShap(layer="a", baselines=ZEROS, n_samples=8), ca.LayerDeepLift(layer="a"),
     ca.LayerDeepLiftShap(layer="a", baselines=SAMPLES),
-)
+)  # fmt: skip
 WITHOUT_GRADIENTS: tuple[Attribution, ...] = (
-    ca.FeatureAblation(),
-    ca.FeaturePermutation(),
-    ca.Occlusion(windows={"x": (2,)}),
-    ca.ShapleyValueSampling(n_samples=8),
-    ca.KernelShap(n_samples=64),
-    ca.Lime(n_samples=64),
-    ca.LRP(),
-    ca.LayerLRP(layer="a"),
-    ca.LayerActivation(layer="a"),
-    ca.LayerFeatureAblation(layer="a"),
-    ca.LayerFeaturePermutation(layer="a"),
-    ca.NeuronFeatureAblation(neuron=ca.Neuron("c", (1,))),
-)
+    ca.FeatureAblation(), ca.FeaturePermutation(), ca.Occlusion(windows={"x": (2,)}),
+    ca.ShapleyValueSampling(n_samples=8), ca.KernelShap(n_samples=64), ca.Lime(n_samples=64), ca.LRP(),
+    ca.LayerLRP(layer="a"), ca.LayerActivation(layer="a"), ca.LayerFeatureAblation(layer="a"),
+    ca.LayerFeaturePermutation(layer="a"), ca.NeuronFeatureAblation(neuron=ca.Neuron("c", (1,))),
+)  # fmt: skip
 ON_IMAGES: tuple[Attribution, ...] = (ca.LayerGradCam(layer="a"), ca.GuidedGradCam(layer="a"))
 
 FEW: tuple[Attribution, ...] = (ca.InputXGradient(), ca.IntegratedGradients(n_steps=32))
@@ -342,38 +312,23 @@ def _normed(part: Part) -> Build:
 def _network(build: Callable[[nn.Module], nn.Module], factor: float) -> Build:
     def made() -> nn.Module:
         torch.manual_seed(0)
-        return build(_Passing(factor)).eval()
+        return build(nn.Identity() if factor == 1 else Through(scaled(factor))).eval()
 
     return made
-
-
-class _Passing(nn.Module):
-    """Passes values on, and gradients times a factor, unless that is 1."""
-
-    def __init__(self, factor: float) -> None:
-        super().__init__()
-        self.factor = factor
-
-    def forward(self, x: Tensor) -> Tensor:
-        passed: Tensor = x if self.factor == 1 else scaled(self.factor)(x)
-        return passed
 
 
 _DEPTHS: dict[str, Callable[..., Tensor]] = {
     "at the input": lambda part, m, x: m.b(torch.tanh(m.a(part(x)))),
     "at the output": lambda part, m, x: part(m.b(torch.tanh(m.a(x)))),
-    "at half of the units": lambda part, m, x: m.b(
-        torch.cat([part(torch.tanh(m.a(x))[:, :8]), torch.tanh(m.a(x))[:, 8:]], 1)
-    ),
+    "at half of the units": lambda part, m, x: m.b(torch.cat([part(torch.tanh(m.a(x))[:, :8]),
+        torch.tanh(m.a(x))[:, 8:]], 1)),
     "on one of two branches": lambda part, m, x: m.b(torch.tanh(m.a(x)) + part(m.a(x).sin())),
-    "before logits of which one is masked": lambda part, m, x: m.b(torch.tanh(part(m.a(x)))).masked_fill(
-        torch.tensor([False, False, True]), -1e9
-    ),
-    "before a logit of minus infinity": lambda part, m, x: m.b(torch.tanh(part(m.a(x)))).masked_fill(
-        torch.tensor([False, False, True]), float("-inf")
-    ),
+    "before logits of which one is masked": lambda part, m, x:
+        m.b(torch.tanh(part(m.a(x)))).masked_fill(torch.tensor([False, False, True]), -1e9),
+    "before a logit of minus infinity": lambda part, m, x:
+        m.b(torch.tanh(part(m.a(x)))).masked_fill(torch.tensor([False, False, True]), float("-inf")),
     "where another row is not a number": lambda part, m, x: m.b(torch.tanh(part(m.a(x)))),
-}
+}  # fmt: skip
 
 
 def hooks() -> Iterator[Fault]:
@@ -428,18 +383,15 @@ _HOOKS: dict[str, Callable[[Any], Any]] = {
     "a backward pre-hook": lambda m: m.t.register_full_backward_pre_hook(lambda _, out: (out[0] / 2,)),
     "a forward hook that hooks the tensor": lambda m: m.t.register_forward_hook(_hooking),
     "a forward hook with a wrong backward": lambda m: m.t.register_forward_hook(_passing),
-    "a forward pre-hook with a wrong backward": lambda m: m.t.register_forward_pre_hook(
-        lambda _, given: (scaled(0.5)(given[0]),)
-    ),
+    "a forward pre-hook with a wrong backward": lambda m: m.t.register_forward_pre_hook(lambda _,
+        given: (scaled(0.5)(given[0]),)),
     "a forward hook that changes values in grad mode": lambda m: m.t.register_forward_hook(_in_grad_mode),
     "a backward hook of all modules": lambda m: _GLOBAL.append(_MODULES.register_module_full_backward_hook(_halved)),
-    "a forward hook of all modules that hooks tensors": lambda m: _GLOBAL.append(
-        _MODULES.register_module_forward_hook(_hooking)
-    ),
-    "a forward hook of all modules in grad mode": lambda m: _GLOBAL.append(
-        _MODULES.register_module_forward_hook(_in_grad_mode)
-    ),
-}
+    "a forward hook of all modules that hooks tensors": lambda m:
+        _GLOBAL.append(_MODULES.register_module_forward_hook(_hooking)),
+    "a forward hook of all modules in grad mode": lambda m:
+        _GLOBAL.append(_MODULES.register_module_forward_hook(_in_grad_mode)),
+}  # fmt: skip
 _ALWAYS = ("a backward hook of all modules",)
 
 
@@ -788,9 +740,8 @@ _CONDITIONS: dict[str, tuple[Callable[[Tensor], bool], Mapping[str, Tensor], Map
     "one row": (lambda x: len(x) == 1, VECTOR, {"x": VECTOR["x"][:1]}),
     "large values": (lambda x: float(x.detach().abs().max()) > 9, VECTOR, {"x": 6 * noise(3, 8)}),
     "small values": (lambda x: float(x.detach().abs().max()) < 0.9, VECTOR, {"x": 0.3 * noise(3, 8)}),
-    "at last, where nothing was tried before": (
-        lambda x: 111 < float(x.detach().flatten()[0]) < 112, VECTOR, {"x": 0.1 * noise(3, 8) + 111.5},
-    ),
+    "at last, where nothing was tried before": (lambda x: 111 < float(x.detach().flatten()[0]) < 112, VECTOR,
+        {"x": 0.1 * noise(3, 8) + 111.5}),
 }  # fmt: skip
 
 

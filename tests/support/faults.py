@@ -17,10 +17,9 @@ from cutaway.contract.requests import Attribution
 from cutaway.contract.results import Cause
 from tests.support.broken_captum import spoiled, stale
 from tests.support.checked_attributions import Build, noise, wired
+from tests.support.function_module import Through
 
 IMAGE = {"x": noise(3, 3, 8, 8)}
-
-
 VECTOR = {"x": noise(3, 8)}
 
 
@@ -70,17 +69,6 @@ class Squared(torch.autograd.Function):
         return gradients[0] * x
 
 
-class Calling(nn.Module):
-    """A function of the model's own, as a module."""
-
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x)
-
-
 def training_norm(m: Any, x: Tensor) -> Tensor:
     m.norm.train()
     return pooled(m, torch.tanh(m.norm(m.a(x))))
@@ -108,8 +96,6 @@ def with_last(m: Any, x: Tensor) -> Tensor:
 
 
 SHARED: Any = layers(lambda m, x: m.b(torch.tanh(m.a(x))))()
-
-
 SMOOTH = layers(lambda m, x: m.b(torch.tanh(m.a(x))))
 
 
@@ -141,14 +127,9 @@ def of_an_earlier_call(kind: type[Any]) -> Iterator[None]:
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """One way to be wrong.
+    """One way to be wrong: the reason must say ``words``, such as the place.
 
     Attributes:
-        build: the model.
-        asked: the explanation.
-        cause: what must be found.
-        words: what the reason must say, such as the place.
-        inputs: what the model is asked about.
         around: what is done to Captum meanwhile.
         check: which of the checks finds it: 0 the identity, 1 completeness.
     """
@@ -163,8 +144,6 @@ class Fault:
 
 
 GUIDED = convolutions(lambda m, x: pooled(m, m.r(m.b(F.relu(m.a(x))))), r=nn.ReLU)
-
-
 STEPS = ca.IntegratedGradients(n_steps=32)
 
 
@@ -190,9 +169,9 @@ FAULTS: dict[str, Fault] = {
     "dropout left on": Fault(layers(lambda m, x: m.b(F.dropout(m.a(x), 0.5, training=True))), ca.Saliency(),
         Cause.RANDOM_FORWARD, ":dropout#0"),
     "dropout left on, on the way of a path": Fault(layers(lambda m, x: m.b(m.act(m.a(x))),
-        act=lambda: Calling(lambda h: F.dropout(h, 0.5, training=True))), STEPS, Cause.RANDOM_FORWARD, "act:dropout#0"),
+        act=lambda: Through(lambda h: F.dropout(h, 0.5, training=True))), STEPS, Cause.RANDOM_FORWARD, "act:dropout#0"),
     "noise in the forward pass": Fault(layers(lambda m, x: m.b(m.act(m.a(x))),
-        act=lambda: Calling(lambda h: h + torch.randn_like(h))), ca.InputXGradient(), Cause.RANDOM_FORWARD, "act"),
+        act=lambda: Through(lambda h: h + torch.randn_like(h))), ca.InputXGradient(), Cause.RANDOM_FORWARD, "act"),
     "a batch norm in training mode": Fault(convolutions(training_norm, norm=lambda: nn.BatchNorm2d(8)), ca.Saliency(),
         Cause.ROWS_COUPLED, "norm", IMAGE),
     "rows that read each other": Fault(layers(with_last), ca.InputXGradient(), Cause.ROWS_COUPLED, ":getitem#0"),
@@ -203,10 +182,10 @@ FAULTS: dict[str, Fault] = {
         Cause.NO_GRADIENT, "'b' and not 'c'"),
     "a branch that is detached": Fault(layers(lambda m, x: m.b(torch.tanh(m.a(x)) + m.a(x).detach())), ca.Saliency(),
         Cause.WRONG_BACKWARD, "detached"),
-    "a straight-through estimator": Fault(layers(lambda m, x: m.b(m.act(m.a(x))), act=lambda: Calling(Rounded.apply)),
+    "a straight-through estimator": Fault(layers(lambda m, x: m.b(m.act(m.a(x))), act=lambda: Through(Rounded.apply)),
         STEPS, Cause.WRONG_BACKWARD, "Rounded in 'act'", check=1),
     "an autograd function with a wrong backward": Fault(layers(lambda m, x: m.b(m.act(m.a(x))),
-        act=lambda: Calling(Squared.apply)), ca.Saliency(), Cause.WRONG_BACKWARD, "Squared in 'act'"),
+        act=lambda: Through(Squared.apply)), ca.Saliency(), Cause.WRONG_BACKWARD, "Squared in 'act'"),
     "a backward hook that somebody left behind": Fault(lambda: SHARED, ca.Saliency(), Cause.WRONG_BACKWARD,
         "hooks on 'a'", around=hooked_from_elsewhere),
     "a hook on a tensor that changes the gradient": Fault(layers(changing_gradient), ca.InputXGradient(),

@@ -23,7 +23,8 @@ from cutaway.contract.results import Cause, Check, Verdict
 from cutaway.engine.execution.inspect import inspect
 from cutaway.engine.model.inspected_model import InspectedModel
 from tests.support.checked_attributions import CHECKED, wired
-from tests.support.faults import FAULTS, IMAGE, SMOOTH, STEPS, VECTOR, Calling, Fault, convolutions, layers, pooled
+from tests.support.faults import FAULTS, IMAGE, SMOOTH, STEPS, VECTOR, Fault, convolutions, layers, pooled
+from tests.support.function_module import Through as Calling
 
 
 class Doubled(torch.autograd.Function):
