@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,14 +12,14 @@ from hypothesis import assume
 from torch import Tensor, nn
 
 import cutaway as ca
-from cutaway.contract.results import CapturedCall, InspectResult
+from cutaway.contract.results import InspectResult
 from cutaway.engine.execution.inspect import inspect
 from cutaway.engine.model.inspected_model import InspectedModel
-from tests.fuzz.arithmetic import Part
 from tests.fuzz.asking import Question
 from tests.fuzz.graphs import build, called
-from tests.fuzz.ledger import Effect, Notes
+from tests.fuzz.ledger import Effect
 from tests.fuzz.reference import Expected, answer
+from tests.support.mixed.answers import flat
 from tests.support.state_snapshot import State
 
 TOLERANCE = 1e-9
@@ -71,21 +71,12 @@ def compare(result: InspectResult, expected: Expected, question: Question) -> No
     """Every number and every warning."""
     if expected.targets is not None and result.targets is not None:
         assume(not _tie(result, expected))
-    same("targets", result.targets, expected.targets)
-    same("target values", result.target_values, expected.target_values)
-    for name, got, wanted in (
-        ("predictions", result.predictions, expected.predictions),
-        ("unedited", result.unedited, expected.unedited),
-        ("input gradients", result.input_gradients, expected.input_gradients),
-        ("parameter gradients", result.parameter_gradients, expected.parameter_gradients),
-    ):
-        assert set(got) == set(wanted), f"{name}: {set(got)}, expected {set(wanted)}"
-        for key in wanted:
-            same(f"{name} {key}", got[key], wanted[key])
-            tally[name] += 1
-    assert set(result.captures) == set(expected.captures)
-    for name, calls in expected.captures.items():
-        compare_calls(name, result.captures[name].calls, calls)
+    calls = {name: len(capture.calls) for name, capture in result.captures.items()}
+    assert calls == {name: len(notes) for name, notes in expected.captures.items()}
+    got, wanted = flat(result), dict(_tensors(expected))
+    assert got.keys() == wanted.keys(), f"{got.keys() ^ wanted.keys()} on one side only"
+    for name, tensor in wanted.items():
+        same(name, got[name], tensor)
     compare_warnings(result, expected)
     tally["edits"] += len(question.request.edits)
     tally["edits that changed something"] += sum(each is Effect.CHANGED for each in expected.effects.values())
@@ -99,26 +90,22 @@ def _tie(result: InspectResult, expected: Expected) -> bool:
     return result.target_values is not None and values is not None and close(result.target_values, values.numpy())
 
 
-def compare_calls(name: str, got: Sequence[CapturedCall], wanted: Sequence[Notes]) -> None:
-    """All calls of one place."""
-    assert len(got) == len(wanted), f"{name}: {len(got)} calls, expected {len(wanted)}"
-    for number, (call, notes) in enumerate(zip(got, wanted)):
-        there = {(point, path) for point, leaves in call.leaves.items() for path in leaves}
-        assert there == set(notes), f"{name} call {number}: {there}, expected {set(notes)}"
-        for (point, path), part in notes.items():
-            where = f"{name} call {number} {point} {path!r}"
-            same(where, call.leaves[point][path], part.values)
-            compare_positions(where, call.positions.get(point, {}).get(path), part)
-            tally[f"captures of {'operators' if ':' in name else 'modules'} at {point}"] += 1
-
-
-def compare_positions(where: str, got: Any, part: Part) -> None:
-    """Where the largest elements were."""
-    assert (got is None) == (part.positions is None), where
-    if part.positions is not None:
-        wanted = part.positions.numpy()
-        assert got.shape == wanted.shape, where
-        assert ((got == wanted) | (wanted == -1)).all(), f"{where}: positions {got}, expected {wanted}"
+def _tensors(expected: Expected) -> Iterator[tuple[str, Tensor]]:
+    """All of them, by the names of `flat`."""
+    for kind in ("predictions", "unedited", "input_gradients", "parameter_gradients"):
+        tally[kind] += len(getattr(expected, kind))
+        yield from ((f"{kind}.{name}", tensor) for name, tensor in getattr(expected, kind).items())
+    for kind in ("targets", "target_values"):
+        if getattr(expected, kind) is not None:
+            yield kind, getattr(expected, kind)
+    for place, calls in expected.captures.items():
+        for number, notes in enumerate(calls):
+            for (point, path), part in notes.items():
+                tally[f"captures of {'operators' if ':' in place else 'modules'} at {point}"] += 1
+                name = f"captures.{place}#{number}.{point}{path}"
+                yield name, part.values
+                if part.positions is not None:
+                    yield f"{name} positions", part.positions
 
 
 def compare_warnings(result: InspectResult, expected: Expected) -> None:
@@ -137,13 +124,15 @@ def compare_warnings(result: InspectResult, expected: Expected) -> None:
     assert got == due, f"warnings {got}, expected {due}"
 
 
-def same(what: str, got: Any, wanted: Tensor | None) -> None:
-    """Assert that an array is the tensor, but for rounding."""
-    assert (got is None) == (wanted is None), f"{what}: {got}, expected {wanted}"
-    if wanted is not None:
-        assert got.shape == tuple(wanted.shape), f"{what}: shape {got.shape}, expected {tuple(wanted.shape)}"
-        assert str(got.dtype) == str(wanted.dtype).removeprefix("torch."), what
-        assert close(got, wanted.detach().numpy()), f"{what}: {got}, expected {wanted}"
+def same(what: str, got: Any, wanted: Tensor) -> None:
+    """Assert that an array is the tensor, but for rounding; a position that is -1 may be any."""
+    assert got.shape == tuple(wanted.shape), f"{what}: shape {got.shape}, expected {tuple(wanted.shape)}"
+    array = wanted.detach().numpy()
+    if what.endswith(" positions"):
+        assert ((got == array) | (array == -1)).all(), f"{what}: {got}, expected {wanted}"
+        return
+    assert str(got.dtype) == str(wanted.dtype).removeprefix("torch."), what
+    assert close(got, array), f"{what}: {got}, expected {wanted}"
 
 
 def close(got: Any, wanted: Any) -> bool:
