@@ -259,10 +259,6 @@ def _cotangent(target: ca.Cotangent, output: Tensor) -> list[Scalars]:
     return [Scalars(torch.stack([(row * each).sum() for row, each in zip(output, vector)]))]
 
 
-def _norm(target: ca.OutputNorm, output: Tensor) -> list[Scalars]:
-    return [Scalars(torch.stack([torch.linalg.vector_norm(row, target.order) for row in output]))]
-
-
 TARGETS: Mapping[type[ca.Target], Callable[[Any, Tensor], list[Scalars]]] = {
     ca.PredictedClass: _predicted,
     ca.ClassIndex: _given_class,
@@ -272,6 +268,8 @@ TARGETS: Mapping[type[ca.Target], Callable[[Any, Tensor], list[Scalars]]] = {
     ca.MeanSquaredError: _squared_error,
     ca.Cotangent: _cotangent,
     ca.OutputSum: lambda _, output: [Scalars(torch.stack([row.sum() for row in output]))],
-    ca.OutputNorm: _norm,
+    ca.OutputNorm: lambda target, output: [
+        Scalars(torch.stack([torch.linalg.vector_norm(row, target.order) for row in output]))
+    ],
     ca.Neuron: _neuron,
 }

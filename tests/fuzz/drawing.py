@@ -154,16 +154,14 @@ PLAIN = (
 
 
 def _cat(draft: Draft, a: int, shape: Shape) -> None:
-    other = draft.pick(
-        draft.floats(lambda slot: slot.shape[:-1] == shape[:-1] and slot.shape[-1] + shape[-1] <= WIDEST)
-    )
+    fits = draft.floats(lambda slot: slot.shape[:-1] == shape[:-1] and slot.shape[-1] + shape[-1] <= WIDEST)
+    other = draft.pick(fits)
     draft.operate("cat", (a, other), Slot((*shape[:-1], shape[-1] + draft.slots[other].shape[-1]), fresh=True))
 
 
 def _chunk(draft: Draft, a: int, shape: Shape) -> None:
     first = (shape[-1] + 1) // 2
-    parts = [Slot((*shape[:-1], width)) for width in (first, shape[-1] - first)]
-    draft.add(Operate("chunk", (a,)), *parts)
+    draft.add(Operate("chunk", (a,)), *(Slot((*shape[:-1], width)) for width in (first, shape[-1] - first)))
 
 
 def _narrow(draft: Draft, a: int, shape: Shape) -> int:
@@ -172,16 +170,15 @@ def _narrow(draft: Draft, a: int, shape: Shape) -> int:
 
 def _borrowed(draft: Draft, a: int, shape: Shape) -> None:
     """The weights of a linear layer, used without calling it."""
-    layers = [name for name, child in draft.children.items() if child.spec == Leaf("Linear", (shape[-1], 3))]
-    returned = Slot((*shape[:-1], 3), fresh=True)
-    new = Child(Leaf("Linear", (shape[-1], 3)), (shape,), (returned,))
+    spec, returned = Leaf("Linear", (shape[-1], 3)), Slot((*shape[:-1], 3), fresh=True)
+    layers = [name for name, child in draft.children.items() if child.spec == spec]
+    new = Child(spec, (shape,), (returned,))
     draft.operate("borrowed", (a,), returned, child=draft.pick(layers) if layers else draft.enlist(new, "lent"))
 
 
 def _matmul(draft: Draft, a: int, shape: Shape) -> None:
     """Of two [time, width]: a square of times."""
-    other = draft.like(a)
-    turned = draft.operate("mT", (other,), Slot(shape[::-1]))
+    turned = draft.operate("mT", (draft.like(a),), Slot(shape[::-1]))
     draft.operate("matmul", (a, turned), Slot((shape[0], shape[0]), fresh=True))
 
 
@@ -200,15 +197,9 @@ def _flatten(draft: Draft, a: int, shape: Shape) -> None:
 
 
 SPECIAL: dict[str, Callable[[Draft, int, Shape], Any]] = {
-    "cat": _cat,
-    "chunk": _chunk,
-    "narrow": _narrow,
-    "borrowed": _borrowed,
-    "matmul": _matmul,
-    "where": _where,
-    "mean": _mean,
-    "flatten": _flatten,
-}
+    "cat": _cat, "chunk": _chunk, "narrow": _narrow, "borrowed": _borrowed, "matmul": _matmul, "where": _where,
+    "mean": _mean, "flatten": _flatten,
+}  # fmt: skip
 
 
 def in_place(draft: Draft) -> None:
@@ -293,7 +284,7 @@ def block(draft: Draft) -> None:
     shapes = [draft.slots[draft.source()].shape for _ in range(draft.draw(st.integers(1, 2)))]
     inner = Draft(draft.draw, [Slot(shape) for shape in shapes], draft.depth - 1)
     for _ in range(draft.draw(st.integers(1, 3))):
-        add_step(inner)
+        inner.pick(KINDS)(inner)
     spec, returned = finished(
         inner, tuple("xyz"[: len(shapes)]), draft.draw(st.sampled_from(["bare", "tuple", "dict"]))
     )
@@ -304,11 +295,6 @@ def block(draft: Draft) -> None:
 KINDS = (
     *[leaf_module] * 5, *[operator] * 6, *[in_place] * 3, *[again] * 2, constant, chain, *[block] * 2,
 )  # fmt: skip
-
-
-def add_step(draft: Draft) -> None:
-    """One more step, or two that belong together."""
-    draft.pick(KINDS)(draft)
 
 
 def finished(draft: Draft, takes: tuple[str, ...], wrap: str) -> tuple[Block, tuple[Slot, ...]]:
@@ -342,7 +328,7 @@ def graphs(draw: Draw) -> Graph:
         embed = draft.enlist(Child(Leaf("Embedding", (width,)), (), ()), "words")
         draft.add(Visit(embed, (which.index("ids"),)), Slot((*time, width), fresh=True))
     for _ in range(draw(st.integers(3, 8))):
-        add_step(draft)
+        draft.pick(KINDS)(draft)
     if not any(isinstance(step, Visit) or step.op != "detach" for step in draft.steps):
         leaf_module(draft)  # else there would be no place to ask about
     if len(draft.slots[draft.floats()[-1]].shape) == 2 and draw(st.booleans()):

@@ -91,21 +91,19 @@ class Backfires(Sound):
 class Catches(Sound):
     """Every exception of one part is caught, and the part left out."""
 
+    caught: type[BaseException] = Exception
+
     def end(self, h: Tensor) -> Tensor:
         try:
-            return self.c(self.b(h))
-        except Exception:
+            return super().end(h)
+        except self.caught:
             return self.c(h)
 
 
-class CatchesAll(Sound):
+class CatchesAll(Catches):
     """The same, and more than exceptions."""
 
-    def end(self, h: Tensor) -> Tensor:
-        try:
-            return self.c(self.b(h))
-        except BaseException:
-            return self.c(h)
+    caught = BaseException
 
 
 class Rewords(Sound):
@@ -113,7 +111,7 @@ class Rewords(Sound):
 
     def end(self, h: Tensor) -> Tensor:
         try:
-            return self.c(self.b(h))
+            return super().end(h)
         except Exception as failure:
             raise RuntimeError("the second half failed") from failure
 

@@ -13,12 +13,7 @@ from torch import Tensor
 
 
 class Data(NamedTuple):
-    """Examples, with what should come out.
-
-    Attributes:
-        inputs: by name, in the order of the model's arguments.
-        aims: classes, or numbers.
-    """
+    """Examples by name, in the order of the model's arguments, and the classes or numbers that should come out."""
 
     inputs: Mapping[str, Tensor]
     aims: Tensor
@@ -26,26 +21,28 @@ class Data(NamedTuple):
 
 def _table(load: Callable[[], Any]) -> tuple[Tensor, Tensor]:
     found = load()
-    features = torch.from_numpy(found.data).float()
-    return features, torch.from_numpy(found.target)
+    return torch.from_numpy(found.data).float(), torch.from_numpy(found.target)
 
 
 def _standardized(features: Tensor) -> Tensor:
     return (features - features.mean(0)) / features.std(0)
 
 
+def _classified(load: Callable[[], Any]) -> Data:
+    features, classes = _table(load)
+    return Data({"x": _standardized(features)}, classes)
+
+
 @cache
 def iris() -> Data:
     """150 flowers, 4 measures, 3 classes."""
-    features, classes = _table(datasets.load_iris)
-    return Data({"x": _standardized(features)}, classes)
+    return _classified(datasets.load_iris)
 
 
 @cache
 def wine() -> Data:
     """178 wines, 13 measures, 3 classes."""
-    features, classes = _table(datasets.load_wine)
-    return Data({"x": _standardized(features)}, classes)
+    return _classified(datasets.load_wine)
 
 
 @cache
@@ -63,8 +60,7 @@ def tiny_wine() -> Data:
 @cache
 def cancer() -> Data:
     """569 tumours, 30 measures, 2 classes."""
-    features, classes = _table(datasets.load_breast_cancer)
-    return Data({"x": _standardized(features)}, classes)
+    return _classified(datasets.load_breast_cancer)
 
 
 @cache
