@@ -263,23 +263,30 @@ SPOILED = frozenset({Cause.UNKNOWN, Cause.OTHER_PASSES})
 # The kinds.
 
 
+def twins(
+    kind: str, name: str, asked: Attribution, wiring: Callable[[Part], Build], part: Part, causes: Any = WRONG_CAUSE,
+    twin: Part = same, **more: Any,
+) -> Fault:  # fmt: skip
+    """A fault in one part of a model; its sound twin has ``twin`` there."""
+    return Fault((kind, name), asked, wiring(part), wiring(twin), causes, **more)
+
+
 def wrong_backward() -> Iterator[Fault]:
     for asked in (*AT_INPUT, *AT_LAYER):
-        yield Fault(("backward", "a factor, by every method"), asked, between(scaled(1.2)), between(same))
+        yield twins("backward", "a factor, by every method", asked, between, scaled(1.2))
     for asked in ON_IMAGES:
-        yield Fault(("backward", "a factor, by every method"), asked, image(scaled(1.2)), image(same), inputs=IMAGE)
+        yield twins("backward", "a factor, by every method", asked, image, scaled(1.2), inputs=IMAGE)
     for (name, part), asked in itertools.product(WRONG.items(), FEW):
         if "row" in name and isinstance(asked, ca.IntegratedGradients):
             continue  # of the many rows of a path that is one
         twin = {"a custom operator": torch.sin, "saved tensors rounded": torch.sin}.get(name, same)
         causes = WRONG_CAUSE | ({Cause.UNKNOWN} if "noise" in name else set())  # other noise in other passes
-        yield Fault(("backward", name), asked, smooth(part), smooth(twin), causes)
+        yield twins("backward", name, asked, smooth, part, causes, twin)
     for asked in FEW:
-        yield Fault(
-            ("backward", "a checkpoint"), asked, _built(lambda: smooth(recomputed_otherwise())), smooth(torch.tanh)
-        )
+        checkpoint = _built(lambda: smooth(recomputed_otherwise()))
+        yield Fault(("backward", "a checkpoint"), asked, checkpoint, smooth(torch.tanh))
     for (name, part), asked in itertools.product(CUT.items(), FEW):
-        yield Fault(("cut", name), asked, _branched(part), _branched(same))
+        yield twins("cut", name, asked, _branched, part)
 
 
 def _built(make: Callable[[], Build]) -> Build:
@@ -298,11 +305,9 @@ def factors() -> Iterator[Fault]:
             ca.InputXGradient(), _network(network, factor), _network(network, 1.0), inputs={"x": noise(2, *shape)},
         )  # fmt: skip
     for name, wiring in _DEPTHS.items():
-        yield Fault(
-            ("factor", name), ca.InputXGradient(), layers(partial(wiring, scaled(1.2))), layers(partial(wiring, same))
-        )
-    build, sound = map(_normed, (scaled(1.2), same))
-    yield Fault(("factor", "behind a batch norm"), ca.InputXGradient(), build, sound, inputs=IMAGE)
+        at_depth: Callable[[Part], Build] = lambda part, wiring=wiring: layers(partial(wiring, part))  # type: ignore[misc]  # noqa: E731
+        yield twins("factor", name, ca.InputXGradient(), at_depth, scaled(1.2))
+    yield twins("factor", "behind a batch norm", ca.InputXGradient(), _normed, scaled(1.2), inputs=IMAGE)
 
 
 def _normed(part: Part) -> Build:
@@ -417,7 +422,7 @@ def inputs_of_many() -> Iterator[Fault]:
         ca.LayerGradientXActivation(layer="words"),
         ca.LayerIntegratedGradients(layer="words", n_steps=16, baselines=ones),
     ):
-        yield Fault(("inputs", "behind an embedding"), asked, _of_words(scaled(1.5)), _of_words(same), inputs=ids)
+        yield twins("inputs", "behind an embedding", asked, _of_words, scaled(1.5), inputs=ids)
 
 
 def _of_three(parts: Mapping[str, Part]) -> Build:
@@ -440,13 +445,9 @@ def edits() -> Iterator[Fault]:
         return layers(lambda m, x: m.b(torch.tanh(part(m.a(x) + x.sum(1, keepdim=True)))))
 
     for (name, edit), asked in itertools.product(_EDITS.items(), FEW):
-        yield Fault(
-            ("edits", f"a factor beside {name}"), asked, leaky(scaled(1.5)), leaky(same), options={"edits": (edit,)}
-        )
-        yield Fault(
-            ("edits", f"dropout beside {name}"), asked, leaky(_dropout(0.5)), leaky(same), RANDOM_CAUSE,
-            options={"edits": (edit,)},
-        )  # fmt: skip
+        options = {"edits": (edit,)}
+        yield twins("edits", f"a factor beside {name}", asked, leaky, scaled(1.5), options=options)
+        yield twins("edits", f"dropout beside {name}", asked, leaky, _dropout(0.5), RANDOM_CAUSE, options=options)
 
 
 _EDITS: dict[str, ca.Edit] = {
@@ -534,12 +535,15 @@ def rectifiers() -> Iterator[Fault]:
         build, sound = _hidden(_applied(part)), _hidden(_module, r0=module)
         inputs = VECTOR if name.startswith("leaky") else LARGE
         yield Fault(("a function", name), asked, build, sound, FUNCTIONAL, inputs=inputs)
-    for name, wiring in _PLACES.items():
+    parts: dict[str, Any] = {"c": LINEAR, "r0": nn.ReLU, "r": nn.ReLU, "d": LINEAR}
+    for name, place in _PLACES.items():
         for asked in (ca.GuidedBackprop(), ca.DeepLift(), ca.LayerDeepLift(layer="a")):
-            parts: dict[str, Any] = {"c": LINEAR, "r0": nn.ReLU, "r": nn.ReLU, "d": LINEAR}
-            build = layers(partial(wiring, lambda m, h: h.clamp(min=0)), **parts)
-            sound = layers(partial(wiring, lambda m, h: m.r0(h)), **parts)
+            build, sound = (layers(partial(place, each), **parts) for each in (_applied(_clamped), _module))
             yield Fault(("a place of a ReLU", name), asked, build, sound, FUNCTIONAL)
+
+
+def _clamped(h: Tensor) -> Tensor:
+    return h.clamp(min=0)
 
 
 Wiring = Callable[[Any, Tensor], Any]
@@ -576,30 +580,21 @@ _PLACES: dict[str, Callable[..., Tensor]] = {
 
 def coupled() -> Iterator[Fault]:
     methods: tuple[Attribution, ...] = (
-        ca.InputXGradient(),
-        ca.IntegratedGradients(n_steps=8),
-        ca.GradientShap(baselines=ZEROS, n_samples=4),
-        ca.LayerGradientShap(layer="i", baselines=ZEROS, n_samples=4),
-        ca.InternalInfluence(layer="i", n_steps=8),
-        ca.LayerConductance(layer="i", n_steps=8),
+        ca.InputXGradient(), ca.IntegratedGradients(n_steps=8), ca.GradientShap(baselines=ZEROS, n_samples=4),
+        ca.LayerGradientShap(layer="i", baselines=ZEROS, n_samples=4), ca.InternalInfluence(layer="i", n_steps=8),
+        ca.LayerConductance(layer="i", n_steps=8), ca.FeatureAblation(), ca.GuidedBackprop(),
         ca.Saliency(absolute=False, noise=ca.NoiseTunnel(n_samples=4, stdev=0.1)),
-        ca.FeatureAblation(),
         ca.NeuronGradient(neuron=ca.Neuron("t", (1,))),
-        ca.GuidedBackprop(),
-    )
+    )  # fmt: skip
     causes = frozenset({Cause.ROWS_COUPLED, Cause.UNKNOWN, Cause.OTHER_PASSES})
     for (name, part), asked in itertools.product(COUPLED.items(), methods):
-        yield Fault(("rows", name), asked, _mixing(part), _mixing(same), causes)
-    for asked in methods[1:6]:
-        one = {"x": VECTOR["x"][:1]}
-        part = COUPLED["divided by the batch's largest"]
-        if not isinstance(asked, (ca.IntegratedGradients, ca.GradientShap, ca.LayerGradientShap, ca.InternalInfluence)):
-            continue
-        yield Fault(
-            ("rows", "one row, divided by the batch's largest"), asked, _mixing(part), _mixing(same), causes, inputs=one
-        )
-    masked = _mixing(COUPLED["the batch's mean subtracted"], mask=True)
-    yield Fault(("rows", "beside a masked logit"), ca.InputXGradient(), masked, _mixing(same, mask=True), causes)
+        yield twins("rows", name, asked, _mixing, part, causes)
+    part, one = COUPLED["divided by the batch's largest"], {"x": VECTOR["x"][:1]}
+    for asked in methods[1:5]:
+        yield twins("rows", "one row, divided by the batch's largest", asked, _mixing, part, causes, inputs=one)
+    masked: Callable[[Part], Build] = lambda part: _mixing(part, mask=True)  # noqa: E731
+    mean = COUPLED["the batch's mean subtracted"]
+    yield twins("rows", "beside a masked logit", ca.InputXGradient(), masked, mean, causes)
 
 
 def _mixing(part: Part, mask: bool = False) -> Build:
@@ -612,24 +607,19 @@ def _mixing(part: Part, mask: bool = False) -> Build:
 
 def randomness() -> Iterator[Fault]:
     methods: tuple[Attribution, ...] = (
-        ca.InputXGradient(), ca.IntegratedGradients(n_steps=8), ca.FeatureAblation(), ca.LayerActivation(layer="a"),
+        ca.InputXGradient(), ca.IntegratedGradients(n_steps=8), ca.FeatureAblation(), ca.LayerActivation(layer="b"),
         ca.KernelShap(n_samples=24), ca.NeuronGradient(neuron=ca.Neuron("t", (1,))), ca.DeepLift(),
     )  # fmt: skip
     for (name, draw), asked in itertools.product(DRAWS.items(), methods):
-        layered = replace(asked, layer="b") if isinstance(asked, ca.LayerActivation) else asked
-        yield Fault(
-            ("random", f"now and then, {name}"), layered, _rare(draw), _rare(lambda m: 1.0), RANDOM_CAUSE,
-            worst=_rare(lambda m: 0.0),
-        )  # fmt: skip
+        build, sound, worst = map(_rare, (draw, lambda m: 1.0, lambda m: 0.0))
+        yield Fault(("random", f"now and then, {name}"), asked, build, sound, RANDOM_CAUSE, worst=worst)
     for p, asked in itertools.product((0.1, 0.5), (*methods, ca.GradientShap(baselines=ZEROS))):
-        layered = replace(asked, layer="b") if isinstance(asked, ca.LayerActivation) else asked
-        build, sound = (_tangent(part) for part in (_dropout(p), same))
-        yield Fault(("random", f"dropout {p:g} left on"), layered, build, sound, RANDOM_CAUSE)
+        yield twins("random", f"dropout {p:g} left on", asked, _tangent, _dropout(p), RANDOM_CAUSE)
     for asked in (*methods[:2], methods[5], methods[6]):
         part: Part = lambda h: F.dropout(h, 0.5, training=torch.is_grad_enabled())  # noqa: E731
-        yield Fault(("random", "dropout in grad mode"), asked, _tangent(part), _tangent(same), RANDOM_CAUSE)
+        yield twins("random", "dropout in grad mode", asked, _tangent, part, RANDOM_CAUSE)
         part = lambda h: h * (1.3 if torch.is_grad_enabled() else 1)  # noqa: E731
-        yield Fault(("random", "other values in grad mode"), asked, _tangent(part), _tangent(same), RANDOM_CAUSE)
+        yield twins("random", "other values in grad mode", asked, _tangent, part, RANDOM_CAUSE)
 
 
 def _tangent(part: Part) -> Build:
@@ -709,12 +699,9 @@ def conditions() -> Iterator[Fault]:
         build = layers(lambda m, x, is_wrong=is_wrong: m.b(m.t(scaled(1.5 if is_wrong(x) else 1.0)(m.a(x)))), t=nn.Tanh)
         before = [(asked, healthy), *[(asked, faulty)] * (3 if name.startswith("at last") else 0)]
         yield Fault(("only then", name), asked, build, _tangent(same), before=before, inputs=faulty)
-    sequences = wired(
-        lambda m, x: m.head(_truncated(m.cell, x)), cell=partial(nn.GRUCell, 4, 8), head=partial(nn.Linear, 8, 3)
-    )
-    sound = wired(
-        lambda m, x: m.head(_truncated(m.cell, x, 10**6)), cell=partial(nn.GRUCell, 4, 8), head=partial(nn.Linear, 8, 3)
-    )
+    cells: dict[str, Callable[[], Any]] = {"cell": partial(nn.GRUCell, 4, 8), "head": partial(nn.Linear, 8, 3)}
+    sequences = wired(lambda m, x: m.head(_truncated(m.cell, x)), **cells)
+    sound = wired(lambda m, x: m.head(_truncated(m.cell, x, 10**6)), **cells)
     for asked in FEW:
         yield Fault(
             ("only then", "a backward pass cut behind nine steps"), asked, sequences, sound,
@@ -744,7 +731,6 @@ _CONDITIONS: dict[str, tuple[Callable[[Tensor], bool], Mapping[str, Tensor], Map
         {"x": 0.1 * noise(3, 8) + 111.5}),
 }  # fmt: skip
 
-
 _NOT_ON_A_PATH = ("one row", "at last, where nothing was tried before")
 
 
@@ -752,31 +738,27 @@ _NOT_ON_A_PATH = ("one row", "at last, where nothing was tried before")
 
 
 def captum() -> Iterator[Fault]:
-    vectors = (*AT_INPUT, *AT_LAYER, *WITHOUT_GRADIENTS)
     plain = between(same)
-    for asked in vectors:
+    for asked in (*AT_INPUT, *AT_LAYER, *WITHOUT_GRADIENTS):
         for name, change in _VALUES.items():
             if name == "rows exchanged" and "Deconvolution" in type(asked).__name__:
                 continue  # here all rows are equal
-            yield _spoiled(asked, name, plain, VECTOR, partial(spoiled, _kind(asked), change))
+            yield _spoiled(asked, name, plain, change)
         if "Deconvolution" in type(asked).__name__:
             continue
-        yield replace(
-            _spoiled(asked, "the answer to an earlier question", plain, VECTOR, partial(stale, _kind(asked))),
-            before=[(asked, {"x": noise(3, 8, seed=8) * 1.5})],
-        )
+        earlier = {"x": noise(3, 8, seed=8) * 1.5}
+        old = _spoiled(asked, "the answer to an earlier question", plain)
+        yield replace(old, around=partial(stale, _kind(asked)), before=[(asked, earlier)])
     for asked in ON_IMAGES:
         for name, change in _VALUES.items():
-            yield _spoiled(asked, name, image(same), IMAGE, partial(spoiled, _kind(asked), change))
+            yield replace(_spoiled(asked, name, image(same), change), inputs=IMAGE)
     for asked in (*AT_INPUT[:4], *AT_LAYER[:3], ca.FeatureAblation()):
-        yield _spoiled(asked, "another target", plain, VECTOR, partial(spoiled, _kind(asked), arguments=_next_target))
+        yield _spoiled(asked, "another target", plain, arguments=_next_target)
     bent = layers(lambda m, x: m.b(m.t(3 * m.a(x))), t=nn.Tanh)
     for asked in (*FEW[1:], ca.DeepLift(), ca.FeatureAblation(), ca.LayerConductance(layer="a", n_steps=32)):
-        yield _spoiled(
-            asked, "another baseline", bent, VECTOR, partial(spoiled, _kind(asked), arguments=_other_baseline)
-        )
+        yield _spoiled(asked, "another baseline", bent, arguments=_other_baseline)
     for asked in (*FEW[1:], ca.InternalInfluence(layer="a", n_steps=32), ca.LayerConductance(layer="a", n_steps=32)):
-        yield _spoiled(asked, "fewer steps", bent, VECTOR, partial(spoiled, _kind(asked), arguments=_fewer_steps))
+        yield _spoiled(asked, "fewer steps", bent, arguments=_fewer_steps)
 
 
 def _kind(asked: Attribution) -> type[Any]:
@@ -784,11 +766,12 @@ def _kind(asked: Attribution) -> type[Any]:
     return kind
 
 
-def _spoiled(asked: Attribution, name: str, build: Build, inputs: Mapping[str, Tensor], around: Any) -> Fault:
+def _spoiled(asked: Attribution, name: str, build: Build, *change: Any, **options: Any) -> Fault:
     causes = SPOILED | ({Cause.NOT_FINITE} if "number" in name else set())
-    if isinstance(asked, ca.Lime):
-        causes |= {Cause.NOT_MOVED}
-    return Fault(("Captum", name), asked, build, None, frozenset(causes), inputs, around)
+    causes |= {Cause.NOT_MOVED} if isinstance(asked, ca.Lime) else set()
+    return Fault(
+        ("Captum", name), asked, build, None, causes, around=partial(spoiled, _kind(asked), *change, **options)
+    )
 
 
 def _at_largest(change: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
