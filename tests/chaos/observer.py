@@ -32,17 +32,17 @@ class Sample(NamedTuple):
 class Observer:
     """Samples the health of ``models``, and the most memory of all processes together."""
 
-    def __init__(self, server: Server, models: Sequence[str] = ()) -> None:
+    def __init__(self, server: Server, models: Sequence[str] = (), every_s: float = EVERY_S) -> None:
         self.samples: list[Sample] = []
         self.most_bytes = 0
-        self._server, self._models = server, models
+        self._server, self._models, self._every_s = server, models, every_s
 
     def look(self, over: threading.Event) -> None:
         """Look until it is over."""
         own_connection = [("grpc.use_local_subchannel_pool", 1)]
         with grpc.insecure_channel(self._server.address, options=own_connection) as channel:
             stub: Any = health_pb2_grpc.HealthStub(channel)
-            while not over.wait(EVERY_S):
+            while not over.wait(self._every_s):
                 for model in self._models:
                     with suppress(grpc.RpcError):  # no new connection while there are too many
                         reply = stub.Check(health_pb2.HealthCheckRequest(service=model), timeout=5.0)
