@@ -1,4 +1,4 @@
-"""The adjoint test: whether a model's backward pass computes the derivative of its forward pass.
+"""Proves that a model's backward pass computes the derivative of its forward pass: the adjoint test.
 
 For every direction v and every cotangent u, ``<J v, u> = <v, Jᵀ u>``. The left side comes from a forward-mode
 derivative (`forward_mode`), the right side from the backward pass. Both are exact up to rounding: there is no step
@@ -7,6 +7,8 @@ not cancel. An error of a few percent in one place of the model is then far abov
 
 Where a model subtracts numbers that are nearly equal, rounding alone can exceed the tolerance. Rounding is random: at
 slightly other inputs it has another size and sign. A wrong backward pass is wrong there by the same part.
+
+Central differences replace the test for a model that has no forward-mode derivative. They find large errors only.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, TypeAlias
 
@@ -55,6 +58,75 @@ class Mismatch(NamedTuple):
     gradient: float
     random: bool = False
 
+
+def any_mismatch(problem: AttributionProblem) -> Mismatch | None:
+    """Returns a mismatch for a random cotangent at the whole output: None means that every target's gradient is right.
+
+    Raises:
+        ForwardModeRefused: an operation of the model has no forward-mode derivative.
+    """
+    generator = torch.Generator().manual_seed(1)
+    drawn: list[Tensor] = []
+
+    def scalars(output: Tensor) -> Tensor:
+        if not drawn:
+            drawn[:] = [_normal(output, generator), unmasked(output.detach())]
+        return (torch.where(drawn[1], output, 0.0) * drawn[0]).sum()
+
+    return _first_mismatch(problem, scalars)
+
+
+def target_mismatch(problem: AttributionProblem) -> Mismatch | None:
+    """Returns a mismatch for the problem's own target, by central differences where the adjoint test is refused."""
+    try:
+        return _first_mismatch(problem, problem.target.scalars)
+    except ForwardModeRefused:
+        return _wrong_slope(problem)
+
+
+def _normal(like: Tensor, generator: torch.Generator) -> Tensor:
+    return torch.randn(like.shape, generator=generator, dtype=torch.float64).to(like)
+
+
+# Places that the gradient of an attribution goes back to.
+
+
+def _first_mismatch(problem: AttributionProblem, scalars: Scalars) -> Mismatch | None:
+    if torch_modules._global_backward_hooks or torch_modules._global_backward_pre_hooks:
+        raise ForwardModeRefused("a global backward hook")
+    tests = (_AdjointTest(problem, run, scalars).mismatch() for run in _places(problem))
+    return next((mismatch for mismatch in tests if mismatch), None)
+
+
+def _places(problem: AttributionProblem) -> Iterator[_Run]:
+    """Yields each place by itself, so that the others do not hide it, then all inputs together: a backward pass may be
+    wrong for these only."""
+    floating = _floating(problem)
+    yield from (partial(_at_output, problem, name) for name in problem.layers)
+    if floating and (not problem.layer or isinstance(problem.request, GuidedGradCam)):
+        yield from (partial(_at_inputs, problem, [name]) for name in floating)
+        if len(floating) > 1:
+            yield partial(_at_inputs, problem, floating)
+
+
+def _floating(problem: AttributionProblem) -> list[str]:
+    return [name for name in problem.explained if problem.inputs[name].is_floating_point()]
+
+
+def _at_inputs(problem: AttributionProblem, names: Sequence[str], change: _Change) -> Tensor:
+    return problem.read({**problem.inputs, **{name: change(problem.inputs[name]) for name in names}})
+
+
+def _at_output(problem: AttributionProblem, name: str, change: _Change, call: int | None = None) -> Tensor:
+    def only_floating(tensor: Tensor) -> Tensor:
+        return change(tensor) if tensor.is_floating_point() else tensor
+
+    edits = {name: [(0, Override(change=only_floating, call=call))]}
+    with observing(problem.model.tree, {}, edits, batch=problem.rows) as seen, seen.forward():
+        return problem.read(problem.inputs)
+
+
+# The adjoint test at one place.
 
 _LOOKS = 8
 """At how many inputs near the one at hand a mismatch is looked at again."""
@@ -97,112 +169,85 @@ class _Sides(NamedTuple):
         return not abs(self.forward - self.gradient) > self.allowed
 
 
-def any_mismatch(problem: AttributionProblem) -> Mismatch | None:
-    """Returns a mismatch for a random cotangent at the whole output: None means that every target's gradient is right.
+@dataclass(frozen=True)
+class _AdjointTest:
+    """The test at the place that ``run`` changes, of the derivative of ``scalars``."""
 
-    Raises:
-        ForwardModeRefused: an operation of the model has no forward-mode derivative.
-    """
-    generator = torch.Generator().manual_seed(1)
-    drawn: list[Tensor] = []
+    problem: AttributionProblem
+    run: _Run
+    scalars: Scalars
 
-    def scalars(output: Tensor) -> Tensor:
-        if not drawn:
-            random = torch.randn(output.shape, generator=generator, dtype=torch.float64).to(output)
-            drawn[:] = [random, unmasked(output.detach())]
-        return (torch.where(drawn[1], output, 0.0) * drawn[0]).sum()
+    def mismatch(self) -> Mismatch | None:
+        here = self._sides()
+        if here.agree and not here.is_whole:
+            raise ForwardModeRefused("values leave PyTorch")
+        if here.agree:
+            return None
+        again = self._sides(along=here.directions)
+        if abs(again.gradient - here.gradient) > here.allowed:  # the backward pass draws random numbers
+            return Mismatch(here.forward, here.gradient)
+        nearby = [self._sides(look, here.directions) for look in range(1, _LOOKS + 1)]
+        errors = torch.tensor([sides.error for sides in nearby if math.isfinite(sides.error)])
+        elsewhere = not all(sides.agree for sides in nearby)
+        large = max(abs(here.error), *errors.abs().tolist(), 0.0) > _MOST_ROUNDING
+        if len(errors) < _FEWEST or (elsewhere and _is_systematic(errors)) or (large and not elsewhere):
+            return Mismatch(here.forward, here.gradient)
+        return Mismatch(here.forward, here.gradient, random=True) if large else None
 
-    return _first_mismatch(problem, scalars)
+    def _sides(self, look: int = 0, along: list[Tensor] | None = None) -> _Sides:
+        """Returns both sides at the place or, for other ``look`` than 0, near it."""
+        leaves: list[Tensor] = []
+        moved = _moved(look)
 
+        def leaf(tensor: Tensor) -> Tensor:
+            leaves.append(moved(tensor.detach()).clone().requires_grad_())
+            return leaves[-1].clone()  # the model may change it in place
 
-def target_mismatch(problem: AttributionProblem) -> Mismatch | None:
-    """Returns a mismatch for the problem's own target; raises as `any_mismatch`."""
-    return _first_mismatch(problem, problem.target.scalars)
+        with torch.enable_grad():
+            output = self.run(leaf)
+            read = self.scalars(output)
+            arrived = gradients(read.reshape(-1), leaves) if leaves and read.requires_grad else [None] * len(leaves)
+        cotangents = [torch.zeros_like(x) if gradient is None else gradient for x, gradient in zip(leaves, arrived)]
+        generator = torch.Generator().manual_seed(2)
+        directions = along or [_direction(x.detach(), gradient, generator) for x, gradient in zip(leaves, cotangents)]
+        terms = [host(gradient) * host(direction) for gradient, direction in zip(cotangents, directions)]
+        backward = sum(float(term.sum()) for term in terms)
+        forward, is_whole = self._forward_derivative(directions, look)
+        coarsest = max(ADJOINT.of(dtype) for dtype in {output.dtype, *operator_dtypes(self.problem)})
+        rounding = SUM.of(output.dtype) * float(host(read).abs().sum())  # of the scalars themselves
+        return _Sides(forward, backward, coarsest * max(abs(forward), abs(backward)) + rounding, directions, is_whole)
 
+    def _forward_derivative(self, directions: list[Tensor], look: int) -> tuple[float, bool]:
+        """Returns the derivative along ``directions``, and whether it contains all that the forward pass did."""
+        try:
+            return self._derivative(directions, look)
+        except (InvalidArgument, RuntimeError):
+            pass
+        # PyTorch's fused kernels for attention and recurrent layers have no forward-mode derivative, its others have.
+        try:
+            with _plain_kernels():
+                return self._derivative(directions, look)
+        except (InvalidArgument, RuntimeError) as failure:
+            raise ForwardModeRefused(str(failure)) from None
 
-def _first_mismatch(problem: AttributionProblem, scalars: Scalars) -> Mismatch | None:
-    if torch_modules._global_backward_hooks or torch_modules._global_backward_pre_hooks:
-        raise ForwardModeRefused("a global backward hook")
-    return next((mismatch for run in _places(problem) if (mismatch := _mismatch(problem, run, scalars))), None)
+    def _derivative(self, directions: list[Tensor], look: int) -> tuple[float, bool]:
+        waiting, moved = iter(directions), _moved(look)
 
+        def dual(tensor: Tensor) -> Tensor:
+            made: Tensor = forward_ad.make_dual(moved(tensor.detach()).clone().requires_grad_(), next(waiting))
+            return made
 
-def _places(problem: AttributionProblem) -> Iterator[_Run]:
-    """Yields the places that the gradient of the attribution goes back to: each by itself, then all inputs together.
-
-    By itself, a place is not hidden by the others. A backward pass may be wrong only for all inputs together.
-    """
-    floating = [name for name in problem.explained if problem.inputs[name].is_floating_point()]
-    yield from (partial(_at_output, problem, name) for name in problem.layers)
-    if floating and (not problem.layer or isinstance(problem.request, GuidedGradCam)):
-        yield from (partial(_at_inputs, problem, [name]) for name in floating)
-        if len(floating) > 1:
-            yield partial(_at_inputs, problem, floating)
-    if not (floating or problem.layer):  # behind token ids, floating values begin at embeddings
-        modules = problem.model.tree.modules.items()
-        yield from (partial(_at_output, problem, name) for name, module in modules if isinstance(module, nn.Embedding))
-
-
-def _at_inputs(problem: AttributionProblem, names: Sequence[str], change: _Change) -> Tensor:
-    return problem.read({**problem.inputs, **{name: change(problem.inputs[name]) for name in names}})
-
-
-def _at_output(problem: AttributionProblem, name: str, change: _Change) -> Tensor:
-    def only_floating(tensor: Tensor) -> Tensor:
-        return change(tensor) if tensor.is_floating_point() else tensor
-
-    edits = {name: [(0, Override(change=only_floating))]}
-    with observing(problem.model.tree, {}, edits, batch=problem.rows) as seen, seen.forward():
-        return problem.read(problem.inputs)
-
-
-def _mismatch(problem: AttributionProblem, run: _Run, scalars: Scalars) -> Mismatch | None:
-    here = _sides(problem, run, scalars)
-    if here.agree and not here.is_whole:
-        raise ForwardModeRefused("values leave PyTorch")
-    if here.agree:
-        return None
-    again = _sides(problem, run, scalars, along=here.directions)
-    if abs(again.gradient - here.gradient) > here.allowed:  # the backward pass draws random numbers
-        return Mismatch(here.forward, here.gradient)
-    nearby = [_sides(problem, run, scalars, look, here.directions) for look in range(1, _LOOKS + 1)]
-    errors = torch.tensor([mismatch.error for mismatch in nearby if math.isfinite(mismatch.error)])
-    elsewhere = not all(mismatch.agree for mismatch in nearby)
-    large = max(abs(here.error), *errors.abs().tolist(), 0.0) > _MOST_ROUNDING
-    if len(errors) < _FEWEST or (elsewhere and _is_systematic(errors)) or (large and not elsewhere):
-        return Mismatch(here.forward, here.gradient)
-    return Mismatch(here.forward, here.gradient, random=True) if large else None
+        with torch.enable_grad(), tangents_pass(list(self.problem.model.tree.modules.values())) as left:
+            output = self.run(dual)
+            is_whole = not left  # what the target does with the output is ours
+            tangent = forward_ad.unpack_dual(self.scalars(output)).tangent
+            return (0.0 if tangent is None else float(host(tangent.detach()).sum())), is_whole
 
 
 def _is_systematic(errors: Tensor) -> bool:
     """Returns whether errors scatter around another number than 0."""
     scatter = float(errors.std()) / math.sqrt(len(errors))
     return abs(float(errors.mean())) > _CERTAINTY * scatter
-
-
-def _sides(
-    problem: AttributionProblem, run: _Run, scalars: Scalars, look: int = 0, along: list[Tensor] | None = None
-) -> _Sides:
-    """Returns both sides at the place that ``run`` changes, or, for other ``look`` than 0, near it."""
-    leaves: list[Tensor] = []
-    moved = _moved(look)
-
-    def leaf(tensor: Tensor) -> Tensor:
-        leaves.append(moved(tensor.detach()).clone().requires_grad_())
-        return leaves[-1].clone()  # the model may change it in place
-
-    with torch.enable_grad():
-        output = run(leaf)
-        read = scalars(output)
-        arrived = gradients(read.reshape(-1), leaves) if leaves and read.requires_grad else [None] * len(leaves)
-    cotangents = [torch.zeros_like(x) if gradient is None else gradient for x, gradient in zip(leaves, arrived)]
-    generator = torch.Generator().manual_seed(2)
-    directions = along or [_direction(x.detach(), gradient, generator) for x, gradient in zip(leaves, cotangents)]
-    terms = [host(gradient) * host(direction) for gradient, direction in zip(cotangents, directions)]
-    backward = sum(float(term.sum()) for term in terms)
-    forward, is_whole = _forward_derivative(problem, run, scalars, directions, look)
-    coarsest = max(ADJOINT.of(dtype) for dtype in {output.dtype, *operator_dtypes(problem)})
-    rounding = SUM.of(output.dtype) * float(host(read).abs().sum())  # of the scalars themselves
-    return _Sides(forward, backward, coarsest * max(abs(forward), abs(backward)) + rounding, directions, is_whole)
 
 
 def _moved(look: int) -> _Change:
@@ -213,34 +258,16 @@ def _moved(look: int) -> _Change:
     def move(tensor: Tensor) -> Tensor:
         if not look:
             return tensor
-        drawn = torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor)
         size: float = torch.finfo(tensor.dtype).eps ** 0.5
-        return tensor + tensor * drawn * size
+        return tensor + tensor * _normal(tensor, generator) * size
 
     return move
 
 
 def _direction(value: Tensor, gradient: Tensor, generator: torch.Generator) -> Tensor:
     """Returns random numbers of the size of ``value``, with the signs of ``gradient`` where that is not 0."""
-    drawn = torch.randn(gradient.shape, generator=generator, dtype=torch.float64).to(gradient)
-    drawn = drawn * (value.abs().mean() or 1.0)
+    drawn = _normal(gradient, generator) * (value.abs().mean() or 1.0)
     return torch.where(gradient == 0, drawn, drawn.abs() * gradient.sign())
-
-
-def _forward_derivative(
-    problem: AttributionProblem, run: _Run, scalars: Scalars, directions: list[Tensor], look: int
-) -> tuple[float, bool]:
-    """Returns the derivative along ``directions``, and whether it contains all that the forward pass did."""
-    try:
-        return _derivative(problem, run, scalars, directions, look)
-    except (InvalidArgument, RuntimeError):
-        pass
-    # PyTorch's fused kernels for attention and for recurrent layers have no forward-mode derivative, its others have.
-    try:
-        with _plain_kernels():
-            return _derivative(problem, run, scalars, directions, look)
-    except (InvalidArgument, RuntimeError) as failure:
-        raise ForwardModeRefused(str(failure)) from None
 
 
 @contextmanager
@@ -251,17 +278,110 @@ def _plain_kernels() -> Iterator[None]:
             yield
 
 
-def _derivative(
-    problem: AttributionProblem, run: _Run, scalars: Scalars, directions: list[Tensor], look: int
-) -> tuple[float, bool]:
-    waiting, moved = iter(directions), _moved(look)
+# Central differences along random directions. The gradient is wrong if the slopes of a step ahead and a step back agree
+# and the gradient's slope differs. This must hold for two lengths of step and along every direction. Where the slopes
+# do not agree (kinks, rounding), nothing is concluded: a wrong backward pass may be missed, a right one is not accused.
 
-    def dual(tensor: Tensor) -> Tensor:
-        made: Tensor = forward_ad.make_dual(moved(tensor.detach()).clone().requires_grad_(), next(waiting))
-        return made
+_DIRECTIONS = 4
 
-    with torch.enable_grad(), tangents_pass(list(problem.model.tree.modules.values())) as left:
-        output = run(dual)
-        is_whole = not left  # what the target does with the output is ours
-        tangent = forward_ad.unpack_dual(scalars(output)).tangent
-        return (0.0 if tangent is None else float(host(tangent.detach()).sum())), is_whole
+_STEP = 1 / 10
+_OTHER_STEPS = (1 / 3, 1 / 30)
+"""The lengths of the steps of which one must confirm the first, like that in units of eps^(1/3).
+
+At eps^(1/3), the errors from curvature and from rounding are about equal.
+"""
+
+_NEGLIGIBLE = 0.02
+"""A slope that differs by less than this fraction counts as right."""
+
+_UNCERTAINTIES = 10
+"""How many times its own uncertainty a difference must be, to count against the gradient."""
+
+
+class _Probe(NamedTuple):
+    """The tensor that is shifted, the target's gradient at it, and the function of its change: all [batch, ...]."""
+
+    value: Tensor
+    gradient: Tensor
+    targets: _Run
+
+    def shifted(self, by: Tensor) -> Tensor:
+        """Returns the targets, [batch], with ``by`` added to the tensor; float64 on the host."""
+        with torch.no_grad():
+            return host(self.targets(lambda tensor: tensor + by))
+
+
+def _wrong_slope(problem: AttributionProblem) -> Mismatch | None:
+    """Returns the slopes of a row whose gradient is wrong along each of several random directions.
+
+    None if there is none, or nothing can be concluded. For a right gradient this takes four passes, one of them with
+    a backward pass.
+    """
+    probe = _probe(problem)
+    if probe is None:
+        return None
+    generator = torch.Generator().manual_seed(0)
+    here = probe.shifted(torch.zeros_like(probe.value))
+    wrong: dict[int, Mismatch] = {}
+    rows = set(range(len(probe.value)))
+    for _ in range(_DIRECTIONS):
+        wrong = _wrong_rows(probe, here, generator)
+        rows &= set(wrong)
+        if not rows:
+            return None
+    return wrong[min(rows)]
+
+
+def _wrong_rows(probe: _Probe, here: Tensor, generator: torch.Generator) -> dict[int, Mismatch]:
+    """Returns the rows whose slopes differ along one random direction."""
+    rows = len(probe.value)
+    size = probe.value.abs().reshape(rows, -1).mean(dim=1)
+    size = torch.where(size > 0, size, torch.ones_like(size)).reshape(-1, *[1] * (probe.value.ndim - 1))
+    signs = torch.randint(0, 2, probe.value.shape, generator=generator).to(probe.value) * 2 - 1
+    direction = signs * size
+    expected = (host(probe.gradient) * host(direction)).reshape(rows, -1).sum(dim=1)
+    slopes, differ = _compare(probe, here, direction, expected, _STEP)
+    if not bool(differ.any()):
+        return {}
+    confirmed = torch.stack([_compare(probe, here, direction, expected, step)[1] for step in _OTHER_STEPS]).any(dim=0)
+    wrong = (differ & confirmed).nonzero().flatten().tolist()
+    return {row: Mismatch(float(slopes[row]), float(expected[row])) for row in wrong}
+
+
+def _compare(probe: _Probe, here: Tensor, direction: Tensor, expected: Tensor, length: float) -> tuple[Tensor, Tensor]:
+    """Returns, [batch] each, the slopes (f(x + h d) - f(x - h d)) / 2h and whether they contradict ``expected``.
+
+    Their uncertainty is the difference between the slopes ahead and behind, and the rounding of the targets.
+    """
+    step = length * torch.finfo(direction.dtype).eps ** (1 / 3)
+    ahead, behind = (probe.shifted(sign * step * direction) for sign in (1, -1))
+    slopes = (ahead - behind) / (2 * step)
+    rounding = SUM.of(direction.dtype) * torch.stack([here, ahead, behind]).abs().amax(dim=0) / step
+    uncertainty = (ahead - 2 * here + behind).abs() / step + rounding
+    largest = torch.maximum(slopes.abs(), expected.abs())
+    return slopes, (expected - slopes).abs() > torch.maximum(_UNCERTAINTIES * uncertainty, _NEGLIGIBLE * largest)
+
+
+def _probe(problem: AttributionProblem) -> _Probe | None:
+    """Returns a probe of the first floating explained input, or of the first embedding with a gradient: behind token
+    ids, floating values begin there."""
+    inputs, modules = _floating(problem), problem.model.tree.modules.items()
+    at_embeddings = (partial(_at_output, problem, name, call=0) for name, m in modules if isinstance(m, nn.Embedding))
+    for run in [partial(_at_inputs, problem, inputs[:1])] if inputs else at_embeddings:
+        leaves: list[Tensor] = []
+
+        def leaf(tensor: Tensor, leaves: list[Tensor] = leaves) -> Tensor:
+            leaves.append(tensor.detach().clone().requires_grad_())
+            return leaves[-1]
+
+        def targets(change: _Change, run: _Run = run) -> Tensor:
+            return problem.target.scalars(run(change))
+
+        with torch.enable_grad():
+            scalars = targets(leaf)
+            if not leaves or len(leaves[0]) != problem.rows or not (inputs or scalars.requires_grad):
+                continue
+            gradient = gradients(scalars, leaves[:1])[0] if scalars.requires_grad else None
+        value = leaves[0].detach()
+        return _Probe(value, torch.zeros_like(value) if gradient is None else gradient, targets)
+    return None

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from cutaway.contract.requests import POINTS, CheckMode, CheckRequest, Expectation, Point, Surrogate
 from cutaway.contract.results import Cause, Check, Verdict
-from cutaway.engine.checks import diagnosis, model_properties
+from cutaway.engine.checks import model_properties
 from cutaway.engine.checks.completeness import (
     GradientEffects,
     check_completeness,
@@ -24,6 +24,7 @@ from cutaway.engine.checks.completeness import (
     row_list,
     saturated,
 )
+from cutaway.engine.checks.fault_location import no_gradient
 from cutaway.engine.methods.spec import Method
 from cutaway.engine.model.inspected_model import Outputs
 from cutaway.engine.passes.findings import Finding
@@ -344,7 +345,7 @@ class _PartComparison:
             return _UNCHANGED
         of_copies = self.part.rows.of_copies
         if method.runs_backward and not any(bool(of_copies(gradient).any()) for gradient in whole.gradients):
-            return diagnosis.no_gradient(self.part.problem)
+            return no_gradient(self.part.problem)
         if not method.runs_backward or method.reference_passes is not None:
             return None
         return saturated(self.part.problem, GradientEffects(*map(of, whole.effects)))

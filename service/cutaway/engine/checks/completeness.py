@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from cutaway.contract.errors import InvalidArgument
-from cutaway.contract.requests import CheckRequest, Point
+from cutaway.contract.requests import CheckRequest, PathAttribution, Point
 from cutaway.contract.results import Cause, Check, RowCheck, Verdict
-from cutaway.engine.checks import diagnosis
+from cutaway.engine.checks.model_properties import wrong_backward
 from cutaway.engine.hooks.recording import copy_to_host
+from cutaway.engine.methods.paths import steps_to_try
 from cutaway.engine.methods.spec import Method
 from cutaway.engine.passes.findings import Finding
 from cutaway.engine.passes.pass_recorder import AttributionProblem, CannotShare, Pass, RowRange, Values
-from cutaway.engine.passes.reference_inputs import CompletenessSums, MissingObservation
+from cutaway.engine.passes.reference_inputs import CompletenessSums, Evidence, MissingObservation, sums_between
 from cutaway.engine.references.paths import target_at_layer_baseline
 from cutaway.engine.runtime.numerics import (
     NO_EFFECT,
@@ -101,7 +103,7 @@ def _judge(
         return Verdict.NOT_APPLICABLE, Finding(Cause.WRONG_BACKWARD, reason)
     bound = getattr(problem.request, "max_delta", None)
     if bound is not None and not bool((sums.delta.abs() <= bound).all()):
-        return Verdict.INCONCLUSIVE, diagnosis.above_bound(problem, sums, bound)
+        return Verdict.INCONCLUSIVE, _above_bound(problem, sums, bound)
     if complete:
         return Verdict.AGREES, None
     if bool(sums.delta.isnan().any()):
@@ -112,7 +114,7 @@ def _judge(
     if problem.layer and _bypassed(problem, sums):
         reason = f"paths from the input to the target lead around {problem.layer!r}, so its units need not sum to all"
         return Verdict.NOT_APPLICABLE, Finding(Cause.NOT_MOVED, reason)
-    return Verdict.INCONCLUSIVE, diagnosis.incomplete(problem, method, sums)
+    return Verdict.INCONCLUSIVE, _incomplete(problem, method, sums)
 
 
 def _absorbed(problem: AttributionProblem) -> str:
@@ -135,6 +137,76 @@ def _bypassed(problem: AttributionProblem, sums: CompletenessSums) -> bool:
         return False
     change = (held - sums.at_baseline).abs()
     return bool((change > _BYPASS * torch.maximum(sums.mass, sums.change.abs())).any())
+
+
+_ENOUGH = 0.5
+"""A number of steps that leaves less than this part of the convergence delta is enough to say that more steps help."""
+
+_HELPS = 0.75
+"""If none does, the best must leave less than this part.
+
+Twice as many steps leave about a half of the error of a first-order rule, or of any rule where the target has kinks. Of
+a jump's error they leave all.
+"""
+
+
+def _incomplete(problem: AttributionProblem, method: Method, sums: CompletenessSums) -> Finding:
+    """Returns why attributions do not sum to the target's change."""
+    delta = f"the attributions miss {_largest(sums):.3g} of the target's change"
+    path = isinstance(problem.request, PathAttribution)
+    if path and (better := _better_steps(problem, method, sums)):
+        return Finding(Cause.TOO_FEW_STEPS, f"{delta}, {better}")
+    if method.runs_backward and (wrong := wrong_backward(problem)):
+        return Finding(wrong.cause, f"{delta}: {wrong.reason}")
+    if path:
+        most = steps_to_try(cast(PathAttribution, problem.request).n_steps)[-1]
+        return Finding(
+            Cause.UNKNOWN,
+            f"{delta}, and {most} steps leave most of it: does the target jump on the path, rise steeply or have "
+            "kinks? request many more steps, or choose a nearer baseline",
+        )
+    return Finding(
+        Cause.UNKNOWN,
+        f"{delta}: is the target discontinuous, or does the method not know one of the model's operations?",
+    )
+
+
+def _above_bound(problem: AttributionProblem, sums: CompletenessSums, bound: float) -> Finding:
+    """Returns why even the largest number of steps misses the requested bound."""
+    n_steps = cast(PathAttribution, problem.request).n_steps
+    return Finding(
+        Cause.TOO_FEW_STEPS,
+        f"the attributions miss {_largest(sums):.3g} of the target's change with {n_steps} steps, the largest "
+        f"number, and the request has max_delta={bound:g}: is the target discontinuous on the path? choose a nearer "
+        "baseline",
+    )
+
+
+def _better_steps(problem: AttributionProblem, method: Method, sums: CompletenessSums) -> str:
+    """Returns the number of steps that leaves a much smaller delta, in words; ``""`` if none does."""
+    missing, best, left = _largest(sums), 0, math.inf
+    request = cast(PathAttribution, problem.request)
+    for n_steps in steps_to_try(request.n_steps):
+        finer = replace(problem, request=replace(request, n_steps=n_steps))
+        try:
+            values = method.reference(Evidence(finer, method.passes(finer))).values
+        except (MissingObservation, InvalidArgument):
+            continue
+        now = _largest(sums_between(finer, values, sums.at_input, sums.at_baseline))
+        if now < left:
+            best, left = n_steps, now
+        if left < _ENOUGH * missing:
+            break
+    if left >= _HELPS * missing:
+        return ""
+    return (
+        f"{left:.3g} with {best} steps: too few steps; request n_steps={best} or more, or the largest max_delta that "
+        "is acceptable"
+    )
+
+
+def _largest(sums: CompletenessSums) -> float:
+    return float(torch.nan_to_num(sums.delta).abs().max())
 
 
 # Comparison of Captum's passes with those of the method: points, additional inputs and target.

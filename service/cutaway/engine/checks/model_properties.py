@@ -6,9 +6,10 @@ Each is tested by passes on the first inputs of a kind, and now and then on late
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from enum import Enum
+from functools import wraps
 from operator import attrgetter
 from typing import Any, TypeVar
 
@@ -19,23 +20,15 @@ from torch.nn.modules import module as torch_modules
 from cutaway.contract.errors import InvalidArgument
 from cutaway.contract.results import Cause
 from cutaway.engine.checks.adjoint import Mismatch, any_mismatch, target_mismatch
+from cutaway.engine.checks.fault_location import custom_functions, first_difference
 from cutaway.engine.checks.forward_mode import ForwardModeRefused
-from cutaway.engine.checks.gradcheck import Slope, custom_functions, first_difference, wrong_slope
 from cutaway.engine.checks.row_independence import distant_rows, other_rows
 from cutaway.engine.methods.captum_call import method_of
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel, Outputs
 from cutaway.engine.model.session import is_out_of_memory
 from cutaway.engine.passes.findings import Finding, retested
 from cutaway.engine.passes.pass_recorder import AttributionProblem, cached_per_problem, concatenated
-from cutaway.engine.runtime.numerics import (
-    DOUBLED_BATCH,
-    PART_OF_BATCH,
-    REPEATED,
-    SAME_SHAPES,
-    Tolerances,
-    close,
-    close_unmasked,
-)
+from cutaway.engine.runtime.numerics import DOUBLED_BATCH, PART_OF_BATCH, REPEATED, SAME_SHAPES, close, close_unmasked
 from cutaway.engine.runtime.rng import fingerprint, own_generators
 
 T = TypeVar("T")
@@ -75,12 +68,7 @@ def wrong_backward(problem: AttributionProblem, whole: AttributionProblem | None
         return None
     if suspicion is _Suspicion.UNTESTABLE and problem.target.positions is not None:
         return _cached(problem, _wrong_backward, frozenset(map(tuple, problem.target.positions.tolist())))
-    return _own_wrong_backward(problem)
-
-
-@cached_per_problem
-def _own_wrong_backward(problem: AttributionProblem) -> Finding | None:
-    return _uncounted(problem, _wrong_backward)
+    return cached_per_problem(_wrong_backward)(problem)
 
 
 class _Suspicion(Enum):
@@ -90,25 +78,20 @@ class _Suspicion(Enum):
     UNTESTABLE = "untestable"
 
 
-def _cached(problem: AttributionProblem, test: Callable[[AttributionProblem], T], *more: Hashable) -> T | None:
+def _cached(problem: AttributionProblem, test: Callable[[AttributionProblem], T | None], *more: Hashable) -> T | None:
     scope = (problem.explained, problem.layers, problem.target.source, _differentiates(problem))
-    result: T | None = retested(problem, _NotCounting(test), *more, *scope, *_foreign_hooks(problem))
+    result: T | None = retested(problem, test, *more, *scope, *_foreign_hooks(problem))
     return result
 
 
 @cached_per_problem
 def _foreign_hooks(problem: AttributionProblem) -> Sequence[Hashable]:
-    return tuple(_hooked(problem.model))
-
-
-@dataclass(frozen=True)
-class _NotCounting:
-    """A test whose passes belong to no request, and which finds nothing where the model cannot run."""
-
-    test: Callable[[AttributionProblem], Any]
-
-    def __call__(self, problem: AttributionProblem) -> Any:
-        return _uncounted(problem, self.test)
+    """Returns the modules with hooks that are not ours, and those hooks' numbers; ``""`` has those of all modules."""
+    numbers = (
+        (name, tuple(number for table in tables for number, hook in table.items() if not _is_ours(hook)))
+        for name, tables in _with_hooks(problem.model)
+    )
+    return [(name, foreign) for name, foreign in numbers if foreign]
 
 
 @contextmanager
@@ -118,23 +101,16 @@ def unrecorded(problem: AttributionProblem) -> Iterator[None]:
         yield
 
 
-def _uncounted(problem: AttributionProblem, test: Callable[[AttributionProblem], T]) -> T | None:
-    with unrecorded(problem):
-        try:
+def _unrecorded_test(test: Callable[[AttributionProblem], T]) -> Callable[[AttributionProblem], T | None]:
+    """Decorates a test whose passes belong to no request, and which finds nothing where the model cannot run."""
+
+    @wraps(test)
+    def unrecorded_test(problem: AttributionProblem) -> T | None:
+        with unrecorded(problem), suppress(InvalidArgument):  # the request's own pass reports such a model
             return test(problem)
-        except InvalidArgument:  # the request's own pass reports a model that cannot run on such inputs
-            return None
+        return None
 
-
-def _hooked(model: InspectedModel) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yields the modules with hooks that are not ours, and those hooks' numbers; ``""`` has those of all modules."""
-    for name, tables in _with_hooks(model):
-        if numbers := tuple(number for table in tables for number, hook in table.items() if not _is_ours(hook)):
-            yield name, numbers
-
-
-def _hooked_backward(model: InspectedModel) -> list[str]:
-    return [name for name, tables in _with_hooks(model) if any(tables[: len(_BACKWARD)])]
+    return unrecorded_test
 
 
 _BACKWARD = ("_backward_hooks", "_backward_pre_hooks")
@@ -167,6 +143,7 @@ def _run(problem: AttributionProblem, inputs: Inputs) -> Outputs:
         return problem.model.run(inputs)
 
 
+@_unrecorded_test
 def _random_forward(problem: AttributionProblem) -> Finding | None:
     first, second = (_run(problem, problem.inputs) for _ in range(2))
     tolerances = REPEATED if problem.model.device.type == "cpu" else SAME_SHAPES
@@ -206,13 +183,14 @@ def _draws(problem: AttributionProblem, generators: Sequence[object], outputs: l
     return fingerprint(problem.model.device, generators) != before
 
 
+@_unrecorded_test
 def _dependent_rows(problem: AttributionProblem) -> Finding | None:
     if random_forward(problem):
         return None  # then a change proves nothing
     before = _run(problem, problem.inputs)
     if problem.rows == 1:
         return _in_larger_batch(problem, before, other_rows(problem.inputs))
-    ends = (_changed_row(problem, before, _all_like(problem, row), row, SAME_SHAPES) for row in (problem.rows - 1, 0))
+    ends = (_changed_row(problem, before, _all_like(problem, row), row) for row in (problem.rows - 1, 0))
     # Each row twice: only the number of rows differs, and the company of each row is as it was.
     return next((finding for finding in ends if finding), None) or _in_larger_batch(problem, before, problem.inputs)
 
@@ -221,14 +199,13 @@ def _in_larger_batch(problem: AttributionProblem, before: Outputs, others: Input
     """Compares the first row in a batch to which ``others`` are added; edits are for the batch as it is."""
     if problem.edits:
         return None
-    return _changed_row(problem, before, concatenated([problem.inputs, others]), 0, DOUBLED_BATCH)
+    return _changed_row(problem, before, concatenated([problem.inputs, others]), 0)
 
 
-def _changed_row(
-    problem: AttributionProblem, before: Outputs, inputs: Inputs, row: int, tolerances: Tolerances
-) -> Finding | None:
+def _changed_row(problem: AttributionProblem, before: Outputs, inputs: Inputs, row: int) -> Finding | None:
     """Returns whether the outputs of ``row`` change with ``inputs``, in which only other rows differ."""
     after = _run(problem, inputs)
+    tolerances = SAME_SHAPES if len(next(iter(inputs.values()))) == problem.rows else DOUBLED_BATCH
     here = slice(row, row + 1)
     by_row = [name for name, output in before.items() if output.ndim and len(output) == problem.rows]
     if all(close_unmasked(before[name][here], after[name][here], tolerances) for name in by_row):
@@ -247,6 +224,7 @@ def _all_like(problem: AttributionProblem, row: int) -> Inputs:
     return {**problem.inputs, **{name: x[row : row + 1].expand_as(x).clone() for name, x in explained.items()}}
 
 
+@_unrecorded_test
 def _suspicion(problem: AttributionProblem) -> _Suspicion | None:
     if random_forward(problem):
         return None
@@ -274,11 +252,12 @@ def _mismatch_elsewhere(problem: AttributionProblem) -> Mismatch | None:
         raise
 
 
+@_unrecorded_test
 def _wrong_backward(problem: AttributionProblem) -> Finding | None:
-    wrong = _mismatch(problem)
+    wrong = target_mismatch(problem)
     if wrong is None:
         return None
-    if isinstance(wrong, Mismatch) and wrong.random:
+    if wrong.random:
         return Finding(
             Cause.CANCELLATION,
             "the gradient has large rounding errors: along a random direction, the target changes by "
@@ -292,15 +271,8 @@ def _wrong_backward(problem: AttributionProblem) -> Finding | None:
     )
 
 
-def _mismatch(problem: AttributionProblem) -> Mismatch | Slope | None:
-    try:
-        return target_mismatch(problem)
-    except ForwardModeRefused:
-        return wrong_slope(problem)
-
-
 def _suspects(problem: AttributionProblem) -> str:
-    if hooked := _hooked_backward(problem.model):
+    if hooked := [name for name, tables in _with_hooks(problem.model) if any(tables[: len(_BACKWARD)])]:
         listed = ", ".join(repr(name) if name else "all modules" for name in hooked[:3])
         return f"there are backward hooks on {listed}: remove them"
     if functions := custom_functions(problem):

@@ -12,17 +12,8 @@ import torch
 from captum import metrics as captum
 from torch import Tensor, nn
 
+from cutaway.contract import requests
 from cutaway.contract.errors import CutawayError, Reason, at, error
-from cutaway.contract.requests import (
-    Attribution,
-    Infidelity,
-    LayerAttribution,
-    Metric,
-    NeuronAttribution,
-    Point,
-    SensitivityMax,
-    field_name,
-)
 from cutaway.contract.results import MetricResult
 from cutaway.engine.methods import deeplift, gradients, lrp, neurons, paths, perturbations
 from cutaway.engine.methods.captum_patches import quicker_captum, with_single_root
@@ -47,10 +38,12 @@ from cutaway.engine.runtime.rng import ModelStream, seeded
 
 _FAMILIES = (gradients, paths, perturbations, neurons, deeplift, lrp)
 
-TABLE: dict[type[Attribution], Method] = {kind: row for family in _FAMILIES for kind, row in family.ROWS.items()}
+TABLE: dict[type[requests.Attribution], Method] = {
+    kind: row for family in _FAMILIES for kind, row in family.ROWS.items()
+}
 
 
-def method_of(request: Attribution) -> Method:
+def method_of(request: requests.Attribution) -> Method:
     """Returns the row of ``request``, inside a noise tunnel if the request has one."""
     method = TABLE[type(request)]
     return method if request.noise is None else with_noise_tunnel(method)
@@ -73,7 +66,7 @@ def explain(problem: AttributionProblem, forward: Callable[..., Tensor]) -> Valu
         layer = ([problem.model.tree[name] for name in problem.layers],)
     options = method.attribute_arguments(problem)
     called = forward
-    if isinstance(problem.request, NeuronAttribution):
+    if isinstance(problem.request, requests.NeuronAttribution):
         options["neuron_selector"] = _neuron_selector(problem, problem.request)
     if method.has_target and method.takes_target and (target := problem.target.captum_target) is not None:
         options["target"] = target
@@ -98,9 +91,9 @@ def explain(problem: AttributionProblem, forward: Callable[..., Tensor]) -> Valu
     return _named(problem, result)
 
 
-def _neuron_selector(problem: AttributionProblem, request: NeuronAttribution) -> tuple[slice | int, ...]:
+def _neuron_selector(problem: AttributionProblem, request: requests.NeuronAttribution) -> tuple[slice | int, ...]:
     calls = module_calls(problem) if request.neuron.slices else ()
-    output = next(iter(calls[-1].at(Point.OUTPUT).values())) if calls else None
+    output = next(iter(calls[-1].at(requests.Point.OUTPUT).values())) if calls else None
     return request.neuron.index if output is None else neuron_selector(request.neuron, output)
 
 
@@ -143,7 +136,7 @@ def _named(problem: AttributionProblem, result: Any) -> Values:
         return {name: tensor for values in by_layer for name, tensor in values.items()}
     several = isinstance(result, (tuple, list))
     tensors = [tensor.detach() for tensor in (result if several else (result,))]
-    if not isinstance(problem.request, LayerAttribution):
+    if not isinstance(problem.request, requests.LayerAttribution):
         _refuse_empty(problem, tensors)
         return dict(zip(problem.explained, tensors))
     paths = [f"[{index}]" for index in range(len(tensors))] if several else [""]
@@ -189,7 +182,7 @@ def _translated_errors(problem: AttributionProblem) -> Iterator[None]:
 
 
 def _explained(problem: AttributionProblem) -> str:
-    if not isinstance(problem.request, NeuronAttribution):
+    if not isinstance(problem.request, requests.NeuronAttribution):
         return "the target"
     index = problem.request.neuron.index
     neuron = f"the neuron {list(index) if index else 'block'} of {problem.module!r}"
@@ -212,7 +205,7 @@ def metrics(problem: AttributionProblem, values: Values) -> tuple[MetricResult, 
     for index, metric in enumerate(problem.request.metrics):
         with at(f"metrics[{index}]"), seeded(problem.seed, problem.model.device):
             result: Tensor = METRICS[type(metric)](metric, problem, values)
-        results.append(MetricResult(field_name(type(metric)), to_numpy(result.detach().cpu().double())))
+        results.append(MetricResult(requests.field_name(type(metric)), to_numpy(result.detach().cpu().double())))
     return tuple(results)
 
 
@@ -220,7 +213,7 @@ def _tuple(inputs: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return inputs if isinstance(inputs, tuple) else (inputs,)
 
 
-def _infidelity(metric: Infidelity, problem: AttributionProblem, values: Values) -> Any:
+def _infidelity(metric: requests.Infidelity, problem: AttributionProblem, values: Values) -> Any:
     """Returns the mean over samples of ``(sum of noise * attribution - (f(x) - f(x - noise)))**2``, [batch].
 
     The noise is ``stdev * torch.randn_like(x)``, input by input. Yeh et al. 2019, arXiv:1901.09392.
@@ -251,7 +244,7 @@ def _infidelity(metric: Infidelity, problem: AttributionProblem, values: Values)
     )
 
 
-def _sensitivity_max(metric: SensitivityMax, problem: AttributionProblem, values: Values) -> Any:
+def _sensitivity_max(metric: requests.SensitivityMax, problem: AttributionProblem, values: Values) -> Any:
     """Returns the maximum over samples of ``|attribution(perturbed x) - attribution(x)| / |attribution(x)|``, [batch].
 
     Captum perturbs the input within a ball of the given radius. Yeh et al. 2019, arXiv:1901.09392.
@@ -288,14 +281,16 @@ def _attribution_at(problem: AttributionProblem, inputs: Sequence[Tensor]) -> tu
     return tuple(attribution.values())
 
 
-METRICS: dict[type[Metric], Callable[[Any, AttributionProblem, Values], Any]] = {
-    Infidelity: _infidelity,
-    SensitivityMax: _sensitivity_max,
+METRICS: dict[type[requests.Metric], Callable[[Any, AttributionProblem, Values], Any]] = {
+    requests.Infidelity: _infidelity,
+    requests.SensitivityMax: _sensitivity_max,
 }
 """The metrics: a new one is a new row."""
 
 
-def refuse_metric(metric: Metric, request: Attribution, inputs: Inputs, explained: Sequence[str]) -> None:
+def refuse_metric(
+    metric: requests.Metric, request: requests.Attribution, inputs: Inputs, explained: Sequence[str]
+) -> None:
     """Raises for a metric that cannot be computed for ``request``, before anything runs.
 
     ``explained``: the names of the inputs that the metric perturbs.
@@ -303,14 +298,14 @@ def refuse_metric(metric: Metric, request: Attribution, inputs: Inputs, explaine
     Raises:
         InvalidArgument: fields are relative to the metric's message.
     """
-    if isinstance(metric, Infidelity) and isinstance(request, LayerAttribution):
+    if isinstance(metric, requests.Infidelity) and isinstance(request, requests.LayerAttribution):
         raise inapplicable(
             f"infidelity perturbs inputs, and {type(request).__name__} explains a layer: use it with a method that "
             "explains inputs, or use sensitivity_max"
         )
-    spread = "stdev" if isinstance(metric, Infidelity) else "radius"
+    spread = "stdev" if isinstance(metric, requests.Infidelity) else "radius"
     value = getattr(metric, spread)
-    with at(field_name(type(metric))):
+    with at(requests.field_name(type(metric))):
         refuse_samples(metric.n_samples)  # type: ignore[attr-defined]
         if not 0 < value < math.inf:
             raise error(Reason.INVALID_VALUE, f"{value}; a finite number above 0", spread)

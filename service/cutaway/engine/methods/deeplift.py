@@ -15,18 +15,8 @@ from cutaway.contract import requests
 from cutaway.contract.errors import CutawayError, Reason, error
 from cutaway.contract.requests import Point
 from cutaway.engine.hooks.recording import RecordedCall, watching
+from cutaway.engine.methods import spec
 from cutaway.engine.methods.neurons import neuron_selectable
-from cutaway.engine.methods.spec import (
-    Method,
-    inapplicable,
-    passes_at,
-    readable_output,
-    refuse_half_precision,
-    refuse_row_edits,
-    refuse_row_target,
-    refuse_samples,
-    refuse_stdev,
-)
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Changes, concatenated
 from cutaway.engine.references import deeplift as references
@@ -50,7 +40,7 @@ def translated(problem: AttributionProblem, failure: Exception) -> Exception:
         causes.append(_batch_size)
     for cause in causes:
         if explanation := cause(problem):
-            return inapplicable(f"Captum's {type(problem.request).__name__} cannot be applied: {explanation}")
+            return spec.inapplicable(f"Captum's {type(problem.request).__name__} cannot be applied: {explanation}")
     return failure
 
 
@@ -155,7 +145,7 @@ _CAPTUM_ATTRIBUTES = ("input", "output")
 
 
 def _refuse(model: InspectedModel, request: Any, inputs: Inputs, edits: Changes) -> None:
-    refuse_row_edits(request, edits, _ONE_PASS)
+    spec.refuse_row_edits(request, edits, _ONE_PASS)
     for name, numbered in edits.items():
         module = model.tree.modules.get(name if name in model.tree.modules else name.rpartition(":")[0])
         if type(module) in MODULE_RULES and any(edit.point.is_gradient for _, edit in numbered):
@@ -179,7 +169,7 @@ def _refuse_one_sample(request: requests.Expectation) -> None:
 
 
 def _arguments(problem: AttributionProblem) -> dict[str, Any]:
-    refuse_row_target(problem, _ONE_PASS)
+    spec.refuse_row_target(problem, _ONE_PASS)
     return {"baselines": tuple(problem.baselines[name] for name in problem.explained)}
 
 
@@ -213,9 +203,11 @@ def _has_exact_rules(problem: AttributionProblem) -> bool:
 _RULE = "multipliers of a pass in which raw hooks let (y - y0) / (x - x0) pass back through each nonlinearity"
 
 
-def _row(captum: Callable[..., Any], *, shap: bool = False, of_layer: bool = False, of_neuron: bool = False) -> Method:
+def _row(
+    captum: Callable[..., Any], *, shap: bool = False, of_layer: bool = False, of_neuron: bool = False
+) -> spec.Method:
     difference = "raw output at x - raw output at the baseline" if of_layer else "x - baseline"
-    return Method(
+    return spec.Method(
         captum,
         references.layer_deeplift if of_layer else references.deeplift,
         f"({difference}) * {_RULE}{', the mean over the samples' if shap else ''}",
@@ -233,7 +225,7 @@ def _row(captum: Callable[..., Any], *, shap: bool = False, of_layer: bool = Fal
     )
 
 
-ROWS: dict[type[requests.Attribution], Method] = {
+ROWS: dict[type[requests.Attribution], spec.Method] = {
     requests.DeepLift: _row(attr.DeepLift),
     requests.LayerDeepLift: _row(attr.LayerDeepLift, of_layer=True),
     requests.NeuronDeepLift: _row(attr.NeuronDeepLift, of_neuron=True),
@@ -251,7 +243,7 @@ _ONE_PASS_A_DRAW = "runs all samples in one pass"
 def _expected_gradient_arguments(problem: AttributionProblem) -> dict[str, Any]:
     request = cast(requests.ExpectedGradient, problem.request)
     if request.n_samples > 1:
-        refuse_row_target(problem, _ONE_PASS_A_DRAW)
+        spec.refuse_row_target(problem, _ONE_PASS_A_DRAW)
     return {
         "baselines": tuple(problem.baselines[name] for name in problem.explained),
         "n_samples": request.n_samples,
@@ -262,16 +254,16 @@ def _expected_gradient_arguments(problem: AttributionProblem) -> dict[str, Any]:
 def _refuse_distributions(
     _: InspectedModel, request: requests.ExpectedGradient, inputs: Inputs, edits: Changes
 ) -> None:
-    refuse_samples(request.n_samples)
-    refuse_stdev(request.stdev)
+    spec.refuse_samples(request.n_samples)
+    spec.refuse_stdev(request.stdev)
     for name in request.baselines:
-        refuse_half_precision(name, inputs[name])
+        spec.refuse_half_precision(name, inputs[name])
     if request.n_samples > 1:
-        refuse_row_edits(request, edits, _ONE_PASS_A_DRAW)
+        spec.refuse_row_edits(request, edits, _ONE_PASS_A_DRAW)
 
 
 _expected_gradient_row = partial(
-    Method, attribute_arguments=_expected_gradient_arguments, uses_randomness=True, refuse=_refuse_distributions
+    spec.Method, attribute_arguments=_expected_gradient_arguments, uses_randomness=True, refuse=_refuse_distributions
 )
 _MEAN = "the mean over the seed's draws"
 
@@ -289,14 +281,14 @@ ROWS |= {
         f"(raw output at noisy x - raw output at the baseline) * the layer's raw gradient between the two, {_MEAN}",
         points=expected_gradients.layer_sample_points,
         reference_passes=expected_gradients.layer_passes,
-        model_context=partial(readable_output, field="layer", several=True),
+        model_context=partial(spec.readable_output, field="layer", several=True),
     ),
     requests.NeuronGradientShap: _expected_gradient_row(
         attr.NeuronGradientShap,
         expected_gradients.expected_gradients,
         f"(noisy x - baseline) * the neuron's raw gradient between the two, {_MEAN}",
         points=expected_gradients.sample_points,
-        reference_passes=passes_at(expected_gradients.sample_points, expected_gradients.samples_per_pass),
+        reference_passes=spec.passes_at(expected_gradients.sample_points, expected_gradients.samples_per_pass),
         limitation=reused_neuron_module,
         explains_neuron=True,
         model_context=neuron_selectable,

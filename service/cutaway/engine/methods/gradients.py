@@ -9,7 +9,6 @@ from torch import nn
 
 from cutaway.contract import requests
 from cutaway.contract.errors import Reason, error
-from cutaway.contract.requests import Attribution, Deconvolution, GuidedBackprop, GuidedGradCam
 from cutaway.engine.methods.spec import Method
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel
 from cutaway.engine.passes.pass_recorder import Changes
@@ -53,7 +52,9 @@ ROWS: dict[type[requests.Attribution], Method] = {
 # Guided backpropagation, deconvolution and guided Grad-CAM, which replace the derivative of ReLU.
 
 
-def _refuse_edited_rectifiers(model: InspectedModel, request: Attribution, inputs: Inputs, edits: Changes) -> None:
+def _refuse_edited_rectifiers(
+    model: InspectedModel, request: requests.Attribution, inputs: Inputs, edits: Changes
+) -> None:
     for name, numbered in edits.items():
         edits_gradient = any(edit.point.is_gradient for _, edit in numbered)
         if edits_gradient and isinstance(model.tree.modules.get(name), nn.ReLU):
@@ -72,21 +73,21 @@ _row = partial(
 )
 
 ROWS |= {
-    GuidedBackprop: _row(
+    requests.GuidedBackprop: _row(
         attr.GuidedBackprop,
         references.input_gradient,
         "df/dx of a pass in which raw hooks let only what is positive of the gradient leave each ReLU",
         reference_passes=references.guided_passes,
         batchable=True,
     ),
-    Deconvolution: _row(
+    requests.Deconvolution: _row(
         attr.Deconvolution,
         references.input_gradient,
         "df/dx of a pass in which raw hooks pass on what is positive of the gradient that reaches each ReLU",
         reference_passes=references.deconvolution_passes,
         batchable=True,
     ),
-    GuidedGradCam: _row(
+    requests.GuidedGradCam: _row(
         attr.GuidedGradCam,
         references.guided_grad_cam,
         "guided df/dx * the layer's raw output's channels, weighted by the mean of their raw gradients, where positive",

@@ -13,19 +13,8 @@ from captum.attr._core.lrp import SUPPORTED_LAYERS_WITH_RULES
 from captum.attr._utils import lrp_rules
 from torch import nn
 
+from cutaway.contract import requests
 from cutaway.contract.errors import CutawayError, Reason, at, error
-from cutaway.contract.requests import (
-    LRP,
-    AlphaOneBetaZero,
-    Attribution,
-    Epsilon,
-    Gamma,
-    LayerLRP,
-    LrpRule,
-    Propagation,
-    RelevanceIdentity,
-    field_name,
-)
 from cutaway.engine.methods.spec import Method, inapplicable
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Changes
@@ -40,13 +29,16 @@ _WITHOUT_RULE = (nn.Embedding, nn.EmbeddingBag, nn.RNNBase)
 _CAPTUM_ATTRIBUTES = ("rule", "activations", "activation")
 """Attributes of modules that Captum sets or deletes."""
 
+_REWEIGHTING = (requests.Gamma, requests.AlphaOneBetaZero)
+"""Rules that change a layer's weights."""
+
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 # Validation.
 
 
-def _refuse(model: InspectedModel, request: Propagation, inputs: Inputs, edits: Changes) -> None:
+def _refuse(model: InspectedModel, request: requests.Propagation, inputs: Inputs, edits: Changes) -> None:
     with at("rules"):
         for name, rule in request.rules.items():
             with at(name):
@@ -57,11 +49,11 @@ def _refuse(model: InspectedModel, request: Propagation, inputs: Inputs, edits: 
                 _refuse_without_rule(name, module)
     _refuse_attributes(model)
     _refuse_edits(request, edits)
-    if isinstance(request, LayerLRP):
+    if isinstance(request, requests.LayerLRP):
         _refuse_layer(model, request.layer, inputs)
 
 
-def _refuse_rule(model: InspectedModel, name: str, rule: LrpRule) -> None:
+def _refuse_rule(model: InspectedModel, name: str, rule: requests.LrpRule) -> None:
     resolved = model.tree.resolve(name)
     module = model.tree[name]
     kind = type(module).__name__
@@ -71,15 +63,15 @@ def _refuse_rule(model: InspectedModel, name: str, rule: LrpRule) -> None:
         )
     if isinstance(module, _WITHOUT_RULE):
         raise inapplicable(f"relevance passes through no {kind}: there is no rule for it")
-    if type(module) in references.IDENTITY_MODULES and not isinstance(rule, RelevanceIdentity):
+    if type(module) in references.IDENTITY_MODULES and not isinstance(rule, requests.RelevanceIdentity):
         raise error(Reason.INVALID_VALUE, f"relevance passes a {kind} unchanged, whatever its rule: leave it out")
-    if isinstance(rule, Epsilon) and not (rule.epsilon > 0 and math.isfinite(rule.epsilon)):
+    if isinstance(rule, requests.Epsilon) and not (rule.epsilon > 0 and math.isfinite(rule.epsilon)):
         raise error(Reason.INVALID_VALUE, f"{rule.epsilon}; a number above 0", "epsilon")
-    if isinstance(rule, Gamma) and not (rule.gamma >= 0 and math.isfinite(rule.gamma)):
+    if isinstance(rule, requests.Gamma) and not (rule.gamma >= 0 and math.isfinite(rule.gamma)):
         raise error(Reason.INVALID_VALUE, f"{rule.gamma}; a number from 0", "gamma")
-    if isinstance(rule, AlphaOneBetaZero) and isinstance(module, _NORMS):
+    if isinstance(rule, requests.AlphaOneBetaZero) and isinstance(module, _NORMS):
         raise error(Reason.INVALID_VALUE, f"it does not fit a {kind}, whose weights multiply a normalised input")
-    if isinstance(rule, (Gamma, AlphaOneBetaZero)):
+    if isinstance(rule, _REWEIGHTING):
         _refuse_shared_weight(model, resolved, module)
 
 
@@ -117,8 +109,8 @@ def _refuse_attributes(model: InspectedModel) -> None:
                 )
 
 
-def _refuse_edits(request: Propagation, edits: Changes) -> None:
-    reweighted = [module for module, rule in request.rules.items() if isinstance(rule, (Gamma, AlphaOneBetaZero))]
+def _refuse_edits(request: requests.Propagation, edits: Changes) -> None:
+    reweighted = [module for module, rule in request.rules.items() if isinstance(rule, _REWEIGHTING)]
     for name, numbered in edits.items():
         if any(edit.point.is_gradient for _, edit in numbered):
             raise error(
@@ -151,12 +143,12 @@ def _refuse_layer(model: InspectedModel, layer: str, inputs: Inputs) -> None:
 # The model while Captum runs.
 
 
-def _captum_rule(rule: LrpRule) -> lrp_rules.PropagationRule:
-    if isinstance(rule, Epsilon):
+def _captum_rule(rule: requests.LrpRule) -> lrp_rules.PropagationRule:
+    if isinstance(rule, requests.Epsilon):
         return lrp_rules.EpsilonRule(rule.epsilon)
-    if isinstance(rule, Gamma):
+    if isinstance(rule, requests.Gamma):
         return lrp_rules.GammaRule(rule.gamma)
-    return lrp_rules.Alpha1_Beta0_Rule() if isinstance(rule, AlphaOneBetaZero) else lrp_rules.IdentityRule()
+    return lrp_rules.Alpha1_Beta0_Rule() if isinstance(rule, requests.AlphaOneBetaZero) else lrp_rules.IdentityRule()
 
 
 @contextmanager
@@ -240,13 +232,12 @@ def _named_error(problem: AttributionProblem, failure: Exception) -> CutawayErro
             "use it outside of that layer"
         )
     if "has changed the size" in text or isinstance(failure, KeyError):
-        names = [
-            name for name, rule in references.requested_rules(problem).items() if isinstance(rule, RelevanceIdentity)
-        ]
+        rules = references.requested_rules(problem).items()
+        names = ", ".join(name for name, rule in rules if isinstance(rule, requests.RelevanceIdentity))
         return inapplicable(
             "RelevanceIdentity fits a layer that returns another tensor than it takes, of the same shape, and one of "
-            "these does not: " + ", ".join(names),
-            f"{field_name(type(problem.request))}.rules",
+            f"these does not: {names}",
+            f"{requests.field_name(type(problem.request))}.rules",
         )
     if "Device IDs must be provided" in text:
         return error(
@@ -283,12 +274,12 @@ _row = partial(
     model_context=_captum_state,
 )
 
-ROWS: dict[type[Attribution], Method] = {
-    LRP: _row(
+ROWS: dict[type[requests.Attribution], Method] = {
+    requests.LRP: _row(
         attr.LRP,
         formula="f(x), handed back from layer to layer in proportion to a * w / z, from raw activations and weights",
     ),
-    LayerLRP: _row(
+    requests.LayerLRP: _row(
         attr.LayerLRP,
         formula="f(x), handed back to the layer's output in proportion to a * w / z, from raw activations and weights",
     ),

@@ -12,15 +12,8 @@ from captum import attr
 
 from cutaway.contract.requests import Attribution, Combination, Expectation, NoiseTunnel
 from cutaway.contract.results import Cause
+from cutaway.engine.methods import spec
 from cutaway.engine.methods.captum_patches import with_single_root
-from cutaway.engine.methods.spec import (
-    Method,
-    inapplicable,
-    refuse_half_precision,
-    refuse_integers,
-    refuse_samples,
-    refuse_stdev,
-)
 from cutaway.engine.model.inspected_model import Inputs
 from cutaway.engine.passes.findings import Finding
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Values
@@ -28,7 +21,7 @@ from cutaway.engine.passes.reference_inputs import Evidence, MissingObservation,
 from cutaway.engine.runtime.numerics import SUM
 
 
-def with_noise_tunnel(base: Method) -> Method:
+def with_noise_tunnel(base: spec.Method) -> spec.Method:
     """Returns the row of the table for ``base`` inside a noise tunnel."""
     passes = base.reference_passes
     return replace(
@@ -58,7 +51,7 @@ def _captum_tunnel(captum: Callable[..., Any], *args: Any, **kwargs: Any) -> att
     return attr.NoiseTunnel(explainer)
 
 
-def _arguments(base: Method, problem: AttributionProblem) -> dict[str, Any]:
+def _arguments(base: spec.Method, problem: AttributionProblem) -> dict[str, Any]:
     """Returns Captum's arguments, with one copy at a time: each pass has the batch's rows in their places."""
     noise = _noise(problem)
     return {
@@ -90,7 +83,7 @@ def _noisy_copies(problem: AttributionProblem) -> Iterator[AttributionProblem]:
         yield replace(problem, inputs={**problem.inputs, **copies})
 
 
-def _reference(base: Method, evidence: Evidence) -> Reference:
+def _reference(base: spec.Method, evidence: Evidence) -> Reference:
     """Returns the mean over copies of the base's reference, the mean of its square, or its variance.
 
     SmoothGrad: Smilkov et al. 2017, arXiv:1706.03825; VarGrad: Adebayo et al. 2018, arXiv:1810.03292.
@@ -133,7 +126,7 @@ def _stacked(copies: Sequence[Values]) -> Values:
     return {name: torch.stack([values[name] for values in copies]) for name in copies[0]}
 
 
-def _vacuous(base: Method, problem: AttributionProblem) -> Finding | None:
+def _vacuous(base: spec.Method, problem: AttributionProblem) -> Finding | None:
     noise = _noise(problem)
     if noise.combination is Combination.VARGRAD and (noise.n_samples < 2 or not noise.stdev):
         return Finding(
@@ -144,7 +137,7 @@ def _vacuous(base: Method, problem: AttributionProblem) -> Finding | None:
     return base.vacuous(problem)
 
 
-def refuse_noise(base: Method, request: Attribution, inputs: Inputs, explained: Sequence[str]) -> None:
+def refuse_noise(base: spec.Method, request: Attribution, inputs: Inputs, explained: Sequence[str]) -> None:
     """Raises for a request that a noise tunnel does not support, before anything runs.
 
     Args:
@@ -157,16 +150,16 @@ def refuse_noise(base: Method, request: Attribution, inputs: Inputs, explained: 
         InvalidArgument: fields are relative to ``noise_tunnel``.
     """
     noise, method = request.noise or NoiseTunnel(), type(request).__name__
-    refuse_samples(noise.n_samples, "copies")
-    refuse_stdev(noise.stdev)
+    spec.refuse_samples(noise.n_samples, "copies")
+    spec.refuse_stdev(noise.stdev)
     if base.uses_randomness:
-        raise inapplicable(
+        raise spec.inapplicable(
             f"{method} draws random numbers, between which the noise would be drawn: send it without noise, or use a "
             "method that draws none"
         )
     for name in explained:
-        refuse_integers("noise is added to", name, inputs[name])
-        refuse_half_precision(name, inputs[name])
+        spec.refuse_integers("noise is added to", name, inputs[name])
+        spec.refuse_half_precision(name, inputs[name])
     if isinstance(request, Expectation):
         _refuse_samples(method, request, len(inputs[explained[0]]))
 
@@ -174,7 +167,7 @@ def refuse_noise(base: Method, request: Attribution, inputs: Inputs, explained: 
 def _refuse_samples(method: str, request: Expectation, rows: int) -> None:
     samples = max(map(len, request.baselines.values()))
     if samples != rows:
-        raise inapplicable(
+        raise spec.inapplicable(
             f"inside a noise tunnel Captum uses the baselines of {method} as one baseline for each row, and there are "
             f"{samples} for {rows} rows: send as many samples as rows, or no noise"
         )

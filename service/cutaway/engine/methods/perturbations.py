@@ -14,15 +14,6 @@ from torch import Tensor
 
 from cutaway.contract import requests
 from cutaway.contract.errors import CutawayError, Reason, at, error
-from cutaway.contract.requests import (
-    KernelShap,
-    LayerFeatureAblation,
-    LayerFeaturePermutation,
-    Lime,
-    Point,
-    Surrogate,
-    field_name,
-)
 from cutaway.contract.results import Cause
 from cutaway.contract.tensors import as_array
 from cutaway.engine.methods.spec import Method, inapplicable, readable_output, refuse_row_numbers
@@ -133,12 +124,12 @@ def _refuse_baseline(_: InspectedModel, request: Any, inputs: Inputs, edits: Cha
 @contextmanager
 def _replaceable_output(problem: AttributionProblem) -> Iterator[None]:
     """Enters a context that requires a layer whose output Captum can replace, and names the layer if it cannot."""
-    layer, field = problem.layer, f"{field_name(type(problem.request))}.layer"
+    layer, field = problem.layer, f"{requests.field_name(type(problem.request))}.layer"
     is_tuple = False
     try:
         refuse = partial(_refuse_outputs, layer)
         with readable_output(problem, "layer", refuse, several=True):
-            outputs = module_calls(problem)[0].at(Point.OUTPUT)
+            outputs = module_calls(problem)[0].at(requests.Point.OUTPUT)
             is_tuple = "" not in outputs
             for output in outputs.values():
                 _refuse_out_of_range(problem, output)
@@ -171,16 +162,16 @@ def _refuse_outputs(layer: str, outputs: Sequence[Sequence[Tensor]]) -> None:
 
 
 def _ablation_arguments(problem: AttributionProblem) -> dict[str, Any]:
-    baseline = cast(LayerFeatureAblation, problem.request).baseline
+    baseline = cast(requests.LayerFeatureAblation, problem.request).baseline
     if not baseline:
         return {}  # Captum's default
-    return {"layer_baselines": (baseline,) * len(module_calls(problem)[-1].at(Point.OUTPUT))}
+    return {"layer_baselines": (baseline,) * len(module_calls(problem)[-1].at(requests.Point.OUTPUT))}
 
 
 def _refuse_out_of_range(problem: AttributionProblem, output: Tensor) -> None:
     baseline = getattr(problem.request, "baseline", 0.0)
     if not bool(torch.tensor(baseline, dtype=output.dtype).isfinite()):
-        with at(field_name(type(problem.request))):
+        with at(requests.field_name(type(problem.request))):
             raise error(
                 Reason.INVALID_VALUE,
                 f"{baseline} is no number of {dtype_text(output)}, which the layer returns",
@@ -191,7 +182,7 @@ def _refuse_out_of_range(problem: AttributionProblem, output: Tensor) -> None:
 _layer_row = partial(Method, forward_only=True, limitation=references.limitation, model_context=_replaceable_output)
 
 ROWS |= {
-    LayerFeatureAblation: _layer_row(
+    requests.LayerFeatureAblation: _layer_row(
         attr.LayerFeatureAblation,
         references.unit_ablation,
         "f(x) - f(x with the layer's unit at the baseline) from raw outputs",
@@ -200,7 +191,7 @@ ROWS |= {
         reference_passes=references.ablation_passes,
         refuse=_refuse_baseline,
     ),
-    LayerFeaturePermutation: _layer_row(
+    requests.LayerFeaturePermutation: _layer_row(
         attr.LayerFeaturePermutation,
         references.unit_ablation,
         "f(x) - f(x with the rows of the layer's unit in another order) from raw outputs",
@@ -229,8 +220,8 @@ def _arguments(problem: AttributionProblem) -> dict[str, Any]:
     return sampling_arguments(problem)
 
 
-def _refuse_features(request: Surrogate, count: int) -> None:
-    fewest = 2 if isinstance(request, KernelShap) else 1
+def _refuse_features(request: requests.Surrogate, count: int) -> None:
+    fewest = 2 if isinstance(request, requests.KernelShap) else 1
     if count < fewest:
         raise error(
             Reason.INVALID_VALUE,
@@ -246,7 +237,7 @@ def _refuse_features(request: Surrogate, count: int) -> None:
         )
 
 
-def _is_complete(request: KernelShap) -> bool:
+def _is_complete(request: requests.KernelShap) -> bool:
     """Returns whether the coefficients of ``request`` must sum to the target's change.
 
     From two samples on, the fit is almost exact for all features and for none. A mask with rows of its own may leave a
@@ -267,7 +258,7 @@ _surrogate_row = partial(
 )
 
 ROWS |= {
-    KernelShap: _surrogate_row(
+    requests.KernelShap: _surrogate_row(
         attr.KernelShap,
         surrogates.kernel_shap,
         "the coefficients of f fitted to the draws under the Shapley kernel, from raw outputs",
@@ -275,7 +266,7 @@ ROWS |= {
         standard_errors=kernel_shap_errors,
         satisfies_completeness=_is_complete,
     ),
-    Lime: _surrogate_row(
+    requests.Lime: _surrogate_row(
         attr.Lime,
         surrogates.lime,
         "the coefficients of a Lasso of f fitted to the draws, weighted by nearness, from raw outputs",

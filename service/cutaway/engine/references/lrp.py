@@ -17,16 +17,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from cutaway.contract.requests import (
-    AlphaOneBetaZero,
-    Epsilon,
-    Gamma,
-    LayerLRP,
-    LrpRule,
-    Point,
-    Propagation,
-    RelevanceIdentity,
-)
+from cutaway.contract import requests
 from cutaway.engine.hooks.hook_site import Override
 from cutaway.engine.hooks.recording import RecordedCall, watching
 from cutaway.engine.model.module_tree import ModuleTree
@@ -85,7 +76,7 @@ class RelevanceLayer(NamedTuple):
 
     name: str
     calls: tuple[int, ...]
-    rule: LrpRule | None
+    rule: requests.LrpRule | None
 
     @property
     def operator(self) -> str:
@@ -98,9 +89,9 @@ def leaf_modules(tree: ModuleTree) -> dict[str, nn.Module]:
     return {name: module for name, module in tree.modules.items() if not any(True for _ in module.children())}
 
 
-def requested_rules(problem: AttributionProblem) -> dict[str, LrpRule]:
+def requested_rules(problem: AttributionProblem) -> dict[str, requests.LrpRule]:
     """Returns the request's rules by the modules' names in ``named_modules()``."""
-    rules = cast(Propagation, problem.request).rules
+    rules = cast(requests.Propagation, problem.request).rules
     return {problem.model.tree.resolve(name): rule for name, rule in rules.items()}
 
 
@@ -109,7 +100,7 @@ def relevance_layers(problem: AttributionProblem) -> list[RelevanceLayer]:
     """Returns the layers that run in one forward pass, with their rules."""
     leaves, rules = leaf_modules(problem.model.tree), requested_rules(problem)
     # Without a graph, hooks at gradients copy nothing: they only count calls and note data types.
-    sites = {name: watching(Point.GRAD_OUTPUT) for name in (*leaves, "**:*#*")}
+    sites = {name: watching(requests.Point.GRAD_OUTPUT) for name in (*leaves, "**:*#*")}
     return [
         RelevanceLayer(
             name,
@@ -121,18 +112,20 @@ def relevance_layers(problem: AttributionProblem) -> list[RelevanceLayer]:
 
 
 def _is_of_floats(call: RecordedCall) -> bool:
-    sides = [call.dtypes.get(point, {}).values() for point in (Point.INPUT, Point.OUTPUT)]
+    sides = [call.dtypes.get(point, {}).values() for point in (requests.Point.INPUT, requests.Point.OUTPUT)]
     return all(any(dtype.is_floating_point for dtype in dtypes) for dtypes in sides)
 
 
-def _module_rule(module: nn.Module, requested: LrpRule | None) -> LrpRule:
-    return RelevanceIdentity() if type(module) in IDENTITY_MODULES else requested or Epsilon(STABILIZER)
+def _module_rule(module: nn.Module, requested: requests.LrpRule | None) -> requests.LrpRule:
+    return (
+        requests.RelevanceIdentity() if type(module) in IDENTITY_MODULES else requested or requests.Epsilon(STABILIZER)
+    )
 
 
-def _operator_rule(operator: str) -> LrpRule | None:
+def _operator_rule(operator: str) -> requests.LrpRule | None:
     if operator in ROUTING_OPERATORS:
         return None
-    return RelevanceIdentity() if operator in ACTIVATIONS else Epsilon(STABILIZER)
+    return requests.RelevanceIdentity() if operator in ACTIVATIONS else requests.Epsilon(STABILIZER)
 
 
 # Passes.
@@ -151,7 +144,7 @@ def _propagation(problem: AttributionProblem, kind: type[RelevancePropagation]) 
     modules = problem.model.tree.modules
 
     def changes(layer: RelevanceLayer) -> tuple[GradientChange, GradientChange]:
-        propagation = kind(cast(LrpRule, layer.rule), modules.get(layer.name))
+        propagation = kind(cast(requests.LrpRule, layer.rule), modules.get(layer.name))
         return propagation.enter, propagation.leave
 
     return layer_edits((layer for layer in relevance_layers(problem) if layer.rule is not None), changes)
@@ -165,7 +158,7 @@ def layer_edits(
         layer.name: [
             (call, Override(at=point, call=call, change=change))
             for call in layer.calls
-            for point, change in zip((Point.INPUT, Point.OUTPUT), changes(layer))
+            for point, change in zip((requests.Point.INPUT, requests.Point.OUTPUT), changes(layer))
         ]
         for layer in layers
     }
@@ -198,8 +191,8 @@ def _terms(
 
 def _arrived(evidence: Evidence, number: int) -> Values:
     one_pass = Evidence(evidence.problem, evidence.passes[number : number + 1], evidence.call)
-    if isinstance(evidence.problem.request, LayerLRP):
-        return one_pass.layer(Point.GRAD_OUTPUT)
+    if isinstance(evidence.problem.request, requests.LayerLRP):
+        return one_pass.layer(requests.Point.GRAD_OUTPUT)
     return {name: one_pass.gradients(name) for name in evidence.problem.explained}
 
 
@@ -232,7 +225,7 @@ class RelevancePropagation:
         module: the layer; None for an operator, which has no weights.
     """
 
-    def __init__(self, rule: LrpRule, module: nn.Module | None) -> None:
+    def __init__(self, rule: requests.LrpRule, module: nn.Module | None) -> None:
         self._rule = rule
         self._module = module
         self._inputs: list[Tensor] = []
@@ -250,7 +243,7 @@ class RelevancePropagation:
 
         def begin(relevance: Tensor) -> Tensor:
             self._output_relevance = relevance.double()
-            if not isinstance(self._rule, Epsilon):
+            if not isinstance(self._rule, requests.Epsilon):
                 return self._output_relevance
             return self._quotient(output, self._output_relevance)
 
@@ -258,9 +251,9 @@ class RelevancePropagation:
 
     def _relevance(self, number: int, gradient: Tensor) -> Tensor:
         """Returns the relevance of input ``number``."""
-        if isinstance(self._rule, RelevanceIdentity):
+        if isinstance(self._rule, requests.RelevanceIdentity):
             return self._output_relevance
-        if isinstance(self._rule, Epsilon):
+        if isinstance(self._rule, requests.Epsilon):
             # The layer's own backward, so that an edit between the layer and the next one takes part.
             return self._inputs[number] * gradient
         output, backward = self._apply(self._weights)
@@ -283,14 +276,14 @@ class RelevancePropagation:
         weights = {name: parameter.detach().double() for name, parameter in parameters}
         if "weight" in weights:
             weight = weights["weight"]
-            if isinstance(self._rule, Gamma):
+            if isinstance(self._rule, requests.Gamma):
                 weights["weight"] = weight + self._rule.gamma * weight.clamp(min=0)
-            elif isinstance(self._rule, AlphaOneBetaZero):
+            elif isinstance(self._rule, requests.AlphaOneBetaZero):
                 weights["weight"] = weight.clamp(min=0)
         return weights
 
     def _quotient(self, output: Tensor, relevance: Tensor) -> Tensor:
-        epsilon = self._rule.epsilon if isinstance(self._rule, Epsilon) else STABILIZER
+        epsilon = self._rule.epsilon if isinstance(self._rule, requests.Epsilon) else STABILIZER
         return relevance / (output + torch.where(output < 0, -epsilon, epsilon))
 
     def _recomputed(self, output: Tensor) -> Tensor:
@@ -306,7 +299,7 @@ class JitteredPropagation(RelevancePropagation):
 
     def _relevance(self, number: int, gradient: Tensor) -> Tensor:
         relevance = super()._relevance(number, gradient)
-        if isinstance(self._rule, RelevanceIdentity):
+        if isinstance(self._rule, requests.RelevanceIdentity):
             return relevance
         if self._module is None:
             return relevance + _jitter(relevance)

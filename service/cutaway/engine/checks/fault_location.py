@@ -1,0 +1,160 @@
+"""Locates faults of a model: the module or operator where passes begin to differ, or where a gradient ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import Node
+
+from cutaway.contract import requests
+from cutaway.contract.errors import InvalidArgument
+from cutaway.contract.requests import Point
+from cutaway.contract.results import Cause
+from cutaway.engine.hooks.hook_site import Override
+from cutaway.engine.hooks.observe import observing
+from cutaway.engine.hooks.recording import RecordedCall, watching
+from cutaway.engine.model.inspected_model import Inputs, InspectedModel, gradients, graph_nodes
+from cutaway.engine.passes.findings import Finding
+from cutaway.engine.passes.pass_recorder import AttributionProblem
+from cutaway.engine.runtime.numerics import equal
+
+CallsBySite = Mapping[str, Sequence[RecordedCall]]
+
+
+def first_difference(model: InspectedModel, one: Inputs, other: Inputs, rows: slice = slice(None)) -> str:
+    """Compares passes on two inputs, and returns where they begin to differ in ``rows``.
+
+    That is the first operator's address, or module's name, that returns different values for equal inputs; ``""`` if
+    there is none.
+    """
+    names = list(model.tree.modules)
+    differing = _differing(_calls(model, one, names), _calls(model, other, names), rows)
+    for name in differing:
+        if any(inner != name and inner.startswith(f"{name}." if name else "") for inner in differing):
+            continue  # an inner module differs too
+        operators = [f"{name}:*#*"]
+        addresses = _differing(_calls(model, one, operators), _calls(model, other, operators), rows)
+        return addresses[0] if addresses else name
+    return ""
+
+
+def _calls(model: InspectedModel, inputs: Inputs, names: Sequence[str]) -> CallsBySite:
+    sites = {name: watching(Point.INPUT, Point.OUTPUT) for name in names}
+    with torch.no_grad(), observing(model.tree, sites) as seen, seen.forward():
+        model.run(inputs)
+    return seen.calls
+
+
+def _differing(one: CallsBySite, other: CallsBySite, rows: slice) -> list[str]:
+    return [
+        name
+        for name in one
+        if any(
+            _same(call, counterpart, Point.INPUT, rows) and not _same(call, counterpart, Point.OUTPUT, rows)
+            for call, counterpart in zip(one[name], other.get(name, ()))
+        )
+    ]
+
+
+def _same(one: RecordedCall, other: RecordedCall, point: Point, rows: slice) -> bool:
+    ours, theirs = one.at(point), other.at(point)
+    return ours.keys() == theirs.keys() and all(_equal(ours[path], theirs[path], rows) for path in ours)
+
+
+def _equal(one: Tensor, other: Tensor, rows: slice) -> bool:
+    return one.shape == other.shape and (equal(one[rows], other[rows]) if one.ndim else equal(one, other))
+
+
+def _visit_outputs(problem: AttributionProblem, visit: Callable[[str, Tensor], Tensor]) -> Tensor:
+    """Runs a differentiable pass at the problem's input, and returns the tensor from which the target is read.
+
+    ``visit`` gets the name and each floating output of every module, in the graph, in the order in which modules end.
+    It returns that output.
+    """
+    tree = problem.model.tree
+    edits = {name: [(0, Override(change=partial(visit, name)))] for name in tree.modules}
+    floating = [name for name in problem.explained if problem.inputs[name].is_floating_point()]
+    leaves = {name: problem.inputs[name].detach().clone().requires_grad_() for name in floating}
+    with torch.enable_grad(), observing(tree, {}, edits, batch=problem.rows) as seen, seen.forward():
+        return problem.read({**problem.inputs, **leaves})
+
+
+_RECTIFYING = (
+    *(requests.GuidedBackprop, requests.Deconvolution, requests.GuidedGradCam),
+    *(requests.NeuronGuidedBackprop, requests.NeuronDeconvolution),
+)
+"""Methods that pass back only what is positive."""
+
+_NOTHING_POSITIVE = (
+    "the attribution is exactly zero everywhere, although the gradient is not: nothing positive, which is all that the "
+    "method passes back, reaches the input; explain another target, or use a method that passes back the whole gradient"
+)
+
+
+def no_gradient(problem: AttributionProblem) -> Finding:
+    """Returns where the backward path from the target ends."""
+    if isinstance(problem.request, requests.NeuronConductance):
+        return Finding(
+            Cause.NO_GRADIENT,
+            f"what flows through the neuron of {problem.request.neuron.module!r} is exactly zero on the whole path: "
+            "the target does not depend on this neuron there (is the ReLU behind it off?), or the neuron not on the "
+            "input; choose another neuron",
+        )
+    try:
+        last_unreached, first_reached = _where_gradient_ends(problem)
+    except InvalidArgument:
+        last_unreached, first_reached = "", ""
+    if last_unreached and first_reached:
+        where = f"it reaches {first_reached!r} and not {last_unreached!r}"
+    elif last_unreached:
+        where = f"it does not even reach {last_unreached!r}, the last module"
+    elif isinstance(problem.request, _RECTIFYING):
+        return Finding(Cause.NO_GRADIENT, _NOTHING_POSITIVE)
+    else:
+        where = "it reaches every module"
+    return Finding(
+        Cause.NO_GRADIENT,
+        f"the gradient is exactly zero everywhere ({where}): either the target does not depend on this input, or the "
+        "path to it is cut (detach, round, argmax) or saturated",
+    )
+
+
+def _where_gradient_ends(problem: AttributionProblem) -> tuple[str, str]:
+    """Returns the last module that no gradient reaches, or only zeros, and the first one behind it that has a gradient.
+
+    Either is ``""`` if there is none. Only modules without children count.
+    """
+    order: list[str] = []
+    outputs: dict[str, Tensor] = {}
+
+    def visit(name: str, tensor: Tensor) -> Tensor:
+        if name and not list(problem.model.tree.modules[name].children()):
+            order.append(name)
+            if tensor.requires_grad:
+                outputs[name] = tensor
+        return tensor
+
+    read = _visit_outputs(problem, visit)
+    arrived = gradients(problem.target.scalars(read), list(outputs.values())) if outputs else ()
+    reached = {name for name, gradient in zip(outputs, arrived) if gradient is not None and bool(gradient.any())}
+    last = max((index for index, name in enumerate(order) if name not in reached), default=-1)
+    behind = [name for name in order[last + 1 :] if name in reached]
+    return (order[last] if last >= 0 else ""), (behind[0] if behind else "")
+
+
+def custom_functions(problem: AttributionProblem) -> dict[str, str]:
+    """Returns each custom ``torch.autograd.Function`` in the model's graph, with the module that calls it first."""
+    modules: dict[str, str] = {}
+    known: set[Node] = set()
+
+    def visit(name: str, tensor: Tensor) -> Tensor:
+        for node in graph_nodes(tensor.grad_fn, known):
+            if isinstance(node, torch.autograd.function.BackwardCFunction):
+                modules.setdefault(node.name().removesuffix("Backward"), name)
+        return tensor
+
+    visit("", _visit_outputs(problem, visit))
+    return modules
